@@ -406,11 +406,11 @@ def _with_keys_of(environment: Mapping[str, str], settings: Mapping[str, Any]) -
     return found
 
 
-def dataclass_from_mapping(cls: type[T], settings: Mapping[str, Any], where: str) -> T:
+def dataclass_from_mapping(cls: type[T], settings: Mapping[str, Any], context: str) -> T:
     """An instance of the dataclass `cls` with fields from `settings`.
 
     Raises:
-        ValueError: an unknown key or a value of the wrong type; the message names it and `where`.
+        ValueError: an unknown key or a value of the wrong type; the message names it and `context`.
     """
     known = [f.name for f in fields(cls)]  # type: ignore[arg-type]  # cls is a dataclass
     unknown = [key for key in settings if key not in known]
@@ -418,16 +418,16 @@ def dataclass_from_mapping(cls: type[T], settings: Mapping[str, Any], where: str
     reasons = REMOVED | UNSUPPORTED
     hints += [f"{key}: {reasons[key]}" for key in unknown if key in reasons]
     if hints:
-        raise ValueError(f"unsupported options in {where}: {', '.join(hints)}")
+        raise ValueError(f"unsupported options in {context}: {', '.join(hints)}")
     if unknown:
         raise ValueError(
-            f"unknown options in {where}: {', '.join(map(str, unknown))} "
+            f"unknown options in {context}: {', '.join(map(str, unknown))} "
             f"(supported: {', '.join(known)})"
         )
     try:
         return msgspec.convert(dict(settings), cls)
     except msgspec.ValidationError as error:
-        raise ValueError(f"in {where}: {error}") from error
+        raise ValueError(f"in {context}: {error}") from error
 
 
 def find_demo_model() -> str:
@@ -448,15 +448,15 @@ def find_demo_model() -> str:
 def _model_spec(settings: object) -> ModelSpec:
     if not isinstance(settings, Mapping) or "model" not in settings:
         raise ValueError(f"each entry of `models:` needs a key `model`, got {settings!r}")
-    where = f"the options of model {settings['model']}"
+    context = f"the options of model {settings['model']}"
     engine = dict(settings)
     fleet, routing, autoscaling = (
         {f.name: engine.pop(f.name) for f in fields(cls) if f.name in engine}
         for cls in (FleetConfig, RoutingConfig, AutoscalingConfig)
     )
     return ModelSpec(
-        fleet=dataclass_from_mapping(FleetConfig, fleet, where),
-        engine=dataclass_from_mapping(EngineConfig, engine, where),
-        routing=dataclass_from_mapping(RoutingConfig, routing, where),
-        autoscaling=dataclass_from_mapping(AutoscalingConfig, autoscaling, where),
+        fleet=dataclass_from_mapping(FleetConfig, fleet, context),
+        engine=dataclass_from_mapping(EngineConfig, engine, context),
+        routing=dataclass_from_mapping(RoutingConfig, routing, context),
+        autoscaling=dataclass_from_mapping(AutoscalingConfig, autoscaling, context),
     )

@@ -1,4 +1,4 @@
-"""TCP ports for the fleets of one machine, allocated without conflicts between processes."""
+"""TCP ports for the fleets of one machine: no port is assigned to two of its processes."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import socket
 import sys
 
 PORTS_PER_FLEET = 400
-"""Number of loopback ports of one fleet, on which HAProxy reaches its gateways. Serve does not
-reuse the port of a stopped gateway for a while (RAY_SERVE_PORT_QUARANTINE_S)."""
+"""Loopback ports of one fleet, at which HAProxy connects to its gateways. Serve does not reuse the
+port of an ended gateway for a while (RAY_SERVE_PORT_QUARANTINE_S)."""
 GATEWAY_PORTS = range(10_000, 24_000)
 SINGLE_PORTS = range(24_000, 30_000)
-"""Both ranges are below Kubernetes' node ports (from 30,000) and Linux's ephemeral ports (from
-32,768), which other processes may take between allocation and use."""
+"""Both ranges lie below Kubernetes' node ports (from 30,000) and Linux's ephemeral ports (from
+32,768), any of which another process may take between a port's choice and its use."""
 
 
 def free_ports(count: int) -> tuple[int, ...]:
-    """Allocates `count` free TCP ports for the lifetime of this process.
+    """`count` TCP ports that nothing listens on, reserved for as long as this process runs.
 
     Raises:
-        OSError: fewer of SINGLE_PORTS are free.
+        OSError: fewer ports of SINGLE_PORTS are free.
     """
     ports: list[int] = []
     for port in secrets.SystemRandom().sample(SINGLE_PORTS, len(SINGLE_PORTS)):
@@ -32,7 +32,8 @@ def free_ports(count: int) -> tuple[int, ...]:
             ports.append(port)
     if len(ports) < count:
         raise OSError(
-            f"fewer than {count} free ports in {SINGLE_PORTS.start}-{SINGLE_PORTS.stop - 1}"
+            f"fewer than {count} free ports from {SINGLE_PORTS.start} to {SINGLE_PORTS.stop - 1}: "
+            "end other fleets on this machine"
         )
     return tuple(ports)
 
@@ -41,7 +42,7 @@ class PortRange:
     """PORTS_PER_FLEET ports for a fleet's gateways, reserved until `close`.
 
     Raises:
-        OSError: all ranges in GATEWAY_PORTS are in use by fleets on this machine.
+        OSError: all ranges of GATEWAY_PORTS are in use by fleets on this machine.
     """
 
     def __init__(self) -> None:
@@ -52,9 +53,7 @@ class PortRange:
                 self.first = first
                 self._claim = claim
                 return
-        raise OSError(
-            f"no free port range: {len(firsts)} fleets are running on this machine, the maximum"
-        )
+        raise OSError(f"maximum of {len(firsts)} fleets on this machine reached: end one of them")
 
     def close(self) -> None:
         """Releases the ports."""
@@ -73,9 +72,9 @@ def _may_listen(port: int) -> bool:
 def _claim(port: int) -> socket.socket | None:
     """A socket that claims `port` while it is open; None if another process has claimed it.
 
-    It is bound to a name in Linux's abstract socket namespace, which has the scope of ports (the
-    network namespace) and is released whenever the process ends. On other systems ports of
-    different fleets may conflict.
+    It is bound to a name in Linux's abstract socket namespace: visible within the network
+    namespace, as ports are, and released when the process ends, however it ends. Other systems
+    have no such claims.
     """
     claim = socket.socket(socket.AF_UNIX)
     if sys.platform == "linux":

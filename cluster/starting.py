@@ -30,11 +30,11 @@ SERVE_NAMESPACE: Final = "serve"
 """Ray namespace of Serve's actors."""
 
 
-class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+class Waiting(msgspec.Struct, frozen=True, kw_only=True, rename={"name": "what"}):
     """A replica that waits to retry its start."""
 
     name: str
-    """Model of a worker, or `gateway`."""
+    """Model of a worker, or `gateway`; `what` in the store, as read by other versions."""
     replica: str
     """Name of the replica's actor."""
     delay: StartDelay

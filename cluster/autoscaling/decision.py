@@ -94,7 +94,7 @@ class Autoscaler:
         self.observe(target, running, now)
         self._rate.observe(load, now)
         self._steady.observe(load.work, self.start_s, now)
-        needed = self.wanted(load)
+        needed = self.needed_workers(load)
         lasting = self._min_need.over(self._upscale_delay_s, needed, now)
         negative = self._min_negative_need.over(
             _JUST_ENOUGH_DELAYS * self._upscale_delay_s, -needed, now
@@ -122,7 +122,7 @@ class Autoscaler:
             self._changed(decided, target, running, now)
         return decided
 
-    def wanted(self, load: FleetLoad) -> float:
+    def needed_workers(self, load: FleetLoad) -> float:
         """Workers needed for a load, by the averages of the last decision; see `workers_needed`."""
         return workers_needed(
             load, self._steady.value, self._starts, self._rate.value, self._config

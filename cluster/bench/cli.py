@@ -37,7 +37,7 @@ _MOVED = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Fills the parser of `rayfleet bench`; `args.run(args)` returns the exit status."""
-    parser.description = __doc__
+    parser.description = "Benchmarks an endpoint or the engine."
     add_commands(parser.add_subparsers(dest="bench", required=True, metavar="COMMAND"))
 
 

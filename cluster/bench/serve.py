@@ -42,12 +42,12 @@ class ServeOptions:
     model: str | None = None
     """Name of the model; the first one listed by the server if unset."""
     tokenizer: str | None = None
-    """Folder with tokenizer.json. If unset, the model's, if the server reports a local folder."""
+    """Folder with tokenizer.json; by default the model's, if the server reports a local folder."""
     prompt_format: Literal["token-ids", "text"] = "token-ids"
     """Format of prompts: token IDs, with exact lengths, or text, which is always used for chat."""
     api_key: str | None = None
-    """API key; OPENAI_API_KEY of the environment, which is not visible in the process list, if
-    unset."""
+    """API key; by default OPENAI_API_KEY of the environment, which is not visible in the process
+    list."""
     headers: tuple[str, ...] = field(default=(), metadata=_HEADERS)
     """Additional header for each request; may be repeated."""
     dataset: DatasetOptions = field(default_factory=DatasetOptions, metadata=_NO_FLAG)

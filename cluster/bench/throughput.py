@@ -28,7 +28,7 @@ class ThroughputOptions:
     engine: EngineConfig = field(metadata={"flag": None})
     """Configuration of the engine."""
     tokenizer: str | None = None
-    """Folder with tokenizer.json; the model's if unset."""
+    """Folder with tokenizer.json; by default the model's."""
     dataset: DatasetOptions = field(default_factory=DatasetOptions, metadata={"flag": None})
     """Type of prompts, and lengths of prompts and completions."""
     num_prompts: int = 100

@@ -20,7 +20,7 @@ COMMANDS = {
     "keys": ("cluster.cli.keys", "generate and check API keys"),
     "models": ("cluster.cli.models", "list supported model families and how they are tested"),
 }
-"""Subcommands: module with the function that adds the arguments (`add_arguments` unless given), and
+"""Subcommands: module with the function that adds the arguments (default: `add_arguments`), and
 help text."""
 
 

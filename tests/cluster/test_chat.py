@@ -39,7 +39,7 @@ Run = Callable[..., Any]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a command in a thread, with these lines as its input."""
+    """Runs a command in a thread with these lines as input."""
 
     async def run(url: str, *argv: str, lines: str = "") -> int:
         monkeypatch.setattr("sys.stdin", io.StringIO(lines))
@@ -54,7 +54,7 @@ def prompts_of(rig: Rig) -> list[str]:
     return [rig.tokenizer.decode(each, skip_special_tokens=False) for each in ids]
 
 
-async def test_a_chat_is_streamed_and_remembered(
+async def test_a_chat_is_streamed_with_previous_messages(
     rig: Rig, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await rig.start()
@@ -65,13 +65,13 @@ async def test_a_chat_is_streamed_and_remembered(
     first, second, third = prompts_of(rig)
     assert "the system" in first
     assert "hello there" in first
-    for said in ("the system", "hello there", rig.answer, "the answer?"):
-        assert said in second
+    for text in ("the system", "hello there", rig.answer, "the answer?"):
+        assert text in second
     assert "hello there" not in third
     assert "the system" in third
 
 
-async def test_one_message_is_asked_alone_with_the_given_parameters(
+async def test_a_single_message_is_sent_with_the_given_parameters(
     rig: Rig, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await rig.start()
@@ -83,7 +83,9 @@ async def test_one_message_is_asked_alone_with_the_given_parameters(
     assert capsys.readouterr().out.count("\n") == 1
 
 
-async def test_texts_are_completed(rig: Rig, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_prompts_are_completed(
+    rig: Rig, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
     await rig.start()
     async with rig.server() as url:
         assert await run(url, "complete", "hello", "--max-tokens", "100") == 0
@@ -92,7 +94,7 @@ async def test_texts_are_completed(rig: Rig, run: Run, capsys: pytest.CaptureFix
     assert sorted(prompts_of(rig)) == ["hello", "one", "two"]  # listed by worker
 
 
-async def test_keys_come_by_flag_or_environment(
+async def test_keys_are_read_from_flag_or_environment(
     rig: Rig, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await rig.start(api_keys=("alpha",))
@@ -104,7 +106,7 @@ async def test_keys_come_by_flag_or_environment(
         assert await run(url, "chat", "hello") == 0
 
 
-async def test_what_goes_wrong_is_told_in_a_line(
+async def test_errors_are_single_lines(
     rig: Rig, run: Run, capsys: pytest.CaptureFixture[str], unused_tcp_port: int
 ) -> None:
     with pytest.raises(ValueError, match="start a server with `rayfleet serve`"):
@@ -117,9 +119,9 @@ async def test_what_goes_wrong_is_told_in_a_line(
             await run(url, "chat", "hello", "--model", "other")
         # In a chat the next message may do better; a script sees it by the exit code.
         assert await run(url, "chat", "--top-p", "9", lines="hello\nagain\n") == 1
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 2
-    assert all(line.startswith("rayfleet: ") for line in told)
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 2
+    assert all(line.startswith("rayfleet: ") for line in errors)
 
 
 async def test_commands_of_a_chat(rig: Rig, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,26 +135,26 @@ async def test_commands_of_a_chat(rig: Rig, run: Run, capsys: pytest.CaptureFixt
             "rayfleet: unknown command /rest: did you mean /reset?",
             "rayfleet: unknown command /bye: commands are /help, /reset, /quit, /exit",
         ]
-        asked = prompts_of(rig)
+        prompts = prompts_of(rig)
         for command in ("/quit", "/exit"):
             assert await run(url, "chat", lines=f"{command}\nnever sent\n") == 0
-    assert prompts_of(rig) == asked, "no command is sent as a message"
-    assert "/etc/hosts is a file" in asked[-1]
+    assert prompts_of(rig) == prompts, "no command is sent as a message"
+    assert "/etc/hosts is a file" in prompts[-1]
 
 
 class Scripted(Endpoint):
-    """An endpoint that answers with these events, and notes what it was asked."""
+    """An endpoint that answers with these events, and records requests."""
 
     def __init__(self, *events: dict[str, Any] | BaseException) -> None:
         super().__init__("http://scripted")
         self.events = events
-        self.asked: list[Any] = []
+        self.bodies: list[Any] = []
 
     def models(self) -> list[str]:
         return ["m"]
 
     def stream(self, path: str, body: Any) -> Any:
-        self.asked.append(json.loads(json.dumps(body)))
+        self.bodies.append(json.loads(json.dumps(body)))
         for event in self.events:
             if isinstance(event, BaseException):
                 raise event
@@ -160,7 +162,7 @@ class Scripted(Endpoint):
         yield {"choices": [], "usage": {}}
 
 
-def test_a_stopped_answer_stays_as_far_as_it_came(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_part_of_a_stopped_response_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     endpoint = Scripted({"content": "half"}, KeyboardInterrupt())
     chat = Chat(endpoint, ChatOptions())
     chat.send("hello")
@@ -168,14 +170,14 @@ def test_a_stopped_answer_stays_as_far_as_it_came(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == "half (stopped)\n"
 
 
-def test_a_failed_question_is_not_remembered(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_message_is_dropped(capsys: pytest.CaptureFixture[str]) -> None:
     chat = Chat(Scripted({"content": "ha"}, ValueError("lost")), ChatOptions(system="s"))
     with pytest.raises(ValueError, match="lost"):
         chat.send("hello")
     assert chat.messages == [{"role": "system", "content": "s"}]
 
 
-def test_thoughts_are_dim_in_a_terminal_and_nowhere_else(
+def test_reasoning_is_dimmed_in_a_terminal_only(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pieces = ({"reasoning": "hm"}, {"reasoning": "m"}, {"content": "42"})
@@ -188,11 +190,11 @@ def test_thoughts_are_dim_in_a_terminal_and_nowhere_else(
     assert chat.messages[-1]["content"] == "42"
 
 
-def test_no_answer_steers_the_terminal() -> None:
+def test_control_characters_are_removed() -> None:
     assert printable("a\x1b[2J\x07b\x9bc\r\n\té👩‍🚀") == "a[2Jbc\n\té👩‍🚀"
 
 
-def test_a_key_is_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_is_not_in_the_representation(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "secret" not in repr(EndpointOptions(api_key="secret"))
     monkeypatch.setenv("RAYFLEET_API_KEY", "secret")
     assert EndpointOptions().key == "secret"
@@ -201,7 +203,7 @@ def test_a_key_is_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def raw_server(answer: bytes) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """A server that answers with these bytes and ends the connection; its URL, and requests."""
+    """Server that responds with these bytes and closes the connection; its URL and requests."""
     came: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -214,8 +216,8 @@ async def raw_server(answer: bytes) -> AsyncIterator[tuple[str, list[bytes]]]:
         yield f"http://{host}:{port}", came
 
 
-async def test_no_key_follows_a_redirect() -> None:
-    """To wherever an answer points."""
+async def test_keys_are_not_sent_to_redirects() -> None:
+    """The redirect may point to any host."""
     found = b"HTTP/1.1 302 Found\r\nlocation: /v1/elsewhere\r\ncontent-length: 0\r\n\r\n"
     async with raw_server(found) as (url, came):
         with pytest.raises(ValueError, match="returned HTTP 302 Found"):
@@ -223,8 +225,8 @@ async def test_no_key_follows_a_redirect() -> None:
     assert len(came) == 1
 
 
-async def test_an_answer_that_breaks_off_is_told_in_a_line() -> None:
-    """As when the gateway is replaced that `rayfleet top` asks."""
+async def test_an_interrupted_response_is_a_single_line_error() -> None:
+    """For example when the gateway queried by `rayfleet top` is replaced."""
     async with raw_server(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf") as (url, _):
         endpoint = Endpoint(url)
         for ask in (endpoint.text, endpoint.get):

@@ -1,4 +1,4 @@
-"""A model that cannot be had is refused in two lines, before Ray starts.
+"""Unavailable models are rejected with two-line errors before Ray starts.
 
 A server on loopback stands for the Hub. Cases with different variables run in different processes,
 as huggingface_hub reads them once.
@@ -32,18 +32,18 @@ from cluster.cli.main import main
 
 def serve(arguments, token):
     os.environ["HF_TOKEN"] = token
-    with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.suppress(SystemExit):
+    with contextlib.redirect_stderr(io.StringIO()) as stderr, contextlib.suppress(SystemExit):
         main(["serve", *arguments])
-    return said.getvalue()
+    return stderr.getvalue()
 
-print(json.dumps([serve(*one) for one in json.loads(sys.argv[1])]))
+print(json.dumps([serve(*arguments) for arguments in json.loads(sys.argv[1])]))
 """
 
 
 @contextmanager
 def hub(answers: Mapping[str, tuple[int, str]]) -> Iterator[str]:
-    """A Hub that answers all about a repository with a status, 0 for never, and an error's code.
-    Yields its URL."""
+    """Hub that responds with a status (0: never) and an error code for each repository; yields its
+    URL."""
     end = threading.Event()
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -77,28 +77,28 @@ def hub(answers: Mapping[str, tuple[int, str]]) -> Iterator[str]:
 
 @pytest.fixture
 def refusing() -> Iterator[str]:
-    """URL of a port that refuses connections for as long as this lives."""
+    """URL of a port that refuses connections while the fixture is active."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # and does not listen
         yield f"http://127.0.0.1:{bound.getsockname()[1]}"
 
 
 def serve(home: Path, model: str, *options: str, **environment: str) -> list[str]:
-    """What `rayfleet serve` says of a model that it refuses."""
+    """Error of `rayfleet serve` for a model that it rejects."""
     result = run(home, "-m", "cluster.cli.main", "serve", model, *options, **environment)
     assert result.returncode == 2, result.stderr
     return result.stderr.splitlines()
 
 
 def serve_each(home: Path, *commands: tuple[list[str], str], **environment: str) -> list[list[str]]:
-    """What it says of each, given its arguments and a token, in one process that is refused all."""
+    """Errors of `rayfleet serve` for each pair of arguments and token, from one process."""
     result = run(home, "-c", SERVE, json.dumps(commands), **environment)
     assert result.returncode == 0, result.stderr
-    return [said.splitlines() for said in json.loads(result.stdout)]
+    return [text.splitlines() for text in json.loads(result.stdout)]
 
 
 def pass_all(home: Path, *models: str, **environment: str) -> None:
-    """With these `rayfleet serve` would go on and start Ray."""
+    """Checks that `rayfleet serve` accepts these models."""
     code = f"from cluster.checkpoints import require_model as r; [r(m) for m in {models}]"
     result = run(home, "-c", code, **environment)
     assert result.returncode == 0, result.stderr
@@ -121,7 +121,7 @@ def run(home: Path, *arguments: str, **environment: str) -> subprocess.Completed
 
 
 def cache(home: Path) -> None:
-    """Puts the model's configuration into the Hub's cache."""
+    """Adds the model's configuration to the Hub's cache."""
     folder = home / "hub" / "models--org--model"
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text("0" * 40)
@@ -129,7 +129,7 @@ def cache(home: Path) -> None:
     (folder / "snapshots" / ("0" * 40) / "config.json").write_text("{}")
 
 
-def test_each_answer_of_the_hub_has_its_remedy(tmp_path: Path) -> None:
+def test_each_hub_error_has_a_remedy(tmp_path: Path) -> None:
     cases = [
         (404, "RepoNotFound", "", "no public model org/model on the Hub", "check the name"),
         (404, "", "", "no public model org/model on the Hub", "check the name"),
@@ -143,14 +143,14 @@ def test_each_answer_of_the_hub_has_its_remedy(tmp_path: Path) -> None:
     answers = {name: case[:2] for name, case in zip(names, cases, strict=True)}
     commands = [([name], case[2]) for name, case in zip(names, cases, strict=True)]
     with hub(answers) as url:
-        told = serve_each(tmp_path, *commands, HF_ENDPOINT=url)
-    for name, (*_, problem, remedy), lines in zip(names, cases, told, strict=True):
+        errors = serve_each(tmp_path, *commands, HF_ENDPOINT=url)
+    for name, (*_, problem, remedy), lines in zip(names, cases, errors, strict=True):
         assert len(lines) == 2, lines
         assert problem.replace(MODEL, name) in lines[0]
         assert remedy in lines[1]
 
 
-def test_a_revision_that_is_none_has_its_remedy(tmp_path: Path) -> None:
+def test_an_unknown_revision_has_a_remedy(tmp_path: Path) -> None:
     commands = [([MODEL, "--revision", "v9"], ""), ([str(tmp_path), "--revision", "v9"], "")]
     with hub({MODEL: (404, "RevisionNotFound")}) as url:
         of_hub, of_folder = serve_each(tmp_path, *commands, HF_ENDPOINT=url)
@@ -160,7 +160,7 @@ def test_a_revision_that_is_none_has_its_remedy(tmp_path: Path) -> None:
     assert len(of_folder) == 2
 
 
-def test_the_commit_is_the_caches_where_the_hub_tells_none(tmp_path: Path, refusing: str) -> None:
+def test_the_commit_is_read_from_the_cache_without_the_hub(tmp_path: Path, refusing: str) -> None:
     code = """
 from cluster.checkpoints import with_commits
 from worker.config import EngineConfig
@@ -170,12 +170,12 @@ for model in ("org/other", "org/model"):
 """
     cache(tmp_path)
     for environment in ({"HF_ENDPOINT": refusing}, {"HF_HUB_OFFLINE": "1"}):
-        told = run(tmp_path, "-c", code, **environment)
-        assert told.stdout.split() == ["none", "v1", "0" * 40, "v1"], told.stderr
-        assert told.stderr.count("cannot pin org/other") == 2
+        result = run(tmp_path, "-c", code, **environment)
+        assert result.stdout.split() == ["none", "v1", "0" * 40, "v1"], result.stderr
+        assert result.stderr.count("cannot pin org/other") == 2
 
 
-def test_a_library_that_takes_long_to_import_is_not_the_hubs_time(tmp_path: Path) -> None:
+def test_slow_imports_do_not_count_for_the_timeout(tmp_path: Path) -> None:
     code = """
 import sys, time
 from cluster import checkpoints
@@ -189,11 +189,11 @@ checkpoints.PIN_TIMEOUT_S = 2
 print(checkpoints.with_commits(EngineConfig(model="org/model")).revision)
 """
     cache(tmp_path)
-    told = run(tmp_path, "-c", code, HF_HUB_OFFLINE="1")
-    assert told.stdout.split() == ["0" * 40], told.stderr
+    result = run(tmp_path, "-c", code, HF_HUB_OFFLINE="1")
+    assert result.stdout.split() == ["0" * 40], result.stderr
 
 
-def test_a_hub_that_refuses_or_says_nothing(tmp_path: Path, refusing: str) -> None:
+def test_an_unreachable_hub_is_reported(tmp_path: Path, refusing: str) -> None:
     lines = serve(tmp_path, MODEL, HF_ENDPOINT=refusing)
     assert "is not reachable" in lines[0]
     assert "refused" in lines[0]
@@ -206,10 +206,8 @@ def test_a_hub_that_refuses_or_says_nothing(tmp_path: Path, refusing: str) -> No
     assert len(lines) == 2
 
 
-def test_a_name_that_never_resolves_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No timeout of HTTP covers getaddrinfo, which may block for minutes."""
+def test_name_resolution_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HTTP timeouts do not cover getaddrinfo, which may block for minutes."""
     end = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: end.wait())
     monkeypatch.setattr(checkpoints, "HUB_TIMEOUT_S", 0.2)
@@ -222,7 +220,7 @@ def test_a_name_that_never_resolves_is_not_waited_for(
         end.set()
 
 
-def test_offline_the_cache_decides(tmp_path: Path) -> None:
+def test_offline_only_cached_models_are_accepted(tmp_path: Path) -> None:
     lines = serve(tmp_path, MODEL, HF_HUB_OFFLINE="1")
     assert "HF_HUB_OFFLINE is set" in lines[0]
     assert "hf download org/model" in lines[1]
@@ -231,7 +229,7 @@ def test_offline_the_cache_decides(tmp_path: Path) -> None:
     pass_all(tmp_path, MODEL, HF_HUB_OFFLINE="1")
 
 
-def test_what_can_be_had_or_may_come_is_let_through(tmp_path: Path, refusing: str) -> None:
+def test_available_models_and_hub_failures_are_accepted(tmp_path: Path, refusing: str) -> None:
     answers = {f"{MODEL}-{status}": (status, "") for status in (200, 429, 503)}
     with hub(answers) as url:
         pass_all(tmp_path, *answers, HF_ENDPOINT=url)
@@ -239,7 +237,7 @@ def test_what_can_be_had_or_may_come_is_let_through(tmp_path: Path, refusing: st
     pass_all(tmp_path, MODEL, HF_ENDPOINT=refusing)
 
 
-def test_folders_say_what_they_lack(tmp_path: Path) -> None:
+def test_incomplete_folders_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "config.json").write_text("{}")
@@ -249,8 +247,8 @@ def test_folders_say_what_they_lack(tmp_path: Path) -> None:
         ("./empty", "has no config.json", "hf download"),
         ("./bare", "holds no *.safetensors file", ""),
     )
-    told = serve_each(tmp_path, *(([name], "") for name, *_ in cases))
-    for (_, problem, remedy), lines in zip(cases, told, strict=True):
+    errors = serve_each(tmp_path, *(([name], "") for name, *_ in cases))
+    for (_, problem, remedy), lines in zip(cases, errors, strict=True):
         assert problem in lines[0]
         assert remedy in lines[-1]
         assert len(lines) == 2 or not remedy
@@ -258,7 +256,7 @@ def test_folders_say_what_they_lack(tmp_path: Path) -> None:
 
 
 def copy_of_demo(folder: Path, **changes: object) -> Path:
-    """The demo model with other values in config.json, which its weights do not fit to."""
+    """Copy of the demo model with changes in config.json, which do not match its weights."""
     folder.mkdir()
     demo = Path(find_demo_model())
     for path in demo.iterdir():
@@ -269,8 +267,8 @@ def copy_of_demo(folder: Path, **changes: object) -> Path:
     return folder
 
 
-def test_what_config_json_says_is_checked_before_ray_starts(tmp_path: Path) -> None:
-    """A worker found these after 12 s, and ended with a traceback of 73 lines."""
+def test_config_json_is_checked_before_ray_starts(tmp_path: Path) -> None:
+    """Otherwise a worker fails after 12 s with a traceback of 73 lines."""
     nine = str(copy_of_demo(tmp_path / "nine", num_attention_heads=9, num_key_value_heads=3))
     demo = find_demo_model()
     cases: list[tuple[list[str], str, str]] = [

@@ -27,13 +27,13 @@ def parse(*argv: str) -> ServeConfig:
     return configure(build_parser().parse_args(["serve", *argv]))
 
 
-def test_origins_are_those_of_pages() -> None:
+def test_origins_have_no_path() -> None:
     with pytest.raises(ValueError, match="--allowed-origins"):
         EndpointConfig(allowed_origins=("https://page.example/path",))
     assert EndpointConfig(allowed_origins=("*", "http://localhost:3000")).allowed_origins
 
 
-def test_parsers_of_model_output_are_known_or_refused() -> None:
+def test_unknown_parsers_are_rejected() -> None:
     parsers = {"tool_call_parser": "hermes", "reasoning_parser": "none"}
     [route] = serve_config_from_mapping({"models": [{"model": "m", **parsers}]}).gateway().models
     assert (route.tool_call_parser, route.reasoning_parser) == ("hermes", "none")
@@ -80,7 +80,7 @@ def test_flags_of_vllm_users_reach_the_configuration() -> None:
 
 
 @pytest.mark.parametrize("path", ["llm", "/llm/", "/", "/a b"])
-def test_what_stands_before_paths_is_checked(path: str) -> None:
+def test_root_path_is_validated(path: str) -> None:
     with pytest.raises(ValueError, match="--root-path"):
         EndpointConfig(root_path=path)
 
@@ -94,12 +94,12 @@ def test_a_model_may_be_served_under_several_names() -> None:
         parse("--served-model-name", "a", "x/m")
 
 
-def test_options_of_other_servers_are_refused_in_files_too() -> None:
+def test_options_of_other_servers_are_rejected_in_files() -> None:
     with pytest.raises(ValueError, match="trust_remote_code: code of checkpoints is never"):
         serve_config_from_mapping({"models": [{"model": "m", "trust_remote_code": True}]})
 
 
-def test_a_file_lists_models_and_flags_of_the_endpoint_win(tmp_path: Path) -> None:
+def test_endpoint_flags_take_precedence_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text(
         "port: 9000\nhost: 0.0.0.0\nmodels:\n"
@@ -122,7 +122,7 @@ def test_a_file_lists_models_and_flags_of_the_endpoint_win(tmp_path: Path) -> No
         ({"models": [{"model": "m", "num_workers": "two"}]}, r"Expected `int`, got `str`"),
         ({"models": [{"num_workers": 2}]}, "needs a key `model`"),
         ({"models": []}, "needs a list `models:`"),
-        ({"models": [{"model": "m"}, {"model": "x/m"}]}, "duplicate model names: m"),
+        ({"models": [{"model": "m"}, {"model": "x/m"}]}, "duplicates: m"),
         ({"models": [{"model": "m", "page_size": 12}]}, "power of two"),
         (
             {"models": [{"model": "m", "batch_invariant": True, "attention_backend": "flash"}]},
@@ -140,7 +140,7 @@ def test_a_file_lists_models_and_flags_of_the_endpoint_win(tmp_path: Path) -> No
         ({"models": [{"model": "m"}], "startup_retry_s": float("nan")}, "--startup-retry-s"),
     ],
 )
-def test_mistakes_are_named(settings: dict[str, object], message: str) -> None:
+def test_mistakes_in_a_file_are_named(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         serve_config_from_mapping(settings)
 
@@ -151,7 +151,7 @@ def test_every_field_is_explained(cls: type) -> None:
     assert all(doc.endswith(".") for doc in docs.values()), docs
 
 
-def test_each_node_has_a_port_for_metrics_where_asked_for() -> None:
+def test_each_node_has_a_metrics_port_if_set() -> None:
     assert parse("m").node_metrics().port == 0
     names = ("--metrics-config", '{"metrics_host": "::"}')
     config = parse("m", "--metrics-port", "9464", *names, "--fairness-key", "key")
@@ -161,7 +161,7 @@ def test_each_node_has_a_port_for_metrics_where_asked_for() -> None:
     assert config.gateway().metrics_max_tenants == 32
 
 
-def test_an_option_under_its_old_name_is_refused_with_the_new_one() -> None:
+def test_old_names_are_rejected_with_the_new_name() -> None:
     with pytest.raises(ValueError, match="fair_by is now fairness_key, salt_by is now cache_isol"):
         serve_config_from_mapping({"models": [{"model": "m"}], "fair_by": "key", "salt_by": "key"})
     with pytest.raises(ValueError, match="worker_wait_s is now no_worker_timeout_s"):
@@ -170,13 +170,13 @@ def test_an_option_under_its_old_name_is_refused_with_the_new_one() -> None:
         serve_config_from_mapping({"models": [{"model": "m", "adaptive_window_s": 9}]})
 
 
-def test_the_new_names_are_options_themselves() -> None:
+def test_new_names_are_options() -> None:
     names = {f.name for cls in (*PER_MODEL, EndpointConfig) for f in fields(cls)}
     assert names.issuperset(RENAMED.values())
     assert names.isdisjoint(RENAMED)
 
 
-def test_how_long_a_start_is_tried_again() -> None:
+def test_startup_retry_is_validated() -> None:
     assert parse("m").gateway().startup_retry_s == 0.0
     assert parse("m", "--startup-retry-s", "inf").gateway().startup_retry_s == float("inf")
 
@@ -192,7 +192,7 @@ def test_routing_is_chosen_per_model() -> None:
         serve_config_from_mapping({"models": [{"model": "m", "routing_policy": "nope"}]})
 
 
-def test_flags_that_were_not_given_leave_no_trace() -> None:
+def test_unset_flags_are_not_in_the_namespace() -> None:
     parser = argparse.ArgumentParser()
     add_options(parser, FleetConfig)
     assert given_options(parser.parse_args([]), FleetConfig) == {}
@@ -201,7 +201,7 @@ def test_flags_that_were_not_given_leave_no_trace() -> None:
     }
 
 
-def test_deployment_names_hold_what_serve_takes() -> None:
+def test_deployment_names_are_valid_for_serve() -> None:
     config = serve_config_from_mapping({"models": [{"model": "m", "served_model_name": "a/b#c"}]})
     assert config.models[0].deployment == "worker-a-b-c"
 
@@ -210,11 +210,13 @@ def test_a_model_may_have_further_names() -> None:
     named = {"model": "x/m", "served_model_aliases": ["m-latest", "gpt"]}
     [route] = serve_config_from_mapping({"models": [named]}).gateway().models
     assert (route.name, route.aliases) == ("m", ("m-latest", "gpt"))
-    with pytest.raises(ValueError, match="duplicate model names: gpt"):
+    with pytest.raises(ValueError, match="duplicates: gpt"):
         serve_config_from_mapping({"models": [named, {"model": "gpt"}]})
 
 
-def test_the_admin_key_has_a_variable_and_is_no_api_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_admin_key_is_read_from_the_environment_and_is_no_api_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     models = {"models": [{"model": "org/name"}]}
     assert serve_config_from_mapping(models).gateway().admin_api_keys == ()
     monkeypatch.setenv("RAYFLEET_ADMIN_API_KEY", "omega")

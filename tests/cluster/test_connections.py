@@ -60,8 +60,8 @@ asyncio.run(main(sys.argv[2] == "reset"))
 @pytest.mark.parametrize(
     ("times", "how", "kept"), [(0, "reset", 10), (1, "reset", 0), (2, "reset", 0), (1, "close", 0)]
 )
-def test_nothing_is_kept_of_a_connection_that_is_gone(times: int, how: str, kept: int) -> None:
-    """Without the correction they stay; if that is no longer so, the correction can go."""
+def test_reset_connections_are_freed(times: int, how: str, kept: int) -> None:
+    """If they are freed without the patch, it can be removed."""
     result = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SCRIPT), str(times), how],
         capture_output=True,
@@ -73,7 +73,7 @@ def test_nothing_is_kept_of_a_connection_that_is_gone(times: int, how: str, kept
 
 
 async def decoding_app(scope: Scope, receive: Receive, send: Send) -> None:
-    """Reads headers as Serve's replica does before it asks any route."""
+    """Reads headers like Serve's replica before routing."""
     headers = dict(scope["headers"])
     answer = headers[b"x-request-id"].decode("utf-8")
     for name in (b"serve_multiplexed_model_id", b"x-request-timeout-seconds", b"authorization"):
@@ -83,8 +83,8 @@ async def decoding_app(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @pytest.mark.parametrize("request_id", [b"\xff\xfe", b"x" * 129, b"two words", b"", b"kept-1"])
-async def test_serve_can_decode_all_headers_that_it_gets(request_id: bytes) -> None:
-    """Around the application stands what Serve's own code puts there."""
+async def test_serve_gets_only_decodable_headers(request_id: bytes) -> None:
+    """The application is wrapped by Serve's own code."""
     from ray.serve._private.http_util import _apply_middlewares, validate_http_proxy_callback_return
     from ray.serve._private.utils import call_function_from_import_path
 
@@ -106,7 +106,7 @@ async def test_serve_can_decode_all_headers_that_it_gets(request_id: bytes) -> N
 
 
 async def answering_app(scope: Scope, receive: Receive, send: Send) -> None:
-    """Sends the request's id back, as gateways do."""
+    """Echoes the request ID, as gateways do."""
     request_id = dict(scope["headers"])[b"x-request-id"]
     headers = [(b"x-request-id", request_id), (b"set-cookie", b"a"), (b"set-cookie", b"b")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -114,7 +114,7 @@ async def answering_app(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @pytest.mark.parametrize("given", [None, b"mine-1"])
-async def test_an_answer_has_one_request_id(given: bytes | None) -> None:
+async def test_a_response_has_one_request_id(given: bytes | None) -> None:
     from ray.serve._private.http_util import _apply_middlewares
 
     app = _apply_middlewares(answering_app, serve_middlewares())

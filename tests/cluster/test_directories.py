@@ -1,4 +1,4 @@
-"""What fleets leave in /tmp: nothing after their end; a later start removes what was left."""
+"""Private directories in /tmp are removed at the end of a fleet, or by a later start."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ sys.stdin.read()
 
 
 def start_owner(parent: Path, kind: str = "") -> tuple[subprocess.Popen[str], Path]:
-    """A process that has made a private directory, which it owns until it ends."""
+    """Process that has created a private directory, which it owns until it ends."""
     command = [sys.executable, "-c", MAKE, str(parent), kind]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ}
@@ -47,21 +47,21 @@ def kill(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def test_a_start_removes_what_killed_fleets_left_except_for_the_latest_logs(tmp_path: Path) -> None:
+def test_a_start_removes_stale_directories_except_for_the_latest_logs(tmp_path: Path) -> None:
     left = []
     for number in range(3):
         process, directory = start_owner(tmp_path, "ray")
         kill(process)
         os.utime(directory / "owner.lock", (number, number))
         left.append(directory)
-    own = private_directory(tmp_path)
-    assert set(tmp_path.iterdir()) == {own, left[-1]}
+    directory = private_directory(tmp_path)
+    assert set(tmp_path.iterdir()) == {directory, left[-1]}
     files = {path.name for path in left[-1].rglob("*") if path.is_file()}
     assert files == {"file", "owner.lock"}
     assert not list(left[-1].rglob("sockets"))
 
 
-def test_directories_of_live_processes_stay(tmp_path: Path) -> None:
+def test_directories_of_running_processes_are_kept(tmp_path: Path) -> None:
     owner, owned = start_owner(tmp_path)
     other, left = start_owner(tmp_path)
     # Its launcher was killed, but a process of its cluster still runs.
@@ -83,7 +83,7 @@ def test_directories_of_live_processes_stay(tmp_path: Path) -> None:
     assert foreign.is_dir()
 
 
-def test_a_fleet_leaves_nothing_or_the_logs_of_its_failed_start(tmp_path: Path) -> None:
+def test_a_stopped_fleet_only_keeps_logs_of_a_failed_start(tmp_path: Path) -> None:
     for keep_logs in (False, True):
         directory = private_directory(tmp_path)
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700

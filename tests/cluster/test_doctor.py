@@ -1,4 +1,4 @@
-"""What `rayfleet doctor` concludes from a machine's readings."""
+"""Findings of `rayfleet doctor`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ L4 = Gpu("NVIDIA L4", 24 * GIB)
 
 
 def requirements(triton: str | None) -> list[Finding]:
-    """Of the public torch, beside a version of Triton."""
+    """Findings for the public torch with a version of Triton."""
     lines = ["triton==3.7.1; platform_system == 'Linux'", "sympy>=1.13", "optree; extra == 'x'"]
     installed = {"torch": "2.13.0", "sympy": "1.14.0"} | ({"triton": triton} if triton else {})
     return list(checks.check_requirements({"torch": lines}, installed))
 
 
-def test_torch_and_triton_are_a_pair() -> None:
+def test_incompatible_requirements_are_reported() -> None:
     assert [finding.verdict for finding in requirements("3.7.1")] == ["ok"]
     (other,) = requirements("3.9.0")
     assert other.verdict == "bad"
@@ -59,7 +59,7 @@ def test_this_environment_is_complete() -> None:
         ("14.0", "700.1", "note", "CUDA 14.0"),
     ],
 )
-def test_the_driver_is_held_against_the_build_of_torch(
+def test_the_driver_is_compared_with_the_build_of_torch(
     built_for: str | None, driver: str | None, verdict: str, words: str
 ) -> None:
     finding = checks.check_driver(built_for, driver)
@@ -77,7 +77,7 @@ def weights(gib: float, *gpus: Gpu, ranks: int = 1) -> Finding:
     )
 
 
-def test_weights_are_held_against_the_memory_of_gpus() -> None:
+def test_weights_are_compared_with_gpu_memory() -> None:
     fits = weights(15, H100)
     assert fits.verdict == "ok"
     assert "leaves 57.0 GiB for the KV cache" in fits.text
@@ -91,7 +91,7 @@ def test_weights_are_held_against_the_memory_of_gpus() -> None:
     assert "this machine has 1" in few.text
 
 
-def test_weights_are_held_against_memory_where_there_is_no_gpu() -> None:
+def test_weights_are_compared_with_available_memory_without_gpus() -> None:
     assert weights(15).verdict == "ok"
     assert weights(17).verdict == "bad"
 
@@ -109,7 +109,7 @@ def test_limits_of_the_machine() -> None:
     assert "about 512 concurrent clients" in few.text
 
 
-def test_room_on_disks() -> None:
+def test_disk_space_is_checked() -> None:
     def disk(free: int, needed: int = 0) -> Finding:
         return checks.check_disk(
             "/models", free_bytes=free * GIB, total_bytes=100 * GIB, needed_bytes=needed * GIB
@@ -122,7 +122,7 @@ def test_room_on_disks() -> None:
     assert "5% that Ray requires" in disk(4).text
 
 
-def test_clusters_have_our_versions() -> None:
+def test_versions_of_a_cluster_are_compared() -> None:
     ours = {"ray": "2.60.0", "python": "3.11.7"}
     assert checks.check_cluster("h:6379", ours, ours).verdict == "ok"
     older = checks.check_cluster("h:6379", {**ours, "ray": "2.59.0"}, ours)
@@ -133,14 +133,14 @@ def test_clusters_have_our_versions() -> None:
     assert silent == Finding("bad", "cannot connect to a Ray cluster at h:6379: nothing answers")
 
 
-def test_a_cluster_that_is_not_there() -> None:
+def test_a_missing_cluster_is_reported() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # and does not listen
         found = doctor.read_cluster(f"127.0.0.1:{bound.getsockname()[1]}")
     assert "cannot connect to" in found["problem"]
 
 
-def test_numbers_are_counted_without_reading_them(tmp_path: Path) -> None:
+def test_elements_are_counted_from_headers(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     save_file(
         {"a": np.zeros((3, 5), np.float32), "b": np.zeros(7, np.int8)}, tmp_path / "1.safetensors"
@@ -157,8 +157,8 @@ def test_numbers_are_counted_without_reading_them(tmp_path: Path) -> None:
     assert [doctor.width(kind, 2) for kind in ("F32", "BF16", "F8_E4M3")] == [2, 2, 1]
 
 
-def test_gpus_are_told_by_their_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch counts none where the driver is too old for it."""
+def test_gpus_are_read_from_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch detects no GPU if the driver is too old."""
     program = tmp_path / "nvidia-smi"
     program.write_text(
         "#!/bin/sh\nprintf '550.54.14, 81559, 9.0, NVIDIA H100 80GB HBM3\\n%.0s' 1 2\n"
@@ -170,7 +170,7 @@ def test_gpus_are_told_by_their_driver(tmp_path: Path, monkeypatch: pytest.Monke
     assert driver == "550.54.14"
 
 
-def test_a_gpu_that_is_too_old_is_told_beforehand() -> None:
+def test_unsupported_gpus_are_reported() -> None:
     t4 = checks.check_gpu(0, Gpu("Tesla T4", 16 * GIB, (7, 5)))
     assert t4.verdict == "bad"
     assert (
@@ -182,14 +182,14 @@ def test_a_gpu_that_is_too_old_is_told_beforehand() -> None:
 
 
 def findings(*arguments: str) -> list[Finding]:
-    """What `rayfleet doctor --model` finds of a model."""
+    """Findings of `rayfleet doctor --model`."""
     namespace = build_parser().parse_args(["doctor", *arguments])
     engine = EngineConfig(**given_options(namespace, EngineConfig))
     return list(doctor.check_model(engine, []))
 
 
 def changed_demo(folder: Path, *, config: dict[str, object], without: str = "") -> str:
-    """A copy of the demo model with other values in config.json, and without one file."""
+    """Copy of the demo model with changes in config.json, and without one file."""
     for path in Path(find_demo_model()).iterdir():
         if path.name != without:
             (folder / path.name).write_bytes(path.read_bytes())
@@ -219,7 +219,7 @@ def test_a_model_that_loads_is_ok() -> None:
         ({}, "model.safetensors", "", "holds no *.safetensors file"),
     ],
 )
-def test_a_model_that_loading_refuses_is_bad(
+def test_an_unsupported_model_is_bad(
     config: dict[str, object], without: str, flags: str, problem: str, tmp_path: Path
 ) -> None:
     folder = changed_demo(tmp_path, config=config, without=without)
@@ -236,7 +236,7 @@ def test_a_malformed_tokenizer_is_bad(tmp_path: Path) -> None:
     assert "cannot load the tokenizer" in finding.text
 
 
-def test_the_exit_status_tells_what_is_bad(tmp_path: Path) -> None:
+def test_the_exit_status_is_1_if_a_check_fails(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-m", "cluster.cli.main", "doctor", "--model", "./nothing"],
         cwd=tmp_path,

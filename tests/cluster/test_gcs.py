@@ -1,4 +1,4 @@
-"""A killed GCS is restarted with its state, and calls of Ray go on."""
+"""A killed GCS is restarted with its state, and Ray calls continue."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ print("restarted")
 """
 
 
-def test_the_port_stays() -> None:
+def test_a_restarted_gcs_keeps_its_port() -> None:
     command = ["gcs_server", "--gcs_server_port=0", "--other=1"]
     assert with_port(command, 7) == ["gcs_server", "--gcs_server_port=7", "--other=1"]
 

@@ -27,7 +27,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ServeConfig]:
     return configured
 
 
-def test_the_environment_holds_keys_beside_those_of_flags(served: Any) -> None:
+def test_keys_of_the_environment_are_added_to_those_of_flags(served: Any) -> None:
     assert served({"RAYFLEET_API_KEY": "sesame-1"}).gateway().api_keys == KEYS[:1]
     assert served({"RAYFLEET_API_KEY": " sesame-1,sesame-2,"}).gateway().api_keys == KEYS
     both = served({"RAYFLEET_API_KEY": "sesame-2"}, "--api-key", "sesame-1")
@@ -35,20 +35,20 @@ def test_the_environment_holds_keys_beside_those_of_flags(served: Any) -> None:
     assert served({}).gateway().api_keys == ()
 
 
-def test_a_serve_config_has_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`serve deploy` and the chart know no flags: an unheard variable would leave all open."""
+def test_keys_of_the_environment_apply_to_serve_configs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`serve deploy` and the chart have no flags: ignoring the variable would disable keys."""
     monkeypatch.setenv("RAYFLEET_API_KEY", "sesame-2")
     config = serve_config_from_mapping({"models": [{"model": "m"}], "api_keys": ["sesame-1"]})
     assert config.gateway().api_keys == KEYS
 
 
 @pytest.mark.parametrize("empty", ["", " ", ","])
-def test_an_empty_variable_opens_no_endpoint(served: Any, empty: str) -> None:
+def test_an_empty_variable_is_rejected(served: Any, empty: str) -> None:
     with pytest.raises(ValueError, match="RAYFLEET_API_KEY is set but empty"):
         served({"RAYFLEET_API_KEY": empty})
 
 
-def test_the_banner_names_the_variable_and_no_key(served: Any) -> None:
+def test_the_banner_has_the_variable_and_no_key(served: Any) -> None:
     for config in (
         served({"RAYFLEET_API_KEY": "sesame-1,sesame-2"}),
         served({}, "--api-key", "sesame-1"),
@@ -62,7 +62,7 @@ def test_the_banner_names_the_variable_and_no_key(served: Any) -> None:
     assert "Web page with chat and fleet status: http://127.0.0.1:8000/\n" in open_to_all
 
 
-def test_no_text_about_a_configuration_holds_a_key() -> None:
+def test_representations_of_a_configuration_have_no_key() -> None:
     settings = {"models": [{"model": "m"}], "api_keys": list(KEYS), "admin_api_key": "sesame"}
     config = serve_config_from_mapping(settings)
     assert config.endpoint.api_keys == config.gateway().api_keys == KEYS
@@ -82,7 +82,9 @@ def test_no_text_about_a_configuration_holds_a_key() -> None:
         (("--host", "0.0.0.0", "--api-key-file", "/keys"), False),
     ],
 )
-def test_who_lets_everybody_in_is_told(served: Any, flags: tuple[str, ...], warns: bool) -> None:
+def test_serving_without_keys_is_warned_about(
+    served: Any, flags: tuple[str, ...], warns: bool
+) -> None:
     warning = open_listener(served({}, *flags).endpoint)
     assert (warning is not None) == warns
     if warning is not None:
@@ -90,7 +92,7 @@ def test_who_lets_everybody_in_is_told(served: Any, flags: tuple[str, ...], warn
         assert "port 8000" in warning
 
 
-def test_a_new_key_opens_with_what_is_written_down(
+def test_a_new_key_is_accepted_with_its_entry(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "keys"
@@ -99,10 +101,10 @@ def test_a_new_key_opens_with_what_is_written_down(
         with pytest.raises(SystemExit) as ended:
             main(["keys", "new", name])
         assert ended.value.code == 0
-        told = capsys.readouterr()
-        keys[name] = told.err.split()[-1]
-        assert keys[name] not in told.out
-        path.write_text((path.read_text() if path.exists() else "") + told.out)
+        output = capsys.readouterr()
+        keys[name] = output.err.split()[-1]
+        assert keys[name] not in output.out
+        path.write_text((path.read_text() if path.exists() else "") + output.out)
     ring = KeyRing((), str(path))
     for name, key in keys.items():
         entry = ring.find({"headers": [(b"authorization", f"Bearer {key}".encode())]})
@@ -114,9 +116,7 @@ def test_a_new_key_opens_with_what_is_written_down(
     assert "team: priority up to 9" in capsys.readouterr().out
 
 
-def test_a_new_key_may_be_for_monitoring(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_new_key_can_have_monitoring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "keys"
     for flags, is_for_monitoring in (([], False), (["--monitoring"], True)):
         with pytest.raises(SystemExit):
@@ -129,7 +129,9 @@ def test_a_new_key_may_be_for_monitoring(
         assert ("monitoring" in capsys.readouterr().out) == is_for_monitoring
 
 
-def test_a_wrong_name_or_file_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_names_and_files_are_rejected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "keys").write_text("[team]\nkey = 5\n")
     for arguments in (["new", "a b"], ["check", str(tmp_path / "keys")]):
         with pytest.raises(SystemExit) as ended:

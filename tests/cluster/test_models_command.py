@@ -1,4 +1,4 @@
-"""`rayfleet models` finds families by their names and by those of released models."""
+"""`rayfleet models` finds families by name and by released models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def output(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str
     return capsys.readouterr().out
 
 
-def test_all_families_and_formats(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_has_all_families_and_formats(capsys: pytest.CaptureFixture[str]) -> None:
     lines = output(capsys).splitlines()
     (row,) = (line for line in lines if line.startswith("Qwen3ForCausalLM "))
     place = lines[0].index("native")
@@ -27,25 +27,27 @@ def test_all_families_and_formats(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3forcausal", "Qwen/Qwen3-8B", "qwen3-8b"])
-def test_a_name_tells_all_of_its_family(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    told = output(capsys, name)
-    assert told.startswith("Qwen3ForCausalLM\n  model_type: qwen3\n")
-    assert "two ranks; against transformers" in told
-    assert "Qwen/Qwen3-8B" in told
+def test_a_name_prints_the_details_of_its_family(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = output(capsys, name)
+    assert text.startswith("Qwen3ForCausalLM\n  model_type: qwen3\n")
+    assert "two ranks; against transformers" in text
+    assert "Qwen/Qwen3-8B" in text
 
 
-def test_a_wrapper_says_that_its_text_alone_is_served(capsys: pytest.CaptureFixture[str]) -> None:
+def test_multimodal_families_are_listed_as_text_only(capsys: pytest.CaptureFixture[str]) -> None:
     assert "text only, served as MistralForCausalLM or Ministral3" in output(
         capsys, "Mistral3ForConditional"
     )
 
 
 def test_json_has_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    said = json.loads(output(capsys, "qwen3-8b", "--json"))
-    (family,) = said["families"]
+    details = json.loads(output(capsys, "qwen3-8b", "--json"))
+    (family,) = details["families"]
     assert family["checks"]["TP 2"] == ["transformers"]
     assert "Qwen/Qwen3-8B" in family["released"]
-    assert "awq" in {one["name"] for one in said["formats"]}
+    assert "awq" in {weights["name"] for weights in details["formats"]}
 
 
 def test_an_unknown_name_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Mistakes on the command line: two lines, with what was probably meant."""
+"""Errors of the command line have two lines, with a suggestion."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ from cluster.config import UNSUPPORTED
         ("sreve", "rayfleet [FLAGS] COMMAND ...", "invalid choice: 'sreve'"),
     ],
 )
-def test_a_mistake_is_told_in_two_lines(
+def test_errors_have_two_lines(
     line: str, usage: str, mistake: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exit_:
@@ -97,29 +97,29 @@ def test_a_mistake_is_told_in_two_lines(
     assert second.startswith(usage.partition(" [")[0])
 
 
-def flags_told(topic: str, capsys: pytest.CaptureFixture[str]) -> set[str]:
+def listed_flags(topic: str, capsys: pytest.CaptureFixture[str]) -> set[str]:
     with pytest.raises(SystemExit) as exit_:
         build_parser().parse_args(["serve", topic])
     assert exit_.value.code == 0
     return set(re.findall(r"^  (-[-\w]+)", capsys.readouterr().out, re.MULTILINE))
 
 
-def test_serve_has_at_most_eighty_options_and_lists_the_25_most_used(
+def test_serve_has_at_most_eighty_options_and_lists_the_25_most_common(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    everything = flags_told("--help=all", capsys)
-    shown = flags_told("--help", capsys)
+    everything = listed_flags("--help=all", capsys)
+    shown = listed_flags("--help", capsys)
     assert len(everything) <= 80
     assert shown == COMMON
     assert len(shown) == 25
     assert shown < everything
     groups = ("endpoint", "fleet", "autoscaling", "routing", "engine")
-    told = [flags_told(f"--help={group}", capsys) for group in groups]
-    assert set().union(*told) == everything - {"-h", "--config", "--address"}
-    assert sum(map(len, told)) == len(set().union(*told))
+    by_group = [listed_flags(f"--help={group}", capsys) for group in groups]
+    assert set().union(*by_group) == everything - {"-h", "--config", "--address"}
+    assert sum(map(len, by_group)) == len(set().union(*by_group))
 
 
-def test_help_on_what_there_is_not_names_the_groups(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_on_an_unknown_group_lists_the_groups(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         build_parser().parse_args(["serve", "--help=fleets"])
     assert exit_.value.code == 2
@@ -141,7 +141,7 @@ def test_help_on_what_there_is_not_names_the_groups(capsys: pytest.CaptureFixtur
         ("--swap-space=4", "use --host-cache-gib"),
     ],
 )
-def test_flags_of_other_servers_are_refused_with_the_reason(
+def test_flags_of_other_servers_are_rejected_with_the_reason(
     flag: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exit_:
@@ -150,14 +150,14 @@ def test_flags_of_other_servers_are_refused_with_the_reason(
     assert reason in capsys.readouterr().err
 
 
-def test_what_is_refused_names_flags_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
-    known = flags_told("--help=all", capsys)
+def test_unsupported_flags_name_existing_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    known = listed_flags("--help=all", capsys)
     reasons = " ".join(UNSUPPORTED.values())
     assert set(re.findall(r"--[a-z][a-z-]+", reasons)) <= known
     assert {"--" + name.replace("_", "-") for name in UNSUPPORTED}.isdisjoint(known)
 
 
-def test_the_benchmarks_by_themselves_say_it_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_of_the_benchmarks_module_have_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         bench(["serve", "--number-prompts", "8"])
     assert "did you mean --num-prompts?" in capsys.readouterr().err

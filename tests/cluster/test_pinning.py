@@ -1,4 +1,4 @@
-"""Calls that name a worker, when it is there and when it is not any more."""
+"""Calls to a given worker that is running or has stopped."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def call(worker_id: str) -> PendingRequest:
     return PendingRequest(args=[], kwargs={"worker_id": worker_id}, metadata=metadata)
 
 
-async def test_a_call_goes_to_the_worker_it_names(router: PinnedRouter) -> None:
+async def test_a_call_is_sent_to_the_given_worker(router: PinnedRouter) -> None:
     for name in ("r1", "r0"):
         replica = await router._choose_replica_for_request(call(name))
         assert replica.replica_id.unique_id == name
     assert WORKERS["pinned"].ids == ("r0", "r1")
 
 
-async def test_a_call_to_a_worker_that_has_died_lets_everything_else_go_on(
+async def test_a_call_to_a_dead_worker_does_not_block_the_loop(
     router: PinnedRouter,
 ) -> None:
-    """Serve asks again and again: it must sleep in between, or the gateway stands still."""
+    """Serve retries: without a pause in between the gateway would hang."""
     [dead] = [r.replica_id for r in router.curr_replicas.values() if r.replica_id.unique_id == "r1"]
     router.on_replica_actor_died(dead)
     assert WORKERS["pinned"].ids == ("r0",)

@@ -45,7 +45,7 @@ def test_gateways_of_two_fleets_are_apart(monkeypatch: pytest.MonkeyPatch) -> No
     assert mine.first in GATEWAY_PORTS
     assert mine.first + PORTS_PER_FLEET <= GATEWAY_PORTS.stop
     monkeypatch.setattr(ports, "GATEWAY_PORTS", range(mine.first, mine.first + PORTS_PER_FLEET))
-    with pytest.raises(OSError, match="1 fleets are running on this machine"):
+    with pytest.raises(OSError, match="maximum of 1 fleets on this machine"):
         PortRange()
     mine.close()
     PortRange().close()

@@ -1,4 +1,4 @@
-"""`rayfleet serve --log-format json` prints nothing but JSON lines."""
+"""`rayfleet serve --log-format json` prints only JSON lines."""
 
 from __future__ import annotations
 

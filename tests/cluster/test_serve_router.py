@@ -1,4 +1,4 @@
-"""The gateway's routing as Serve's request router: by itself, and in a small Serve application."""
+"""FleetRouter alone, and in a small Serve application."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Rig:
         self.num_requests = 0
 
     async def route(self, *args: Any, **kwargs: Any) -> tuple[str, str]:
-        """Replica and request id of a call that was sent."""
+        """Replica and request ID of a call."""
         pending, replica = await self.place(*args, **kwargs)
         self.router.on_request_routed(pending, replica, None)
         return replica.unique_id, pending.metadata.internal_request_id
 
     async def place(self, *args: Any, **kwargs: Any) -> tuple[PendingRequest, ReplicaID]:
-        """A call, and the replica that it is sent to."""
+        """A call, and its replica."""
         self.num_requests += 1
         name = f"q{self.num_requests}"
         metadata = RequestMetadata(request_id=name, internal_request_id=name)
@@ -57,7 +57,7 @@ class Rig:
         self.router.on_request_completed(ReplicaID(replica, DEPLOYMENT), name)
 
 
-async def test_conversations_stay_where_their_prefix_is() -> None:
+async def test_conversations_are_routed_to_their_prefix() -> None:
     rig = Rig(4)
     homes = {}
     for talk in range(8):
@@ -70,14 +70,14 @@ async def test_conversations_stay_where_their_prefix_is() -> None:
         rig.complete(replica, name)
 
 
-async def test_siblings_of_a_burst_find_the_prompt_that_is_on_its_way() -> None:
+async def test_a_burst_is_routed_to_the_prompt_being_computed() -> None:
     rig = Rig(4)
     text = "a long document " * 2000
     placed = [await rig.route(SimpleNamespace(prompt=text + str(n))) for n in range(6)]
     assert len({replica for replica, _ in placed}) == 1
 
 
-async def test_messages_and_texts_are_prompts_and_calls_without_one_are_spread() -> None:
+async def test_messages_and_texts_are_prompts_and_other_calls_are_spread() -> None:
     rig = Rig(2)
     chat = [{"role": "user", "content": [{"type": "text", "text": "word " * 400}]}]
     first = await rig.route(messages=chat)
@@ -94,8 +94,8 @@ async def test_messages_and_texts_are_prompts_and_calls_without_one_are_spread()
     assert set(replicas.values()) == {4}
 
 
-async def test_a_call_that_ends_before_serve_tells_that_it_was_taken_runs_no_more() -> None:
-    """Serve hears of the end by a callback, and of the acceptance in a task."""
+async def test_a_call_that_finishes_before_it_is_routed_does_not_count_as_running() -> None:
+    """Serve reports the end by a callback, and the acceptance in a task."""
     rig = Rig(1)
     pending, replica = await rig.place("word " * 400)
     rig.complete(replica.unique_id, pending.metadata.internal_request_id)
@@ -103,7 +103,7 @@ async def test_a_call_that_ends_before_serve_tells_that_it_was_taken_runs_no_mor
     assert rig.num_running == [0]
 
 
-async def test_a_call_that_a_replica_refused_takes_no_other_for_ended() -> None:
+async def test_a_rejected_call_does_not_finish_others() -> None:
     rig = Rig(1)
     taken, name = await rig.route("word " * 400)
     refused, replica = await rig.place("other " * 400)
@@ -115,14 +115,14 @@ async def test_a_call_that_a_replica_refused_takes_no_other_for_ended() -> None:
     assert not rig.router._open
 
 
-async def test_a_cache_forgets_what_was_used_least_recently() -> None:
+async def test_least_recently_used_blocks_are_evicted() -> None:
     rig = Rig(1, cache_tokens=256)
     for text in ("a" * 800, "b" * 800):
         rig.complete(*await rig.route(text))
     assert rig.router._fleet.index.num_blocks("r0") == 16
 
 
-async def test_a_replica_that_leaves_takes_nothing_more() -> None:
+async def test_a_removed_replica_gets_no_calls() -> None:
     rig = Rig(2)
     replica, name = await rig.route("word " * 400)
     rig.complete(replica, name)
@@ -135,7 +135,7 @@ async def test_a_replica_that_leaves_takes_nothing_more() -> None:
     assert len(rig.router._fleet.in_flight) == 0
 
 
-async def test_bad_settings_are_refused() -> None:
+async def test_invalid_settings_are_rejected() -> None:
     with pytest.raises(ValueError, match="unknown routing policy"):
         Rig(1, routing_policy="best")
     with pytest.raises(ValueError, match="positive"):

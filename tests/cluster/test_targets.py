@@ -1,4 +1,4 @@
-"""Gateways tell how many workers there should be, as Serve has it."""
+"""Gateways export the target number of workers of Serve."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ ELASTIC = {
 }
 
 
-def test_where_the_number_is_fixed_it_is_its_own_bounds() -> None:
+def test_a_fixed_number_is_both_bounds() -> None:
     assert target_of(FIXED) == WorkerTarget(4, 4, 4)
     assert target_of(ELASTIC) == WorkerTarget(7, 0, 9)
 
 
-async def test_what_serve_said_last_holds_while_it_cannot_be_asked() -> None:
-    told: list[WorkerTarget] = []
-    asked = asyncio.Event()
+async def test_the_last_target_is_kept_while_the_controller_is_unavailable() -> None:
+    targets: list[WorkerTarget] = []
+    queried = asyncio.Event()
     answers: list[Mapping[str, Any]] = [
         {"applications": {"app": {"deployments": {"worker-m": ELASTIC, "gateway": FIXED}}}},
         {"applications": {}},
@@ -39,16 +39,16 @@ async def test_what_serve_said_last_holds_while_it_cannot_be_asked() -> None:
     async def ask() -> Mapping[str, Any]:
         if answers:
             return answers.pop(0)
-        asked.set()
+        queried.set()
         raise ConnectionError("the controller is gone")
 
-    following = asyncio.create_task(follow_targets("app", {"worker-m": told.append}, ask, 0.0))
+    following = asyncio.create_task(follow_targets("app", {"worker-m": targets.append}, ask, 0.0))
     async with asyncio.timeout(60):
-        await asked.wait()
+        await queried.wait()
     await asyncio.sleep(0)
     assert not following.done()
     following.cancel()
-    assert told == [WorkerTarget(7, 0, 9)]
+    assert targets == [WorkerTarget(7, 0, 9)]
 
 
 def test_wanted_and_ready_workers_are_metrics() -> None:
@@ -61,7 +61,7 @@ def test_wanted_and_ready_workers_are_metrics() -> None:
     assert [values[f"rayfleet_num_workers_{name}"] for name in names] == [7, 0, 0, 9]
 
 
-def test_until_serve_is_asked_it_is_the_configured_number() -> None:
+def test_the_initial_target_is_the_configured_number() -> None:
     models = [
         {"model": "org/one", "min_workers": 2, "max_workers": 4},
         {"model": "org/two", "num_workers": 3},

@@ -1,5 +1,5 @@
-"""The endpoint's TLS: HAProxy serves the certificate; files that it could not serve are rejected
-before anything starts."""
+"""TLS of the endpoint: HAProxy serves the certificate; invalid files are rejected before the
+start."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write(path: Path, *blobs: trustme.Blob) -> str:
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[str, str]:
-    """Certificate chain and private key, as users name them."""
+    """Files of the certificate chain and private key."""
     issued = AUTHORITY.issue_cert(HOST)
     return (
         write(tmp_path / "cert.pem", *issued.cert_chain_pems),
@@ -87,12 +87,12 @@ async def test_haproxy_serves_a_renewed_certificate(
 
 
 async def served_by(proxy: Proxy) -> bytes:
-    """The leaf certificate that a new client gets, as PEM."""
+    """Leaf certificate for a new connection, as PEM."""
     text = await asyncio.to_thread(ssl.get_server_certificate, (HOST, proxy.port))
     return text.encode()
 
 
-def test_a_configuration_that_has_tls_stays_as_it_is() -> None:
+def test_a_configuration_with_tls_is_not_changed() -> None:
     configuration = (
         "\nfrontend http_frontend\n    # comment\n    bind 0.0.0.0:8000\n    mode http\n"
     )
@@ -102,7 +102,7 @@ def test_a_configuration_that_has_tls_stays_as_it_is() -> None:
     assert serve_tls(configuration, "") == configuration
 
 
-def test_the_bundle_is_for_its_owner_alone(files: tuple[str, str], tmp_path: Path) -> None:
+def test_the_bundle_is_readable_by_its_owner_only(files: tuple[str, str], tmp_path: Path) -> None:
     bundle = write_bundle(*files, tmp_path)
     assert stat.S_IMODE(bundle.stat().st_mode) == 0o600
     check_certificate(str(bundle), "")  # both in one file
@@ -130,7 +130,7 @@ WRONG: list[tuple[Callable[[str, str], tuple[str, str]], str]] = [
 
 
 @pytest.mark.parametrize(("spoil", "message"), WRONG)
-def test_files_that_cannot_be_served_are_rejected(
+def test_invalid_certificate_files_are_rejected(
     files: tuple[str, str], spoil: Callable[[str, str], tuple[str, str]], message: str
 ) -> None:
     certfile, keyfile = spoil(*files)
@@ -145,7 +145,7 @@ def test_a_key_needs_its_certificate() -> None:
         serve_config_from_mapping({"ssl_keyfile": "key.pem", "models": [{"model": "m"}]})
 
 
-def test_the_proxies_of_a_running_cluster_are_not_this_command_s() -> None:
+def test_tls_flags_are_rejected_for_a_running_cluster() -> None:
     endpoint = {"ssl_certfile": "cert.pem", "models": [{"model": "m"}]}
     with pytest.raises(ValueError, match=CERTIFICATE_VARIABLE):
         LocalFleet(serve_config_from_mapping(endpoint), address="auto").start()

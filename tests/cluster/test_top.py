@@ -1,4 +1,4 @@
-"""`rayfleet top`: what two scrapes of real collectors tell, and how it is shown."""
+"""`rayfleet top`: rates from two scrapes of real collectors, and their display."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def scrape_of(
         latency.first_token.observe(seconds)
     view = WorkerView("demo", "w", 1, info, load, latency)
     text = render(worker_metrics(view), TEXT).decode()
-    return Scrape(at, [text, text])  # two nodes may tell of the same worker
+    return Scrape(at, [text, text])  # two nodes may export the same worker
 
 
-def test_a_workers_rates_are_of_the_time_between_two_scrapes() -> None:
+def test_rates_of_workers_cover_the_time_between_two_scrapes() -> None:
     before = scrape_of(10.0, FIRST_LOAD, 1000, 9.0)
     [row] = worker_rows(before, scrape_of(12.0, LOAD, 1500, 9.0, 0.04, 0.04))
     assert (row.model, row.worker, row.ready) == ("demo", "w", True)
@@ -77,18 +77,18 @@ def test_a_workers_rates_are_of_the_time_between_two_scrapes() -> None:
     assert row.host_usage is None
 
 
-def test_nothing_is_made_of_one_scrape_or_of_a_worker_that_loads() -> None:
+def test_one_scrape_or_a_loading_worker_has_no_rates() -> None:
     [row] = worker_rows(None, scrape_of(12.0, LOAD, 1500, 0.04, info=None))
     assert (row.ready, row.tokens_per_s, row.hit_rate, row.ttft_ms) == (False, 0.0, None, None)
 
 
-def test_counters_that_begin_anew_count_from_nothing() -> None:
-    """With a new rank group."""
+def test_reset_counters_count_from_zero() -> None:
+    """Counters are reset by a new rank group."""
     [row] = worker_rows(scrape_of(10.0, LOAD, 1500), scrape_of(11.0, FIRST_LOAD, 200))
     assert (row.tokens_per_s, row.preemptions, row.hit_rate) == (200.0, 2, 0.8)
 
 
-def test_the_host_tier_is_shown_where_there_is_one() -> None:
+def test_host_cache_usage_is_shown_with_offloading() -> None:
     load = replace(LOAD, host_cache=HostCacheTotals(num_pages=8, num_used=2))
     info = replace(INFO, num_host_pages=8)
     [row] = worker_rows(None, scrape_of(1.0, load, 0, info=info))
@@ -105,7 +105,7 @@ def test_the_host_tier_is_shown_where_there_is_one() -> None:
         ([(1.0, 5.0), (3.0, 15.0), (float("inf"), 20.0)], 0.95, 3.0),
     ],
 )
-def test_quantiles_are_prometheus_own(
+def test_quantiles_equal_those_of_prometheus(
     counts: list[tuple[float, float]], q: float, value: float | None
 ) -> None:
     assert quantile_of(counts, q) == value
@@ -125,7 +125,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     await rig.stop()
 
 
-async def test_models_are_told_from_a_gateways_own_metrics(
+async def test_models_are_read_from_metrics_of_a_gateway(
     rig: Rig, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await rig.start(api_keys=("alpha",))
@@ -170,7 +170,7 @@ def test_the_table_has_a_line_for_each_worker() -> None:
     assert line.split() == ["demo", "w", "3", "2", "75%", "-", "25%", "250", "-", "3", "█"]
 
 
-def test_what_is_idle_shows_its_last_values() -> None:
+def test_idle_rows_keep_their_last_values() -> None:
     fleet = FleetWatch(TopOptions())
     fleet.update(scrape_of(10.0, LOAD, 1500, 0.04, 0.04))
     [since_start] = fleet.workers

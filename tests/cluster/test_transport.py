@@ -29,7 +29,7 @@ from worker.protocol.messages import (
 
 
 class Call:
-    """A pending Serve response; ends when it is cancelled."""
+    """A pending Serve response, which ends when it is cancelled."""
 
     def __init__(self, items: list[bytes]) -> None:
         self.done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -68,7 +68,7 @@ class Method:
 
 
 class Handle:
-    """Stands for a DeploymentHandle."""
+    """Fake of a DeploymentHandle."""
 
     def __init__(self) -> None:
         self.submit, self.hello, self.attach = Method(), Method(), Method()
@@ -78,7 +78,7 @@ class Handle:
 
 
 class Stream:
-    """What an attach call hands over, item by item."""
+    """Items of an attach call."""
 
     def __init__(self, transport: RayTransport, worker_id: str) -> None:
         self._items: asyncio.Queue[bytes] = asyncio.Queue()
@@ -119,7 +119,7 @@ def transport(handle: Handle, workers: WorkerSet, request: pytest.FixtureRequest
 
 @pytest.fixture
 async def front(handle: Handle) -> AsyncIterator[WorkerFrontend]:
-    """A worker that is loading, whose socket is offered."""
+    """A loading worker whose socket is offered."""
     front = WorkerFrontend("w1")
     server = AttachServer(front)
     await server.open()
@@ -133,7 +133,7 @@ def item_of(payload: bytes) -> WorkerItem:
     return msgspec.msgpack.decode(payload, type=WorkerItem)
 
 
-async def test_items_and_submits_take_the_socket_that_is_offered(
+async def test_items_and_submits_use_the_offered_socket(
     handle: Handle, transport: RayTransport, front: WorkerFrontend
 ) -> None:
     stream = Stream(transport, "w1")
@@ -152,7 +152,7 @@ async def test_items_and_submits_take_the_socket_that_is_offered(
     assert await later == b"over Serve again"
 
 
-async def test_a_socket_outlives_its_workers_leaving(
+async def test_a_socket_stays_open_while_its_worker_drains(
     handle: Handle, transport: RayTransport, workers: WorkerSet, front: WorkerFrontend
 ) -> None:
     stream = Stream(transport, "w1")
@@ -166,7 +166,7 @@ async def test_a_socket_outlives_its_workers_leaving(
 
 
 @pytest.mark.parametrize("error", [RuntimeError("replica died"), None])
-async def test_the_end_of_serves_call_ends_the_socket(
+async def test_the_end_of_the_attach_call_closes_the_socket(
     handle: Handle, transport: RayTransport, front: WorkerFrontend, error: Exception | None
 ) -> None:
     stream = Stream(transport, "w1")
@@ -179,7 +179,7 @@ async def test_the_end_of_serves_call_ends_the_socket(
         await pending
 
 
-async def test_the_end_of_the_socket_ends_the_stream_and_serves_call(
+async def test_the_end_of_the_socket_ends_the_stream_and_the_attach_call(
     handle: Handle, transport: RayTransport, front: WorkerFrontend
 ) -> None:
     stream = Stream(transport, "w1")
@@ -190,7 +190,7 @@ async def test_the_end_of_the_socket_ends_the_stream_and_serves_call(
     assert handle.attach.calls[0][1].done.cancelled()
 
 
-async def test_a_socket_that_cannot_be_reached_leaves_serves_way(
+async def test_an_unreachable_socket_falls_back_to_serve(
     handle: Handle, transport: RayTransport, tmp_path: Path
 ) -> None:
     handle.attach.path = str(tmp_path / "nobody")
@@ -201,7 +201,7 @@ async def test_a_socket_that_cannot_be_reached_leaves_serves_way(
     await stream.aclose()
 
 
-async def test_a_call_names_its_worker(handle: Handle, transport: RayTransport) -> None:
+async def test_a_call_has_its_worker_id(handle: Handle, transport: RayTransport) -> None:
     reply = asyncio.ensure_future(transport.submit("w2", b"batch"))
     await asyncio.sleep(0)
     arguments, call = handle.submit.calls[0]
@@ -210,10 +210,10 @@ async def test_a_call_names_its_worker(handle: Handle, transport: RayTransport) 
     assert await reply == b"reply"
 
 
-async def test_a_first_call_does_not_wait_for_a_worker_that_nobody_asks_for(
+async def test_the_first_call_does_not_start_a_worker(
     handle: Handle, transport: RayTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Serve would start one for it, once it had waited for as long as Serve looks back."""
+    """After its look-back period Serve would start a worker for a waiting call."""
     monkeypatch.setattr(transport_module, "_FIRST_CALL_S", 0.01)
     transport.watch_workers(lambda ids: None)
     await asyncio.sleep(0)
@@ -229,7 +229,7 @@ async def test_an_unknown_worker_is_unreachable(transport: RayTransport) -> None
         await transport.submit("w9", b"batch")
 
 
-async def test_an_open_stream_outlives_its_workers_leaving(
+async def test_an_open_stream_continues_while_its_worker_drains(
     handle: Handle, transport: RayTransport, workers: WorkerSet
 ) -> None:
     stream = Stream(transport, "w1")
@@ -241,7 +241,7 @@ async def test_an_open_stream_outlives_its_workers_leaving(
     assert await pending == b"last of the drained worker"
 
 
-async def test_a_stream_that_never_opened_ends_when_the_worker_leaves(
+async def test_an_unopened_stream_ends_when_the_worker_leaves(
     handle: Handle, transport: RayTransport, workers: WorkerSet
 ) -> None:
     handle.attach.opens = False
@@ -252,7 +252,7 @@ async def test_a_stream_that_never_opened_ends_when_the_worker_leaves(
         await pending
 
 
-async def test_a_call_cancelled_from_below_is_a_connection_error(
+async def test_a_call_cancelled_by_serve_is_a_connection_error(
     handle: Handle, transport: RayTransport
 ) -> None:
     reply = asyncio.ensure_future(transport.submit("w1", b"batch"))
@@ -277,7 +277,7 @@ async def test_a_failed_call_is_a_connection_error(handle: Handle, transport: Ra
         await reply
 
 
-async def test_cancelling_a_caller_is_no_connection_error(transport: RayTransport) -> None:
+async def test_a_cancelled_caller_gets_no_connection_error(transport: RayTransport) -> None:
     reply = asyncio.ensure_future(transport.submit("w1", b"batch"))
     await asyncio.sleep(0)
     reply.cancel()
@@ -285,11 +285,11 @@ async def test_cancelling_a_caller_is_no_connection_error(transport: RayTranspor
         await reply
 
 
-async def test_listeners_hear_of_changes_only(workers: WorkerSet) -> None:
-    heard: list[tuple[str, ...]] = []
-    workers.listen(heard.append)
+async def test_listeners_are_only_called_for_changes(workers: WorkerSet) -> None:
+    changes: list[tuple[str, ...]] = []
+    workers.listen(changes.append)
     workers.replace(("w2", "w1"))
     workers.replace(("w1",))
-    workers.remove_listener(heard.append)
+    workers.remove_listener(changes.append)
     workers.replace(())
-    assert heard == [("w1", "w2"), ("w1",)]
+    assert changes == [("w1", "w2"), ("w1",)]

@@ -26,7 +26,7 @@ def rayfleet(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_version_and_doctor(tmp_path: Path) -> None:
     assert rayfleet("--version", cwd=tmp_path).stdout.startswith("rayfleet ")
     report = rayfleet("doctor", "--port", "1", cwd=tmp_path).stdout
-    assert "package `kernels` is ours alone" in report
+    assert "package `kernels` is not shadowed" in report
 
 
 def test_mistakes_cost_no_start(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_doctor_knows_a_cluster_and_whether_it_is_let_in(
     (tmp_path / "token").write_text("f" * 64)
     (finding,) = check_cluster(address)
     assert finding.verdict == "bad"
-    assert "it demands its token" in finding.text
+    assert "a token is required" in finding.text
 
 
 def _socket_inode(fd: Path) -> str | None:

@@ -36,22 +36,22 @@ _PREFIX_SEED = 77
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lengths:
-    """Log-normal distribution of lengths in tokens, clamped to `least` and `most`."""
+    """Log-normal distribution of lengths in tokens, clamped to `minimum` and `maximum`."""
 
     median: float
     sigma: float
-    least: int
-    most: int
+    minimum: int
+    maximum: int
 
-    def draw(self, rng: np.random.Generator) -> int:
+    def sample(self, rng: np.random.Generator) -> int:
         """A random length."""
         length = self.median * np.exp(self.sigma * rng.standard_normal())
-        return int(min(max(length, self.least), self.most))
+        return int(min(max(length, self.minimum), self.maximum))
 
 
-PROMPTS = Lengths(median=64, sigma=0.8, least=8, most=768)
-OUTPUTS = Lengths(median=32, sigma=0.5, least=8, most=128)
-_LONG_PROMPTS = Lengths(median=1024, sigma=0.3, least=512, most=2048)
+PROMPTS = Lengths(median=64, sigma=0.8, minimum=8, maximum=768)
+OUTPUTS = Lengths(median=32, sigma=0.5, minimum=8, maximum=128)
+_LONG_PROMPTS = Lengths(median=1024, sigma=0.3, minimum=512, maximum=2048)
 _LONG_PART = 0.1
 
 
@@ -64,7 +64,7 @@ class Sharing:
     count: int = 96
     """Number of prefixes. With the benchmark's default engine they fill the cache of one worker, or
     half the caches of two: hits depend on which worker caches which prefix."""
-    lengths: Lengths = Lengths(median=320, sigma=0.3, least=64, most=640)
+    lengths: Lengths = Lengths(median=320, sigma=0.3, minimum=64, maximum=640)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,7 +158,7 @@ class _TrafficGenerator:
         self._words = np.random.default_rng((words, 2))
         texts = np.random.default_rng(_PREFIX_SEED)
         self._shared: Sequence[list[int]] = [
-            texts.choice(vocabulary, sharing.lengths.draw(texts)).tolist()
+            texts.choice(vocabulary, sharing.lengths.sample(texts)).tolist()
             for _ in range(sharing.count)
         ]
 
@@ -167,14 +167,14 @@ class _TrafficGenerator:
         # All samples are always drawn, so that options do not affect the rest of the traffic.
         is_long, is_shared = rng.random() < self._long_part, rng.random() < self._sharing.part
         shared = self._shared[int(rng.integers(len(self._shared)))]
-        number, level = (_LONG_PROMPTS if is_long else PROMPTS).draw(rng), rng.random()
-        prompt: list[int] = self._words.choice(self._vocabulary, number).tolist()
+        length, level = (_LONG_PROMPTS if is_long else PROMPTS).sample(rng), rng.random()
+        prompt: list[int] = self._words.choice(self._vocabulary, length).tolist()
         priority = _priority(level) if self._mixed else DEFAULT_PRIORITY
         return Planned(
             index=index,
             arrival_s=arrival_s,
             prompt=shared + prompt if is_shared and not is_long else prompt,
-            output_len=OUTPUTS.draw(rng),
+            output_len=OUTPUTS.sample(rng),
             priority=priority,
             slo_factor=slo_factor(priority),
         )

@@ -1,4 +1,4 @@
-"""How many workers: bounds, delays and the absence of flapping, in virtual time."""
+"""Decisions of the autoscaler in virtual time: bounds, delays, and no flapping."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def load_of(work: float, **fields: object) -> FleetLoad:
 
 
 class Fleet:
-    """Workers that take a while to start; the work that they cannot do in time waits."""
+    """Workers with a start-up time; work that exceeds their capacity waits."""
 
     def __init__(self, config: AutoscalingConfig, target: int = 1) -> None:
         self.autoscaler = Autoscaler(config)
@@ -40,15 +40,15 @@ class Fleet:
         self.target = target
         self.ready = target
         self.num_running = target
-        """When it was decided last."""
+        """Time of the last decision."""
         self.backlog_s = 0.0
         self.targets = [target]
         self.work = 0.0
-        """Smoothed, as gateways report it."""
+        """Smoothed as in gateways' reports."""
         self._starting: list[float] = []
 
     def second(self, work: float) -> None:
-        """One second in which so many workers' time was asked for."""
+        """Simulates one second with a load of so many workers."""
         self.now += 1.0
         self.backlog_s = max(self.backlog_s + work - self.ready, 0.0)
         self.work += (work - self.work) * 0.1
@@ -79,12 +79,12 @@ class Fleet:
 
     @property
     def num_turns(self) -> int:
-        """How often a change had the other direction than the one before."""
+        """Number of changes in the opposite direction of the previous one."""
         signs = [b > a for a, b in pairwise(self.targets)]
         return sum(a != b for a, b in pairwise(signs))
 
 
-def test_a_load_step_goes_up_fast_and_down_slowly() -> None:
+def test_load_steps_scale_up_fast_and_down_slowly() -> None:
     fleet = Fleet(CONFIG)
     fleet.run([0.3] * 60)
     assert fleet.targets == [1]
@@ -104,8 +104,8 @@ def test_a_load_step_goes_up_fast_and_down_slowly() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("mean", [0.45, 0.5, 0.8, 1.0, 1.25, 1.5])
-def test_ten_minutes_of_noise_make_it_turn_at_most_once(seed: int, mean: float) -> None:
-    """Noise of every length: second by second, and swells of a minute; around whole workers too."""
+def test_ten_minutes_of_noise_cause_at_most_one_reversal(seed: int, mean: float) -> None:
+    """Noise per second and swells of a minute, also around integer numbers of workers."""
     random = np.random.default_rng(seed)
     fast = random.lognormal(0.0, 0.4, 900)
     swell = np.convolve(random.normal(0.0, 1.0, 959), np.ones(60) / 60.0, "valid") * 1.5
@@ -116,7 +116,7 @@ def test_ten_minutes_of_noise_make_it_turn_at_most_once(seed: int, mean: float) 
     assert fleet.num_turns <= 1, fleet.targets
 
 
-def test_fewer_that_only_just_suffice_have_to_for_longer() -> None:
+def test_workers_are_stopped_later_if_fewer_only_just_suffice() -> None:
     fleet = Fleet(CONFIG, target=2)
     fleet.run([0.4] * 235)
     assert fleet.target == 2
@@ -124,13 +124,13 @@ def test_fewer_that_only_just_suffice_have_to_for_longer() -> None:
     assert fleet.target == 1
 
 
-def test_a_burst_shorter_than_the_delay_starts_nothing() -> None:
+def test_bursts_shorter_than_the_delay_start_no_worker() -> None:
     fleet = Fleet(CONFIG)
     fleet.run([0.3] * 20 + [0.9, 0.9] + [0.3] * 20)
     assert fleet.targets == [1]
 
 
-def test_workers_that_are_missed_are_kept_longer_the_next_time() -> None:
+def test_the_delay_doubles_if_stopped_workers_are_needed_again() -> None:
     fleet = Fleet(CONFIG, target=1)
     kept = []
     for _ in range(4):
@@ -149,7 +149,7 @@ def test_workers_that_are_missed_are_kept_longer_the_next_time() -> None:
     assert fleet.target == 1, "patience ends"
 
 
-def test_an_idle_model_lets_its_workers_go_and_gets_them_back() -> None:
+def test_an_idle_model_scales_to_zero_and_back() -> None:
     config = replace(CONFIG, min_workers=0)
     fleet = Fleet(config, target=2)
     fleet.run([0.0] * 119)
@@ -164,14 +164,14 @@ def test_an_idle_model_lets_its_workers_go_and_gets_them_back() -> None:
     assert Autoscaler(config).decide(waits, 0, 0.0) == 4, "100 s of work in 30 s, all of the time"
 
 
-def test_the_last_worker_stays_where_zero_is_not_allowed() -> None:
+def test_the_last_worker_is_kept_with_a_minimum_of_one() -> None:
     fleet = Fleet(CONFIG)
     fleet.run([0.0] * 2000)
     assert fleet.target == 1
 
 
-def test_what_is_left_of_the_mean_does_not_call_workers_back_on_the_way_to_zero() -> None:
-    """Serve takes a model from three workers to none by way of one."""
+def test_the_decaying_mean_starts_no_worker_on_the_way_to_zero() -> None:
+    """Serve scales a model from three workers to zero via one."""
     config = replace(CONFIG, max_workers=3, min_workers=0, downscale_to_zero_delay_s=3.0)
     autoscaler = Autoscaler(config)
     for tenth in range(100):
@@ -189,7 +189,7 @@ def test_one_request_every_minute_keeps_the_last_worker() -> None:
     assert fleet.targets == [1]
 
 
-def test_requests_that_are_over_before_anyone_looks_keep_the_last_worker() -> None:
+def test_requests_between_two_observations_keep_the_last_worker() -> None:
     config = replace(CONFIG, min_workers=0)
     autoscaler = Autoscaler(config)
     for second in range(1200):
@@ -202,24 +202,24 @@ def test_requests_that_are_over_before_anyone_looks_keep_the_last_worker() -> No
     assert Autoscaler(config).decide(gone, 0, 0.0) == 0, "it needs no worker any more"
 
 
-def wanted(**fields: object) -> float:
+def needed_workers(**fields: object) -> float:
     autoscaler = Autoscaler(CONFIG)
     load = FleetLoad(num_ready=2, active=True, **fields)  # type: ignore[arg-type]
     autoscaler.decide(load, 2, 0.0)
-    return autoscaler.wanted(load)
+    return autoscaler.needed_workers(load)
 
 
-def test_each_of_load_backlog_delay_and_cache_asks_by_itself() -> None:
-    assert wanted() < 0.01
-    assert wanted(work=1.5) == 3.0
+def test_load_backlog_delay_and_cache_each_determine_the_need() -> None:
+    assert needed_workers() < 0.01
+    assert needed_workers(work=1.5) == 3.0
     # A start and a horizon of 30 s each: two workers do 120 s of work in them, a new one 30 s.
-    assert wanted(work=1.0, backlog_s=60.0) == 2.0
-    assert wanted(work=1.0, backlog_s=90.0) == 3.0
-    assert wanted(work=0.5, queue_delay_s=60.0) == pytest.approx(3.0)
-    assert wanted(kv=2.55) == pytest.approx(3.0)
+    assert needed_workers(work=1.0, backlog_s=60.0) == 2.0
+    assert needed_workers(work=1.0, backlog_s=90.0) == 3.0
+    assert needed_workers(work=0.5, queue_delay_s=60.0) == pytest.approx(3.0)
+    assert needed_workers(kv=2.55) == pytest.approx(3.0)
 
 
-def test_what_waits_for_workers_that_start_starts_no_more() -> None:
+def test_starting_workers_count_for_waiting_requests() -> None:
     autoscaler = Autoscaler(CONFIG)
     load = FleetLoad(num_ready=1, work=0.9, backlog_s=60.0, queue_delay_s=0.9, active=True)
     targets = [autoscaler.decide(load, 3, float(second)) for second in range(30)]
@@ -228,20 +228,20 @@ def test_what_waits_for_workers_that_start_starts_no_more() -> None:
     assert [alone.decide(load, 1, float(second)) for second in range(4)][-1] == 3
 
 
-def test_other_bounds_take_hold_at_once() -> None:
+def test_new_bounds_apply_immediately() -> None:
     assert Autoscaler(CONFIG).decide(replace(load_of(0.1), num_ready=20), 20, 0.0) == 8
     assert Autoscaler(replace(CONFIG, min_workers=2)).decide(load_of(0.1), 1, 0.0) == 2
 
 
-def test_reports_of_gateways_add_up_what_is_theirs_alone() -> None:
-    one = LoadReport(num_ready=2, work=0.5, pending_s=3.0, pending_kv=0.1, waiting_s=4.0, kv=1.0)
-    two = LoadReport(num_ready=1, work=0.25, pending_s=1.0, waiting_s=5.0, queue_delay_s=2.0)
-    load = combined([one, two])
+def test_reports_add_gateway_values_and_take_the_maximum_of_worker_values() -> None:
+    first = LoadReport(num_ready=2, work=0.5, pending_s=3.0, pending_kv=0.1, waiting_s=4.0, kv=1.0)
+    second = LoadReport(num_ready=1, work=0.25, pending_s=1.0, waiting_s=5.0, queue_delay_s=2.0)
+    load = combined([first, second])
     assert load == FleetLoad(
         num_ready=2, work=0.75, backlog_s=9.0, queue_delay_s=2.0, kv=1.1, active=False
     )
-    assert combined([one, two._replace(num_pending=1.0)]).active
-    visited = combined([one, two._replace(num_new=1.0)])
+    assert combined([first, second._replace(num_pending=1.0)]).active
+    visited = combined([first, second._replace(num_new=1.0)])
     assert (visited.active, visited.visited) == (False, True)
 
 
@@ -259,11 +259,11 @@ WORKS = st.lists(st.floats(0.0, 12.0), min_size=1, max_size=20)
 
 @settings(max_examples=cases(150), deadline=None)
 @given(CASES, WORKS, st.integers(1, 90))
-def test_bounds_and_pace_hold_under_any_load(
+def test_bounds_and_rate_of_change_hold_under_any_load(
     config: AutoscalingConfig, works: list[float], stay: int
 ) -> None:
-    """Between an upscale and the next worker that is let go lies the delay, so that workers come
-    and go rarely; those that were starting may be called off sooner."""
+    """Workers are stopped at the earliest one delay after scaling up, so that changes are rare;
+    starting workers may be cancelled sooner."""
     fleet = Fleet(config, config.bounded(1))
     rose_at = -1e9
     for work in works:
@@ -280,7 +280,7 @@ def test_bounds_and_pace_hold_under_any_load(
 
 @settings(max_examples=cases(60), deadline=None)
 @given(CASES, st.floats(0.0, 12.0))
-def test_a_steady_load_settles_and_is_carried(config: AutoscalingConfig, work: float) -> None:
+def test_a_steady_load_converges_to_enough_workers(config: AutoscalingConfig, work: float) -> None:
     fleet = Fleet(config, config.bounded(1))
     fleet.run([work] * 3000)
     settled = fleet.target
@@ -302,7 +302,7 @@ def test_a_steady_load_settles_and_is_carried(config: AutoscalingConfig, work: f
         ({"max_workers": 2, "downscale_delay_s": -1.0}, "downscale_delay_s in --autoscaling"),
     ],
 )
-def test_what_cannot_be_is_refused_by_its_flag(fields: dict[str, object], named: str) -> None:
+def test_invalid_options_are_rejected_by_flag(fields: dict[str, object], named: str) -> None:
     make: Callable[..., AutoscalingConfig] = AutoscalingConfig
     with pytest.raises(ValueError, match=named):
         make(**fields)

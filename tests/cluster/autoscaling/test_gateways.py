@@ -1,4 +1,4 @@
-"""The number of gateways follows their CPU usage."""
+"""Scaling of gateways by CPU usage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cluster.config import serve_config_from_mapping
 
 
 def run(scaler: GatewayScaler, loads: list[tuple[float, float]], target: int = 1) -> list[int]:
-    """Targets after each stretch of so many seconds at so many processors."""
+    """Targets after each period, given as seconds and CPU usage in cores."""
     targets, now = [], 0.0
     for seconds, num_processors in loads:
         end = now + seconds
@@ -33,21 +33,21 @@ def run(scaler: GatewayScaler, loads: list[tuple[float, float]], target: int = 1
     return targets
 
 
-def test_more_gateways_start_soon_and_fewer_late() -> None:
+def test_gateways_scale_up_soon_and_down_late() -> None:
     loads = [(60.0, 0.3), (UPSCALE_DELAY_S + 2, 1.7), (DOWNSCALE_DELAY_S - 2, 0.3), (60.0, 0.3)]
     assert run(GatewayScaler(), loads) == [1, 3, 3, 1]
 
 
-def test_a_burst_starts_no_gateway() -> None:
+def test_bursts_start_no_gateway() -> None:
     assert run(GatewayScaler(), [(60.0, 0.3), (UPSCALE_DELAY_S - 2, 4.0), (60.0, 0.3)]) == [1, 1, 1]
 
 
-def test_a_new_controller_stops_no_gateway_before_it_has_seen_the_whole_window() -> None:
+def test_a_new_controller_stops_no_gateway_before_a_full_window() -> None:
     loads = [(DOWNSCALE_DELAY_S - 2, 0.1), (10.0, 0.1)]
     assert run(GatewayScaler(), loads, target=4) == [4, 1]
 
 
-def test_idle_gateways_are_at_least_one() -> None:
+def test_at_least_one_gateway_is_kept() -> None:
     assert run(GatewayScaler(), [(2 * DOWNSCALE_DELAY_S, 0.0)], target=3) == [1]
 
 
@@ -62,7 +62,7 @@ def test_the_usage_of_all_running_gateways_counts() -> None:
     assert registry.total(CPU, 1.0 + STALE_S) is None
 
 
-def test_the_meter_reads_processors() -> None:
+def test_the_meter_measures_cpu_usage() -> None:
     meter = CpuMeter()
     began = time.process_time()
     while time.process_time() - began < 0.05:
@@ -72,7 +72,7 @@ def test_the_meter_reads_processors() -> None:
     assert meter.read() < 0.5
 
 
-def test_bounds_are_serves() -> None:
+def test_bounds_are_enforced_by_serve() -> None:
     assert gateway_replicas(2, 2, reporting=False) == {"num_replicas": 2}
     scaling = gateway_replicas(2, 5, reporting=False)["autoscaling_config"]
     assert (scaling.min_replicas, scaling.max_replicas) == (2, 5)

@@ -1,4 +1,4 @@
-"""From what gateways record to what Ray Serve is told, with Serve's own wrapping around it."""
+"""Load reports of gateways reach the decisions of Ray Serve's policies, with Serve's wrapping."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONFIG = AutoscalingConfig(max_workers=3, min_workers=0, upscale_delay_s=0.0)
 
 
 def series(reports: dict[str, LoadReport], stamp: float) -> dict[str, dict[str, Any]]:
-    """What Serve hands a policy: by name and replica, points in time."""
+    """Metrics as passed to a policy by Serve: time series by name and replica."""
     found: dict[str, dict[str, Any]] = {}
     for gateway, report in reports.items():
         for name, value in flattened("worker-m", report).items():
@@ -40,7 +40,7 @@ def series(reports: dict[str, LoadReport], stamp: float) -> dict[str, dict[str, 
 
 
 def context(app: str, deployment: str, target: int, running: int, **fields: Any) -> Any:
-    """Serve's own; what these policies do not look at is left empty."""
+    """Serve's context; fields unused by these policies are empty."""
     given: dict[str, Any] = {
         **dict.fromkeys(("deployment_id", "last_scale_up_time", "last_scale_down_time")),
         **{"aggregated_metrics": {}, "raw_metrics": {}, "policy_state": {}, "current_time": 0.0},
@@ -58,7 +58,7 @@ def context(app: str, deployment: str, target: int, running: int, **fields: Any)
     )
 
 
-def test_the_newest_of_each_gateway_counts_until_it_is_stale() -> None:
+def test_the_latest_report_of_each_gateway_counts_until_it_is_stale() -> None:
     registry = LoadRegistry()
     assert registry.load("worker-m", 0.0) is None
     registry.replace(series({"a": BUSY, "b": WAITING}, 50.0), 10.0)
@@ -67,25 +67,25 @@ def test_the_newest_of_each_gateway_counts_until_it_is_stale() -> None:
     assert (load.num_ready, load.work, load.backlog_s, load.active) == (1, 1.9, 2.0, True)
     assert registry.load("worker-other", 10.0) is None
     registry.replace(series({"a": BUSY, "b": WAITING}, 50.0), 10.0 + STALE_S)
-    assert registry.load("worker-m", 10.0 + STALE_S) is None, "nothing new was told"
+    assert registry.load("worker-m", 10.0 + STALE_S) is None, "no new report"
     registry.replace(series({"b": WAITING}, 51.0), 26.0)
     load = registry.load("worker-m", 26.0)
     assert load is not None
     assert load.work == 0.0, "a gateway that is gone is forgotten"
 
 
-def test_what_a_gateway_tells_reaches_the_policy_of_the_model() -> None:
+def test_load_reports_reach_the_policy_of_the_model() -> None:
     gateway = GatewayPolicy(lambda: 5.0)
     worker = _apply_autoscaling_config(WorkerPolicy(lambda: 5.0, **asdict(CONFIG)))
-    assert worker(context("app", "worker-m", 1, 1))[0] == 1, "nobody has told anything"
-    told = series({"a": BUSY}, 1.0)
-    assert gateway(context("app", "gateway", 2, 2, raw_metrics=told))[0] == 2
+    assert worker(context("app", "worker-m", 1, 1))[0] == 1, "no report yet"
+    metrics = series({"a": BUSY}, 1.0)
+    assert gateway(context("app", "gateway", 2, 2, raw_metrics=metrics))[0] == 2
     assert worker(context("app", "worker-m", 1, 1))[0] == 3
     assert worker(context("another", "worker-m", 1, 1))[0] == 1
 
 
 def test_a_policy_measures_starts_by_serves_own_count() -> None:
-    """From the order until the replica runs, whether or not any gateway tells of the load."""
+    """From the decision until the replica runs, with or without load reports."""
     now = [0.0]
     policy = WorkerPolicy(lambda: now[0], **asdict(CONFIG))
     for second, target, running in ((0.0, 1, 1), (1.0, 2, 1), (90.0, 2, 1), (91.0, 2, 2)):
@@ -94,28 +94,28 @@ def test_a_policy_measures_starts_by_serves_own_count() -> None:
     assert policy._autoscaler.start_s == 90.0
 
 
-def test_zero_workers_are_started_for_what_waits_at_a_gateway() -> None:
+def test_waiting_requests_start_the_first_worker() -> None:
     worker = _apply_autoscaling_config(WorkerPolicy(lambda: 5.0, **asdict(CONFIG)))
-    told = series({"a": LoadReport()}, 1.0)
-    GatewayPolicy(lambda: 5.0)(context("zero", "gateway", 1, 1, raw_metrics=told))
+    metrics = series({"a": LoadReport()}, 1.0)
+    GatewayPolicy(lambda: 5.0)(context("zero", "gateway", 1, 1, raw_metrics=metrics))
     assert worker(context("zero", "worker-m", 0, 0))[0] == 0
-    told = series({"a": WAITING}, 2.0)
-    GatewayPolicy(lambda: 5.0)(context("zero", "gateway", 1, 1, raw_metrics=told))
+    metrics = series({"a": WAITING}, 2.0)
+    GatewayPolicy(lambda: 5.0)(context("zero", "gateway", 1, 1, raw_metrics=metrics))
     assert worker(context("zero", "worker-m", 0, 0))[0] == 1
 
 
-def test_serve_restores_the_policies_that_it_has_pickled() -> None:
-    """Pickled by value, they still meet at one registry."""
+def test_serve_restores_pickled_policies() -> None:
+    """They are pickled by value, but share one registry."""
     options = gateway_replicas(1, 1, reporting=True)["autoscaling_config"]
     assert (options.min_replicas, options.max_replicas) == (1, 1)
     gateway = _resolve_policy_callable(options.policy)
     worker = _resolve_policy_callable(worker_replicas(1, CONFIG)["autoscaling_config"].policy)
-    told = series({"a": BUSY}, 1.0)
-    gateway(context("pickled", "gateway", 1, 1, raw_metrics=told))
+    metrics = series({"a": BUSY}, 1.0)
+    gateway(context("pickled", "gateway", 1, 1, raw_metrics=metrics))
     assert worker(context("pickled", "worker-m", 1, 1))[0] == 3
 
 
-def test_the_application_names_the_policies() -> None:
+def test_the_application_sets_the_policies() -> None:
     models = [
         {"model": "org/one", "device": "cpu", "min_workers": 0, "max_workers": 4},
         {"model": "org/two", "device": "cpu", "num_workers": 2},
@@ -124,15 +124,15 @@ def test_the_application_names_the_policies() -> None:
     scaling = gateway._deployment_config.autoscaling_config
     assert (scaling.min_replicas, scaling.max_replicas) == (2, 2)
     handles = gateway.init_args[1]
-    one, two = (handles[name]._bound_deployment._deployment_config for name in ("one", "two"))
-    assert (one.autoscaling_config.min_replicas, one.autoscaling_config.max_replicas) == (0, 4)
-    assert (two.autoscaling_config, two.num_replicas) == (None, 2)
+    first, second = (handles[name]._bound_deployment._deployment_config for name in ("one", "two"))
+    assert (first.autoscaling_config.min_replicas, first.autoscaling_config.max_replicas) == (0, 4)
+    assert (second.autoscaling_config, second.num_replicas) == (None, 2)
     fixed = build_app({"models": models[1:]})._bound_deployment
     assert fixed._deployment_config.autoscaling_config is None
     assert [route.on_demand for route in gateway.init_args[0].models] == [True, False]
 
 
-def test_fixed_and_following_numbers_exclude_each_other() -> None:
+def test_fixed_and_autoscaled_numbers_are_mutually_exclusive() -> None:
     model = {"model": "org/one", "num_workers": 2, "max_workers": 4}
     with pytest.raises(ValueError, match="--num-workers and --max-workers are mutually exclusive"):
         serve_config_from_mapping({"models": [model]})

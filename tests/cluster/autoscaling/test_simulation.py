@@ -22,13 +22,13 @@ STARTS_S = (30.0, 120.0, 300.0, 600.0)
 
 
 def horizon_s(start_s: float) -> float:
-    """After which what came during a start is worked off; see `workers_needed`."""
+    """Time to work off the arrivals during a start, see `workers_needed`."""
     return start_s / (1.0 - TARGET_LOAD)
 
 
 @pytest.mark.parametrize("start_s", STARTS_S)
-def test_one_worker_that_never_gets_ready_silences_nothing(start_s: float) -> None:
-    """90 wanted, one of them unschedulable, 40 % of the work unseen: the queue tells of it."""
+def test_one_stuck_worker_does_not_block_scaling(start_s: float) -> None:
+    """90 workers are needed, one is stuck, and 40 % of the work is unseen: the queue shows it."""
     config = replace(CONFIG, max_workers=200)
     fleet = SimulatedFleet(config, workers=90, missing=1, start_s=start_s, meter=0.6)
     fleet.hold(80.0, 120.0)
@@ -43,15 +43,15 @@ def test_one_worker_that_never_gets_ready_silences_nothing(start_s: float) -> No
 
 @pytest.mark.parametrize("start_s", STARTS_S)
 @pytest.mark.parametrize("workers", [1, 2, 5, 12, 30, 60])
-def test_a_step_starts_what_it_needs_and_no_more(start_s: float, workers: int) -> None:
-    """To any size, however long starts take and whether or not one has been measured."""
-    for wanted in (workers + 1, 2 * workers, min(12 * workers, 100)):
+def test_a_load_step_starts_only_the_needed_workers(start_s: float, workers: int) -> None:
+    """For any size and start-up time, measured or not."""
+    for needed in (workers + 1, 2 * workers, min(12 * workers, 100)):
         config = replace(CONFIG, max_workers=200)
         fleet = SimulatedFleet(config, workers=workers, start_s=start_s, step_s=2.0)
         fleet.hold(TARGET_LOAD * workers, 60.0)
         assert fleet.num_changes == 0
-        fleet.hold(TARGET_LOAD * wanted, 2.0 * start_s + horizon_s(start_s) + 120.0)
-        assert ceil(wanted / 1.1) <= max(fleet.targets) <= ceil(1.2 * wanted)
+        fleet.hold(TARGET_LOAD * needed, 2.0 * start_s + horizon_s(start_s) + 120.0)
+        assert ceil(needed / 1.1) <= max(fleet.targets) <= ceil(1.2 * needed)
         assert fleet.backlog_s < 1e-6
         assert fleet.num_changes <= 10
 
@@ -67,7 +67,7 @@ def test_five_to_sixty_with_starts_of_ten_minutes_stays_near_sixty() -> None:
 
 @pytest.mark.parametrize("base", [0.7, 3.5])
 @pytest.mark.parametrize("measured", [False, True])
-def test_a_burst_shorter_than_a_start_buys_nothing(base: float, measured: bool) -> None:
+def test_bursts_shorter_than_a_start_hardly_start_workers(base: float, measured: bool) -> None:
     """30 s of load for 60 workers every ten minutes, while starts take five.
 
     Whoever starts workers for a burst, even knowing of it, has them 300 s before they serve for
@@ -89,7 +89,7 @@ def test_a_burst_shorter_than_a_start_buys_nothing(base: float, measured: bool) 
     assert max(fleet.readies) <= 4 * workers + 2
 
 
-def test_what_starts_is_called_off_when_the_load_is_gone() -> None:
+def test_starting_workers_are_cancelled_when_the_load_ends() -> None:
     fleet = SimulatedFleet(CONFIG, workers=5, start_s=600.0)
     fleet.hold(TARGET_LOAD * 5, 60.0)
     fleet.hold(TARGET_LOAD * 60, 90.0)
@@ -104,8 +104,8 @@ def test_what_starts_is_called_off_when_the_load_is_gone() -> None:
 
 @pytest.mark.parametrize("start_s", STARTS_S)
 @pytest.mark.parametrize("seed", [101, pytest.param(102, marks=pytest.mark.long)])
-def test_a_day_takes_few_steps_and_nobody_waits_long(start_s: float, seed: int) -> None:
-    """10 workers at night, 80 at noon; 40 % of noise from second to second, 20 % in swells."""
+def test_a_day_of_load_needs_few_changes_and_short_waits(start_s: float, seed: int) -> None:
+    """10 workers at night, 80 at noon; 40 % noise per second, and 20 % in swells."""
     step_s = 4.0
     steps = round(86_400 / step_s)
     times = np.arange(steps) * step_s
@@ -138,8 +138,8 @@ def test_small_fleets_react_at_once(start_s: float, workers: int) -> None:
     assert fleet.target >= 1.5 * workers
 
 
-def test_a_full_cluster_is_not_asked_for_ever_more() -> None:
-    """What does not fit is tried once more, not without end."""
+def test_stuck_starts_in_a_full_cluster_are_not_multiplied() -> None:
+    """One more start is tried, but not indefinitely many."""
     fleet = SimulatedFleet(CONFIG, workers=40, start_s=60.0, capacity=50)
     fleet.hold(TARGET_LOAD * 40, 60.0)
     fleet.hold(49.0, 4 * 3600.0)
@@ -147,8 +147,8 @@ def test_a_full_cluster_is_not_asked_for_ever_more() -> None:
     assert max(fleet.targets) <= 49.0 / TARGET_LOAD * 1.2 + 25
 
 
-def test_starts_that_take_longer_than_they_did_are_waited_for() -> None:
-    """The image has to be pulled, or a node to be made: that is no reason to order twice."""
+def test_slower_starts_are_not_stuck() -> None:
+    """Pulling an image or adding a node must not cause additional starts."""
     fleet = SimulatedFleet(CONFIG, workers=3, start_s=30.0)
     fleet.hold(TARGET_LOAD * 3, 60.0)
     fleet.hold(TARGET_LOAD * 6, 600.0)

@@ -1,4 +1,4 @@
-"""How long starts take, which of them are stuck, and what a worker gets done, as observed."""
+"""Measured start-up times, stuck starts, and the service rate of workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cluster.autoscaling.starts import StartTimes
 
 
 def measured(*took_s: float) -> tuple[StartTimes, float]:
-    """One worker runs; starts that took so long were seen, and their workers let go again."""
+    """One worker runs; starts with these durations were observed, and their workers stopped."""
     starts, now = StartTimes(), 0.0
     for took in took_s:
         starts.observe(1, 1, now)
@@ -26,19 +26,19 @@ def test_a_start_is_measured_from_the_order_until_the_worker_runs() -> None:
     starts, _ = measured()
     assert starts.usual_s == 30.0, "the prior"
     assert measured(200.0)[0].usual_s == 200.0
-    assert measured(200.0, 7200.0)[0].usual_s == 200.0, "one odd one does not count"
+    assert measured(200.0, 7200.0)[0].usual_s == 200.0, "a single outlier does not count"
     assert measured(*[30.0] * 8, *[90.0] * 5)[0].usual_s == 90.0, "but a new habit does"
 
 
-def test_starts_that_began_before_anyone_looked_are_not_measured() -> None:
-    """Serve's controller has restarted, and finds its replicas one after the other."""
+def test_starts_before_the_first_observation_are_not_measured() -> None:
+    """Serve's controller has restarted, and discovers its replicas one by one."""
     starts = StartTimes()
     starts.observe(50, 0, 0.0)
     starts.observe(50, 50, 2.0)
     assert starts.usual_s == 30.0
 
 
-def test_until_one_is_over_a_start_takes_as_long_as_it_has() -> None:
+def test_before_the_first_measurement_the_age_of_the_oldest_start_counts() -> None:
     starts = StartTimes()
     starts.observe(1, 1, 0.0)
     starts.observe(9, 1, 0.0)
@@ -50,7 +50,7 @@ def test_until_one_is_over_a_start_takes_as_long_as_it_has() -> None:
     assert (starts.remaining_s(), starts.num_lost) == ([], 0)
 
 
-def test_a_stuck_start_is_made_up_for_and_holds_nothing_up() -> None:
+def test_a_stuck_start_is_replaced_and_blocks_nothing() -> None:
     starts, now = measured(30.0)
     starts.observe(10, 1, now)
     starts.observe(10, 9, now + 30.0)
@@ -63,7 +63,7 @@ def test_a_stuck_start_is_made_up_for_and_holds_nothing_up() -> None:
     assert starts.num_lost == 0, "it came after all"
 
 
-def test_where_nothing_gets_ready_one_more_is_tried() -> None:
+def test_one_more_is_started_if_no_start_completes() -> None:
     starts, now = measured(*[30.0] * 8)
     starts.observe(1, 1, now)
     starts.observe(5, 1, now)
@@ -79,7 +79,7 @@ def test_where_nothing_gets_ready_one_more_is_tried() -> None:
 
 
 def rate_after(seconds: int, arriving: float, growth: float, wait_s: float) -> float:
-    """Ten workers, so much metered work, and a backlog that grows by so much."""
+    """Load of ten workers with this metered work and growth of the backlog."""
     rate = ServiceRate(AutoscalingConfig(max_workers=20), 2400.0)
     for second in range(seconds):
         load = FleetLoad(
@@ -93,7 +93,7 @@ def rate_after(seconds: int, arriving: float, growth: float, wait_s: float) -> f
     return rate.value
 
 
-def test_a_queue_tells_what_workers_get_done() -> None:
+def test_the_service_rate_is_measured_while_requests_queue() -> None:
     assert rate_after(600, 12.0, 2.0, 10.0) == pytest.approx(1.0, abs=0.01)
     assert rate_after(600, 7.0, 1.0, 10.0) == pytest.approx(0.6, abs=0.02)
     assert rate_after(600, 6.0, 0.0, 10.0) == pytest.approx(0.6, abs=0.02)

@@ -1,4 +1,4 @@
-"""`bench compare`: finds what is there, and nothing else."""
+"""`bench compare`: detects differences, and only those."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from cluster.bench.compare import CompareOptions, run_compare
 from tests.support.effort import IS_LONG
 
 BETWEEN_RUNS = 0.1
-"""Standard deviation of what a run has in common, as on a machine that others use too."""
+"""Standard deviation between runs, as on a shared machine."""
 
 
 def result(
     seed: int, *, slower: float = 1.0, count: int = 60, between: float = 0.0
 ) -> dict[str, Any]:
-    """Of `bench serve --save-detailed`. What a run has in common is drawn, too."""
+    """Result of `bench serve --save-detailed`, with a random factor per run."""
     random = np.random.default_rng(seed)
     waits, paces = np.exp(random.normal(0.0, between, 2))
     ttft = random.gamma(20.0, 0.01 * slower * waits, count)
@@ -42,7 +42,7 @@ def save(path: Path, data: dict[str, Any]) -> str:
 
 
 def folders(path: Path, a: list[dict[str, Any]], b: list[dict[str, Any]]) -> tuple[str, str]:
-    """Runs of both sides, a file each."""
+    """Files with the runs of both sides."""
     for side, runs in (("a", a), ("b", b)):
         for number, run in enumerate(runs):
             save(path / side / f"{number}.json", run)
@@ -59,7 +59,7 @@ def verdicts(a: str, b: str, tolerance: float = 0.02) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("runs", [1, 2])
-def test_without_three_runs_nothing_is_shown_however_many_requests_they_have(
+def test_fewer_than_three_runs_give_no_verdict(
     runs: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a, b = folders(
@@ -68,9 +68,9 @@ def test_without_three_runs_nothing_is_shown_however_many_requests_they_have(
         [result(seed, count=2000, slower=1.1) for seed in range(10, 10 + runs)],
     )
     assert main(["compare", a, b, "--json"]) == 0
-    said = capsys.readouterr()
-    assert "At least 3 runs" in said.err
-    compared = json.loads(said.out)
+    output = capsys.readouterr()
+    assert "At least 3 runs" in output.err
+    compared = json.loads(output.out)
     assert {row["verdict"] for row in compared["rows"]} == {"not shown"}
     assert {row["low"] for row in compared["rows"]} == {None}
     found = {row["figure"]: row for row in compared["rows"]}
@@ -86,7 +86,7 @@ def test_without_three_runs_nothing_is_shown_however_many_requests_they_have(
         pytest.param(5, False, marks=pytest.mark.long),
     ],
 )
-def test_equals_are_called_different_in_about_one_comparison_of_twenty(
+def test_equal_systems_have_verdicts_in_about_one_of_twenty_comparisons(
     runs: int, seeded: bool, tmp_path: Path
 ) -> None:
     draws = 200 if IS_LONG else 100
@@ -108,7 +108,7 @@ def test_equals_are_called_different_in_about_one_comparison_of_twenty(
     assert outside, "an interval that always holds 1 is too wide"
 
 
-def test_a_fifth_slower_is_found_with_five_runs(tmp_path: Path) -> None:
+def test_five_runs_detect_a_slowdown_of_a_fifth(tmp_path: Path) -> None:
     found = 0
     for draw in range(40):
         a, b = folders(
@@ -121,8 +121,8 @@ def test_a_fifth_slower_is_found_with_five_runs(tmp_path: Path) -> None:
     assert found >= 36
 
 
-def test_runs_of_equal_seeds_are_pairs_whatever_their_order(tmp_path: Path) -> None:
-    """Prompts of one seed may take twice as long as those of another."""
+def test_runs_with_equal_seeds_are_paired_in_any_order(tmp_path: Path) -> None:
+    """Durations may differ twofold between seeds."""
     seeds = range(4)
     a = [{**result(i, slower=1.0 + i), "seed": i} for i in seeds]
     b = [{**result(10 + i, slower=1.3 * (1.0 + i)), "seed": i} for i in reversed(seeds)]
@@ -135,7 +135,7 @@ def test_runs_of_equal_seeds_are_pairs_whatever_their_order(tmp_path: Path) -> N
     assert found["mean_ttft_ms"]["verdict"] == "not shown"
 
 
-def test_a_slower_first_token_is_a_regression_and_the_rest_is_not(tmp_path: Path) -> None:
+def test_only_slower_metrics_are_regressions(tmp_path: Path) -> None:
     a, b = folders(
         tmp_path,
         [result(i, between=0.02) for i in range(4)],
@@ -179,7 +179,7 @@ def test_vllm_files_are_read_and_stages_are_matched_by_name(tmp_path: Path) -> N
         assert all(row["b_over_a"] == pytest.approx(1.0) for row in found)
 
 
-def test_a_regression_is_the_exit_status(
+def test_a_regression_sets_the_exit_status(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a, b = folders(
@@ -190,7 +190,7 @@ def test_a_regression_is_the_exit_status(
     assert main(["compare", a, a, "--json"]) == 0
 
 
-def test_what_fails_in_b_alone_is_told_and_is_the_exit_status(
+def test_stages_that_fail_only_in_b_set_the_exit_status(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     empty: dict[str, Any] = {"ttfts": [], "e2els": [], "output_lens": [], "output_throughput": 0.0}
@@ -199,15 +199,15 @@ def test_what_fails_in_b_alone_is_told_and_is_the_exit_status(
     a = save(tmp_path / "a.json", {"stages": stages})
     b = save(tmp_path / "b.json", {"stages": [stages[0], {"label": "y", **broken}]})
     assert main(["compare", a, b, "--json"]) == 1
-    said = capsys.readouterr()
-    assert "8 requests failed, all with: HTTP 503: no worker" in said.err
-    assert {row["stage"] for row in json.loads(said.out)["rows"]} == {"x"}
+    output = capsys.readouterr()
+    assert "8 requests failed, all with: HTTP 503: no worker" in output.err
+    assert {row["stage"] for row in json.loads(output.out)["rows"]} == {"x"}
     alone = save(tmp_path / "alone.json", broken)
     with pytest.raises(ValueError, match="HTTP 503"):
         run_compare(CompareOptions(a=a, b=alone))
 
 
-def test_files_without_samples_are_refused_with_a_remedy(tmp_path: Path) -> None:
+def test_files_without_samples_are_rejected_with_a_remedy(tmp_path: Path) -> None:
     a = save(tmp_path / "a.json", {"mean_ttft_ms": 1.0})
     with pytest.raises(ValueError, match="--save-detailed"):
         run_compare(CompareOptions(a=a, b=a))

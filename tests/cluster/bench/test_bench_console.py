@@ -1,4 +1,4 @@
-"""What stands on the console: a row per figure for people, one JSON object for programs."""
+"""Console output of results: tables, or one JSON object."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from deploy.benchmarks.scenarios.figures import compared
 
 
 def printed(result: dict[str, Any]) -> list[str]:
-    """Lines, as a pipe gets them."""
+    """Lines of the output to a pipe."""
     screen = io.StringIO()
     print_result(result, "bench it", Console(file=screen, width=200))
     return screen.getvalue().splitlines()
 
 
 def cells(lines: list[str], name: str) -> list[list[str]]:
-    """Of the rows that have a cell `name`."""
+    """Cells of the rows with a cell `name`."""
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
     return [row for row in rows if name in row]
 
@@ -36,7 +36,7 @@ def turn(ttft_ms: float, tokens: float = 100.0) -> dict[str, float]:
 
 
 def scenarios() -> dict[str, Any]:
-    """As `bench scenarios --compare-fifo` gives it."""
+    """Result of `scenarios --compare-fifo`."""
     result: dict[str, Any] = {"model": "demo", "rounds": 3}
     values = {}
     for scenario in ("steady", "burst", "mixed_priority", "long_short"):
@@ -67,7 +67,7 @@ def test_a_ratio_is_one_row_with_its_interval_and_the_rounds_lost() -> None:
     assert rows[0] == ["steady over_fifo", "ttft_p50_ratio", "0.55", f"{low} to {high}", "1 of 3"]
 
 
-def test_a_summary_has_no_dotted_names_and_says_nothing_twice() -> None:
+def test_a_summary_has_no_dotted_names_or_duplicates() -> None:
     lines = printed(scenarios())
     text = "\n".join(lines)
     assert ".interval" not in text
@@ -120,5 +120,5 @@ def test_json_is_one_object_with_checks_and_null_for_no_data(
     check = at_most("p99", math.nan, "ms", 1.0)
     assert not check.holds, "what was not measured keeps no goal"
     emit({"checks": checks_json([check])}, as_json=True, title="")
-    (told,) = json.loads(capsys.readouterr().out)["checks"]
-    assert told == {"name": "p99", "value": None, "unit": "ms", "goal": "<= 1", "holds": False}
+    (check,) = json.loads(capsys.readouterr().out)["checks"]
+    assert check == {"name": "p99", "value": None, "unit": "ms", "goal": "<= 1", "holds": False}

@@ -1,4 +1,4 @@
-"""`bench job`: stages on a small server, and what is written about them."""
+"""`bench job`: stages on a small server, and their result files."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def run(
     *flags: str,
     status: int = 0,
 ) -> dict[str, Any]:
-    """The result file; the last line of output is checked to be the same result, but small."""
+    """The result file; checks that the last line of output is its summary."""
     command = ["job", kind, "--base-url", backend.url, "--out", str(out), *LOAD.split(), *flags]
     assert main(command) == status
-    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    printed = json.loads(capsys.readouterr().out.splitlines()[-1])
     written: dict[str, Any] = json.loads((out / "result.json").read_text())
-    assert "stages" not in said
-    assert said["num_requests"] == written["num_requests"]
+    assert "stages" not in printed
+    assert printed["num_requests"] == written["num_requests"]
     page = (out / "report.html").read_text()
     assert page.count("<figure>") >= 3
     for svg in page.split("<figure>")[1:]:
@@ -57,17 +57,17 @@ def run(
 
 @pytest.fixture
 def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves charts blank, which take matplotlib longer than a job takes; each kind of job is drawn
-    in a test without it; goodput as a sweep."""
+    """Skips charts, since matplotlib takes longer than a job; tests without this fixture draw each
+    type of job (goodput as a sweep)."""
     monkeypatch.setattr("cluster.bench.jobs.charts._svg", lambda draw: "<svg/>")
 
 
 def say(capsys: pytest.CaptureFixture[str], backend: Backend, *flags: str) -> tuple[int, str, str]:
-    """Exit status and what stands on the console for people, and beside it."""
+    """Exit status, standard output and standard error."""
     command = ["job", *flags, "--base-url", backend.url, *LOAD.split()[:-2]]
     status = main(command)
-    said = capsys.readouterr()
-    return status, said.out, said.err
+    output = capsys.readouterr()
+    return status, output.out, output.err
 
 
 def holds(result: dict[str, Any]) -> dict[str, bool]:
@@ -75,7 +75,7 @@ def holds(result: dict[str, Any]) -> dict[str, bool]:
     return {check["name"]: check["holds"] for check in result["checks"]}
 
 
-def test_a_sweep_stops_where_the_endpoint_no_longer_follows(
+def test_a_sweep_stops_when_the_endpoint_does_not_keep_up(
     backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     backend.pace_s = 0.01  # some 7 events of a request, one at a time: no more than 14 per second
@@ -90,16 +90,16 @@ def test_a_sweep_stops_where_the_endpoint_no_longer_follows(
 
 
 @pytest.mark.usefixtures("no_charts")
-def test_a_job_waits_for_an_endpoint_that_still_loads(
+def test_a_job_waits_for_a_loading_endpoint(
     backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     backend.not_ready = 2
     written = run(backend, tmp_path, "soak", capsys, "--rate", "8", "--wait-ready-s", "60")
     assert written["failed"] == 0
-    assert backend.not_ready == -1, "asked until it said yes, and no more"
+    assert backend.not_ready == -1, "polled until it was ready, and not again"
 
 
-def test_a_job_does_not_wait_for_ever(
+def test_waiting_for_an_endpoint_times_out(
     backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     backend.not_ready = 1000
@@ -117,7 +117,7 @@ def test_a_job_does_not_wait_for_ever(
 
 
 @pytest.mark.usefixtures("no_charts")
-def test_goodput_keeps_the_slo_below_and_breaks_it_above(
+def test_goodput_finds_the_highest_rate_within_the_slo(
     backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     backend.pace_s = 0.01
@@ -128,7 +128,7 @@ def test_goodput_keeps_the_slo_below_and_breaks_it_above(
     assert [stage["rate"] for stage in written["stages"]] == [20.0, 10.0]
 
 
-def test_prefixes_in_common_are_sent_and_then_none(
+def test_shared_prefix_has_a_stage_with_and_without_shared_prefixes(
     backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = (
@@ -143,10 +143,10 @@ def test_prefixes_in_common_are_sent_and_then_none(
 
 
 @pytest.mark.usefixtures("no_charts")
-def test_a_job_that_is_run_again_has_other_prompts_unless_told(
+def test_a_repeated_job_has_new_prompts_without_a_seed(
     backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On the same server a cache would know the others."""
+    """Otherwise they would be in the prefix cache of the server."""
     for _ in range(2):
         written = run(backend, tmp_path, "soak", capsys, "--rate", "40")
     run(backend, tmp_path, "soak", capsys, "--rate", "40", "--seed", str(written["seed"]))
@@ -172,7 +172,7 @@ def test_a_trace_is_replayed_with_its_lengths_and_blocks(
     assert prompts[0][512:700] != prompts[1][512:700]
 
 
-def test_a_shortened_trace_keeps_what_prompts_share(tmp_path: Path) -> None:
+def test_a_scaled_trace_keeps_shared_blocks(tmp_path: Path) -> None:
     lines = [(0, 1030, 40, [1, 2, 3]), (1, 1024, 1, [1, 4])]
     names = ("timestamp", "input_length", "output_length", "hash_ids")
     trace = tmp_path / "trace.jsonl"
@@ -198,7 +198,7 @@ def test_every_scenario_is_a_stage_and_only_mixed_traffic_has_priorities(
 
 
 @pytest.mark.usefixtures("no_charts")
-def test_a_soak_tells_failures(
+def test_a_soak_reports_failures(
     backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written = run(backend, tmp_path, "soak", capsys, "--rate", "40")
@@ -214,7 +214,7 @@ REASON = "400: ignore_eos is no field of this server"
 
 
 @pytest.mark.parametrize("kind", ["sweep", "goodput", "soak", "shared-prefix"])
-def test_a_job_of_which_all_requests_fail_says_why_and_has_no_figures(
+def test_a_job_with_only_failed_requests_reports_reasons_and_no_metrics(
     backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
     backend.refuse_ignore_eos = True
@@ -237,7 +237,7 @@ def test_a_job_of_which_all_requests_fail_says_why_and_has_no_figures(
 
 
 @pytest.mark.usefixtures("no_charts")
-def test_some_failures_are_counted_by_reason_where_people_look(
+def test_failures_are_reported_by_reason(
     backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     backend.fail_every = 4
@@ -252,15 +252,15 @@ def test_some_failures_are_counted_by_reason_where_people_look(
     assert "HTTP 503: overloaded" in (tmp_path / "report.html").read_text()
 
 
-def test_a_report_tells_options_machine_versions_and_the_slo(
+def test_a_report_has_options_machine_versions_and_slo(
     backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ("--rate", "40", "--slo", "123:45", "--api-key", "secret", "--header", "x-key=hidden")
     written = run(backend, tmp_path, "soak", capsys, *flags)
-    told = written["options"]
-    assert (told["kind"], told["rate"], told["duration"]) == ("soak", 40.0, 0.5)
-    assert (told["random_input_len"], told["random_output_len"]) == (12, 4)
-    assert told["ignore_eos"] is True
+    options = written["options"]
+    assert (options["kind"], options["rate"], options["duration"]) == ("soak", 40.0, 0.5)
+    assert (options["random_input_len"], options["random_output_len"]) == (12, 4)
+    assert options["ignore_eos"] is True
     assert written["client"]["cores"] >= 1
     assert written["client"]["memory_gib"] > 0.0
     assert written["versions"]["python"] == platform.python_version()
@@ -284,7 +284,7 @@ def test_gpus_are_read_from_the_driver(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_charts")
-def test_results_are_not_overwritten_unless_told(
+def test_results_are_only_overwritten_with_a_flag(
     backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
     out = ("--out", str(tmp_path / "kept"))
@@ -308,10 +308,10 @@ def test_scripts_submit_flags_that_exist(path: Path) -> None:
     command = [str(path), *(["sweep"] if path.stem == "submit" else [])]
     extra = ["--trace", "x.jsonl"] if path.stem == "mooncake" else []
     environment = {**os.environ, "RAY": "echo"}
-    said = subprocess.run(
+    result = subprocess.run(
         [*command, *extra], env=environment, capture_output=True, text=True, check=True
     )
-    ray, job = said.stdout.split(" -- ")
+    ray, job = result.stdout.split(" -- ")
     assert ray.startswith("job submit --working-dir . --runtime-env deploy/jobs/runtime.yaml")
     assert job.split()[:3] == ["python", "-m", "cluster.bench"]
     parser = argparse.ArgumentParser()
@@ -320,7 +320,7 @@ def test_scripts_submit_flags_that_exist(path: Path) -> None:
     assert JobOptions(**given_options(args, JobOptions)).load_tasks == 2
 
 
-def test_the_timeline_has_every_token_where_it_came() -> None:
+def test_the_timeline_has_each_token_at_its_time() -> None:
     record = Record(
         index=0, prompt_len=10, wanted_len=3, start=5.0, latency=6.0, ttft=1.0, itl=[2.0, 3.0]
     )
@@ -335,23 +335,23 @@ def test_the_timeline_has_every_token_where_it_came() -> None:
     assert found["hit_rate"] == [0.4] + [None] * 59
 
 
-@pytest.mark.parametrize(("per_s", "wanted"), [(10.0, 1.0), (4.0, 0.4)])
-def test_pace_is_that_of_ends_and_not_how_long_they_take(per_s: float, wanted: float) -> None:
+@pytest.mark.parametrize(("per_s", "expected"), [(10.0, 1.0), (4.0, 0.4)])
+def test_pace_depends_on_completions_and_not_on_latency(per_s: float, expected: float) -> None:
     arrivals = [place / 10.0 for place in range(50)]
     records = [
         Record(index=i, prompt_len=1, wanted_len=1, latency=9.0 + i / per_s - i / 10.0, start=at)
         for i, at in enumerate(arrivals)
     ]
-    assert pace(records, arrivals) == pytest.approx(wanted)
+    assert pace(records, arrivals) == pytest.approx(expected)
     assert pace(records[:1], arrivals[:1]) == 1.0
 
 
 def drawn(chart: str) -> list[str]:
-    """The texts of a chart; it has to be XML, as it stands within a page."""
+    """Texts of a chart, which has to be valid XML."""
     return [text.strip() for text in ElementTree.fromstring(chart).itertext() if text.strip()]
 
 
-def test_axes_begin_at_zero_and_count_in_whole_numbers() -> None:
+def test_axes_start_at_zero_with_integer_ticks() -> None:
     texts = drawn(line_chart("t<", "x", "y", {"a": [(0.9, 0.7), (31.6, 1013.0)]}))
     assert texts[0] == "t<"
     assert {"0", "10", "1000", "x", "y"} <= set(texts)
@@ -367,7 +367,7 @@ def test_lines_and_limits_are_named() -> None:
     assert {"p50", "p99", "SLO 2,000"} <= set(texts)
 
 
-def test_a_histogram_marks_its_limit_and_one_far_away_is_only_told() -> None:
+def test_a_histogram_marks_its_limit_unless_it_is_far_away() -> None:
     bars = [(0.0, 1.0), (10.0, 3.0)]
     assert "SLO 30" in drawn(bar_chart("t", "x", "y", bars, limit=30.0))
     far = drawn(bar_chart("t", "x", "y", bars, limit=2000.0))

@@ -1,4 +1,4 @@
-"""Prompts, arrivals and the reading of streams."""
+"""Prompts, arrivals and parsing of streams."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_random_prompts_have_exact_lengths_and_a_seed() -> None:
     assert samples != make_samples(options, 6, VOCABULARY, seed=2)
 
 
-def test_range_ratio_bounds_lengths() -> None:
+def test_range_ratio_limits_lengths() -> None:
     options = DatasetOptions(random_input_len=100, random_output_len=10, random_range_ratio=0.5)
     samples = make_samples(options, 200, VOCABULARY, seed=0)
     assert {50 <= len(s.prompt_token_ids) <= 150 for s in samples} == {True}
@@ -64,7 +64,7 @@ def test_arrivals_keep_the_rate(burstiness: float) -> None:
     assert times == arrival_times(50, 10.0, burstiness, seed=4)
 
 
-def test_arrivals_at_equal_distances() -> None:
+def test_infinite_burstiness_gives_equal_intervals() -> None:
     assert arrival_times(4, 2.0, math.inf, seed=4) == [0.5, 1.0, 1.5, 2.0]
 
 
@@ -95,9 +95,9 @@ def test_scanner_joins_chunks_and_drops_comments() -> None:
         (b'{"choices":[],"usage":{"prompt_tokens":1}}', "usage"),
     ],
 )
-def test_events_are_told_apart_without_decoding(data: bytes, says: str) -> None:
-    told = {"choices": has_choices, "text": has_text, "usage": has_usage, "opens": opens_chat}
-    assert {name for name, tell in told.items() if tell(data)} == set(says.split())
+def test_events_are_classified_without_decoding(data: bytes, says: str) -> None:
+    tests = {"choices": has_choices, "text": has_text, "usage": has_usage, "opens": opens_chat}
+    assert {name for name, test in tests.items() if test(data)} == set(says.split())
 
 
 async def ask(backend: Backend, endpoint: str, body: dict[str, object]) -> Record:
@@ -113,10 +113,10 @@ async def ask(backend: Backend, endpoint: str, body: dict[str, object]) -> Recor
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a b"}]}),
     ],
 )
-async def test_times_run_to_the_last_event_about_the_completion(
+async def test_latency_ends_with_the_last_event_with_choices(
     backend: Backend, endpoint: str, prompt: dict[str, object]
 ) -> None:
-    """As vLLM's benchmark counts: three tokens, one without text, and the reason why it ended."""
+    """As in vLLM's benchmark: three tokens, one without text, and the finish reason."""
     backend.pace_s = 0.01
     backend.empty = 1
     record = await ask(backend, endpoint, {**prompt, "max_tokens": 3})
@@ -133,7 +133,7 @@ def test_processes_follow_the_load() -> None:
     assert choose_processes(1, 128, 100_000, 1e9) == 1
 
 
-def test_requests_that_wait_for_each_other_have_one_client() -> None:
+def test_dependent_requests_cannot_be_split() -> None:
     requests = tuple(
         Request(index=place, body=b"", prompt_len=1, output_len=1, after=place - 1 or None)
         for place in (1, 2)

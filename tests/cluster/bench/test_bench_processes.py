@@ -1,4 +1,4 @@
-"""Processes that benchmarks count or start; options out of range."""
+"""Processes of benchmarks, and options out of range."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_part_without_processes_is_an_error() -> None:
         CpuMeter({"nothing-like-it": ("nothing-like-it",)})
 
 
-def test_a_benchmark_in_a_process_of_its_own_tells_its_last_line() -> None:
+def test_a_measurement_is_the_last_line_of_its_process() -> None:
     assert run_measurement([sys.executable, "-c", "print(1); print('{\"a\": 2}')"], "it") == {
         "a": 2
     }
@@ -47,7 +47,7 @@ def test_a_benchmark_in_a_process_of_its_own_tells_its_last_line() -> None:
         run_measurement([sys.executable, "-c", "raise SystemExit(3)"], "the turn")
 
 
-def test_a_process_that_takes_too_long_is_ended_with_those_it_started() -> None:
+def test_a_timed_out_process_is_killed_with_its_children() -> None:
     child = "import subprocess; subprocess.run(['sleep', '4321'])"
     with pytest.raises(ValueError, match="the turn timed out after 1 s"):
         run_measurement([sys.executable, "-c", child], "the turn", 1.0)

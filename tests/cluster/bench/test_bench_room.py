@@ -1,4 +1,4 @@
-"""Research is part of a checkout, and not of the wheel."""
+"""Research benchmarks are part of a checkout, but not of the wheel."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from cluster.bench import cli
 from tests.support.paths import ROOT
 
 
-def test_the_wheel_has_the_benchmarks_of_endpoints_alone() -> None:
-    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    found = find_packages(str(ROOT), **told["packages"]["find"])
+def test_the_wheel_only_has_benchmarks_of_endpoints() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    found = find_packages(str(ROOT), **settings["packages"]["find"])
     assert {"cluster.bench", "cluster.bench.jobs", "router", "worker.core", "kernels"} <= set(found)
     assert not [name for name in found if name.startswith(("deploy", "tests"))]
 
@@ -28,7 +28,7 @@ def test_the_wheel_has_the_benchmarks_of_endpoints_alone() -> None:
         ("router", "python -m deploy.benchmarks router"),
     ],
 )
-def test_commands_of_before_say_what_they_are_now(
+def test_moved_commands_name_their_replacement(
     capsys: pytest.CaptureFixture[str], name: str, now: str
 ) -> None:
     with pytest.raises(SystemExit):

@@ -104,18 +104,18 @@ def test_failures_are_counted(
     assert result["token_hit_rate"] is None
 
 
-def test_the_console_says_why_requests_failed_and_has_no_figures_of_none(
+def test_the_console_shows_reasons_of_failures_and_no_metrics_without_data(
     backend: Backend, capsys: pytest.CaptureFixture[str]
 ) -> None:
     backend.fail_with = "status"
     assert main(["serve", "--base-url", backend.url, "--num-prompts", "4"]) == 1
-    said = capsys.readouterr()
-    assert "4 requests failed, all with: HTTP 401: no" in said.err
-    assert "failed requests" in said.out
-    assert re.search(rf"ttft(\W+{NO_DATA}){{3}}", said.out)
+    output = capsys.readouterr()
+    assert "4 requests failed, all with: HTTP 401: no" in output.err
+    assert "failed requests" in output.out
+    assert re.search(rf"ttft(\W+{NO_DATA}){{3}}", output.out)
 
 
-def test_servers_that_may_not_take_ids_get_none_of_an_unknown_vocabulary(
+def test_unknown_servers_need_a_tokenizer(
     backend: Backend, capsys: pytest.CaptureFixture[str], tmp_path: Any
 ) -> None:
     plain = ("serve", "--base-url", backend.url, "--num-prompts", "2")
@@ -137,8 +137,8 @@ def test_endpoints_without_data_are_not_compared(
     backend.fail_with = "status"
     flags = ("--concurrencies", "1", "--pause-s", "0", "--rounds", "3", "--num-prompts", "2")
     assert main(["compare", backend.url, backend.url, *flags]) == 2
-    said = capsys.readouterr().err
-    assert "has no completed request: 6 requests failed, all with: HTTP 401: no" in said
+    output = capsys.readouterr().err
+    assert "has no completed request: 6 requests failed, all with: HTTP 401: no" in output
 
 
 def test_several_processes_share_the_load(
@@ -154,7 +154,7 @@ def test_several_processes_share_the_load(
     assert len({tuple(body["prompt"]) for body in backend.bodies}) == 10
 
 
-def test_goodput_counts_requests_that_keep_every_goal() -> None:
+def test_goodput_counts_requests_that_meet_every_limit() -> None:
     records = [
         Record(index=i, prompt_len=4, wanted_len=3, latency=e2e, ttft=ttft, output_len=3)
         for i, (ttft, e2e) in enumerate([(0.1, 0.3), (0.3, 0.5), (0.1, 2.1)])

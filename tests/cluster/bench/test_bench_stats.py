@@ -23,7 +23,7 @@ from cluster.bench.stats import (
 from cluster.bench.turns import Turns, take_turns
 
 
-def test_percentiles_interpolate_and_of_nothing_there_is_none() -> None:
+def test_percentiles_interpolate_and_are_nan_without_values() -> None:
     assert percentile([1.0, 2.0, 3.0, 4.0], 50) == 2.5
     assert percentile([5.0], 99) == 5.0
     assert all(math.isnan(value) for value in (percentile([], 99), mean([]), std([])))
@@ -32,7 +32,7 @@ def test_percentiles_interpolate_and_of_nothing_there_is_none() -> None:
 
 
 def test_there_is_one_definition_of_a_percentile() -> None:
-    """Of all that is reported: others would differ where there are few requests."""
+    """All reports use it: other definitions differ for few requests."""
     other = re.compile(
         r"(np|statistics)\.(nan)?(percentile|quantiles?|median|partition)\(|from statistics import"
     )
@@ -42,7 +42,7 @@ def test_there_is_one_definition_of_a_percentile() -> None:
 
 
 @pytest.mark.parametrize("count", [3, 5, 11, 40])
-def test_intervals_are_student_s_whatever_the_number_of_values(count: int) -> None:
+def test_intervals_are_student_s_for_any_number_of_values(count: int) -> None:
     values = np.random.default_rng(count).gamma(3.0, 1.0, count).tolist()
     low, high = scipy.stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
     found = estimate(values)
@@ -55,7 +55,7 @@ def test_intervals_are_student_s_whatever_the_number_of_values(count: int) -> No
     assert found.p_below(2.0) == pytest.approx(1.0 - above)
 
 
-def test_measured_apart_they_are_welch_s() -> None:
+def test_unpaired_intervals_are_welch_s() -> None:
     random = np.random.default_rng(0)
     a, b = random.normal(1.0, 0.1, 4), random.normal(1.3, 0.5, 7)
     low, high = scipy.stats.ttest_ind(b, a, equal_var=False).confidence_interval(0.95)
@@ -81,7 +81,7 @@ def test_ratios_need_pairs() -> None:
         ratios([1.0], [math.nan])
 
 
-def test_bootstrap_draws_rounds_and_is_the_same_each_time() -> None:
+def test_bootstrap_is_deterministic() -> None:
     values = [1.0, 1.1, 0.9, 1.05, 0.95, 1.2, 0.8]
 
     def middle(picks: object) -> float:
@@ -100,12 +100,12 @@ def test_intervals_of_ratios_are_those_of_the_logarithms() -> None:
     assert math.isnan(spread_of_ratios([0.0, 1.0, 2.0]).interval_low)
 
 
-def test_spread_holds_median_and_range() -> None:
+def test_spread_has_median_and_range() -> None:
     found = spread([3.0, 1.0, 2.0])
     assert (found.median, found.low, found.high, found.count) == (2.0, 1.0, 3.0, 3)
 
 
-def test_the_order_of_the_variants_turns_round() -> None:
+def test_the_order_of_the_variants_alternates() -> None:
     calls: list[tuple[str, int]] = []
 
     def variant(name: str):
@@ -120,7 +120,7 @@ def test_the_order_of_the_variants_turns_round() -> None:
         take_turns({"a": float}, 0)
 
 
-def test_rounds_are_compared_in_pairs_and_the_lost_ones_are_named() -> None:
+def test_rounds_are_compared_in_pairs_with_lost_rounds() -> None:
     turns = Turns({"base": [10.0, 20.0, 10.0], "new": [12.0, 18.0, 15.0]})
     found = turns.comparison("new", "base", float)
     assert (found["arm"], found["baseline"]) == ("new", "base")

@@ -1,4 +1,4 @@
-"""The offline benchmark on the real engine, with a model so small that only counts matter."""
+"""Offline benchmark of the real engine with a tiny model; only counts are checked."""
 
 from __future__ import annotations
 

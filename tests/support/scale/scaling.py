@@ -79,7 +79,7 @@ class Scaler:
         with self.watch:
             load = combined([self._meter.read()])
             target = self._autoscaler.decide(load, self.target, now)
-        self.most_wanted = max(self.most_wanted, self._autoscaler.wanted(load))
+        self.most_wanted = max(self.most_wanted, self._autoscaler.needed_workers(load))
         if self._acts:
             self._change(target, now)
 
