@@ -23,9 +23,9 @@ class Match(NamedTuple):
     num_host: int = 0
     """Pages in host memory, following those on the device."""
     borders: tuple[int, ...] = ()
-    """Positions at which a request that continues here should snapshot its state, if layers have any:
-    the end of the cached pages (the match ends at the last snapshot before) and the end of the full
-    pages of the tokens looked up."""
+    """Positions at which a request that continues here should snapshot its state, if any layer has
+    one: the end of the cached pages (the match ends at the last snapshot before) and the end of the
+    full pages of the tokens looked up."""
 
     @property
     def num_pages(self) -> int:
