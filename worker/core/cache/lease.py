@@ -23,9 +23,9 @@ class Match(NamedTuple):
     num_host: int = 0
     """Pages in host memory, following those on the device."""
     borders: tuple[int, ...] = ()
-    """Positions at which a request that continues here should snapshot its state, for layers with
-    states: the end of the cached pages (the match ends at the last snapshot before) and the end of
-    the full pages of the tokens looked up."""
+    """Positions at which a request that continues here should snapshot its state, if any layer has
+    one: the end of the cached pages (the match ends at the last snapshot before) and the end of the
+    full pages of the tokens looked up."""
 
     @property
     def num_pages(self) -> int:
@@ -57,7 +57,7 @@ class Lease:
     duplicates: list[int] = field(default_factory=list)
     """Pages of the request that are also cached as other pages."""
     borders: tuple[int, ...] = ()
-    """Positions to snapshot the state at (`Match.borders`), for layers with states."""
+    """Positions to snapshot the state at, if layers have any (`Match.borders`)."""
     snapshots: list[PendingSnapshot] = field(default_factory=list)
     """Snapshots being stored by steps in flight."""
     rolling_page: int = 0
