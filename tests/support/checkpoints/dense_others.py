@@ -1,5 +1,4 @@
-"""Checkpoints of the dense families that few of today's models are of, and what would be wrong if
-one of their features were missed."""
+"""Checkpoints of less common dense families, and mutations that break each of their features."""
 
 from __future__ import annotations
 

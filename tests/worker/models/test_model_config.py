@@ -1,4 +1,4 @@
-"""config.json: both layouts, defaults, limits and refusals by name."""
+"""config.json: both layouts of rope parameters, defaults, limits, and errors that name the key."""
 
 from __future__ import annotations
 
@@ -212,15 +212,17 @@ def test_a_required_key(folder: Path) -> None:
 
 @pytest.mark.parametrize("key", ["_anything", "num_beam_groups", "early_stopping", "typical_p"])
 def test_harmless_keys(folder: Path, key: str) -> None:
-    """Bookkeeping, and what transformers once wrote about generation; nested, too."""
+    """Bookkeeping, and keys of generation that transformers once wrote; nested ones, too."""
     load(folder, **{key: 3}, rope_scaling={"rope_type": "linear", "factor": 2.0, "_a": 3})
 
 
 def test_layer_types_are_read_of_every_family(folder: Path) -> None:
-    """As transformers 5 writes them, of models without windows, too."""
-    load(folder, layer_types=["full_attention", "full_attention"])
-    with pytest.raises(ValueError, match="layer_types"):
+    """transformers 5 writes them for models without windows, too."""
+    load(folder, layer_types=["full_attention"] * 2, mlp_layer_types=["dense"] * 2)
+    with pytest.raises(ValueError, match=r"^layer_types"):
         load(folder, layer_types=["full_attention"])
+    with pytest.raises(ValueError, match="mlp_layer_types"):
+        load(folder, mlp_layer_types=["dense", "sparse"])
 
 
 @pytest.mark.parametrize(
@@ -285,7 +287,7 @@ def test_salt_names_the_checkpoint(folder: Path) -> None:
 
 @pytest.mark.parametrize("place", [0, 1, 77_777, 199_998, 199_999])
 def test_salt_tells_fine_tunes_apart(folder: Path, place: int) -> None:
-    """Be it by one value of a weight alone, and whatever was computed of the file before."""
+    """Even if a single weight differs, and whatever digest was computed of the file before."""
     load(folder)
     path, salts = folder / "model.safetensors", set()
     for value in (0, 1):
@@ -317,7 +319,7 @@ def test_salt_is_the_same_wherever_the_files_are(folder: Path, tmp_path: Path) -
     ],
 )
 def test_a_forged_header_has_a_salt_too(folder: Path, header: bytes) -> None:
-    """It is refused when it is loaded."""
+    """Loading rejects it."""
     load(folder)
     path = folder / "model.safetensors"
     start = len(header).to_bytes(8, "little") + header

@@ -43,7 +43,7 @@ FULL, SLIDING, CHUNKED, LINEAR = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadSizes:
-    """Sizes of the attention heads of some layers, where they differ from those of others."""
+    """Sizes of the attention heads of some layers, if they differ from those of others."""
 
     head_dim: int
     num_kv_heads: int
@@ -119,6 +119,7 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     original_max_position_embeddings: Index | None = None
     partial_rotary_factor: Annotated[float | None, only(1)] = None
     layer_types: list[str] | None = None
+    mlp_layer_types: list[str] | None = None
     quantization_config: dict[str, Any] | None = None
     compression_config: dict[str, Any] | None = None
     attention_bias: No = False
@@ -185,7 +186,7 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return Biases(self.attention_bias, self.attention_bias, self.mlp_bias)
 
     def has_qk_norm(self) -> bool:
-        """Whether each head of q and k is normalised with weights of its own."""
+        """Whether each head of q and k is normalised with weights (QK norm)."""
         return self.use_qk_norm
 
     def layer_kind(self, index: int) -> str:
