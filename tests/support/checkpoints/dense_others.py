@@ -177,7 +177,7 @@ DENSE_SPECIMENS: dict[str, Specimen] = {
         mutations={
             "eps": {"layer_norm_epsilon": 0.1},
             "no bias": {"bias": False},
-            "activation": Patch(target="torch.nn.functional:gelu", value=torch.relu),
+            "activation": Patch(target="kernels.rowwise:gelu", value=torch.relu),
             **_LAYER_NORMS,
             **_THETA,
         },
