@@ -99,6 +99,8 @@ def test_longrope_is_served_within_its_original_length(folder: Path) -> None:
         ValueError, match=r"rope_scaling\.short_factor .* must be 4 numbers, .* got 2"
     ):
         load(folder, rope_scaling=scaling, **phi | {"partial_rotary_factor": 1.0})
+    with pytest.raises(ValueError, match=r"original_max_position_embeddings 1 .* at least 2"):
+        load(folder, rope_scaling=scaling, **phi | {"original_max_position_embeddings": 1})
     with pytest.raises(ValueError, match=r"rope_scaling\.short_factor .* must be positive"):
         load(folder, rope_scaling={**scaling, "short_factor": "all"}, **phi)
 
@@ -205,7 +207,7 @@ def test_an_unsupported_value_is_named_with_the_supported_ones(
 
 def test_a_required_key(folder: Path) -> None:
     gemma = json.loads(json.dumps(BASE)) | {"architectures": ["Gemma4ForCausalLM"]}
-    with pytest.raises(ValueError, match=r"hidden_size_per_layer_input is missing .* must be 0"):
+    with pytest.raises(ValueError, match=r"hidden_size_per_layer_input is missing .* only 0 is"):
         load(folder, **gemma)
     load(folder, **gemma, hidden_size_per_layer_input=0)
 

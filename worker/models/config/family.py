@@ -159,11 +159,11 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """config.json in the spelling of the schema."""
         names, share = dict(cls.aliases), "partial_rotary_factor"
         table = raw.get("rope_parameters") or {}
-        own = {key: value for key, value in raw.items() if key not in names}
-        own |= {names[key]: raw[key] for key in names if raw.get(key) is not None}
+        keys = {key: value for key, value in raw.items() if key not in names}
+        keys |= {names[key]: raw[key] for key in names if raw.get(key) is not None}
         if isinstance(table, dict) and share in table and accepts(cls, share, table[share]):
-            own.setdefault(share, table[share])  # as transformers 5 writes it
-        return own
+            keys.setdefault(share, table[share])  # as transformers 5 writes it
+        return keys
 
     def derive(self) -> None:
         """Sets fields that follow from others; raises ValueError for values that contradict."""

@@ -143,10 +143,12 @@ def _explained(
         if not accepts(schema, key, value):
             return _unsupported(key, value, types[key])
     key = next(key for key in types if f"`{key}`" in str(error))
-    return ValueError(
-        f"{key} is missing in config.json: it must be {_described(types[key])}; set it if that is "
-        "what the model uses"
-    )
+    allowed = _described(types[key])
+    if isinstance(inspect.type_info(types[key]), inspect.LiteralType):
+        remedy = f"only {allowed} is supported; set it if that is what the model uses"
+    else:
+        remedy = f"add it; it must be {allowed}"
+    return ValueError(f"{key} is missing in config.json: {remedy}")
 
 
 def _unsupported(key: str, value: object, hint: Any) -> ValueError:
