@@ -1,5 +1,5 @@
-"""The families that decide blocks, which transformers has no classes of: a checkpoint of each, and
-what would be wrong if one of its features were missed."""
+"""Checkpoints of block-diffusion families, which transformers lacks, and mutations that break
+each of their features."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class BlockSpecimen:
     write: Callable[[Path], MoeCheckpoint]
     """Saves it."""
     mask: int
-    """The token that stands where none is decided."""
+    """The token of undecided positions."""
     ends: Sequence[int]
     """Tokens that end a request."""
     mutations: Mapping[str, Mutation]
@@ -64,7 +64,7 @@ class BlockCheckpoint:
 
 
 def write_blocks(architecture: str, folder: Path) -> BlockCheckpoint:
-    """Saves the checkpoint of a family, by what `architectures` says in it."""
+    """Saves the checkpoint of a family, by its value of `architectures`."""
     specimen = BLOCK_SPECIMENS[architecture]
     return BlockCheckpoint(folder=folder, specimen=specimen, plain=specimen.write(folder))
 
@@ -116,4 +116,4 @@ BLOCK_SPECIMENS = {
         },
     ),
 }
-"""By what `architectures` says."""
+"""By value of `architectures`."""

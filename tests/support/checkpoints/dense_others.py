@@ -1,5 +1,4 @@
-"""Checkpoints of the dense families that few of today's models are of, and what would be wrong if
-one of their features were missed."""
+"""Checkpoints of less common dense families, and mutations that break each of their features."""
 
 from __future__ import annotations
 
@@ -178,7 +177,7 @@ DENSE_SPECIMENS: dict[str, Specimen] = {
         mutations={
             "eps": {"layer_norm_epsilon": 0.1},
             "no bias": {"bias": False},
-            "activation": Patch(target="torch.nn.functional:gelu", value=torch.relu),
+            "activation": Patch(target="kernels.rowwise:gelu", value=torch.relu),
             **_LAYER_NORMS,
             **_THETA,
         },

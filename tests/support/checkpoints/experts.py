@@ -1,5 +1,5 @@
-"""Checkpoints of families whose experts are those of another family, in other places or by other
-names; and what would be wrong if one of their features were missed."""
+"""Checkpoints of families whose experts are those of another family with other tensors, and
+mutations that break each of their features."""
 
 from __future__ import annotations
 

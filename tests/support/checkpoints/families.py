@@ -1,5 +1,5 @@
-"""A checkpoint of each family in which every feature of the family is switched on and matters; and
-what would be wrong if one of them were missed."""
+"""A checkpoint of each family in which every feature of the family is enabled and has an effect,
+and mutations that break each feature."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ SPECIMENS: dict[str, Specimen] = {
             "tie_word_embeddings": True,
         },
         mutations={"names": NO_NAMES, **_WINDOW_PLUS_1},
-        wrapper="Gemma3",
+        multimodal="Gemma3",
     ),
     "qwen2": Specimen(
         name="Qwen2",
@@ -344,21 +344,21 @@ SPECIMENS: dict[str, Specimen] = {
         config="Qwen3_5MoeText",
         settings=_LINEAR_EXPERTS,
         mutations={**_LINEAR_EXPERTS_MUTATIONS, "names": NO_NAMES},
-        wrapper="Qwen3_5Moe",
+        multimodal="Qwen3_5Moe",
     ),
     "qwen3-5-small-images": Specimen(
         name="Qwen3_5",
         config="Qwen3_5Text",
         settings={**_LINEAR, "tie_word_embeddings": True},
         mutations={"names": NO_NAMES, "convolution": NO_TAPS},
-        wrapper="Qwen3_5",
+        multimodal="Qwen3_5",
     ),
     "qwen2-5-images": Specimen(
         name="Qwen2_5_VL",
         config="Qwen2_5_VLText",
         settings={"rope_parameters": {**_ROPE, "mrope_section": [2, 3, 3]}},
         mutations={"names": NO_NAMES, **_THETA, **_EPS},
-        wrapper="Qwen2_5_VL",
+        multimodal="Qwen2_5_VL",
         lacks_head_dim=True,
     ),
     "qwen3-images": Specimen(
@@ -369,7 +369,7 @@ SPECIMENS: dict[str, Specimen] = {
             "tie_word_embeddings": True,
         },
         mutations={"names": NO_NAMES, **_THETA, **_EPS},
-        wrapper="Qwen3VL",
+        multimodal="Qwen3VL",
     ),
     "qwen3-moe": Specimen(
         name="Qwen3Moe",
@@ -457,7 +457,7 @@ SPECIMENS: dict[str, Specimen] = {
             **_THETA,
             **_EPS,
         },
-        wrapper="Mistral3",
+        multimodal="Mistral3",
     ),
     "mistral3-of-ministral3": Specimen(
         name="Ministral3",
@@ -469,7 +469,7 @@ SPECIMENS: dict[str, Specimen] = {
         mutations={
             "no beta": {"rope_parameters": {**_MINISTRAL_ROPE, "llama_4_scaling_beta": 0.0}},
         },
-        wrapper="Mistral3",
+        multimodal="Mistral3",
     ),
     "glm4": Specimen(
         name="Glm4",

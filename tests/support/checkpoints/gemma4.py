@@ -1,4 +1,4 @@
-"""Checkpoints of Gemma 4, and what would be wrong if one of its features were missed."""
+"""Checkpoints of Gemma 4, and mutations that break each of its features."""
 
 from __future__ import annotations
 
@@ -197,6 +197,6 @@ GEMMA4_SPECIMENS: dict[str, Specimen] = {
             "use_bidirectional_attention": "vision",
         },
         mutations={"names": NO_NAMES, **_WINDOW_PLUS_1},
-        wrapper="Gemma4",
+        multimodal="Gemma4",
     ),
 }

@@ -1,5 +1,5 @@
-"""Checkpoints of the families whose attention goes by latents, and what would be wrong if one of
-their features were missed."""
+"""Checkpoints of families with multi-head latent attention, and mutations that break each of
+their features."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of Llama 4, and what would be wrong if one of its features were missed."""
+"""Checkpoints of Llama 4, and mutations that break each of its features."""
 
 from __future__ import annotations
 
@@ -95,6 +95,6 @@ LLAMA4_SPECIMENS: dict[str, Specimen] = {
             "num_local_experts": 4,
         },
         mutations={"names": NO_NAMES, "windows": _WINDOWS, **_CHUNK_PLUS_1},
-        wrapper="Llama4",
+        multimodal="Llama4",
     ),
 }

@@ -1,4 +1,4 @@
-"""What would be wrong if a feature of a family were missed, where no key of config.json says so."""
+"""Mutations of features that no key of config.json switches."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Tiny mixtures of experts in every layout of quantized weights, and the same ones dequantized.
 
-Codes are drawn, then packed by the layouts' own rules, element by element, and multiplied out here:
-nothing is shared with what reads them.
+Codes are random, packed by the layouts' own rules element by element, and dequantized here: no code
+is shared with the loader.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from safetensors.torch import save_file
 from tests.support.checkpoints.moe import QWEN3_MOE, write_moe
 
 GROUP = 24
-"""Divides neither the sizes of the checkpoint, nor what several ranks hold of them."""
+"""Divides neither the sizes of the checkpoint nor the slices of several ranks."""
 CONFIG: dict[str, Any] = {**QWEN3_MOE, "num_hidden_layers": 1, "num_experts": 4}
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 Quantized = tuple[dict[str, torch.Tensor], torch.Tensor]
-"""Tensors of a module by the ends of their names, and the weight [N, K] that they stand for."""
+"""Tensors of a module by the ends of their names, and the dequantized weight [N, K]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     """A layout of quantized weights."""
 
-    said: Mapping[str, Any]
-    """The quantization_config of it."""
+    settings: Mapping[str, Any]
+    """Its quantization_config."""
     draw: Callable[[int, int], Quantized]
-    """A weight [N, K]."""
+    """Makes a random weight [N, K]."""
     file: str = ""
-    """That says it instead of config.json."""
+    """File with the quantization_config; empty for config.json."""
 
 
 def write_quantized(
@@ -47,17 +47,17 @@ def write_quantized(
     left_out: str = "^$",
     *,
     other: tuple[str, Layout] | None = None,
-    **said: Any,
+    **settings: Any,
 ) -> None:
-    """Writes both of a mixture of experts.
+    """Writes a mixture of experts, quantized and dequantized.
 
     Args:
-        layout: of the first.
-        folder: where that is written.
-        dequantized: where the other is.
-        left_out: fits names of modules that are not quantized.
-        other: fits names of modules of another layout, and that.
-        said: what it says of its format besides.
+        layout: layout of the quantized weights.
+        folder: folder of the quantized checkpoint.
+        dequantized: folder of the dequantized checkpoint.
+        left_out: pattern of names of modules that are not quantized.
+        other: pattern of names of modules with another layout, and that layout.
+        settings: further keys of quantization_config.
     """
     torch.manual_seed(7)
     plain = dict(write_moe(CONFIG, dequantized).weights)
@@ -74,7 +74,7 @@ def write_quantized(
     folder.mkdir(parents=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     save_file(plain, dequantized / "model.safetensors", metadata={"format": "pt"})
-    config, format_ = dict(CONFIG), {**layout.said, **said}
+    config, format_ = dict(CONFIG), {**layout.settings, **settings}
     if layout.file:
         (folder / layout.file).write_text(json.dumps(format_))
     else:
@@ -192,8 +192,8 @@ def mxfp4(rows: int, columns: int) -> Quantized:
     return {"weight_packed": packed, "weight_scale": exponents.to(torch.uint8)}, values * scales
 
 
-def said_of_compressed(format_: str, **weights: Any) -> dict[str, Any]:
-    """What compressed-tensors says of a format."""
+def compressed_config(format_: str, **weights: Any) -> dict[str, Any]:
+    """quantization_config of compressed-tensors for a format."""
     group = {"targets": ["Linear"], "weights": {"num_bits": 4, "symmetric": True, **weights}}
     own = {"input_activations": {"num_bits": 8, "dynamic": True}, "output_activations": None}
     return {
@@ -212,60 +212,62 @@ _GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": Fal
 _INDEXED = {**_GPTQ, "desc_act": True}
 
 LAYOUTS: Mapping[str, Layout] = {
-    "awq": Layout(said={**_AWQ, "version": "gemm"}, draw=awq),
-    "gptq": Layout(said=_GPTQ, draw=gptq, file="quantize_config.json"),
-    "gptq-v2": Layout(said={**_GPTQ, "checkpoint_format": "gptq_v2"}, draw=partial(gptq, less=0)),
-    "gptq-8": Layout(said={**_GPTQ, "bits": 8}, draw=partial(gptq, bits=8)),
-    "gptq-index": Layout(said=_INDEXED, draw=partial(gptq, is_ordered=False)),
+    "awq": Layout(settings={**_AWQ, "version": "gemm"}, draw=awq),
+    "gptq": Layout(settings=_GPTQ, draw=gptq, file="quantize_config.json"),
+    "gptq-v2": Layout(
+        settings={**_GPTQ, "checkpoint_format": "gptq_v2"}, draw=partial(gptq, less=0)
+    ),
+    "gptq-8": Layout(settings={**_GPTQ, "bits": 8}, draw=partial(gptq, bits=8)),
+    "gptq-index": Layout(settings=_INDEXED, draw=partial(gptq, is_ordered=False)),
     "gptq-index-8": Layout(
-        said={**_INDEXED, "bits": 8, "checkpoint_format": "gptq_v2"},
+        settings={**_INDEXED, "bits": 8, "checkpoint_format": "gptq_v2"},
         draw=partial(gptq, bits=8, less=0, is_ordered=False),
     ),
     "int4": Layout(
-        said=said_of_compressed("pack-quantized", **{**_INT, "group_size": 16}), draw=compressed
+        settings=compressed_config("pack-quantized", **{**_INT, "group_size": 16}), draw=compressed
     ),
     "int4-zeros": Layout(
-        said=said_of_compressed("pack-quantized", **_INT, **{"symmetric": False}),
+        settings=compressed_config("pack-quantized", **_INT, **{"symmetric": False}),
         draw=partial(compressed, zeros=True),
     ),
     "int8-packed": Layout(
-        said=said_of_compressed("pack-quantized", **{**_INT, "group_size": 16, "num_bits": 8}),
+        settings=compressed_config("pack-quantized", **{**_INT, "group_size": 16, "num_bits": 8}),
         draw=partial(compressed, bits=8),
     ),
     "int8": Layout(
-        said=said_of_compressed("int-quantized", type="int", num_bits=8, strategy="channel"),
+        settings=compressed_config("int-quantized", type="int", num_bits=8, strategy="channel"),
         draw=int8,
     ),
     "fp8-tensor": Layout(
-        said={"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None},
+        settings={"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None},
         draw=lambda rows, columns: fp8(rows, columns, torch.rand(()) + 0.5, "weight_scale_inv"),
     ),
     "fp8-tensor-of-one": Layout(
-        said={"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}},
+        settings={"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}},
         draw=lambda rows, columns: fp8(rows, columns, torch.rand(1) + 0.5),
         file="hf_quant_config.json",
     ),
     "fp8-channel": Layout(
-        said=said_of_compressed("float-quantized", **_FLOAT_8, strategy="channel"),
+        settings=compressed_config("float-quantized", **_FLOAT_8, strategy="channel"),
         draw=lambda rows, columns: fp8(rows, columns, torch.rand(rows, 1) + 0.5),
     ),
     "fp8-channel-of-rows": Layout(
-        said={"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"},
+        settings={"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"},
         draw=lambda rows, columns: fp8(rows, columns, torch.rand(rows) + 0.5),
     ),
     "nvfp4": Layout(
-        said={"quantization": {"quant_algo": "NVFP4", "group_size": 16}},
+        settings={"quantization": {"quant_algo": "NVFP4", "group_size": 16}},
         draw=nvfp4,
         file="hf_quant_config.json",
     ),
     "nvfp4-compressed": Layout(
-        said=said_of_compressed(
+        settings=compressed_config(
             "nvfp4-pack-quantized", type="float", strategy="tensor_group", group_size=16
         ),
         draw=partial(nvfp4, modelopt=False),
     ),
     "mxfp4": Layout(
-        said=said_of_compressed(
+        settings=compressed_config(
             "mxfp4-pack-quantized", type="float", strategy="group", group_size=32
         ),
         draw=mxfp4,

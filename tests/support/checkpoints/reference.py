@@ -49,54 +49,54 @@ class Names:
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """Gated MLPs of which each token takes a few, by a softmax over all."""
+    """Gated MLPs of which each token uses a few, chosen by a softmax over all."""
 
     count: int
     chosen: int
     size: int
-    """Of one: width between its weights."""
+    """Intermediate size of an expert."""
     sums_to_one: bool
-    """Whether the shares of those that are chosen do."""
+    """Whether the weights of a token's experts are normalised."""
     shared_size: int = 0
-    """Of the MLP that every token takes besides; 0 where there is none."""
+    """Intermediate size of the shared expert; 0 for none."""
     first_layer: int = 0
-    """Layers before it have one MLP."""
+    """Layers before it have a single MLP."""
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mathematics:
-    """What a family computes, beyond a decoder of pre-norm blocks with gated MLPs."""
+    """Differences of a family from a decoder of pre-norm blocks with gated MLPs."""
 
     config: Mapping[str, Any]
     """config.json."""
     names: Names = field(default_factory=Names)
     eps_key: str = "rms_norm_eps"
     theta_key: str = "rope_theta"
-    """Where config.json lacks it, the base is 10000."""
+    """Key of the base; 10000 if it is missing."""
     head_key: str = "head_dim"
-    """Where config.json lacks it, heads share the hidden size."""
+    """Key of the size of a head; hidden_size / heads if it is missing."""
     mlp_share: int = 1
-    """How many parts `intermediate_size` counts of an MLP."""
+    """Divisor of `intermediate_size`."""
     norm: Literal["rms", "layer"] = "rms"
     """Whether norms subtract the mean and add a bias."""
     rows: Literal["in order", "by kv head"] = "in order"
-    """Of a joined tensor: all of the queries first, or each kv head's queries, key and value."""
+    """Rows of a joined tensor: all queries first, or by KV head its queries, key and value."""
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     stretch: tuple[float, ...] = ()
-    """Wavelengths of pairs of dimensions are multiplied by these."""
+    """Factors of the wavelengths of pairs of dimensions."""
     cosine_scale: float = 1.0
     embedding_scale: float = 1.0
     branch_scale: float = 1.0
-    """Of what attention and MLP add."""
+    """Factor of the outputs of attention and MLP."""
     logits_scale: float = 1.0
     has_unit_rows: bool = False
-    """Whether every token's row of the scores' weight is brought to length 1."""
+    """Whether the rows of the LM head's weight are normalised."""
     experts: Experts | None = None
     further: tuple[str, ...] = ()
-    """Tensors of a checkpoint that text does not need."""
+    """Further tensors of a checkpoint, which are not needed."""
 
 
 class Scores(NamedTuple):

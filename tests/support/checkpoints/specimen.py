@@ -1,5 +1,5 @@
-"""A tiny random checkpoint of a family, and what it is compared with: transformers' own class, or a
-reference where it has none."""
+"""A tiny random checkpoint of a family, and the model that it is compared with: transformers'
+class, or a reference if transformers lacks the family."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Patch:
 
 
 Mutation = Mapping[str, Any] | Patch
-"""Keys of config.json that then say something else, or changed code."""
+"""Changed keys of config.json, or changed code."""
 
 
 class Model(Protocol):
-    """What expected logits come from."""
+    """The source of expected logits."""
 
     def __call__(self, input_ids: torch.Tensor) -> Any:
         """`.logits` [1, tokens, vocabulary] after each of the tokens [1, tokens]."""
@@ -44,25 +44,25 @@ class Specimen:
     """A family's checkpoint."""
 
     name: str = ""
-    """Of transformers' classes, without Config and ForCausalLM; empty where it has none."""
+    """Name of transformers' classes, without Config and ForCausalLM; empty if it lacks them."""
     maths: Mathematics | None = None
-    """What the family computes, where transformers has no class of it."""
+    """The family's mathematics, if transformers lacks the family."""
     config: str = ""
-    """The same of its configuration's class, where it has another name."""
+    """The same of its configuration class, if its name differs."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     mutations: Mapping[str, Mutation] = field(default_factory=dict)
     """By feature."""
-    wrapper: str = ""
-    """Of transformers' classes of a model with images or sound whose text part this is."""
+    multimodal: str = ""
+    """Name of transformers' classes of the multimodal model whose text model this is."""
     rewrite: (
         Callable[[dict[str, torch.Tensor], PreTrainedModel], dict[str, torch.Tensor]] | None
     ) = None
-    """The tensors of its checkpoint made of those that transformers saves, where they are others;
-    it may change transformers' model, too."""
+    """Makes the checkpoint's tensors from those that transformers saves, if they differ; it may
+    change transformers' model, too."""
     architecture: str = ""
-    """What its config.json says of `architectures`; empty where transformers' name is the one."""
+    """Its value of `architectures`; empty for that of transformers."""
     lacks_head_dim: bool = False
-    """Whether its configuration has none, so that a head is hidden_size / heads wide."""
+    """Whether its configuration lacks head_dim, so that it is hidden_size / heads."""
 
 
 _SIZES: dict[str, Any] = {
@@ -125,12 +125,12 @@ _VISIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "Qwen3VL": ("Qwen3VLVisionConfig", {**_QWEN_IMAGES, "deepstack_visual_indexes": []}, {}),
 }
-"""By wrapper, the class of its other part's configuration, what that says, and what it says
-itself."""
+"""Encoder of each multimodal model: configuration class, its settings, and those of the whole
+model."""
 
 
 def write(specimen: Specimen, folder: Path) -> Model:
-    """Saves the checkpoint and returns the model that it is compared with."""
+    """Saves the checkpoint and returns the model for comparison."""
     torch.manual_seed(3)
     if specimen.maths is not None:
         return write_reference(specimen.maths, folder)
@@ -149,13 +149,13 @@ def write(specimen: Specimen, folder: Path) -> Model:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, weights)
     if specimen.architecture:
         file = folder / "config.json"
-        said = {**json.loads(file.read_text()), "architectures": [specimen.architecture]}
-        file.write_text(json.dumps(said))
+        content = {**json.loads(file.read_text()), "architectures": [specimen.architecture]}
+        file.write_text(json.dumps(content))
     return cast("Model", model)
 
 
 def write_config(specimen: Specimen, folder: Path) -> None:
-    """Saves the checkpoint's config.json alone."""
+    """Saves only config.json."""
     if specimen.maths is not None:
         (folder / "config.json").write_text(json.dumps(specimen.maths.config))
         return
@@ -165,19 +165,19 @@ def write_config(specimen: Specimen, folder: Path) -> None:
 
 
 def _class_and_config(specimen: Specimen) -> tuple[Any, Any]:
-    """transformers' class of the model, and what it is made of."""
+    """transformers' class of the model, and its configuration."""
     settings = {**_SIZES, **specimen.settings}
     if specimen.lacks_head_dim:
         del settings["head_dim"]
     config = getattr(transformers, f"{specimen.config or specimen.name}Config")(**settings)
-    if not specimen.wrapper:
+    if not specimen.multimodal:
         return getattr(transformers, f"{specimen.name}ForCausalLM"), config
-    name = f"{specimen.wrapper}ForConditionalGeneration"
-    return getattr(transformers, name), _wrapped(specimen.wrapper, config)
+    name = f"{specimen.multimodal}ForConditionalGeneration"
+    return getattr(transformers, name), _wrapped(specimen.multimodal, config)
 
 
 def _wrapped(name: str, text: Any) -> Any:
-    """Of a model with images or sound, whose part for these is as small as can be."""
+    """Configuration of a multimodal model with the smallest possible encoder."""
     vision_class, vision, further = _VISIONS[name]
     part = "audio_config" if name == "Voxtral" else "vision_config"
     return getattr(transformers, f"{name}Config")(
@@ -189,7 +189,8 @@ def _wrapped(name: str, text: Any) -> Any:
 
 
 def _draw(key: str, tensor: torch.Tensor) -> None:
-    """Initial values would hide features: biases of 0, norms of 1, layers that hardly count."""
+    """Sets random values, since the initial ones hide features: biases of 0, norms of 1, small
+    layers."""
     if not tensor.is_floating_point():
         return
     if key.endswith("A_log"):

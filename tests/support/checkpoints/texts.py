@@ -1,5 +1,5 @@
-"""Checkpoints that hold more than a language model, or more layers than one needs; and what would
-be wrong if their tensors' names were not understood."""
+"""Multimodal checkpoints, or with layers that are not loaded, and mutations of their tensors'
+names."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _KIMI = Specimen(
         "topk_group": 1,
     },
     mutations={"names": NO_NAMES, **_THETA},
-    wrapper="Kimi_K25",
+    multimodal="Kimi_K25",
     rewrite=_as_kimi,
     lacks_head_dim=True,
 )
@@ -72,20 +72,20 @@ TEXT_SPECIMENS: dict[str, Specimen] = {
             "sum of weights": {"norm_topk_prob": False},
             **_THETA,
         },
-        wrapper="Qwen3VLMoe",
+        multimodal="Qwen3VLMoe",
         rewrite=_transposed,
     ),
     "llava": Specimen(
         name="Llama",
         settings={"rope_parameters": _ROPE},
         mutations=_LLAMA_MUTATIONS,
-        wrapper="Llava",
+        multimodal="Llava",
     ),
     "voxtral": Specimen(
         name="Llama",
         settings={"rope_parameters": _ROPE},
         mutations=_LLAMA_MUTATIONS,
-        wrapper="Voxtral",
+        multimodal="Voxtral",
     ),
 }
 """By the family's name in tests."""

@@ -1,6 +1,6 @@
-"""Reads from the tests' own marks what they check of each family, for `rayfleet models`.
+"""Collects from the tests' marks what they check of each family, for `rayfleet models`.
 
-A test says what it checks, of which checkpoints, and against what:
+A mark has the checks, the checkpoints, and the reference of the results:
 
     @pytest.mark.checks("alone", of=SPECIMENS, against="transformers")
     @pytest.mark.checks(formats=LAYOUTS, of="Qwen3MoeForCausalLM", against="...")
@@ -41,15 +41,16 @@ Record = dict[str, Any]
 
 
 def architecture_of(name: str) -> str:
-    """What `architectures` says in the checkpoint that tests call so, or of that very name."""
+    """Value of `architectures` of the checkpoint with this name in tests; an architecture is
+    returned as it is."""
     if name in FAMILIES or name in MULTIMODAL:
         return name
     if name in SPECIMENS:
         specimen = SPECIMENS[name]
         if specimen.architecture:
             return specimen.architecture
-        if specimen.wrapper:
-            return f"{specimen.wrapper}ForConditionalGeneration"
+        if specimen.multimodal:
+            return f"{specimen.multimodal}ForConditionalGeneration"
         if specimen.maths is not None:
             return str(specimen.maths.config["architectures"][0])
         return f"{specimen.name}ForCausalLM"
@@ -57,7 +58,7 @@ def architecture_of(name: str) -> str:
 
 
 def read_tests() -> Record:
-    """The record of what all marks say, in a fixed order."""
+    """The record of all marks, in a fixed order."""
     checks: dict[str, dict[str, set[str]]] = {}
     formats: dict[str, dict[str, set[str]]] = {}
     for mark in _marks():
@@ -65,18 +66,18 @@ def read_tests() -> Record:
         families = {architecture_of(name) for name in names}
         for family in families:
             for check in mark.args:
-                assert check in CHECKS, f"{check} is none of {', '.join(CHECKS)}"
+                assert check in CHECKS, f"unknown check {check}: use one of {', '.join(CHECKS)}"
                 against = checks.setdefault(family, {}).setdefault(check, set())
                 against.add(mark.kwargs["against"])
         for name in mark.kwargs.get("formats", ()):
-            one = formats.setdefault(name, {"of": set(), "against": set()})
-            one["of"] |= families
-            one["against"].add(mark.kwargs["against"])
+            row = formats.setdefault(name, {"of": set(), "against": set()})
+            row["of"] |= families
+            row["against"].add(mark.kwargs["against"])
     return {"checks": _plain(checks), "formats": _plain(formats), "released": _released()}
 
 
 def table(families: Iterable[CheckedFamily]) -> str:
-    """The table for the README, and what its columns mean."""
+    """The table for the README, and the meaning of its columns."""
     rows = ["| family | " + " | ".join(CHECKS) + " |", "|---" * (len(CHECKS) + 1) + "|"]
     compared: dict[str, set[str]] = {}
     for family in families:
@@ -88,12 +89,12 @@ def table(families: Iterable[CheckedFamily]) -> str:
     rows.append("")
     for check, meaning in CHECKS.items():
         rows.append(f"- {check}: {meaning}; against {', or '.join(sorted(compared[check]))}")
-    formats = (f"{one.name} ({' and '.join(one.against)})" for one in checked_formats())
+    formats = (f"{row.name} ({' and '.join(row.against)})" for row in checked_formats())
     return "\n".join([*rows, f"\nFormats of weights: {', '.join(formats)}.", ""])
 
 
 def generated_part() -> str:
-    """What the README holds between its marks."""
+    """The README's text between its marks."""
     text = README.read_text(encoding="utf-8")
     return text[text.index(_BEGIN) + len(_BEGIN) : text.index(_END)]
 
@@ -105,7 +106,7 @@ def _marks() -> Iterator[Any]:
 
 
 def _marks_of(path: Path) -> Iterator[Any]:
-    """Those of a file, as pytest would find them."""
+    """Marks of a file, as pytest finds them."""
     name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
     for key, test in vars(importlib.import_module(name)).items():
         if key.startswith("test_"):
@@ -113,14 +114,15 @@ def _marks_of(path: Path) -> Iterator[Any]:
 
 
 def _released() -> dict[str, list[str]]:
-    """Models whose real config.json is accepted, by what its `architectures` says."""
+    """Released models that are accepted, by value of `architectures`."""
     verdicts = json.loads(VERDICTS.read_text(encoding="utf-8"))
     released: dict[str, list[str]] = {}
     for real in load_corpus():
         if " " not in real.name and "accepted" in verdicts[real.name]:
-            said = real.config["architectures"][0]
-            own = said if said in MULTIMODAL else verdicts[real.name]["accepted"]["architecture"]
-            released.setdefault(own, []).append(real.name)
+            name = real.config["architectures"][0]
+            if name not in MULTIMODAL:
+                name = verdicts[real.name]["accepted"]["architecture"]
+            released.setdefault(name, []).append(real.name)
     return {family: sorted(names) for family, names in sorted(released.items())}
 
 
@@ -132,21 +134,21 @@ def _plain(sets: Mapping[str, Mapping[str, set[str]]]) -> dict[str, dict[str, li
 
 
 def main() -> None:
-    """Says whether record and README are what the tests say; writes them where --write is given."""
+    """Prints whether the record matches the tests; --write renews it and the README's table."""
     record = read_tests()
     if "--write" in sys.argv:
         parts = (
             f"{json.dumps(part)}: {{\n"
-            + ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in said.items())
+            + ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in rows.items())
             + "\n}"
-            for part, said in record.items()
+            for part, rows in record.items()
         )
         RECORD.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
         text = README.read_text(encoding="utf-8")
         new = text.replace(_BEGIN + generated_part(), _BEGIN + table(checked_families()))
         README.write_text(new, encoding="utf-8")
     is_same = json.loads(RECORD.read_text(encoding="utf-8")) == record
-    print("as the tests say" if is_same else "not what the tests say: --write renews it")
+    print("matches the tests" if is_same else "does not match the tests: --write renews it")
 
 
 if __name__ == "__main__":

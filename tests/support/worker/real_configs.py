@@ -1,7 +1,7 @@
-"""config.json of released models, and what rayfleet says of each.
+"""config.json of released models, and rayfleet's verdict on each.
 
-`python tests/support/worker/real_configs.py` counts them, with `--write` it renews the table of
-verdicts. How to write a configuration down stands in tests/worker/models/configs/README.md.
+`python tests/support/worker/real_configs.py` counts the verdicts, and with `--write` renews
+verdicts.json. tests/worker/models/configs/README.md describes the format of configurations.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ class RealConfig:
     """The configuration files of one checkpoint."""
 
     name: str
-    """On the Hub, or what was made of which model."""
+    """Name on the Hub, or a description of how it was made."""
     source: str
-    """Where its values were read: a row of the table in README.md."""
+    """Source of its values: a row of the table in README.md."""
     config: Mapping[str, Any]
     """The content of config.json."""
     files: Mapping[str, Any]
     """The content of further JSON files, by name."""
 
     def write(self, folder: Path) -> None:
-        """Puts the files into a folder, which lacks weights."""
+        """Writes the files to a folder, without weights."""
         for name, content in {**self.files, "config.json": self.config}.items():
             (folder / name).write_text(json.dumps(content), encoding="utf-8")
 
     def read(self, folder: Path) -> ModelConfig:
-        """What rayfleet makes of it. Raises ValueError where it refuses it.
+        """Its ModelConfig. Raises ValueError if it is rejected.
 
         Args:
             folder: an empty one, which gets the files.
@@ -56,20 +56,20 @@ def load_corpus() -> list[RealConfig]:
 
 
 def verdict(real: RealConfig) -> dict[str, Any]:
-    """What is read, or why it is refused; in JSON's types. A list of all families stands for
-    itself: one more is not to change every refusal."""
+    """The ModelConfig in JSON's types, or the error, in which FAMILIES stands for the list of all
+    families, so that a new one does not change every error."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             config = real.read(Path(folder))
         except ValueError as error:
             reason = str(error).replace(folder, "FOLDER").replace(", ".join(FAMILIES), "FAMILIES")
             return {"refused": reason}
-    said = {key: value for key, value in asdict(config).items() if key != "folder"}
-    return {"accepted": _plain(said)}
+    values = {key: value for key, value in asdict(config).items() if key != "folder"}
+    return {"accepted": _plain(values)}
 
 
 def verdicts() -> dict[str, dict[str, Any]]:
-    """What is said of each configuration, by its name."""
+    """The verdict on each configuration, by its name."""
     return {real.name: verdict(real) for real in load_corpus()}
 
 
@@ -131,16 +131,16 @@ def _plain(value: Any) -> Any:
 
 
 def main() -> None:
-    """Counts verdicts by source, and writes their table where --write is given."""
-    said = verdicts()
+    """Counts verdicts by source; --write renews verdicts.json."""
+    found = verdicts()
     if "--write" in sys.argv:
-        lines = (f"{json.dumps(name)}: {json.dumps(text)}" for name, text in said.items())
+        lines = (f"{json.dumps(name)}: {json.dumps(text)}" for name, text in found.items())
         VERDICTS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-    counts = Counter((real.source, *said[real.name]) for real in load_corpus())
+    counts = Counter((real.source, *found[real.name]) for real in load_corpus())
     for (source, word), count in sorted(counts.items()):
         print(f"{source:12} {word:8} {count:4}")
-    accepted = sum("accepted" in text for text in said.values())
-    print(f"accepted {accepted} of {len(said)} ({100 * accepted / len(said):.0f} %)")
+    accepted = sum("accepted" in text for text in found.values())
+    print(f"accepted {accepted} of {len(found)} ({100 * accepted / len(found):.0f} %)")
 
 
 if __name__ == "__main__":

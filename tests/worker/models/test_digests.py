@@ -87,7 +87,7 @@ def test_what_is_damaged_is_computed_again(
 
 
 def test_few_are_kept(kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_KEPT", 3)
+    monkeypatch.setattr(module, "_MAX_KEPT", 3)
     for number in range(6):
         path = tmp_path / f"{number}.safetensors"
         path.write_bytes(bytes([number]))

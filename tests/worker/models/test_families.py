@@ -1,6 +1,6 @@
-"""Every family gives the tokens of transformers or, where it has no class of it, of an independent
-reference, whatever the engine does with batches, chunks, prefix hits, pages and ranks; and each of
-its features, broken on purpose, shows in the logits."""
+"""Every family generates the tokens of transformers, or of an independent reference if transformers
+lacks the family, with any batches, chunks, prefix hits, pages and ranks; and each of its features,
+broken on purpose, changes the logits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from worker.protocol.structured import StructuredOutputsParams
 
 pytestmark = pytest.mark.randomized  # with more tokens
 FOUND = 1e-2
-"""Difference of logits, which are about 5, from which on a mutation counts as found."""
+"""Difference of logits, which are about 5, from which a mutation counts as found."""
 WITH_EXPERTS = (
     *("qwen3-moe", "qwen2-moe", "mixtral", "minimax-m2", "glm4-moe", "ernie4-5-moe", "gpt-oss"),
     *("gemma4", "llama4", "llama4-images", "qwen3-next", "qwen3-5-moe", "qwen3-moe-images"),
@@ -66,8 +66,8 @@ TAKING_PAGES = (
     "qwen3-next",
     "deepseek-v3",
 )
-"""Families that between them have all that depends on where a token stands and what its request
-holds: windows in all layers or in some, chunks, pages that layers share, caps, sinks, tables and
+"""Families that together have everything that depends on a token's position and its request's
+cache: windows in all layers or in some, chunks, pages that layers share, caps, sinks, tables and
 temperatures by position, layers without a table, experts, states, latents."""
 KINDS = (
     "llama",
@@ -80,20 +80,20 @@ KINDS = (
 """One of each kind of cache or layer: all positions, windows whose pages are given back, beside
 experts, too, chunks, latents, states."""
 LIKE_OTHERS = ("qwen3-5-images", "qwen3-5-small-images", "kimi-k2-5-released")
-"""Families of which all but the names is what others have, too."""
+"""Families that differ from others in names only."""
 KEEPING_STATES = (
     *("qwen3-next", "qwen3-5", "qwen3-5-moe", "qwen3-5-images", "qwen3-5-small-images"),
 )
-"""They take back no position that was computed, so drafts are refused before weights are read
+"""Their computed positions cannot be undone, so drafts are rejected before weights are read
 (tests/worker/engine/test_state_exactness.py)."""
 DRAFTING = tuple(name for name in SPECIMENS if name not in KEEPING_STATES)
 PATTERNS = (r"(quick brown |lazy dog ){5,8}x", r"[ab]{30}", r"[a-f]{2,6}(, [a-f]{2,6}){1,3}\.")
-"""The first repeats what an n-gram finds; of drafts for the second about half are right."""
+"""The first repeats n-grams; about half of the drafts for the second are right."""
 PAGES = {"page_size": PAGE_SIZE, "max_num_batched_tokens": STEP_TOKENS, "kv_cache_tokens": 2048}
 
 
 def long_but(*names: str) -> list[ParameterSet]:
-    """All families; `make test` goes through these alone."""
+    """All families; `make test` runs only these."""
     return [
         pytest.param(name, marks=() if name in names else pytest.mark.long) for name in SPECIMENS
     ]
@@ -250,8 +250,8 @@ def test_a_broken_feature_shows(checkpoint: Checkpoint, tmp_path: Path) -> None:
 
 
 def difference(folder: Path, prompt: list[int], expected: torch.Tensor) -> float:
-    """The largest of the logits after a prompt; without end where other weights are asked for than
-    there are."""
+    """The largest difference of the logits after a prompt; infinite if the checkpoint lacks weights
+    that the model needs."""
     request = Request(prompt=prompt, new_tokens=1)
     try:
         generate(make_runner(str(folder)), [request])

@@ -1,4 +1,4 @@
-"""FP8 weights come to what the dequantized checkpoint comes to, on one rank or several."""
+"""FP8 weights give the results of the dequantized checkpoint, on one rank or several."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def build(folder: Path, rank: int, world_size: int) -> Any:
 def load(folder: Path, rank: int, world_size: int) -> Any:
     """A loaded model whose weights are still unpacked."""
     model = build(folder, rank, world_size)
-    model.process_after_loading = lambda: None  # what is compared is what was loaded
+    model.process_after_loading = lambda: None  # compare weights as loaded
     load_weights(model, model.config, show_progress=False)
     return model
 

@@ -1,5 +1,5 @@
-"""No key of config.json changes logits unnoticed: whatever a key is set to, the reader refuses it,
-or reads something else, or transformers computes the same as before."""
+"""No key of config.json changes logits unnoticed: for any value of a key, the reader rejects it or
+reads another configuration, or transformers computes the same as before."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from worker.models.config.model_config import ModelConfig
 
 pytestmark = pytest.mark.randomized  # with more values
 CONFIGS = dict.fromkeys(("Gemma3", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe"), "Text")
-"""What the configuration's name has besides."""
+"""Suffixes of the names of configuration classes."""
 ARCHITECTURES = sorted(set(FAMILIES).intersection(dir(transformers)))
-"""Of every family that transformers has."""
+"""Families that transformers has."""
 RELEASED = {real.config["architectures"][0] for real in load_corpus()}
-"""Others are released as the text of a model that has more (`worker.models.config.multimodal`)."""
+"""Others are released as the text models of multimodal checkpoints."""
 SIZES: dict[str, Any] = {
     "vocab_size": 40,
     "hidden_size": 32,
@@ -172,12 +172,12 @@ OWN: dict[str, dict[str, Any]] = {
         },
     },
 }
-"""What a family has besides, or cannot do without."""
+"""Further settings of a family, or those that it requires."""
 LACKING = {"FalconForCausalLM": "head_dim"}
 """Sizes that a family's configuration has no key for."""
 ODD = {"FalconForCausalLM": "output_attentions"}
-"""Keys with which transformers' class takes another way, whose logits are others; they say nothing
-of the checkpoint."""
+"""Keys that change how transformers runs the model, and so its logits; they do not describe the
+checkpoint."""
 
 ALSO: list[dict[str, Any]] = [
     {"is_causal": False},
@@ -205,7 +205,7 @@ ALSO: list[dict[str, Any]] = [
 
 
 def config_class(architecture: str) -> Any:
-    """Of transformers, which imports each where it is first asked for: two thirds of a second."""
+    """The configuration class in transformers, which imports it lazily (0.7 s)."""
     name = architecture.removesuffix("ForCausalLM")
     return getattr(transformers, f"{name}{CONFIGS.get(name, '')}Config")
 
@@ -219,7 +219,7 @@ def raw_config(architecture: str) -> dict[str, Any]:
 
 
 def logits(architecture: str, raw: dict[str, Any], state: dict[str, torch.Tensor] | None) -> Any:
-    """transformers' answer, and its weights; None where it cannot take these weights."""
+    """Logits of transformers, and its weights; None if it cannot load these weights."""
     torch.manual_seed(5)
     try:
         model_class = getattr(transformers, architecture)
@@ -338,7 +338,7 @@ def test_what_transformers_ignores_is_refused_too(change: dict[str, Any], tmp_pa
 
 
 def test_blocks_are_of_families_trained_for_them_alone(tmp_path: Path) -> None:
-    """Masks and blocks say nothing to a model that was trained to see what stands before."""
+    """A mask token and blocks make no sense for an autoregressive model."""
     (tmp_path / "config.json").write_text("{}")
     others = [
         real
@@ -355,7 +355,7 @@ def test_blocks_are_of_families_trained_for_them_alone(tmp_path: Path) -> None:
 
 
 def test_yarn_multiplies_attn_factor(tmp_path: Path) -> None:
-    """As DeepSeek-R1-0528-Qwen3-8B says it, whose factor undoes yarn's own."""
+    """As in DeepSeek-R1-0528-Qwen3-8B, whose factor cancels yarn's own."""
     (tmp_path / "config.json").write_text("{}")
     rope = {**YARN, "factor": 4.0, "attn_factor": 0.8782488562869419}
     raw = {**raw_config("Qwen3ForCausalLM"), "rope_parameters": rope}

@@ -1,4 +1,4 @@
-"""How layers are grouped, and what pages come to then."""
+"""Groups of layers, and the sizes of their pages."""
 
 from __future__ import annotations
 

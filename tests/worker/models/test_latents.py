@@ -1,5 +1,5 @@
-"""The cache of attention by latents: what it holds on each rank, host memory behind it; weights
-in FP8, and what is refused."""
+"""Multi-head latent attention: its cache on each rank and in host memory, FP8 weights, and
+unsupported settings."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def test_a_prefix_that_went_to_the_host_is_a_hit(folder: Path) -> None:
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_batch_invariant_outputs_are_bitwise_equal(folder: Path, ranks: int) -> None:
-    """Log-probabilities, too, which no near tie hides: of requests alone, together, with prefixes
-    that hit and in chunks."""
+    """Log-probabilities, too, which near ties do not hide: of requests alone and together, with
+    prefix hits and in chunks."""
     generator = torch.Generator().manual_seed(2)
     prompts = [
         torch.randint(0, VOCAB_SIZE, (length,), generator=generator).tolist()

@@ -1,4 +1,4 @@
-"""Each rank reads its slice and nothing else; wrong checkpoints are refused by tensor names."""
+"""Each rank reads only its slices; errors about wrong checkpoints name the tensors."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def names_in(path: Path) -> list[str]:
 def test_tensors_of_many_blocks_are_read_whole(
     tmp_path: Path, rank: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A few rows a block, in place where types are the same, by the loader's thread otherwise."""
+    """A few rows per block: in place if types are the same, else by the loader's thread."""
     write_checkpoint("llama", tmp_path)
     expected, own = (build(tmp_path, rank, 2, dtype) for _ in range(2))
     slots = [list(model.weight_slots()) for model in (expected, own)]
@@ -154,7 +154,7 @@ def test_memory_holds_the_model_once(tmp_path: Path, dtype: torch.dtype) -> None
 
 
 def write_zeros(path: Path, model: DecoderModel) -> int:
-    """A file in bfloat16 with holes, where the system has such; the number of its values."""
+    """A sparse file in bfloat16, if the system has sparse files; the number of its values."""
     header, place = {}, 0
     for slot in model.weight_slots():
         end = place + 2 * math.prod(slot.full_shape)
@@ -194,7 +194,7 @@ def test_progress_is_logged_without_a_terminal(
 
 @pytest.fixture
 def no_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Headers alone tell what is wrong: of large checkpoints they are read in no time."""
+    """Errors are found in the headers, which are read quickly even for large checkpoints."""
 
     def fail(*_: object) -> None:
         raise AssertionError("a weight was read")
@@ -216,7 +216,7 @@ def test_missing_and_unexpected_tensors_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_weights_are_read")
 def test_a_tensor_that_is_there_twice_is_named(tmp_path: Path) -> None:
-    """Which of the two counts, nobody says."""
+    """It is undefined which of the two counts."""
     write_checkpoint("qwen3", tmp_path)
     path = tmp_path / "model.safetensors"
     path.rename(tmp_path / "a.safetensors")

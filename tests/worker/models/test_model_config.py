@@ -1,4 +1,4 @@
-"""config.json: both layouts, defaults, limits and refusals by name."""
+"""config.json: both layouts of rope parameters, defaults, limits, and errors that name the key."""
 
 from __future__ import annotations
 
@@ -99,6 +99,8 @@ def test_longrope_is_served_within_its_original_length(folder: Path) -> None:
         ValueError, match=r"rope_scaling\.short_factor .* must be 4 numbers, .* got 2"
     ):
         load(folder, rope_scaling=scaling, **phi | {"partial_rotary_factor": 1.0})
+    with pytest.raises(ValueError, match=r"original_max_position_embeddings 1 .* at least 2"):
+        load(folder, rope_scaling=scaling, **phi | {"original_max_position_embeddings": 1})
     with pytest.raises(ValueError, match=r"rope_scaling\.short_factor .* must be positive"):
         load(folder, rope_scaling={**scaling, "short_factor": "all"}, **phi)
 
@@ -205,22 +207,24 @@ def test_an_unsupported_value_is_named_with_the_supported_ones(
 
 def test_a_required_key(folder: Path) -> None:
     gemma = json.loads(json.dumps(BASE)) | {"architectures": ["Gemma4ForCausalLM"]}
-    with pytest.raises(ValueError, match=r"hidden_size_per_layer_input is missing .* must be 0"):
+    with pytest.raises(ValueError, match=r"hidden_size_per_layer_input is missing .* only 0 is"):
         load(folder, **gemma)
     load(folder, **gemma, hidden_size_per_layer_input=0)
 
 
 @pytest.mark.parametrize("key", ["_anything", "num_beam_groups", "early_stopping", "typical_p"])
 def test_harmless_keys(folder: Path, key: str) -> None:
-    """Bookkeeping, and what transformers once wrote about generation; nested, too."""
+    """Bookkeeping, and keys of generation that transformers once wrote; nested ones, too."""
     load(folder, **{key: 3}, rope_scaling={"rope_type": "linear", "factor": 2.0, "_a": 3})
 
 
 def test_layer_types_are_read_of_every_family(folder: Path) -> None:
-    """As transformers 5 writes them, of models without windows, too."""
-    load(folder, layer_types=["full_attention", "full_attention"])
-    with pytest.raises(ValueError, match="layer_types"):
+    """transformers 5 writes them for models without windows, too."""
+    load(folder, layer_types=["full_attention"] * 2, mlp_layer_types=["dense"] * 2)
+    with pytest.raises(ValueError, match=r"^layer_types"):
         load(folder, layer_types=["full_attention"])
+    with pytest.raises(ValueError, match="mlp_layer_types"):
+        load(folder, mlp_layer_types=["dense", "sparse"])
 
 
 @pytest.mark.parametrize(
@@ -285,7 +289,7 @@ def test_salt_names_the_checkpoint(folder: Path) -> None:
 
 @pytest.mark.parametrize("place", [0, 1, 77_777, 199_998, 199_999])
 def test_salt_tells_fine_tunes_apart(folder: Path, place: int) -> None:
-    """Be it by one value of a weight alone, and whatever was computed of the file before."""
+    """Even if a single weight differs, and whatever digest was computed of the file before."""
     load(folder)
     path, salts = folder / "model.safetensors", set()
     for value in (0, 1):
@@ -317,7 +321,7 @@ def test_salt_is_the_same_wherever_the_files_are(folder: Path, tmp_path: Path) -
     ],
 )
 def test_a_forged_header_has_a_salt_too(folder: Path, header: bytes) -> None:
-    """It is refused when it is loaded."""
+    """Loading rejects it."""
     load(folder)
     path = folder / "model.safetensors"
     start = len(header).to_bytes(8, "little") + header

@@ -1,4 +1,4 @@
-"""gpt-oss with experts in MXFP4 comes to what its dequantized checkpoint comes to."""
+"""gpt-oss with MXFP4 experts gives the results of its dequantized checkpoint."""
 
 from __future__ import annotations
 

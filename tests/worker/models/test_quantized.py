@@ -1,4 +1,4 @@
-"""Quantized weights of every layout come to what the dequantized ones come to."""
+"""Quantized weights of every layout give the results of the dequantized ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tests.support.checkpoints.quantized import (
     CONFIG,
     LAYOUTS,
-    said_of_compressed,
+    compressed_config,
     write_quantized,
 )
 from tests.support.engines.plan_driver import Request, generate, make_runner
@@ -68,8 +68,10 @@ def test_weights_are_the_dequantized_ones(tmp_path: Path, name: str) -> None:
 )
 def test_ranks_read_experts_whole(tmp_path: Path, name: str, left_out: str) -> None:
     """Whatever other ranks' are held as."""
-    said = {"quantization": EXCEPT} if left_out else {}
-    write_quantized(LAYOUTS[name], tmp_path / "own", tmp_path / "plain", *left_out.split(), **said)
+    settings = {"quantization": EXCEPT} if left_out else {}
+    write_quantized(
+        LAYOUTS[name], tmp_path / "own", tmp_path / "plain", *left_out.split(), **settings
+    )
     whole = loaded(tmp_path / "own", 0, 1)[2:]
     for rank in range(2):
         share = loaded(tmp_path / "own", rank, 2, expert_parallel=True)[2:]
@@ -97,7 +99,7 @@ EXCEPT = {"quant_algo": "NVFP4", "exclude_modules": ["*.experts.0.*"]}
 
 
 @pytest.mark.parametrize(
-    ("layout", "left_out", "said"),
+    ("layout", "left_out", "settings"),
     [
         ("awq", "self_attn|[.]1[.]up", {"modules_to_not_convert": ["self_attn", "1.up_proj"]}),
         ("int4", "q_proj", {"ignore": ["re:.*q_proj"]}),
@@ -105,11 +107,11 @@ EXCEPT = {"quant_algo": "NVFP4", "exclude_modules": ["*.experts.0.*"]}
     ],
 )
 def test_modules_that_are_left_out_are_plain(
-    tmp_path: Path, layout: str, left_out: str, said: dict[str, Any]
+    tmp_path: Path, layout: str, left_out: str, settings: dict[str, Any]
 ) -> None:
     """Those among them that are joined with quantized ones, too."""
     folders = tmp_path / "own", tmp_path / "plain"
-    write_quantized(LAYOUTS[layout], *folders, left_out, **said)
+    write_quantized(LAYOUTS[layout], *folders, left_out, **settings)
     found, expected = (loaded(folder, 0, 1) for folder in folders)
     for own, other in zip(found, expected, strict=True):
         torch.testing.assert_close(own, other, rtol=3e-7, atol=0)
@@ -122,7 +124,7 @@ def test_modules_may_have_formats_of_their_own(tmp_path: Path, fp8: str) -> None
     modules = [f"self_attn.{part}_proj" for part in "qkvo"]
     modules += [f"mlp.experts.{n}.{part}_proj" for n in range(4) for part in ("gate", "up", "down")]
     del modules[-1]
-    said = {
+    settings = {
         f"model.layers.0.{name}": {"quant_algo": "FP8"}
         if re.search(fp8, name)
         else {"quant_algo": "NVFP4", "group_size": 16}
@@ -132,7 +134,7 @@ def test_modules_may_have_formats_of_their_own(tmp_path: Path, fp8: str) -> None
     write_quantized(
         *(LAYOUTS["nvfp4"], *folders, r"experts[.]3[.]down"),
         other=(fp8, LAYOUTS["fp8-tensor-of-one"]),
-        quantization={"quant_algo": "MIXED_PRECISION", "quantized_layers": said},
+        quantization={"quant_algo": "MIXED_PRECISION", "quantized_layers": settings},
     )
     found, expected = (loaded(folder, 0, 1) for folder in folders)
     for own, other in zip(found, expected, strict=True):
@@ -193,7 +195,7 @@ def test_an_index_of_no_group_is_refused(tmp_path: Path) -> None:
 
 
 def of_compressed(**weights: Any) -> dict[str, Any]:
-    return said_of_compressed("pack-quantized", type="int", group_size=32, **weights)
+    return compressed_config("pack-quantized", type="int", group_size=32, **weights)
 
 
 MIXED = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
@@ -202,7 +204,7 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
 
 
 @pytest.mark.parametrize(
-    ("said", "named"),
+    ("settings", "named"),
     [
         ({"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes'"),
         ({**GPTQ, "bits": 3}, "bits 3"),
@@ -229,11 +231,11 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
     ],
 )
 def test_other_formats_are_refused_by_name(
-    tmp_path: Path, said: dict[str, Any], named: str
+    tmp_path: Path, settings: dict[str, Any], named: str
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=f"quantization_config in config.json has .*{named}"):
-        ModelConfig.parse({**CONFIG, "quantization_config": said}, tmp_path)
+        ModelConfig.parse({**CONFIG, "quantization_config": settings}, tmp_path)
 
 
 LAYER, IN_TEXT = "model.layers.1", "language_model.model.layers.1"
@@ -252,8 +254,13 @@ LAYER, IN_TEXT = "model.layers.1", "language_model.model.layers.1"
 )
 def test_patterns_name_modules(pattern: str, names: list[str], fits: bool, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    said = {"quant_method": "awq", "bits": 4, "group_size": 32, "modules_to_not_convert": [pattern]}
-    config = ModelConfig.parse({**CONFIG, "quantization_config": said}, tmp_path)
+    settings = {
+        "quant_method": "awq",
+        "bits": 4,
+        "group_size": 32,
+        "modules_to_not_convert": [pattern],
+    }
+    config = ModelConfig.parse({**CONFIG, "quantization_config": settings}, tmp_path)
     assert config.quantization is not None
     assert (config.quantization.format_of(names) is None) is fits
 

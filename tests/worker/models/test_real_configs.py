@@ -1,5 +1,5 @@
-"""Configurations of released models: each is read as the table says, or refused for a reason that
-its owner finds in it and can act on."""
+"""Configurations of released models: each is read as recorded in verdicts.json, or rejected with a
+message that names a key and a remedy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REMEDY = re.compile(r": .*\b(use|fix|it must be|merge|remove)\b")
 
 @pytest.mark.parametrize("real", CORPUS, ids=lambda real: real.name)
 def test_a_real_configuration_is_read_as_the_table_says(real: RealConfig) -> None:
-    """The table is written by tests/support/worker/real_configs.py --write."""
+    """tests/support/worker/real_configs.py --write renews verdicts.json."""
     assert verdict(real) == EXPECTED[real.name]
 
 
@@ -48,7 +48,7 @@ def test_each_family_has_a_real_model(architecture: str) -> None:
 
 
 def other_values(value: Any) -> list[Any]:
-    """What else a key could say."""
+    """Other values of a key."""
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, int | float):
@@ -96,7 +96,7 @@ IGNORED = {
 
 
 def test_what_is_ignored_of_accepted_models(tmp_path: Path) -> None:
-    """Whatever a key says but these, another value is refused, by name, or read as another."""
+    """For all other keys, another value is rejected by name, or changes the configuration."""
     (tmp_path / "config.json").write_text("{}")
 
     def read(raw: dict[str, Any]) -> ModelConfig | None:
@@ -125,7 +125,7 @@ STRANGE: list[Any] = [{}, {"a": 1}, "x", "false", [], [[]], -1, 0, True, 1.5, fl
 
 
 def test_a_strange_value_is_refused_by_name_or_harmless(tmp_path: Path) -> None:
-    """Nothing else than ValueError comes of it, and no value of another kind counts as one."""
+    """It raises nothing but ValueError, and no value is converted from another type."""
     (tmp_path / "config.json").write_text("{}")
     refusals, tried = list[tuple[str, Any, str]](), set[tuple[str, str]]()
     for real in ACCEPTED:

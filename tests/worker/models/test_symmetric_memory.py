@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 
 class Node:
-    """Two ranks, what they say to each other, and by which way they summed."""
+    """Two ranks, the values that they exchange, and how they summed."""
 
     def __init__(self, size: int = 2) -> None:
         self.size = size
@@ -41,7 +41,7 @@ class Node:
         self.broken_rank: int | None = None
         """Whose kernel adds up wrongly."""
         self.failing_rank: int | None = None
-        """Whose driver refuses."""
+        """Its driver fails."""
         self._parts: list[torch.Tensor] = [torch.empty(0)] * size
         self._barrier = threading.Barrier(size, timeout=20)
 

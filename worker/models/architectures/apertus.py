@@ -60,5 +60,5 @@ class ApertusForCausalLM(DecoderModel):
     """Llama with QK norm and an xIELU MLP without a gate."""
 
     def build_layer(self, index: int) -> ApertusLayer:
-        """Builds a layer; each has parameters of its own for the activation."""
+        """Builds a layer; each has its own parameters of the activation."""
         return ApertusLayer(self, index, XieluMLP(self))

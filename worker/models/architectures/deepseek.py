@@ -190,7 +190,7 @@ class LatentAttention:
 
 
 class _HeadProducts:
-    """Products of each head with a weight [K, N] of its own.
+    """Products of each head with its own weight [K, N].
 
     Args:
         weights: [heads, K, N].

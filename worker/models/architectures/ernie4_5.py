@@ -16,8 +16,8 @@ from worker.models.layers.moe import MoeNames
 
 
 class Ernie45ForCausalLM(DecoderModel):
-    """Llama with interleaved rotary embedding. Names of tensors are the same, so only the family
-    tells a checkpoint from Llama's."""
+    """Llama with interleaved rotary embedding. Tensors have the same names as Llama's, so
+    checkpoints differ in `architectures` only."""
 
     def build_layer(self, index: int) -> LlamaLayer:
         """Builds a layer; all are alike."""
@@ -26,7 +26,8 @@ class Ernie45ForCausalLM(DecoderModel):
 
 
 class Ernie45MoeForCausalLM(Qwen3MoeForCausalLM):
-    """ERNIE 4.5 with experts and shared experts; a bias is added to scores for the choice alone."""
+    """ERNIE 4.5 with experts and shared experts; a bias is added to scores for the choice
+    only."""
 
     moe_names: ClassVar[MoeNames] = MoeNames(
         bias="moe_statics.e_score_correction_bias", bias_is_matrix=True

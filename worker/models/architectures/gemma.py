@@ -66,7 +66,7 @@ class Gemma2ForCausalLM(GemmaForCausalLM):
     """
 
     def build_layer(self, index: int) -> GemmaLayer:
-        """Builds a layer; they differ in windows and rotary tables alone."""
+        """Builds a layer; they differ in windows and rotary tables only."""
         scale = float(self.extra("query_pre_attn_scalar")) ** -0.5
         traits = AttentionTraits(scale=scale, norm_offset=self.norm_offset)
         return GemmaLayer(self, index, self.build_mlp(), traits=traits)

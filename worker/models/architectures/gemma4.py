@@ -29,7 +29,7 @@ from worker.models.layers.norms import HiddenNorm, RMSNorm
 
 
 class Gemma4Router:
-    """Chooses experts from the residual, behind a norm with a weight of its own.
+    """Chooses experts from the residual, after a norm with its own weight.
 
     Args:
         model: the model that the layer belongs to.
@@ -198,5 +198,5 @@ class Gemma4ForCausalLM(Gemma2ForCausalLM):
     norm_offset: ClassVar[float] = 0.0
 
     def build_layer(self, index: int) -> Gemma4Layer:
-        """Builds a layer; they differ in windows, heads and rotary tables alone."""
+        """Builds a layer; they differ in windows, heads and rotary tables only."""
         return Gemma4Layer(self, index)

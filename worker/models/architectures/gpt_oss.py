@@ -44,7 +44,7 @@ class GptOssForCausalLM(DecoderModel):
     experts."""
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Builds a layer; they differ in windows alone."""
+        """Builds a layer; they differ in windows only."""
         moe = self.config.moe
         assert moe is not None, "the architecture has experts"
         activation = (float(self.extra("swiglu_alpha")), float(self.extra("swiglu_limit")))

@@ -23,7 +23,7 @@ _MINICPM_NAMES = MoeNames(gate="w1", up="w3", down="w2")
 
 class GraniteLayer(LlamaLayer):
     """A layer with scaled blocks: x + m * attention(norm(x)), then x + m * mlp(norm(x)). Norms
-    multiply by m, the `residual_multiplier`, where they add to the residual."""
+    that add to the residual multiply by m, the `residual_multiplier`."""
 
     def __init__(
         self, model: DecoderModel, index: int, mlp: FeedForward, mlp_name: str = "mlp"

@@ -44,7 +44,7 @@ class Llama4ForCausalLM(DecoderModel):
 
     def build_layer(self, index: int) -> LlamaLayer:
         """Builds a layer with rotary embedding or without, with experts or a single MLP."""
-        assert self.config.rotating is not None, "its entry in the table of families tells"
+        assert self.config.rotating is not None, "the family's schema sets it"
         rotates = self.config.rotating[index]
         traits = AttentionTraits(
             rotates=rotates,

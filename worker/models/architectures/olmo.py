@@ -54,7 +54,7 @@ class Olmo2ForCausalLM(DecoderModel):
     embedding of their own for these layers."""
 
     def build_layer(self, index: int) -> PostNormLayer:
-        """Builds a layer; they differ in windows and rotary tables alone."""
+        """Builds a layer; they differ in windows and rotary tables only."""
         mlp = GatedMLP(self.config, self.options)
         return PostNormLayer(self, index, mlp, traits=AttentionTraits(has_wide_norms=True))
 

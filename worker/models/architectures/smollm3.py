@@ -16,7 +16,7 @@ class SmolLM3ForCausalLM(DecoderModel):
 
     def build_layer(self, index: int) -> LlamaLayer:
         """Builds a layer with rotary embedding, or without."""
-        assert self.config.rotating is not None, "its entry in the table of families tells"
+        assert self.config.rotating is not None, "the family's schema sets it"
         mlp = GatedMLP(self.config, self.options)
         return LlamaLayer(
             self, index, mlp, traits=AttentionTraits(rotates=self.config.rotating[index])

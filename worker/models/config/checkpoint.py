@@ -21,13 +21,13 @@ _HUB_FILES = ["*.safetensors", *_HUB_FILES_WITHOUT_WEIGHTS]
 _MAX_HEADER_BYTES = 100_000_000
 # Second copies of the weights in other layouts that some repositories carry.
 _HUB_IGNORED = ["consolidated*", "*/*"]
-_REFUSED_FILES = {
+_REJECTED_FILES = {
     "adapter_config.json": (
         "it is an adapter, which is not supported: merge it into its base model (PEFT's "
         "merge_and_unload), or remove the file if that was done"
     ),
 }
-"""Files beside config.json that show that the weights are not a model's, and what to do then."""
+"""Files beside config.json of checkpoints that hold no model, and the remedy."""
 QUANTIZATION_FILES = {
     "hf_quant_config.json": "modelopt",
     "quantize_config.json": "gptq",
@@ -46,8 +46,7 @@ def resolve_checkpoint(model: str, *, weights: bool = True) -> Path:
 
     Raises:
         Unavailable: there is no such folder, it is empty or lacks files, or the Hub is unreachable.
-        ValueError: the Hub refuses access, or has no weights that can be read, or the checkpoint is
-            an adapter.
+        ValueError: the Hub denies access or has no readable weights, or it is an adapter.
     """
     folder = local_folder(model)
     if folder is None:
@@ -55,12 +54,12 @@ def resolve_checkpoint(model: str, *, weights: bool = True) -> Path:
             model, _HUB_FILES if weights else _HUB_FILES_WITHOUT_WEIGHTS, _HUB_IGNORED
         )
         if not (folder / "config.json").is_file():
-            refuse_files(folder)
+            check_files(folder)
         if weights and (problem := _lacking_weights(folder)):
             raise ValueError(f"the Hub's {model}: {problem}")
         return folder
     if not (folder / "config.json").is_file():
-        refuse_files(folder)
+        check_files(folder)
         raise Unavailable(
             f"{folder} holds no config.json: give the folder of a Hugging Face checkpoint"
         )
@@ -92,13 +91,13 @@ def find_shape(folder: Path, end: str) -> list[int] | None:
     return None
 
 
-def refuse_files(folder: Path) -> None:
-    """Refuses a checkpoint with files that contradict config.json.
+def check_files(folder: Path) -> None:
+    """Checks that no file of a checkpoint contradicts config.json.
 
     Raises:
-        ValueError: there is such a file; the message says what to do.
+        ValueError: one does; the message has the remedy.
     """
-    for name, reason in _REFUSED_FILES.items():
+    for name, reason in _REJECTED_FILES.items():
         if (folder / name).is_file():
             raise ValueError(f"{folder} holds {name}, so {reason}")
 
@@ -153,7 +152,7 @@ def positive_integer(raw: Mapping[str, Any], key: str, within: str = "") -> int:
     value = raw.get(key)
     if not isinstance(value, int) or value < 1:
         raise ValueError(
-            f"{within}{key} in config.json must be a positive integer, got {value!r}: repair it"
+            f"{within}{key} in config.json must be a positive integer, got {value!r}: fix it"
         )
     return value
 

@@ -17,8 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_MOST_KEPT = 4096
-"""Most digests that are kept, those of some hundred checkpoints: each takes a block of the disk."""
+_MAX_KEPT = 4096
+"""Maximum number of digests that are kept, those of some hundred checkpoints: each takes a block of
+the disk."""
 _SETTLED_S = 2.0
 """Seconds after a file's last change from which another change would show in its timestamps,
 whatever their resolution."""
@@ -47,8 +48,8 @@ def _digest(path: Path) -> str:
 
 
 def _kept_digest(folder: Path, key: str, path: Path) -> str:
-    """The digest that is kept under a key, computed if there is none. Of workers on a node that
-    start at once, one computes it, and the others wait."""
+    """The digest that is kept under a key, computed if there is none. If several workers on
+    a node start at once, one computes it and the others wait."""
     with (folder / key).open("a+", errors="replace") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
@@ -69,7 +70,7 @@ def _compute(path: Path) -> str:
 
 def _drop_oldest(folder: Path) -> None:
     kept = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
-    for path in kept[:-_MOST_KEPT]:
+    for path in kept[:-_MAX_KEPT]:
         path.unlink(missing_ok=True)
 
 

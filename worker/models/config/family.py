@@ -43,7 +43,7 @@ FULL, SLIDING, CHUNKED, LINEAR = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadSizes:
-    """Sizes of the attention heads of some layers, where they differ from those of others."""
+    """Sizes of the attention heads of some layers, if they differ from those of others."""
 
     head_dim: int
     num_kv_heads: int
@@ -119,6 +119,7 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     original_max_position_embeddings: Index | None = None
     partial_rotary_factor: Annotated[float | None, only(1)] = None
     layer_types: list[str] | None = None
+    mlp_layer_types: list[str] | None = None
     quantization_config: dict[str, Any] | None = None
     compression_config: dict[str, Any] | None = None
     attention_bias: No = False
@@ -158,11 +159,11 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """config.json in the spelling of the schema."""
         names, share = dict(cls.aliases), "partial_rotary_factor"
         table = raw.get("rope_parameters") or {}
-        own = {key: value for key, value in raw.items() if key not in names}
-        own |= {names[key]: raw[key] for key in names if raw.get(key) is not None}
+        keys = {key: value for key, value in raw.items() if key not in names}
+        keys |= {names[key]: raw[key] for key in names if raw.get(key) is not None}
         if isinstance(table, dict) and share in table and accepts(cls, share, table[share]):
-            own.setdefault(share, table[share])  # as transformers 5 writes it
-        return own
+            keys.setdefault(share, table[share])  # as transformers 5 writes it
+        return keys
 
     def derive(self) -> None:
         """Sets fields that follow from others; raises ValueError for values that contradict."""
@@ -185,7 +186,7 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return Biases(self.attention_bias, self.attention_bias, self.mlp_bias)
 
     def has_qk_norm(self) -> bool:
-        """Whether each head of q and k is normalised with weights of its own."""
+        """Whether each head of q and k is normalised with weights (QK norm)."""
         return self.use_qk_norm
 
     def layer_kind(self, index: int) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from worker.models.config.checkpoint import read_json, refuse_files, resolve_checkpoint
+from worker.models.config.checkpoint import check_files, read_json, resolve_checkpoint
 from worker.models.config.families import read_family
 from worker.models.config.family import FamilyConfig, HeadSizes
 from worker.models.config.mla_config import MlaConfig
@@ -20,7 +20,7 @@ from worker.models.config.multimodal import TensorNames
 from worker.models.config.quantization import QuantizationConfig
 from worker.models.config.quantization_formats import read_quantization
 from worker.models.config.rope_config import RopeConfig, parse_rope, parse_window_rope
-from worker.models.config.schema import RawConfig
+from worker.models.config.schema import RawConfig, short
 from worker.protocol.text.end_tokens import eos_token_ids
 
 logger = logging.getLogger(__name__)
@@ -42,11 +42,11 @@ class ModelConfig:
     rotary_dim: int
     """Number of leading dimensions of a head with rotary embedding."""
     full_heads: HeadSizes | None = None
-    """Heads of full-attention layers, where they differ from those of other layers."""
+    """Heads of full-attention layers, if they differ from those of other layers."""
     rms_norm_eps: float
     rope: RopeConfig
     window_rope: RopeConfig | None = None
-    """Rotary embedding of sliding-window layers, where it differs from `rope`."""
+    """Rotary embedding of sliding-window layers, if it differs from `rope`."""
     qkv_bias: bool
     """Whether the q, k and v projections have biases."""
     output_bias: bool
@@ -98,10 +98,10 @@ class ModelConfig:
         """Reads the content of config.json, and end tokens from the folder's other files; raises
         ValueError, which names the key, for a value that is malformed or not supported."""
         family, tensors = read_family(raw)
-        refuse_files(folder)
+        check_files(folder)
         rope, window_rope = _ropes(family)
         quantization = read_quantization(_keys(family), folder, mxfp4=family.mxfp4_experts)
-        mla, moe = family.mla(rope), family.moe()
+        mla, moe = family.mla(rope), _experts(family)
         windows, biases = family.windows(), family.biases()
         block_size, mask_token_id = family.block_diffusion()
         limit, reason = _length_limit(family, rope, windows if block_size > 1 else ())
@@ -117,7 +117,7 @@ class ModelConfig:
             head_dim=family.head_size() if mla is None else mla.query_dim,
             rotary_dim=family.rotary_size(),
             mla=mla,
-            moe=None if moe is None else checked(moe, family.top_k_key),
+            moe=moe,
             rms_norm_eps=family.rms_norm_eps,
             rope=rope,
             window_rope=window_rope,
@@ -208,7 +208,7 @@ def load_model_config(model: str, *, weights: bool = True) -> ModelConfig:
 
     Raises:
         Unavailable: there is no such folder, or the Hub is unreachable.
-        ValueError: the Hub refuses access, or the mathematics is not supported; the message names
+        ValueError: the Hub denies access, or the mathematics is not supported; the message names
             the key.
     """
     folder = resolve_checkpoint(model, weights=False)
@@ -231,6 +231,20 @@ def _ropes(family: FamilyConfig) -> tuple[RopeConfig, RopeConfig | None]:
             f"dimensions that rotate, got {len(rope.short_factors)}: fix it"
         )
     return rope, parse_window_rope(raw, length, family.window_theta) if by_layer else None
+
+
+def _experts(family: FamilyConfig) -> MoeConfig | None:
+    """The experts, checked; `mlp_layer_types`, as transformers 5 writes it, must agree."""
+    moe, kinds, count = family.moe(), family.mlp_layer_types, family.num_hidden_layers
+    dense = frozenset(range(count)) if moe is None else moe.dense_layers
+    expected = ["dense" if layer in dense else "sparse" for layer in range(count)]
+    if kinds is not None and kinds != expected:
+        raise ValueError(
+            f"mlp_layer_types = {short(kinds)} in config.json is not supported: it must be dense "
+            f"for {expected.count('dense')} and sparse for {expected.count('sparse')} layers, as "
+            "other keys have it"
+        )
+    return None if moe is None else checked(moe, family.top_k_key)
 
 
 def _keys(family: FamilyConfig) -> dict[str, Any]:

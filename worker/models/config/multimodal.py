@@ -27,21 +27,21 @@ class TensorNames:
         """The family's name of a checkpoint's tensor; None for one that is not loaded."""
         if name.startswith(self.skipped) or name.endswith(self.skipped_ends):
             return None
-        for end, own in self.renamed_ends:
+        for end, new_end in self.renamed_ends:
             if name.endswith(end):
-                name = name.removesuffix(end) + own
-        for prefix, own in self.renamed:
+                name = name.removesuffix(end) + new_end
+        for prefix, new_prefix in self.renamed:
             if name.startswith(prefix):
-                return own + name.removeprefix(prefix)
+                return new_prefix + name.removeprefix(prefix)
         return name
 
     def checkpoint_names(self, own_name: str) -> list[str]:
         """Names that a checkpoint may have for a module: the family's, and those with other
         prefixes."""
         return [own_name] + [
-            prefix + own_name.removeprefix(own)
-            for prefix, own in self.renamed
-            if own_name.startswith(own)
+            prefix + own_name.removeprefix(new_prefix)
+            for prefix, new_prefix in self.renamed
+            if own_name.startswith(new_prefix)
         ]
 
 

@@ -42,7 +42,7 @@ class _Source:
     """An object in a checkpoint's files that describes its quantization."""
 
     where: str
-    """Name of the object, for messages."""
+    """Path of the object, for messages."""
     content: Mapping[str, Any]
     """Content of the object."""
 
@@ -251,7 +251,7 @@ def _compressed_weights(source: _Source, kind: object) -> WeightConfig:
 
     Args:
         source: the group's `weights` object.
-        kind: the group's `format`, which tells how codes are packed.
+        kind: the group's `format`: how codes are packed.
     """
     source.check(
         words("num_bits type strategy group_size symmetric block_structure observer")

@@ -288,7 +288,13 @@ def _longrope_attention_factor(parameters: dict[str, Any], factor: float, origin
     given = parameters.get("attention_factor")
     if given is not None:
         return float(given)
-    return math.sqrt(1.0 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
+    if factor <= 1.0:
+        return 1.0
+    if original < 2:
+        raise ValueError(
+            f"original_max_position_embeddings {original} in config.json must be at least 2: fix it"
+        )
+    return math.sqrt(1.0 + math.log(factor) / math.log(original))
 
 
 def _short_factors(parameters: dict[str, Any], key: str) -> tuple[float, ...]:

@@ -51,17 +51,18 @@ HARMLESS = words(
 the last lines, its legacy keys of generation. pretraining_tp only splits sums; max_window_layers
 has an effect in families that have it as a field."""
 ROUTER_KEYS = words("output_router_logits router_aux_loss_coef")
-"""Keys of families with experts that concern training alone."""
+"""Keys of families with experts that only concern training."""
 
 
 def only(*values: object) -> Meta:
-    """Metadata of a field that supports these values alone. For bools, which Literal does not
-    support in msgspec, and for fields whose values subclasses change."""
+    """Metadata of a field that supports only these values. For bools and floats, which msgspec does
+    not support in Literal, and for fields that subclasses redeclare with other values."""
     return Meta(extra={"only": values})
 
 
 Count = Annotated[int, Meta(ge=1)]
 Index = Annotated[int, Meta(ge=0)]
+"""An integer that is not negative: an index, or a number of which there may be none."""
 Number = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 One = Annotated[float, Meta(ge=1, le=1)]
 """A factor that is not supported: it has to be 1."""
@@ -142,10 +143,12 @@ def _explained(
         if not accepts(schema, key, value):
             return _unsupported(key, value, types[key])
     key = next(key for key in types if f"`{key}`" in str(error))
-    return ValueError(
-        f"{key} is missing in config.json: it must be {_described(types[key])}; set it if that is "
-        "what the model uses"
-    )
+    allowed = _described(types[key])
+    if isinstance(inspect.type_info(types[key]), inspect.LiteralType):
+        remedy = f"only {allowed} is supported; set it if that is what the model uses"
+    else:
+        remedy = f"add it; it must be {allowed}"
+    return ValueError(f"{key} is missing in config.json: {remedy}")
 
 
 def _unsupported(key: str, value: object, hint: Any) -> ValueError:

@@ -1,5 +1,4 @@
-"""Record of the tests that each model family and quantization format goes through. Imports no
-torch.
+"""Record of the tests that each model family and quantization format passes. Imports no torch.
 
 The record, tested_families.json, is generated from the tests; worker/models/README.md says how.
 """
@@ -16,32 +15,32 @@ from worker.models.config.families import FAMILIES, MULTIMODAL
 RECORD = Path(__file__).with_name("tested_families.json")
 CHECKS: Mapping[str, str] = {
     "alone": "one request at a time",
-    "batched": "requests beside each other",
-    "prefix hit": "prompts whose beginnings are cached",
+    "batched": "concurrent requests",
+    "prefix hit": "prompts with cached prefixes",
     "chunks": "prompts in chunks of 32 tokens",
-    "scarce": "KV cache too small for all, with preemptions",
+    "scarce": "preemptions by a KV cache that is too small for all requests",
     "TP 2": "two ranks",
     "EP 2": "two ranks, each of which holds half of the experts",
-    "mutations": "each feature of the family, broken on purpose, shows in the logits",
+    "mutations": "each feature of the family, broken on purpose, changes the logits",
     "drafts": "speculative decoding",
-    "grammar": "constrained output",
+    "grammar": "structured outputs",
     "blocks": "block diffusion",
     "native": "steps by the compiled CPU library",
-    "triton": "kernels for CUDA, in Triton's interpreter",
-    "cuda": "captured steps on a stand-in for a CUDA device",
+    "triton": "CUDA kernels, in Triton's interpreter",
+    "cuda": "captured steps on a simulated CUDA device",
 }
 """Checks of a family, by name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckedFamily:
-    """A served model family, with the checks that it went through."""
+    """A supported model family, with the checks that it passes."""
 
     architecture: str
     """Value of `architectures` in config.json."""
     model_types: tuple[str, ...]
     text_of: tuple[str, ...]
-    """Families of its text model, for checkpoints with more than a language model; else empty."""
+    """Families of the text model of a multimodal checkpoint; else empty."""
     checks: Mapping[str, tuple[str, ...]]
     """References that the results were compared with, by name of the check in `CHECKS`."""
     released: tuple[str, ...]
@@ -55,19 +54,18 @@ class CheckedFamily:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckedFormat:
-    """A format of quantized weights that is read."""
+    """A supported format of quantized weights."""
 
     name: str
     families: tuple[str, ...]
-    """Families of the checkpoints that it was checked with; it works in linear layers of all
+    """Families of the checkpoints that it was checked with; it works for linear layers of all
     families."""
     against: tuple[str, ...]
     """References that the results were compared with."""
 
 
 def checked_families() -> list[CheckedFamily]:
-    """All served families, in the order of `FAMILIES`, then those of which only the text is
-    served."""
+    """All supported families, in the order of `FAMILIES`, then multimodal ones."""
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     kinds: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
     kinds = {name: (family.model_types, ()) for name, family in FAMILIES.items()}
@@ -92,9 +90,9 @@ def checked_families() -> list[CheckedFamily]:
 
 
 def checked_formats() -> list[CheckedFormat]:
-    """All quantization formats that tests go through."""
+    """All quantization formats that are tested."""
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     return [
-        CheckedFormat(name=name, families=tuple(one["of"]), against=tuple(one["against"]))
-        for name, one in record["formats"].items()
+        CheckedFormat(name=name, families=tuple(row["of"]), against=tuple(row["against"]))
+        for name, row in record["formats"].items()
     ]

@@ -28,7 +28,7 @@ class LongcatFlashConfig(LatentFamilyConfig):
     num_attention_heads: Count = 64
     num_hidden_layers: Layers = 0
     """Twice `num_layers`."""
-    num_layers: Count = 28
+    num_layers: Layers = 28
     max_position_embeddings: Count = 131072
     rms_norm_eps: Number = 1e-5
     rope_theta: Number = 10000000.0

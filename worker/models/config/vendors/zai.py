@@ -95,7 +95,6 @@ class Glm4MoeLiteConfig(DeepseekV3Config):
     first_k_dense_replace: Index = -1
     """-1 if missing: the first layer, unless `mlp_layer_types` lists others."""
     routed_scaling_factor: Number = 1.8
-    mlp_layer_types: list[str] | None = None
 
     def moe(self) -> MoeConfig:
         """Experts in all but the first layer, unless config.json lists others."""
