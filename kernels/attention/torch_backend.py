@@ -100,8 +100,8 @@ class DecodeStep:
         out = torch.empty((*q.shape[:2], v_cache.shape[3]), dtype=q.dtype, device=q.device)
         for group in self.groups:
             assert group.rows is not None, "several groups have row indices"
-            own = q.index_select(0, group.rows)
-            part = _decode_group(own, k_cache, v_cache, group, scores)
+            queries = q.index_select(0, group.rows)
+            part = _decode_group(queries, k_cache, v_cache, group, scores)
             out.index_copy_(0, group.rows, part)
         return out
 
@@ -167,7 +167,7 @@ def _extend_piece(
     piece: ExtendPiece,
     scores: _Scores,
 ) -> torch.Tensor:
-    own = q[piece.query_start : piece.query_stop].transpose(0, 1).unsqueeze(0)
+    queries = q[piece.query_start : piece.query_stop].transpose(0, 1).unsqueeze(0)
     k = _gather_pages(k_cache, piece.pages, 1)[:, :, : piece.length]
     if v_cache.shape[3] == k_cache.shape[3]:
         v = _gather_pages(v_cache, piece.pages, 1)[:, :, : piece.length]
@@ -178,9 +178,9 @@ def _extend_piece(
         if piece.is_causal:
             positions = torch.arange(piece.length, device=q.device)
             mask = causal_mask(positions, positions.unsqueeze(1) + 1)
-        return _attend_by_hand(own, k, v, mask, scores).squeeze(0).transpose(0, 1)
+        return _attend_by_hand(queries, k, v, mask, scores).squeeze(0).transpose(0, 1)
     out = scaled_dot_product_attention(
-        own,
+        queries,
         k,
         v,
         attn_mask=mask if mask is None else mask.to(q.dtype),

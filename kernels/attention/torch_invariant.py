@@ -51,8 +51,8 @@ class InvariantStep:
             )
             if sinks is not None:
                 # The sink joins the sum of exponentials of all splits, so it comes last.
-                own = sinks.view(num_kv_heads, 1, -1)
-                share = 1.0 / (1.0 + (own - lse.view(folded.shape[:-1])).exp())
+                sink_scores = sinks.view(num_kv_heads, 1, -1)
+                share = 1.0 / (1.0 + (sink_scores - lse.view(folded.shape[:-1])).exp())
                 folded = (folded * share.unsqueeze(-1)).to(q.dtype)
             result = folded.transpose(1, 2).reshape(rows, num_q_heads, head_dim)
             torch.index_select(result, 0, block.places, out=out[block.start : block.stop])

@@ -74,10 +74,10 @@ def plan_decode_groups(metadata: AttentionMetadata) -> tuple[DecodeGroup, ...]:
         mask = None
         begins_hidden = any(num_hidden[row] for row in rows)
         if begins_hidden or any(lengths[row] != longest for row in rows):
-            own = seq_lens if index is None else seq_lens.index_select(0, index)
-            own = own.clamp(min=1).view(-1, 1, 1, 1)
+            visible = seq_lens if index is None else seq_lens.index_select(0, index)
+            visible = visible.clamp(min=1).view(-1, 1, 1, 1)
             positions = torch.arange(longest, dtype=torch.int32, device=page_table.device)
-            mask = causal_mask(positions, own)
+            mask = causal_mask(positions, visible)
             if begins_hidden:
                 hidden = torch.tensor([num_hidden[row] for row in rows], device=page_table.device)
                 mask.masked_fill_(positions < hidden.view(-1, 1, 1, 1), float("-inf"))

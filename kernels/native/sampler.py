@@ -31,7 +31,7 @@ def sample_native(logits: torch.Tensor, parameters: SamplingParameters | None) -
 def _describe(parameters: SamplingParameters) -> SamplingColumns:
     columns = (parameters.seeds, parameters.positions, parameters.temperature)
     filters = (parameters.top_k, parameters.top_p, parameters.log_min_p)
-    addresses = [None if one is None else one.data_ptr() for one in (*columns, *filters)]
+    addresses = [None if column is None else column.data_ptr() for column in (*columns, *filters)]
     return SamplingColumns(GREEDY_BELOW, *addresses)
 
 

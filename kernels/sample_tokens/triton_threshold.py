@@ -81,7 +81,7 @@ def find_thresholds(logits: torch.Tensor, parameters: SamplingParameters) -> tor
 def _or_any(parameters: SamplingParameters) -> list[torch.Tensor]:
     """Tensors of the filters; unused ones are replaced by an arbitrary tensor."""
     found = (parameters.top_k, parameters.top_p, parameters.log_min_p)
-    return [parameters.temperature if one is None else one for one in found]
+    return [parameters.temperature if tensor is None else tensor for tensor in found]
 
 
 @triton.jit

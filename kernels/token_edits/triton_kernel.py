@@ -17,7 +17,7 @@ def apply_token_edits_(
     logits: torch.Tensor, edits: TokenEdits, rows: EditRows, token_pool: torch.Tensor
 ) -> None:
     """Launches a grid of (edited rows, blocks of biases and words); programs beyond a row's own
-    biases and words return at once."""
+    biases and words return immediately."""
     assert logits.dtype == torch.float32, f"edits take fp32 logits, got {logits.dtype}"
     assert logits.stride(1) == 1, "a row's logits must lie side by side"
     assert token_pool.is_contiguous(), "cells count row after row"

@@ -19,8 +19,8 @@ _SCORE = registry.register(
 def token_scores(logits: torch.Tensor, tokens: torch.Tensor) -> TokenScores:
     """Scores of tokens, int64 [n], under fp32 logits [n, vocab].
 
-    The log-probability is own - best - log(weight / 2**WEIGHT_BITS). The normalizer is a sum of
-    integers, which does not depend on the order of additions.
+    The log-probability is token_logits - best - log(weight / 2**WEIGHT_BITS). The normalizer is a
+    sum of integers, which does not depend on the order of additions.
     """
     return _SCORE.select(logits)(logits, tokens)
 

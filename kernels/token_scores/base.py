@@ -10,7 +10,7 @@ import torch
 class TokenScores(NamedTuple):
     """Scores of n tokens, [n] each."""
 
-    own: torch.Tensor
+    token_logits: torch.Tensor
     """fp32: logits of the tokens."""
     best: torch.Tensor
     """fp32: largest logits of the rows."""

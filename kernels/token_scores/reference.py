@@ -10,10 +10,10 @@ from kernels.token_scores.base import TokenScores
 
 def token_scores(logits: torch.Tensor, tokens: torch.Tensor) -> TokenScores:
     """Computes each score by a pass over the logits."""
-    own = logits.gather(1, tokens.unsqueeze(1))
+    token_logits = logits.gather(1, tokens.unsqueeze(1))
     return TokenScores(
-        own=own.squeeze(1),
+        token_logits=token_logits.squeeze(1),
         best=logits.amax(dim=-1),
         weight=total_weight(logits),
-        rank=(logits >= own).sum(dim=-1),
+        rank=(logits >= token_logits).sum(dim=-1),
     )

@@ -27,35 +27,35 @@ def token_scores(logits: torch.Tensor, tokens: torch.Tensor) -> TokenScores:
     rows, vocab_size = logits.shape
     device = logits.device
     num_chunks = cdiv(vocab_size, _CHUNK)
-    own, best = (torch.empty(rows, dtype=torch.float32, device=device) for _ in range(2))
+    token_logits, best = (torch.empty(rows, dtype=torch.float32, device=device) for _ in range(2))
     weight, rank = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(2))
     chunk_best = torch.empty(rows, num_chunks, dtype=torch.float32, device=device)
     if rows:
         shape = (vocab_size, logits.stride(0), num_chunks)
         _rank_kernel[(rows, num_chunks)](
-            logits, tokens, own, rank, chunk_best, *shape, CHUNK=_CHUNK, num_warps=8
+            logits, tokens, token_logits, rank, chunk_best, *shape, CHUNK=_CHUNK, num_warps=8
         )
         _weigh_kernel[(rows, num_chunks)](
             logits, chunk_best, best, weight, *shape,
             CHUNK=_CHUNK, CHUNKS_BLOCK=next_power_of_2(num_chunks), num_warps=8,
         )  # fmt: skip
-    return TokenScores(own=own, best=best, weight=weight, rank=rank)
+    return TokenScores(token_logits=token_logits, best=best, weight=weight, rank=rank)
 
 
 @triton.jit(do_not_specialize_on_alignment=["token_ptr"])
 def _rank_kernel(
-    logits_ptr, token_ptr, own_ptr, rank_ptr, best_ptr, vocab_size, row_stride, num_chunks,
+    logits_ptr, token_ptr, token_logit_ptr, rank_ptr, best_ptr, vocab_size, row_stride, num_chunks,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
-    own = tl.load(logits_ptr + row * row_stride + tl.load(token_ptr + row))
+    token_logits = tl.load(logits_ptr + row * row_stride + tl.load(token_ptr + row))
     if chunk == 0:
-        tl.store(own_ptr + row, own)
+        tl.store(token_logit_ptr + row, token_logits)
     column = chunk * CHUNK + tl.arange(0, CHUNK)
     inside = column < vocab_size
     logit = tl.load(logits_ptr + row * row_stride + column, mask=inside, other=float("-inf"))
-    above = tl.sum((inside & (logit >= own)).to(tl.int64), axis=0)
+    above = tl.sum((inside & (logit >= token_logits)).to(tl.int64), axis=0)
     tl.atomic_add(rank_ptr + row, above, sem="relaxed")
     tl.store(best_ptr + row * num_chunks + chunk, tl.max(logit, axis=0))
 

@@ -211,7 +211,7 @@ def test_a_model_that_loads_is_ok() -> None:
         ({}, "", "--max-model-len 5000", "more than this checkpoint's 4096"),
         ({"num_attention_heads": 16}, "", "", "has shape"),
         ({"num_hidden_layers": 7, "layer_types": None}, "", "", "missing model.layers.6."),
-        ({"num_hidden_layers": 5, "layer_types": None}, "", "", "holds model.layers.5."),
+        ({"num_hidden_layers": 5, "layer_types": None}, "", "", "unexpected model.layers.5."),
         ({"attention_bias": True}, "", "", "missing model.layers.0.self_attn.k_proj.bias"),
         ({"architectures": ["Odd"], "model_type": "odd"}, "", "", "architectures"),
         ({"hidden_act": "tanh"}, "", "", "hidden_act"),

@@ -66,7 +66,7 @@ def prefers_bf16(backend: CPUBackend) -> tuple[bool, str]:
 
 
 def _multipliers(backend: CPUBackend) -> Sequence[Multiplier]:
-    """Matmul implementations that have to be faster; with `auto` both, since the model determines
+    """Matmul implementations that must be faster; with `auto` both, since the model determines
     which one is used."""
     return ("native", "torch") if backend == "auto" else (backend,)
 

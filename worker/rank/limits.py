@@ -49,7 +49,8 @@ def resolve_limits(
     if group.rank == 0:
         logger.info(
             "max_num_seqs=%d, max_num_batched_tokens=%d",
-            *(resolved.max_num_seqs, resolved.max_num_batched_tokens),
+            resolved.max_num_seqs,
+            resolved.max_num_batched_tokens,
         )
     return resolved
 
@@ -64,6 +65,6 @@ def _limits(group: TensorParallelGroup) -> StepLimits:
     if group.device.type == "cpu":
         return _CPU
     properties = torch.cuda.get_device_properties(group.device)
-    own = limits_of_gpu(properties.name, properties.total_memory)
-    votes = group.all_reduce(torch.full((1,), float(own is _LARGE_GPU), device=group.device))
+    limits = limits_of_gpu(properties.name, properties.total_memory)
+    votes = group.all_reduce(torch.full((1,), float(limits is _LARGE_GPU), device=group.device))
     return _LARGE_GPU if int(votes) == group.world_size else _GPU

@@ -84,7 +84,7 @@ def plan_pages(
         config: the engine's configuration.
         group: the rank's tensor-parallel group.
         page_bytes: bytes of one page, with its share of state snapshots.
-        page_groups: groups of layers with pages of their own.
+        page_groups: groups of layers with separate pages.
         max_model_len: tokens of the longest request.
         profile: on CUDA, runs the largest step once to measure peak activation memory; also
             allocates the states.

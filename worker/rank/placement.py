@@ -1,4 +1,4 @@
-"""Placement of speculative rows on the device, where alone their newest positions are known.
+"""Placement of speculative rows on the device, since their positions are only known there.
 
     planned    start ──────── window of the newest token ──────── end
     computed                  first ── newest ── drafts ── first + length
@@ -81,7 +81,7 @@ class DraftPlacement:
         flat = np.stack((samples[sample_rows, sample_offsets], sample_rows, sample_offsets))
         device = tables.token_pool.device
         numbers, slots, starts, ends, lengths = to_device(torch.from_numpy(table), device).unbind()
-        own, own_rows, own_offsets = to_device(torch.from_numpy(flat), device).unbind()
+        index, index_rows, index_offsets = to_device(torch.from_numpy(flat), device).unbind()
         positions = newest[slots].maximum(starts)
         firsts = torch.minimum(positions, ends - lengths)
         return cls(
@@ -94,9 +94,9 @@ class DraftPlacement:
             lengths=lengths,
             longest=samples.shape[1],
             last_ends=[row.start + row.length for row in plan.rows],
-            samples=own,
-            sample_rows=own_rows,
-            sample_offsets=own_offsets,
+            samples=index,
+            sample_rows=index_rows,
+            sample_offsets=index_offsets,
         )
 
     def write(self, drafts: torch.Tensor) -> None:

@@ -90,11 +90,11 @@ def sample(
     tables.flat_tokens.index_copy_(0, batch.destinations, tokens.int())
     if processed is None or processed.logprobs is None or raw is None:
         return SamplerOutput(tokens=tokens, acceptance=acceptance)
-    own = tokens.index_select(0, processed.logprobs.rows)
+    scored = tokens.index_select(0, processed.logprobs.rows)
     return SamplerOutput(
         tokens=tokens,
         acceptance=acceptance,
-        scores=score(raw, own, processed.logprobs.num_top),
+        scores=score(raw, scored, processed.logprobs.num_top),
         scored_rows=processed.logprobs.rows_host,
     )
 

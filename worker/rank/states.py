@@ -57,11 +57,11 @@ class RequestStates:
         ends: list[StateStore] = []
         first = border
         for number, (slot, start, length, _) in enumerate(batch.rows.tolist()):
-            own = sorted(stores.get(slot, ()), key=lambda store: store.position)
+            row_stores = sorted(stores.get(slot, ()), key=lambda store: store.position)
             if number < border:
-                ends += own
+                ends += row_stores
                 continue
-            longer.append((slot, self._parts(first - start, start, start + length, own)))
+            longer.append((slot, self._parts(first - start, start, start + length, row_stores)))
             first += length
         stored = None
         if ends:

@@ -122,7 +122,7 @@ class SampledStep:
         return result if self.accepted is None else self.accepted.select(result)
 
 
-_SCORE_TENSORS = ("tokens", "own", "best", "weight", "rank", "top_tokens", "top_logits")
+_SCORE_TENSORS = ("tokens", "token_logits", "best", "weight", "rank", "top_tokens", "top_logits")
 
 
 def fetch_output(output: SamplerOutput, slot: StepSlot, *, with_logprobs: bool) -> SamplerOutput:

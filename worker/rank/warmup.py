@@ -41,7 +41,7 @@ Execute = Callable[[Plan, bytes], object]
 """Runs a step to completion, with the masks of its masked samples."""
 
 
-class _Asked(NamedTuple):
+class _Options(NamedTuple):
     """Sampling options of a warm-up request."""
 
     temperature: float = 0.0
@@ -49,10 +49,10 @@ class _Asked(NamedTuple):
     params: LogitsParams | None = None
 
 
-_GREEDY: Final = _Asked()
-_RANDOM: Final = _Asked(temperature=1.0)
-_FILTERED: Final = _Asked(temperature=1.0, top_p=0.5)
-_PROCESSED: Final = _Asked(params=PROCESSORS)
+_GREEDY: Final = _Options()
+_RANDOM: Final = _Options(temperature=1.0)
+_FILTERED: Final = _Options(temperature=1.0, top_p=0.5)
+_PROCESSED: Final = _Options(params=PROCESSORS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,16 +143,16 @@ def _steps(limits: WarmUpLimits) -> Iterator[Plan]:
     for lengths in _prompts(limits):
         rows: list[Row] = [PlannedRow(slot, 0, length, True) for slot, length in enumerate(lengths)]
         yield Plan(0, [_admit(row, row.length) for row in rows], [], rows)
-    one = PlannedRow(0, 0, 1, True)
-    for asked in (_RANDOM, _FILTERED, _PROCESSED):
-        yield Plan(0, [_admit(one, 1, asked)], [], [one])
+    row = PlannedRow(0, 0, 1, True)
+    for options in (_RANDOM, _FILTERED, _PROCESSED):
+        yield Plan(0, [_admit(row, 1, options)], [], [row])
     for count in range(1, min(limits.max_num_seqs, 2) + 1):  # all rows masked, or some
         rows = [PlannedRow(slot, 0, 1, True) for slot in range(count)]
         yield Plan(0, [_admit(row, 1) for row in rows], [], rows, masked=[0])
     for count in _doubling(1, limits.num_drafts):
         draft = DraftRow(0, 0, 1 + count, count)
-        for asked in (_GREEDY, _RANDOM, _FILTERED, _PROCESSED):
-            yield Plan(0, [_admit(draft, 1, asked)], [], [draft])
+        for options in (_GREEDY, _RANDOM, _FILTERED, _PROCESSED):
+            yield Plan(0, [_admit(draft, 1, options)], [], [draft])
         yield Plan(0, [_admit(draft, 1)], [], [draft], masked=[0])
 
 
@@ -164,20 +164,29 @@ def _block_steps(limits: WarmUpLimits) -> Iterator[Plan]:
         rows: list[Row] = [BlockRow(slot, 0, length) for slot, length in enumerate(lengths)]
         admits = [_admit(row, row.length - size, block=block) for row in rows]
         yield Plan(0, admits, [], rows)
-    one = BlockRow(0, 0, size)
-    for asked in (_RANDOM, _FILTERED):
-        yield Plan(0, [_admit(one, 0, asked, block=block)], [], [one])
-    yield Plan(0, [_admit(one, 0, block=block)], [], [one], masked=[0])
+    row = BlockRow(0, 0, size)
+    for options in (_RANDOM, _FILTERED):
+        yield Plan(0, [_admit(row, 0, options, block=block)], [], [row])
+    yield Plan(0, [_admit(row, 0, block=block)], [], [row], masked=[0])
 
 
 def _admit(
-    row: Row, num_tokens: int, asked: _Asked = _GREEDY, *, block: BlockAdmit | None = None
+    row: Row, num_tokens: int, options: _Options = _GREEDY, *, block: BlockAdmit | None = None
 ) -> Admit:
     """Admission of a request with `num_tokens` tokens to the row's slot."""
-    temperature, top_p, params = asked
+    temperature, top_p, params = options
     tokens = bytes(4 * num_tokens)
-    own = (row.slot, tokens, temperature, 0, top_p, 0.0, row.slot)
-    return Admit(*own, logits_params=params, block=block)
+    return Admit(
+        row.slot,
+        tokens,
+        temperature,
+        top_k=0,
+        top_p=top_p,
+        min_p=0.0,
+        seed=row.slot,
+        logits_params=params,
+        block=block,
+    )
 
 
 def _prompts(limits: WarmUpLimits) -> Iterator[Sequence[int]]:

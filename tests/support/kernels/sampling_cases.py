@@ -1,4 +1,4 @@
-"""Kernels around a sample, against their torch references; run by the interpreter and on a GPU."""
+"""Sampling kernels against their torch references; run by the interpreter and on a GPU."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def make_logits(rows: int, vocab: int, scale: float, device: str, *, ties: bool)
 
 
 def sample_case(device: str, dtype: torch.dtype) -> None:
-    """Kept tokens are the reference's, exactly; samples too, as no two sums lie close here."""
+    """Kept tokens equal the reference exactly, and so do samples, since there are no near ties."""
     from kernels.sample_tokens.triton_threshold import find_thresholds
 
     for cases, vocab, scale, ties in (
@@ -120,7 +120,7 @@ def sample_without_filters_case(device: str, dtype: torch.dtype) -> None:
 
 
 def sample_invariance_case(device: str, dtype: torch.dtype) -> None:
-    """A row's threshold and sample do not depend on the other rows, nor on its place."""
+    """A row's threshold and sample do not depend on other rows or its position."""
     from kernels.sample_tokens.triton_threshold import find_thresholds
 
     logits = make_logits(len(FILTERS), 4100, 2.0, device, ties=False)
@@ -134,7 +134,7 @@ def sample_invariance_case(device: str, dtype: torch.dtype) -> None:
 
 
 def sample_extremes_case(device: str, dtype: torch.dtype) -> None:
-    """Whatever the logits of a broken checkpoint, a sample is a token."""
+    """For any logits of a broken checkpoint, a sample is a valid token."""
     broken = (float("inf"), float("-inf"), float("nan"))
     for value, whole in itertools.product(broken, (False, True)):
         logits = make_logits(4, 600, 1e30, device, ties=False)
@@ -203,7 +203,7 @@ def penalties_case(device: str, dtype: torch.dtype) -> None:
 
 
 def penalties_of_drafts_case(device: str, dtype: torch.dtype) -> None:
-    """Drafts that are not counted yet weigh what they would weigh if they were."""
+    """Drafts that are not counted yet are penalised as if they were."""
     vocab, prompt, end, most = 300, 4, 12, 3
     pool = torch.randint(0, 9, (2, 16), dtype=torch.int32)
     in_prompt = torch.zeros(2, vocab, dtype=torch.bool)
@@ -238,7 +238,7 @@ def penalties_of_drafts_case(device: str, dtype: torch.dtype) -> None:
 
 
 def token_edits_case(device: str, dtype: torch.dtype) -> None:
-    """Biases over more than one block, and words that are shorter and longer than one."""
+    """Biases over several blocks, and words shorter and longer than one."""
     vocab, length = 400, 700
     pool = torch.randint(0, 9, (3, length), dtype=torch.int32)
     pool[1, -1] = pool[2, -1] = 0
@@ -302,7 +302,7 @@ def token_scores_case(device: str, dtype: torch.dtype) -> None:
         with registry.using("triton"):
             actual = token_scores(logits, tokens)
             part = token_scores(logits[3:5], tokens[3:5])
-        for name in ("own", "best", "rank"):
+        for name in ("token_logits", "best", "rank"):
             assert torch.equal(getattr(actual, name), getattr(expected, name)), name
         ratio = actual.weight.double() / expected.weight.double()
         torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=1e-6, atol=0)

@@ -169,7 +169,7 @@ class Attention:
         )
         """Specification of the layer's KV cache."""
         self._query_parts = 1 + traits.has_gate
-        assert traits.has_value_norm or not traits.values_are_keys, "keys rotate where they are"
+        assert traits.has_value_norm or not traits.values_are_keys, "keys rotate in place"
         kept = 1 if traits.values_are_keys else 2
         self._split = [self._query_parts * num_heads, *[num_kv_heads] * kept]
         self._head_dim = head_dim
@@ -498,8 +498,8 @@ def _qkv_parts(
         starts = [start + sum(sizes[:index]) for index, start in enumerate(starts)]
         sizes = [sum(sizes)] * 3
     parts = [
-        ColumnPart(name=name, full_size=size, local_size=own, start=start)
-        for name, size, own, start in zip(
+        ColumnPart(name=name, full_size=size, local_size=local_size, start=start)
+        for name, size, local_size, start in zip(
             (names.q, names.k, names.v), sizes, local, starts, strict=True
         )
     ]

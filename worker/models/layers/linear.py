@@ -110,10 +110,10 @@ class ColumnParallelLinear(_Linear):
         bias: bool,
         options: LayerOptions,
     ) -> None:
-        own: list[WeightPart] = []
+        weight_parts: list[WeightPart] = []
         for part in parts:
-            first = own[-1].rows.stop if own else 0
-            own.append(
+            first = weight_parts[-1].rows.stop if weight_parts else 0
+            weight_parts.append(
                 WeightPart(
                     name=part.name,
                     full_shape=(part.full_size, in_features),
@@ -122,8 +122,8 @@ class ColumnParallelLinear(_Linear):
                     start=part.start,
                 )
             )
-        super().__init__(in_features, own, bias, options)
-        self._parts = own
+        super().__init__(in_features, weight_parts, bias, options)
+        self._parts = weight_parts
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of all parts and their biases; `prefix` ends with a dot."""

@@ -19,7 +19,7 @@ class HiddenNorm(ABC):
         weight: [size], unset.
         eps: added to the mean square, or to the variance.
         offset: added to the checkpoint's weight.
-        block_scale: factor of a block's output where it is added to the residual.
+        block_scale: factor of a block's output in the residual sum.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class RMSNorm(HiddenNorm):
         eps: added to the mean square.
         options: options of the model's layers.
         offset: added to the checkpoint's weight; the sum is kept in fp32.
-        block_scale: factor of a block's output where it is added to the residual.
+        block_scale: factor of a block's output in the residual sum.
     """
 
     def __init__(

@@ -114,10 +114,10 @@ def _is_right(memory: SymmetricMemory, group: ProcessGroup, device: torch.device
     for dtype in _DTYPES:
         for count in _TEST_VALUES:
             values = torch.arange(count * 4 // dtype.itemsize, device=device) % 251
-            own = (values.float() / 251 - group.rank() / 3).to(dtype)
-            expected = own.clone()
+            values_of_rank = (values.float() / 251 - group.rank() / 3).to(dtype)
+            expected = values_of_rank.clone()
             dist.all_reduce(expected, group=group)
-            found = memory.all_reduce(own.clone())
+            found = memory.all_reduce(values_of_rank.clone())
             tolerance = 8 * torch.finfo(dtype).eps * group.size()
             is_right &= torch.allclose(found.float(), expected.float(), tolerance, tolerance)
     return is_right

@@ -156,12 +156,12 @@ class TensorParallelGroup:
         ranks."""
         if self.world_size == 1:
             return tensor
-        own = tensor.cpu() if self.is_through_host else tensor
+        local = tensor.cpu() if self.is_through_host else tensor
         # Gloo only gathers along the first dimension.
-        parts = own.new_empty((self.world_size * own.shape[0], *own.shape[1:]))
-        self._gather_into(parts, own.contiguous())
-        parts = parts.view(self.world_size, *own.shape)
-        return parts.movedim(0, -2).reshape(*own.shape[:-1], -1).to(tensor.device)
+        parts = local.new_empty((self.world_size * local.shape[0], *local.shape[1:]))
+        self._gather_into(parts, local.contiguous())
+        parts = parts.view(self.world_size, *local.shape)
+        return parts.movedim(0, -2).reshape(*local.shape[:-1], -1).to(tensor.device)
 
     def gather_on_device(self, values: Sequence[int]) -> list[list[int]]:
         """The values of every rank on this rank's device; only this rank's if the device is not
@@ -195,10 +195,10 @@ class TensorParallelGroup:
         ending.join(_CLOSE_TIMEOUT_S)
         return not ending.is_alive()
 
-    def _gather_into(self, parts: torch.Tensor, own: torch.Tensor) -> None:
+    def _gather_into(self, parts: torch.Tensor, local: torch.Tensor) -> None:
         """Fills `parts` [world_size * n, ...] with all ranks' tensors [n, ...], in the order of
         ranks."""
-        dist.all_gather_into_tensor(parts, own, group=self._process_group)
+        dist.all_gather_into_tensor(parts, local, group=self._process_group)
 
     def _gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         parts = [torch.empty_like(tensor) for _ in range(self.world_size)]

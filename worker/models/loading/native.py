@@ -158,7 +158,7 @@ def _all_reduce(options: LayerOptions) -> Callable[[torch.Tensor], None]:
 
 def _model_tensors(model: DecoderModel, memory: WeightMemory | None = None) -> ModelTensors:
     """The model's tensors for the library. With `memory`, packing them also drops the layers'
-    weights; None for shapes and types alone."""
+    weights; None for only shapes and types."""
     first = _llama_layer(model.layers[0])
     return ModelTensors(
         num_heads=first.attention.num_heads,

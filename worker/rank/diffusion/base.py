@@ -40,7 +40,7 @@ class BlockBatch:
     """N running blocks of B positions each, on the host. A step edits `ids` and `undecided`."""
 
     ids: IntArray
-    """[N, B]: tokens, the mask token where undecided."""
+    """[N, B]: tokens; the mask token if undecided."""
     undecided: BoolArray
     """[N, B]: positions without a token. Not equivalent to `ids` being the mask token, which
     prompts may contain, too."""

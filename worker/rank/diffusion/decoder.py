@@ -204,8 +204,8 @@ class BlockDecoder:
                 by_name.setdefault(self.table.algorithm_name(block.row.slot), []).append(block)
             else:
                 guided.append(block)
-        for name, own in by_name.items():
-            self._step_algorithm(name, own, hidden)
+        for name, group in by_name.items():
+            self._step_algorithm(name, group, hidden)
         self._write([block.row.slot for block in blocks if block.mask is None])
         if guided:
             self._step_guided(guided, hidden)

@@ -52,7 +52,7 @@ def random_positions(
     """Sampling parameters of scored positions, [S] each; None if all are greedy.
 
     A sample is keyed by the request's seed, the position and the round of its block (`slots`,
-    `positions` and `rounds`, [S] each), so it is the same whatever else is in the batch.
+    `positions` and `rounds`, [S] each), so it does not depend on the rest of the batch.
     """
     return state.parameters(slots, positions, keys=rounds * _ROUND_STRIDE)
 
@@ -62,7 +62,8 @@ def _choose(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Chosen tokens and their probabilities, [S] each.
 
-    HAZARD(invariance): softmax over the last dimension sums each row alone; a plain sum would not.
+    HAZARD(invariance): softmax over the last dimension sums each row separately; a plain sum would
+    not.
     """
     tokens = logits.argmax(dim=-1)
     if random is not None:

@@ -31,7 +31,7 @@ class RunningBlock:
     """Grammar bitmask of the leftmost undecided position; None without a grammar."""
     is_done: bool = False
     is_paused: bool = False
-    """Whether the grammar has to check proposed tokens before the block continues."""
+    """Whether the grammar must check proposed tokens before the block continues."""
     is_committed: bool = False
     token_ids: list[int] = field(default_factory=list)
     num_rounds: int = 0

@@ -104,7 +104,7 @@ class BlockTable:
         """Makes the block at `start` the slot's running one, if it is not already.
 
         Returns:
-            Whether the block's tokens have to be written to the device.
+            Whether the block's tokens must be written to the device.
         """
         if self.starts[slot] != start:
             assert start == self._known[slot] // self.block_size * self.block_size or (
@@ -168,7 +168,7 @@ class BlockTable:
         return token_ids
 
     def draft(self, slot: int) -> list[int]:
-        """Tokens of the slot's block so far, without those of the prompt; -1 where undecided."""
+        """Tokens of the slot's block so far, without those of the prompt; -1 if undecided."""
         shown = np.where(self.undecided[slot], -1, self.ids[slot])
         token_ids: list[int] = shown[~self.fixed[slot]].tolist()
         return token_ids

@@ -97,10 +97,10 @@ class TokenMaskTable:
     def gather(self, sampled: Sequence[SampledRow]) -> TokenMaskRows | None:
         """Masked rows among the samples with processors; None without any."""
         found = []
-        for one in sampled:
-            if (least := self._min_tokens.get(one.slot)) is not None:
-                is_late = one.end - one.params.num_prompt >= least
-                found.append((one.sample, 2 * one.slot + is_late))
+        for row in sampled:
+            if (least := self._min_tokens.get(row.slot)) is not None:
+                is_late = row.end - row.params.num_prompt >= least
+                found.append((row.sample, 2 * row.slot + is_late))
         if not found:
             return None
         rows, mask_rows = _columns(found, self._device)
@@ -172,30 +172,30 @@ class TokenEditTable:
         edits = self._table()
         tokens, values = zip(*biases, strict=True) if biases else ((), ())
         lengths = [len(word) for word in words]
-        for table, own in (
+        for table, content in (
             (edits.bias_tokens, np.array(tokens, dtype=np.int32)),
             (edits.biases, np.array(values, dtype=np.float32)),
             (edits.words, np.array([token for word in words for token in word], dtype=np.int32)),
             (edits.word_ends, np.cumsum(lengths, dtype=np.int32)),
         ):
-            assert len(own) <= table.shape[1], "more edits than the limits of a request"
-            if len(own):
-                table[slot, : len(own)] = to_device(torch.from_numpy(own), self._device)
+            assert len(content) <= table.shape[1], "more edits than the limits of a request"
+            if len(content):
+                table[slot, : len(content)] = to_device(torch.from_numpy(content), self._device)
         self._slots[slot] = _Edits(params.num_prompt, len(biases), len(words))
 
     def gather(self, sampled: Sequence[SampledRow]) -> EditRows | None:
         """Edited rows among the samples with processors; None without any."""
         found = [
             (
-                one.sample,
-                one.slot,
-                one.slot * self._token_stride + one.end,
-                one.end - own.num_prompt,
-                own.num_biases,
-                own.num_words,
+                row.sample,
+                row.slot,
+                row.slot * self._token_stride + row.end,
+                row.end - edits.num_prompt,
+                edits.num_biases,
+                edits.num_words,
             )
-            for one in sampled
-            if (own := self._slots.get(one.slot)) is not None
+            for row in sampled
+            if (edits := self._slots.get(row.slot)) is not None
         ]
         if not found:
             return None
@@ -315,20 +315,20 @@ def penalizes(params: LogitsParams) -> bool:
 
 def gather_penalty_rows(sampled: Sequence[SampledRow], device: torch.device) -> PenaltyRows | None:
     """Penalized rows among the samples with processors; None without any."""
-    found = [one for one in sampled if penalizes(one.params)]
+    found = [row for row in sampled if penalizes(row.params)]
     if not found:
         return None
-    layout = [(one.sample, one.slot, one.end, one.num_drafts) for one in found]
+    layout = [(row.sample, row.slot, row.end, row.num_drafts) for row in found]
     rows, slots, ends, num_drafts = _columns(layout, device)
-    asked = [one.params for one in found]
-    strengths = [(p.frequency_penalty, p.presence_penalty, p.repetition_penalty) for p in asked]
+    params = [row.params for row in found]
+    strengths = [(p.frequency_penalty, p.presence_penalty, p.repetition_penalty) for p in params]
     frequency, presence, repetition = _columns(strengths, device)
     return PenaltyRows(
         rows=rows,
         slots=slots,
         ends=ends,
         num_drafts=num_drafts,
-        most_drafts=max(one.num_drafts for one in found),
+        most_drafts=max(row.num_drafts for row in found),
         frequency=frequency,
         presence=presence,
         repetition=repetition,

@@ -55,7 +55,7 @@ class Scores:
 
     tokens: torch.Tensor
     """[n]: the scored tokens."""
-    own: torch.Tensor
+    token_logits: torch.Tensor
     """[n]: logits of the scored tokens."""
     best: torch.Tensor
     """[n]: largest logits."""
@@ -83,7 +83,7 @@ class Scores:
         tokens = np.take_along_axis(tokens, order, axis=-1)
         logits = np.take_along_axis(logits, order, axis=-1)
         tokens = np.column_stack((self.tokens.cpu().numpy(), tokens))
-        logits = np.column_stack((self.own.cpu().double().numpy(), logits))
+        logits = np.column_stack((self.token_logits.cpu().double().numpy(), logits))
         with np.errstate(invalid="ignore", over="ignore"):  # as above
             logprobs = (logits - np.array(norms)[:, None]).astype("<f4")
         # Packed row by row: lists of numbers would take three times as long.
@@ -100,16 +100,16 @@ def score(logits: torch.Tensor, tokens: torch.Tensor, num_top: Sequence[int]) ->
     if registry.uses_triton(logits.device):
         scores = token_scores(logits, tokens)
     else:
-        own = logits.gather(1, tokens.unsqueeze(1))
+        token_logits = logits.gather(1, tokens.unsqueeze(1))
         scores = TokenScores(
-            own=own.squeeze(1),
+            token_logits=token_logits.squeeze(1),
             best=top.values[:, 0],
             weight=total_weight(logits),
-            rank=_ranks(logits, own, top.values),
+            rank=_ranks(logits, token_logits, top.values),
         )
     return Scores(
         tokens=tokens,
-        own=scores.own,
+        token_logits=scores.token_logits,
         best=scores.best,
         weight=scores.weight,
         rank=scores.rank,
@@ -119,15 +119,15 @@ def score(logits: torch.Tensor, tokens: torch.Tensor, num_top: Sequence[int]) ->
     )
 
 
-def _ranks(logits: torch.Tensor, own: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
-    """Ranks [n]: number of logits in each row that are at least `own` [n, 1]; `top` [n, k] are the
-    largest."""
+def _ranks(logits: torch.Tensor, token_logits: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
+    """Ranks [n]: number of logits in each row >= `token_logits` [n, 1]; `top` [n, k] are the
+    largest logits."""
     if logits.is_cuda:  # selecting rows with lower ranks would wait for the device
-        return (logits >= own).sum(dim=-1)
-    ranks = (top >= own).sum(dim=-1)
-    (low,) = (own <= top[:, -1:]).squeeze(1).nonzero(as_tuple=True)
+        return (logits >= token_logits).sum(dim=-1)
+    ranks = (top >= token_logits).sum(dim=-1)
+    (low,) = (token_logits <= top[:, -1:]).squeeze(1).nonzero(as_tuple=True)
     if len(low):
-        ranks[low] = (logits[low] >= own[low]).sum(dim=-1)
+        ranks[low] = (logits[low] >= token_logits[low]).sum(dim=-1)
     return ranks
 
 

@@ -178,14 +178,14 @@ class SamplingState:
             self._penalties.count(tokens, rows.penalties, accepted)
 
     def _logprob_rows(self, sampled: Sequence[SampledRow]) -> LogprobRows | None:
-        found = [one for one in sampled if one.params.num_logprobs >= 0]
-        if not found:
+        scored = [row for row in sampled if row.params.num_logprobs >= 0]
+        if not scored:
             return None
-        rows = [one.sample for one in found]
+        rows = [row.sample for row in scored]
         return LogprobRows(
             rows=to_device(torch.tensor(rows), self._device),
             rows_host=rows,
-            num_top=[one.params.num_logprobs for one in found],
+            num_top=[row.params.num_logprobs for row in scored],
         )
 
     def _prompt_chunk(

@@ -50,20 +50,20 @@ class Calibration:
         self._priors = priors
         self._prior_weight = prior_weight
         self._common = _Shares(len(priors))
-        self._own = [_Shares(len(priors)) for _ in range(num_slots)]
+        self._requests = [_Shares(len(priors)) for _ in range(num_slots)]
         self.shares = np.tile(np.array(priors, dtype=np.float32), (num_slots, 1))
         """[slots, levels]: probability that a guess is right. Updated in place, since the compiled
         library holds its address."""
 
     def admit(self, slot: int) -> None:
         """Resets the outcomes of the slot's guesses."""
-        self._own[slot] = _Shares(len(self._priors))
+        self._requests[slot] = _Shares(len(self._priors))
         self._update(slot)
 
     def reset(self) -> None:
         """Resets the outcomes of all guesses."""
         self._common = _Shares(len(self._priors))
-        for slot in range(len(self._own)):
+        for slot in range(len(self._requests)):
             self.admit(slot)
 
     def observe(self, slot: int, levels: Sequence[int], num_right: int, num_known: int) -> None:
@@ -75,10 +75,10 @@ class Calibration:
             num_right: number of leading guesses that are right.
             num_known: number of leading guesses whose true token is known.
         """
-        own, common = self._own[slot], self._common
+        request, common = self._requests[slot], self._common
         for order, level in enumerate(levels[: min(num_right + 1, num_known)]):
             common.observe(level, order < num_right, _KEEP)
-            own.observe(level, order < num_right, _KEEP_OWN)
+            request.observe(level, order < num_right, _KEEP_OWN)
         self._update(slot)
 
     def num_worth(self, slot: int, levels: Sequence[int], threshold: float) -> int:
@@ -93,4 +93,4 @@ class Calibration:
 
     def _update(self, slot: int) -> None:
         common = self._common.values(self._priors, self._prior_weight)
-        self.shares[slot] = self._own[slot].values(common, _COMMON_WEIGHT)
+        self.shares[slot] = self._requests[slot].values(common, _COMMON_WEIGHT)

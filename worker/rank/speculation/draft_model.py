@@ -22,8 +22,8 @@ from worker.rank.speculation.calibration import Calibration
 from worker.rank.tables import DeviceTables
 
 DRAFT_DTYPE: Final = torch.bfloat16
-"""Data type of the draft model's weights and KV cache, whatever the target's: drafts need not be
-exact."""
+"""Data type of the draft model's weights and KV cache, independent of the target's, since drafts
+need not be exact."""
 
 _MOST_ENDS: Final = 4
 """Maximum end tokens of a request at which drafting stops; further ones are ignored."""

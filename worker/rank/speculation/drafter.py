@@ -77,9 +77,9 @@ class DraftedStep:
         for row in (rows[sample] for sample in source.masked):
             count = 1
             if row != NO_ROW:
-                own = range(first_samples[row], first_samples[row + 1])
-                count = len(own)
-                samples += own
+                span = range(first_samples[row], first_samples[row + 1])
+                count = len(span)
+                samples += span
                 kept.append(masks[at * size : (at + count) * size])
             at += count
         return samples, b"".join(kept)
@@ -192,13 +192,13 @@ class Drafter:
         windows = [row for row in plan.rows if isinstance(row, DraftRow)]
         placed = self._positions(windows)
         found = iter(self._guess(placed, plan.draft_threshold))
-        own = iter(placed)
+        placements = iter(placed)
         rows: list[Row] = []
         row_of: list[int] = []
         guesses: list[Guesses] = []
         for row in plan.rows:
             if isinstance(row, DraftRow):
-                if (window := next(own)) is None:
+                if (window := next(placements)) is None:
                     row_of.append(NO_ROW)
                     continue
                 guesses.append(next(found))
@@ -225,7 +225,7 @@ class Drafter:
         """Rows at the newest tokens, one position each, with the number of drafts that fit their
         windows; None if the newest token is past the window or ends the request."""
         known = gather(self._newest, [row.slot for row in rows])
-        newest = [max(one, row.start) for one, row in zip(known, rows, strict=True)]
+        newest = [max(position, row.start) for position, row in zip(known, rows, strict=True)]
         stride = self._tables.token_stride
         cells = [row.slot * stride + at for row, at in zip(rows, newest, strict=True)]
         placed: list[DraftRow | None] = []
