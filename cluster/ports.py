@@ -1,4 +1,4 @@
-"""TCP ports for the fleets of one machine: no port is given to two of its processes."""
+"""TCP ports for the fleets of one machine: no port is assigned to two of its processes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import socket
 import sys
 
 PORTS_PER_FLEET = 400
-"""Loopback ports of one fleet, on which HAProxy reaches its gateways. Serve gives the port of a
-gateway that has ended to no other for a while (RAY_SERVE_PORT_QUARANTINE_S)."""
+"""Loopback ports of one fleet, at which HAProxy connects to its gateways. Serve does not reuse the
+port of an ended gateway for a while (RAY_SERVE_PORT_QUARANTINE_S)."""
 GATEWAY_PORTS = range(10_000, 24_000)
 SINGLE_PORTS = range(24_000, 30_000)
 """Both ranges lie below Kubernetes' node ports (from 30,000) and Linux's ephemeral ports (from
@@ -17,10 +17,10 @@ SINGLE_PORTS = range(24_000, 30_000)
 
 
 def free_ports(count: int) -> tuple[int, ...]:
-    """`count` TCP ports that nothing listens on, given to no other process while this one lives.
+    """`count` TCP ports that nothing listens on, reserved for as long as this process runs.
 
     Raises:
-        OSError: fewer of SINGLE_PORTS are free.
+        OSError: fewer ports of SINGLE_PORTS are free.
     """
     ports: list[int] = []
     for port in secrets.SystemRandom().sample(SINGLE_PORTS, len(SINGLE_PORTS)):
@@ -28,18 +28,21 @@ def free_ports(count: int) -> tuple[int, ...]:
             break
         claim = _claim(port) if _may_listen(port) else None
         if claim is not None:
-            claim.detach()  # nothing closes the descriptor: it is to last as long as the process
+            claim.detach()  # keeps the descriptor open until the process ends
             ports.append(port)
     if len(ports) < count:
-        raise OSError(f"no {count} ports are free from {SINGLE_PORTS.start} on")
+        raise OSError(
+            f"fewer than {count} free ports from {SINGLE_PORTS.start} to {SINGLE_PORTS.stop - 1}: "
+            "end other fleets on this machine"
+        )
     return tuple(ports)
 
 
 class PortRange:
-    """PORTS_PER_FLEET ports for a fleet's gateways, given to no other fleet until `close`.
+    """PORTS_PER_FLEET ports for a fleet's gateways, reserved until `close`.
 
     Raises:
-        OSError: as many fleets run on this machine as GATEWAY_PORTS has ranges for.
+        OSError: all ranges of GATEWAY_PORTS are in use by fleets on this machine.
     """
 
     def __init__(self) -> None:
@@ -50,10 +53,10 @@ class PortRange:
                 self.first = first
                 self._claim = claim
                 return
-        raise OSError(f"{len(firsts)} fleets run on this machine: there are no ports for another")
+        raise OSError(f"maximum of {len(firsts)} fleets on this machine reached: end one of them")
 
     def close(self) -> None:
-        """Gives the ports back."""
+        """Releases the ports."""
         self._claim.close()
 
 
@@ -67,11 +70,11 @@ def _may_listen(port: int) -> bool:
 
 
 def _claim(port: int) -> socket.socket | None:
-    """A socket that claims `port` while it is open; None where another process has claimed it.
+    """A socket that claims `port` while it is open; None if another process has claimed it.
 
     It is bound to a name in Linux's abstract socket namespace: visible within the network
-    namespace, as ports are, and released when the process ends, however it ends. On other systems
-    fleets are not kept apart.
+    namespace, as ports are, and released when the process ends, however it ends. Other systems
+    have no such claims.
     """
     claim = socket.socket(socket.AF_UNIX)
     if sys.platform == "linux":
@@ -84,7 +87,7 @@ def _claim(port: int) -> socket.socket | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host's name or address is loopback."""
+    """Whether a host name or address is loopback."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
