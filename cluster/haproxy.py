@@ -7,8 +7,8 @@ The first form is for the cluster that `rayfleet serve` starts on one machine: o
 listens on HOST. The second is for the nodes of all other clusters, in pods or not: it runs the
 binary of Ray's wheel, and leaves the API port to Serve's `http_options`.
 
-Each correction works around Ray Serve 2.60 or HAProxy 2.8, and says what removes the need. Those
-that name no issue are not reported upstream.
+Each correction works around Ray Serve 2.60 or HAProxy 2.8, and says what removes the need. Where
+none is named, no upstream issue is known.
 
 1. `confine`: Serve's template opens statistics and metrics on all interfaces, and the admin socket
    to every user of the machine. They are bound to loopback, and the socket is for its owner only.
@@ -108,7 +108,7 @@ FULL = (
 ERRORS = (
     (400, BAD, 400, "the request is not valid HTTP"),
     (408, BAD, "request_timeout", "timeout while receiving the request: retry"),
-    (413, BAD, 413, "the request exceeds the proxy's size limit"),
+    (413, BAD, 413, "the request exceeds the size limit of the proxy"),
     (500, BROKEN, 500, "the proxy failed: retry"),
     (502, BROKEN, "bad_gateway", "the gateway ended before it responded: retry"),
     (
@@ -312,6 +312,7 @@ def explain_errors(configuration: str) -> str:
 def _answer(status: int, kind: str, code: str | int, message: str) -> str:
     """Arguments of HAProxy's `http-error` and `http-request return` for an error in JSON."""
     body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
+    assert "'" not in body, "HAProxy's quotes"
     answer = f"status {status} content-type application/json string '{body}'"
     if status in RETRYABLE:
         answer += f" hdr retry-after {RETRY_AFTER_S} hdr x-should-retry true"
