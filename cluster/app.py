@@ -43,13 +43,13 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 UNLIMITED = 10**6
-"""Ongoing requests that Serve allows per replica. It counts an attach stream as one request for
-ever, and gateways do the admission."""
+"""Serve's limit of ongoing requests per replica. Each attach stream counts as one request until it
+ends, and gateways do the admission control."""
 STRATEGIES: Final = {"node": "STRICT_PACK", "pack": "PACK", "spread": "SPREAD"}
 """Ray's placement group strategies by --tensor-parallel-placement."""
 KNOW_WORKERS_S = 2.0
-"""Most seconds that a new gateway waits for its workers: enough to attach to those that run, and
-little where they are still loading."""
+"""Maximum seconds that a new gateway waits for workers: enough to attach to running ones, and short
+while they are still loading."""
 KEPT_BYTES = 4 * 2**20
 """Bytes of freed memory that each thread of a gateway keeps; larger request bodies are rare."""
 QUIET = {"enable_access_log": False}
@@ -99,14 +99,14 @@ class GatewayReplica:
         self._deployments = {name: handle.deployment_name for name, handle in handles.items()}
         await self._gateway.start()
         self._following = asyncio.create_task(self._follow_targets())
-        # Requests come as soon as this returns: a gateway that replaces another needs its workers.
+        # Requests arrive as soon as this returns: a gateway that replaces another needs workers.
         await self._gateway.wait_ready(KNOW_WORKERS_S)
         freeze_gc()
         trim_regularly()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Processors used by this gateway and load of each model, flattened for Serve, which calls
-        this if gateways or any model autoscale."""
+        """CPU usage of this gateway and load of each model, flattened for Serve. Called if gateways
+        or any model autoscale."""
         told = {CPU: self._cpu.read()}
         for model in self._gateway.models:
             told |= flattened(self._deployments[model.route.name], model.load.read())
@@ -147,8 +147,8 @@ class GatewayReplica:
 def build_app(args: Mapping[str, Any]) -> serve.Application:
     """The application for a Serve config; `args` holds the keys of a rayfleet config file.
 
-    `device: cuda` is accepted without any GPU, as nodes with GPUs may join later. A failed start
-    that may succeed later is retried for ever by default, as nobody applies the config again.
+    `device: cuda` is accepted without a GPU, as nodes with GPUs may join later. A failed start that
+    may succeed later is retried without limit by default, since the config is applied only once.
     Serve's `http_options` set the address, so any `Host` is allowed unless `allowed_hosts` is set.
 
     Raises:
@@ -169,12 +169,12 @@ def build_application(
     """The application for `config`, on the Ray cluster that this process is connected to.
 
     Args:
-        config: what to serve.
-        group_class: class of the replicas of models; benchmarks and tests bring their own.
+        config: models and endpoint to serve.
+        group_class: class of the models' replicas; benchmarks and tests use others.
         nodes_may_join: whether nodes with GPUs may join later, see `resolve_device`.
 
     Raises:
-        ValueError: CUDA is asked for, no node has a GPU, and none may join.
+        ValueError: the device is CUDA, no node has a GPU, and none may join.
     """
     models = tuple(replace(model, engine=with_commits(model.engine)) for model in config.models)
     config = replace(config, models=models)
@@ -192,7 +192,7 @@ def build_application(
         ),
         max_ongoing_requests=UNLIMITED,
         # A rolling update starts all new gateways before it stops old ones: they need no GPU, and
-        # one must always take requests.
+        # one must always be available.
         max_surge_percent=100,
         ray_actor_options={"num_cpus": 0.1},
         health_check_period_s=2,
@@ -211,22 +211,25 @@ def build_application(
 
 
 def resolve_device(engine: EngineConfig, *, nodes_may_join: bool = False) -> EngineConfig:
-    """`engine` with its device decided: cuda where the Ray cluster has GPUs, unless it says cpu.
+    """`engine` with its device resolved: cuda if the Ray cluster has GPUs, unless it is set to cpu.
 
     Raises:
-        ValueError: CUDA is asked for, no node has a GPU, and none may join.
+        ValueError: the device is CUDA, no node has a GPU, and none may join.
     """
     if engine.device == "cpu" or (engine.device == "cuda" and nodes_may_join):
         return engine
     num_gpus = ray.cluster_resources().get("GPU", 0)
     if engine.device == "cuda" and not num_gpus:
-        raise ValueError("--device cuda was asked for, but no node of the Ray cluster has a GPU")
+        raise ValueError(
+            "--device cuda: no node of the Ray cluster has a GPU: add one, or use --device cpu"
+        )
     return replace(engine, device="cuda" if num_gpus else "cpu")
 
 
 def _surge_percent(engine: EngineConfig, num_workers: int) -> int:
-    """Percentage of workers that a rolling update may start beyond their number: one worker on CPU,
-    none on GPUs. GPUs are rarely spare, and an update that waits for some would never end.
+    """Percentage of extra workers during a rolling update: one worker on CPU, none on GPUs.
+
+    GPUs are rarely spare, and an update that waits for some would never end.
     """
     return 0 if engine.device == "cuda" else max(100 // num_workers, 1)
 
@@ -242,12 +245,12 @@ def _bind_worker_group(
         **worker_replicas(model.fleet.num_workers, model.autoscaling),
         max_ongoing_requests=UNLIMITED,
         max_surge_percent=_surge_percent(engine, model.max_workers),
-        # With startup_retry_s the constructor itself retries what may pass. Serve's default number
-        # of retries then holds for replicas that die in it: one that is lost with its node must not
-        # fail the deployment.
+        # With startup_retry_s the constructor itself retries transient failures. Serve's default
+        # number of retries then applies to replicas that die in it: one that is lost with its node
+        # must not fail the deployment.
         **({} if config.endpoint.startup_retry_s else {"max_constructor_retry_count": 1}),
         ray_actor_options={"num_cpus": 0},
-        # A placement group per worker group, with a bundle per rank.
+        # One placement group per worker group, with one bundle per rank.
         placement_group_bundles=[bundle] * engine.tensor_parallel_size,
         placement_group_strategy=STRATEGIES[model.fleet.tensor_parallel_placement],
         request_router_config=RequestRouterConfig(

@@ -1,11 +1,11 @@
 """Drain of this machine's Ray node before it ends: `python -m cluster.drain --deadline SECONDS`.
 
-Ray is told that the node is preempted. Serve then starts a replacement of each of the node's
-replicas elsewhere, sends the replica no more requests, and lets it finish those that it has. The
-command returns when no replica is left here, the deadline has passed, or Ray cannot be asked; to
-stop the node afterwards is the caller's part. The Helm chart runs it before a pod is stopped.
+The node is reported to Ray as preempted. Serve then starts a replacement of each of its replicas on
+another node, routes no more requests to the replica, and lets it finish the running ones. The
+command returns when no replica is left on this node, the deadline has passed, or Ray cannot be
+reached; the caller stops the node afterwards. The Helm chart runs it before a pod is stopped.
 
-Replicas are found among this machine's processes, not through Ray, whose control plane may end
+Replicas are found among this machine's processes, not by Ray, whose control plane may end
 meanwhile.
 """
 
@@ -37,17 +37,19 @@ class Raylet(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns 1 if replicas are left at the deadline, otherwise 0."""
+    """Runs the command; returns 1 if replicas are left at the deadline, else 0."""
     # Not CommandParser: its imports would take half a second of the pod's time to drain.
     parser = argparse.ArgumentParser(
         prog="python -m cluster.drain", description=__doc__, allow_abbrev=False
     )
-    parser.add_argument("--deadline", type=int, required=True, help="seconds to wait at most")
-    parser.add_argument("--node-id", help="id of the Ray node, where this machine has several")
+    parser.add_argument(
+        "--deadline", type=int, required=True, help="maximum seconds to wait for running requests"
+    )
+    parser.add_argument("--node-id", help="id of the Ray node, if this machine runs several")
     arguments = parser.parse_args(argv)
     raylet = next((r for r in find_raylets() if arguments.node_id in (None, r.node_id)), None)
     if raylet is None:
-        print("no Ray node here", file=sys.stderr)
+        print("no Ray node is running on this machine", file=sys.stderr)
         return 0
     if not announce(raylet, arguments.deadline):
         return 0
@@ -64,11 +66,16 @@ def find_raylets(processes: ListProcesses = psutil.process_iter) -> Iterator[Ray
 
 
 def announce(raylet: Raylet, deadline_s: int) -> bool:
-    """Tells Ray that the node ends in `deadline_s` seconds; False where Ray cannot be told."""
+    """Reports to Ray that the node ends in `deadline_s` seconds; False if Ray cannot be reached."""
     command = [
         *(sys.executable, "-m", "ray.scripts.scripts", "drain-node"),
         *("--address", raylet.gcs_address, "--node-id", raylet.node_id),
-        *("--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "the node is to end"),
+        *(
+            "--reason",
+            "DRAIN_NODE_REASON_PREEMPTION",
+            "--reason-message",
+            "the node is shutting down",
+        ),
         *("--deadline-remaining-seconds", str(deadline_s)),
     ]
     return subprocess.run(command, check=False).returncode == 0
@@ -81,7 +88,8 @@ def wait_for_replicas(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Waits for all Serve replicas of a node to end; False if some are left after `deadline_s`."""
+    """Waits until all Serve replicas of a node have ended; False if some are left after
+    `deadline_s`."""
     end = clock() + deadline_s
     while count_replicas(raylet_pid, processes):
         if clock() >= end:
@@ -91,7 +99,7 @@ def wait_for_replicas(
 
 
 def count_replicas(raylet_pid: int, processes: ListProcesses = psutil.process_iter) -> int:
-    """Number of a node's Serve replicas: children of its raylet, known by their process titles."""
+    """Number of a node's Serve replicas: children of its raylet with a replica's process title."""
     count = 0
     for process, arguments in _with_arguments(processes):
         with contextlib.suppress(psutil.Error):  # ended meanwhile
@@ -100,7 +108,7 @@ def count_replicas(raylet_pid: int, processes: ListProcesses = psutil.process_it
 
 
 def _with_arguments(processes: ListProcesses) -> Iterator[tuple[psutil.Process, list[str]]]:
-    """Processes with their command lines, without those that have none, or have ended."""
+    """Processes with their command lines, except those that have none or have ended."""
     for process in processes():
         with contextlib.suppress(psutil.Error):
             if arguments := process.cmdline():

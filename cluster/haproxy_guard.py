@@ -1,31 +1,32 @@
 """Supervisor of HAProxy: HAProxy's parent, and the child of the process that Serve starts for it.
 
 Serve's HAProxy manager starts one guard for its first configuration, and one for each later
-configuration, which takes over from the guard before. A guard supervises one HAProxy, with the
+configuration, which takes over from the previous guard. A guard supervises one HAProxy, with the
 configuration that it was started with. `cluster.haproxy_parent` is its parent, which restarts it:
 
-- HAProxy that ends without having been told to is restarted at once; where it keeps ending by
-  itself, after pauses that double.
-- HAProxy that hangs is killed, and restarted: it has to answer at its socket within HUNG_S.
+- HAProxy that ends unexpectedly is restarted at once; if it keeps failing, after pauses that
+  double.
+- HAProxy that hangs is killed and restarted: it has to answer at its socket within HUNG_S.
 - The node's replicas are watched as well (`cluster.stopped_replicas`).
-- Serve's manager may be killed: HAProxy goes on serving with its last configuration. The next
-  manager starts with a configuration that has no routes, which is never loaded: its guard adopts
-  the running guard and answers in that one's place, until the manager has a configuration with
-  routes.
-- When the Ray node's raylet ends, guard and HAProxy end. If the guard can find no raylet, they end
-  with the guard's parent, and that ends with Serve's manager.
+- If Serve's manager is killed, HAProxy keeps serving with its last configuration. The next manager
+  starts with a configuration without routes, which is never loaded: its guard adopts the running
+  guard and answers in its place until the manager has a configuration with routes.
+- When the Ray node's raylet ends, guard and HAProxy end. If the guard finds no raylet, they end
+  with the guard's parent, which ends with Serve's manager.
 - Serve stops HAProxy by SIGKILL to the guard's parent, and ends the manager right after. If the
   manager still runs after STOP_S, the signal was not Serve's: HAProxy keeps running. The manager
-  cannot reload it any more, as the process that it started has ended; the guard kills it, Serve
-  starts another, and that one's guard adopts this one.
+  can no longer reload it, as the process that it started has ended; the guard kills the manager,
+  Serve starts another, and that one's guard adopts this one.
 
-Serve takes the parent for HAProxy: it expects its process id in answers of the admin socket, and
+For Serve, the parent is HAProxy: Serve expects its process id in answers of the admin socket, and
 sends signals to it, which it forwards. So the guard listens at the admin socket, forwards commands
-to HAProxy's own socket, and puts that id into the answers.
+to HAProxy's own socket, and replaces the process id in the answers.
 
 Files beside the admin socket: PID.cfg is the configuration of guard PID, PID.sock its HAProxy's
-socket; both are links where it has adopted another guard. Links to both have its parent's id.
-Imports nothing but the standard library.
+socket; both are links if it has adopted another guard. Links to both have its parent's id.
+
+Not reported upstream. Needed until Serve itself restarts a HAProxy that ends or hangs, and a new
+manager takes over the HAProxy of the previous one. Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -48,28 +49,28 @@ from cluster.haproxy_admin import ADOPT, ANSWER_TIMEOUT_S, INFO, ask, connect, p
 from cluster.stopped_replicas import StoppedReplicas
 
 RAYLET_VARIABLE = "RAY_RAYLET_PID"
-"""Variable of Ray's with the raylet's process id, in the environment of all that it starts."""
+"""Ray's environment variable with the raylet's process id, set for all processes of the node."""
 PR_SET_PDEATHSIG = 1
 POLL_S = 0.02
-"""Seconds between two checks whether a new HAProxy answers yet."""
+"""Seconds between two checks of whether a new HAProxy answers."""
 CHECK_PERIOD_S = 1.0
-"""Seconds between two checks whether HAProxy hangs. A check takes 0.3 ms of CPU time."""
+"""Seconds between two checks of HAProxy and of replicas. A check takes about 0.5 ms of CPU time."""
 HUNG_S = 3.0
 """Seconds without an answer after which HAProxy is killed. It answers within milliseconds, and
 within 0.1 s on a machine with ten times as many busy threads as cores."""
 START_S = 10.0
-"""The same until it listens at its socket: a busy machine may take long to start it."""
+"""The same until it listens at its socket, since a start takes long on a busy machine."""
 FIRST_TRIES = 3
-"""Starts that are tried of a HAProxy that takes over: the one before may be starting or ending."""
+"""Attempts to start a HAProxy that takes over, as the previous one may be starting or ending."""
 LONG_RUN_S = 1.0
-"""Seconds after which an end is no failure to start: HAProxy that ran so long, or was killed, is
-restarted after the shortest pause."""
+"""Seconds after which an end does not count as a failed start: HAProxy that ran as long, or was
+killed, is restarted after the shortest pause."""
 STOP_S = 1.0
 """Seconds within which Serve's manager ends if Serve has stopped HAProxy. It takes milliseconds:
 the controller kills the manager as soon as that has killed HAProxy."""
 ADOPTION_S = 120.0
-"""Seconds after which a guard ends that has killed its manager and was not adopted: Serve runs no
-HAProxy here any more. A manager starts within 10 s, on a busy machine within 60 s."""
+"""Seconds after which a guard ends if it has killed its manager and was not adopted: Serve no
+longer runs HAProxy on this node. A manager starts within 10 s, on a busy machine within 60 s."""
 SHORTEST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 10.0
 STOPPING = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
@@ -94,7 +95,7 @@ def can_guard(configuration: str) -> bool:
 
 
 def die_with_parent() -> None:
-    """Asks the kernel to kill this process when the thread that started it ends."""
+    """Has the kernel kill this process when the thread that started it ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -218,7 +219,8 @@ class Guard:
         """Kills HAProxy if it has not answered for too long; asks it again if it is time to."""
         now = time.monotonic()
         if self._patience_s <= 0.0:
-            _log(f"HAProxy hangs: no answer for {now - (self._unanswered_since or now):.1f} s")
+            waited_s = now - (self._unanswered_since or now)
+            _log(f"killing HAProxy: no answer for {waited_s:.1f} s")
             self._forget_question()
             assert self._target is not None
             signal.pidfd_send_signal(self._target, signal.SIGKILL)
@@ -311,7 +313,7 @@ class Guard:
         else:
             self._pause_s = min(max(2 * self._pause_s, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
         self._start_at = time.monotonic() + self._pause_s
-        _log(f"HAProxy ended after {ran_s:.1f} s ({code}): again in {self._pause_s:.2f} s")
+        _log(f"HAProxy ended after {ran_s:.1f} s ({code}): restarting in {self._pause_s:.2f} s")
 
     def _adopt(self) -> bool:
         """Adopts the running guard if this configuration has no routes and that one's has; returns
@@ -339,7 +341,7 @@ class Guard:
             self._link()
             self._listen()
             self._is_new = False
-            _log(f"no routes yet: adopted the HAProxy of {other}")
+            _log(f"the configuration has no routes yet: adopted the HAProxy of process {other}")
             return True
         return False
 
@@ -425,7 +427,7 @@ class Guard:
 
     def _replace_manager(self) -> None:
         assert self._manager_pidfd is not None
-        _log(f"{self._manager} did not kill its HAProxy: replacing it, as it has lost that")
+        _log(f"killing manager {self._manager}: it has lost its HAProxy and cannot reload it")
         self._deadline = (time.monotonic() + ADOPTION_S, self._end)
         signal.pidfd_send_signal(self._manager_pidfd, signal.SIGKILL)
 
@@ -549,12 +551,12 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[int]]:
 
 
 def has_routes(configuration: str) -> bool:
-    """Whether a configuration routes any request to an application; a manager's first does not."""
+    """Whether a configuration routes requests to an application; a manager's first does not."""
     return re.search(r"(?m)^\s*use_backend ", configuration) is not None
 
 
 def _spawn(command: list[str]) -> int:
-    """Starts a program that the kernel kills when this process ends; returns its process id."""
+    """Starts a program that the kernel kills when this process ends; returns its id."""
     parent = os.getpid()
     child = os.fork()
     if child:

@@ -1,15 +1,15 @@
 """Process that Serve starts in HAProxy's place: parent of the guard, which it restarts.
 
 Two processes supervise HAProxy, so that it survives the end of either. This one, whose process id
-Serve knows, waits and forwards signals. Its child is the guard, HAProxy's own parent (see
-`cluster.haproxy_guard`):
+Serve has, waits and forwards signals. Its child is the guard, HAProxy's own parent (see
+`cluster.haproxy_guard`, also for what removes the need):
 
 - If the guard is killed, its HAProxy ends with it; both are restarted at once, with the same
-  configuration. Serve does not notice.
+  configuration and without Serve.
 - If this process is killed, the guard finds out whether Serve has stopped HAProxy; otherwise it
   keeps it running without an interruption.
 
-Imports nothing but the standard library.
+Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Parent:
         return 1
 
     def _find_manager(self) -> None:
-        """Remembers Serve's manager. The parent of a process whose own parent has ended is another
-        one, in another process group: Ray's workers have one each."""
+        """Finds Serve's manager, the parent. If that has ended, this process has another parent, in
+        another process group: each of Ray's workers has its own."""
         parent = os.getppid()
         with contextlib.suppress(OSError):
             if parent > 1 and os.getpgid(parent) == os.getpgrp():

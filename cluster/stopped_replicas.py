@@ -2,14 +2,15 @@
 
 Serve gives a replica three health checks to answer, 10 to 30 s in all, and then asks it to end,
 which a stopped process cannot do: it keeps its GPU, its port and its clients' connections. The end
-of a process, in contrast, is an event, which Serve handles within two seconds.
+of a process, in contrast, is an event that Serve handles at once.
 
-A process that is stopped is in a state of its own (T). One that gets no core, waits for a disk or
-is held by a debugger is not in that state, so none of these is killed, however late it is.
+A stopped process is in a state of its own (T). One that gets no core, waits for a disk or is held
+by a debugger is in another state and is not killed, however late it is.
 
 HAProxy's guard runs this: there is one on each node with replicas, and it outlives them. Not
-reported upstream; needed until Serve itself kills replicas that are stopped. Imports nothing but
-the standard library.
+reported upstream; Serve stops unhealthy replicas gracefully by design
+(https://github.com/ray-project/ray/issues/41742). Needed until Serve detects stopped replicas
+within seconds. Imports only the standard library.
 """
 
 from __future__ import annotations

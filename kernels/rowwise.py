@@ -1,16 +1,18 @@
-"""Elementwise functions that are batch invariant: an element's bits depend on its value and its
-column, not on other rows.
+"""Elementwise functions that are batch invariant: an element's bits depend on its value only.
 
-HAZARD(invariance): on CPU torch evaluates the end of each contiguous run of elements, fewer than a
-vector register holds, with other functions than the rest (sigmoid, SiLU, softplus, GELU, ELU, mish,
-exp2, pow; not exp, expm1, log1p, tanh, erf). The elements of a contiguous tensor are one run, and
-several threads cut it anywhere. Model code takes these functions from here.
+HAZARD(invariance): on CPU torch evaluates the end of each contiguous run, fewer elements than two
+vector registers hold, with other functions than the rest (sigmoid, SiLU, softplus, GELU, ELU, mish,
+exp2, pow; not exp, expm1, log1p, tanh, erf). A contiguous tensor is one run, which several threads
+divide into equal parts. Model code calls the functions of this module, which pass only runs and
+parts of whole registers to torch.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -18,79 +20,108 @@ CUBIC = 0.044715
 """Factor of the cubic term of GELU by tanh."""
 SLOPE = 2.0 * math.sqrt(2.0 / math.pi)
 """Slope of the sigmoid that GELU by tanh is: (1 + tanh(z)) / 2 is the sigmoid of 2 z."""
-_SERIAL_ELEMENTS = 32768
-"""Elements from which on torch's elementwise ops use several threads (at::internal::GRAIN_SIZE)."""
-_WHOLE = 256
-"""Elements that fill whole registers, however many torch computes at a time: two of AVX-512 hold 64
-of bf16."""
-_GAP = 16
-"""Elements between rows that would else be one run: a cache line of fp32."""
+_RUN_BYTES = 128
+"""Bytes of two registers of AVX-512, the widest that torch uses; it computes two at a time."""
+_GRAIN = 32768
+"""Elements per thread of torch's elementwise ops (at::internal::GRAIN_SIZE)."""
+_GELU_GRAIN = 16384
+"""Elements above which torch's GELU uses all threads (GeluKernelImpl)."""
+
+
+class _Op(NamedTuple):
+    """An elementwise op of torch."""
+
+    function: Callable[..., torch.Tensor]
+    """Returns a new tensor."""
+    into: Callable[..., torch.Tensor]
+    """Writes into the tensor `out`."""
+    is_gelu: bool = False
+    is_onednn: bool = False
+    """Whether oneDNN computes contiguous tensors, with other bits than torch itself the rest."""
+
+    def threads(self, count: int) -> int:
+        """Number of threads between which torch divides so many elements."""
+        if self.is_gelu:
+            return torch.get_num_threads() if count > _GELU_GRAIN else 1
+        return max(min(torch.get_num_threads(), -(-count // _GRAIN)), 1)
+
+
+_aten = torch.ops.aten
+_functional = torch.nn.functional
+_SIGMOID = _Op(torch.sigmoid, _aten.sigmoid.out)
+_SILU = _Op(_functional.silu, _aten.silu.out)
+_SOFTPLUS = _Op(_functional.softplus, _aten.softplus.out)
+_GELU = _Op(_functional.gelu, _aten.gelu.out, is_gelu=True, is_onednn=True)
+_GELU_TANH = _Op(
+    partial(_functional.gelu, approximate="tanh"),
+    partial(_aten.gelu.out, approximate="tanh"),
+    is_gelu=True,
+)
 
 
 def sigmoid(x: torch.Tensor) -> torch.Tensor:
     """Sigmoid of x [..., N], in the type of x."""
-    return _by_rows(x, torch.sigmoid, torch.ops.aten.sigmoid.out)
+    return _apply(_SIGMOID, x)
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
     """SiLU of x [..., N], in the type of x."""
-    return _by_rows(x, torch.nn.functional.silu, torch.ops.aten.silu.out)
+    return _apply(_SILU, x)
 
 
 def softplus(x: torch.Tensor) -> torch.Tensor:
     """Softplus of x [..., N], in the type of x."""
-    return _by_rows(x, torch.nn.functional.softplus, torch.ops.aten.softplus.out)
+    return _apply(_SOFTPLUS, x)
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
-    """GELU of x by the error function, computed in fp32 on CPU, in the type of x."""
-    if x.device.type != "cpu":
-        return torch.nn.functional.gelu(x)
-    wide = x.float()
-    share = (wide * math.sqrt(0.5)).erf_().add_(1.0).mul_(0.5)
-    return share.mul_(wide).to(x.dtype)
+    """GELU of x [..., N] by the error function, in the type of x."""
+    return _apply(_GELU, x)
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """GELU of x by its tanh approximation, computed in fp32 on CPU, in the type of x."""
+    """GELU of x [..., N] by its tanh approximation, in the type of x."""
+    return _apply(_GELU_TANH, x)
+
+
+def _apply(op: _Op, x: torch.Tensor) -> torch.Tensor:
+    """Applies an op to x [..., N] in runs of whole registers."""
     if x.device.type != "cpu":
-        return torch.nn.functional.gelu(x, approximate="tanh")
-    return wide_gelu_tanh(x.float()).to(x.dtype)
-
-
-def wide_gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """x / (1 + exp(-SLOPE * (x + CUBIC * x ** 3))) of x fp32, on any device."""
-    cubic = (x * x).mul_(CUBIC).add_(1.0).mul_(x)
-    return x.div(cubic.mul_(-SLOPE).exp_().add_(1.0))
-
-
-def _by_rows(
-    x: torch.Tensor, function: Callable[..., torch.Tensor], into: Callable[..., torch.Tensor]
-) -> torch.Tensor:
-    """Applies a function so that all rows end alike: in runs of one row, or of rows that end with
-    whole registers.
-
-    Calls are kept small enough for one thread: several would cut runs in the middle of rows.
-
-    Args:
-        x: [..., N].
-        function: the function of a tensor.
-        into: the same function, which writes into the tensor `out`.
-    """
-    if x.device.type != "cpu":
-        return function(x)
-    width = x.shape[-1]
-    is_serial = x.numel() < _SERIAL_ELEMENTS or torch.get_num_threads() == 1
-    if is_serial and x.is_contiguous() and (width % _WHOLE == 0 or x.numel() == width):
-        return function(x)
+        return op.function(x)
+    width, count, unit = x.shape[-1], x.numel(), _RUN_BYTES // x.itemsize
+    if width % unit:
+        return _padded(op, x, unit)
+    if x.is_contiguous():
+        whole = _whole_part(op, count, unit)
+        return op.function(x) if whole == count else _in_two(op, x.view(-1), whole).view(x.shape)
     rows = x if x.dim() == 2 else x.reshape(-1, width)
-    count, (between, within) = rows.shape[0], rows.stride()
-    if within != 1:
-        rows, between = rows.contiguous(), width
-    if is_serial and between > width > 1:
-        return function(rows).view(x.shape)
-    out = torch.empty_strided((count, width), (width + _GAP, 1), dtype=x.dtype)
-    step = max(count, 1) if is_serial else max((_SERIAL_ELEMENTS - 1) // width, 1)
-    for start in range(0, count, step):
-        into(rows[start : start + step], out=out[start : start + step])
-    return out.view(x.shape)
+    between, within = rows.stride()
+    is_run = within == 1 and between >= width and not op.is_onednn
+    if is_run and count % (unit * op.threads(count)) == 0:
+        return op.function(rows).view(x.shape)
+    return _apply(op, x.contiguous())
+
+
+def _padded(op: _Op, x: torch.Tensor, unit: int) -> torch.Tensor:
+    """Applies an op to a padded copy of x, whose run is whole."""
+    count = x.numel()
+    length = -(-count // unit) * unit
+    while length % (unit * op.threads(length)):
+        length += unit
+    run = _functional.pad(x.reshape(-1), (0, length - count))
+    return op.function(run)[:count].view(x.shape)
+
+
+def _in_two(op: _Op, x: torch.Tensor, whole: int) -> torch.Tensor:
+    """Applies an op to the first `whole` elements of x [N] on all threads, then to the rest."""
+    out = torch.empty_like(x)
+    op.into(x[:whole], out=out[:whole])
+    op.into(x[whole:], out=out[whole:])
+    return out
+
+
+def _whole_part(op: _Op, count: int, unit: int) -> int:
+    """Largest number of elements up to `count` that threads divide into multiples of `unit`."""
+    while rest := count % (unit * op.threads(count)):
+        count -= rest
+    return count

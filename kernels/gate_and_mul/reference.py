@@ -8,7 +8,7 @@ from kernels import rowwise
 
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
-    """Computes silu(gate) * up. The gate is strided, so that each of its rows is a separate run."""
+    """Computes silu(gate) * up."""
     gate, up = _wide_halves(x)
     return rowwise.silu(gate).mul_(up).to(x.dtype)
 
@@ -16,7 +16,7 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
 def gelu_and_mul(x: torch.Tensor) -> torch.Tensor:
     """Computes gelu(gate) * up, with GELU by tanh."""
     gate, up = _wide_halves(x)
-    return rowwise.wide_gelu_tanh(gate).mul_(up).to(x.dtype)
+    return rowwise.gelu_tanh(gate).mul_(up).to(x.dtype)
 
 
 def clamped_swiglu(x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:

@@ -257,7 +257,7 @@ async def test_serve_may_change_what_does_not_come_back(proxy: Proxy) -> None:
         os.kill(killed, signal.SIGKILL)
         await take_port(other, proxy.port)
         logs = list(proxy.directory.glob("haproxy/*.stderr.log"))
-        await until(lambda: sum(log.read_text().count("again in") for log in logs) > 3)
+        await until(lambda: sum(log.read_text().count("restarting in") for log in logs) > 3)
     await proxy.reload(new)
     await wait_answer(proxy.port, "new")
     await proxy.wait_old_ended()

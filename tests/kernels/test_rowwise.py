@@ -1,4 +1,4 @@
-"""Elementwise functions have the same bits whatever other rows there are."""
+"""Elementwise functions have the same bits whatever other elements there are."""
 
 from __future__ import annotations
 
@@ -63,6 +63,29 @@ def test_rows_are_computed_as_alone(name: str, dtype: torch.dtype) -> None:
             found = function(rows)
             assert found.shape == rows.shape
             assert torch.equal(found.reshape(x.shape)[picked], alone)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+def test_bits_depend_on_the_value_only(name: str, dtype: torch.dtype, num_threads: int) -> None:
+    """Not on shape, size or place. Threads divide elements at several sizes, GELU's at others."""
+    function, _ = FUNCTIONS[name]
+    torch.manual_seed(0)
+    x = (torch.randn(4 * 32768 + 96) * 3).to(dtype)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    expected = function(x)
+    torch.set_num_threads(num_threads)
+    try:
+        for size in (1, 31, 64, 16384, 16448, 32768, 32800, 65536, 65568, 100_001, 4 * 32768):
+            assert torch.equal(function(x[:size].clone()), expected[:size]), size
+            assert torch.equal(function(x[7 : size + 7]), expected[7 : size + 7]), size
+            assert torch.equal(function(x[:size].view(size, 1))[:, 0], expected[:size]), size
+            wide = torch.stack((x[:size], x[:size]), dim=-1)
+            assert torch.equal(function(wide[:, 1]), expected[:size]), size
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -1,4 +1,4 @@
-"""AuditLog: a line per HTTP request, with key, model, tokens and status, and no text."""
+"""AuditLog: a line per HTTP request with client, key, model, tokens and status, but no text."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from router.private_files import RotatedFile
 logger = logging.getLogger(__name__)
 
 QUIET_PATHS = frozenset(("/health", "/ready", "/metrics"))
-"""Paths that are not logged: probes and scrapers request them several times a second."""
+"""Paths that are not logged, as probes and scrapers request them several times a second."""
 MAX_BYTES = 256 * 2**20
-"""Most bytes of the log file, and as many of the one before: some million requests."""
+"""Maximum bytes of the log file, and of the previous one: some million requests."""
 MAX_PATH = 200
-"""Most characters of a path that are logged, since clients choose paths."""
+"""Maximum characters of a path that are logged, since clients choose paths."""
 
 
 class AuditLog:
     """ASGI middleware that writes a line of JSON per request to FOLDER/audit-GATEWAY.jsonl.
 
-    Of gateways that have ended the latest files are kept, 512 MiB of them.
+    The latest 512 MiB of ended gateways' files are kept. The client is the address in the ASGI
+    scope, which the server's middleware takes from X-Forwarded-For of trusted proxies.
 
     Args:
-        app: the application within, which must include ApiKeys.
-        folder: folder of the log; made if it does not exist.
+        app: the wrapped application, which must include ApiKeys.
+        folder: folder of the log; created if it does not exist.
         gateway_id: id of this gateway.
 
     Raises:
@@ -48,7 +49,7 @@ class AuditLog:
         self._fails = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hands a request on, and writes its line when it has been answered."""
+        """Passes a request on, and writes its line once the response has been sent."""
         if scope["type"] != "http" or scope["path"] in QUIET_PATHS:
             await self._app(scope, receive, send)
             return
@@ -86,9 +87,9 @@ class AuditLog:
         try:
             self._file.append(msgspec.json.encode(line))
         except OSError as error:
-            # A full disk must not fail requests. The error is logged once until a write succeeds.
+            # A full disk must not fail requests. The error is logged once until writes succeed.
             if not self._fails:
-                logger.error("the audit log cannot be written: %s", error)
+                logger.error("cannot write the audit log: %s", error)
             self._fails = True
         else:
             self._fails = False
