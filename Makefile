@@ -138,7 +138,7 @@ check-cuda: $(STAMP)
 		$(TEST_ARGS)
 
 check-install: $(STAMP)
-	$(BIN)/python -m tests.system.install $(ARGS)
+	$(BIN)/python -m tests.campaigns.install $(ARGS)
 
 lock: $(STAMP)
 	$(BIN)/python -m deploy.supply.lock $(ARGS)
@@ -151,20 +151,20 @@ check-browser: $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,browser]'
 	$(BIN)/python -m playwright install chromium || command -v chromium || \
 		command -v google-chrome || { echo "Chromium is needed: apt install chromium"; exit 1; }
-	$(BIN)/python -m pytest -m "long or not long" tests/system/test_page_in_browser.py $(TEST_ARGS)
+	$(BIN)/python -m pytest -m "long or not long" tests/campaigns/test_page_in_browser.py $(TEST_ARGS)
 
 check-agents: $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,agents]'
-	$(BIN)/python -m tests.system.agents --json $(ARGS)
+	$(BIN)/python -m tests.campaigns.agents.main --json $(ARGS)
 
 check-vllm-tests: $(STAMP)
 	@test -n "$(VLLM_TESTS)" || { echo "VLLM_TESTS=FOLDER is needed: vLLM's source, with tests"; exit 1; }
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,vllm-tests]'
-	$(BIN)/python -m tests.system.vllm_tests --checkout "$(VLLM_TESTS)" --json $(ARGS)
+	$(BIN)/python -m tests.campaigns.vllm_shim.main --checkout "$(VLLM_TESTS)" --json $(ARGS)
 
 # In an environment of its own: some of these clients pin older versions of our dependencies.
 CLIENTS := build/conformance
-CLIENTS_LIST := tests/support/conformance/requirements.txt
+CLIENTS_LIST := tests/campaigns/conformance/requirements.txt
 
 $(CLIENTS)/.installed: $(CLIENTS_LIST)
 	$(PYTHON) -m venv --clear $(CLIENTS)
@@ -172,49 +172,49 @@ $(CLIENTS)/.installed: $(CLIENTS_LIST)
 	@touch $@
 
 check-conformance: $(STAMP) $(CLIENTS)/.installed
-	$(BIN)/python -m tests.system.conformance --json $(ARGS)
+	$(BIN)/python -m tests.campaigns.conformance.main --json $(ARGS)
 
 check-real: $(STAMP) $(REAL_MODEL)/config.json
-	$(BIN)/python -m tests.system.real_model --model $(REAL_MODEL) --json $(ARGS)
+	$(BIN)/python -m tests.campaigns.real.main --model $(REAL_MODEL) --json $(ARGS)
 
 check-overload: $(STAMP)
-	$(BIN)/python -m tests.system.overload $(ARGS)
+	$(BIN)/python -m tests.campaigns.overload $(ARGS)
 
 check-rolling-update: $(STAMP)
-	$(BIN)/python -m tests.system.rolling_update --json $(ARGS)
+	$(BIN)/python -m tests.campaigns.rolling_update --json $(ARGS)
 
 check-nodes: $(STAMP)
-	$(BIN)/python -m tests.system.nodes --json $(ARGS)
+	$(BIN)/python -m tests.campaigns.nodes --json $(ARGS)
 
 check-gateway: $(STAMP)
-	$(BIN)/python -m tests.system.gateway --json $(ARGS)
+	$(BIN)/python -m tests.campaigns.gateway.main --json $(ARGS)
 
 trace-token: $(STAMP)
-	$(BIN)/python -m tests.system.trace_token $(ARGS)
+	$(BIN)/python -m tests.campaigns.trace_token $(ARGS)
 
 check-proxy: $(STAMP)
-	$(BIN)/python -m tests.system.proxy --json $(ARGS)
+	$(BIN)/python -m tests.campaigns.proxy --json $(ARGS)
 
 check-chaos: $(STAMP)
-	$(BIN)/python -m tests.system.chaos --json $(ARGS)
+	$(BIN)/python -m tests.campaigns.chaos.main --json $(ARGS)
 
 check-cancels: $(STAMP)
-	$(BIN)/python -m tests.system.chaos --cancels 10000 --json $(ARGS)
+	$(BIN)/python -m tests.campaigns.chaos.main --cancels 10000 --json $(ARGS)
 
 check-soak: $(STAMP)
-	$(BIN)/python -m tests.system.chaos --soak 3600 --json $(ARGS)
+	$(BIN)/python -m tests.campaigns.chaos.main --soak 3600 --json $(ARGS)
 
 check-autoscale: $(STAMP)
-	$(BIN)/python -m tests.system.autoscale --json $(ARGS)
+	$(BIN)/python -m tests.campaigns.autoscale --json $(ARGS)
 
 check-scale: $(STAMP)
-	$(BIN)/python -m tests.system.scale --json $(ARGS)
+	$(BIN)/python -m tests.campaigns.scale.main --json $(ARGS)
 
 check-tenants: $(STAMP)
-	$(BIN)/python -m tests.system.tenants --json $(ARGS)
+	$(BIN)/python -m tests.campaigns.tenants --json $(ARGS)
 
 check-hostile: $(STAMP)
-	$(BIN)/python -m tests.system.hostile --json $(ARGS)
+	$(BIN)/python -m tests.campaigns.hostile.main --json $(ARGS)
 
 demo-models: $(STAMP)
 	$(BIN)/python -m deploy.models.train --output deploy/models/demo
@@ -228,4 +228,4 @@ demo-models: $(STAMP)
 		--num-threads 1 --output deploy/models/demo-draft
 
 check-speculative: $(STAMP)
-	$(BIN)/python -m tests.system.speculation
+	$(BIN)/python -m tests.campaigns.speculation

@@ -13,7 +13,7 @@ PARSER = "cluster/cli/parser.py"
 def test_no_parser_accepts_abbreviations() -> None:
     lenient = [
         f"{source.path}:{node.lineno}"
-        for source in sources(*FLOORS, "deploy", "tests/system", "tests/support")
+        for source in sources(*FLOORS, "deploy", "tests/campaigns", "tests/support")
         for node in source.nodes
         if isinstance(node, ast.Call) and source.path != PARSER
         if ast.unparse(node.func).rpartition(".")[2] == "ArgumentParser"

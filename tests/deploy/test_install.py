@@ -16,8 +16,8 @@ from deploy.supply.index import (
     environment_of_a_user,
     pins,
 )
-from tests.system import install as install_check
-from tests.system.install import ROOT
+from tests.campaigns import install as install_check
+from tests.campaigns.install import ROOT
 
 CONSTRAINTS = ROOT / "constraints.txt"
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -15,10 +15,9 @@ import pytest
 from cluster.bench.report import Check
 from router.api.http.body import MAX_BODY_BYTES
 from router.api.openai.values import MAX_VALUES, num_values
-from tests.support.fleet.memory_watch import MemorySamples
-from tests.support.hostile.attack import KEPT_MIB, SMALL_GROWTH_MIB, Attack, judge_heavy
-from tests.support.hostile.bystanders import Tokens
-from tests.support.hostile.clients import (
+from tests.campaigns.hostile.attack import KEPT_MIB, SMALL_GROWTH_MIB, Attack, judge_heavy
+from tests.campaigns.hostile.bystanders import Tokens
+from tests.campaigns.hostile.clients import (
     Answer,
     Found,
     Neighbour,
@@ -30,18 +29,19 @@ from tests.support.hostile.clients import (
     send,
     send_raw,
 )
-from tests.support.hostile.fleet import kind_of
-from tests.support.hostile.heavy import heavy_cases
-from tests.support.hostile.inputs import KINDS, Case, draw
-from tests.support.hostile.raw import RawCase, Target, raws
-from tests.support.hostile.sockets import HalfOpen
-from tests.system.hostile import (
+from tests.campaigns.hostile.fleet import kind_of
+from tests.campaigns.hostile.heavy import heavy_cases
+from tests.campaigns.hostile.inputs import KINDS, Case, draw
+from tests.campaigns.hostile.main import (
     HostileOptions,
     judge_half_open,
     judge_requests,
     judge_slow_readers,
     judge_survival,
 )
+from tests.campaigns.hostile.raw import RawCase, Target, raws
+from tests.campaigns.hostile.sockets import HalfOpen
+from tests.support.fleet.memory_watch import MemorySamples
 
 KEY = "key-of-the-tests"
 ERROR = b'{"error":{"message":"no","type":"invalid_request_error","param":null,"code":400}}'

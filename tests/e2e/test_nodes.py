@@ -20,7 +20,7 @@ from tests.support.paths import ROOT
 def test_streams_go_on_when_a_node_is_lost_and_a_new_one_brings_capacity(
     tiny_chat_model: Path,
 ) -> None:
-    command = [sys.executable, "-m", "tests.system.nodes", "--json"]
+    command = [sys.executable, "-m", "tests.campaigns.nodes", "--json"]
     command += ["--model", str(tiny_chat_model), "--no-pair", "--no-head-restart"]
     command += ["--num-tokens", "400", "--node-check-ms", "400"]
     root = ROOT

@@ -12,10 +12,10 @@ import signal
 import pytest
 
 from cluster.environment import has_haproxy
+from tests.campaigns.checks import is_whole
 from tests.support.fleet.client_load import ClientLoad, ClientOptions
 from tests.support.fleet.proxy_loss import HAPROXY, MANAGER, Probe, Victims, wait_until
 from tests.support.fleet.running_fleet import API_KEY, MODEL, RunningFleet, parent_of
-from tests.system.checks import is_whole
 
 LOAD = ClientOptions(num_clients=4, num_idle_clients=0, long_output_len=100, pause_s=0.5)
 """Half a minute of it, while Serve replaces a manager: pauses leave processors to other tests."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.campaigns.checks import is_whole
 from tests.support.fleet.client_load import ClientLoad, ClientOptions
 from tests.support.fleet.running_fleet import (
     ADMIN_KEY,
@@ -23,7 +24,6 @@ from tests.support.fleet.running_fleet import (
     wait_until,
 )
 from tests.support.paths import ROOT
-from tests.system.checks import is_whole
 
 NUM_BEFORE = 12
 

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from deploy.models.tokenizer import TOOL_TEMPLATE
-from tests.support.agents.loops import LOOPS
-from tests.support.agents.world import Asked, asked, made
+from tests.campaigns.agents.loops import LOOPS
+from tests.campaigns.agents.world import Asked, asked, made
 from tests.support.effort import IS_LONG
 from tests.support.paths import DEMO
 from tests.support.router.agent import agent_rig

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 
 from router.api.http import body as body_module
 from router.api.openai.protocol import ChatRequest, CompletionRequest
+from tests.campaigns.hostile.bodies import FIELDS, bodies
 from tests.support.effort import cases
-from tests.support.hostile.bodies import FIELDS, bodies
 from worker.protocol.limits import refuse
 from worker.protocol.messages import Submit, SubmitBatch
 from worker.protocol.text.chat_template import ChatTemplate

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.campaigns.speculation import differing_texts
 from tests.support.effort import IS_LONG
 from tests.support.engines.engine_driver import Engine, Outcome
 from tests.support.engines.forked_rank import forking_ranks
@@ -21,7 +22,6 @@ from tests.support.engines.speculation_cases import (
     run_in_waves,
     settings,
 )
-from tests.system.speculation import differing_texts
 from worker.plan.plan import DraftRow, Plan
 from worker.protocol.sampling import SamplingParams
 from worker.rank.speculation.drafter import DraftedStep

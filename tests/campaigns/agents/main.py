@@ -1,0 +1,118 @@
+"""`make check-agents`: clients' loops with tools against the demo model, each many times.
+
+The official clients of OpenAI (chats whole and streamed, responses) and Anthropic, and LangChain's
+agent, ask, make the calls that the model writes, and bring the results. In every second run the
+first answer is forced to be a call. What models write may be wrong; how it is told may not.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.bench.report import Check, Result, at_least, checks_json, exactly, note
+from cluster.config import find_demo_model
+from cluster.launch import LocalFleet
+from tests.campaigns.agents.loops import LOOPS, Loop
+from tests.campaigns.agents.model import knows_tools, model_with_tools
+from tests.campaigns.agents.world import Asked, Run, asked
+from tests.campaigns.checks import check_main, serve_config
+
+MODEL = "demo"
+_SHOWN_FAULTS = 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentsOptions:
+    """How often."""
+
+    model: str | None = None
+    """Checkpoint folder; the demo model unless given."""
+    num_runs: int = 50
+    """Of each loop."""
+    min_right: float = 0.85
+    """Share of unforced runs that have to make just the calls that the question needs, where the
+    model's own chat template shows it functions."""
+    seed: int = 0
+    """Of the questions."""
+
+    def __post_init__(self) -> None:
+        if self.num_runs < 2:
+            raise ValueError(f"--num-runs must be at least 2, got {self.num_runs}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Played:
+    """One run of a loop."""
+
+    asked: Asked
+    is_forced: bool
+    run: Run
+
+    @property
+    def is_right(self) -> bool:
+        """Whether it made the calls that the question needs, and came to its end."""
+        return self.run.answer is not None and self.run.calls == list(self.asked.calls)
+
+
+def run_agents(options: AgentsOptions) -> Result:
+    """Starts a fleet of one worker and lets each loop run, one after another."""
+    with tempfile.TemporaryDirectory() as directory:
+        model = str(model_with_tools(options.model, Path(directory)))
+        config = serve_config(MODEL, model, max_num_seqs=4, kv_cache_tokens=8192)
+        with LocalFleet(config, report=note) as fleet:
+            played = {
+                name: _play(loop, fleet.base_url, random.Random(options.seed), options.num_runs)
+                for name, loop in LOOPS.items()
+            }
+    is_taught = knows_tools(Path(options.model or find_demo_model()))
+    min_right = options.min_right if is_taught else None
+    faults = [
+        f"{name}: {f}" for name, runs in played.items() for one in runs for f in one.run.faults
+    ]
+    return {
+        "faults": faults[:_SHOWN_FAULTS],
+        "checks": checks_json(judge(played, min_right=min_right)),
+    }
+
+
+def judge(played: Mapping[str, Sequence[Played]], *, min_right: float | None) -> list[Check]:
+    """What was promised, against what the loops saw; None where no call was ever taught."""
+    checks = []
+    for name, runs in played.items():
+        free = [one for one in runs if not one.is_forced]
+        forced = [one for one in runs if one.is_forced]
+        right = sum(one.is_right for one in free) / max(1, len(free))
+        checks += [
+            exactly(f"{name}_faults", sum(len(one.run.faults) for one in runs), "errors", 0),
+            exactly(
+                f"{name}_forced_without_a_call",
+                sum(not one.run.calls and one.run.answer is not None for one in forced),
+                "runs",
+                0,
+            ),
+        ]
+        if min_right is not None:
+            checks.append(at_least(f"{name}_right", right, "share", min_right))
+    return checks
+
+
+def _play(loop: Loop, base_url: str, rng: random.Random, num_runs: int) -> list[Played]:
+    played = []
+    for number in range(num_runs):
+        question = asked(rng)
+        is_forced = number % 2 == 1
+        try:
+            run = loop(base_url, MODEL, question.question, is_forced)
+        except Exception as error:  # clients raise what they like: each is an error of the protocol
+            run = Run(faults=[f"{type(error).__name__}: {error}"])
+        played.append(Played(asked=question, is_forced=is_forced, run=run))
+    return played
+
+
+if __name__ == "__main__":
+    sys.exit(check_main(run_agents, AgentsOptions))

@@ -1,0 +1,156 @@
+"""The fleet that is hit: its configuration, and whether all of it is there."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig, find_demo_model
+from cluster.directories import DIRECTORY_VARIABLE
+from cluster.ports import free_ports
+from tests.campaigns.chaos.asks import DIFFUSION, MODEL
+from tests.campaigns.chaos.haproxy import gateways_up
+from tests.campaigns.chaos.kinds import Part
+from tests.campaigns.chaos.options import ChaosOptions
+from tests.campaigns.chaos.processes import Process, count, find
+from tests.campaigns.chaos.scrape import Told, scrape
+from worker.config import EngineConfig
+
+KV_CACHE_TOKENS: Final = 32768
+"""Of each worker."""
+_POLL_S = 0.4
+_AT_LEAST = (Part.HAPROXY, Part.GUARD)
+"""Those that were replaced stay for their streams, or for the HAProxy that others adopted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """What a whole fleet has."""
+
+    parts: Counter[Part]
+    """Processes by part."""
+    ready: dict[str, int]
+    """Workers that take requests, by model."""
+    num_gateways: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Look:
+    """A fleet at one moment."""
+
+    parts: Counter[Part] = field(default_factory=Counter)
+    told: Told | None = None
+    gateways_up: int | None = None
+    """In HAProxy's eyes; None where there is none."""
+
+
+def serve_config(options: ChaosOptions) -> ServeConfig:
+    """The fleet; every token is the same whatever else runs, so that answers can be compared."""
+    common = {
+        "device": "cpu",
+        "tensor_parallel_size": options.tensor_parallel_size,
+        "batch_invariant": True,
+        "kv_cache_tokens": KV_CACHE_TOKENS,
+        "max_num_seqs": 32,
+        "step_timeout_s": options.step_timeout_s,
+    }
+    drafting = {"speculative_method": "draft", "speculative_model": options.draft_model}
+    engine = EngineConfig(
+        model=options.model or find_demo_model(),
+        **common,  # type: ignore[arg-type]  # of several types
+        **(drafting if options.draft_model else {}),  # type: ignore[arg-type]
+    )
+    engines = {MODEL: engine}
+    if options.diffusion_model:
+        engines[DIFFUSION] = EngineConfig(model=options.diffusion_model, **common)  # type: ignore[arg-type]
+    models = tuple(
+        ModelSpec(
+            fleet=FleetConfig(served_model_name=name, num_workers=options.num_workers),
+            engine=engine,
+        )
+        for name, engine in engines.items()
+    )
+    endpoint = EndpointConfig(port=free_ports(1)[0], num_gateways=options.num_gateways)
+    return ServeConfig(endpoint=endpoint, models=models)
+
+
+class FleetWatch:
+    """Looks at a running fleet.
+
+    Args:
+        base_url: of the endpoint.
+        config: of the fleet.
+    """
+
+    def __init__(self, base_url: str, config: ServeConfig) -> None:
+        self.base_url = base_url
+        self.port = config.endpoint.port
+        self.directory = Path(os.environ[DIRECTORY_VARIABLE])
+        self.resubmissions: dict[tuple[str, str], float] = {}
+        """By gateway, as it told last: one that was killed has none left."""
+        self.wanted = Wanted(
+            parts=count(self.processes()),
+            ready={model.name: model.max_workers for model in config.models},
+            num_gateways=config.endpoint.num_gateways,
+        )
+
+    def processes(self) -> list[Process]:
+        """All that faults may hit."""
+        return find(self.directory)
+
+    def look(self) -> Look:
+        """The fleet as it is now."""
+        told = scrape(self.base_url)
+        if told is not None:
+            self.resubmissions.update(told.resubmissions)
+        has_haproxy = Part.HAPROXY in self.wanted.parts
+        return Look(
+            parts=count(self.processes()),
+            told=told,
+            gateways_up=gateways_up(self.directory) if has_haproxy else None,
+        )
+
+    def wait_whole(
+        self, timeout_s: float, on_look: Callable[[Look], None] = lambda look: None
+    ) -> str | None:
+        """Waits until nothing is missing, twice in a row; what is, where it takes too long.
+
+        Twice, since a process that is about to end is still there.
+        """
+        deadline, num_whole = time.monotonic() + timeout_s, 0
+        while True:
+            look = self.look()
+            on_look(look)
+            problem = missing(self.wanted, look)
+            num_whole = 0 if problem else num_whole + 1
+            if num_whole == 2:
+                return None
+            if time.monotonic() > deadline:
+                return problem or "it comes and goes"
+            time.sleep(_POLL_S)
+
+
+def missing(wanted: Wanted, look: Look) -> str | None:
+    """What a fleet lacks, in words; None where it is whole."""
+    for part, number in wanted.parts.items():
+        if part is Part.COMPILER:
+            continue
+        found = look.parts[part]
+        if found < number or (found > number and part not in _AT_LEAST):
+            return f"{found} of {number} {part.value} processes"
+    if look.told is None:
+        return "the endpoint does not answer"
+    for model, number in wanted.ready.items():
+        ready = {gateway: n for (name, gateway), n in look.told.ready.items() if name == model}
+        if len(ready) != wanted.num_gateways:
+            return f"{len(ready)} of {wanted.num_gateways} gateways tell of {model}"
+        if any(n != number for n in ready.values()):
+            return f"gateways see {sorted(ready.values())} workers of {model}, not {number}"
+    if look.gateways_up is not None and look.gateways_up != wanted.num_gateways:
+        return f"HAProxy sends requests to {look.gateways_up} of {wanted.num_gateways} gateways"
+    return None

@@ -1,0 +1,107 @@
+"""Clients on a thread of their own that ask again and again, or once each."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Self
+
+import uvloop
+
+from tests.campaigns.chaos.asks import Ask
+from tests.campaigns.chaos.client import Client, Outcome
+
+_AFTER_FAILURE_S = 0.5
+"""So that an endpoint which refuses all at once is not asked a thousand times."""
+_STOP_S = 600.0
+"""For the last answers to end."""
+
+
+class ChaosLoad:
+    """So many clients at the same time take requests from `asks`, until there are no more.
+
+    They begin at once, and end when `stop` is called or the `with` block ends.
+    """
+
+    def __init__(self, base_url: str, asks: Iterable[Ask], num_clients: int) -> None:
+        self.outcomes: list[Outcome] = []
+        """Of requests that have ended."""
+        self._base_url = base_url
+        self._asks: Iterator[Ask] = iter(asks)
+        self._clients = [Client(base_url) for _ in range(num_clients)]
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = threading.Event()
+        self._problem: BaseException | None = None
+        self._thread = threading.Thread(target=self._live, daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def leave(self, share: float) -> None:
+        """That share of the clients resets its connection, where an answer has begun."""
+        if self._loop is not None:
+            chosen = self._clients[: max(1, round(share * len(self._clients)))]
+            self._loop.call_soon_threadsafe(lambda: [client.leave() for client in chosen])
+
+    def open_since(self) -> list[float]:
+        """When the requests were sent that are under way."""
+        outcomes = [client.outcome for client in self._clients]
+        return [outcome.sent for outcome in outcomes if outcome is not None]
+
+    def wait(self) -> list[Outcome]:
+        """Returns when all requests have been answered."""
+        self._thread.join()
+        return self._ended()
+
+    def stop(self) -> list[Outcome]:
+        """Sends nothing more, and returns when all that is under way has ended.
+
+        Raises:
+            RuntimeError: some of it hangs.
+        """
+        self._stopping.set()
+        self._thread.join(_STOP_S)
+        if self._thread.is_alive():
+            ages = [round(time.monotonic() - sent) for sent in self.open_since()]
+            raise RuntimeError(f"requests hang, sent so many seconds ago: {ages}")
+        return self._ended()
+
+    def _ended(self) -> list[Outcome]:
+        if self._problem is not None:
+            raise RuntimeError("the clients broke down") from self._problem
+        return self.outcomes
+
+    def _live(self) -> None:
+        try:
+            uvloop.run(self._run())
+        except BaseException as problem:
+            self._problem = problem
+
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as group:
+            for client in self._clients:
+                group.create_task(self._ask_on(client))
+
+    async def _ask_on(self, client: Client) -> None:
+        async with client:
+            while not self._stopping.is_set():
+                ask = next(self._asks, None)
+                if ask is None:
+                    return
+                outcome = await client.send(ask)
+                self.outcomes.append(outcome)
+                if outcome.end in ("error", "broken"):
+                    await asyncio.sleep(_AFTER_FAILURE_S)
+
+
+def answers_of(base_url: str, asks: Sequence[Ask], num_clients: int) -> list[Outcome]:
+    """Each request once; the outcomes in the order of the requests."""
+    with ChaosLoad(base_url, asks, num_clients) as load:
+        return sorted(load.wait(), key=lambda outcome: outcome.ask.index)

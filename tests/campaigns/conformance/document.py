@@ -1,0 +1,76 @@
+"""Schemathesis on /openapi.json: requests drawn of it, and whether answers conform to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.campaigns.conformance.cases import TIMEOUT_S, Endpoint
+from tests.support.paths import ROOT
+
+HOOKS = "tests.campaigns.conformance.schemathesis_hooks"
+UNCHECKED = {
+    "positive_data_acceptance": "values are bounded by the model, which the document is not of",
+}
+"""The reason, by name of a check that is left out."""
+
+
+class Report(NamedTuple):
+    """What came of one run."""
+
+    num_cases: int
+    accepted: int
+    """Cases that were answered with 2xx."""
+    failures: dict[str, int]
+    """Cases by what they failed of."""
+    errors: list[str]
+    """What kept Schemathesis itself from trying."""
+
+
+def report_of(found: Mapping[str, Any]) -> Report:
+    """Reads Schemathesis' own report."""
+    rates = [rate for phases in found["valid_rates"].values() for rate in phases.values()]
+    failures: dict[str, int] = {}
+    for one in found["failures"]:
+        failures[one["title"]] = failures.get(one["title"], 0) + one["count"]
+    errors = [f"{error['title']}: {error['count']}" for error in found["errors"]]
+    if not found["complete"]:
+        errors.append("it has not come to its end")
+    return Report(
+        num_cases=found["test_cases"]["generated"],
+        accepted=sum(rate["accepted"] for rate in rates),
+        failures=failures,
+        errors=errors,
+    )
+
+
+def try_document(program: Path, endpoint: Endpoint, *, num_examples: int, seed: int) -> Report:
+    """Draws requests of every operation; what fails is told on standard error.
+
+    Args:
+        program: Schemathesis.
+        endpoint: that is asked.
+        num_examples: most requests that are drawn of each operation, besides those of its bounds.
+        seed: of the draws.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "report.json"
+        command = [str(program), "run", f"{endpoint.base_url}/openapi.json", "--report", "json"]
+        command += ["--report-json-path", str(path), "--seed", str(seed), "--no-color"]
+        command += ["--max-examples", str(num_examples), "--continue-on-failure", "--no-shrink"]
+        command += ["--header", f"Authorization: Bearer {endpoint.key}"]
+        command += ["--phases", "examples,coverage,fuzzing", "--workers", "4"]
+        command += ["--request-timeout", f"{TIMEOUT_S:.0f}", "--output-sanitize", "false"]
+        command += ["--exclude-checks", ",".join(UNCHECKED)]
+        environment = {**os.environ, "SCHEMATHESIS_HOOKS": HOOKS, "PYTHONPATH": str(ROOT)}
+        environment |= {"CONFORMANCE_MODEL": endpoint.model, "NO_PROXY": "127.0.0.1"}
+        subprocess.run(
+            command, cwd=directory, env=environment, stdout=sys.stderr, check=False
+        )  # its status is 1 where anything failed, which the report tells
+        return report_of(json.loads(path.read_text()))

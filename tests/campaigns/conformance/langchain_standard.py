@@ -1,0 +1,166 @@
+"""LangChain's standard tests of its client for OpenAI's API, on chats and on responses.
+
+`python -m` runs them in an environment of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import urllib.request
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from langchain_openai import ChatOpenAI
+from langchain_tests.integration_tests import ChatModelIntegrationTests
+
+from tests.campaigns.conformance.cases import TIMEOUT_S, Endpoint, Outcome, main
+
+_VARIABLE = "CONFORMANCE_{name}"
+"""By which the tests, which pytest makes, are told the endpoint."""
+_BIAS_VARIABLE = "CONFORMANCE_LOGIT_BIAS"
+
+SKIPPED = {
+    "test_unicode_tool_call_integration": "the demo model copies no Chinese and no Japanese",
+    "test_agent_loop": "the demo model has to choose a call; see `make check-agents`",
+    "test_tool_calling": "the demo model has to copy a number; test_tool_choice forces calls, too",
+    "test_tool_calling_async": "the demo model has to copy a number",
+    "test_tool_calling_with_no_arguments": "the demo model calls again and again, where it must",
+    "test_structured_output_pydantic_2_v1": "its schema admits other keys, which the model writes",
+    "test_json_mode": "the demo model has to use the keys that it is asked for",
+}
+_ENDS = ('"', '",', '"}', '."')
+_BIAS = 8
+"""Added to the logits of what ends a text in JSON: the demo model would write on for ever."""
+
+
+class _Standard(ChatModelIntegrationTests):  # type: ignore[misc]
+    @property
+    @abstractmethod
+    def _settings(self) -> dict[str, Any]:
+        """Further parameters of the model."""
+
+    @property
+    def chat_model_class(self) -> Any:
+        return ChatOpenAI
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        given = {name: os.environ[_VARIABLE.format(name=name)] for name in Endpoint._fields}
+        return {
+            "model": given["model"],
+            "base_url": f"{given['base_url']}/v1",
+            "api_key": given["key"],
+            "temperature": 0,
+            "max_tokens": 192,
+            "max_retries": 0,
+            "timeout": TIMEOUT_S,
+            **self._settings,
+        }
+
+    @property
+    def supports_json_mode(self) -> bool:
+        return True
+
+    @property
+    def supports_anthropic_inputs(self) -> bool:
+        return True
+
+    @property
+    def model_override_value(self) -> str:
+        return os.environ[_VARIABLE.format(name="model")]
+
+    @property
+    def supported_usage_metadata_details(self) -> dict[Any, Any]:
+        return {"invoke": ["cache_read_input"], "stream": ["cache_read_input"]}
+
+    def invoke_with_cache_read_input(self, *, stream: bool = False) -> Any:
+        """Asks twice: the second time, the prompt is in the cache."""
+        model = ChatOpenAI(**{**self.chat_model_params, "stream_usage": True})
+        prompt = "Count to ten. " * 20
+        model.invoke(prompt)
+        if not stream:
+            return model.invoke(prompt)
+        chunks = list(model.stream(prompt))
+        return sum(chunks[1:], start=chunks[0])
+
+    @pytest.fixture(autouse=True)
+    def _left_out(self, request: pytest.FixtureRequest) -> None:
+        reason = SKIPPED.get(getattr(request.node, "originalname", ""))
+        if reason is not None:
+            pytest.skip(reason)
+
+
+class TestChats(_Standard):
+    """Over /v1/chat/completions."""
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {"stream_usage": True, "logit_bias": json.loads(os.environ[_BIAS_VARIABLE])}
+
+
+class TestResponses(_Standard):
+    """Over /v1/responses."""
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        bias = json.loads(os.environ[_BIAS_VARIABLE])  # which OpenAI's responses do not have
+        return {"use_responses_api": True, "extra_body": {"logit_bias": bias}}
+
+
+class Listener:
+    """Keeps what comes of the tests."""
+
+    def __init__(self) -> None:
+        self.outcomes: dict[str, Outcome] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Of a test's setup, itself, and its end: what failed stays failed."""
+        name = f"LangChain: {report.nodeid.partition('::')[2]}"
+        if report.failed:
+            lines = (report.longreprtext or "").splitlines()
+            wrong = [line[1:].strip() for line in lines if line.startswith("E ")]
+            self.outcomes[name] = Outcome(name, "failed", " ".join(wrong)[:600])
+        elif report.skipped:
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else "xfail"
+            self.outcomes[name] = Outcome(name, "skipped", str(reason).removeprefix("Skipped: "))
+        elif report.when == "call":
+            self.outcomes[name] = Outcome(name, "passed")
+
+
+def _bias(endpoint: Endpoint) -> dict[str, int]:
+    """What ends a text, by token id."""
+    bias = {}
+    for text in _ENDS:
+        request = urllib.request.Request(
+            f"{endpoint.base_url}/tokenize",
+            data=json.dumps({"model": endpoint.model, "prompt": text}).encode(),
+            headers={
+                "authorization": f"Bearer {endpoint.key}",
+                "content-type": "application/json",
+            },
+        )
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            bias[str(json.load(answer)["tokens"][-1])] = _BIAS
+    return bias
+
+
+def _try_all(endpoint: Endpoint) -> Iterator[Outcome]:
+    for name, value in endpoint._asdict().items():
+        os.environ[_VARIABLE.format(name=name)] = value
+    os.environ[_BIAS_VARIABLE] = json.dumps(_bias(endpoint))
+    listener = Listener()
+    scopes = ("asyncio_default_test_loop_scope", "asyncio_default_fixture_loop_scope")
+    options = ["asyncio_mode=auto", *(f"{scope}=session" for scope in scopes)]
+    arguments = ["-c", os.devnull, "--noconftest", "-q", "-p", "no:cacheprovider", __file__]
+    pytest.main(
+        [*arguments, *(word for option in options for word in ("-o", option))], plugins=[listener]
+    )
+    yield from listener.outcomes.values()
+
+
+if __name__ == "__main__":
+    sys.exit(main(_try_all))

@@ -1,0 +1,150 @@
+"""`make check-conformance`: the clients that people use, against the demo model on a real fleet.
+
+The official clients of OpenAI and Anthropic validate all answers against their types; LangChain's
+standard tests, LiteLLM, instructor and pydantic-ai run in an environment of their own; Schemathesis
+draws requests of our OpenAPI document; and what is streamed has to say what is answered whole. What
+is left out is told with its reason. Calls and forms are forced: what the model writes proves
+nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.bench.report import Check, Result, at_least, checks_json, exactly, note
+from cluster.launch import LocalFleet
+from tests.campaigns.agents.model import model_with_tools
+from tests.campaigns.checks import check_main, serve_config
+from tests.campaigns.conformance import openai_client, openai_responses
+from tests.campaigns.conformance.cases import Endpoint, Outcome, outcomes_of, try_cases
+from tests.campaigns.conformance.document import UNCHECKED, Report, try_document
+from tests.campaigns.conformance.twins import try_twins
+from tests.support.paths import ROOT
+
+MODEL = "demo"
+KEY = "conformance"
+PARTS = ("official", "clients", "langchain", "twins", "document")
+_PROGRAMS = "tests.campaigns.conformance"
+_SHOWN_FAULTS = 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConformanceOptions:
+    """How much."""
+
+    model: str | None = None
+    """Checkpoint folder; the demo model unless given."""
+    clients: str = str(ROOT / "build" / "conformance")
+    """Environment with the other clients, which `make check-conformance` makes."""
+    parts: tuple[str, ...] = PARTS
+    """Which: official, clients, langchain, twins, document."""
+    num_twins: int = 210
+    """Requests that are asked whole and streamed."""
+    num_examples: int = 200
+    """Most requests that Schemathesis draws of each operation, besides those of its bounds."""
+    min_cases: int = 2000
+    """That Schemathesis must have tried, together."""
+    seed: int = 0
+    """Of what is drawn."""
+
+    def __post_init__(self) -> None:
+        unknown = set(self.parts) - set(PARTS)
+        if unknown or not self.parts:
+            raise ValueError(f"--parts are of {', '.join(PARTS)}, got {', '.join(self.parts)}")
+
+
+def run_conformance(options: ConformanceOptions) -> Result:
+    """Starts a fleet of one worker, and lets one part after another try it."""
+    with tempfile.TemporaryDirectory() as directory:
+        model = str(model_with_tools(options.model, Path(directory)))
+        config = serve_config(
+            MODEL,
+            model,
+            max_num_seqs=8,
+            kv_cache_tokens=8192,
+            max_model_len=1024,
+            batch_invariant=True,  # a seed's answer is the same, whoever else is served
+            endpoint={"api_keys": (KEY,)},
+        )
+        with LocalFleet(config, report=note) as fleet:
+            endpoint = Endpoint(base_url=fleet.base_url, model=MODEL, key=KEY)
+            outcomes = []
+            for outcome in _tried(options, endpoint):
+                outcomes.append(outcome)
+                if outcome.verdict == "failed":
+                    note(f"{outcome.name}: {outcome.text}")
+            document = _document(options, endpoint) if "document" in options.parts else None
+    return {
+        "passed": dict(Counter(_group(one) for one in outcomes if one.verdict == "passed")),
+        "skipped": {one.name: one.text for one in outcomes if one.verdict == "skipped"},
+        "faults": [f"{o.name}: {o.text}" for o in outcomes if o.verdict == "failed"][
+            :_SHOWN_FAULTS
+        ],
+        "document": None if document is None else {**document._asdict(), "unchecked": UNCHECKED},
+        "checks": checks_json(judge(outcomes, document, min_cases=options.min_cases)),
+    }
+
+
+def judge(outcomes: Sequence[Outcome], document: Report | None, *, min_cases: int) -> list[Check]:
+    """What was promised, against what came of it; a group of which nothing passed holds nothing."""
+    checks = []
+    for group in dict.fromkeys(map(_group, outcomes)):
+        mine = [one for one in outcomes if _group(one) == group]
+        failed = sum(one.verdict == "failed" for one in mine)
+        passed = sum(one.verdict == "passed" for one in mine)
+        unexplained = sum(one.verdict == "skipped" and not one.text for one in mine)
+        checks += [
+            exactly(f"{group}_failed", failed, "cases", 0),
+            at_least(f"{group}_passed", passed, "cases", 1),
+            exactly(f"{group}_skipped_without_a_reason", unexplained, "cases", 0),
+        ]
+    if document is not None:
+        checks += [
+            at_least("document_cases", document.num_cases, "cases", min_cases),
+            at_least("document_accepted", document.accepted, "cases", 1),
+            exactly("document_failed", sum(document.failures.values()), "cases", 0),
+            exactly("document_errors", len(document.errors), "errors", 0),
+        ]
+    return checks
+
+
+def _tried(options: ConformanceOptions, endpoint: Endpoint) -> Iterator[Outcome]:
+    """Whatever is a case of its own."""
+    if "official" in options.parts:
+        from tests.campaigns.conformance import anthropic_client  # a second and a half
+
+        for group, module in (
+            ("openai", openai_client),
+            ("openai_responses", openai_responses),
+            ("anthropic", anthropic_client),
+        ):
+            yield from try_cases(group, module.CASES, module.SKIPPED, endpoint)
+    python = _program(options, "python")
+    if "clients" in options.parts:
+        yield from outcomes_of(python, f"{_PROGRAMS}.other_clients", endpoint)
+    if "langchain" in options.parts:
+        yield from outcomes_of(python, f"{_PROGRAMS}.langchain_standard", endpoint)
+    if "twins" in options.parts:
+        yield from try_twins(endpoint, num_requests=options.num_twins, seed=options.seed)
+
+
+def _document(options: ConformanceOptions, endpoint: Endpoint) -> Report:
+    program = _program(options, "schemathesis")
+    return try_document(program, endpoint, num_examples=options.num_examples, seed=options.seed)
+
+
+def _program(options: ConformanceOptions, name: str) -> Path:
+    return Path(options.clients).resolve() / "bin" / name
+
+
+def _group(outcome: Outcome) -> str:
+    return outcome.name.partition(":")[0].lower()
+
+
+if __name__ == "__main__":
+    sys.exit(check_main(run_conformance, ConformanceOptions))

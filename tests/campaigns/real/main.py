@@ -1,0 +1,312 @@
+"""`make check-real`: a real chat model (SmolLM2, 135 million parameters) against transformers.
+
+The engine runs in fp32 with all that changes how it computes, not what: drafts, tensor parallelism
+over 3 ranks (9 heads, 3 of keys), `--batch-invariant`, JSON schemas; then a fleet of two workers
+answers over HTTP. The perplexity of texts is measured in fp32 and bfloat16.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+
+from cluster.bench.report import Check, Result, at_least, at_most, checks_json, exactly, note
+from cluster.launch import LocalFleet
+from tests.campaigns.checks import check_main, serve_config
+from tests.campaigns.real.prompts import chats_of, completions, encode_chat, make_prompts
+from tests.campaigns.real.reference import Difference, Reference, perplexity
+from tests.campaigns.real.schemas import schemas
+from tests.campaigns.real.texts import PASSAGES
+from tests.support.engines.engine_driver import Engine, Outcome
+from tests.support.paths import ROOT
+from worker.protocol.sampling import SamplingParams
+from worker.protocol.structured import StructuredOutputsParams
+from worker.protocol.text.tokenizer import Tokenizer, load_tokenizer
+
+PARTS = ("tokens", "drafts", "batch_invariant", "tensor_parallel", "schemas", "fleet", "perplexity")
+_MODEL = "smollm2"
+_PARALLEL_EVERY = 4
+"""Of the prompts, those that three ranks take on however few processors."""
+_SCHEMA_TOKENS = 400
+_MAX_SCHEMAS_AT_ONCE = 16
+_TIMEOUT_S = 600.0
+"""Of one request, on whatever machine."""
+_LOGPROB_NATS = 2e-3
+"""Largest difference of log-probabilities in fp32, twice what two logits may differ by."""
+_PERPLEXITY_FP32 = 1e-3
+"""Largest relative difference from transformers' perplexity."""
+_PERPLEXITY_BF16 = 0.02
+"""The same of bfloat16, which rounds each activation to 8 bits."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RealModelOptions:
+    """Which model, and how much."""
+
+    model: str = str(ROOT / "build" / "real" / "SmolLM2-135M-Instruct")
+    """Checkpoint folder, which `make check-real` makes."""
+    parts: tuple[str, ...] = PARTS
+    """Which: tokens, drafts, batch_invariant, tensor_parallel, schemas, fleet, perplexity."""
+    num_tokens: int = 24
+    """Tokens per greedy answer."""
+    num_schemas: int = 50
+    """JSON schemas."""
+    tensor_parallel_size: int = 3
+    """Ranks of the tensor-parallel engine."""
+    seed: int = 0
+    """Of schemas and sampled texts."""
+
+    def __post_init__(self) -> None:
+        unknown = set(self.parts) - set(PARTS)
+        if unknown or not self.parts:
+            raise ValueError(f"--parts must be of {', '.join(PARTS)}, got {', '.join(self.parts)}")
+        if not (Path(self.model) / "config.json").exists():
+            raise ValueError(f"{self.model} is no checkpoint folder: run `make check-real`")
+
+
+class RealModelRun:
+    """One run; each part returns its checks.
+
+    Args:
+        options: which parts, and how much.
+    """
+
+    def __init__(self, options: RealModelOptions) -> None:
+        self.options = options
+        self.reference = Reference(Path(options.model))
+        self.tokenizer: Tokenizer = load_tokenizer(options.model)
+        self.prompts = make_prompts(self.tokenizer)
+        self.greedy = SamplingParams(temperature=0.0, max_tokens=options.num_tokens, logprobs=3)
+        self.figures: dict[str, Any] = {"num_prompts": len(self.prompts)}
+        self._plain: list[Outcome] = []
+
+    def run(self) -> Result:
+        """All parts that the options name."""
+        checks: list[Check] = []
+        for part in self.options.parts:
+            note(f"{part} ...")
+            checks += getattr(self, part)()
+        return {**self.figures, "checks": checks_json(checks)}
+
+    def tokens(self) -> list[Check]:
+        """Prompts tokenized, and answered greedily, as by transformers."""
+        chats = chats_of(self.tokenizer)
+        expected = [self.reference.encode_chat(messages) for messages in chats]
+        expected += [self.reference.encode(text) for text in completions()]
+        wrong = sum(ours != theirs for ours, theirs in zip(self.prompts, expected, strict=True))
+        return [
+            exactly("tokens_wrong_prompts", wrong, "prompts", 0),
+            at_least("tokens_prompts", len(self.prompts), "prompts", 43),
+            *self._compared("tokens", self.prompts, self.plain()),
+        ]
+
+    def drafts(self) -> list[Check]:
+        """N-gram drafts change no token, and some of them are right."""
+        options = {"speculative_method": "ngram", "speculative_adaptive": False}
+        with self._engine(**options) as engine:
+            outcomes = engine.outcomes(self.prompts, self.greedy)
+            speculation = engine.core.scheduler.steps.speculation
+            assert speculation is not None
+            accepted = speculation.totals.num_accepted_tokens
+        self.figures["drafts_accepted"] = accepted
+        return [
+            at_least("drafts_accepted", accepted, "tokens", 1),
+            *self._compared("drafts", self.prompts, outcomes),
+        ]
+
+    def batch_invariant(self) -> list[Check]:
+        """With --batch-invariant an answer is bitwise the same alone and among the others."""
+        with self._engine(batch_invariant=True, enable_prefix_caching=False) as engine:
+            together = engine.outcomes(self.prompts, self.greedy)
+            some = range(0, len(self.prompts), _PARALLEL_EVERY)
+            alone = [engine.outcomes([self.prompts[one]], self.greedy)[0] for one in some]
+        changed = sum(
+            _bits(together[index]) != _bits(single)
+            for index, single in zip(some, alone, strict=True)
+        )
+        return [
+            exactly("batch_invariant_changed", changed, "answers", 0),
+            *self._compared("batch_invariant", self.prompts, together),
+        ]
+
+    def tensor_parallel(self) -> list[Check]:
+        """The same over several ranks."""
+        prompts = self.prompts[::_PARALLEL_EVERY]
+        size = self.options.tensor_parallel_size
+        with self._engine(tensor_parallel_size=size) as engine:
+            outcomes = engine.outcomes(prompts, self.greedy)
+        return self._compared(f"tp{size}", prompts, outcomes)
+
+    def schemas(self) -> list[Check]:
+        """Texts sampled under JSON schemas validate against them."""
+        asked = schemas(self.options.num_schemas, self.options.seed)
+        prompts = [self._schema_prompt(schema) for schema in asked]
+        params = [
+            SamplingParams(
+                temperature=1.0,
+                seed=self.options.seed + number,
+                max_tokens=_SCHEMA_TOKENS,
+                structured_outputs=StructuredOutputsParams(
+                    json=schema, disable_any_whitespace=number % 2 == 0
+                ),
+            )
+            for number, schema in enumerate(asked)
+        ]
+        with self._engine(max_num_seqs=_MAX_SCHEMAS_AT_ONCE) as engine:
+            outcomes = engine.outcomes(prompts, params)
+        faults = [
+            f"{text}: {fault}"
+            for schema, outcome in zip(asked, outcomes, strict=True)
+            if (fault := _schema_fault(schema, text := self.tokenizer.decode(outcome.token_ids)))
+        ]
+        self.figures["schema_faults"] = faults[:5]
+        return [
+            exactly("schemas_invalid", len(faults), "texts", 0),
+            at_least("schemas_tried", len(asked), "schemas", self.options.num_schemas),
+        ]
+
+    def fleet(self) -> list[Check]:
+        """Two workers answer over HTTP what one engine answers, whole and streamed."""
+        chats = chats_of(self.tokenizer)
+        prompts = [encode_chat(self.tokenizer, messages) for messages in chats]
+        options: dict[str, Any] = {
+            "dtype": "float32",
+            "batch_invariant": True,
+            "kv_cache_tokens": 16384,
+            "step_timeout_s": _TIMEOUT_S,
+        }
+        with self._engine(**options) as engine:
+            outcomes = engine.outcomes(prompts, self.greedy)
+        expected = [self.tokenizer.decode(outcome.token_ids) for outcome in outcomes]
+        config = serve_config(
+            _MODEL, self.options.model, num_workers=2, max_num_seqs=8, cpu_threads=1, **options
+        )
+        with LocalFleet(config, report=note) as fleet, ThreadPoolExecutor(8) as pool:
+            url = f"{fleet.base_url}/v1/chat/completions"
+            bodies = [
+                {
+                    "model": _MODEL,
+                    "messages": messages,
+                    "temperature": 0,
+                    "max_tokens": self.options.num_tokens,
+                    "stream": number % 2 == 1,
+                }
+                for number, messages in enumerate(chats)
+            ]
+            answers = list(pool.map(lambda body: _ask(url, body), bodies))
+        wrong = [
+            f"{text!r} for {right!r}"
+            for (text, _), right in zip(answers, expected, strict=True)
+            if text != right
+        ]
+        self.figures["fleet_faults"] = wrong[:5]
+        return [
+            exactly("fleet_wrong_answers", len(wrong), "answers", 0),
+            exactly("fleet_workers", len({worker for _, worker in answers}), "workers", 2),
+        ]
+
+    def perplexity(self) -> list[Check]:
+        """Of the passages, in fp32 and in bfloat16, against transformers in fp32."""
+        texts = [self.tokenizer.encode(text) for text in PASSAGES]
+        right = self.reference.perplexity(texts)
+        found = {}
+        for dtype in ("float32", "bfloat16"):
+            with self._engine(dtype=dtype) as engine:
+                found[dtype] = perplexity(engine, texts)
+        self.figures["perplexity"] = {"transformers": right, **found}
+        return [
+            at_most(
+                "perplexity_fp32", abs(found["float32"] / right - 1), "relative", _PERPLEXITY_FP32
+            ),
+            at_most(
+                "perplexity_bf16", abs(found["bfloat16"] / right - 1), "relative", _PERPLEXITY_BF16
+            ),
+        ]
+
+    def plain(self) -> list[Outcome]:
+        """Greedy answers of an engine without further options; computed once."""
+        if not self._plain:
+            with self._engine() as engine:
+                self._plain = engine.outcomes(self.prompts, self.greedy)
+        return self._plain
+
+    def _engine(self, **options: Any) -> Engine:
+        settings = {"max_model_len": 4096, "kv_cache_tokens": 32768, "step_timeout_s": _TIMEOUT_S}
+        return Engine(self.options.model, **{**settings, **options})
+
+    def _compared(
+        self, part: str, prompts: Sequence[Sequence[int]], outcomes: Sequence[Outcome]
+    ) -> list[Check]:
+        differences = self.reference.compare(prompts, outcomes)
+        return judge(part, differences, self.figures)
+
+    def _schema_prompt(self, schema: dict[str, Any]) -> list[int]:
+        content = f"Answer in JSON that follows this schema: {json.dumps(schema)}"
+        return encode_chat(self.tokenizer, [{"role": "user", "content": content}])
+
+
+def judge(part: str, differences: Sequence[Difference], figures: dict[str, Any]) -> list[Check]:
+    """Checks of a part's greedy answers; near ties are added to the figures."""
+    figures[f"{part}_near_ties"] = sum(one.near_ties for one in differences)
+    return [
+        exactly(f"{part}_wrong_tokens", sum(one.wrong_tokens for one in differences), "tokens", 0),
+        at_most(f"{part}_logprobs", max(one.logprob for one in differences), "nats", _LOGPROB_NATS),
+    ]
+
+
+def run_real_model(options: RealModelOptions) -> Result:
+    """Runs all parts, one after another."""
+    return RealModelRun(options).run()
+
+
+def _is_date(value: object) -> bool:
+    """RFC 3339 has a year 0000, a leap year, which Python's dates do not have."""
+    if not isinstance(value, str):
+        return True
+    year, rest = value[:4], value[4:]
+    return bool(date.fromisoformat(f"{'2000' if year == '0000' else year}{rest}"))
+
+
+_FORMATS = jsonschema.FormatChecker()
+_FORMATS.checks("date", raises=ValueError)(_is_date)
+
+
+def _bits(outcome: Outcome) -> tuple[list[int], list[bytes]]:
+    return outcome.token_ids, [token.packed_logprobs for token in outcome.logprobs]
+
+
+def _schema_fault(schema: dict[str, Any], text: str) -> str:
+    """Why a text does not validate; empty if it does."""
+    validator = jsonschema.Draft202012Validator(schema, format_checker=_FORMATS)
+    try:
+        validator.validate(json.loads(text))
+    except (ValueError, jsonschema.ValidationError) as error:
+        return str(error).splitlines()[0]
+    return ""
+
+
+def _ask(url: str, body: dict[str, Any]) -> tuple[str, str]:
+    """The text of an answer, and the worker that gave it."""
+    with httpx.Client(timeout=_TIMEOUT_S) as client:
+        response = client.post(url, json=body)
+    response.raise_for_status()
+    worker = response.headers["x-rayfleet-worker"]
+    if not body["stream"]:
+        return response.json()["choices"][0]["message"]["content"], worker
+    events = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+    chunks = [json.loads(event) for event in events if event != "[DONE]"]
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    return "".join(delta.get("content") or "" for delta in deltas), worker
+
+
+if __name__ == "__main__":
+    sys.exit(check_main(run_real_model, RealModelOptions))

@@ -1,0 +1,140 @@
+"""The gateway of the simulation: the code that serves, with a stopwatch on all that it does."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from cluster.bench.report import note
+from deploy.benchmarks.routing.simulated import Clock, GatewayRouter, Placement
+from deploy.benchmarks.routing.worker import SimWorker
+from deploy.benchmarks.routing.workload import Arrival
+from router.config import RoutingConfig
+from tests.campaigns.scale.options import ScaleOptions
+from tests.campaigns.scale.scaling import Scaler
+from tests.campaigns.scale.stopwatch import Stopwatch
+from worker.protocol.messages import (
+    AttachSnapshot,
+    BlockStored,
+    LoadSnapshot,
+    StepReport,
+    WorkerItem,
+    WorkerUpdate,
+)
+
+_CHAIN = 2048
+"""Blocks per event of an old cache."""
+
+
+class TimedGateway(GatewayRouter):
+    """One gateway that every worker is attached to.
+
+    Args:
+        options: how many blocks old caches hold, and the policy.
+        clock: of the simulation.
+    """
+
+    def __init__(self, options: ScaleOptions, clock: Clock) -> None:
+        super().__init__(RoutingConfig(routing_policy=options.routing_policy), clock)  # type: ignore[arg-type]
+        self.decisions = Stopwatch()
+        """From a prompt's token ids to the booked worker."""
+        self.reports = Stopwatch()
+        """From a report's bytes to what it changes."""
+        self.losses = Stopwatch()
+        self.joins = Stopwatch()
+        """From a snapshot's bytes to a worker that takes requests."""
+        self.scaler = Scaler(options, self.fleet, clock)
+        self.num_decided = 0
+        self.num_blocks = 0
+        """In the index when traffic began."""
+        self.fill_s = 0.0
+        """Wall time until then."""
+        self._options = options
+        self._old = options.blocks // options.workers
+        self._random = np.random.default_rng(options.seed)
+        self._decoder = msgspec.msgpack.Decoder(WorkerItem)
+        self._began = time.perf_counter()
+        self._serving = False
+
+    def joined(self, worker: SimWorker) -> None:
+        """A worker attaches: at first with an old cache, after its death with an empty one."""
+        snapshot = worker.snapshot()
+        snapshot.load = self._load(worker, snapshot.load)
+        old = self._old_blocks(worker)
+        for start in range(0, old, _CHAIN):
+            size = min(_CHAIN, old - start)
+            hashes = self._random.integers(1, 2**64, size, dtype=np.uint64).tolist()
+            snapshot.blocks.append(BlockStored(hashes, None))
+        data = msgspec.msgpack.encode(snapshot)
+        with self.joins:
+            item = self._decoder.decode(data)
+            assert isinstance(item, AttachSnapshot), "a snapshot was encoded"
+            self.fleet.attach(worker.worker_id, item)
+        number = len(self.fleet.table)
+        if not self._serving and not number % 1000:
+            note(f"{number:,} workers, {len(self.fleet.index):,} blocks")
+
+    def lost(self, worker: SimWorker) -> None:
+        """A worker's ranks died, or it is gone for good."""
+        with self.losses:
+            self.fleet.lose(worker.worker_id)
+
+    def place(self, arrivals: Sequence[Arrival]) -> list[Placement | None]:
+        """Chooses workers for requests that arrive together."""
+        if not self._serving:
+            self._serve()
+        self.num_decided += len(arrivals)
+        with self.decisions:
+            placements = super().place(arrivals)
+        for arrival, placement in zip(arrivals, placements, strict=True):
+            if placement is not None:
+                self.scaler.arrived(arrival.num_tokens, placement.hit_tokens)
+        return placements
+
+    def reported(self, worker: SimWorker, report: StepReport) -> None:
+        """A worker ended a step."""
+        load = self._load(worker, report.load)
+        data = msgspec.msgpack.encode(
+            WorkerUpdate(worker.epoch, report.seq, [], report.block_events, load)
+        )
+        with self.reports:
+            item = self._decoder.decode(data)
+            assert isinstance(item, WorkerUpdate), "an update was encoded"
+            self.fleet.update(worker.worker_id, item)
+        for deltas in report.deltas.values():
+            for delta in deltas:
+                if delta.num_cached_tokens >= 0:
+                    self.fleet.release(worker.worker_id, delta.request_id)
+        self.scaler.reported(report, self._options.output_len)
+
+    def close(self) -> None:
+        """The simulation is over."""
+        gc.unfreeze()
+
+    def _serve(self) -> None:
+        """All workers are there. Their thousands of objects are the simulation's, not a gateway's:
+        the collector leaves them out, as it would if they were elsewhere."""
+        self._serving = True
+        self.num_blocks = len(self.fleet.index)
+        self.fill_s = time.perf_counter() - self._began
+        self.joins.clear()
+        gc.collect()
+        gc.freeze()
+
+    def _load(self, worker: SimWorker, load: LoadSnapshot) -> LoadSnapshot:
+        """What the worker says, with the pages of its old cache, which it may evict."""
+        old = self._old_blocks(worker)
+        return msgspec.structs.replace(
+            load,
+            num_free_pages=load.num_free_pages + old,
+            num_total_pages=load.num_total_pages + old,
+        )
+
+    def _old_blocks(self, worker: SimWorker) -> int:
+        """Of the worker's old cache; those that come or come back later have none."""
+        first = worker.epoch == 1 and int(worker.worker_id[1:]) < self._options.workers
+        return self._old if first else 0

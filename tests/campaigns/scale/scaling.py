@@ -1,0 +1,97 @@
+"""The autoscaler of the simulation: the code that serves, once a second of simulated time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cluster.autoscaling.config import AutoscalingConfig
+from cluster.autoscaling.decision import Autoscaler
+from cluster.autoscaling.load import combined
+from deploy.benchmarks.routing.workload import Incident
+from router.fleet import Fleet
+from router.metrics.stats import ModelStats
+from router.serving.load import LoadMeter
+from tests.campaigns.scale.options import ScaleOptions
+from tests.campaigns.scale.stopwatch import Stopwatch
+from worker.protocol.messages import StepReport
+
+_EVERY_S = 1.0
+_STARTS_S = 5.0
+"""Until a worker that was asked for is up."""
+
+
+class Scaler:
+    """Reads the gateway's load, decides, and has workers join and leave where that is asked for.
+
+    Args:
+        options: how many workers there are, and may be.
+        fleet: the gateway's.
+        clock: of the simulation.
+    """
+
+    def __init__(self, options: ScaleOptions, fleet: Fleet, clock: Callable[[], float]) -> None:
+        self.watch = Stopwatch()
+        """From the gateway's counters to the number of workers."""
+        self.stats = ModelStats()
+        self.suffer: Callable[[Incident], None] = lambda incident: None
+        """Tells the simulation what becomes of a worker."""
+        self.most_wanted = 0.0
+        """Workers that the load needed by itself, when it was highest."""
+        self.target = options.workers
+        self.targets = [options.workers]
+        self._acts = options.max_workers > 0
+        self._fleet = fleet
+        self._clock = clock
+        self._joined: list[int] = []
+        self._next = options.workers
+        self._meter = LoadMeter(self.stats, fleet, clock)
+        self._autoscaler = Autoscaler(
+            AutoscalingConfig(
+                min_workers=options.workers,
+                max_workers=options.max_workers or options.workers,
+                downscale_delay_s=options.downscale_delay_s,
+            )
+        )
+        self._due = _EVERY_S
+
+    def arrived(self, num_tokens: int, hit_tokens: int) -> None:
+        """A request was placed."""
+        self.stats.prompt_tokens += num_tokens
+        self.stats.saved_tokens += hit_tokens
+        self.stats.started += 1
+        self.stats.prompt_length.observe(num_tokens)
+
+    def reported(self, report: StepReport, output_len: int) -> None:
+        """A worker ended a step."""
+        for deltas in report.deltas.values():
+            for delta in deltas:
+                self.stats.generation_tokens += len(delta.token_ids)
+                if delta.finish_reason is not None:
+                    self.stats.completion_tokens.observe(output_len)
+        self.look()
+
+    def look(self) -> None:
+        """Decides, if a second has passed."""
+        now = self._clock()
+        if now < self._due:
+            return
+        self._due = now + _EVERY_S
+        with self.watch:
+            load = combined([self._meter.read()])
+            target = self._autoscaler.decide(load, self.target, now)
+        self.most_wanted = max(self.most_wanted, self._autoscaler.needed_workers(load))
+        if self._acts:
+            self._change(target, now)
+
+    def _change(self, target: int, now: float) -> None:
+        """The last to come goes first; nobody has a number that another one had."""
+        for _ in range(self.target, target):
+            self._joined.append(self._next)
+            self.suffer(Incident(at=now + _STARTS_S, kind="join", worker=self._next))
+            self._next += 1
+        for _ in range(target, self.target):
+            number = self._joined.pop()
+            self.suffer(Incident(at=now + _STARTS_S, kind="leave", worker=number))
+        if target != self.target:
+            self.targets.append(target)
+        self.target = target
