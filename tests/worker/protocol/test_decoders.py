@@ -3,6 +3,7 @@ library."""
 
 from __future__ import annotations
 
+import codecs
 from itertools import chain
 from typing import Any
 
@@ -110,14 +111,32 @@ def certain(tokenizer: Tokenizer, token_ids: list[int], options: dict[str, bool]
     return tokenizer.decode(token_ids, **options).removesuffix(rest)
 
 
+def last_bytes(token_ids: list[int], options: dict[str, bool]) -> bytes:
+    """Bytes of the byte tokens at the end, of which skipped tokens are no end."""
+    names = dict(enumerate((*SPECIAL, *NAMES)))
+    run = bytearray()
+    for token_id in reversed(token_ids):
+        name = names.get(token_id, "")
+        if name.startswith("<0x"):
+            run.append(int(name[3:5], 16))
+        elif name and not (name in SPECIAL and options["skip_special_tokens"]):
+            break
+    return bytes(reversed(run))
+
+
 def is_stable(tokenizer: Tokenizer, token_ids: list[int], options: dict[str, bool]) -> bool:
     """Whether the text of the tokens only grows with each of them.
 
     ByteFallback decodes no character of a run of byte tokens if any of them is invalid.
     """
     whole = tokenizer.decode(token_ids, **options)
-    if tokenizer in FALLBACKS and "\ufffd" in whole.rstrip("\ufffd"):
-        return False
+    if tokenizer in FALLBACKS:
+        if "\ufffd" in whole.rstrip("\ufffd"):
+            return False
+        try:  # the last run of byte tokens, which may end within a character
+            codecs.getincrementaldecoder("utf-8")().decode(last_bytes(token_ids, options))
+        except UnicodeDecodeError:
+            return False
     texts = [tokenizer.decode(token_ids[:end], **options) for end in range(len(token_ids))]
     return all(whole.startswith(text.rstrip("\ufffd")) for text in texts)
 
