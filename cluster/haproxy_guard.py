@@ -216,7 +216,7 @@ class Guard:
         return bool(self._child) and not self._is_new and not self._is_told_to_stop
 
     def _check(self) -> None:
-        """Kills HAProxy if it has not answered for too long; asks it again if it is time to."""
+        """Kills HAProxy if it has not answered for too long; sends the next query if it is due."""
         now = time.monotonic()
         if self._patience_s <= 0.0:
             waited_s = now - (self._unanswered_since or now)

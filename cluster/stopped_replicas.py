@@ -1,6 +1,6 @@
 """Kills Serve's replicas on this node that a signal has stopped, so that Serve replaces them.
 
-Serve gives a replica three health checks to answer, 10 to 30 s in all, and then asks it to end,
+Serve gives a replica three health checks to answer, 10 to 30 s in all, and then signals it to exit,
 which a stopped process cannot do: it keeps its GPU, its port and its clients' connections. The end
 of a process, in contrast, is an event that Serve handles at once.
 

@@ -62,7 +62,7 @@ class Feasibility:
     ) -> Problem | None:
         """Why no kind of worker accepts a text of `num_characters`; None if one may.
 
-        The text is not tokenized yet, which would take seconds for texts far too long. A token has
+        The text is not tokenized yet, which would be slow for texts far beyond the limit. A token has
         up to `longest_token` characters.
         """
         max_tokens = max((kind.max_tokens - 1 for kind in kinds), default=None)

@@ -275,8 +275,8 @@ class GatewayCollector(Collector):
         )
         wait = GaugeMetricFamily(
             "rayfleet_expected_wait_seconds",
-            "Least time that the next request is expected to wait at a worker; infinite where "
-            "there is none.",
+            "Minimum time that the next request is expected to wait at a worker; infinite without "
+            "workers.",
             labels=MODEL,
         )
         routed = CounterMetricFamily(

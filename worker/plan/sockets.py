@@ -127,7 +127,7 @@ class FrameStream:
         except BlockingIOError:
             sent = 0
         except OSError:
-            return  # the peer is gone, which `read` tells
+            return  # the peer has exited, which `read` reports
         self.unsent += memoryview(data)[sent:]
 
     def send_all(self, payload: bytes) -> None:

@@ -1,7 +1,8 @@
 """Parsers of quantization formats: fp8, fbgemm_fp8, compressed-tensors, ModelOpt, AWQ, GPTQ and
 gpt-oss' mxfp4. Imports no torch.
 
-Keys that are neither read nor without effect on weights are rejected by name.
+Keys that are neither read nor without effect on weights are rejected with an error that names
+them.
 """
 
 from __future__ import annotations
