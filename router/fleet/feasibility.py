@@ -62,8 +62,8 @@ class Feasibility:
     ) -> Problem | None:
         """Why no kind of worker accepts a text of `num_characters`; None if one may.
 
-        The text is not tokenized yet, which would be slow for texts far beyond the limit. A token has
-        up to `longest_token` characters.
+        The text is not tokenized yet, which would be slow for texts far beyond the limit. A token
+        has up to `longest_token` characters.
         """
         max_tokens = max((kind.max_tokens - 1 for kind in kinds), default=None)
         if max_tokens is None or num_characters <= max_tokens * longest_token:
