@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -20,6 +21,7 @@ from tests.support.fleet.running_fleet import (
     stop_fleet,
     wait_until,
 )
+from tests.support.paths import MODELS
 
 KEYS = """
 [three]
@@ -66,6 +68,9 @@ def gateways_of(fleet: RunningFleet) -> dict[str, str]:
 
 
 BODY = {"model": MODEL, "input": "hello"}
+END_TOKENS = json.loads((MODELS / "demo" / "generation_config.json").read_text())["eos_token_id"]
+LONG = BODY | {"max_output_tokens": 1500, "logit_bias": {str(token): -100 for token in END_TOKENS}}
+"""Takes longer than all requests of a test: the demo model would end after a sentence."""
 
 
 def ask(
@@ -103,7 +108,7 @@ def test_limits_of_keys_are_exact_over_gateways(fleet: RunningFleet) -> None:
     refilled = (time.monotonic() - began) / 6.0
     assert set(statuses) == {200, 429}
     assert 10 <= statuses.count(200) <= 10 + refilled
-    body = BODY | {"background": True, "max_output_tokens": 400}
+    body = LONG | {"background": True}
     with ThreadPoolExecutor(10) as pool:  # one after another, the first would end before the last
         made = list(
             pool.map(lambda _: ask(fleet, "POST", "/v1/responses", "three", json=body), range(10))
@@ -123,7 +128,7 @@ def test_limits_of_keys_are_exact_over_gateways(fleet: RunningFleet) -> None:
 def test_after_a_gateway_has_died_its_responses_are_404_and_its_requests_do_not_count(
     fleet: RunningFleet,
 ) -> None:
-    body = BODY | {"background": True, "max_output_tokens": 400}
+    body = LONG | {"background": True}
     made = [ask(fleet, "POST", "/v1/responses", "three", json=body).json() for _ in range(3)]
     before = gateways_of(fleet)
     victim, _ = fleet.gateways()

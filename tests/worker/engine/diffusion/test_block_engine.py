@@ -245,7 +245,7 @@ def test_a_model_of_blocks_drafts_for_none(checkpoint: SdarCheckpoint) -> None:
 
 
 def test_names_of_switches() -> None:
-    with pytest.raises(ValueError, match="dllm_disable in --dllm-config: no nothing"):
+    with pytest.raises(ValueError, match="dllm_disable in --dllm-config: unknown nothing"):
         EngineConfig(model="", dllm_disable=("nothing",))
     with pytest.raises(ValueError, match=r"dllm_threshold in --dllm-config must be in \[0, 1\]"):
         EngineConfig(model="", dllm_threshold=1.5)
