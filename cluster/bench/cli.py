@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cluster.bench.command import command_adder, reject_command
+from cluster.bench.command import command_adder, reject_command, run_command
 from cluster.bench.datasets import DatasetOptions
 from cluster.bench.flags import add_load_flags, dataset_options, serve_options
 from cluster.bench.jobs.flags import add_job_commands
@@ -45,12 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one benchmark; entry point of `python -m cluster.bench`."""
     parser: argparse.ArgumentParser = CommandParser(prog="python -m cluster.bench")
     add_commands(parser.add_subparsers(dest="bench", required=True, metavar="COMMAND"))
-    args = parser.parse_args(argv)
-    try:
-        return int(args.run(args))
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return run_command(parser, argv)
 
 
 def add_commands(commands: Subparsers) -> None:

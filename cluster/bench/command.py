@@ -48,6 +48,16 @@ def command_adder(subparsers: Subparsers) -> AddCommand:
     return add
 
 
+def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
+    """Runs the benchmark of a command line; returns the exit status, 2 for a ValueError."""
+    args = parser.parse_args(argv)
+    try:
+        return int(args.run(args))
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
 def run_measurement(command: Sequence[str], name: str, timeout_s: float | None = None) -> Result:
     """Runs a benchmark's command in a child process; returns the JSON object on its last line.
 

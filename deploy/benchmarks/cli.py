@@ -5,11 +5,10 @@ Modules that import torch are imported when their benchmark runs."""
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cluster.bench.command import command_adder
+from cluster.bench.command import command_adder, run_command
 from cluster.bench.report import Result
 from cluster.cli.options import add_options, given_options
 from cluster.cli.parser import CommandParser
@@ -30,12 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Benchmarks of rayfleet's own parts. `rayfleet bench` has those of endpoints.",
     )
     add_commands(parser.add_subparsers(dest="bench", required=True, metavar="COMMAND"))
-    args = parser.parse_args(argv)
-    try:
-        return int(args.run(args))
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return run_command(parser, argv)
 
 
 def add_commands(commands: Subparsers) -> None:
