@@ -16,7 +16,7 @@
 # make check-vllm-tests VLLM_TESTS=FOLDER  vLLM's own API tests, from its source
 # make check-conformance  OpenAI's and Anthropic's clients, LangChain's tests, LiteLLM and others; our OpenAPI document
 # make check-real     the serve-chat model against transformers: tokens, drafts, schemas, tensor parallelism (15 minutes)
-# make check-gateway  CPU time per token of proxy, gateway and worker front (two minutes)
+# make check-gateway  CPU time per token of proxy, gateway and worker frontend (two minutes)
 # make trace-token    files and functions that one decoded token enters, from gateway to rank (ten seconds)
 # make check-proxy    kills HAProxy and its manager under load, five times each (three minutes)
 # make check-overload ten times the sustainable load over HTTP for a minute
@@ -50,7 +50,7 @@ UNIT_PROCESSES ?= $(shell n=$$(nproc); echo $$((n > 6 ? 6 : n)))
 PYTEST := $(BIN)/python -m pytest --dist loadscope --no-loadscope-reorder
 
 UNIT_TESTS := tests/architecture tests/cluster/autoscaling tests/router tests/worker/core \
-	tests/worker/front tests/worker/metrics tests/worker/plan tests/worker/protocol
+	tests/worker/frontend tests/worker/metrics tests/worker/plan tests/worker/protocol
 # Files that are marked slow as a whole are not collected: they import torch, transformers and Ray.
 SLOW_FILES = $(shell grep -rlx --include='*.py' 'pytestmark = pytest.mark.slow' $(UNIT_TESTS))
 

@@ -190,7 +190,7 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         placed = self._placed.pop(request_id, None)
         if placed is not None:
             placed.timer.cancel()
-            self._fleet.release(placed.choice.worker_id, request_id)
+            self._fleet.release_booking(placed.choice.worker_id, request_id)
 
     def _update(self, worker_id: str, events: list[BlockEvent]) -> None:
         load = self._caches[worker_id].load()

@@ -31,7 +31,7 @@ _STOPPED = "T"
 
 
 class StoppedReplicas:
-    """Watches the replicas of one Ray node: gateways and fronts of worker groups.
+    """Watches the replicas of one Ray node: gateways and frontends of worker groups.
 
     Args:
         raylet: process id of the node's raylet, whose children they are; None for no replicas.

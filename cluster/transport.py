@@ -111,12 +111,12 @@ class RayTransport:
             )
         return reply
 
-    async def pulse(self, worker_id: str) -> bytes | None:
+    async def heartbeat(self, worker_id: str) -> bytes | None:
         """Last heartbeat of a worker whose event loop is blocked; None without one.
 
         Raises Exception if the GCS is not reachable.
         """
-        return await asyncio.to_thread(_read_pulse, worker_id)
+        return await asyncio.to_thread(_read_heartbeat, worker_id)
 
     def watch_workers(self, on_change: Callable[[tuple[str, ...]], None]) -> None:
         """Calls `on_change` with all worker IDs, now and whenever they change."""
@@ -139,7 +139,7 @@ class RayTransport:
         return self._context.run(lambda: method.remote(**arguments))
 
 
-def _read_pulse(worker_id: str) -> bytes | None:
+def _read_heartbeat(worker_id: str) -> bytes | None:
     key = heartbeat_key(worker_id)
     value: bytes | None = internal_kv._internal_kv_get(key, namespace="rayfleet")
     return value

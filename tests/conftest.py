@@ -46,7 +46,7 @@ TAKE_LONG = (
     "tests/deploy/test_demo",
     "tests/deploy/benchmarks/test_bench_fdfo.py",
     "tests/worker/plan/test_rendezvous.py",
-    "tests/worker/front/test_hung_ranks.py",
+    "tests/worker/frontend/test_hung_ranks.py",
     "tests/worker/test_hub.py",
     "tests/worker/test_llm.py",
 )

@@ -25,10 +25,10 @@ from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from worker.config import EngineConfig
-from worker.front.attach import AttachServer
-from worker.front.event_loop_monitor import EventLoopMonitor
-from worker.front.server import WorkerFrontend
-from worker.front.traces import WorkerTraces
+from worker.frontend.attach import AttachServer
+from worker.frontend.event_loop_monitor import EventLoopMonitor
+from worker.frontend.server import WorkerFrontend
+from worker.frontend.traces import WorkerTraces
 from worker.memory import freeze_gc, trim_regularly
 from worker.metrics.collector import WorkerView, worker_metrics
 from worker.metrics.node import NodeMetrics, NodeMetricsConfig
@@ -123,7 +123,7 @@ class WorkerGroup:
         tracing = create_tracing(f"worker {worker_id}", traces_endpoint)
         traces = None if tracing is None else WorkerTraces(tracing, worker_id)
         self._loop_monitor = EventLoopMonitor(partial(_publish, worker_id))
-        self.front = WorkerFrontend(
+        self.frontend = WorkerFrontend(
             worker_id, directory, traces, config.step_timeout_s, self._loop_monitor
         )
         self._model_name = model_name or config.model
@@ -132,7 +132,7 @@ class WorkerGroup:
             f"worker {worker_id}", self._render, metrics_directory(), metrics
         )
         await self._metrics.open()
-        self._server = AttachServer(self.front, directory)
+        self._server = AttachServer(self.frontend, directory)
         self._actors: list[Any] = []
         self._broken: str | None = None
         self._supervisor: asyncio.Task[None] | None = None
@@ -161,13 +161,13 @@ class WorkerGroup:
             # for as long as the gateway needs the socket.
             await self._server.wait_closed()
             return
-        async with aclosing(self.front.attach(gateway_id)) as items:  # type: ignore[type-var]
+        async with aclosing(self.frontend.attach(gateway_id)) as items:  # type: ignore[type-var]
             async for item in items:
                 yield item
 
     async def submit(self, payload: bytes, worker_id: str) -> bytes:
         """Handles a SubmitBatch, returns the SubmitReply. `worker_id` is as in `attach`."""
-        return await self.front.submit(payload)
+        return await self.frontend.submit(payload)
 
     async def hello(self) -> bytes:
         """No-op: a handle starts its request router with its first call."""
@@ -189,15 +189,20 @@ class WorkerGroup:
             self._supervisor.cancel()
         await self._stop_ranks()
         self._loop_monitor.close()
-        self.front.close()
+        self.frontend.close()
         self._server.close()
         self._metrics.close()
 
     def _render(self, content_type: str) -> bytes:
         """Metrics of the worker."""
-        front = self.front
+        frontend = self.frontend
         view = WorkerView(
-            self._model_name, front.worker_id, front.epoch, front.info, front.load, front.latency
+            self._model_name,
+            frontend.worker_id,
+            frontend.epoch,
+            frontend.info,
+            frontend.load,
+            frontend.latency,
         )
         return render(worker_metrics(view, vllm_names=self._vllm_names), content_type)
 
@@ -224,7 +229,7 @@ class WorkerGroup:
             )
             actor = actor_class.remote()
             # An actor runs its calls in order: this one is before the long-running one.
-            actor.belong_to.remote(self._model_name, self.front.worker_id)
+            actor.belong_to.remote(self._model_name, self.frontend.worker_id)
             self._actors.append(actor)
         actors = tuple(self._actors)
         host = asyncio.ensure_future(_common_host(actors))
@@ -251,13 +256,13 @@ class WorkerGroup:
     async def _build(self) -> _Ranks:
         """Starts the ranks of the frontend's current epoch and waits until all are ready."""
         fetch_s = await self._fetch()
-        ranks = _Ranks(self._start_ranks(self.front.open()))
-        ready = asyncio.ensure_future(self.front.wait_ready())
+        ranks = _Ranks(self._start_ranks(self.frontend.open()))
+        ready = asyncio.ensure_future(self.frontend.wait_ready())
         try:
             await asyncio.wait({ready, *ranks.tasks}, return_when=asyncio.FIRST_COMPLETED)
             if not ready.done():
                 reason, heals = await ranks.failure_reason(), ranks.may_heal
-                self.front.engine_lost(reason)
+                self.frontend.engine_lost(reason)
                 await self._stop_ranks()
                 message = f"the worker group failed to start: {reason}"
                 raise RemoteFailure(message, heals=heals)
@@ -272,12 +277,12 @@ class WorkerGroup:
     async def _supervise(self, ranks: _Ranks) -> None:
         """Replaces the rank group whenever one of its ranks exits."""
         while True:
-            broken = asyncio.ensure_future(self.front.wait_broken())
+            broken = asyncio.ensure_future(self.frontend.wait_broken())
             await asyncio.wait({broken, *ranks.tasks}, return_when=asyncio.FIRST_COMPLETED)
             reason = broken.result() if broken.done() else await ranks.failure_reason()
             broken.cancel()
             logger.error("worker group failed, rebuilding: %s", reason)
-            self.front.engine_lost(reason)
+            self.frontend.engine_lost(reason)
             await self._stop_ranks()
             rebuilt = await self._rebuild()
             if rebuilt is None:

@@ -27,7 +27,7 @@ from worker.core.engine import EngineCore
 from worker.core.executor import Executor, RankFailure
 from worker.core.executor_factory import create_executor
 from worker.core.grammar.base import GrammarError
-from worker.front.grammar.process import GrammarCompiler, grammar_key, setting_of
+from worker.frontend.grammar.process import GrammarCompiler, grammar_key, setting_of
 from worker.outputs import ChoiceState, CompletionOutput, Logprob, RequestOutput
 from worker.protocol.limits import refuse
 from worker.protocol.messages import Abort, Submit, SubmitBatch

@@ -84,7 +84,7 @@ class Record:
 
     index: int
     prompt_len: int
-    wanted_len: int
+    requested_len: int
     """Number of requested output tokens."""
     start: float = 0.0
     """Time of sending by `time.perf_counter`, which is shared by all processes of a machine."""
@@ -123,7 +123,7 @@ def open_session(headers: dict[str, str], keepalive_s: float = _IDLE_S) -> aioht
 async def send(session: aiohttp.ClientSession, url: str, request: Request) -> Record:
     """Sends one request and reads its stream to the end; failures are recorded."""
     record = Record(
-        index=request.index, prompt_len=request.prompt_len, wanted_len=request.output_len
+        index=request.index, prompt_len=request.prompt_len, requested_len=request.output_len
     )
     record.start = time.perf_counter()
     try:

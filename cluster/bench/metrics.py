@@ -147,6 +147,6 @@ def _checks(load: LoadResult, done: Sequence[Record], *, fixed_output: bool) -> 
         at_most("client_busy", busy, "cores per process", BUSY_CLIENT),
     ]
     if fixed_output:
-        short = sum(record.output_len != record.wanted_len for record in done)
+        short = sum(record.output_len != record.requested_len for record in done)
         checks.append(exactly("wrong_output_length", short, "requests", 0))
     return checks_json(checks)

@@ -72,11 +72,11 @@ def check_requirements(
 
 def check_gpu(index: int, gpu: Gpu) -> Finding:
     """Checks that the kernels support a GPU's compute capability."""
-    from worker.rank.dtype import LEAST_CAPABILITY
+    from worker.rank.dtype import MIN_CAPABILITY
 
     text = f"GPU {index}: {gpu.name}, {gpu.memory_bytes / GIB:.0f} GiB"
-    if gpu.capability and gpu.capability < LEAST_CAPABILITY:
-        minimum, found = (".".join(map(str, pair)) for pair in (LEAST_CAPABILITY, gpu.capability))
+    if gpu.capability and gpu.capability < MIN_CAPABILITY:
+        minimum, found = (".".join(map(str, pair)) for pair in (MIN_CAPABILITY, gpu.capability))
         return Finding(
             "bad", f"{text}: compute capability {found} is not supported, {minimum} is required"
         )

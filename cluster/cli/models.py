@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from worker.models.config.tested_families import (
     CHECKS,
-    CheckedFamily,
-    checked_families,
-    checked_formats,
+    TestedFamily,
+    tested_families,
+    tested_formats,
 )
 
 _MAX_DETAILED = 3
@@ -35,11 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prints the families that match the name; returns the exit code, 1 if there is none."""
     word = arguments.name.lower()
-    families = [family for family in checked_families() if family.fits(word)]
+    families = [family for family in tested_families() if family.fits(word)]
     if arguments.json:
         details = {
             "families": [dataclasses.asdict(family) for family in families],
-            "formats": [dataclasses.asdict(weights) for weights in checked_formats()],
+            "formats": [dataclasses.asdict(weights) for weights in tested_formats()],
         }
         print(json.dumps(details, indent=2))
     elif not families:
@@ -51,10 +51,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if families else 1
 
 
-def _table(families: Sequence[CheckedFamily]) -> str:
+def _table(families: Sequence[TestedFamily]) -> str:
     """Text with a row per family, the meaning of the columns, and the weight formats."""
     formats: dict[tuple[str, ...], list[str]] = {}
-    for weights in checked_formats():
+    for weights in tested_formats():
         formats.setdefault(weights.against, []).append(weights.name)
     names = [family.architecture + (" (text)" if family.text_of else "") for family in families]
     width = max(map(len, names))
@@ -76,7 +76,7 @@ def _table(families: Sequence[CheckedFamily]) -> str:
     return "\n".join(lines)
 
 
-def _details(family: CheckedFamily, word: str) -> str:
+def _details(family: TestedFamily, word: str) -> str:
     lines = [family.architecture, f"  model_type: {', '.join(family.model_types)}"]
     if family.text_of:
         lines.append(f"  text only, served as {' or '.join(family.text_of)}")

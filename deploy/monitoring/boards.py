@@ -118,7 +118,7 @@ FLEET = Board(
             "Event loop lag",
             "s",
             quantiles("event_loop_lag_seconds", "process", 0.99, of=F),
-            "Delay until a gateway or a worker's front runs a task that is due.",
+            "Delay until a gateway or a worker's frontend runs a task that is due.",
         ),
         Panel(
             "Processes by state (silent: no response to scrapes)",

@@ -94,7 +94,7 @@ class WorkerChannel:
         """Oldest epoch whose rank group may still exist."""
         self._seq = 0
         """Number of the stream's last WorkerUpdate."""
-        self._heartbeat_timeout = HeartbeatTimeout(lambda: transport.pulse(worker_id))
+        self._heartbeat_timeout = HeartbeatTimeout(lambda: transport.heartbeat(worker_id))
         self._task: asyncio.Task[None] | None = None
         self._decoder: msgspec.msgpack.Decoder[WorkerItem] = msgspec.msgpack.Decoder(WorkerItem)
 

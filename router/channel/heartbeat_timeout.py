@@ -24,11 +24,11 @@ class HeartbeatTimeout:
     """Counts ticks without an item on an attach stream.
 
     Args:
-        pulse: reads the worker's last sign of life, see WorkerTransport.pulse.
+        heartbeat: reads the worker's last sign of life, see WorkerTransport.heartbeat.
     """
 
-    def __init__(self, pulse: Callable[[], Awaitable[bytes | None]]) -> None:
-        self._pulse = pulse
+    def __init__(self, heartbeat: Callable[[], Awaitable[bytes | None]]) -> None:
+        self._heartbeat = heartbeat
         self._num_ticks = 0
         """Ticks since the last item."""
         self._num_lifeless = 0
@@ -39,7 +39,7 @@ class HeartbeatTimeout:
         """Whether `_last` was read since the last item, so that a different sign of life is a new
         one."""
         self._pulse_task: asyncio.Task[bytes | None] | None = None
-        """Call of `pulse`."""
+        """Call of `heartbeat`."""
 
     def received(self) -> None:
         """Resets the counts: an item has arrived."""
@@ -59,7 +59,7 @@ class HeartbeatTimeout:
                 else None
             )
         if self._num_ticks >= PULSE_TICKS:
-            self._read_pulse()
+            self._read_heartbeat()
         if self._num_lifeless > SILENT_TICKS:
             return _no_heartbeat(SILENT_TICKS)
         if self._num_ticks > BUSY_TICKS:
@@ -67,16 +67,16 @@ class HeartbeatTimeout:
         return None
 
     def close(self) -> None:
-        """Cancels a call of `pulse`."""
+        """Cancels a call of `heartbeat`."""
         if self._pulse_task is not None:
             self._pulse_task.cancel()
             self._pulse_task = None
 
-    def _read_pulse(self) -> None:
+    def _read_heartbeat(self) -> None:
         task = self._pulse_task
         if task is not None and not task.done():
             return
-        self._pulse_task = asyncio.ensure_future(self._pulse())
+        self._pulse_task = asyncio.ensure_future(self._heartbeat())
         if task is None or task.cancelled() or task.exception() is not None:
             return
         sign = task.result()

@@ -26,7 +26,7 @@ class WorkerTransport(Protocol):
         """Sends a SubmitBatch, returns the SubmitReply. Raises ConnectionError if unreachable."""
         ...
 
-    async def pulse(self, worker_id: str) -> bytes | None:
+    async def heartbeat(self, worker_id: str) -> bytes | None:
         """The worker's last sign of life, which changes while its process runs; None for none.
 
         It does not depend on the worker's event loop. Raises Exception if it cannot be read.

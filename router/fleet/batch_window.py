@@ -43,7 +43,7 @@ class BatchWindow:
         except asyncio.CancelledError:
             # The request may have been placed in the iteration in which its client disconnected.
             if answer.done() and not answer.cancelled() and (choice := answer.result()):
-                self._fleet.release(choice.worker_id, request_id)
+                self._fleet.release_booking(choice.worker_id, request_id)
             raise
 
     def _place(self) -> None:

@@ -333,7 +333,7 @@ class Fleet:
         if worker.contains(booking):
             self._unbook(worker, request_id)
 
-    def release(self, worker_id: str, request_id: str) -> None:
+    def release_booking(self, worker_id: str, request_id: str) -> None:
         """Ends a request's booking: its prompt is computed or will not be. Idempotent."""
         worker = self._workers.get(worker_id)
         if worker is None:

@@ -127,7 +127,7 @@ _GAUGES: dict[str, tuple[str, Callable[[Source], float]]] = {
     ),
     "num_workers_wanted": (
         "Target number of workers.",
-        lambda s: s.stats.workers.wanted,
+        lambda s: s.stats.workers.target,
     ),
     "num_workers_ready": (
         "Number of ready workers.",

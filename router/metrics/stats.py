@@ -79,7 +79,7 @@ class LatencyStats:
 class WorkerTarget(NamedTuple):
     """Target number of workers of a model, with its bounds."""
 
-    wanted: int
+    target: int
     """Current target."""
     minimum: int
     """Minimum; equal to `maximum` without autoscaling."""

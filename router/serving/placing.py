@@ -191,7 +191,7 @@ class Placer:
             raise self._nobody(completion)
         if completion.finished:  # its client has disconnected meanwhile
             self._isolation.leave(completion, choice.worker_id)
-            self._fleet.release(choice.worker_id, spec.request_id)
+            self._fleet.release_booking(choice.worker_id, spec.request_id)
             return None
         tried.append(choice.worker_id)
         if not completion.token_ids:
@@ -238,7 +238,7 @@ class Placer:
             if choice is not None:
                 if isolation.enter(completion, choice.worker_id):
                     return choice
-                self._fleet.release(choice.worker_id, completion.spec.request_id)
+                self._fleet.release_booking(choice.worker_id, completion.spec.request_id)
             elif not excluded:
                 return None
             elif not await isolation.wait(completion, num_changes):
@@ -329,4 +329,4 @@ class Placer:
 
     def _release(self, completion: Completion) -> None:
         self._isolation.leave(completion, completion.worker_id)
-        self._fleet.release(completion.worker_id, completion.spec.request_id)
+        self._fleet.release_booking(completion.worker_id, completion.spec.request_id)

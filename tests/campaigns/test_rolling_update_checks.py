@@ -13,7 +13,7 @@ ALL_GONE = {"gateway": 0, "worker": 0}
 
 def record(status: int = 200, *, error: str = "", output_len: int = 8) -> Record:
     return Record(
-        index=0, prompt_len=0, wanted_len=8, status=status, error=error, output_len=output_len
+        index=0, prompt_len=0, requested_len=8, status=status, error=error, output_len=output_len
     )
 
 

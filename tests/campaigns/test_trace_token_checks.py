@@ -10,7 +10,9 @@ from tests.campaigns.trace_token import TraceOptions, report, typical_step
 from worker.core.request import Request
 from worker.plan.plan import SampleDigest
 
-PENDING, WANTED = (getattr(Request, name).fget.__code__ for name in ("num_pending", "num_wanted"))
+PENDING, WANTED = (
+    getattr(Request, name).fget.__code__ for name in ("num_pending", "num_to_compute")
+)
 DIGEST, UPDATE = SampleDigest.value.__code__, SampleDigest.update.__code__
 
 

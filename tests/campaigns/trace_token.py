@@ -35,8 +35,8 @@ from tests.support.paths import ROOT
 from worker.config import EngineConfig
 from worker.core.executor_remote import ProcessExecutor
 from worker.core.loop import serve_engine
-from worker.front.attach import AttachServer
-from worker.front.server import WorkerFrontend
+from worker.frontend.attach import AttachServer
+from worker.frontend.server import WorkerFrontend
 from worker.rank.main import run_rank
 
 FLOORS = ("cluster", "router", "worker", "kernels")
@@ -267,7 +267,7 @@ class _SocketTransport:
     async def submit(self, worker_id: str, payload: bytes) -> bytes:
         return await self._link.call(payload)
 
-    async def pulse(self, worker_id: str) -> bytes | None:
+    async def heartbeat(self, worker_id: str) -> bytes | None:
         return None
 
     def watch_workers(self, on_change: Callable[[tuple[str, ...]], None]) -> None:

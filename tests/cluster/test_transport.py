@@ -16,8 +16,8 @@ import pytest
 from cluster import transport as transport_module
 from cluster.transport import RayTransport
 from cluster.workers import WORKERS, WorkerSet
-from worker.front.attach import AttachServer
-from worker.front.server import WorkerFrontend
+from worker.frontend.attach import AttachServer
+from worker.frontend.server import WorkerFrontend
 from worker.protocol.frames import SocketOffer
 from worker.protocol.messages import (
     AttachSnapshot,

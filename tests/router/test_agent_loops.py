@@ -14,7 +14,7 @@ import pytest
 
 from deploy.models.tokenizer import TOOL_TEMPLATE
 from tests.campaigns.agents.loops import LOOPS
-from tests.campaigns.agents.world import Asked, asked, made
+from tests.campaigns.agents.world import Question, asked, made
 from tests.support.effort import IS_LONG
 from tests.support.paths import DEMO
 from tests.support.router.agent import agent_rig
@@ -48,7 +48,7 @@ async def rig(folder: Path) -> AsyncIterator[Rig]:
     await rig.stop()
 
 
-def questions() -> list[Asked]:
+def questions() -> list[Question]:
     """Some questions of each kind: one and two calls, failing ones, none."""
     rng = random.Random(1)
     return list(
@@ -65,7 +65,7 @@ def asked_of(rig: Rig, submit: Submit) -> str:
     return prompt.rpartition("<|im_start|>user\n")[2].partition("<|im_end|>")[0]
 
 
-def play(rig: Rig, known: list[Asked], *, opening: str = "<tool_call>\n") -> None:
+def play(rig: Rig, known: list[Question], *, opening: str = "<tool_call>\n") -> None:
     """Scripts the model to make the calls that each question needs, and to report the results."""
 
     def script(submit: Submit) -> list[int]:

@@ -62,7 +62,7 @@ class Cluster:
                     elif isinstance(item, WorkerUpdate):
                         fleet.update(worker_id, item)
                         for delta in item.deltas:
-                            fleet.release(worker_id, delta.request_id)
+                            fleet.release_booking(worker_id, delta.request_id)
                             if delta.num_cached_tokens >= 0:
                                 self.cached[delta.request_id] = delta.num_cached_tokens
 
@@ -124,7 +124,7 @@ def test_a_second_gateway_sees_what_the_first_has_sent() -> None:
     for number in range(8):  # for any request, only one worker is free
         choice = second.reserve(f"b{number}", prompt_with(10 + number, number))
         assert choice is not None
-        second.release(choice.worker_id, f"b{number}")
+        second.release_booking(choice.worker_id, f"b{number}")
         assert choice.worker_id not in taken
     assert sum(worker.load.num_reserved for worker in second.workers) == 2
     cluster.run()

@@ -20,7 +20,7 @@ from router.gateway import Gateway
 from tests.support.effort import cases
 from worker.config import EngineConfig
 from worker.core.loop import serve_engine
-from worker.front.server import WorkerFrontend
+from worker.frontend.server import WorkerFrontend
 from worker.protocol.text.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.slow

@@ -24,7 +24,7 @@ def test_ties_go_round() -> None:
         choice = fleet.reserve(f"r{turn}", prompt_of(3))
         assert choice is not None
         order.append(choice.worker_id)
-        fleet.release(choice.worker_id, f"r{turn}")
+        fleet.release_booking(choice.worker_id, f"r{turn}")
     assert order == ["a", "b", "c"] * 2
 
 
@@ -46,7 +46,7 @@ def test_booking_ends_with_the_load_that_contains_the_request() -> None:
         assert worker.num_active == 5
     fleet.update("a", update(busy(4, 5)))  # it is included; another one has ended
     assert (worker.num_active, worker.reserved_tokens) == (4, 0)
-    fleet.release("a", "r")
+    fleet.release_booking("a", "r")
     assert (worker.num_active, worker.reserved_tokens) == (4, 0)
 
 

@@ -60,7 +60,7 @@ def test_the_one_worker_of_thousands_that_has_the_prompt_is_found_until_it_is_lo
     choice = fleet.reserve("a", PromptBlocks(tokens))
     assert choice is not None
     assert (choice.worker_id, choice.hit_tokens) == ("w2345", 20 * PAGE)
-    fleet.release("w2345", "a")
+    fleet.release_booking("w2345", "a")
     fleet.lose("w2345")
     choice = fleet.reserve("b", PromptBlocks(tokens))
     assert choice is not None
@@ -231,5 +231,5 @@ def test_waits_for_a_slot_follow_bookings_reports_and_prices() -> None:
     assert fleet.table.slot_wait_s.max() > 0.0
     for number in range(40):
         for worker in fleet.workers:
-            fleet.release(worker.worker_id, f"r{number}")
+            fleet.release_booking(worker.worker_id, f"r{number}")
         check()

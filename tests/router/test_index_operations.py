@@ -93,7 +93,7 @@ class IndexMachine(RuleBasedStateMachine):
                 fleet.update(worker_id, item)
                 for delta in item.deltas:
                     self.booked.pop(delta.request_id, None)
-                    fleet.release(worker_id, delta.request_id)
+                    fleet.release_booking(worker_id, delta.request_id)
 
     @rule(worker_id=st.sampled_from(WORKERS), gateway_id=st.sampled_from(GATEWAYS))
     def break_stream(self, gateway_id: str, worker_id: str) -> None:
@@ -123,7 +123,7 @@ class IndexMachine(RuleBasedStateMachine):
         for request_id, place in list(self.booked.items()):
             if place == (gateway_id, worker_id):
                 del self.booked[request_id]
-                self.fleets[gateway_id].release(worker_id, request_id)
+                self.fleets[gateway_id].release_booking(worker_id, request_id)
 
     def teardown(self) -> None:
         if not hasattr(self, "broken"):

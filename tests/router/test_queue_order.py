@@ -46,7 +46,7 @@ class Rig:
         """Where such a request would be routed, and how long it would wait there."""
         choice = self.fleet.reserve("probe", self.prompt(num_tokens, priority))
         assert choice is not None
-        self.fleet.release(choice.worker_id, "probe")
+        self.fleet.release_booking(choice.worker_id, "probe")
         return choice.worker_id, choice.waiting_s
 
 
@@ -80,7 +80,7 @@ def test_equals_wait_for_each_other_as_before() -> None:
     plain = (worker, pytest.approx(waiting))
     rig.place("low", 4000, 1, on="b")
     assert rig.chosen(1000, 4) == plain
-    rig.fleet.release("b", "low")
+    rig.fleet.release_booking("b", "low")
     assert rig.chosen(1000, 4) == plain
 
 
@@ -103,6 +103,6 @@ def test_nothing_is_left_of_requests_that_are_gone() -> None:
         rig.place(f"r{number}", 100 + number, number % 10)
     rig.fleet.remove("a")
     for number in range(20):
-        rig.fleet.release("b", f"r{number}")
+        rig.fleet.release_booking("b", f"r{number}")
     assert rig.fleet.view(rig.prompt(8, 9)).queue is None
     assert rig.chosen(8, 9) == ("b", 0.0)

@@ -184,8 +184,8 @@ class EngineCore:
         if self._guided is None:
             self.scheduler.apply(result)
         else:
-            drawn = self.scheduler.drawn_under_grammar(result)
-            self.scheduler.apply(result, self._guided.advance(drawn))
+            sampled = self.scheduler.sampled_under_grammar(result)
+            self.scheduler.apply(result, self._guided.advance(sampled))
         if self._masks_due is not None:
             self._send_masks(self._masks_due)
 

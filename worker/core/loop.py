@@ -37,20 +37,20 @@ def serve_engine(config: EngineConfig, directory: str, host: str = "") -> None:
     Raises:
         RankFailure: a rank exited; the message includes its last error.
     """
-    front = connect(directory, "front")
+    frontend = connect(directory, "front")
     executor = create_executor(config, directory, spawn_peers=False, host=host)
     try:
         info = executor.start()
         info.tokenizer_fingerprint = _fingerprint(config.tokenizer_checkpoint, info)
-        front.send(msgspec.msgpack.encode(info))
-        loop = _Loop(config, info, executor, front)
+        frontend.send(msgspec.msgpack.encode(info))
+        loop = _Loop(config, info, executor, frontend)
         freeze_gc()
         loop.run()
     except EOFError:
         return
     finally:
         executor.close()
-        front.close()
+        frontend.close()
 
 
 def _fingerprint(model: str, info: EngineInfo) -> TokenizerFingerprint | None:
@@ -70,12 +70,12 @@ class _Loop:
     """
 
     def __init__(
-        self, config: EngineConfig, info: EngineInfo, executor: Executor, front: FrameStream
+        self, config: EngineConfig, info: EngineInfo, executor: Executor, frontend: FrameStream
     ) -> None:
         self._core = EngineCore(config, info, executor, time.monotonic, self._launching)
         self._timeout_s = config.step_timeout_s
         self._executor = executor
-        self._front = front
+        self._frontend = frontend
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(SubmitBatch)
 
@@ -95,31 +95,31 @@ class _Loop:
                 if was_idle and not has_input:  # a grammar is ready, unknown to the frontend
                     self._send(self._core.report())
                 self._send(self._core.step(self._take_in))
-            if self._front.unsent:
-                self._front.flush()
+            if self._frontend.unsent:
+                self._frontend.flush()
 
     def _take_in(self) -> bool:
         """Receives what the frontend has sent, without waiting; returns whether anything was."""
-        payloads = self._front.read(wait=False)
+        payloads = self._frontend.read(wait=False)
         for payload in payloads:
             self._core.receive(self._decoder.decode(payload))
         return bool(payloads)
 
     def _send(self, report: StepReport) -> None:
         report.more = self._core.has_work()
-        self._front.send(self._encoder.encode(report))
+        self._frontend.send(self._encoder.encode(report))
 
     def _launching(self, plan: Plan, shape: StepShape) -> None:
         """Sends a StepLimit before a step that may exceed the timeout."""
         forecast = self._core.scheduler.forecast
         seconds = forecast.limit_s(shape, self._timeout_s, plan.max_rounds)
         if seconds > self._timeout_s > 0.0:
-            self._front.send(self._encoder.encode(StepLimit(plan.seq, seconds)))
+            self._frontend.send(self._encoder.encode(StepLimit(plan.seq, seconds)))
 
     def _wait(self) -> None:
         poller = select.poll()
-        unsent = select.POLLOUT if self._front.unsent else 0
-        poller.register(self._front, select.POLLIN | unsent)
+        unsent = select.POLLOUT if self._frontend.unsent else 0
+        poller.register(self._frontend, select.POLLIN | unsent)
         for fd in (self._core.grammars.wake_fd, *self._executor.death_fds):
             poller.register(fd, select.POLLIN)
         poller.poll()

@@ -215,11 +215,11 @@ class Request:
         if num_tokens >= self.limit:
             return 0
         if self.block_size > 1:
-            return self.num_wanted - self.num_computed
+            return self.num_to_compute - self.num_computed
         return num_tokens - self.num_computed
 
     @property
-    def num_wanted(self) -> int:
+    def num_to_compute(self) -> int:
         """Positions to compute before the next token, or the next block.
 
         A block-diffusion model computes the whole block that contains the next token.
@@ -245,7 +245,7 @@ class Request:
         )
 
     @property
-    def wants_prompt_logprobs(self) -> bool:
+    def needs_prompt_logprobs(self) -> bool:
         """Whether the whole prompt must be computed, cached or not, for prompt log-probabilities.
 
         They are complete with the first sampled token; if there are tokens of an earlier attempt,
@@ -281,7 +281,7 @@ class Request:
         assert self.num_prompt > 0
         assert self.num_computed >= 0
         assert len(self.token_ids) < self.limit, "the request should have ended"
-        assert self.num_computed <= self.num_wanted
+        assert self.num_computed <= self.num_to_compute
         if self.lease is None:
             assert self.num_computed == 0
             assert self.num_placeholders == 0

@@ -124,7 +124,7 @@ class PlannedRow(msgspec.Struct, array_like=True, frozen=True, tag=0):
     """Whether a token is sampled at the last position, written to position start + length."""
 
     @property
-    def num_draws(self) -> int:
+    def num_samples(self) -> int:
         """Number of positions that sample a token."""
         return int(self.sample)
 
@@ -145,7 +145,7 @@ class DraftRow(msgspec.Struct, array_like=True, frozen=True, tag=1):
     of steps in flight."""
 
     @property
-    def num_draws(self) -> int:
+    def num_samples(self) -> int:
         """Number of positions that sample a token if the row has all its drafts."""
         return 1 + self.num_drafts
 
@@ -163,7 +163,7 @@ class BlockRow(msgspec.Struct, array_like=True, frozen=True, tag=2):
     nothing if it ended the request."""
 
     @property
-    def num_draws(self) -> int:
+    def num_samples(self) -> int:
         """1: the running block has one outcome, and one mask with a grammar."""
         return 1
 
@@ -221,8 +221,8 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
     @property
     def drafts_under_grammar(self) -> bool:
         """Whether masked rows may draft: then the masks depend on the drafts."""
-        drawing = [row for row in self.rows if row.num_draws]
-        return any(drawing[number].num_draws > 1 for number in self.masked)
+        sampling = [row for row in self.rows if row.num_samples]
+        return any(sampling[number].num_samples > 1 for number in self.masked)
 
 
 class RankTimes(msgspec.Struct, array_like=True, frozen=True):
@@ -280,7 +280,7 @@ class StepResult(msgspec.Struct, array_like=True, frozen=True):
     """Log-probabilities of the prompt tokens predicted by a row's positions, by row index."""
     drafted: list[int] | None = None
     """Number of drafts of each speculative row."""
-    drawn: list[int] | None = None
+    num_sampled: list[int] | None = None
     """Number of tokens in `token_ids` of each speculative row."""
     blocks: list[BlockOutcome] | None = None
     """Outcomes of the running blocks, one per BlockRow."""

@@ -3,8 +3,8 @@
 A frame is a length (uint32, little-endian) followed by a payload of that many bytes: one message in
 msgpack, never pickled. Shared by all processes of a worker group and its gateways.
 
-gateway ──Attach, then Call (SubmitBatch)──────────────────────────────> front
-gateway <──Item (WorkerItem), Reply (SubmitReply), CallFailure (text)── front
+gateway ──Attach, then Call (SubmitBatch)──────────────────────────> frontend
+gateway <──Item (WorkerItem), Reply (SubmitReply), CallFailure (text)── frontend
 """
 
 from __future__ import annotations

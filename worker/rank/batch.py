@@ -148,7 +148,7 @@ class BatchBuilder:
         writes = tables.stage(plan) if plan.admits or plan.page_writes else None
         if writes is not None:
             groups.append(writes)
-        rows = [(row.slot, row.start, row.length, row.num_draws) for row in plan.rows]
+        rows = [(row.slot, row.start, row.length, row.num_samples) for row in plan.rows]
         table = np.array(rows, dtype=np.int64)
         processed = tables.sampling.gather(table)
         graph = _GraphSize(size, num_tokens)

@@ -14,7 +14,7 @@ from worker.models.layers.tensor_parallel import TensorParallelGroup
 
 logger = logging.getLogger(__name__)
 
-LEAST_CAPABILITY = (8, 0)
+MIN_CAPABILITY = (8, 0)
 """Minimum compute capability for bfloat16 matmuls."""
 _DTYPES = {
     "float32": torch.float32,

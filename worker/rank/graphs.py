@@ -320,7 +320,7 @@ def captured_rows(rows: Sequence[Row], row_tokens: int) -> int:
     if row_tokens > 1:
         return sum(row.length for row in rows) // row_tokens
     # Rows of one token come first.
-    if not rows or rows[-1].length > 1 or any(row.num_draws > 1 for row in rows):
+    if not rows or rows[-1].length > 1 or any(row.num_samples > 1 for row in rows):
         return 0
     return len(rows)
 

@@ -23,7 +23,7 @@ from worker.models.config.model_config import load_model_config
 from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.plan.messages import Hello, Ready, Start
 from worker.plan.plan import Plan, StepResult
-from worker.rank.dtype import LEAST_CAPABILITY
+from worker.rank.dtype import MIN_CAPABILITY
 from worker.rank.guard import PlanGuard
 from worker.rank.runner import ModelRunner
 from worker.rank.steps import ForwardStep, SampledStep
@@ -43,10 +43,10 @@ def select_device(config: EngineConfig, rank: int) -> torch.device:
         return torch.device("cpu")
     device = torch.device("cuda", rank % torch.cuda.device_count())
     properties = torch.cuda.get_device_properties(device)
-    if (properties.major, properties.minor) < LEAST_CAPABILITY:
+    if (properties.major, properties.minor) < MIN_CAPABILITY:
         raise ValueError(
             f"{properties.name} has compute capability {properties.major}.{properties.minor}, but "
-            f"kernels need {'.'.join(map(str, LEAST_CAPABILITY))} (A100, A10, L4 or later): use "
+            f"kernels need {'.'.join(map(str, MIN_CAPABILITY))} (A100, A10, L4 or later): use "
             "another GPU, or --device cpu"
         )
     # Triton launches on the current device, and pinning memory makes a CUDA context on it.

@@ -162,13 +162,13 @@ class AcceptedTokens:
                 accepted.append(0)
                 continue
             row = self.rows[number]
-            offset, count = 0, row.num_draws
+            offset, count = 0, row.num_samples
             if isinstance(row, DraftRow):
                 offset, count = next(found)
                 drafted.append(max(0, row.length - 1 - offset))
                 accepted.append(count)
             kept += range(sample + offset, sample + offset + count)
-            sample += row.num_draws
+            sample += row.num_samples
         logprobs, prompts = result.logprobs, result.prompt_logprobs
         if prompts is not None:
             planned = {number: row for row, number in enumerate(self.row_of)}
@@ -179,7 +179,7 @@ class AcceptedTokens:
             logprobs=None if logprobs is None else [logprobs[sample] for sample in kept],
             prompt_logprobs=prompts,
             drafted=drafted,
-            drawn=accepted,
+            num_sampled=accepted,
         )
 
 
@@ -196,5 +196,5 @@ def samples_of_rows(rows: Sequence[Row]) -> IntArray:
         if isinstance(row, DraftRow):
             last = sample + row.length - 1
             samples.append([*range(sample, last), *[last] * (longest - row.length + 1)])
-        sample += row.num_draws
+        sample += row.num_samples
     return np.array(samples, dtype=np.int64)

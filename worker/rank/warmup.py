@@ -132,7 +132,7 @@ def warm_up(execute: Execute, limits: WarmUpLimits, *, vocab_size: int, show: bo
     with shown as advance:
         for plan in steps:
             num_masks = sum(
-                plan.rows[number].num_draws for number in plan.masked
+                plan.rows[number].num_samples for number in plan.masked
             )  # all rows sample
             execute(plan, num_masks * mask)
             advance(1)

@@ -16,7 +16,7 @@ from cluster.bench.report import Check, Result, at_least, checks_json, note
 from cluster.bench.turns import take_turns
 from deploy.benchmarks.ab.options import StructuredOptions
 from deploy.benchmarks.engine import BenchEngine, Request, random_prompt
-from worker.front.grammar.process import GrammarCompiler, setting_of
+from worker.frontend.grammar.process import GrammarCompiler, setting_of
 from worker.protocol.messages import SubmitBatch
 from worker.protocol.sampling import SamplingParams
 from worker.protocol.structured import StructuredOutputsParams

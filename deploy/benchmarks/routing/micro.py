@@ -170,7 +170,7 @@ class _Rig:
         choice = fleet.reserve(request_id, PromptBlocks(token_ids, memo=fleet.memo))
         seconds = time.perf_counter() - began
         assert choice is not None, "no worker was ready"
-        fleet.release(choice.worker_id, request_id)
+        fleet.release_booking(choice.worker_id, request_id)
         return seconds * 1e6
 
     def _events(self, size: int) -> float:

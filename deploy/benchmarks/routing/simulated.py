@@ -110,8 +110,8 @@ class GatewayRouter(SimulatedRouter):
         for deltas in report.deltas.values():
             for delta in deltas:
                 if delta.num_cached_tokens >= 0:
-                    self.fleet.release(worker.worker_id, delta.request_id)
+                    self.fleet.release_booking(worker.worker_id, delta.request_id)
 
     def ended(self, worker_id: str, request_id: str) -> None:
         """Notes that a request or its worker has ended."""
-        self.fleet.release(worker_id, request_id)
+        self.fleet.release_booking(worker_id, request_id)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from deploy.benchmarks.routing.workload import FleetShape
 from worker.core.scheduler import Scheduler, SchedulerConfig
-from worker.front.attachment import CacheMirror
+from worker.frontend.attachment import CacheMirror
 from worker.plan.plan import Plan, StepResult
 from worker.protocol.messages import (
     PROTOCOL_VERSION,
@@ -120,7 +120,7 @@ class SimWorker:
         self._plan = None
         script = self._script
         drawn = [
-            script[(row.start + row.length) % len(script)] for row in plan.rows if row.num_draws
+            script[(row.start + row.length) % len(script)] for row in plan.rows if row.num_samples
         ]
         self._scheduler.apply(StepResult(plan.seq, drawn, self._step_s * 1000.0))
         report = self._scheduler.take_report()

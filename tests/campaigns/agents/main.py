@@ -19,7 +19,7 @@ from cluster.config import find_demo_model
 from cluster.launch import LocalFleet
 from tests.campaigns.agents.loops import LOOPS, Loop
 from tests.campaigns.agents.model import knows_tools, model_with_tools
-from tests.campaigns.agents.world import Asked, Run, asked
+from tests.campaigns.agents.world import Question, Run, asked
 from tests.campaigns.checks import check_main, serve_config
 
 MODEL = "demo"
@@ -49,7 +49,7 @@ class AgentsOptions:
 class Played:
     """One run of a loop."""
 
-    asked: Asked
+    asked: Question
     is_forced: bool
     run: Run
 

@@ -39,7 +39,7 @@ _PARAMETERS: Mapping[str, Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class Question:
     """One question, and the calls that answer it."""
 
     question: str
@@ -93,19 +93,19 @@ def parsed(run: Run, text: str) -> object:
         return None
 
 
-def asked(rng: random.Random) -> Asked:
+def asked(rng: random.Random) -> Question:
     """A question that takes one call, two at once, or none."""
     kind = rng.randrange(6)
     a, b = rng.randrange(100, 10_000), rng.randrange(100, 10_000)
     one, other = rng.sample(_TOWNS, k=2)
     weather = [("get_weather", {"city": town}) for town in (one, other)]
     if kind < 2:
-        return Asked(question=f"What is {a} + {b}?", calls=(("add", {"a": a, "b": b}),))
+        return Question(question=f"What is {a} + {b}?", calls=(("add", {"a": a, "b": b}),))
     if kind == 2:
-        return Asked(question=f"What is the weather in {one}?", calls=(weather[0],))
+        return Question(question=f"What is the weather in {one}?", calls=(weather[0],))
     if kind == 3:
         question = f"What is the weather in {one}? What is the weather in {other}?"
-        return Asked(question=question, calls=tuple(weather))
+        return Question(question=question, calls=tuple(weather))
     if kind == 4:
-        return Asked(question="What day is it today?", calls=(("get_date", {}),))
-    return Asked(question="Reverse this list: lemon, owl, bread", calls=())
+        return Question(question="What day is it today?", calls=(("get_date", {}),))
+    return Question(question="Reverse this list: lemon, owl, bread", calls=())

@@ -18,7 +18,7 @@ from tests.campaigns.chaos.haproxy import gateways_up
 from tests.campaigns.chaos.kinds import Part
 from tests.campaigns.chaos.options import ChaosOptions
 from tests.campaigns.chaos.processes import Process, count, find
-from tests.campaigns.chaos.scrape import Told, scrape
+from tests.campaigns.chaos.scrape import ScrapedMetrics, scrape
 from worker.config import EngineConfig
 
 KV_CACHE_TOKENS: Final = 32768
@@ -44,7 +44,7 @@ class Look:
     """A fleet at one moment."""
 
     parts: Counter[Part] = field(default_factory=Counter)
-    told: Told | None = None
+    told: ScrapedMetrics | None = None
     gateways_up: int | None = None
     """In HAProxy's eyes; None where there is none."""
 

@@ -27,7 +27,7 @@ _TITLES = (
     (re.compile(r"ray::ServeController"), Part.CONTROLLER),
     (re.compile(r"\S*/gcs_server -"), Part.GCS),
     (re.compile(r"\S+ -m worker\.rank\.main "), Part.STEP),
-    (re.compile(r"\S+ -m worker\.front\.grammar\.compiling "), Part.COMPILER),
+    (re.compile(r"\S+ -m worker\.frontend\.grammar\.compiling "), Part.COMPILER),
     (re.compile(r"\S*/haproxy -"), Part.HAPROXY),
     (re.compile(rf"\S+ -\w+ -c {re.escape(START_HAPROXY)} "), Part.GUARD),
 )

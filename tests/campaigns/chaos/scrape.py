@@ -17,7 +17,7 @@ PENDING = "gateway_pending_requests"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Told:
+class ScrapedMetrics:
     """One answer. Keys are (model, worker) or (model, gateway)."""
 
     ready: Mapping[tuple[str, str], float] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Told:
         return {name: value for name, value in sums.items() if value}
 
 
-def scrape(base_url: str) -> Told | None:
+def scrape(base_url: str) -> ScrapedMetrics | None:
     """What the fleet tells; None where nobody answers."""
     try:
         with urllib.request.urlopen(f"{base_url}/metrics", timeout=_TIMEOUT_S) as response:
@@ -43,7 +43,7 @@ def scrape(base_url: str) -> Told | None:
         return None
 
 
-def read(text: str) -> Told:
+def read(text: str) -> ScrapedMetrics:
     """What is in an answer of /metrics."""
     families: dict[str, dict[tuple[str, str], float]] = {}
     for name, labels, value in _SERIES.findall(text):
@@ -52,7 +52,7 @@ def read(text: str) -> Told:
         key = (found.get("model_name", ""), owner)
         series = families.setdefault(name, {})
         series[key] = series.get(key, 0.0) + float(value)
-    return Told(
+    return ScrapedMetrics(
         ready=families.get("num_workers_ready", {}),
         resubmissions=families.get("resubmissions", {}),
         loads={name: families.get(name, {}) for name in (*LOADS, PENDING)},

@@ -115,7 +115,7 @@ def fit_slope(part: Part, pid: int, means: Sequence[float], minute_s: float, lev
     pairs of blocks). A process that warms up in the first half and makes a step in the second is
     named, too: its course tells.
 
-    What requests leave behind is found sooner by their number: tests/worker/front does so.
+    What requests leave behind is found sooner by their number: tests/worker/frontend does so.
 
     Args:
         part: what the process is.

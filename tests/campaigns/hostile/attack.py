@@ -30,7 +30,7 @@ from tests.campaigns.hostile.fleet import (
 )
 from tests.campaigns.hostile.heavy import HeavyCase, heavy_cases
 from tests.campaigns.hostile.inputs import MAX_MODEL_LEN, TEXT, VOCABULARY, Case
-from worker.front.grammar.service import CACHE_BYTES
+from worker.frontend.grammar.service import CACHE_BYTES
 
 MIB = 2**20
 BYSTANDER_GAP_MS = 250.0

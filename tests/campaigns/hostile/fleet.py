@@ -29,7 +29,7 @@ _KINDS = {
     "gateway": re.compile(r"ray::ServeReplica:\w+:gateway"),
     "front": re.compile(r"ray::ServeReplica:\w+:worker-"),
     "rank": re.compile(r"ray::Rank\d|.* -m worker\.rank\.main"),
-    "compiler": re.compile(r".* -m worker\.front\.grammar\.compiling"),
+    "compiler": re.compile(r".* -m worker\.frontend\.grammar\.compiling"),
     "controller": re.compile(r"ray::ServeController"),
     "proxy": re.compile(r"ray::(HAProxyManager|ProxyActor)"),
     "haproxy": re.compile(r"\S*/haproxy "),

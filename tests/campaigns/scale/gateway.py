@@ -108,7 +108,7 @@ class TimedGateway(GatewayRouter):
         for deltas in report.deltas.values():
             for delta in deltas:
                 if delta.num_cached_tokens >= 0:
-                    self.fleet.release(worker.worker_id, delta.request_id)
+                    self.fleet.release_booking(worker.worker_id, delta.request_id)
         self.scaler.reported(report, self._options.output_len)
 
     def close(self) -> None:

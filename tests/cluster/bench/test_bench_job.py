@@ -322,7 +322,7 @@ def test_scripts_submit_flags_that_exist(path: Path) -> None:
 
 def test_the_timeline_has_each_token_at_its_time() -> None:
     record = Record(
-        index=0, prompt_len=10, wanted_len=3, start=5.0, latency=6.0, ttft=1.0, itl=[2.0, 3.0]
+        index=0, prompt_len=10, requested_len=3, start=5.0, latency=6.0, ttft=1.0, itl=[2.0, 3.0]
     )
     record.output_len, record.cached_tokens = 3, 4
     late = timeline([record], 3.0)
@@ -339,7 +339,7 @@ def test_the_timeline_has_each_token_at_its_time() -> None:
 def test_pace_depends_on_completions_and_not_on_latency(per_s: float, expected: float) -> None:
     arrivals = [place / 10.0 for place in range(50)]
     records = [
-        Record(index=i, prompt_len=1, wanted_len=1, latency=9.0 + i / per_s - i / 10.0, start=at)
+        Record(index=i, prompt_len=1, requested_len=1, latency=9.0 + i / per_s - i / 10.0, start=at)
         for i, at in enumerate(arrivals)
     ]
     assert pace(records, arrivals) == pytest.approx(expected)

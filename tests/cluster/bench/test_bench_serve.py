@@ -156,7 +156,7 @@ def test_several_processes_share_the_load(
 
 def test_goodput_counts_requests_that_meet_every_limit() -> None:
     records = [
-        Record(index=i, prompt_len=4, wanted_len=3, latency=e2e, ttft=ttft, output_len=3)
+        Record(index=i, prompt_len=4, requested_len=3, latency=e2e, ttft=ttft, output_len=3)
         for i, (ttft, e2e) in enumerate([(0.1, 0.3), (0.3, 0.5), (0.1, 2.1)])
     ]
     load = LoadResult(

@@ -39,7 +39,7 @@ from deploy.benchmarks.routing.real.run import compared, figures, turn_of
 from deploy.benchmarks.routing.real.traffic import OUTPUT, Planned, workloads
 from deploy.benchmarks.routing.worker import SimWorker
 from worker.config import EngineConfig
-from worker.front.server import WorkerFrontend
+from worker.frontend.server import WorkerFrontend
 from worker.protocol.blocks import block_hashes, root_hash
 from worker.protocol.messages import BlockStored, Submit, SubmitBatch, SubmitReply, WorkerUpdate
 from worker.protocol.sampling import SamplingParams

@@ -120,7 +120,7 @@ def turn(*ttft_ms: float, priority: int = 4) -> Turn:
         Record(
             index=index,
             prompt_len=20,
-            wanted_len=10,
+            requested_len=10,
             ttft=ms / 1e3,
             latency=ms / 1e3 + 0.018,
             itl=[0.002] * 9,

@@ -106,7 +106,7 @@ def _work_s(model: ModelConfig, step: Step) -> float:
     if model.moe is None:
         read, multiplied = (size + own * model.intermediate_size for size in (read, multiplied))
     else:
-        chosen, count = model.moe.num_chosen, model.moe.num_experts
+        chosen, count = model.moe.top_k, model.moe.num_experts
         touched = count * (1 - (1 - chosen / count) ** step.rows)
         read += round(own * model.moe.intermediate_size * touched)
         multiplied += own * model.moe.intermediate_size * chosen

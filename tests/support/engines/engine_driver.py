@@ -16,7 +16,7 @@ from tests.support.engines.forked_rank import forking_ranks
 from worker.config import EngineConfig
 from worker.core.engine import EngineCore
 from worker.core.executor_local import LocalExecutor
-from worker.front.grammar.process import GrammarCompiler, setting_of
+from worker.frontend.grammar.process import GrammarCompiler, setting_of
 from worker.protocol.messages import Submit, SubmitBatch, TokenLogprobs
 from worker.protocol.sampling import SamplingParams
 from worker.rank.runner import ModelRunner

@@ -8,7 +8,7 @@ from functools import cache
 
 from tests.support.engines.engine_driver import Engine
 from worker.core.grammar.xgrammar_backend import XGrammarBackend
-from worker.front.grammar.process import grammar_key
+from worker.frontend.grammar.process import grammar_key
 from worker.protocol.messages import CompiledGrammar, Submit, SubmitBatch, Vocabulary
 
 _LETTERS = [letter.encode() for letter in string.printable[:95]]

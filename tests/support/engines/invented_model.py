@@ -150,7 +150,7 @@ class InventedEngine:
 
     def _forward(self, plan: Plan, logits_indices: torch.Tensor) -> torch.Tensor:
         self.num_forwards += 1
-        self.num_row_steps += sum(row.num_draws for row in plan.rows)
+        self.num_row_steps += sum(row.num_samples for row in plan.rows)
         hidden: list[int] = []
         for row in plan.rows:
             assert row.start % self.block_size == row.length % self.block_size == 0

@@ -135,7 +135,7 @@ def _run(runner: ModelRunner, plan: Plan, shares: list[tuple[Request, int]]) -> 
         draws = iter(zip(tokens, logits, strict=True))
     for row, (request, length) in zip(plan.rows, shares, strict=True):
         request.computed += length
-        if row.num_draws:
+        if row.num_samples:
             token, row_logits = next(draws)
             request.tokens.append(token)
             request.logits.append(row_logits.clone())

@@ -71,5 +71,5 @@ class PlayedFleet:
         choice = self.fleet.reserve(name, PromptBlocks(tokens.tobytes(), session=session))
         assert choice is not None
         if not keep:
-            self.fleet.release(choice.worker_id, name)
+            self.fleet.release_booking(choice.worker_id, name)
         return choice.worker_id

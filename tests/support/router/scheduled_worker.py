@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from worker.core.scheduler import Scheduler, SchedulerConfig
-from worker.front.attachment import Attachment, CacheMirror
-from worker.front.in_flight_submits import InFlightSubmits
+from worker.frontend.attachment import Attachment, CacheMirror
+from worker.frontend.in_flight_submits import InFlightSubmits
 from worker.plan.plan import StepResult
 from worker.protocol.messages import (
     PROTOCOL_VERSION,
@@ -103,7 +103,7 @@ class ScheduledWorker:
         """Runs one engine step, and reports it to all gateways."""
         plan = self.scheduler.schedule()
         if plan is not None:
-            drawn = [7 for row in plan.rows if row.num_draws]
+            drawn = [7 for row in plan.rows if row.num_samples]
             self.scheduler.apply(StepResult(plan.seq, drawn, self.step_ms))
         report = self.scheduler.take_report()
         self.load = self.reserved.added_to(report.load)

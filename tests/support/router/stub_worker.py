@@ -319,7 +319,7 @@ class StubTransport:
     async def submit(self, worker_id: str, payload: bytes) -> bytes:
         return await self.workers[worker_id].submit(payload)
 
-    async def pulse(self, worker_id: str) -> bytes | None:
+    async def heartbeat(self, worker_id: str) -> bytes | None:
         worker = self.workers[worker_id]
         worker.num_asked += 1
         worker.num_signs += worker.busy

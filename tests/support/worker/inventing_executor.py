@@ -45,7 +45,7 @@ class InventingExecutor(Executor):
     def launch(self, plan: Plan) -> AwaitResult:
         self.journal.append(f"launch {plan.seq}")
         self.plans.append(plan)
-        tokens = [next(self._tokens) for row in plan.rows if row.num_draws]
+        tokens = [next(self._tokens) for row in plan.rows if row.num_samples]
         return partial(self._collect, StepResult(seq=plan.seq, token_ids=tokens, compute_ms=1.0))
 
     def _collect(self, result: StepResult) -> StepResult:

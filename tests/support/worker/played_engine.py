@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 
-from worker.front.server import WorkerFrontend
+from worker.frontend.server import WorkerFrontend
 from worker.plan.sockets import connect
 from worker.protocol.messages import (
     BlockEvent,

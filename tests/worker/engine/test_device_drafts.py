@@ -45,7 +45,7 @@ class Watch:
             selected = select(tokens, result)
             if isinstance(tokens.acceptance, DeviceAcceptance):
                 self.placed_on_device += 1
-                self.accepted += sum(max(0, count - 1) for count in selected.drawn)
+                self.accepted += sum(max(0, count - 1) for count in selected.num_sampled)
             return selected
 
         patch.setattr(Drafter, "_place_on_host", placing)

@@ -135,4 +135,4 @@ def test_a_step_waits_for_the_device_only_for_its_tokens(checkpoint: Checkpoint)
                 torch.cuda.set_sync_debug_mode("default")
             assert drawn is not None
             assert batch.sampling is not None
-            assert len(drawn.tokens.tolist()) == batch.sampling.num_draws
+            assert len(drawn.tokens.tolist()) == batch.sampling.num_samples

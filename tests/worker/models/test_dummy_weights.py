@@ -14,7 +14,7 @@ from tests.support.checkpoints.families import SPECIMENS
 from tests.support.checkpoints.moe import LLADA2, SDAR_MOE
 from tests.support.checkpoints.specimen import write_config
 from tests.support.engines.plan_driver import Request, generate, make_runner
-from tests.support.worker.checked_models import architecture_of
+from tests.support.worker.tested_models import architecture_of
 from worker.models.architectures.decoder import DecoderModel
 from worker.models.config.checkpoint import block_hash_salt
 from worker.models.config.families import FAMILIES, MULTIMODAL

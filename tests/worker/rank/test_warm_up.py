@@ -77,8 +77,8 @@ def test_drafts_are_run_up_to_the_most() -> None:
         max_num_batched_tokens=512,
     )
     drafted = [(plan, masks) for plan, masks in ran if plan.drafts_under_grammar]
-    assert [plan.rows[0].num_draws for plan, _ in drafted] == [2, 3, 5, 9, 17, 21]
-    assert all(len(masks) == MASK_BYTES * plan.rows[0].num_draws for plan, masks in drafted)
+    assert [plan.rows[0].num_samples for plan, _ in drafted] == [2, 3, 5, 9, 17, 21]
+    assert all(len(masks) == MASK_BYTES * plan.rows[0].num_samples for plan, masks in drafted)
 
 
 def test_without_drafts_none_are_run() -> None:

@@ -1,6 +1,6 @@
 """Grammar interfaces, from a client's parameters to masks of allowed tokens.
 
-front        StructuredOutputsParams ──compile──> CompiledGrammar      (in a bounded process)
+frontend     StructuredOutputsParams ──compile──> CompiledGrammar      (in a bounded process)
 coordinator  CompiledGrammar ──load──> Matcher, one per request        (in a thread)
 engine core  GrammarState: a token in, the next mask out
 """

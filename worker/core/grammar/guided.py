@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from worker.core.grammar.state import DrawnTokens, Followed, GrammarState, GrammarStatus
+from worker.core.grammar.state import GrammarAdvance, GrammarState, GrammarStatus, SampledTokens
 
 RequestKey = tuple[str, int]
 """Request id and attempt."""
@@ -38,7 +38,7 @@ class GuidedRequests:
         for key in keys:
             self._grammars.pop(key, None)
 
-    def advance(self, sampled: Iterable[DrawnTokens]) -> list[Followed]:
+    def advance(self, sampled: Iterable[SampledTokens]) -> list[GrammarAdvance]:
         """Advances requests by the tokens sampled in one step; returns the outcomes in order."""
         return [self._advance(tokens) for tokens in sampled]
 
@@ -63,24 +63,24 @@ class GuidedRequests:
                 masks.append(self._grammars[key].mask)
         return b"".join(masks)
 
-    def _advance(self, sampled: DrawnTokens) -> Followed:
+    def _advance(self, sampled: SampledTokens) -> GrammarAdvance:
         grammar = self._grammars[sampled.request_id, sampled.attempt]
         count = len(sampled.token_ids)
         for number, token_id in enumerate(sampled.token_ids, 1):
             if not _allows(grammar.mask, token_id):
                 if sampled.are_proposals and number > 1:
-                    return Followed(number - 1, GrammarStatus.of(grammar))
-                return Followed(number, GrammarStatus.of(grammar), is_refused=True)
+                    return GrammarAdvance(number - 1, GrammarStatus.of(grammar))
+                return GrammarAdvance(number, GrammarStatus.of(grammar), is_refused=True)
             if sampled.ends and number == count:
                 break
             if grammar.is_slow:
                 status = GrammarStatus.of(grammar)
                 self._advance_slowly(sampled.request_id, sampled.attempt, grammar, token_id)
-                return Followed(number, status, is_pending=True)
+                return GrammarAdvance(number, status, is_pending=True)
             problem = grammar.advance(token_id)
             if problem is not None or grammar.is_complete:
-                return Followed(number, GrammarStatus.of(grammar), problem=problem)
-        return Followed(count, GrammarStatus.of(grammar))
+                return GrammarAdvance(number, GrammarStatus.of(grammar), problem=problem)
+        return GrammarAdvance(count, GrammarStatus.of(grammar))
 
 
 def _allows(mask: bytes, token_id: int) -> bool:

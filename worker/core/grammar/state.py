@@ -1,8 +1,8 @@
 """Grammar states of requests, and the plain values that the scheduler gets of them.
 
 The scheduler neither calls a matcher nor waits for one. It returns the sampled tokens
-(`DrawnTokens`); the engine core advances the matchers and passes the outcomes (`Followed`) back. As
-plain values, they allow a recorded run of the scheduler to be replayed.
+(`SampledTokens`); the engine core advances the matchers and passes the outcomes (`GrammarAdvance`)
+back. As plain values, they allow a recorded run of the scheduler to be replayed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class GrammarStatus(NamedTuple):
         return cls(grammar.is_complete, grammar.is_slow, grammar.may_draft)
 
 
-class DrawnTokens(NamedTuple):
+class SampledTokens(NamedTuple):
     """Tokens sampled in a step for a request with a grammar."""
 
     request_id: str
@@ -49,7 +49,7 @@ class DrawnTokens(NamedTuple):
     """Whether all but the first are only used as far as the grammar allows (block diffusion)."""
 
 
-class Followed(NamedTuple):
+class GrammarAdvance(NamedTuple):
     """Outcome of advancing a request's grammar by its sampled tokens."""
 
     num_taken: int

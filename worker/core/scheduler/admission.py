@@ -240,12 +240,14 @@ class Admission:
         )
 
     def _count(self, request: Request, match: Match) -> None:
-        request.queue_entry.num_uncached = request.num_wanted - match.num_pages * self._page_size
+        request.queue_entry.num_uncached = (
+            request.num_to_compute - match.num_pages * self._page_size
+        )
         request.queue_entry.uncached_round = self.num_rounds
 
     def _match(self, request: Request) -> Match:
         """The cached prefix that a request will reuse."""
-        if request.wants_prompt_logprobs:
+        if request.needs_prompt_logprobs:
             return Match(None, [], 0)
         # A running block is always computed, and may not contain any known token.
         num_left = 1 if request.block_size == 1 else 0
@@ -287,7 +289,7 @@ class Admission:
         """Pages that a request lacks beyond the reserve; 0 or less if it fits."""
         if self._reserve is None:
             self._reserve = sum(map(self._num_still_needed, self._state.running))
-        wanted = max(request.num_wanted, len(request.token_ids) + 1)
+        wanted = max(request.num_to_compute, len(request.token_ids) + 1)
         needed = self._cache.num_needed(wanted, match)
         return needed + self._reserve - (self._cache.num_available - match.num_unlocked)
 

@@ -54,7 +54,7 @@ def rows_ahead(
 
 
 def _row(request: Request, lease: Lease, policy: BlockPolicy, page_size: int) -> AheadRow:
-    known_end = request.num_wanted
+    known_end = request.num_to_compute
     end = known_end + policy.size if known_end < request.limit else known_end
     num_missing = max(0, -(-end // page_size) - len(lease.pages))
     return AheadRow(request, lease, known_end - policy.size, end, num_missing)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from worker.core.cache.lease import Lease
-from worker.core.grammar.state import Followed
+from worker.core.grammar.state import GrammarAdvance
 from worker.core.request import Request
 from worker.core.scheduler.admission import Admission, Admitted
 from worker.core.scheduler.block_ahead import rows_ahead
@@ -104,7 +104,7 @@ class BlockSteps:
         step: StepInFlight,
         result: StepResult,
         counts: Sequence[int],
-        followed: Iterator[Followed],
+        advances: Iterator[GrammarAdvance],
     ) -> None:
         """Updates requests by the results of a step, and ends those that are finished.
 
@@ -112,7 +112,7 @@ class BlockSteps:
             step: the oldest step in flight.
             result: its result.
             counts: tokens of the result per row.
-            followed: grammar outcomes, one for each block with a grammar and new tokens.
+            advances: grammar outcomes, one for each block with a grammar and new tokens.
         """
         self._totals.num_forwards += result.num_forwards
         outcomes, next_token = iter(result.blocks or ()), 0
@@ -132,7 +132,7 @@ class BlockSteps:
             if planned.is_stale:
                 self._state.stats.num_dropped_tokens += len(token_ids)
                 continue
-            self._take_block(planned, planned.row, outcome, token_ids, followed)
+            self._take_block(planned, planned.row, outcome, token_ids, advances)
             if not token_ids and not self._policy.inplace:
                 interrupted.append(request)
         self._state.running.drop_finished()
@@ -160,12 +160,12 @@ class BlockSteps:
         new_lengths = budget.grant_new([new.cost for new in admitted])
         for new, length in zip(admitted, new_lengths, strict=True):
             self._admission.launch(new, length, builder)
-        if not policy.mixed_rounds and not builder.has_rows_without_draws:
+        if not policy.mixed_rounds and not builder.has_rows_without_samples:
             rest = [member for member in members if not builder.has_row_of(member[0])]
             self._add_rows(rest, [budget.grant(pending) for _, pending in rest], builder)
         self._lifecycle.deferred.clear()
         # While every request of the step is in a running block, nothing needs to be scheduled.
-        if policy.inplace and not builder.has_rows_without_draws and not self._any_watched():
+        if policy.inplace and not builder.has_rows_without_samples and not self._any_watched():
             builder.max_rounds = MAX_ROUNDS
 
     def _build_ahead(self, builder: StepBuilder, step: StepInFlight) -> None:
@@ -206,17 +206,17 @@ class BlockSteps:
         row: BlockRow,
         outcome: BlockOutcome,
         token_ids: list[int],
-        followed: Iterator[Followed],
+        advances: Iterator[GrammarAdvance],
     ) -> None:
         request = planned.request
-        guided = next(followed) if request.grammar is not None and token_ids else None
+        guided = next(advances) if request.grammar is not None and token_ids else None
         request.blocks.num_rounds += outcome.num_rounds
         request.blocks.num_forwards += outcome.num_forwards
         request.blocks.state = outcome.state
         end = row.start + row.length
         if row.is_window:
             assert outcome.num_forwards, "a rank considers a continuing request ended"
-            end = request.num_wanted  # as of the previous step
+            end = request.num_to_compute  # as of the previous step
         computed = end if outcome.is_committed else end - self._policy.size
         request.num_computed = computed
         if token_ids and request.times.first_token_s < 0.0:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from worker.core.grammar.state import Followed, GrammarProblem
+from worker.core.grammar.state import GrammarAdvance, GrammarProblem
 from worker.core.request import Request, RequestState
 from worker.protocol.sampling import SamplingParams
 
 
 def take_tokens(
-    request: Request, token_ids: list[int], followed: Followed | None
+    request: Request, token_ids: list[int], advance: GrammarAdvance | None
 ) -> RequestState | None:
     """Appends sampled tokens to a request up to its end; returns its final state, if any.
 
@@ -19,25 +19,25 @@ def take_tokens(
     Args:
         request: a request that has not ended.
         token_ids: tokens in sampling order.
-        followed: outcome of its grammar for these tokens; None without a grammar.
+        advance: outcome of its grammar for these tokens; None without a grammar.
     """
     state: RequestState | None = None
     known, ends, limit = request.token_ids, request.end_token_ids, request.limit
-    for token_id in token_ids if followed is None else token_ids[: followed.num_taken]:
+    for token_id in token_ids if advance is None else token_ids[: advance.num_taken]:
         known.append(token_id)
         if token_id in ends or len(known) >= limit:
             state = _finish_state(request, token_id, len(known))
             if state is not None:
                 break
-    if followed is not None:
-        request.grammar = followed.status
-        problem = followed.problem
-        if followed.is_refused:
+    if advance is not None:
+        request.grammar = advance.status
+        problem = advance.problem
+        if advance.is_refused:
             problem = _contradiction(request.sampling, known[-1])
         if problem is not None:
             request.give_up(problem)
             return RequestState.FINISHED_ERROR
-        if state is None and followed.status.is_complete:
+        if state is None and advance.status.is_complete:
             return RequestState.FINISHED_STOPPED
     return state
 

@@ -43,7 +43,7 @@ class Lifecycle:
         """
         state = self._state
         state.queue.remove(request)
-        wants_all = request.wants_prompt_logprobs
+        wants_all = request.needs_prompt_logprobs
         lease = state.cache.open(match, request.cache_salt, shared=not wants_all)
         request.move_to(RequestState.RUNNING)
         request.lease = lease
@@ -93,13 +93,15 @@ class Lifecycle:
 
         The caller removes it from the running set (`RunningSet.drop_finished`).
         """
-        self.end(request, ended, keep_running=True)
+        self.end_request(request, ended, keep_running=True)
         reason = None
         if ended is RequestState.FINISHED_STOPPED:
             reason = stop_reason(request, self._state.config.eos_token_ids)
         self._state.outputs.put(request, reason)
 
-    def end(self, request: Request, ended: RequestState, *, keep_running: bool = False) -> None:
+    def end_request(
+        self, request: Request, ended: RequestState, *, keep_running: bool = False
+    ) -> None:
         """Moves a request from any state to a finished one and frees its resources.
 
         With `keep_running`, the caller removes it from the running set.

@@ -36,7 +36,7 @@ def logits_params(request: Request) -> LogitsParams | None:
         stop_token_ids=sorted(request.end_token_ids) if sampling.min_tokens else [],
         num_logprobs=_count(sampling.logprobs),
         num_prompt_logprobs=(
-            _count(sampling.prompt_logprobs) if request.wants_prompt_logprobs else -1
+            _count(sampling.prompt_logprobs) if request.needs_prompt_logprobs else -1
         ),
     )
 

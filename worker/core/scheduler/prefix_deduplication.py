@@ -68,7 +68,7 @@ class PrefixDeduplication:
         end = cached + -(-min_shared // self._page_size) * self._page_size
         if not self._under_way or end >= len(request.token_ids):
             return False
-        if request.wants_prompt_logprobs:
+        if request.needs_prompt_logprobs:
             return False
         token_ids = request.token_ids
         for other in self._under_way.values():

@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 
-from worker.core.grammar.state import DrawnTokens, Followed, GrammarProblem, GrammarStatus
+from worker.core.grammar.state import GrammarAdvance, GrammarProblem, GrammarStatus, SampledTokens
 from worker.core.request import Request, RequestState
 from worker.core.scheduler.admission import Admission
 from worker.core.scheduler.block_steps import BlockSteps
@@ -109,7 +109,7 @@ class Scheduler:
                     extra={"request_id": submit.request_id},
                 )
                 return False
-            self.lifecycle.end(present, RequestState.FINISHED_ABORTED)
+            self.lifecycle.end_request(present, RequestState.FINISHED_ABORTED)
         self._num_arrivals += 1
         now = self._clock()
         if not self.state.queue.num_requests:
@@ -138,7 +138,7 @@ class Scheduler:
             return True
         if len(request.token_ids) >= request.limit:
             # An earlier attempt generated all tokens, but its last delta was lost.
-            self.lifecycle.end(request, RequestState.FINISHED_LENGTH)
+            self.lifecycle.end_request(request, RequestState.FINISHED_LENGTH)
             self.state.outputs.put(request)
         return True
 
@@ -155,11 +155,11 @@ class Scheduler:
             return False
         if isinstance(grammar, GrammarProblem):
             request.give_up(grammar)
-            self.lifecycle.end(request, RequestState.FINISHED_ERROR)
+            self.lifecycle.end_request(request, RequestState.FINISHED_ERROR)
             self.state.outputs.put(request)
         elif grammar.is_complete:
             request.grammar = grammar
-            self.lifecycle.end(request, RequestState.FINISHED_STOPPED)
+            self.lifecycle.end_request(request, RequestState.FINISHED_STOPPED)
             self.state.outputs.put(request)
         else:
             del self.state.held[request_id]
@@ -176,7 +176,7 @@ class Scheduler:
         request = self.state.requests.get(request_id)
         if request is None or attempt < request.attempt:
             return
-        self.lifecycle.end(request, RequestState.FINISHED_ABORTED)
+        self.lifecycle.end_request(request, RequestState.FINISHED_ABORTED)
         self.state.outputs.put(request)
 
     def set_admission(self, change: AdmissionChange) -> None:
@@ -223,7 +223,7 @@ class Scheduler:
         self._in_flight.append(self.launched)
         return plan
 
-    def drawn_under_grammar(self, result: StepResult) -> list[DrawnTokens]:
+    def sampled_under_grammar(self, result: StepResult) -> list[SampledTokens]:
         """Tokens that the oldest step in flight sampled under a grammar, in row order.
 
         Read-only: the engine advances the grammars by these tokens before `apply`.
@@ -231,31 +231,31 @@ class Scheduler:
         step = self._in_flight[0] if self._in_flight else None
         if step is None or not step.is_guided or step.seq != result.seq:
             return []
-        found: list[DrawnTokens] = []
+        found: list[SampledTokens] = []
         next_token = 0
-        for one, count in zip(step.rows, self.steps.counts(step, result), strict=True):
+        for planned, count in zip(step.rows, self.steps.counts(step, result), strict=True):
             first_token, next_token = next_token, next_token + count
-            request = one.request
-            if not count or request.grammar is None or one.is_stale:
+            request = planned.request
+            if not count or request.grammar is None or planned.is_stale:
                 continue
             tokens, ends = tokens_up_to_end(request, result.token_ids[first_token:next_token])
             found.append(
-                DrawnTokens(
+                SampledTokens(
                     request.request_id,
                     request.attempt,
                     tokens,
                     ends,
-                    are_proposals=isinstance(one.row, BlockRow),
+                    are_proposals=isinstance(planned.row, BlockRow),
                 )
             )
         return found
 
-    def apply(self, result: StepResult, followed: Sequence[Followed] = ()) -> None:
+    def apply(self, result: StepResult, advances: Sequence[GrammarAdvance] = ()) -> None:
         """Applies the result of the oldest step in flight.
 
         Args:
             result: the result of that step.
-            followed: outcomes of the grammars, one for each of `drawn_under_grammar`.
+            advances: outcomes of the grammars, one for each of `sampled_under_grammar`.
 
         Raises:
             ValueError: the result is of another step, or has the wrong number of tokens.
@@ -275,7 +275,7 @@ class Scheduler:
         self.forecast.observe(stats.step_shape, stats.step_ms / 1e3)
         if self._host_loads is not None:
             self._host_loads.observe(step.num_loads, result.load_ms / 1e3)
-        self.steps.take(step, result, counts, iter(followed))
+        self.steps.take(step, result, counts, iter(advances))
         self._has_uncharged = True
 
     def masked_rows(self) -> list[tuple[str, int] | None]:
@@ -338,6 +338,6 @@ class Scheduler:
             arrival.move_to(RequestState.FINISHED_ERROR)
             del self.state.requests[arrival.request_id]
         else:
-            self.lifecycle.end(loser, RequestState.FINISHED_ERROR)
+            self.lifecycle.end_request(loser, RequestState.FINISHED_ERROR)
         self.state.outputs.put(loser)
         return loser is arrival

@@ -67,19 +67,24 @@ class StepInFlight:
         """
         num_passes = result.num_forwards
         if result.drafted is not None:
-            return self._drafted_shape(result.drafted, result.drawn or []), result.compute_ms
+            return self._drafted_shape(result.drafted, result.num_sampled or []), result.compute_ms
         if result.blocks is None or not num_passes:
             return self.shape, result.compute_ms
         first, first_attended = self.shape.prefill_tokens, self.shape.prefill_attended
-        blocks = [(one, one.row) for one in self.rows if isinstance(one.row, BlockRow)]
+        blocks = [
+            (planned, planned.row) for planned in self.rows if isinstance(planned.row, BlockRow)
+        ]
         if blocks and blocks[0][1].is_window:
-            blocks = [(one, row) for one, row in blocks if not one.is_stale]
-            spans = [(one.request.num_computed, one.request.num_wanted) for one, _ in blocks]
+            blocks = [(planned, row) for planned, row in blocks if not planned.is_stale]
+            spans = [
+                (planned.request.num_computed, planned.request.num_to_compute)
+                for planned, _ in blocks
+            ]
             first = sum(end - start for start, end in spans)
             first_attended = sum(_attended(start, end - start) for start, end in spans)
         else:
             spans = [(0, row.start + row.length) for _, row in blocks]
-        sizes = [one.request.block_size for one, _ in blocks]
+        sizes = [planned.request.block_size for planned, _ in blocks]
         attended = sum(size * end for size, (_, end) in zip(sizes, spans, strict=True))
         shape = StepShape(
             seq=self.seq,
@@ -88,12 +93,12 @@ class StepInFlight:
         )
         return shape, result.compute_ms / num_passes
 
-    def _drafted_shape(self, drafted: Sequence[int], drawn: Sequence[int]) -> StepShape:
+    def _drafted_shape(self, drafted: Sequence[int], num_sampled: Sequence[int]) -> StepShape:
         """Shape of a step with draft rows as computed: without rows past the end of a request, and
         with the number of drafts that the proposer had."""
-        rows = [one for one in self.rows if isinstance(one.row, DraftRow)]
-        ran = [one for one, count in zip(rows, drawn, strict=True) if count]
-        records = [one.request.speculation for one in ran if one.row.num_draws > 1]
+        rows = [planned for planned in self.rows if isinstance(planned.row, DraftRow)]
+        ran = [planned for planned, count in zip(rows, num_sampled, strict=True) if count]
+        records = [planned.request.speculation for planned in ran if planned.row.num_samples > 1]
         return msgspec.structs.replace(
             self.shape,
             decode_rows=self.shape.decode_rows - len(rows) + len(ran),
@@ -105,9 +110,9 @@ class StepInFlight:
     def masked_rows(self) -> list[tuple[str, int] | None]:
         """Requests of the Plan's masked rows, by id and attempt; None for stale rows."""
         return [
-            None if one.is_stale else (one.request.request_id, one.request.attempt)
-            for one in self.rows
-            if one.row.num_draws and one.request.grammar is not None
+            None if planned.is_stale else (planned.request.request_id, planned.request.attempt)
+            for planned in self.rows
+            if planned.row.num_samples and planned.request.grammar is not None
         ]
 
 
@@ -147,13 +152,13 @@ class StepBuilder:
         self._state_stores: list[StateStore] = []
 
     @property
-    def has_rows_without_draws(self) -> bool:
+    def has_rows_without_samples(self) -> bool:
         """Whether any row computes known tokens only and samples nothing."""
-        return any(not one.row.num_draws for one in self._rows())
+        return any(not planned.row.num_samples for planned in self._rows())
 
     def has_row_of(self, request: Request) -> bool:
         """Whether the step computes anything for a request."""
-        return any(one.request is request for one in self._rows())
+        return any(planned.request is request for planned in self._rows())
 
     def admit(self, admit: Admit) -> None:
         """Adds the admission of a request, which fills its slot's row before the step."""
@@ -174,8 +179,8 @@ class StepBuilder:
         added."""
         self._state_loads = cache.take_loads(self.seq)
         for row, _, lease in self._rows():
-            for one in cache.take_snapshots(lease, row.start, row.start + row.length):
-                self._state_stores.append(StateStore(lease.slot, one.position, one.snapshot))
+            for store in cache.take_snapshots(lease, row.start, row.start + row.length):
+                self._state_stores.append(StateStore(lease.slot, store.position, store.snapshot))
 
     def add_row(self, request: Request, lease: Lease, length: int) -> None:
         """Adds a row for the next `length` positions of a request, and counts them as computed.
@@ -204,7 +209,7 @@ class StepBuilder:
         else:
             self._chunks.append(InFlightRow(row, request, lease))
             self._num_attended += _attended(start, length)
-            if request.wants_prompt_logprobs:  # the first token of a prompt has none
+            if request.needs_prompt_logprobs:  # the first token of a prompt has none
                 self._num_scored += min(end, request.num_prompt - 1) - start
 
     def add_draft_row(self, request: Request, lease: Lease, end: int, num_drafts: int) -> None:
@@ -241,13 +246,13 @@ class StepBuilder:
         rows = self._rows()
         masked: list[int] = []
         if self._any_masked:
-            grammars = [one.request.grammar for one in rows if one.row.num_draws]
+            grammars = [planned.request.grammar for planned in rows if planned.row.num_samples]
             masked = [number for number, grammar in enumerate(grammars) if grammar is not None]
         plan = Plan(
             seq=self.seq,
             admits=self._admits,
             page_writes=self._page_writes,
-            rows=[one.row for one in rows],
+            rows=[planned.row for planned in rows],
             digest_seq=digest_seq,
             digest=digest,
             masked=masked,
@@ -259,7 +264,9 @@ class StepBuilder:
             state_loads=self._state_loads,
             state_stores=self._state_stores,
         )
-        speculative = [one for one in self._speculative if isinstance(one.row, DraftRow)]
+        speculative = [
+            planned for planned in self._speculative if isinstance(planned.row, DraftRow)
+        ]
         num_decodes = len(self._decodes) + len(speculative)
         step = StepInFlight(
             seq=self.seq,
@@ -271,7 +278,7 @@ class StepBuilder:
                 prefill_attended=self._num_attended,
                 decode_rows=num_decodes,
                 decode_context=self._num_context,
-                draft_rows=sum(one.row.num_draws > 1 for one in speculative),
+                draft_rows=sum(planned.row.num_samples > 1 for planned in speculative),
                 draft_tokens=self._num_draft_tokens,
                 scored_tokens=self._num_scored,
             ),

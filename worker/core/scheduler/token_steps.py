@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from worker.core.grammar.state import Followed
+from worker.core.grammar.state import GrammarAdvance
 from worker.core.request import Request
 from worker.core.scheduler.admission import Admission, Admitted
 from worker.core.scheduler.budget import StepBudget
@@ -110,9 +110,9 @@ class TokenSteps:
         # Lengths: by priority, not level, which a near deadline raises for admission only.
         lengths = budget.allot(
             [member.num_pending for member in prompts],
-            [one.length for one in admitted],
-            [one.cost for one in admitted],
-            [*[m.request.priority for m in prompts], *[one.request.priority for one in admitted]],
+            [new.length for new in admitted],
+            [new.cost for new in admitted],
+            [*[m.request.priority for m in prompts], *[new.request.priority for new in admitted]],
         )
         chunks = {m.request.request_id: length for m, length in zip(prompts, lengths, strict=False)}
         entering = list(zip(admitted, lengths[len(prompts) :], strict=True))
@@ -120,12 +120,12 @@ class TokenSteps:
         budget.add_decodes(len(deferrable.requests) - len(deferred))
 
         # Rows: pages of new requests are promised while running ones claim theirs.
-        self._claims.num_promised = sum(self._admission.num_pages(*one) for one in entering)
+        self._claims.num_promised = sum(self._admission.num_pages(*new) for new in entering)
         left_out = [member for member in members if member.request.request_id in deferred]
         members = [member for member in members if member.request.request_id not in deferred]
         missing = self._add_rows(members, chunks, budget, builder)
-        for one, length in entering:
-            self._admission.launch(one, length, builder)
+        for new, length in entering:
+            self._admission.launch(new, length, builder)
         if self._deferral.withdraws(deferrable, sum(lengths) - missing, budget.max_prompts):
             self._claims.num_promised = 0  # launched
             budget.give_back(missing)
@@ -139,13 +139,13 @@ class TokenSteps:
         Raises:
             ValueError: the result has the wrong number of tokens.
         """
-        if result.drawn is None:
-            counts = [one.row.num_draws for one in step.rows]
+        if result.num_sampled is None:
+            counts = [planned.row.num_samples for planned in step.rows]
         else:
-            drawn = iter(result.drawn)
+            num_sampled = iter(result.num_sampled)
             counts = [
-                next(drawn) if isinstance(one.row, DraftRow) else one.row.num_draws
-                for one in step.rows
+                next(num_sampled) if isinstance(planned.row, DraftRow) else planned.row.num_samples
+                for planned in step.rows
             ]
         if sum(counts) != len(result.token_ids):
             raise ValueError(
@@ -158,7 +158,7 @@ class TokenSteps:
         step: StepInFlight,
         result: StepResult,
         counts: Sequence[int],
-        followed: Iterator[Followed],
+        advances: Iterator[GrammarAdvance],
     ) -> None:
         """Appends a step's sampled tokens to its requests, and finishes those that end.
 
@@ -166,7 +166,7 @@ class TokenSteps:
             step: the oldest step in flight.
             result: its result.
             counts: tokens of the result per row.
-            followed: outcomes of the grammars, one for each row with tokens under a grammar.
+            advances: outcomes of the grammars, one for each row with tokens under a grammar.
         """
         if result.logprobs is not None or result.prompt_logprobs is not None:
             _take_logprobs(step, result, counts)
@@ -174,20 +174,22 @@ class TokenSteps:
             self.speculation.observe(step, result, counts, self._state.stats.step_shape)
         any_finished = False
         next_token = 0
-        for one, count in zip(step.rows, counts, strict=True):
+        for planned, count in zip(step.rows, counts, strict=True):
             first_token, next_token = next_token, next_token + count
-            if one.request.lease is not one.lease:  # stale, inlined for speed
+            if planned.request.lease is not planned.lease:  # stale, inlined for speed
                 self._state.stats.num_dropped_tokens += count
                 continue
-            any_finished |= self._take_row(one, result.token_ids[first_token:next_token], followed)
+            any_finished |= self._take_row(
+                planned, result.token_ids[first_token:next_token], advances
+            )
         if any_finished:
             self._state.running.drop_finished()
 
     def _take_row(
-        self, one: InFlightRow, token_ids: list[int], followed: Iterator[Followed]
+        self, planned: InFlightRow, token_ids: list[int], advances: Iterator[GrammarAdvance]
     ) -> bool:
         """Appends the step's tokens to a request; returns whether they end it."""
-        row, request, lease = one
+        row, request, lease = planned
         count = len(token_ids)
         if isinstance(row, DraftRow):
             request.num_placeholders -= 1
@@ -197,7 +199,7 @@ class TokenSteps:
             request.num_placeholders -= count
         if count and request.times.first_token_s < 0.0:
             request.times.first_token_s = self._state.clock()
-        guided = next(followed) if count and request.grammar is not None else None
+        guided = next(advances) if count and request.grammar is not None else None
         num_known = len(request.token_ids)
         ended = take_tokens(request, token_ids, guided)
         if num_known + count > len(request.token_ids):
@@ -257,7 +259,7 @@ class TokenSteps:
             for member in prompts
             if member.request.lease is not None and member.request.request_id not in deferred
         ]
-        levels = [m.request.level for m in left] + [one.request.level for one in admitted]
+        levels = [m.request.level for m in left] + [planned.request.level for planned in admitted]
         level = max(levels, default=-1)
         return [member for member in left if not self._deferral.is_outranked(member.request, level)]
 
@@ -280,10 +282,10 @@ class TokenSteps:
         if all(pending != 1 or r.request_id in deferrable for r, pending in members):
             return options.prefill_max_tokens
         num_cached = max([request.num_computed for request, _ in prompts], default=0)
-        scored = any(request.wants_prompt_logprobs for request, _ in prompts)
+        scored = any(request.needs_prompt_logprobs for request, _ in prompts)
         if oldest is not None:
-            num_cached = max(num_cached, oldest.num_wanted - self._admission.cost(oldest))
-            scored = scored or oldest.wants_prompt_logprobs
+            num_cached = max(num_cached, oldest.num_to_compute - self._admission.cost(oldest))
+            scored = scored or oldest.needs_prompt_logprobs
         tokens = self._state.forecast.prompt_tokens(
             options.prefill_max_ms / 1e3, num_cached, scored=scored
         )
@@ -353,17 +355,19 @@ def _take_logprobs(step: StepInFlight, result: StepResult, counts: Sequence[int]
         result: its result.
         counts: tokens of the result per row.
     """
-    drawn = result.logprobs or ()
+    sampled = result.logprobs or ()
     prompts = result.prompt_logprobs or {}
     next_token = 0
-    for index, (one, count) in enumerate(zip(step.rows, counts, strict=True)):
-        delivery = one.request.delivery
+    for index, (planned, count) in enumerate(zip(step.rows, counts, strict=True)):
+        delivery = planned.request.delivery
         first_token, next_token = next_token, next_token + count
-        if one.is_stale:
+        if planned.is_stale:
             continue
-        delivery.logprobs += [one for one in drawn[first_token:next_token] if one is not None]
+        delivery.logprobs += [
+            planned for planned in sampled[first_token:next_token] if planned is not None
+        ]
         if delivery.prompt_logprobs is not None and index in prompts:
             # A preempted prefill recomputes its first chunks.
-            new = prompts[index][delivery.num_prompt_scored - one.row.start :]
+            new = prompts[index][delivery.num_prompt_scored - planned.row.start :]
             delivery.prompt_logprobs += new
             delivery.num_prompt_scored += len(new)

@@ -74,7 +74,7 @@ class GptOssMoe:
         activation: tuple[float, float],
     ) -> None:
         self._moe, self._options = moe, options
-        self._routing = Routing(top_k=moe.num_chosen, scoring="softmax of chosen")
+        self._routing = Routing(top_k=moe.top_k, scoring="softmax of chosen")
         self._share = share = share_experts(moe, options)
         self._activation = Activation("clamped", *activation)
         hidden = config.hidden_size

@@ -11,7 +11,7 @@ class MoeConfig:
     """Experts of a model: number, size, layers that have them, and routing."""
 
     num_experts: int
-    num_chosen: int
+    top_k: int
     """Number of experts per token (top-k)."""
     intermediate_size: int
     """Intermediate size of an expert."""
@@ -24,7 +24,7 @@ class MoeConfig:
     has_bias: bool = False
     """Whether a bias per expert is added to scores for the choice, and not for the weights."""
     num_groups: int = 1
-    num_chosen_groups: int = 1
+    top_k_groups: int = 1
     """Number of groups that experts are chosen from: those with the largest sums of scores."""
     num_summed: int = 2
     """Number of a group's largest scores that are summed."""
@@ -32,18 +32,18 @@ class MoeConfig:
     """Factor of the weights."""
     shared_size: int = 0
     """Intermediate size of the shared expert, which all tokens use; 0 for none."""
-    num_idle: int = 0
+    num_zero_experts: int = 0
     """Number of zero-computation experts, which return their input; they come after the others."""
 
     @property
     def num_scored(self) -> int:
         """Number of experts that the router scores."""
-        return self.num_experts + self.num_idle
+        return self.num_experts + self.num_zero_experts
 
 
 def checked(config: MoeConfig, top_k_key: str = "num_experts_per_tok") -> MoeConfig:
     """Returns the configuration after checks of its numbers; `top_k_key` is the key of
-    `num_chosen`.
+    `top_k`.
 
     Raises:
         ValueError: groups do not divide the experts, or more are chosen than there are.
@@ -53,10 +53,10 @@ def checked(config: MoeConfig, top_k_key: str = "num_experts_per_tok") -> MoeCon
             f"n_group {config.num_groups} in config.json does not divide num_experts "
             f"({config.num_experts}): fix it"
         )
-    allowed = config.num_experts // config.num_groups * config.num_chosen_groups
-    if not 1 <= config.num_chosen <= allowed:
+    allowed = config.num_experts // config.num_groups * config.top_k_groups
+    if not 1 <= config.top_k <= allowed:
         raise ValueError(
-            f"{top_k_key} {config.num_chosen} in config.json must be in [1, {allowed}]: fix it"
+            f"{top_k_key} {config.top_k} in config.json must be in [1, {allowed}]: fix it"
         )
     return config
 
@@ -79,14 +79,14 @@ def grouped_experts(family: GroupedRouting, dense_layers: frozenset[int]) -> Moe
     groups."""
     return MoeConfig(
         num_experts=family.n_routed_experts,
-        num_chosen=family.num_experts_per_tok,
+        top_k=family.num_experts_per_tok,
         intermediate_size=family.moe_intermediate_size,
         dense_layers=dense_layers,
         normalize=family.norm_topk_prob,
         sigmoid=True,
         has_bias=True,
         num_groups=family.n_group,
-        num_chosen_groups=family.topk_group,
+        top_k_groups=family.topk_group,
         scale=family.routed_scaling_factor,
         shared_size=family.moe_intermediate_size * family.n_shared_experts,
     )

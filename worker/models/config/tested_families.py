@@ -33,7 +33,7 @@ CHECKS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CheckedFamily:
+class TestedFamily:
     """A supported model family, with the checks that it passes."""
 
     architecture: str
@@ -53,7 +53,7 @@ class CheckedFamily:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CheckedFormat:
+class TestedFormat:
     """A supported format of quantized weights."""
 
     name: str
@@ -64,7 +64,7 @@ class CheckedFormat:
     """References that the results were compared with."""
 
 
-def checked_families() -> list[CheckedFamily]:
+def tested_families() -> list[TestedFamily]:
     """All supported families, in the order of `FAMILIES`, then multimodal ones."""
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     kinds: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
@@ -74,7 +74,7 @@ def checked_families() -> list[CheckedFamily]:
         for name, config in MULTIMODAL.items()
     }
     return [
-        CheckedFamily(
+        TestedFamily(
             architecture=name,
             model_types=model_types,
             text_of=texts,
@@ -89,10 +89,10 @@ def checked_families() -> list[CheckedFamily]:
     ]
 
 
-def checked_formats() -> list[CheckedFormat]:
+def tested_formats() -> list[TestedFormat]:
     """All quantization formats that are tested."""
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     return [
-        CheckedFormat(name=name, families=tuple(row["of"]), against=tuple(row["against"]))
+        TestedFormat(name=name, families=tuple(row["of"]), against=tuple(row["against"]))
         for name, row in record["formats"].items()
     ]

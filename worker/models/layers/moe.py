@@ -310,7 +310,7 @@ class MoeMLP:
             shared: [T, hidden]: this rank's partial output of the shared expert; None for none.
             gate: [T, 1]: gate of `shared`, before the sigmoid; None for no gate.
         """
-        first_zero_expert = self._moe.num_experts if self._moe.num_idle else None
+        first_zero_expert = self._moe.num_experts if self._moe.num_zero_experts else None
         extra = ExtraTerms(shared=shared, gate=gate, first_zero_expert=first_zero_expert)
         return self._experts.forward(hidden, choice, extra=extra, weighs_inputs=self.weighs_inputs)
 
@@ -333,7 +333,7 @@ def num_joined(config: ModelConfig, moe: MoeConfig, options: LayerOptions) -> in
         or config.quantization is not None
         or options.expert_parallel
         or config.mlp_bias
-        or moe.num_idle
+        or moe.num_zero_experts
         or moe.shared_size % moe.intermediate_size
     ):
         return 0
@@ -383,11 +383,11 @@ def _expert_parts(
 def routing_of(moe: MoeConfig) -> Routing:
     """Routing of a layer's experts for `choose_experts`."""
     return Routing(
-        top_k=moe.num_chosen,
+        top_k=moe.top_k,
         scoring="sigmoid" if moe.sigmoid else "softmax",
         normalize=moe.normalize,
         num_groups=moe.num_groups,
-        top_k_groups=moe.num_chosen_groups,
+        top_k_groups=moe.top_k_groups,
         num_summed=moe.num_summed,
         scale=moe.scale,
     )

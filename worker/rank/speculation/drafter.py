@@ -69,7 +69,7 @@ class DraftedStep:
                 row.
             size: bytes of a mask.
         """
-        first_samples = [0, *itertools.accumulate(row.num_draws for row in self.plan.rows)]
+        first_samples = [0, *itertools.accumulate(row.num_samples for row in self.plan.rows)]
         rows = self._sampling_rows(source)
         samples: list[int] = []
         kept: list[bytes] = []
@@ -88,7 +88,7 @@ class DraftedStep:
         """Rows of the placed Plan, by row of the source Plan that samples; NO_ROW for omitted
         ones."""
         pairs = zip(source.rows, self.row_of, strict=True)
-        return [computed for row, computed in pairs if row.num_draws]
+        return [computed for row, computed in pairs if row.num_samples]
 
 
 class Drafter:
@@ -264,7 +264,7 @@ class Drafter:
                 drafts.append(next(found).drafts)
                 first = row.slot * self._tables.token_stride + row.start + 1
                 cells += range(first, first + row.num_drafts)
-            sample += row.num_draws
+            sample += row.num_samples
         if cells:
             scatter(self._tables.flat_tokens, cells, list(itertools.chain(*drafts)))
         return HostRows(first_samples=first_samples, drafts=drafts)
@@ -289,7 +289,7 @@ class Drafter:
                 if guesses.token_ids:
                     num_right = count_equal(guesses.token_ids, tokens[sample : sample + count])
                     self._proposer.observe(row.slot, guesses, num_right, count)
-            sample += row.num_draws
+            sample += row.num_samples
         scatter(self._newest, slots, newest)
 
 

@@ -43,7 +43,7 @@ def submit(number: int, prompt: list[int], tenant: str = "") -> Submit:
 def step(made: Scheduler) -> None:
     plan = made.schedule()
     assert plan is not None
-    made.apply(StepResult(plan.seq, [7] * sum(row.num_draws for row in plan.rows), 1.0))
+    made.apply(StepResult(plan.seq, [7] * sum(row.num_samples for row in plan.rows), 1.0))
     made.take_report()
 
 

@@ -96,7 +96,7 @@ class World:
                 token_ids=[5] * sum(drawn),
                 compute_ms=step_ms,
                 drafted=[drafted[place] for place in drafting] or None,
-                drawn=[drawn[place] for place in drafting] or None,
+                num_sampled=[drawn[place] for place in drafting] or None,
             )
             self.report(gate, in_flight(self.num_steps, rows), result)
         for request, count in zip(self.requests, drawn, strict=True):
@@ -244,7 +244,7 @@ def test_a_row_after_the_end_of_its_request_has_no_effect_on_costs() -> None:
         one = InFlightRow(row(MAX_DRAFTS), request, LEASE)
         worlds[0].num_steps += 1
         seq = worlds[0].num_steps
-        result = StepResult(seq=seq, token_ids=[], compute_ms=0.02, drafted=[0], drawn=[0])
+        result = StepResult(seq=seq, token_ids=[], compute_ms=0.02, drafted=[0], num_sampled=[0])
         worlds[0].report(gates[0], in_flight(seq, [one]), result)
     thresholds = [
         gate.begin_step(1, 1, 0.0, world.forecast.costs)

@@ -61,7 +61,7 @@ class FlexOlmoConfig(FamilyConfig):
         """Experts in all layers."""
         return MoeConfig(
             num_experts=self.num_experts,
-            num_chosen=self.num_experts_per_tok,
+            top_k=self.num_experts_per_tok,
             intermediate_size=self.intermediate_size,
             normalize=self.norm_topk_prob,
         )

@@ -64,7 +64,7 @@ class Ernie45MoeConfig(FamilyConfig):
         }
         return MoeConfig(
             num_experts=self.moe_num_experts,
-            num_chosen=self.moe_k,
+            top_k=self.moe_k,
             intermediate_size=self.moe_intermediate_size,
             dense_layers=frozenset(range(count)) - sparse,
             has_bias=True,

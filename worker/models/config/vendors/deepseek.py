@@ -39,7 +39,7 @@ class DeepseekConfig(FamilyConfig, kw_only=True):
         """Experts, chosen from all by softmax."""
         return MoeConfig(
             num_experts=self.n_routed_experts,
-            num_chosen=self.num_experts_per_tok,
+            top_k=self.num_experts_per_tok,
             intermediate_size=self.moe_intermediate_size,
             dense_layers=frozenset(range(self.first_k_dense_replace)),
             normalize=self.norm_topk_prob,
@@ -81,12 +81,12 @@ class DeepseekV2Config(LatentFamilyConfig, kw_only=True):
             )
         return MoeConfig(
             num_experts=self.n_routed_experts,
-            num_chosen=self.num_experts_per_tok,
+            top_k=self.num_experts_per_tok,
             intermediate_size=self.moe_intermediate_size,
             dense_layers=frozenset(range(self.first_k_dense_replace)),
             normalize=False,
             num_groups=(is_grouped and self.n_group) or 1,
-            num_chosen_groups=(is_grouped and self.topk_group) or 1,
+            top_k_groups=(is_grouped and self.topk_group) or 1,
             num_summed=1,
             scale=self.routed_scaling_factor,
             shared_size=self.moe_intermediate_size * self.n_shared_experts,

@@ -213,7 +213,7 @@ class Gemma4Config(FamilyConfig, kw_only=True):
                 )
         return MoeConfig(
             num_experts=self.num_experts or 0,
-            num_chosen=self.top_k_experts or 0,
+            top_k=self.top_k_experts or 0,
             intermediate_size=self.moe_intermediate_size or 0,
         )
 

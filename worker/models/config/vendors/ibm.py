@@ -46,7 +46,7 @@ class GraniteMoeConfig(GraniteConfig):
         """Experts as in Mixtral."""
         return MoeConfig(
             num_experts=self.num_local_experts,
-            num_chosen=self.num_experts_per_tok,
+            top_k=self.num_experts_per_tok,
             intermediate_size=self.intermediate_size,
         )
 

@@ -55,14 +55,14 @@ class LLaDA2MoeConfig(FamilyConfig):
         """Experts in all but the first layers."""
         return MoeConfig(
             num_experts=self.num_experts,
-            num_chosen=self.num_experts_per_tok,
+            top_k=self.num_experts_per_tok,
             intermediate_size=self.moe_intermediate_size,
             dense_layers=frozenset(range(self.first_k_dense_replace)),
             normalize=self.norm_topk_prob,
             sigmoid=True,
             has_bias=self.moe_router_enable_expert_bias,
             num_groups=self.n_group,
-            num_chosen_groups=self.topk_group,
+            top_k_groups=self.topk_group,
             scale=self.routed_scaling_factor,
             shared_size=self.moe_intermediate_size * self.num_shared_experts,
         )

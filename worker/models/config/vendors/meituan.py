@@ -56,12 +56,12 @@ class LongcatFlashConfig(LatentFamilyConfig):
         """Experts in parallel with each pair of layers."""
         return MoeConfig(
             num_experts=self.n_routed_experts,
-            num_chosen=self.moe_topk,
+            top_k=self.moe_topk,
             intermediate_size=self.expert_ffn_hidden_size,
             normalize=False,
             has_bias=True,
             scale=self.routed_scaling_factor,
-            num_idle=self.zero_expert_num,
+            num_zero_experts=self.zero_expert_num,
         )
 
 

@@ -99,7 +99,7 @@ class Llama4Config(FamilyConfig):
             )
         return MoeConfig(
             num_experts=self.num_local_experts,
-            num_chosen=self.num_experts_per_tok,
+            top_k=self.num_experts_per_tok,
             intermediate_size=self.intermediate_size,
             dense_layers=frozenset(layers) - frozenset(sparse),
             normalize=False,

@@ -52,7 +52,7 @@ class MiniMaxM2Config(FamilyConfig):
         """Experts in all layers, scored by sigmoids, with a bias for the choice."""
         return MoeConfig(
             num_experts=self.num_local_experts,
-            num_chosen=self.num_experts_per_tok,
+            top_k=self.num_experts_per_tok,
             intermediate_size=self.intermediate_size,
             sigmoid=True,
             has_bias=True,

@@ -81,7 +81,7 @@ class MixtralConfig(WindowedFamilyConfig):
         """Experts in all layers."""
         return MoeConfig(
             num_experts=self.num_local_experts,
-            num_chosen=self.num_experts_per_tok,
+            top_k=self.num_experts_per_tok,
             intermediate_size=self.intermediate_size,
         )
 

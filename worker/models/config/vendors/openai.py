@@ -45,7 +45,7 @@ class GptOssConfig(AlternatingFamilyConfig):
         """Experts in all layers."""
         return MoeConfig(
             num_experts=self.num_local_experts,
-            num_chosen=self.num_experts_per_tok,
+            top_k=self.num_experts_per_tok,
             intermediate_size=self.intermediate_size,
         )
 

@@ -45,7 +45,7 @@ class MiniCPMConfig(FamilyConfig):
             )
         return MoeConfig(
             num_experts=self.num_experts,
-            num_chosen=self.num_experts_per_tok,
+            top_k=self.num_experts_per_tok,
             intermediate_size=self.intermediate_size,
         )
 

@@ -166,7 +166,7 @@ class _QwenExperts(FamilyConfig):
         """Experts, in all layers but those with a single MLP."""
         return MoeConfig(
             num_experts=self.num_experts,
-            num_chosen=self.num_experts_per_tok,
+            top_k=self.num_experts_per_tok,
             intermediate_size=self.moe_intermediate_size,
             dense_layers=_dense_layers(
                 self.num_hidden_layers, self.decoder_sparse_step, self.mlp_only_layers
@@ -287,7 +287,7 @@ class Qwen3NextConfig(_DeltaNet):
         """Experts, in all layers but those with a single MLP."""
         return MoeConfig(
             num_experts=self.num_experts,
-            num_chosen=self.num_experts_per_tok,
+            top_k=self.num_experts_per_tok,
             intermediate_size=self.moe_intermediate_size,
             dense_layers=_dense_layers(
                 self.num_hidden_layers, self.decoder_sparse_step, self.mlp_only_layers
@@ -332,7 +332,7 @@ class Qwen35MoeConfig(Qwen35Config):
         """Experts and a shared one, in all layers."""
         return MoeConfig(
             num_experts=self.num_experts,
-            num_chosen=self.num_experts_per_tok,
+            top_k=self.num_experts_per_tok,
             intermediate_size=self.moe_intermediate_size,
             shared_size=self.shared_expert_intermediate_size,
         )

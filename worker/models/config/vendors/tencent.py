@@ -81,7 +81,7 @@ class HunYuanMoEV1Config(HunYuanDenseV1Config):
             )
         return MoeConfig(
             num_experts=self.num_experts,
-            num_chosen=self.moe_topk,
+            top_k=self.moe_topk,
             intermediate_size=size,
             shared_size=size,
         )

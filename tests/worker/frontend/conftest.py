@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.support.worker.played_engine import Engine
-from worker.front.server import WorkerFrontend
+from worker.frontend.server import WorkerFrontend
 
 
 @pytest.fixture

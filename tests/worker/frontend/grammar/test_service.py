@@ -17,8 +17,8 @@ import pytest
 
 from tests.support.worker import played_engine
 from worker.core.grammar.base import MAX_MESSAGE_BYTES, GrammarTooHeavy
-from worker.front.grammar import process, service
-from worker.front.grammar.service import GrammarService
+from worker.frontend.grammar import process, service
+from worker.frontend.grammar.service import GrammarService
 from worker.protocol.messages import CompiledGrammar, Rejection, Submit
 from worker.protocol.sampling import SamplingParams
 from worker.protocol.structured import MAX_GRAMMAR_BYTES, StructuredOutputsParams

@@ -12,8 +12,8 @@ import pytest
 from worker.config import EngineConfig
 from worker.core.grammar.base import GrammarError, GrammarTooHeavy
 from worker.core.info import build_engine_info
-from worker.front.grammar import process
-from worker.front.grammar.process import CompilerFailure, GrammarCompiler, Setting, setting_of
+from worker.frontend.grammar import process
+from worker.frontend.grammar.process import CompilerFailure, GrammarCompiler, Setting, setting_of
 from worker.plan.messages import Hello
 from worker.protocol.messages import CompiledGrammar
 from worker.protocol.structured import MAX_GRAMMAR_BYTES, StructuredOutputsParams

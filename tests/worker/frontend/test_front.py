@@ -23,10 +23,10 @@ from tests.support.worker.played_engine import (
     send,
     submit,
 )
-from worker.front import server as front_module
-from worker.front.attachment import CacheMirror
-from worker.front.grammar import service
-from worker.front.server import WorkerFrontend
+from worker.frontend import server as front_module
+from worker.frontend.attachment import CacheMirror
+from worker.frontend.grammar import service
+from worker.frontend.server import WorkerFrontend
 from worker.protocol import limits
 from worker.protocol.admission import AdmissionChange
 from worker.protocol.messages import (

@@ -10,8 +10,8 @@ import sys
 from functools import partial
 
 from worker.core.step_forecast import StepForecast
-from worker.front.rank_processes import ProcessSnapshot, RankProcesses
-from worker.front.watchdog import StepWatchdog
+from worker.frontend.rank_processes import ProcessSnapshot, RankProcesses
+from worker.frontend.watchdog import StepWatchdog
 from worker.protocol.messages import LoadSnapshot, StepLimit, StepReport, StepShape
 
 ASLEEP = ProcessSnapshot([], False, 7)

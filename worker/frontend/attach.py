@@ -15,8 +15,8 @@ from typing import cast
 
 import msgspec
 
-from worker.front.attachment import Attachment
-from worker.front.server import WorkerFrontend
+from worker.frontend.attachment import Attachment
+from worker.frontend.server import WorkerFrontend
 from worker.protocol.frames import (
     Attach,
     Call,
@@ -35,10 +35,10 @@ logger = logging.getLogger(__name__)
 class AttachServer:
     """Serves a frontend to gateways on its node, from `open` to `close`."""
 
-    def __init__(self, front: WorkerFrontend, parent_directory: str = "/tmp") -> None:
+    def __init__(self, frontend: WorkerFrontend, parent_directory: str = "/tmp") -> None:
         self.path: str | None = None
         """Path of the socket; None unless it is open."""
-        self._front = front
+        self._frontend = frontend
         self._parent_directory = parent_directory
         self._directory: str | None = None
         self._server: asyncio.AbstractServer | None = None
@@ -50,7 +50,7 @@ class AttachServer:
         # mkdtemp gives mode 0700.
         self._directory = tempfile.mkdtemp(prefix="rf-", dir=self._parent_directory)
         path = f"{self._directory}/attach"
-        self._server = await loop.create_unix_server(lambda: _Connection(self._front), path)
+        self._server = await loop.create_unix_server(lambda: _Connection(self._frontend), path)
         self.path = path
 
     async def wait_closed(self) -> None:
@@ -70,8 +70,8 @@ class AttachServer:
 class _Connection(asyncio.Protocol):
     """Connection of one gateway; items are written synchronously when they are reported."""
 
-    def __init__(self, front: WorkerFrontend) -> None:
-        self._front = front
+    def __init__(self, frontend: WorkerFrontend) -> None:
+        self._frontend = frontend
         self._reader = FrameReader()
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(FromGateway).decode
@@ -93,7 +93,7 @@ class _Connection(asyncio.Protocol):
                     raise ConnectionError(f"unexpected {type(message).__name__}")
                 if isinstance(message, Attach):
                     self._gateway_id = message.gateway_id
-                    self._front.add(self._gateway_id, self._attachment)
+                    self._frontend.add(self._gateway_id, self._attachment)
                     continue
                 task = asyncio.create_task(self._answer(message))
                 self._answers.add(task)
@@ -104,7 +104,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._gateway_id is not None:
-            self._front.remove(self._gateway_id, self._attachment)
+            self._frontend.remove(self._gateway_id, self._attachment)
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -124,7 +124,7 @@ class _Connection(asyncio.Protocol):
     async def _answer(self, call: Call) -> None:
         answer: Reply | CallFailure
         try:
-            answer = Reply(call.number, await self._front.submit(call.payload))
+            answer = Reply(call.number, await self._frontend.submit(call.payload))
         except Exception as error:
             logger.exception("error while handling a submit")
             answer = CallFailure(call.number, f"{type(error).__name__}: {error}")

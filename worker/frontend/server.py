@@ -19,15 +19,15 @@ from typing import Any
 
 import msgspec
 
-from worker.front.attachment import Attachment, CacheMirror
-from worker.front.engine_link import EngineConnection
-from worker.front.event_loop_monitor import EventLoopMonitor
-from worker.front.grammar.service import GrammarService
-from worker.front.in_flight_submits import InFlightSubmits
-from worker.front.intake import Intake, reject_early, slices
-from worker.front.rank_processes import RankProcesses
-from worker.front.traces import WorkerTraces
-from worker.front.watchdog import StepWatchdog
+from worker.frontend.attachment import Attachment, CacheMirror
+from worker.frontend.engine_link import EngineConnection
+from worker.frontend.event_loop_monitor import EventLoopMonitor
+from worker.frontend.grammar.service import GrammarService
+from worker.frontend.in_flight_submits import InFlightSubmits
+from worker.frontend.intake import Intake, reject_early, slices
+from worker.frontend.rank_processes import RankProcesses
+from worker.frontend.traces import WorkerTraces
+from worker.frontend.watchdog import StepWatchdog
 from worker.metrics.latency import WorkerLatency
 from worker.protocol.admission import AdmissionChange
 from worker.protocol.messages import (

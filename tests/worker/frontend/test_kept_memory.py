@@ -22,11 +22,11 @@ from tests.support.worker.played_engine import (
     encode,
     submit,
 )
-from worker.front import attach as attach_module
-from worker.front.attach import AttachServer
-from worker.front.grammar import service
-from worker.front.grammar.process import grammar_key
-from worker.front.server import WorkerFrontend
+from worker.frontend import attach as attach_module
+from worker.frontend.attach import AttachServer
+from worker.frontend.grammar import service
+from worker.frontend.grammar.process import grammar_key
+from worker.frontend.server import WorkerFrontend
 from worker.protocol.messages import (
     Abort,
     BlockEvent,

@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from tests.support.worker.trace_collector import trace_collector
-from worker.front.traces import WorkerTraces
+from worker.frontend.traces import WorkerTraces
 from worker.protocol.messages import Submit, TokenDelta
 from worker.protocol.sampling import SamplingParams
 from worker.protocol.times import FirstTokenTimes
@@ -142,7 +142,7 @@ def test_without_tracing_nothing_is_imported(monkeypatch: pytest.MonkeyPatch) ->
     for name in ENDPOINTS:
         monkeypatch.delenv(name, raising=False)
     code = (
-        "import sys, router.serving, worker.front.server, worker.protocol.tracing as t\n"
+        "import sys, router.serving, worker.frontend.server, worker.protocol.tracing as t\n"
         "assert t.create_tracing('x') is None\n"
         "sys.exit(any(m.startswith('opentelemetry') for m in sys.modules))"
     )

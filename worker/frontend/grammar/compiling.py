@@ -20,7 +20,7 @@ import numpy as np
 from worker.core.grammar.base import GrammarBackend, GrammarError, GrammarTooHeavy, shortened
 from worker.core.grammar.guidance_backend import GuidanceBackend
 from worker.core.grammar.xgrammar_backend import NOT_ENFORCED, XGrammarBackend
-from worker.front.grammar.process import Job, Setting, Verdict
+from worker.frontend.grammar.process import Job, Setting, Verdict
 from worker.protocol.frames import FrameReader, frame
 from worker.protocol.messages import Vocabulary
 from worker.protocol.structured import StructuredOutputsParams

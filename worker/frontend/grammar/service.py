@@ -12,7 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from worker.core.grammar.base import GrammarError, GrammarTooHeavy
-from worker.front.grammar.process import CompilerFailure, GrammarCompiler, grammar_key, setting_of
+from worker.frontend.grammar.process import (
+    CompilerFailure,
+    GrammarCompiler,
+    grammar_key,
+    setting_of,
+)
 from worker.protocol.messages import (
     CompiledGrammar,
     EngineInfo,
@@ -43,7 +48,7 @@ for later requests, or the compilation cancelled if it has not started. Gateways
 longer."""
 
 
-class Refusal(NamedTuple):
+class GrammarRejection(NamedTuple):
     """Reason why a grammar was not compiled."""
 
     message: str
@@ -65,10 +70,10 @@ class GrammarService:
         self._threads = ThreadPoolExecutor(NUM_PROCESSES, thread_name_prefix="grammar")
         self._idle: deque[GrammarCompiler] = deque()
         self._compilers: list[GrammarCompiler] = []
-        self._tasks: dict[str, asyncio.Task[CompiledGrammar | Refusal]] = {}
+        self._tasks: dict[str, asyncio.Task[CompiledGrammar | GrammarRejection]] = {}
         """Running compilations by key: one per grammar, shared by all requests for it."""
         self._waiting_characters = 0
-        self._cache: OrderedDict[str, CompiledGrammar | Refusal] = OrderedDict()
+        self._cache: OrderedDict[str, CompiledGrammar | GrammarRejection] = OrderedDict()
         # HAZARD: exceptions must not be cached: their tracebacks would keep frames and the grammar
         # alive.
         self._cached_bytes = 0
@@ -139,7 +144,7 @@ class GrammarService:
         for compiler in self._compilers:
             compiler.close()
 
-    async def _verdict(self, sampling: SamplingParams) -> CompiledGrammar | Refusal:
+    async def _verdict(self, sampling: SamplingParams) -> CompiledGrammar | GrammarRejection:
         params = sampling.structured_outputs
         assert params is not None, "only for structured outputs"
         key = grammar_key(params)
@@ -163,7 +168,7 @@ class GrammarService:
 
     async def _compile(
         self, key: str, params: StructuredOutputsParams
-    ) -> CompiledGrammar | Refusal:
+    ) -> CompiledGrammar | GrammarRejection:
         loop = asyncio.get_running_loop()
         deadline = time.monotonic() + PATIENCE_S
         try:
@@ -179,7 +184,7 @@ class GrammarService:
 
     def _compile_in_thread(
         self, params: StructuredOutputsParams, deadline: float
-    ) -> CompiledGrammar | Refusal:
+    ) -> CompiledGrammar | GrammarRejection:
         if time.monotonic() > deadline:
             return _later("too many grammars are being compiled")
         if self._idle:
@@ -190,7 +195,9 @@ class GrammarService:
         try:
             compiled = compiler.compile(params)
         except GrammarError as error:
-            return Refusal(str(error), 400, is_final=not isinstance(error, GrammarTooHeavy))
+            return GrammarRejection(
+                str(error), 400, is_final=not isinstance(error, GrammarTooHeavy)
+            )
         except CompilerFailure as failure:
             return _later(str(failure))
         finally:
@@ -198,7 +205,7 @@ class GrammarService:
         self._vocabulary = compiler.vocabulary
         return compiled
 
-    def _keep(self, key: str, verdict: CompiledGrammar | Refusal) -> None:
+    def _keep(self, key: str, verdict: CompiledGrammar | GrammarRejection) -> None:
         self._cache[key] = verdict
         self._cached_bytes += _size(key, verdict)
         while self._cached_bytes > CACHE_BYTES or len(self._cache) > MAX_CACHED:
@@ -209,12 +216,12 @@ class GrammarService:
                 self._dropped.append(oldest)
 
 
-def _later(problem: str) -> Refusal:
+def _later(problem: str) -> GrammarRejection:
     """Refusal with 503, which is unrelated to the grammar."""
-    return Refusal(f"structured_outputs: {problem}: retry later", 503, is_final=False)
+    return GrammarRejection(f"structured_outputs: {problem}: retry later", 503, is_final=False)
 
 
-def _size(key: str, verdict: CompiledGrammar | Refusal) -> int:
+def _size(key: str, verdict: CompiledGrammar | GrammarRejection) -> int:
     """Bytes of a cached result, without per-object overhead (which MAX_CACHED limits)."""
     text = verdict.payload if isinstance(verdict, CompiledGrammar) else verdict.message
     return sys.getsizeof(key) + sys.getsizeof(text)

@@ -166,7 +166,7 @@ class GrammarCompiler:
             [
                 sys.executable,
                 "-m",
-                "worker.front.grammar.compiling",
+                "worker.frontend.grammar.compiling",
                 msgspec.json.encode(self._setting).decode(),
             ],
             stdin=subprocess.PIPE,

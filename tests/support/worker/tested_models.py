@@ -5,7 +5,7 @@ A mark has the checks, the checkpoints, and the reference of the results:
     @pytest.mark.checks("alone", of=SPECIMENS, against="transformers")
     @pytest.mark.checks(formats=LAYOUTS, of="Qwen3MoeForCausalLM", against="...")
 
-`python -m tests.support.worker.checked_models --write` renews the record in the package, and the
+`python -m tests.support.worker.tested_models --write` renews the record in the package, and the
 table in worker/models/README.md.
 """
 
@@ -27,9 +27,9 @@ from worker.models.config.families import FAMILIES, MULTIMODAL
 from worker.models.config.tested_families import (
     CHECKS,
     RECORD,
-    CheckedFamily,
-    checked_families,
-    checked_formats,
+    TestedFamily,
+    tested_families,
+    tested_formats,
 )
 
 README = ROOT / "worker" / "models" / "README.md"
@@ -76,7 +76,7 @@ def read_tests() -> Record:
     return {"checks": _plain(checks), "formats": _plain(formats), "released": _released()}
 
 
-def table(families: Iterable[CheckedFamily]) -> str:
+def table(families: Iterable[TestedFamily]) -> str:
     """The table for the README, and the meaning of its columns."""
     rows = ["| family | " + " | ".join(CHECKS) + " |", "|---" * (len(CHECKS) + 1) + "|"]
     compared: dict[str, set[str]] = {}
@@ -89,7 +89,7 @@ def table(families: Iterable[CheckedFamily]) -> str:
     rows.append("")
     for check, meaning in CHECKS.items():
         rows.append(f"- {check}: {meaning}; against {', or '.join(sorted(compared[check]))}")
-    formats = (f"{row.name} ({' and '.join(row.against)})" for row in checked_formats())
+    formats = (f"{row.name} ({' and '.join(row.against)})" for row in tested_formats())
     return "\n".join([*rows, f"\nFormats of weights: {', '.join(formats)}.", ""])
 
 
@@ -145,7 +145,7 @@ def main() -> None:
         )
         RECORD.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
         text = README.read_text(encoding="utf-8")
-        new = text.replace(_BEGIN + generated_part(), _BEGIN + table(checked_families()))
+        new = text.replace(_BEGIN + generated_part(), _BEGIN + table(tested_families()))
         README.write_text(new, encoding="utf-8")
     is_same = json.loads(RECORD.read_text(encoding="utf-8")) == record
     print("matches the tests" if is_same else "does not match the tests: --write renews it")

@@ -20,9 +20,9 @@ from router.channel import WorkerLink
 from router.channel import link as link_module
 from tests.support.paths import ROOT
 from tests.support.worker.played_engine import Engine, decode_item, decode_reply, delta, submit
-from worker.front import server as front_module
-from worker.front.attach import AttachServer
-from worker.front.server import WorkerFrontend
+from worker.frontend import server as front_module
+from worker.frontend.attach import AttachServer
+from worker.frontend.server import WorkerFrontend
 from worker.protocol.frames import Attach, frame
 from worker.protocol.messages import (
     AttachSnapshot,
@@ -37,8 +37,8 @@ from worker.protocol.messages import (
 
 FRONT_ALONE = """
 import asyncio, sys
-from worker.front.attach import AttachServer
-from worker.front.server import WorkerFrontend
+from worker.frontend.attach import AttachServer
+from worker.frontend.server import WorkerFrontend
 
 async def main():
     server = AttachServer(WorkerFrontend("w"), sys.argv[1])

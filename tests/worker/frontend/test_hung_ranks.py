@@ -16,7 +16,7 @@ from tests.support.engines.forked_rank import RANK_FORKER, ForkedRank
 from tests.support.worker.played_engine import Gateway, submit
 from worker.config import EngineConfig
 from worker.core.loop import serve_engine
-from worker.front.server import WorkerFrontend
+from worker.frontend.server import WorkerFrontend
 from worker.protocol.messages import EngineInfo, SubmitBatch, WorkerDown, WorkerUpdate
 from worker.protocol.sampling import SamplingParams
 

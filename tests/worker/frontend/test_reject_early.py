@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from worker.front.intake import reject_early
+from worker.frontend.intake import reject_early
 from worker.protocol.admission import AdmissionChange
 from worker.protocol.messages import EngineInfo, LoadSnapshot, Submit
 from worker.protocol.sampling import SamplingParams

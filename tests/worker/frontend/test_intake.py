@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from tests.support.worker.played_engine import Engine, Gateway, decode_reply, delta, submit
-from worker.front.event_loop_monitor import LATE_S, EventLoopMonitor
-from worker.front.intake import SLICE_BYTES, SLICE_ENTRIES, SLICE_SUBMITS, slices
-from worker.front.server import WorkerFrontend
+from worker.frontend.event_loop_monitor import LATE_S, EventLoopMonitor
+from worker.frontend.intake import SLICE_BYTES, SLICE_ENTRIES, SLICE_SUBMITS, slices
+from worker.frontend.server import WorkerFrontend
 from worker.protocol.admission import AdmissionChange
 from worker.protocol.messages import (
     Abort,

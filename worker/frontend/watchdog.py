@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from worker.front.rank_processes import ProcessSnapshot
+from worker.frontend.rank_processes import ProcessSnapshot
 from worker.protocol.messages import StepLimit, StepReport
 
 BUSY_FACTOR = 10.0
