@@ -19,6 +19,7 @@ from router.parsers import check_parsers
 from worker.config import EngineConfig
 from worker.metrics.node import NodeMetricsConfig
 from worker.protocol.admission import option_name
+from worker.protocol.analyzed import analyzed
 
 T = TypeVar("T")
 
@@ -425,7 +426,7 @@ def dataclass_from_mapping(cls: type[T], settings: Mapping[str, Any], context: s
             f"(supported: {', '.join(known)})"
         )
     try:
-        return msgspec.convert(dict(settings), cls)
+        return msgspec.convert(dict(settings), analyzed(cls))
     except msgspec.ValidationError as error:
         raise ValueError(f"in {context}: {error}") from error
 

@@ -23,6 +23,7 @@ from ray.experimental.internal_kv import (
     _internal_kv_put,
 )
 
+from worker.protocol.analyzed import analyzed
 from worker.protocol.retry import StartDelay
 
 NAMESPACE: Final = "rayfleet_starting"
@@ -71,7 +72,7 @@ def read() -> list[Waiting]:
         value = _internal_kv_get(key, namespace=NAMESPACE)
         if value is None:  # started in the meantime
             continue
-        waiting = msgspec.json.decode(value, type=Waiting)
+        waiting = msgspec.json.decode(value, type=analyzed(Waiting))
         try:
             ray.get_actor(waiting.replica, namespace=SERVE_NAMESPACE)
         except ValueError:

@@ -16,6 +16,7 @@ from ray.serve.handle import DeploymentHandle
 
 from cluster.workers import WORKERS, WorkerSet
 from router.channel import WorkerLink
+from worker.protocol.analyzed import analyzed
 from worker.protocol.frames import SocketOffer, heartbeat_key
 
 logger = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ class RayTransport:
             with PinnedCall(self._workers, worker_id) as call:
                 arguments = {"gateway_id": gateway_id, "worker_id": worker_id, "node_id": node_id}
                 stream = aiter(call.track(self._call(self._attach, **arguments)))
-                path = msgspec.msgpack.decode(await anext(stream), type=SocketOffer).path
+                path = msgspec.msgpack.decode(await anext(stream), type=analyzed(SocketOffer)).path
                 # From here on the stream ends with the worker. A draining worker is no longer in
                 # the set, but still finishes its requests.
                 call.keep_open()

@@ -218,7 +218,7 @@ class WorkerGroup:
         placement_group = get_current_placement_group()
         for rank in range(self.config.tensor_parallel_size):
             # The class name is part of the process title: `ray::Rank1:WORKER.follow`.
-            titled = type(f"Rank{rank}:{self.front.worker_id}", (RankActor,), {})
+            titled = type(f"Rank{rank}:{self.frontend.worker_id}", (RankActor,), {})
             actor_class = ray.remote(titled).options(
                 num_cpus=0 if on_cuda else CPUS_PER_RANK,
                 num_gpus=1 if on_cuda else 0,

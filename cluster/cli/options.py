@@ -17,6 +17,8 @@ from typing import Any
 
 import msgspec
 
+from worker.protocol.analyzed import analyzed
+
 
 def add_options(
     parser: argparse.ArgumentParser | argparse._ArgumentGroup,
@@ -91,7 +93,7 @@ class ObjectOption:
             hint = f"did you mean {match[0]}?" if match else f"supported: {', '.join(self.hints)}"
             raise argparse.ArgumentTypeError(f"unknown key {key} ({hint})")
         try:
-            return msgspec.convert(value, self.hints[key])
+            return msgspec.convert(value, analyzed(self.hints[key]))
         except msgspec.ValidationError as error:
             raise argparse.ArgumentTypeError(f"{key}: {error}") from error
 

@@ -13,6 +13,7 @@ from router.keys.counters import KeyAnswer, KeyCounters, KeyReport
 from router.keys.entry import KeyEntry
 from router.keys.use import KeyUse
 from router.peers import Peers
+from worker.protocol.analyzed import analyzed
 
 METHOD = "keys"
 TIMEOUT_S = 1.0
@@ -112,7 +113,7 @@ class KeyLimits:
             for use in uses:
                 self._settle(use)
             return
-        answers = msgspec.msgpack.decode(encoded, type=list[KeyAnswer])
+        answers = msgspec.msgpack.decode(encoded, type=analyzed(list[KeyAnswer]))
         for (use, _, waiting), answer in zip(sent, answers, strict=True):
             use.take(owner, answer, waiting)
             is_gone = any(request.cancelled() for request in waiting)
@@ -137,7 +138,7 @@ class KeyLimits:
 
     async def _handle(self, payload: bytes) -> bytes:
         """Answers the reports of another gateway."""
-        reports = msgspec.msgpack.decode(payload, type=_Reports)
+        reports = msgspec.msgpack.decode(payload, type=analyzed(_Reports))
         answers = [self._take(reports.gateway_id, report) for report in reports.reports]
         return msgspec.msgpack.encode(answers)
 

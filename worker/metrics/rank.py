@@ -16,6 +16,7 @@ import msgspec
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from worker.metrics.node import NodeMetrics
+from worker.protocol.analyzed import analyzed
 from worker.protocol.exposition import render
 
 VARIABLE: Final = "RAYFLEET_RANK_OF"
@@ -43,7 +44,7 @@ def answer_scrapes(rank: int, memory: DeviceMemory) -> None:
     """Serves this rank's metrics until the process exits; does nothing without an owner."""
     text = os.environ.get(VARIABLE)
     if text is not None:
-        owner = msgspec.json.decode(text, type=RankOwner)
+        owner = msgspec.json.decode(text, type=analyzed(RankOwner))
         threading.Thread(
             target=lambda: asyncio.run(_serve(rank, owner, memory)), name="metrics", daemon=True
         ).start()

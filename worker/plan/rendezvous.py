@@ -18,6 +18,7 @@ import msgspec
 import psutil
 
 from worker.plan.sockets import listen_on
+from worker.protocol.analyzed import analyzed
 
 _FILE = "rendezvous"
 
@@ -77,7 +78,9 @@ class RendezvousHost:
 def published(directory: str, store_fd: int = -1) -> Rendezvous | None:
     """The rendezvous written by `RendezvousHost.publish`; None before."""
     try:
-        rendezvous = msgspec.json.decode(Path(directory, _FILE).read_bytes(), type=Rendezvous)
+        rendezvous = msgspec.json.decode(
+            Path(directory, _FILE).read_bytes(), type=analyzed(Rendezvous)
+        )
     except FileNotFoundError:
         return None
     return msgspec.structs.replace(rendezvous, store_fd=store_fd)

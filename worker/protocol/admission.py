@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from worker.protocol.analyzed import analyzed
+
 SchedulePolicy = Literal["fcfs", "lpm"]
 AdmissionPolicyName = Literal["fifo", "pack"]
 
@@ -93,7 +95,7 @@ class AdmissionChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def applied_to(self, options: AdmissionOptions) -> AdmissionOptions:
         """Options with this change applied."""
-        return msgspec.convert({**asdict(options), **self.given}, AdmissionOptions)
+        return msgspec.convert({**asdict(options), **self.given}, analyzed(AdmissionOptions))
 
     def then(self, later: AdmissionChange) -> AdmissionChange:
         """Merges a later change into this one."""

@@ -25,6 +25,7 @@ from worker.plan.messages import (
     Stop,
 )
 from worker.plan.rendezvous import Rendezvous, published
+from worker.protocol.analyzed import analyzed
 from worker.protocol.log import log_as
 from worker.protocol.retry import may_heal
 
@@ -144,7 +145,7 @@ def main() -> None:
     rank, directory, config_json, *store_fd = sys.argv[1:]
     log_as(f"rank {rank} step")
     try:
-        config = msgspec.json.decode(config_json, type=EngineConfig)
+        config = msgspec.json.decode(config_json, type=analyzed(EngineConfig))
         rendezvous = published(directory, int(store_fd[0])) if store_fd else None
         run_rank(int(rank), config, directory, rendezvous)
     except KeyboardInterrupt:

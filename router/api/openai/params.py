@@ -14,6 +14,7 @@ from router.api.openai.tools import ToolUse, tool_use
 from router.errors import bad_request
 from router.parsers import THINKING_SWITCHES, Dialect
 from router.tokens.encoder import ChatPrompt
+from worker.protocol.analyzed import analyzed
 from worker.protocol.diffusion import DiffusionParams
 from worker.protocol.sampling import InvalidParameter, SamplingParams
 from worker.protocol.structured import StructuredOutputsParams
@@ -309,7 +310,7 @@ def _diffusion(request: CommonRequest) -> DiffusionParams | None:
                 f"unknown field {name!r} of diffusion: choose from {known}", "diffusion"
             )
     try:
-        params = msgspec.convert(request.diffusion, DiffusionParams)
+        params = msgspec.convert(request.diffusion, analyzed(DiffusionParams))
     except msgspec.ValidationError as error:
         raise bad_request(f"diffusion: {error}", "diffusion") from error
     if params.stream_drafts and not request.stream:

@@ -14,6 +14,7 @@ from router.api.openai.fields import COMPLETIONS, KnownFields, check_supported
 from router.api.openai.structured import check_grammar_sizes
 from router.api.openai.values import check_num_values
 from router.errors import ApiError, bad_request
+from worker.protocol.analyzed import analyzed
 from worker.protocol.sampling import MAX_LOGIT_BIASES, MAX_LOGPROBS, MAX_TOKEN_ID
 from worker.protocol.slo import Slo
 
@@ -168,7 +169,7 @@ def parse_body(body: Payload, kind: type[Body], known: KnownFields = COMPLETIONS
     fields = json_object(body)
     check_supported(fields, kind.__struct_fields__, known)
     try:
-        return msgspec.convert(fields, kind, str_keys=True)
+        return msgspec.convert(fields, analyzed(kind), str_keys=True)
     except (msgspec.ValidationError, OverflowError) as error:
         raise bad_request(*_explain(fields, kind, error)) from error
 
@@ -214,7 +215,7 @@ def _explain(
                 return f"{name} is missing", name
             continue
         try:
-            msgspec.convert(fields[name], field.type, str_keys=True)
+            msgspec.convert(fields[name], analyzed(field.type), str_keys=True)
         except msgspec.ValidationError as problem:
             # msgspec puts the location within the field last; errors start with it.
             what, _, where = str(problem).partition(" - at `")
@@ -232,7 +233,7 @@ def _wrong_keys(value: Mapping[str, Any], kind: Any) -> str:
     wrong = []
     for key, entry in islice(value.items(), MAX_LOGIT_BIASES):
         try:
-            msgspec.convert({key: entry}, kind, str_keys=True)
+            msgspec.convert({key: entry}, analyzed(kind), str_keys=True)
         except (msgspec.ValidationError, OverflowError):
             wrong.append(repr(key[:MAX_SHOWN_CHARACTERS]))
             if len(wrong) == MAX_SHOWN_KEYS:

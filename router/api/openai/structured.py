@@ -8,6 +8,7 @@ import msgspec
 
 from router.api.http.body import Payload
 from router.errors import bad_request
+from worker.protocol.analyzed import analyzed
 from worker.protocol.structured import MAX_GRAMMAR_BYTES, StructuredOutputsParams
 
 _FIELDS = ("response_format", "structured_outputs", "output_config", "text")
@@ -52,7 +53,7 @@ def check_grammar_sizes(body: Payload) -> None:
     if len(body) <= MAX_GRAMMAR_BYTES:
         return
     try:
-        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        fields = msgspec.json.decode(body, type=analyzed(dict[str, msgspec.Raw]))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return  # the full decoding fails too, and reports it
     for name in _FIELDS:
@@ -89,6 +90,6 @@ def _of_format(response_format: dict[str, Any] | None) -> StructuredOutputsParam
 
 def _convert(given: dict[str, Any], field: str) -> StructuredOutputsParams:
     try:
-        return msgspec.convert(given, StructuredOutputsParams)
+        return msgspec.convert(given, analyzed(StructuredOutputsParams))
     except (ValueError, TypeError, RecursionError) as error:
         raise bad_request(f"{field}: {error}", field) from error

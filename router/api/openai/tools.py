@@ -23,6 +23,7 @@ from router.parsers import (
     ToolFormat,
     num_thought_tokens,
 )
+from worker.protocol.analyzed import analyzed
 from worker.protocol.argument_types import argument_types
 from worker.protocol.structured import StructuredOutputsParams
 from worker.protocol.text.chat_template import ChatTemplate
@@ -180,7 +181,7 @@ def _form(tag: Mapping[str, Any]) -> StructuredOutputsParams:
 def given_tool(index: int, given: Mapping[str, Any], kind: type[T]) -> T:
     """A tool of another API, converted to its type. Raises ApiError (400) if that fails."""
     try:
-        return msgspec.convert(given, kind)
+        return msgspec.convert(given, analyzed(kind))
     except msgspec.ValidationError as error:
         raise bad_request(f"tools[{index}]: {error}", "tools") from error
 

@@ -13,6 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from router.api.responses.store import gateway_of, response_gone
 from router.errors import ApiError
 from router.peers import Peers
+from worker.protocol.analyzed import analyzed
 
 METHOD = "responses"
 
@@ -86,7 +87,7 @@ class ResponsePeers:
             raise response_gone(call.response_id, call.field)
         items = self._peers.stream(gateway_id, METHOD, msgspec.msgpack.encode(call))
         try:
-            head = msgspec.msgpack.decode(await anext(items), type=_Head)
+            head = msgspec.msgpack.decode(await anext(items), type=analyzed(_Head))
             if head.status != 200:
                 raise ApiError(
                     head.status,
@@ -110,7 +111,7 @@ class ResponsePeers:
 
     async def _handle(self, payload: bytes) -> AsyncIterator[bytes]:
         """Runs an operation for another gateway."""
-        call = msgspec.msgpack.decode(payload, type=ResponseCall)
+        call = msgspec.msgpack.decode(payload, type=analyzed(ResponseCall))
         try:
             outcome = await self._perform(call)
         except ApiError as error:

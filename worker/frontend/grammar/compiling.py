@@ -21,6 +21,7 @@ from worker.core.grammar.base import GrammarBackend, GrammarError, GrammarTooHea
 from worker.core.grammar.guidance_backend import GuidanceBackend
 from worker.core.grammar.xgrammar_backend import NOT_ENFORCED, XGrammarBackend
 from worker.frontend.grammar.process import Job, Setting, Verdict
+from worker.protocol.analyzed import analyzed
 from worker.protocol.frames import FrameReader, frame
 from worker.protocol.messages import Vocabulary
 from worker.protocol.structured import StructuredOutputsParams
@@ -156,7 +157,7 @@ def main() -> None:
     os.nice(5)  # lower priority than engine steps
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of libraries must not corrupt the frames
-    setting = msgspec.json.decode(sys.argv[1], type=Setting)
+    setting = msgspec.json.decode(sys.argv[1], type=analyzed(Setting))
 
     def answer(message: Vocabulary | Verdict) -> None:
         answers.write(frame(msgspec.msgpack.encode(message)))
@@ -167,7 +168,7 @@ def main() -> None:
     reader = FrameReader()
     while data := os.read(sys.stdin.fileno(), READ_BYTES):
         for payload in reader.feed(data):
-            job = msgspec.msgpack.decode(payload, type=Job)
+            job = msgspec.msgpack.decode(payload, type=analyzed(Job))
             # CPU time, since wall-clock time depends on the load of the machine.
             signal.setitimer(signal.ITIMER_PROF, job.cpu_s)
             verdict = workshop.compile(job.params)

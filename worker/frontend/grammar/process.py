@@ -13,6 +13,7 @@ import time
 import msgspec
 
 from worker.core.grammar.base import GrammarError, GrammarTooHeavy, shortened
+from worker.protocol.analyzed import analyzed
 from worker.protocol.frames import FrameReader, frame
 from worker.protocol.messages import CompiledGrammar, EngineInfo, Vocabulary
 from worker.protocol.structured import StructuredOutputsParams
@@ -96,7 +97,7 @@ class GrammarCompiler:
             answer = self._run_job(job)
         if isinstance(answer, int):
             raise self._failure(params.kind, answer)
-        verdict = msgspec.msgpack.decode(answer, type=Verdict)
+        verdict = msgspec.msgpack.decode(answer, type=analyzed(Verdict))
         if verdict.problem is not None:
             raise (GrammarError if verdict.is_final else GrammarTooHeavy)(
                 shortened(f"structured_outputs: {params.kind} cannot be used: {verdict.problem}")
@@ -154,7 +155,7 @@ class GrammarCompiler:
             if greeting is None:
                 self._kill()
                 raise CompilerFailure("the compiling process does not start: see the worker's log")
-            self.vocabulary = msgspec.msgpack.decode(greeting, type=Vocabulary)
+            self.vocabulary = msgspec.msgpack.decode(greeting, type=analyzed(Vocabulary))
             self._greeted = True
         return process
 

@@ -19,6 +19,8 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, inspect
 
+from worker.protocol.analyzed import analyzed
+
 _Schema = TypeVar("_Schema", bound=msgspec.Struct)
 RawConfig = dict[str, Any]
 """The content of config.json."""
@@ -108,7 +110,7 @@ def read_fields(schema: type[_Schema], raw: Mapping[str, Any], harmless: frozens
                 "it does not"
             )
     try:
-        filled = msgspec.convert(values, schema)
+        filled = msgspec.convert(values, analyzed(schema))
     except msgspec.ValidationError as error:
         raise _explained(schema, values, error) from None
     for key, value in values.items():
@@ -122,7 +124,7 @@ def accepts(schema: type[msgspec.Struct], key: str, value: object) -> bool:
     hint = _types(schema)[key]
     allowed = _allowed(hint)
     try:
-        msgspec.convert(value, hint)
+        msgspec.convert(value, analyzed(hint))
     except msgspec.ValidationError:
         return False
     return not allowed or value in allowed

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from worker.protocol.analyzed import analyzed
 from worker.protocol.text.tokenizer import checkpoint_folder, special_tokens
 
 
@@ -62,11 +63,11 @@ def tokenizer_eos_token_id(model: str) -> int | None:
     if name is None or not path.is_file():
         return None
     try:
-        file = msgspec.json.decode(path.read_bytes(), type=_TokenizerFile)
+        file = msgspec.json.decode(path.read_bytes(), type=analyzed(_TokenizerFile))
         for token in file.added_tokens:
             if token.content == name:
                 return token.id
-        vocab = msgspec.json.decode(file.model, type=_Vocabulary).vocab
+        vocab = msgspec.json.decode(file.model, type=analyzed(_Vocabulary)).vocab
     except msgspec.DecodeError as error:
         raise ValueError(f"{path} is not a valid tokenizers file: {error}") from error
     if isinstance(vocab, dict):
