@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import psutil
 from packaging.utils import canonicalize_name
@@ -30,6 +30,9 @@ from cluster.cli.parser import CommandParser
 from worker.config import EngineConfig
 from worker.protocol.admission import option_name
 
+if TYPE_CHECKING:
+    from worker.models.config.model_config import ModelConfig
+
 PACKAGES = ("torch", "ray", "transformers", "triton", "msgspec", "starlette", "tokenizers")
 """Distributions whose versions are reported."""
 OUR_PACKAGES = ("cluster", "router", "worker", "kernels")
@@ -40,6 +43,8 @@ LOW_MEMORY_GIB = 4
 PROGRAM_TIMEOUT_S = 30
 """Timeout in seconds of `cluster.cli.ray_probe`, and of nvidia-smi, which takes several seconds
 without the driver's persistence mode."""
+CHECKED = ("headers", "names", "configuration")
+"""What is checked of a model's tensors, by what is downloaded: the most first."""
 FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
 """Safetensors types that are converted to the model's data type when loaded."""
 
@@ -230,15 +235,13 @@ def check_model(engine: EngineConfig | None, gpus: list[Gpu]) -> Iterator[Findin
 
 
 def check_loading(engine: EngineConfig) -> Finding:
-    """Whether gateways can load a model's tokenizer, and workers its weights, judged by headers.
+    """Whether gateways can load a model's tokenizer, and workers the model, judged by its files'
+    headers; before they are downloaded, by the index of its tensors.
 
     Raises:
-        ValueError: the tokenizer or the weights cannot be loaded.
+        ValueError: the tokenizer or the model cannot be loaded.
     """
-    from worker.models.config.checkpoint import weight_files
     from worker.models.config.model_config import load_model_config
-    from worker.models.loading.loader import check_weights
-    from worker.protocol.retry import Unavailable
     from worker.protocol.text.tokenizer import load_tokenizer
 
     try:
@@ -250,20 +253,52 @@ def check_loading(engine: EngineConfig) -> Finding:
     config = load_model_config(engine.checkpoint, weights=False)
     length = config.resolve_max_model_len(engine.max_model_len)
     summary = f"{config.architecture}, up to {length} tokens"
+    checked = check_tensors(
+        engine, config, engine.tensor_parallel_size, engine.enable_expert_parallel
+    )
+    if engine.speculative_method == "draft":  # each rank has the whole draft model
+        draft = load_model_config(engine.draft_checkpoint, weights=False)
+        checked = max(checked, check_tensors(engine, draft, world_size=1), key=CHECKED.index)
     if engine.load_format == "dummy":
         return Finding("ok", f"{summary}: configuration and tokenizer are supported")
+    if checked == "headers":
+        return Finding(
+            "ok", f"{summary}: configuration, tokenizer and weights (headers) are consistent"
+        )
+    text = "they were not checked"
+    if checked == "names":
+        text = "only the names of tensors were checked"
+    return Finding("note", f"{summary}: weights are not downloaded yet, so {text}")
+
+
+def check_tensors(
+    engine: EngineConfig, config: ModelConfig, world_size: int, expert_parallel: bool = False
+) -> str:
+    """Checks that a model can be built, and its tensors as far as they are known.
+
+    Returns:
+        What was checked, one of CHECKED.
+
+    Raises:
+        ValueError: it cannot be built, or its tensors do not match.
+    """
+    from worker.models.config.checkpoint import indexed_tensors, weight_files
+    from worker.models.loading.loader import build_without_weights, check_names, check_weights
+    from worker.protocol.retry import Unavailable
+
+    model = build_without_weights(config, world_size, expert_parallel=expert_parallel)
+    if engine.load_format == "dummy":
+        return "configuration"
     try:
         weight_files(config.folder)
     except Unavailable:  # folders without weights were rejected before: this is the Hub's cache
-        return Finding(
-            "note", f"{summary}: weights are not downloaded yet, so they were not checked"
-        )
-    check_weights(
-        config, engine.tensor_parallel_size, expert_parallel=engine.enable_expert_parallel
-    )
-    return Finding(
-        "ok", f"{summary}: configuration, tokenizer and weights (headers) are consistent"
-    )
+        names = indexed_tensors(config.folder)
+        if not names:
+            return "configuration"
+        check_names(model, config, names)
+        return "names"
+    check_weights(model, config)
+    return "headers"
 
 
 def check_cluster(address: str | None) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from cluster.cli import checks, doctor
@@ -17,7 +18,13 @@ from cluster.cli.checks import GIB, Finding, Gpu
 from cluster.cli.main import build_parser
 from cluster.cli.options import given_options
 from cluster.config import find_demo_model
+from tests.support.effort import IS_LONG
+from tests.support.worker.real_configs import load_corpus, verdict
 from worker.config import EngineConfig
+from worker.models.config.model_config import load_model_config
+from worker.models.loading.loader import build_without_weights
+
+pytestmark = pytest.mark.randomized  # with all configurations
 
 H100 = Gpu("NVIDIA H100", 80 * GIB)
 L4 = Gpu("NVIDIA L4", 24 * GIB)
@@ -226,6 +233,63 @@ def test_an_unsupported_model_is_bad(
     finding = findings("--model", folder, *flags.split())[-1]
     assert finding.verdict == "bad"
     assert problem in finding.text
+
+
+def test_a_draft_model_is_checked_too(tmp_path: Path) -> None:
+    flags = ("--speculative-method", "draft", "--speculative-model")
+    demo = find_demo_model()
+    assert findings("--model", demo, *flags, demo)[0].verdict == "ok"
+    folder = changed_demo(tmp_path, config={"attention_bias": True})
+    finding = findings("--model", demo, *flags, folder)[-1]
+    assert finding.verdict == "bad"
+    assert "missing model.layers.0.self_attn.k_proj.bias" in finding.text
+
+
+def test_before_weights_are_downloaded_their_index_is_checked(tmp_path: Path) -> None:
+    folder = changed_demo(tmp_path, config={}, without="model.safetensors")
+    engine = EngineConfig(model=folder)
+    assert "downloaded yet, so they were not checked" in doctor.check_loading(engine).text
+    with safe_open(Path(find_demo_model()) / "model.safetensors", framework="np") as file:
+        weight_map = dict.fromkeys(file.offset_keys(), "model-1.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    finding = doctor.check_loading(engine)
+    assert finding.verdict == "note"
+    assert "only the names of tensors were checked" in finding.text
+    del weight_map["model.norm.weight"]
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(ValueError, match=r"missing model\.norm\.weight"):
+        doctor.check_loading(engine)
+
+
+EVERY = 1 if IS_LONG else 12
+"""Of the accepted configurations, one of so many is tried."""
+
+
+def test_the_verdict_is_the_loaders_on_every_real_configuration(tmp_path: Path) -> None:
+    """With random weights, since the collection has none: whether the model can be built."""
+    refused = [real for real in load_corpus() if "refused" in verdict(real)]
+    accepted = [real for real in load_corpus() if real not in refused][::EVERY]
+    assert len(refused) > 20
+    tokenizer = (Path(find_demo_model()) / "tokenizer.json").read_bytes()
+    for number, real in enumerate([*refused, *accepted]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        real.write(folder)
+        (folder / "tokenizer.json").write_bytes(tokenizer)
+        found = findings("--model", str(folder), "--load-format", "dummy")[-1]
+        problem = problem_of_loading(folder)
+        assert found.verdict == ("bad" if problem else "ok"), (real.name, found.text)
+        assert not problem or problem == " ".join(found.text.split())
+
+
+def problem_of_loading(folder: Path) -> str:
+    """Error of the loader; empty if it builds the model."""
+    try:
+        build_without_weights(load_model_config(str(folder), weights=False), 1)
+    except ValueError as error:
+        return " ".join(str(error).split())
+    return ""
 
 
 def test_a_malformed_tokenizer_is_bad(tmp_path: Path) -> None:

@@ -86,7 +86,29 @@ _QWEN_IMAGES = {
     "out_hidden_size": 64,
 }
 _ONE_LAYER = {"num_hidden_layers": 1, "num_attention_heads": 1}
+_GLM_IMAGES = {
+    **{"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 1, "patch_size": 8},
+    **{"image_size": 16, "out_hidden_size": 64},
+}
 _VISIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "Exaone4_5_": (
+        "Exaone4_5_VisionConfig",
+        {**_QWEN_IMAGES, "num_key_value_heads": 1, "fullatt_block_indexes": [0]},
+        {},
+    ),
+    "Glm4v": ("Glm4vVisionConfig", _GLM_IMAGES, {}),
+    "Glm46V": ("Glm4vVisionConfig", _GLM_IMAGES, {}),
+    "Glm4vMoe": ("Glm4vMoeVisionConfig", _GLM_IMAGES, {}),
+    "Idefics3": ("Idefics3VisionConfig", {**_IMAGES, **_ONE_LAYER}, {}),
+    "InternVL": ("InternVLVisionConfig", {**_IMAGES, **_ONE_LAYER}, {}),
+    "LlavaNext": ("CLIPVisionConfig", {**_IMAGES, **_ONE_LAYER}, {}),
+    "LlavaOnevision": ("SiglipVisionConfig", {**_IMAGES, **_ONE_LAYER}, {}),
+    "Qwen2VL": (
+        "Qwen2VLVisionConfig",
+        {**{"depth": 1, "embed_dim": 16, "num_heads": 1, "patch_size": 8}, "hidden_size": 64},
+        {},
+    ),
+    "SmolVLM": ("SmolVLMVisionConfig", {**_IMAGES, **_ONE_LAYER}, {}),
     "Mistral3": ("PixtralVisionConfig", {**_IMAGES, **_ONE_LAYER, "head_dim": 16}, {}),
     "Gemma3": (
         "SiglipVisionConfig",

@@ -48,6 +48,21 @@ _KIMI = Specimen(
     lacks_head_dim=True,
 )
 
+_HALF_MROPE = {**_ROPE, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
+_PARTIAL: dict[str, Mutation] = {
+    "partial": {
+        "partial_rotary_factor": 0.25,
+        "rope_parameters": {**_HALF_MROPE, "partial_rotary_factor": 0.25},
+    }
+}
+_GLM_IMAGES = Specimen(
+    name="Glm4",
+    config="Glm4vText",
+    settings={"rope_parameters": _HALF_MROPE},
+    mutations={"names": NO_NAMES, "eps": {"rms_norm_eps": 0.1}, **_PARTIAL},
+    multimodal="Glm4v",
+    lacks_head_dim=True,
+)
 TEXT_SPECIMENS: dict[str, Specimen] = {
     "kimi-k2-5": _KIMI,
     "kimi-k2-5-released": replace(_KIMI, architecture="KimiK25ForConditionalGeneration"),
@@ -80,6 +95,77 @@ TEXT_SPECIMENS: dict[str, Specimen] = {
         settings={"rope_parameters": _ROPE},
         mutations=_LLAMA_MUTATIONS,
         multimodal="Llava",
+    ),
+    "llava-next": Specimen(
+        name="Mistral",
+        settings={"rope_parameters": _ROPE, "sliding_window": 37},
+        mutations={"names": NO_NAMES, **_THETA, "window of one more": {"sliding_window": 38}},
+        multimodal="LlavaNext",
+    ),
+    "llava-onevision": Specimen(
+        name="Qwen2",
+        settings={"rope_parameters": _ROPE},
+        mutations=_LLAMA_MUTATIONS,
+        multimodal="LlavaOnevision",
+        lacks_head_dim=True,
+    ),
+    "internvl": Specimen(
+        name="Qwen3",
+        settings={"rope_parameters": _ROPE},
+        mutations=_LLAMA_MUTATIONS,
+        multimodal="InternVL",
+    ),
+    "idefics3": Specimen(
+        name="Llama",
+        settings={"rope_parameters": _ROPE},
+        mutations=_LLAMA_MUTATIONS,
+        multimodal="Idefics3",
+    ),
+    "smolvlm": Specimen(
+        name="Llama",
+        settings={"rope_parameters": _ROPE},
+        mutations=_LLAMA_MUTATIONS,
+        multimodal="SmolVLM",
+    ),
+    "qwen2-images": Specimen(
+        name="Qwen2",
+        config="Qwen2VLText",
+        settings={"rope_parameters": {**_ROPE, "mrope_section": [4, 2, 2]}},
+        mutations=_LLAMA_MUTATIONS,
+        multimodal="Qwen2VL",
+        lacks_head_dim=True,
+    ),
+    "exaone4-images": Specimen(
+        name="Exaone4",
+        settings={
+            "rope_parameters": _ROPE,
+            "sliding_window": 21,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+        mutations={"names": NO_NAMES, **_THETA, "window of one more": {"sliding_window": 22}},
+        multimodal="Exaone4_5_",
+    ),
+    "glm4-images": _GLM_IMAGES,
+    "glm4-6-images": replace(_GLM_IMAGES, multimodal="Glm46V"),
+    "glm4-moe-images": Specimen(
+        name="Glm4Moe",
+        config="Glm4vMoeText",
+        settings={
+            "rope_parameters": _HALF_MROPE,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 20,
+            "n_group": 2,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.5,
+        },
+        mutations={
+            "names": NO_NAMES,
+            "number of experts": {"num_experts_per_tok": 2},
+            "no biases": {"attention_bias": False},
+            **_PARTIAL,
+        },
+        multimodal="Glm4vMoe",
     ),
     "voxtral": Specimen(
         name="Llama",

@@ -131,11 +131,14 @@ def _plain(value: Any) -> Any:
 
 
 def main() -> None:
-    """Counts verdicts by source; --write renews verdicts.json."""
+    """Prints reasons of rejections and counts verdicts by source; --write renews verdicts.json."""
     found = verdicts()
     if "--write" in sys.argv:
         lines = (f"{json.dumps(name)}: {json.dumps(text)}" for name, text in found.items())
         VERDICTS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    for name, text in found.items():
+        if "refused" in text:
+            print(f"{name}: {text['refused']}")
     counts = Counter((real.source, *found[real.name]) for real in load_corpus())
     for (source, word), count in sorted(counts.items()):
         print(f"{source:12} {word:8} {count:4}")

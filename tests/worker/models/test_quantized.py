@@ -127,7 +127,7 @@ def test_modules_may_have_formats_of_their_own(tmp_path: Path, fp8: str) -> None
     settings = {
         f"model.layers.0.{name}": {"quant_algo": "FP8"}
         if re.search(fp8, name)
-        else {"quant_algo": "NVFP4", "group_size": 16}
+        else {"quant_algo": "W4A16_NVFP4" if "experts" in name else "NVFP4", "group_size": 16}
         for name in modules
     }
     folders = tmp_path / "own", tmp_path / "plain"
@@ -209,7 +209,8 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
         ({"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes'"),
         ({**GPTQ, "bits": 3}, "bits 3"),
         ({**GPTQ, "group_size": 0}, "group_size 0"),
-        ({**GPTQ, "dynamic": {"-:.*": {}}}, "the key dynamic"),
+        ({**GPTQ, "dynamic": {".*down_proj": {"bits": 8}}}, "dynamic '.*down_proj'"),
+        ({**GPTQ, "dynamic": {"-:*": {}}}, "the pattern 're:.*'"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
         ({**AWQ, "version": "gemv"}, "version 'gemv'"),
         ({**AWQ, "zero_point": False}, "zero_point False"),
@@ -236,6 +237,27 @@ def test_other_formats_are_refused_by_name(
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=f"quantization_config in config.json has .*{named}"):
         ModelConfig.parse({**CONFIG, "quantization_config": settings}, tmp_path)
+
+
+def test_modelopts_mixture_may_be_listed_beside_config_json(tmp_path: Path) -> None:
+    layers = {"model.layers.0.mlp": {"quant_algo": "W4A16_NVFP4", "group_size": 16}}
+    content = {"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(content))
+    config = ModelConfig.parse({**CONFIG, "quantization_config": MIXED}, tmp_path)
+    assert config.quantization is not None
+    assert config.quantization.format_of(["model.layers.0.mlp.up_proj"]) is not None
+    assert config.quantization.format_of(["model.layers.1.mlp.up_proj"]) is None
+
+
+def test_gptq_leaves_out_what_dynamic_excludes(tmp_path: Path) -> None:
+    """As in Qwen3.5's GPTQ checkpoints."""
+    excluded = {"lm_head": {}, "-:.*attn.*": {}, "-:.*shared_expert.*": {}}
+    raw = {**CONFIG, "quantization_config": {**GPTQ, "dynamic": excluded}}
+    quantization = ModelConfig.parse(raw, tmp_path).quantization
+    assert quantization is not None
+    names = ("self_attn.q_proj", "mlp.shared_expert.up_proj", "mlp.up_proj")
+    found = [quantization.format_of([f"model.layers.0.{name}"]) is None for name in names]
+    assert found == [True, True, False]
 
 
 LAYER, IN_TEXT = "model.layers.1", "language_model.model.layers.1"

@@ -80,6 +80,13 @@ def weight_files(folder: Path) -> list[Path]:
     return _weight_files(folder)
 
 
+def indexed_tensors(folder: Path) -> list[str]:
+    """Names of all tensors of a checkpoint by its index, which is downloaded before the weights;
+    empty without an index."""
+    index = folder / _INDEX
+    return list(_weight_map(index)) if index.is_file() else []
+
+
 def find_shape(folder: Path, end: str) -> list[int] | None:
     """Shape of the first tensor whose name ends with `end`, from the headers of the weight files;
     None if there is none, or if the checkpoint has no weights yet."""
@@ -188,6 +195,11 @@ def _indexed_names(index: Path) -> list[str]:
 
     HAZARD: a checkpoint is untrusted input; it must not make other files of this machine be read.
     """
+    return sorted(set(_weight_map(index).values()))
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """File of each tensor by an index, checked."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise ValueError(f"{index} holds no weight_map: download it again")
@@ -197,7 +209,7 @@ def _indexed_names(index: Path) -> list[str]:
                 f"{index} names the weight file {name!r:.200}, but weights are *.safetensors files "
                 "beside it: this checkpoint is broken or forged, get it from elsewhere"
             )
-    return sorted(set(weight_map.values()))
+    return weight_map
 
 
 def _lacking_weights(folder: Path) -> str:

@@ -50,12 +50,14 @@ FAMILIES: dict[str, type[FamilyConfig]] = {
     family.architecture: family for vendor in _VENDORS for family in vendor.FAMILIES
 }
 """Families by value of `architectures` in config.json."""
-
+_BY_ALL_NAMES = FAMILIES | {
+    name: family for family in FAMILIES.values() for name in family.other_architectures
+}
 
 MULTIMODAL: dict[str, MultimodalConfig] = {
     name: config
-    for vendor in (meta, qwen, deepseek, google, mistral)
-    for config in vendor.MULTIMODAL
+    for vendor in _VENDORS
+    for config in getattr(vendor, "MULTIMODAL", ())
     for name in config.architectures
 }
 """Multimodal checkpoints, of which the text model is served, by value of `architectures`."""
@@ -77,8 +79,8 @@ def read_family(raw: RawConfig) -> tuple[FamilyConfig, TensorNames | None]:
         raw, tensors = multimodal.text_config(raw), multimodal.tensors
         names = architectures(raw)
     for name in names:
-        if name in FAMILIES:
-            return FAMILIES[name].read(raw), tensors
+        if name in _BY_ALL_NAMES:
+            return _BY_ALL_NAMES[name].read(raw), tensors
     raise ValueError(
         f"architectures {names} in config.json are not supported: use a checkpoint of one of "
         f"{', '.join(FAMILIES)}"

@@ -66,6 +66,8 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     architecture: ClassVar[str]
     """Value of `architectures` in config.json."""
+    other_architectures: ClassVar[tuple[str, ...]] = ()
+    """Other values of `architectures` of checkpoints with the same layers and tensors' names."""
     model_types: ClassVar[tuple[str, ...]]
     """Values of `model_type` of this family; a checkpoint may also have none."""
     implementation: ClassVar[str]

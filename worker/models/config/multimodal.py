@@ -55,10 +55,10 @@ class MultimodalConfig:
     texts: Mapping[str, str]
     """Families of the text model, by `model_type` of text_config."""
     keys: frozenset[str]
-    """Keys beside text_config that do not concern the text model."""
+    """Keys beside text_config, and perhaps within, that do not concern the text model."""
     tensors: TensorNames
     defaults: Mapping[str, object] = field(default_factory=dict)
-    """Values of missing keys of the text model that differ from the family's."""
+    """Values of missing keys of the text model that differ from the family's, and from `SIZES`."""
     ignored: tuple[str, ...] = ()
     """Keys of text_config that are ignored, as transformers ignores them there."""
     text_type: str = ""
@@ -86,23 +86,40 @@ class MultimodalConfig:
                 f"text_config.model_type {kind!r} in config.json is not supported (supported: "
                 f"{', '.join(self.texts)}): use another checkpoint"
             )
-        text = {key: value for key, value in text.items() if key not in self.ignored}
+        unread = self.keys | {*self.ignored}
+        text = {key: value for key, value in text.items() if key not in unread}
         # The family's schema rejects keys that it does not have.
         others: dict[str, Any] = {
             key: value
             for key, value in raw.items()
             if value is not None and key not in self.keys | _BOOKKEEPING
         }
-        if "tie_word_embeddings" in text:
-            # At the top level transformers then writes the default of the whole model's class.
-            others.pop("tie_word_embeddings", None)
-        merged = {**self.defaults, **text, **others}
+        # As in transformers, text_config has precedence: keys beside it may be defaults of the
+        # whole model's class. Only the format of quantized weights is read from there.
+        formats = {key: others[key] for key in _FORMATS if key in others}
+        merged = {**SIZES.get(kind, {}), **self.defaults, **others, **text, **formats}
         for key in ("rope_scaling", "rope_parameters"):
             if isinstance(table := merged.get(key), dict):
                 merged[key] = _of_text(table)
         return {**merged, "architectures": [self.texts[kind]], "model_type": None}
 
 
+_LLAMA = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}
+SIZES: Mapping[str, Mapping[str, int]] = {
+    "llama": _LLAMA,
+    "mistral": {**_LLAMA, "intermediate_size": 14336},
+    "qwen2": {**_LLAMA, "vocab_size": 151936, "intermediate_size": 22016},
+    "qwen3": {**_LLAMA, "vocab_size": 151936, "intermediate_size": 22016},
+}
+"""Sizes that a text_config lacks where they equal the defaults of its class in transformers, which
+saves only differences; by `model_type`."""
+_FORMATS = ("quantization_config", "compression_config")
 _BOOKKEEPING = words("architectures model_type text_config transformers_version auto_map")
 
 

@@ -7,6 +7,7 @@ them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,8 @@ _NOT_OF_WEIGHTS = (
 )
 """Suffixes of names of tensors that are not needed: scales of activations, keys and values, and
 shapes."""
+_MIXED = "MIXED_PRECISION"
+_MODELOPT_FILE = "hf_quant_config.json"
 _NEUTRAL_VALUES: tuple[object, ...] = (None, False, "", [], {})
 
 
@@ -75,13 +78,22 @@ class _Source:
     def modules(self, *keys: str) -> tuple[str, ...]:
         """Patterns of modules in the lists of these keys, without modules that are never
         quantized."""
-        named = []
+        named = list[str]()
         for key in keys:
             patterns = self.content.get(key) or []
             if not isinstance(patterns, list) or {type(name) for name in patterns} - {str}:
                 raise self.unsupported(f"{key} {patterns!r:.80} (it must be a list of names)")
             named += patterns
+        for pattern in named:
+            self.check_pattern(pattern)
         return tuple(name for name in named if not name.endswith(_PLAIN_MODULES))
+
+    def check_pattern(self, pattern: str) -> None:
+        """Raises ValueError if a pattern is no regular expression although it begins with "re:"."""
+        try:
+            re.compile(pattern.removeprefix("re:") if pattern.startswith("re:") else "")
+        except re.error as error:
+            raise self.unsupported(f"the pattern {pattern!r:.80} ({error})") from None
 
     def sizes(self, key: str, value: object) -> tuple[int, int]:
         """Shape of a block: two positive integers. Raises ValueError for anything else."""
@@ -128,7 +140,8 @@ def read_quantization(
 def _find(raw: Mapping[str, Any], folder: Path) -> tuple[_Source, object] | None:
     """The object that describes the format, and its `quant_method`; None without any."""
     for key in ("quantization_config", "compression_config"):
-        if content := raw.get(key):
+        content = raw.get(key)
+        if content and not _lists_layers_elsewhere(content, folder):
             source = _Source(where=f"{key} in config.json", content=content)
             default = "modelopt" if "quant_algo" in content else None
             return source, content.get("quant_method", default)
@@ -141,6 +154,14 @@ def _find(raw: Mapping[str, Any], folder: Path) -> tuple[_Source, object] | None
                 raise ValueError(f"{name} must hold a JSON object, got {nested!r:.80}: fix it")
             return _Source(where=name, content=nested), nested.get("quant_method", method)
     return None
+
+
+def _lists_layers_elsewhere(content: Mapping[str, Any], folder: Path) -> bool:
+    """Whether config.json names a mixture of ModelOpt's formats, but only the file beside it lists
+    which module has which."""
+    is_short = content.get("quant_algo") == _MIXED and "quantized_layers" not in content
+    path = folder / _MODELOPT_FILE
+    return is_short and path.is_file() and "quantized_layers" in path.read_text(encoding="utf-8")
 
 
 def _parse_fp8(source: _Source) -> QuantizationConfig:
@@ -185,7 +206,7 @@ def _parse_modelopt(source: _Source) -> QuantizationConfig:
         | words("kv_cache_scheme kv_cache_quant_algo quantized_layers"),
         {"group_size": (16,)},
     )
-    is_mixed = source.content.get("quant_algo") == "MIXED_PRECISION"
+    is_mixed = source.content.get("quant_algo") == _MIXED
     return QuantizationConfig(
         weights=None if is_mixed else _modelopt_weights(source),
         by_module=_parse_layers(source) if is_mixed else {},
@@ -200,6 +221,8 @@ def _modelopt_weights(source: _Source) -> WeightConfig:
         "FP8": ScaledConfig(block_shape=(0, 0)),
         "FP8_PER_CHANNEL_PER_TOKEN": ScaledConfig(block_shape=(1, 0)),
         "NVFP4": Fp4Config(layout="modelopt"),
+        # The same weights, for activations that are not quantized.
+        "W4A16_NVFP4": Fp4Config(layout="modelopt"),
     }
     algorithm = source.content.get("quant_algo")
     if not isinstance(algorithm, str) or algorithm not in formats:
@@ -312,7 +335,7 @@ def _parse_gptq(source: _Source) -> QuantizationConfig:
     """AutoGPTQ's and GPTQModel's layout; groups are of consecutive features unless `desc_act` is
     set."""
     source.check(
-        _GPTQ_HARMLESS | words("quant_method bits group_size modules_in_block_to_quantize"),
+        _GPTQ_HARMLESS | words("quant_method bits group_size modules_in_block_to_quantize dynamic"),
         {
             "bits": (4, 8),
             "desc_act": (True, False),
@@ -323,8 +346,10 @@ def _parse_gptq(source: _Source) -> QuantizationConfig:
     content, bits = source.content, source.content.get("bits")
     if type(bits) is not int:
         raise source.unsupported(f"bits {bits!r:.80} (it must be 4 or 8)")
-    named = content.get("modules_in_block_to_quantize") or []
-    flat = [name for part in named for name in (part if isinstance(part, list) else [part])]
+    key = "modules_in_block_to_quantize"
+    named = content.get(key) or []
+    if isinstance(named, list):  # of names, or of lists of them
+        named = [name for part in named for name in (part if isinstance(part, list) else [part])]
     return QuantizationConfig(
         weights=GroupedIntConfig(
             layout="gptq",
@@ -333,8 +358,25 @@ def _parse_gptq(source: _Source) -> QuantizationConfig:
             zeros_less_one=content.get("checkpoint_format") != "gptq_v2",
             has_index=content.get("desc_act") is True,
         ),
-        targets=_Source(where=source.where, content={"modules": flat}).modules("modules"),
+        targets=_Source(where=source.where, content={key: named}).modules(key),
+        left_out=_gptq_left_out(source),
     )
+
+
+def _gptq_left_out(source: _Source) -> tuple[str, ...]:
+    """Patterns of modules that GPTQModel's `dynamic` leaves out ("-:..."); other settings for some
+    modules are not supported."""
+    patterns = source.content.get("dynamic") or {}
+    if not isinstance(patterns, dict):
+        raise source.unsupported(f"dynamic {patterns!r:.80} (it must be an object)")
+    for pattern, settings in patterns.items():
+        is_plain = not settings and pattern.endswith(_PLAIN_MODULES)
+        if not pattern.startswith("-:") and not is_plain:
+            raise source.unsupported(f"dynamic {pattern!r:.80} (it must begin with '-:')")
+    named = [f"re:{pattern[2:]}" for pattern in patterns if pattern.startswith("-:")]
+    for pattern in named:
+        source.check_pattern(pattern)
+    return tuple(named)
 
 
 def _parse_gpt_oss(source: _Source) -> QuantizationConfig:

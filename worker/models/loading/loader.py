@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -70,9 +70,10 @@ def build_model(config: ModelConfig, options: LayerOptions, max_model_len: int) 
     return model
 
 
-def check_weights(config: ModelConfig, world_size: int, *, expert_parallel: bool = False) -> None:
-    """Checks a checkpoint as a rank does on loading, but only reads headers of weight files and
-    allocates no weights.
+def build_without_weights(
+    config: ModelConfig, world_size: int, *, expert_parallel: bool = False
+) -> DecoderModel:
+    """Builds a model as a rank does, but on the meta device, which allocates no weights.
 
     Args:
         config: the model's configuration.
@@ -80,21 +81,40 @@ def check_weights(config: ModelConfig, world_size: int, *, expert_parallel: bool
         expert_parallel: whether ranks hold whole experts.
 
     Raises:
-        ValueError: the model cannot be divided evenly among the ranks, or tensors are missing,
-            unexpected, or of the wrong shape or type.
+        ValueError: as `build_model`.
     """
     device = torch.device("meta")
     group = TensorParallelGroup(rank=0, world_size=world_size, device=device, process_group=None)
     options = LayerOptions(
         group=group,
-        dtype=torch.bfloat16,  # the check of headers is the same for all types
+        dtype=torch.bfloat16,  # checks of names and headers are the same for all types
         device=device,
         batch_invariant=False,
         expert_parallel=expert_parallel,
     )
     # One block: rotary tables are computed on the CPU for each position.
-    model = build_model(config, options, max_model_len=config.block_size)
+    return build_model(config, options, max_model_len=config.block_size)
+
+
+def check_weights(model: DecoderModel, config: ModelConfig) -> None:
+    """Checks a checkpoint as a rank does on loading, but only reads headers of weight files.
+
+    Raises:
+        ValueError: tensors are missing, unexpected, or of the wrong shape or type.
+    """
     _check_headers(_slots_by_name(model), config)
+
+
+def check_names(model: DecoderModel, config: ModelConfig, names: Iterable[str]) -> None:
+    """Checks the names of a checkpoint's tensors, whose files may not be there yet.
+
+    Raises:
+        ValueError: tensors are missing or unexpected.
+    """
+    matching = _Matching(_slots_by_name(model), config)
+    for name in names:
+        matching.needed(name)
+    matching.check()
 
 
 def load_weights(
@@ -186,45 +206,67 @@ def _blocks(contents: _Contents, slots: Mapping[str, Sequence[WeightSlot]]) -> I
                 yield from file.blocks(name, slot)
 
 
+class _Matching:
+    """Comparison of the names of a checkpoint's tensors with the slots."""
+
+    def __init__(self, slots: Mapping[str, Sequence[WeightSlot]], config: ModelConfig) -> None:
+        self._slots, self._config = slots, config
+        self._missing = dict(slots)
+        self._unexpected, self._twice = list[str](), list[str]()
+        self.tied_name = ""
+        """Name of an LM head that must equal the embedding; empty without one."""
+
+    def needed(self, name: str) -> str | None:
+        """The family's name of a tensor; None if no slot is read from it."""
+        own_name = name if self._config.tensors is None else self._config.tensors.own_name(name)
+        if own_name is None:
+            return None
+        if self._missing.pop(own_name, None) is not None:
+            return own_name
+        if own_name == _TIED_NAME and self._config.tie_word_embeddings:
+            self.tied_name = name
+        elif own_name in self._slots:
+            self._twice.append(name)
+        elif not name.endswith("rotary_emb.inv_freq"):
+            self._unexpected.append(name)
+        return None
+
+    def check(self) -> None:
+        """Raises ValueError, with the names of tensors, if there were others than the slots'."""
+        kinds = {
+            "missing": sorted(self._missing),
+            "unexpected": sorted(self._unexpected),
+            "duplicate": sorted(self._twice),
+        }
+        problems = [f"{kind} {_shorten(names)}" for kind, names in kinds.items() if names]
+        if problems:
+            raise ValueError(
+                f"tensors of checkpoint {self._config.folder} do not match "
+                f"{self._config.architecture}: {'; '.join(problems)}. Its config.json and weights "
+                "disagree, or files are missing"
+            )
+
+
 def _check_headers(slots: Mapping[str, Sequence[WeightSlot]], config: ModelConfig) -> _Contents:
     """Compares names, shapes and types of a checkpoint's tensors with the slots.
 
     Raises:
         ValueError: they differ; the message names the tensors.
     """
-    missing, tied_file = dict(slots), None
-    unexpected, twice = list[str](), list[str]()
+    matching, tied_file = _Matching(slots, config), None
     by_file: dict[Path, list[tuple[str, str]]] = {}
-    tied_name = _TIED_NAME
     for path in weight_files(config.folder):
         with safe_open(path, framework="pt", device="cpu") as file:
             by_file[path] = []
             for name in file.offset_keys():
-                own_name = name if config.tensors is None else config.tensors.own_name(name)
-                if own_name is None:
-                    continue
-                if missing.pop(own_name, None) is not None:
+                own_name = matching.needed(name)
+                if own_name is not None:
                     by_file[path].append((name, own_name))
                     _check_tensor(file.get_slice(name), slots[own_name][0], path)
-                elif own_name == _TIED_NAME and config.tie_word_embeddings:
-                    tied_file, tied_name = path, name
-                elif own_name in slots:
-                    twice.append(name)
-                elif not name.endswith("rotary_emb.inv_freq"):
-                    unexpected.append(name)
-    problems = []
-    if missing:
-        problems.append(f"missing {_shorten(sorted(missing))}")
-    if unexpected:
-        problems.append(f"unexpected {_shorten(sorted(unexpected))}")
-    if twice:
-        problems.append(f"duplicate {_shorten(sorted(twice))}")
-    if problems:
-        raise ValueError(
-            f"tensors of checkpoint {config.folder} do not match {config.architecture}: "
-            f"{'; '.join(problems)}. Its config.json and weights disagree, or files are missing"
-        )
-    return _Contents(by_file=by_file, tied_file=tied_file, tied_name=tied_name)
+                elif name == matching.tied_name:
+                    tied_file = path
+    matching.check()
+    return _Contents(by_file=by_file, tied_file=tied_file, tied_name=matching.tied_name)
 
 
 def _check_tensor(source: Any, slot: WeightSlot, path: Path) -> None:

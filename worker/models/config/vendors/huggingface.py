@@ -1,11 +1,12 @@
-"""SmolLM3 (huggingface.co/HuggingFaceTB). Imports no torch."""
+"""SmolLM3, SmolVLM and Idefics3 (huggingface.co/HuggingFaceTB). Imports no torch."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from worker.models.config.family import FamilyConfig, rotating_layers
-from worker.models.config.schema import Count, Number
+from worker.models.config.multimodal import MultimodalConfig, TensorNames
+from worker.models.config.schema import Count, Number, words
 
 
 class SmolLM3Config(FamilyConfig):
@@ -34,3 +35,31 @@ class SmolLM3Config(FamilyConfig):
 
 
 FAMILIES = (SmolLM3Config,)
+_TEXTS = {"llama": "LlamaForCausalLM"}
+_KEYS = words(
+    """
+    vision_config image_token_id scale_factor pixel_shuffle_factor perceiver_config
+    """
+)
+_TENSORS = TensorNames(
+    renamed=(("model.text_model.", "model."),), skipped=("model.vision_model.", "model.connector.")
+)
+_DEFAULTS = {"rms_norm_eps": 1e-5}
+MULTIMODAL = (
+    MultimodalConfig(
+        architectures=("Idefics3ForConditionalGeneration",),
+        model_type="idefics3",
+        texts=_TEXTS,
+        keys=_KEYS,
+        tensors=_TENSORS,
+        defaults=_DEFAULTS,
+    ),
+    MultimodalConfig(
+        architectures=("SmolVLMForConditionalGeneration",),
+        model_type="smolvlm",
+        texts=_TEXTS,
+        keys=_KEYS,
+        tensors=_TENSORS,
+        defaults=_DEFAULTS,
+    ),
+)

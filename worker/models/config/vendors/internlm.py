@@ -1,11 +1,12 @@
-"""InternLM (huggingface.co/internlm). Imports no torch."""
+"""InternLM (huggingface.co/internlm) and InternVL (huggingface.co/OpenGVLab). Imports no torch."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from worker.models.config.family import Biases, FamilyConfig
-from worker.models.config.schema import Count
+from worker.models.config.multimodal import VISION_AND_PROJECTOR, MultimodalConfig
+from worker.models.config.schema import Count, words
 
 
 class InternLMConfig(FamilyConfig):
@@ -50,3 +51,23 @@ class InternLM3Config(FamilyConfig):
 
 
 FAMILIES = (InternLMConfig, InternLM2Config, InternLM3Config)
+MULTIMODAL = (
+    MultimodalConfig(
+        architectures=("InternVLForConditionalGeneration",),
+        model_type="internvl",
+        texts={
+            "qwen2": "Qwen2ForCausalLM",
+            "qwen3": "Qwen3ForCausalLM",
+            "qwen3_moe": "Qwen3MoeForCausalLM",
+            "llama": "LlamaForCausalLM",
+            "gpt_oss": "GptOssForCausalLM",
+        },
+        keys=words(
+            """
+            vision_config image_token_id image_seq_length downsample_ratio projector_hidden_act
+            vision_feature_layer vision_feature_select_strategy
+            """
+        ),
+        tensors=VISION_AND_PROJECTOR,
+    ),
+)

@@ -1,7 +1,9 @@
-"""Llama (huggingface.co/meta-llama). Imports no torch."""
+"""Llama (huggingface.co/meta-llama), and LLaVA (huggingface.co/llava-hf), whose first text model it
+was. Imports no torch."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from worker.models.config.family import CHUNKED, FULL, FamilyConfig, rotating_layers
@@ -14,9 +16,10 @@ class LlamaConfig(FamilyConfig):
     """Llama 1 to 3, and the many families that are released as Llama."""
 
     architecture = "LlamaForCausalLM"
-    model_types = ("llama",)
+    other_architectures = ("LLaMAForCausalLM", "AquilaForCausalLM", "XverseForCausalLM")
+    model_types = ("llama", "aquila", "xverse")
     implementation = "llama:LlamaForCausalLM"
-    harmless = frozenset({"sliding_window"})
+    harmless = words("sliding_window max_tokenizer_truncation")
 
     max_position_embeddings: Count = 2048
     eos_token_id: Any = 2
@@ -109,6 +112,23 @@ class Llama4Config(FamilyConfig):
 
 
 FAMILIES = (LlamaConfig, Llama4Config)
+_LLAVA_TEXTS = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+}
+_LLAVA_KEYS = words(
+    """
+    vision_config ignore_index image_token_index image_token_id image_seq_length
+    multimodal_projector_bias projector_hidden_act vision_feature_layer
+    vision_feature_select_strategy image_grid_pinpoints video_token_index video_token_id
+    vision_aspect_ratio use_image_newline_parameter
+    """
+)
+_LLAVA_NEXT = replace(
+    VISION_AND_PROJECTOR,
+    skipped=(*VISION_AND_PROJECTOR.skipped, "image_newline", "model.image_newline"),
+)
 MULTIMODAL = (
     MultimodalConfig(
         architectures=("Llama4ForConditionalGeneration",),
@@ -127,21 +147,22 @@ MULTIMODAL = (
     MultimodalConfig(
         architectures=("LlavaForConditionalGeneration",),
         model_type="llava",
-        texts={"llama": "LlamaForCausalLM"},
-        keys=words(
-            """
-            vision_config ignore_index image_token_index image_token_id image_seq_length
-            multimodal_projector_bias projector_hidden_act vision_feature_layer
-            vision_feature_select_strategy
-            """
-        ),
+        texts=_LLAVA_TEXTS,
+        keys=_LLAVA_KEYS,
         tensors=VISION_AND_PROJECTOR,
-        defaults={
-            "vocab_size": 32000,
-            "hidden_size": 4096,
-            "intermediate_size": 11008,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-        },
+    ),
+    MultimodalConfig(
+        architectures=("LlavaNextForConditionalGeneration",),
+        model_type="llava_next",
+        texts=_LLAVA_TEXTS,
+        keys=_LLAVA_KEYS,
+        tensors=_LLAVA_NEXT,
+    ),
+    MultimodalConfig(
+        architectures=("LlavaOnevisionForConditionalGeneration",),
+        model_type="llava_onevision",
+        texts=_LLAVA_TEXTS,
+        keys=_LLAVA_KEYS,
+        tensors=_LLAVA_NEXT,
     ),
 )

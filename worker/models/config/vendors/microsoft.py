@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from worker.models.config.family import Biases, FamilyConfig, WindowedFamilyConfig
+from worker.models.config.family import Biases, FamilyConfig, WindowedFamilyConfig, rotary_size
 from worker.models.config.schema import Count, Index, Number, words
 
 
@@ -18,12 +18,17 @@ class PhiConfig(FamilyConfig):
     max_position_embeddings: Count = 2048
     layer_norm_eps: Number = 1e-5
     partial_rotary_factor: Number = 0.5
+    rotary_dim: Count | None = None
     eos_token_id: Any = 2
     hidden_act: Literal["gelu_pytorch_tanh", "gelu_new"] = "gelu_new"
 
     def derive(self) -> None:
         """Sets the epsilon of norms."""
         self.rms_norm_eps = self.layer_norm_eps
+
+    def rotary_size(self) -> int:
+        """Number of leading dimensions of a head with rotary embedding."""
+        return rotary_size(self, self.rotary_dim)
 
     def biases(self) -> Biases:
         """Biases of all projections."""

@@ -307,6 +307,8 @@ class Qwen35Config(_DeltaNet):
 
     num_key_value_heads: Count | None = 4
     attn_output_gate: Yes = True
+    output_gate_type: Literal["swish", "silu"] = "swish"
+    """Activation of the delta network's output gate, in Qwen3.6; both names mean the same."""
     mamba_ssm_dtype: Literal["float32"] = "float32"
 
 
@@ -345,26 +347,36 @@ FAMILIES = (
 _QWEN_VISION_KEYS = words(
     """
     vision_config image_token_id video_token_id vision_token_id vision_start_token_id
-    vision_end_token_id
+    vision_end_token_id language_model_only
     """
 )
+_QWEN2_DEFAULTS = {
+    "rms_norm_eps": 1e-5,
+    "num_key_value_heads": 8,
+    "rope_theta": 1000000.0,
+    "max_window_layers": 80,
+    "eos_token_id": 151645,
+}
 _QWEN_VISION = TensorNames(
     renamed=(("model.language_model.", "model."),), skipped=("visual.", "model.visual.")
 )
 MULTIMODAL = (
+    MultimodalConfig(
+        architectures=("Qwen2VLForConditionalGeneration",),
+        model_type="qwen2_vl",
+        texts={"qwen2_vl_text": "Qwen2ForCausalLM"},
+        keys=_QWEN_VISION_KEYS,
+        tensors=_QWEN_VISION,
+        defaults=_QWEN2_DEFAULTS,
+        text_type="qwen2_vl_text",
+    ),
     MultimodalConfig(
         architectures=("Qwen2_5_VLForConditionalGeneration",),
         model_type="qwen2_5_vl",
         texts={"qwen2_5_vl_text": "Qwen2ForCausalLM"},
         keys=_QWEN_VISION_KEYS,
         tensors=_QWEN_VISION,
-        defaults={
-            "rms_norm_eps": 1e-5,
-            "num_key_value_heads": 8,
-            "rope_theta": 1000000.0,
-            "max_window_layers": 80,
-            "eos_token_id": 151645,
-        },
+        defaults=_QWEN2_DEFAULTS,
         text_type="qwen2_5_vl_text",
     ),
     MultimodalConfig(

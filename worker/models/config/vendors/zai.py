@@ -8,6 +8,7 @@ import msgspec
 
 from worker.models.config.family import Biases, FamilyConfig
 from worker.models.config.moe_config import MoeConfig, grouped_experts
+from worker.models.config.multimodal import MultimodalConfig, TensorNames
 from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, short, words
 from worker.models.config.vendors.deepseek import DeepseekV3Config
 
@@ -118,3 +119,40 @@ class Glm4MoeLiteConfig(DeepseekV3Config):
 
 
 FAMILIES = (GlmConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig)
+_VISION_KEYS = words(
+    """
+    vision_config image_token_id image_start_token_id image_end_token_id video_token_id
+    video_start_token_id video_end_token_id
+    """
+)
+_VISION = TensorNames(
+    renamed=(("model.language_model.", "model."),), skipped=("visual.", "model.visual.")
+)
+_VISION_DEFAULTS = {"max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "head_dim": None}
+"""Of the dense text model."""
+MULTIMODAL = (
+    MultimodalConfig(
+        architectures=("Glm4vForConditionalGeneration",),
+        model_type="glm4v",
+        texts={"glm4v_text": "Glm4ForCausalLM"},
+        keys=_VISION_KEYS,
+        tensors=_VISION,
+        defaults=_VISION_DEFAULTS,
+    ),
+    MultimodalConfig(
+        architectures=("Glm46VForConditionalGeneration",),
+        model_type="glm46v",
+        texts={"glm4v_text": "Glm4ForCausalLM"},
+        keys=_VISION_KEYS,
+        tensors=_VISION,
+        defaults=_VISION_DEFAULTS,
+    ),
+    MultimodalConfig(
+        architectures=("Glm4vMoeForConditionalGeneration",),
+        model_type="glm4v_moe",
+        texts={"glm4v_moe_text": "Glm4MoeForCausalLM"},
+        keys=_VISION_KEYS,
+        tensors=_VISION,
+        defaults={"max_position_embeddings": 65536, "attention_bias": True},
+    ),
+)
