@@ -64,6 +64,7 @@ DENSE_SPECIMENS: dict[str, Specimen] = {
     ),
     "apertus": Specimen(
         name="Apertus",
+        covers=("functions",),
         settings={"rope_parameters": _LLAMA3, "attention_bias": True},
         mutations={
             "norms of heads": NO_HEAD_NORMS,
@@ -112,6 +113,7 @@ DENSE_SPECIMENS: dict[str, Specimen] = {
     ),
     "starcoder2": Specimen(
         name="Starcoder2",
+        covers=("functions",),
         settings={
             "rope_parameters": _ROPE,
             "norm_epsilon": 1e-3,
@@ -151,6 +153,7 @@ DENSE_SPECIMENS: dict[str, Specimen] = {
     ),
     "phi": Specimen(
         name="Phi",
+        covers=("functions",),
         settings={"rope_parameters": _HALF_ROPE, "layer_norm_eps": 1e-3},
         mutations={
             "eps": {"layer_norm_eps": 0.1},
@@ -166,6 +169,7 @@ DENSE_SPECIMENS: dict[str, Specimen] = {
     ),
     "falcon": Specimen(
         name="Falcon",
+        covers=("functions",),
         settings={
             "rope_parameters": _ROPE,
             "layer_norm_epsilon": 1e-3,

@@ -121,6 +121,7 @@ _EXPERTS, _PROCESS = ParallelExperts.forward, Gemma4Layer.process_after_loading
 GEMMA4_SPECIMENS: dict[str, Specimen] = {
     "gemma4": Specimen(
         name="Gemma4",
+        covers=("positions", "shards"),
         config="Gemma4Text",
         settings={
             **_TEXT,

@@ -23,7 +23,7 @@ REMEDY = re.compile(r": .*\b(use|fix|it must be|merge|remove)\b")
 
 @pytest.mark.parametrize("real", CORPUS, ids=lambda real: real.name)
 def test_a_real_configuration_is_read_as_the_table_says(real: RealConfig) -> None:
-    """tests/support/worker/real_configs.py --write renews verdicts.json."""
+    """`make families` renews verdicts.json."""
     assert verdict(real) == EXPECTED[real.name]
 
 

@@ -9,7 +9,7 @@ from worker.models.config.families import FAMILIES, MULTIMODAL
 from worker.models.config.tested_families import CHECKS, RECORD, tested_families, tested_formats
 
 MODES = ("alone", "batched", "prefix hit", "chunks", "scarce", "TP 2", "mutations")
-RENEW = "python -m tests.support.worker.tested_models --write"
+RENEW = "make families"
 
 
 def test_record_and_readme_are_what_the_tests_say() -> None:
