@@ -14,6 +14,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig, PreTrainedModel
 
+from tests.support.checkpoints.moe import MoeMathematics
 from tests.support.checkpoints.reference import Mathematics, write_reference
 
 VOCAB_SIZE = 97
@@ -62,7 +63,7 @@ class Specimen:
 
     name: str = ""
     """Name of transformers' classes, without Config and ForCausalLM; empty if it lacks them."""
-    maths: Mathematics | None = None
+    maths: Mathematics | MoeMathematics | None = None
     """The family's mathematics, if transformers lacks the family."""
     config: str = ""
     """The same of its configuration class, if its name differs."""
@@ -151,6 +152,17 @@ _VISIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {**_IMAGES, **_ONE_LAYER, "num_key_value_heads": 1, "head_dim": 16},
         {},
     ),
+    "Gemma4Unified": (
+        "Gemma4UnifiedVisionConfig",
+        {
+            "patch_size": 8,
+            "pooling_kernel_size": 1,
+            "mm_embed_dim": 64,
+            "mm_posemb_size": 4,
+            "output_proj_dims": 64,
+        },
+        {},
+    ),
     "Llama4": (
         "Llama4VisionConfig",
         {
@@ -185,6 +197,8 @@ model."""
 def write(specimen: Specimen, folder: Path) -> Model:
     """Saves the checkpoint and returns the model for comparison."""
     torch.manual_seed(3)
+    if isinstance(specimen.maths, MoeMathematics):
+        return specimen.maths.write(folder)
     if specimen.maths is not None:
         return write_reference(specimen.maths, folder)
     model_class, config = _class_and_config(specimen)
@@ -213,7 +227,7 @@ def write_config(specimen: Specimen, folder: Path) -> None:
         (folder / "config.json").write_text(json.dumps(specimen.maths.config))
         return
     model_class, config = _class_and_config(specimen)
-    config.architectures = [model_class.__name__]
+    config.architectures = [specimen.architecture or model_class.__name__]
     config.save_pretrained(folder)
 
 
