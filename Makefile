@@ -17,6 +17,7 @@
 # make check-conformance  OpenAI's and Anthropic's clients, LangChain's tests, LiteLLM and others; our OpenAPI document
 # make check-real     the serve-chat model against transformers: tokens, drafts, schemas, tensor parallelism (15 minutes)
 # make check-gateway  CPU time per token of proxy, gateway and worker frontend (two minutes)
+# make families     after a change of models: verdicts on released ones, launch budgets, table of tests (a minute)
 # make trace-token    files and functions that one decoded token enters, from gateway to rank (ten seconds)
 # make check-proxy    kills HAProxy and its manager under load, five times each (three minutes)
 # make check-overload ten times the sustainable load over HTTP for a minute
@@ -59,7 +60,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install serve serve-chat unit test lint style lock check-install check-supply check-agents check-autoscale \
 	check-browser check-cancels check-chaos check-conformance check-cuda check-gateway check-hostile check-long check-nodes check-overload check-proxy check-real \
-	check-rolling-update check-scale check-soak check-tenants check-vllm-tests demo-models check-speculative trace-token
+	check-rolling-update check-scale check-soak check-tenants check-vllm-tests demo-models check-speculative families trace-token
 .DEFAULT_GOAL := serve
 
 help:
@@ -188,6 +189,11 @@ check-nodes: $(STAMP)
 
 check-gateway: $(STAMP)
 	$(BIN)/python -m tests.campaigns.gateway.main --json $(ARGS)
+
+families: $(STAMP)
+	$(BIN)/python -m tests.support.worker.real_configs --write
+	$(BIN)/python -m tests.support.cuda.budgets --write
+	$(BIN)/python -m tests.support.worker.tested_models --write
 
 trace-token: $(STAMP)
 	$(BIN)/python -m tests.campaigns.trace_token $(ARGS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,36 +11,16 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from tests.support.cuda.budgets import BUDGETS
-from tests.support.cuda.counted import Counts, HostWait, count_launches, write_config
+from tests.support.cuda.budgets import BUDGETS, CAPTURED, NUM_LAYERS, count
+from tests.support.cuda.counted import Counts, HostWait
 from tests.support.cuda.tensors import DeviceMix
-from tests.support.worker.real_configs import RealConfig, load_corpus
-from worker.models.config.families import FAMILIES
-from worker.models.config.family import LINEAR
 from worker.rank.runner import ModelRunner
 
-NUM_LAYERS = 6
-"""So that each kind of a family's layers is among them."""
 SHORT = ("LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "LLaDA2MoeModelLM")
 
 
-@cache
-def corpus() -> dict[str, RealConfig]:
-    return {real.name: real for real in load_corpus()}
-
-
-def count(architecture: str, folder: Path, num_layers: int = NUM_LAYERS, **options: Any) -> Counts:
-    real = corpus()[BUDGETS[architecture].model]
-    real.write(folder)
-    return count_launches(write_config(folder, dict(real.config), num_layers), **options)
-
-
 def test_every_family_has_a_budget() -> None:
-    captured = {name for name, family in FAMILIES.items() if LINEAR not in family.layer_kinds}
-    assert set(BUDGETS) == captured, (
-        "tests/support/cuda/budgets.py has a row for each family but those with states, which are "
-        "launched kernel by kernel"
-    )
+    assert set(BUDGETS) == set(CAPTURED), "make families"
 
 
 @pytest.mark.checks("cuda", of=BUDGETS, against="a budget of launches")
@@ -51,7 +30,8 @@ def test_every_family_has_a_budget() -> None:
 )
 def test_steps_stay_within_their_budgets(architecture: str, tmp_path: Path) -> None:
     """Waits for the device or mixed devices would raise."""
-    counts, budget = count(architecture, tmp_path), BUDGETS[architecture]
+    budget = BUDGETS[architecture]
+    counts = count(budget.model, tmp_path)
     assert counts.layer <= budget.layer
     assert counts.rest <= budget.rest
     assert counts.draw <= budget.draw
@@ -66,7 +46,7 @@ def test_steps_of_any_lengths_launch_no_more_than_decodes(
     architecture: str, tmp_path: Path
 ) -> None:
     """Except for a cast of the rows' offsets."""
-    counts = count(architecture, tmp_path)
+    counts = count(BUDGETS[architecture].model, tmp_path)
     if counts.ragged:
         assert counts.ragged <= counts.rest + NUM_LAYERS * counts.layer + 1
 
@@ -75,7 +55,8 @@ def test_steps_of_any_lengths_launch_no_more_than_decodes(
 def test_whole_experts_take_no_launch_more(architecture: str, tmp_path: Path) -> None:
     """Kernels skip pairs of other ranks' experts."""
     options = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
-    counts, budget = count(architecture, tmp_path, **options), BUDGETS[architecture]
+    budget = BUDGETS[architecture]
+    counts = count(budget.model, tmp_path, **options)
     assert counts.layer <= budget.layer
     assert counts.rest <= budget.rest
 
@@ -93,7 +74,7 @@ def sabotaged(folder: Path, harm: Callable[[torch.Tensor], object]) -> Counts:
 
             layer.forward = harmed  # type: ignore[method-assign]
 
-    return count("LlamaForCausalLM", folder, 1, prepare=prepare)
+    return count(BUDGETS["LlamaForCausalLM"].model, folder, 1, prepare=prepare)
 
 
 def test_a_launch_more_is_found(tmp_path: Path) -> None:

@@ -34,8 +34,8 @@ SKIPPED = {
 }
 _ENDS = ('"', '",', '"}', '."')
 _BIAS = 16
-"""Added to the logits of tokens that end a text in JSON: the demo model would write on for ever. Half
-of it is too little for a joke."""
+"""Added to the logits of tokens that end a text in JSON, so that the demo model ends it at all. A
+joke needs more than half of it."""
 
 
 class _Standard(ChatModelIntegrationTests):  # type: ignore[misc]

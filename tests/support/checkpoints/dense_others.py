@@ -10,6 +10,7 @@ from tests.support.checkpoints.mutations import (
     NO_HEAD_NORMS,
     NO_NORM_BIAS,
     NO_QKV_BIAS,
+    NO_SINKS,
     RMS_FOR_LAYER_NORM,
 )
 from tests.support.checkpoints.specimen import Mutation, Patch, Specimen
@@ -64,6 +65,7 @@ DENSE_SPECIMENS: dict[str, Specimen] = {
     ),
     "apertus": Specimen(
         name="Apertus",
+        covers=("functions",),
         settings={"rope_parameters": _LLAMA3, "attention_bias": True},
         mutations={
             "norms of heads": NO_HEAD_NORMS,
@@ -80,6 +82,31 @@ DENSE_SPECIMENS: dict[str, Specimen] = {
             **_EPS,
         },
         lacks_head_dim=True,
+    ),
+    "granite-swa": Specimen(
+        name="GraniteSWA",
+        settings={
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.5,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 0.25,
+            "rope_parameters": _ROPE,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 21,
+            "layer_rope_theta": [100.0, 0.0, 30.0],
+        },
+        mutations={
+            "sinks": NO_SINKS,
+            "embedding": {"embedding_multiplier": 1.0},
+            "scale of attention": {"attention_multiplier": 0.25},
+            "residual": {"residual_multiplier": 1.0},
+            "logits": {"logits_scaling": 4.0},
+            "all rotate": {"layer_rope_theta": [100.0, 100.0, 30.0]},
+            "base of a layer": {"layer_rope_theta": [100.0, 0.0, 100.0]},
+            "window of one more": {"sliding_window": 22},
+        },
+        lacks_head_dim=True,
+        is_variant=True,
     ),
     "helium": Specimen(
         name="Helium",
@@ -112,6 +139,7 @@ DENSE_SPECIMENS: dict[str, Specimen] = {
     ),
     "starcoder2": Specimen(
         name="Starcoder2",
+        covers=("functions",),
         settings={
             "rope_parameters": _ROPE,
             "norm_epsilon": 1e-3,
@@ -151,6 +179,7 @@ DENSE_SPECIMENS: dict[str, Specimen] = {
     ),
     "phi": Specimen(
         name="Phi",
+        covers=("functions",),
         settings={"rope_parameters": _HALF_ROPE, "layer_norm_eps": 1e-3},
         mutations={
             "eps": {"layer_norm_eps": 0.1},
@@ -166,6 +195,7 @@ DENSE_SPECIMENS: dict[str, Specimen] = {
     ),
     "falcon": Specimen(
         name="Falcon",
+        covers=("functions",),
         settings={
             "rope_parameters": _ROPE,
             "layer_norm_epsilon": 1e-3,

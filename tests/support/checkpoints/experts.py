@@ -3,23 +3,65 @@ mutations that break each of their features."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.support.checkpoints.mutations import (
+    IN_HALVES,
+    NO_HEAD_NORMS,
     NO_QKV_BIAS,
     NO_ROUTER_BIAS,
     NO_SHARED_EXPERT,
+    OPEN_GATE,
     SWAPPED_POST_NORMS,
+    SWAPPED_SANDWICH,
     WIDE_NORMS_OF_HEADS,
+    always_rotating,
 )
 from tests.support.checkpoints.specimen import Mutation, Patch, Specimen
 from worker.models.architectures.hunyuan_moe import _TRAITS
 from worker.models.layers.attention import AttentionTraits
+from worker.models.layers.norms import RMSNorm
 
+_WINDOW = 21
+_ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
 _ROPE = {"rope_type": "default", "rope_theta": 100.0}
 _THETA: dict[str, Mutation] = {"theta": {"rope_parameters": {**_ROPE, "rope_theta": 300.0}}}
 _ALPHA = {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 20.0, "factor": 1.0}
 _EPS: dict[str, Mutation] = {"eps": {"rms_norm_eps": 0.1}}
 _FEWER: dict[str, Mutation] = {"number of experts": {"num_experts_per_tok": 2}}
 
+
+_K_EXAONE = Specimen(
+    name="ExaoneMoe",
+    settings={
+        "rope_parameters": _ROPE,
+        "sliding_window": _WINDOW,
+        "layer_types": _ALTERNATING,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "num_shared_experts": 1,
+        "routed_scaling_factor": 1.7,
+        "n_group": 4,
+        "topk_group": 2,
+    },
+    mutations={
+        "full layers rotate": Patch(
+            target="worker.models.architectures.exaone4:AttentionTraits", value=always_rotating
+        ),
+        "norms of heads": NO_HEAD_NORMS,
+        "shared expert": NO_SHARED_EXPERT,
+        "bias of the router": NO_ROUTER_BIAS,
+        "scale of experts": {"routed_scaling_factor": 1.0},
+        "groups": {"topk_group": 4},
+        "sum of weights": {"norm_topk_prob": False},
+        "window of one more": {"sliding_window": _WINDOW + 1},
+        **_FEWER,
+        **_THETA,
+        **_EPS,
+    },
+    is_variant=True,
+)
 
 EXPERT_SPECIMENS: dict[str, Specimen] = {
     "granite-moe": Specimen(
@@ -84,6 +126,136 @@ EXPERT_SPECIMENS: dict[str, Specimen] = {
             **_FEWER,
             **_THETA,
         },
+    ),
+    "olmoe": Specimen(
+        name="Olmoe",
+        settings={"rope_parameters": _ROPE, "num_experts": 8, "num_experts_per_tok": 3},
+        mutations={
+            "norms of heads": WIDE_NORMS_OF_HEADS,
+            "sum of weights": {"norm_topk_prob": True},
+            **_FEWER,
+            **_THETA,
+            **_EPS,
+        },
+        lacks_head_dim=True,
+        is_variant=True,
+    ),
+    "hy3": Specimen(
+        name="HYV3",
+        settings={
+            "rope_parameters": _ROPE,
+            "attention_bias": True,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "num_shared_experts": 2,
+            "router_scaling_factor": 1.7,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+        },
+        mutations={
+            "norms of heads": NO_HEAD_NORMS,
+            "no bias": NO_QKV_BIAS,
+            "shared expert": NO_SHARED_EXPERT,
+            "bias of the router": NO_ROUTER_BIAS,
+            "scale of experts": {"router_scaling_factor": 1.0},
+            "dense layers": {"mlp_layer_types": ["dense", "sparse", "sparse"]},
+            **_FEWER,
+            **_THETA,
+            **_EPS,
+        },
+        is_variant=True,
+    ),
+    "k-exaone": _K_EXAONE,
+    "k-exaone-released": replace(_K_EXAONE, architecture="ExaoneMoEForCausalLM"),
+    "trinity": Specimen(
+        name="Afmoe",
+        covers=("positions", "shards"),
+        settings={
+            "rope_parameters": _ROPE,
+            "sliding_window": _WINDOW,
+            "layer_types": _ALTERNATING,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "num_shared_experts": 2,
+            "num_dense_layers": 1,
+            "route_scale": 1.7,
+            "mup_enabled": True,
+        },
+        mutations={
+            "gate of attention": OPEN_GATE,
+            "norms of heads": NO_HEAD_NORMS,
+            "norms behind blocks": SWAPPED_SANDWICH,
+            "embedding": {"mup_enabled": False},
+            "full layers rotate": Patch(
+                target="worker.models.architectures.afmoe:AttentionTraits", value=always_rotating
+            ),
+            "shared expert": NO_SHARED_EXPERT,
+            "bias of the router": NO_ROUTER_BIAS,
+            "scale of experts": {"route_scale": 1.0},
+            "dense layers": {"num_dense_layers": 0},
+            "window of one more": {"sliding_window": _WINDOW + 1},
+            **_FEWER,
+            **_THETA,
+            **_EPS,
+        },
+    ),
+    "cohere2-moe": Specimen(
+        name="Cohere2Moe",
+        settings={
+            "rope_parameters": _ROPE,
+            "logit_scale": 0.5,
+            "layer_norm_eps": 1e-3,
+            "rms_norm_eps": None,
+            "sliding_window": _WINDOW,
+            "layer_types": _ALTERNATING,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "prefix_dense_intermediate_size": 40,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "num_shared_experts": 2,
+        },
+        mutations={
+            "logits": {"logit_scale": 1.0},
+            "order of dimensions": IN_HALVES,
+            "mean": Patch(target="worker.models.architectures.cohere:LayerNorm", value=RMSNorm),
+            "dense layer rotates": {"prefix_dense_sliding_window_pattern": 2},
+            "shared expert": NO_SHARED_EXPERT,
+            "average": {"shared_expert_combination_strategy": "sum"},
+            "scores": {"expert_selection_fn": "sigmoid"},
+            "window of one more": {"sliding_window": _WINDOW + 1},
+            **_FEWER,
+            **_THETA,
+        },
+        is_variant=True,
+    ),
+    "cohere2-moe-sigmoid": Specimen(
+        name="Cohere2Moe",
+        settings={
+            "rope_parameters": _ROPE,
+            "logit_scale": 0.5,
+            "rms_norm_eps": 1e-3,
+            "sliding_window": _WINDOW,
+            "layer_types": _ALTERNATING,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "num_shared_experts": 1,
+            "shared_expert_combination_strategy": "sum",
+            "expert_selection_fn": "sigmoid",
+            "norm_topk_prob": False,
+        },
+        mutations={
+            "full layers rotate": Patch(
+                target="worker.models.architectures.cohere:AttentionTraits", value=always_rotating
+            ),
+            "norm": {"rms_norm_eps": None, "layer_norm_eps": 1e-3},
+            "sum": {"shared_expert_combination_strategy": "average"},
+            "scores": {"expert_selection_fn": "softmax"},
+            "sum of weights": {"norm_topk_prob": True},
+            **_FEWER,
+            **_EPS,
+        },
+        is_variant=True,
     ),
     "hunyuan-moe": Specimen(
         name="HunYuanMoEV1",

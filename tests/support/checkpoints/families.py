@@ -3,7 +3,11 @@ and mutations that break each feature."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
+
+import pytest
+from _pytest.mark import ParameterSet
 
 from tests.support.checkpoints.dense_others import DENSE_SPECIMENS
 from tests.support.checkpoints.experts import EXPERT_SPECIMENS
@@ -37,7 +41,7 @@ from tests.support.checkpoints.mutations import (
     with_open_gate,
 )
 from tests.support.checkpoints.published import PUBLISHED_SPECIMENS
-from tests.support.checkpoints.specimen import Model, Mutation, Patch, Specimen, write
+from tests.support.checkpoints.specimen import Model, Mutation, Patch, Specimen, Trait, write
 from tests.support.checkpoints.texts import TEXT_SPECIMENS
 from worker.models.layers.moe import MoeNames
 from worker.models.layers.norms import RMSNorm
@@ -123,6 +127,7 @@ _SWAPPED_TABLES = {
 SPECIMENS: dict[str, Specimen] = {
     "llama": Specimen(
         name="Llama",
+        covers=("positions", "cache", "shards"),
         settings={"rope_parameters": _LLAMA3, "attention_bias": True, "mlp_bias": True},
         mutations={
             "llama3 factor": {"rope_parameters": {**_LLAMA3, "factor": 2.0}},
@@ -163,6 +168,7 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     "mistral": Specimen(
         name="Mistral",
+        covers=("positions",),
         settings={"sliding_window": 37, "rope_parameters": _ROPE},
         mutations={
             "no window": {"sliding_window": None},
@@ -172,6 +178,7 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     "phi3": Specimen(
         name="Phi3",
+        covers=("positions", "shards"),
         settings={
             "rope_parameters": _LONGROPE,
             "max_position_embeddings": 640,
@@ -190,6 +197,7 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     "gpt-oss": Specimen(
         name="GptOss",
+        covers=("positions", "cache", "shards", "experts"),
         settings={
             "rope_parameters": {**_YARN, "truncate": False},
             "sliding_window": _WINDOW,
@@ -224,6 +232,7 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     "gemma2": Specimen(
         name="Gemma2",
+        covers=("positions",),
         settings={
             "rope_parameters": _ROPE,
             "sliding_window": _WINDOW,
@@ -245,6 +254,7 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     "gemma3": Specimen(
         name="Gemma3",
+        covers=("positions", "cache"),
         config="Gemma3Text",
         settings={
             "rope_parameters": _TWO_ROPES,
@@ -299,6 +309,7 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     "qwen3": Specimen(
         name="Qwen3",
+        covers=("alone",),
         settings={
             "rope_parameters": _ROPE,
             "use_sliding_window": True,
@@ -309,6 +320,7 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     "qwen3-next": Specimen(
         name="Qwen3Next",
+        covers=("positions", "cache", "shards", "functions"),
         settings={
             **_LINEAR,
             "num_experts": 8,
@@ -329,6 +341,7 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     "qwen3-5": Specimen(
         name="Qwen3_5",
+        covers=("shards",),
         config="Qwen3_5Text",
         settings={**_LINEAR, "attention_bias": True, "tie_word_embeddings": True},
         mutations=_LINEAR_MUTATIONS,
@@ -341,6 +354,7 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     "qwen3-5-images": Specimen(
         name="Qwen3_5Moe",
+        is_variant=True,
         config="Qwen3_5MoeText",
         settings=_LINEAR_EXPERTS,
         mutations={**_LINEAR_EXPERTS_MUTATIONS, "names": NO_NAMES},
@@ -348,6 +362,7 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     "qwen3-5-small-images": Specimen(
         name="Qwen3_5",
+        is_variant=True,
         config="Qwen3_5Text",
         settings={**_LINEAR, "tie_word_embeddings": True},
         mutations={"names": NO_NAMES, "convolution": NO_TAPS},
@@ -389,6 +404,7 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     "qwen2-moe": Specimen(
         name="Qwen2Moe",
+        covers=("shards", "experts"),
         settings={
             "rope_parameters": _ROPE,
             "num_experts": 8,
@@ -411,6 +427,7 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     "minimax-m2": Specimen(
         name="MiniMaxM2",
+        covers=("shards",),
         settings={
             "rope_parameters": _HALF_ROPE,
             "rotary_dim": 8,
@@ -439,6 +456,7 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     "ministral3": Specimen(
         name="Ministral3",
+        covers=("positions",),
         settings={"rope_parameters": _MINISTRAL_ROPE, "sliding_window": None},
         mutations={
             "beta": {"rope_parameters": {**_MINISTRAL_ROPE, "llama_4_scaling_beta": 0.3}},
@@ -473,6 +491,7 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     "glm4": Specimen(
         name="Glm4",
+        covers=("shards",),
         settings={"rope_parameters": _HALF_ROPE, "attention_bias": True},
         mutations={
             "order of dimensions": IN_HALVES,
@@ -496,6 +515,7 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     "glm4-moe": Specimen(
         name="Glm4Moe",
+        covers=("positions", "shards", "alone"),
         settings={
             "rope_parameters": _HALF_ROPE,
             "attention_bias": True,
@@ -528,6 +548,7 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     "smollm3": Specimen(
         name="SmolLM3",
+        covers=("positions",),
         settings={
             "rope_parameters": _ROPE,
             "no_rope_layers": [1, 0, 1],
@@ -553,6 +574,7 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     "olmo2": Specimen(
         name="Olmo2",
+        covers=("shards",),
         settings={"rope_parameters": _ROPE},
         mutations={
             "norms of heads": WIDE_NORMS_OF_HEADS,
@@ -677,8 +699,19 @@ SPECIMENS: dict[str, Specimen] = {
     **PUBLISHED_SPECIMENS,
 }
 """By the family's name in tests."""
-WITH_CLASS = tuple(name for name in SPECIMENS if name not in PUBLISHED_SPECIMENS)
-"""Those whose family transformers has a class of; the others are compared with a reference."""
+
+
+def specimens(where: Callable[[Specimen], object]) -> tuple[str, ...]:
+    """Names of the specimens with a property."""
+    return tuple(name for name, specimen in SPECIMENS.items() if where(specimen))
+
+
+def cases(trait: Trait, names: Iterable[str] = SPECIMENS) -> list[ParameterSet]:
+    """Specimens as parameters of a test; `make test` runs those that cover the trait."""
+    return [
+        pytest.param(name, marks=() if trait in SPECIMENS[name].covers else pytest.mark.long)
+        for name in names
+    ]
 
 
 def write_specimen(name: str, folder: Path) -> Model:

@@ -118,9 +118,33 @@ def _with_swapped_norms(self: ParallelExperts, *args: Any) -> torch.Tensor:
 
 _EXPERTS, _PROCESS = ParallelExperts.forward, Gemma4Layer.process_after_loading
 
+_UNIFIED = Specimen(
+    name="Gemma4Unified",
+    config="Gemma4UnifiedText",
+    settings={
+        **_TEXT,
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "final_logit_softcapping": 5.0,
+    },
+    mutations={
+        "scale of embeddings": NO_EMBEDDING_SCALE,
+        "activation": SILU,
+        "norms of heads": NO_HEAD_NORMS,
+        "cap of logits": {"final_logit_softcapping": None},
+        "values": {"attention_k_eq_v": False},
+        "heads": {"per_layer_config": None},
+        "theta": _full_rope(rope_theta=30.0),
+        **_WINDOW_PLUS_1,
+    },
+    is_variant=True,
+)
 GEMMA4_SPECIMENS: dict[str, Specimen] = {
     "gemma4": Specimen(
         name="Gemma4",
+        covers=("positions", "shards"),
         config="Gemma4Text",
         settings={
             **_TEXT,
@@ -198,5 +222,12 @@ GEMMA4_SPECIMENS: dict[str, Specimen] = {
         },
         mutations={"names": NO_NAMES, **_WINDOW_PLUS_1},
         multimodal="Gemma4",
+    ),
+    "gemma4-unified": _UNIFIED,
+    "gemma4-unified-images": replace(
+        _UNIFIED,
+        mutations={"names": NO_NAMES, **_WINDOW_PLUS_1},
+        multimodal="Gemma4Unified",
+        is_variant=True,
     ),
 }

@@ -150,6 +150,7 @@ LATENT_SPECIMENS: dict[str, Specimen] = {
     ),
     "deepseek-v2-lite": Specimen(
         name="DeepseekV2",
+        covers=("shards",),
         settings={
             **LATENTS,
             **EXPERTS,
@@ -167,6 +168,7 @@ LATENT_SPECIMENS: dict[str, Specimen] = {
     ),
     "deepseek-v3": Specimen(
         name="DeepseekV3",
+        covers=("positions", "cache", "shards", "experts", "functions"),
         settings={
             **LATENTS,
             **EXPERTS,

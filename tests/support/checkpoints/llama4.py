@@ -46,6 +46,7 @@ _MOE, _EXPERTS = Llama4Moe.forward, RoutedExperts.forward
 LLAMA4_SPECIMENS: dict[str, Specimen] = {
     "llama4": Specimen(
         name="Llama4",
+        covers=("positions", "cache", "shards", "experts", "functions"),
         config="Llama4Text",
         settings={
             "rope_parameters": _ROPE,

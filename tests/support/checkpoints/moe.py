@@ -7,13 +7,15 @@ published checkpoints' config.json and index files, not from the code under test
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
+
+from tests.support.checkpoints.reference import Scores
 
 MASK = 90
 _COMMON: dict[str, Any] = {
@@ -69,6 +71,18 @@ LLADA2: dict[str, Any] = {
     "use_bias": False,
     "use_qk_norm": True,
 }
+BAILING: dict[str, Any] = {
+    **{key: LLADA2[key] for key in LLADA2 if key not in ("block_size", "mask_token_id")},
+    "architectures": ["BailingMoeV2ForCausalLM"],
+    "model_type": "bailing_moe",
+    "vocab_size": 97,
+    "eos_token_id": 7,
+    "num_hidden_layers": 3,
+    "num_nextn_predict_layers": 0,
+    "num_shared_experts": 2,
+}
+_LING = ("llada2_moe", "bailing_moe")
+"""Families with Ling's names and router."""
 
 
 @dataclass
@@ -76,6 +90,22 @@ class MoeCheckpoint:
     folder: str
     config: dict[str, Any]
     weights: dict[str, torch.Tensor]
+
+    def __call__(self, input_ids: torch.Tensor) -> Scores:
+        """Scores after each of the tokens [1, tokens]."""
+        return Scores(reference_logits(self, input_ids[0].tolist())[None])
+
+
+@dataclass(frozen=True)
+class MoeMathematics:
+    """The family of a configuration, which this module computes."""
+
+    config: Mapping[str, Any]
+    """config.json."""
+
+    def write(self, folder: Path) -> MoeCheckpoint:
+        """Saves a checkpoint of random weights and returns its model."""
+        return write_moe(dict(self.config), folder)
 
 
 def write_moe(config: dict[str, Any], folder: Path) -> MoeCheckpoint:
@@ -96,7 +126,7 @@ def write_moe(config: dict[str, Any], folder: Path) -> MoeCheckpoint:
 
 
 def _shapes(c: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    hidden, dim, llada = c["hidden_size"], c["head_dim"], c["model_type"] == "llada2_moe"
+    hidden, dim, llada = c["hidden_size"], c["head_dim"], c["model_type"] in _LING
     q, kv = c["num_attention_heads"] * dim, c["num_key_value_heads"] * dim
     embedding = "word_embeddings" if llada else "embed_tokens"
     shapes: dict[str, tuple[int, ...]] = {
@@ -132,17 +162,18 @@ def _shapes(c: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             mlp(f"{layer}.mlp.experts.{expert}", c["moe_intermediate_size"])
         if llada:
             shapes[f"{layer}.mlp.gate.expert_bias"] = (c["num_experts"],)
-            mlp(f"{layer}.mlp.shared_experts", c["moe_intermediate_size"])
+            size = c["num_shared_experts"] * c["moe_intermediate_size"]
+            mlp(f"{layer}.mlp.shared_experts", size)
     return shapes
 
 
 def reference_logits(checkpoint: MoeCheckpoint, token_ids: Sequence[int]) -> torch.Tensor:
     """[positions, vocab] of whole blocks, every block seeing itself and those before."""
     c, w = checkpoint.config, checkpoint.weights
-    llada = c["model_type"] == "llada2_moe"
+    llada = c["model_type"] in _LING
     hidden = w["model.word_embeddings.weight" if llada else "model.embed_tokens.weight"]
     x = hidden[list(token_ids)]
-    blocks = torch.arange(len(token_ids)) // c["block_size"]
+    blocks = torch.arange(len(token_ids)) // c.get("block_size", 1)
     hides = blocks[:, None] < blocks[None, :]
     for index in range(c["num_hidden_layers"]):
         layer = f"model.layers.{index}"

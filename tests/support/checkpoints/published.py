@@ -3,7 +3,7 @@ would be wrong if one of their features were missed.
 
 Sources, each the modelling code beside released weights: huggingface.co/internlm (InternLM 1, 2,
 3), /baichuan-inc (Baichuan 2), /Qwen (Qwen 1), /XiaomiMiMo, /openbmb (MiniCPM), /OrionStarAI,
-/IQuestLab, /deepseek-ai (DeepSeekMoE) and /microsoft (Phi-3-vision).
+/IQuestLab, /deepseek-ai (DeepSeekMoE), /inclusionAI (Ling 2) and /microsoft (Phi-3-vision).
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from tests.support.checkpoints.moe import BAILING, MoeMathematics
 from tests.support.checkpoints.mutations import (
+    NO_HEAD_NORMS,
     NO_NAMES,
     NO_NORM_BIAS,
     NO_QKV_BIAS,
+    NO_ROUTER_BIAS,
     NO_SHARED_EXPERT,
     RMS_FOR_LAYER_NORM,
 )
@@ -274,6 +277,23 @@ PUBLISHED_SPECIMENS: dict[str, Specimen] = {
             **_THETA,
             **_EPS,
         },
+    ),
+    "ling2": Specimen(
+        maths=MoeMathematics(BAILING),
+        mutations={
+            "norms of heads": NO_HEAD_NORMS,
+            "partial": {"partial_rotary_factor": 1.0, "rotary_dim": 16},
+            "groups": {"topk_group": 2},
+            "number of experts": {"num_experts_per_tok": 2},
+            "sum of weights": {"norm_topk_prob": False},
+            "scale of experts": {"routed_scaling_factor": 1.0},
+            "first layer": {"first_k_dense_replace": 0},
+            "bias of the router": NO_ROUTER_BIAS,
+            "shared expert": NO_SHARED_EXPERT,
+            **_THETA,
+            **_EPS,
+        },
+        is_variant=True,
     ),
     "phi3-images": Specimen(
         maths=Mathematics(

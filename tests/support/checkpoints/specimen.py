@@ -7,13 +7,14 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig, PreTrainedModel
 
+from tests.support.checkpoints.moe import MoeMathematics
 from tests.support.checkpoints.reference import Mathematics, write_reference
 
 VOCAB_SIZE = 97
@@ -32,6 +33,23 @@ Mutation = Mapping[str, Any] | Patch
 """Changed keys of config.json, or changed code."""
 
 
+Trait = Literal["alone", "positions", "cache", "shards", "experts", "functions"]
+"""What a family has of which a few specimens represent all in `make test`:
+
+- alone: one request at a time;
+- positions: what depends on a token's position and its request's cache: windows, chunks, pages that
+  layers share, caps, sinks, tables and temperatures by position, states, latents;
+- cache: a kind of cache or layer: all positions, windows, chunks, latents, states;
+- shards: what ranks split: biases, fused tensors, experts, heads of several sizes, norms over all
+  heads, latents;
+- experts: experts in their own tensors or stacked, with biases, shared experts or groups, one
+  expert per row;
+- functions: functions of torch that other families do not use: SiLU, softplus, sigmoids, both
+  GELUs.
+"""
+_EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
 class Model(Protocol):
     """The source of expected logits."""
 
@@ -41,11 +59,11 @@ class Model(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Specimen:
-    """A family's checkpoint."""
+    """A family's checkpoint: the one registration of a family in the tests."""
 
     name: str = ""
     """Name of transformers' classes, without Config and ForCausalLM; empty if it lacks them."""
-    maths: Mathematics | None = None
+    maths: Mathematics | MoeMathematics | None = None
     """The family's mathematics, if transformers lacks the family."""
     config: str = ""
     """The same of its configuration class, if its name differs."""
@@ -63,6 +81,42 @@ class Specimen:
     """Its value of `architectures`; empty for that of transformers."""
     lacks_head_dim: bool = False
     """Whether its configuration lacks head_dim, so that it is hidden_size / heads."""
+    covers: tuple[Trait, ...] = ()
+    """Traits that it represents in `make test`; `make check-long` checks all specimens."""
+    is_variant: bool = False
+    """Whether its layers are those of other specimens with other names or sizes, so that it is left
+    to `make check-long`."""
+
+    @property
+    def served_architecture(self) -> str:
+        """Value of `architectures` in its config.json."""
+        if self.architecture:
+            return self.architecture
+        if self.multimodal:
+            return f"{self.multimodal}ForConditionalGeneration"
+        if self.maths is not None:
+            return str(self.maths.config["architectures"][0])
+        return f"{self.name}ForCausalLM"
+
+    @property
+    def reference(self) -> str:
+        """Source of the expected logits."""
+        return "transformers" if self.maths is None else "independent reference"
+
+    @property
+    def keys(self) -> Mapping[str, Any]:
+        """Keys of config.json besides the sizes that all specimens share."""
+        return self.settings if self.maths is None else self.maths.config
+
+    @property
+    def num_experts(self) -> int:
+        """Number of routed experts; 0 for a dense model."""
+        return next((self.keys[key] for key in _EXPERT_KEYS if key in self.keys), 0)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether layers keep a state per request, which no draft may change."""
+        return "linear_attention" in (self.keys.get("layer_types") or ())
 
 
 _SIZES: dict[str, Any] = {
@@ -120,6 +174,17 @@ _VISIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {**_IMAGES, **_ONE_LAYER, "num_key_value_heads": 1, "head_dim": 16},
         {},
     ),
+    "Gemma4Unified": (
+        "Gemma4UnifiedVisionConfig",
+        {
+            "patch_size": 8,
+            "pooling_kernel_size": 1,
+            "mm_embed_dim": 64,
+            "mm_posemb_size": 4,
+            "output_proj_dims": 64,
+        },
+        {},
+    ),
     "Llama4": (
         "Llama4VisionConfig",
         {
@@ -154,6 +219,8 @@ model."""
 def write(specimen: Specimen, folder: Path) -> Model:
     """Saves the checkpoint and returns the model for comparison."""
     torch.manual_seed(3)
+    if isinstance(specimen.maths, MoeMathematics):
+        return specimen.maths.write(folder)
     if specimen.maths is not None:
         return write_reference(specimen.maths, folder)
     model_class, config = _class_and_config(specimen)
@@ -182,16 +249,31 @@ def write_config(specimen: Specimen, folder: Path) -> None:
         (folder / "config.json").write_text(json.dumps(specimen.maths.config))
         return
     model_class, config = _class_and_config(specimen)
-    config.architectures = [model_class.__name__]
+    config.architectures = [specimen.architecture or model_class.__name__]
     config.save_pretrained(folder)
+
+
+def settings_of(specimen: Specimen) -> dict[str, Any]:
+    """Arguments of transformers' configuration class."""
+    settings = {**_SIZES, **specimen.settings}
+    if specimen.lacks_head_dim:
+        del settings["head_dim"]
+    return settings
+
+
+def config_class(specimen: Specimen) -> Any:
+    """transformers' configuration class, which it imports lazily (0.7 s)."""
+    return getattr(transformers, f"{specimen.config or specimen.name}Config")
+
+
+def text_config(specimen: Specimen) -> Any:
+    """transformers' configuration of the language model."""
+    return config_class(specimen)(**settings_of(specimen))
 
 
 def _class_and_config(specimen: Specimen) -> tuple[Any, Any]:
     """transformers' class of the model, and its configuration."""
-    settings = {**_SIZES, **specimen.settings}
-    if specimen.lacks_head_dim:
-        del settings["head_dim"]
-    config = getattr(transformers, f"{specimen.config or specimen.name}Config")(**settings)
+    config = text_config(specimen)
     if not specimen.multimodal:
         return getattr(transformers, f"{specimen.name}ForCausalLM"), config
     name = f"{specimen.multimodal}ForConditionalGeneration"

@@ -42,6 +42,7 @@ _KIMI = Specimen(
         "n_group": 1,
         "topk_group": 1,
     },
+    is_variant=True,
     mutations={"names": NO_NAMES, **_THETA},
     multimodal="Kimi_K25",
     rewrite=_as_kimi,
@@ -68,6 +69,7 @@ TEXT_SPECIMENS: dict[str, Specimen] = {
     "kimi-k2-5-released": replace(_KIMI, architecture="KimiK25ForConditionalGeneration"),
     "qwen3-moe-images": Specimen(
         name="Qwen3VLMoe",
+        is_variant=True,
         config="Qwen3VLMoeText",
         settings={
             "rope_parameters": {**_ROPE, "mrope_section": [4, 2, 2], "mrope_interleaved": True},
@@ -92,6 +94,7 @@ TEXT_SPECIMENS: dict[str, Specimen] = {
     ),
     "llava": Specimen(
         name="Llama",
+        is_variant=True,
         settings={"rope_parameters": _ROPE},
         mutations=_LLAMA_MUTATIONS,
         multimodal="Llava",
@@ -169,6 +172,7 @@ TEXT_SPECIMENS: dict[str, Specimen] = {
     ),
     "voxtral": Specimen(
         name="Llama",
+        is_variant=True,
         settings={"rope_parameters": _ROPE},
         mutations=_LLAMA_MUTATIONS,
         multimodal="Voxtral",

@@ -21,24 +21,6 @@ NUM_SCARCE = 20
 """Where pages are to run out while requests decode."""
 PAGE_SIZE, STEP_TOKENS = 8, 32
 """Where pages are scarce and prompts come in chunks."""
-SHARED_IN_PARTS = (
-    "llama",
-    "glm4",
-    "glm4-moe",
-    "olmo2",
-    "phi3",
-    "qwen2-moe",
-    "minimax-m2",
-    "gpt-oss",
-    "gemma4",
-    "llama4",
-    "qwen3-next",
-    "qwen3-5",
-    "deepseek-v2-lite",
-    "deepseek-v3",
-)
-"""Families that between them have all that ranks share in parts: biases, fused tensors, experts,
-heads of several sizes, norms over all heads, latents."""
 
 
 def greedy(num_new: int) -> SamplingParams:

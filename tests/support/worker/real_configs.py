@@ -1,7 +1,8 @@
 """config.json of released models, and rayfleet's verdict on each.
 
-`python tests/support/worker/real_configs.py` counts the verdicts, and with `--write` renews
-verdicts.json. tests/worker/models/configs/README.md describes the format of configurations.
+`python -m tests.support.worker.real_configs` counts the verdicts, and with `--write` renews
+verdicts.json, as `make families` does. tests/worker/models/configs/README.md describes the format
+of configurations.
 """
 
 from __future__ import annotations
@@ -71,6 +72,19 @@ def verdict(real: RealConfig) -> dict[str, Any]:
 def verdicts() -> dict[str, dict[str, Any]]:
     """The verdict on each configuration, by its name."""
     return {real.name: verdict(real) for real in load_corpus()}
+
+
+def accepted_model(architecture: str) -> str:
+    """Name of the first configuration of a family that is accepted; raises LookupError if there is
+    none."""
+    known = json.loads(VERDICTS.read_text(encoding="utf-8"))
+    for real in load_corpus():
+        if known[real.name].get("accepted", {}).get("architecture") == architecture:
+            return real.name
+    raise LookupError(
+        f"no released configuration of {architecture}: write one down, as "
+        "tests/worker/models/configs/README.md says"
+    )
 
 
 def _load_family(path: Path) -> Iterator[RealConfig]:

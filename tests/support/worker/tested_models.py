@@ -1,12 +1,13 @@
 """Collects from the tests' marks what they check of each family, for `rayfleet models`.
 
-A mark has the checks, the checkpoints, and the reference of the results:
+A mark has the checks, the checkpoints, and the reference of the results, unless it is that of the
+specimens:
 
-    @pytest.mark.checks("alone", of=SPECIMENS, against="transformers")
+    @pytest.mark.checks("alone", of=SPECIMENS)
     @pytest.mark.checks(formats=LAYOUTS, of="Qwen3MoeForCausalLM", against="...")
 
 `python -m tests.support.worker.tested_models --write` renews the record in the package, and the
-table in worker/models/README.md.
+table in worker/models/README.md, as `make families` does.
 """
 
 from __future__ import annotations
@@ -46,14 +47,7 @@ def architecture_of(name: str) -> str:
     if name in FAMILIES or name in MULTIMODAL:
         return name
     if name in SPECIMENS:
-        specimen = SPECIMENS[name]
-        if specimen.architecture:
-            return specimen.architecture
-        if specimen.multimodal:
-            return f"{specimen.multimodal}ForConditionalGeneration"
-        if specimen.maths is not None:
-            return str(specimen.maths.config["architectures"][0])
-        return f"{specimen.name}ForCausalLM"
+        return SPECIMENS[name].served_architecture
     return (SPECS | WINDOWED)[name].model_class.__name__
 
 
@@ -63,15 +57,15 @@ def read_tests() -> Record:
     formats: dict[str, dict[str, set[str]]] = {}
     for mark in _marks():
         names = [mark.kwargs["of"]] if isinstance(mark.kwargs["of"], str) else mark.kwargs["of"]
-        families = {architecture_of(name) for name in names}
-        for family in families:
+        families = {name: architecture_of(name) for name in names}
+        for name, family in families.items():
             for check in mark.args:
                 assert check in CHECKS, f"unknown check {check}: use one of {', '.join(CHECKS)}"
                 against = checks.setdefault(family, {}).setdefault(check, set())
-                against.add(mark.kwargs["against"])
+                against.add(mark.kwargs.get("against") or SPECIMENS[name].reference)
         for name in mark.kwargs.get("formats", ()):
             row = formats.setdefault(name, {"of": set(), "against": set()})
-            row["of"] |= families
+            row["of"] |= set(families.values())
             row["against"].add(mark.kwargs["against"])
     return {"checks": _plain(checks), "formats": _plain(formats), "released": _released()}
 

@@ -10,15 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.checkpoints.families import SPECIMENS, write_specimen
+from tests.support.checkpoints.families import cases, write_specimen
 from tests.support.checkpoints.specimen import VOCAB_SIZE
 from tests.support.engines.engine_driver import Engine, Outcome
 from worker.protocol.sampling import SamplingParams
 
 LENGTHS = (5, 33, 12, 47, 20)
 PARAMS = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=3)
-OWN_FUNCTIONS = ("qwen3-next", "starcoder2", "phi", "falcon", "apertus", "llama4", "deepseek-v3")
-"""Families with functions of torch of their own: SiLU, softplus, sigmoids, both GELUs."""
 
 
 def outcomes(folder: Path, *, is_alone: bool, **options: Any) -> list[Outcome]:
@@ -32,10 +30,7 @@ def outcomes(folder: Path, *, is_alone: bool, **options: Any) -> list[Outcome]:
 
 
 @pytest.mark.parametrize("cpu_threads", [1, pytest.param(2, marks=pytest.mark.long)])
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=() if n in OWN_FUNCTIONS else pytest.mark.long) for n in SPECIMENS],
-)
+@pytest.mark.parametrize("name", cases("functions"))
 def test_bits_do_not_depend_on_other_requests(tmp_path: Path, name: str, cpu_threads: int) -> None:
     torch.set_num_threads(1)
     write_specimen(name, tmp_path)

@@ -14,7 +14,6 @@ from tests.support.checkpoints.families import SPECIMENS
 from tests.support.checkpoints.moe import LLADA2, SDAR_MOE
 from tests.support.checkpoints.specimen import write_config
 from tests.support.engines.plan_driver import Request, generate, make_runner
-from tests.support.worker.tested_models import architecture_of
 from worker.models.architectures.decoder import DecoderModel
 from worker.models.config.checkpoint import block_hash_salt
 from worker.models.config.families import FAMILIES, MULTIMODAL
@@ -68,7 +67,7 @@ OF_OTHERS: dict[str, Any] = {
     "LLaDA2MoeModelLM": LLADA2,
 }
 """config.json of families that transformers has not."""
-SPECIMEN_OF = {architecture_of(name): name for name in SPECIMENS}
+SPECIMEN_OF = {specimen.served_architecture: name for name, specimen in SPECIMENS.items()}
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)

@@ -10,12 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from _pytest.mark import ParameterSet
 
-from tests.support.checkpoints.families import SPECIMENS, WITH_CLASS, write_specimen
+from tests.support.checkpoints.families import SPECIMENS, cases, specimens, write_specimen
 from tests.support.checkpoints.mutations import broken
-from tests.support.checkpoints.published import PUBLISHED_SPECIMENS
-from tests.support.checkpoints.texts import TEXT_SPECIMENS
 from tests.support.engines.engine_driver import Engine, Outcome
 from tests.support.engines.family_checks import (
     GREEDY,
@@ -23,7 +20,6 @@ from tests.support.engines.family_checks import (
     NUM_NEW,
     NUM_SCARCE,
     PAGE_SIZE,
-    SHARED_IN_PARTS,
     STEP_TOKENS,
     Checkpoint,
     greedy,
@@ -40,63 +36,14 @@ from worker.protocol.structured import StructuredOutputsParams
 pytestmark = pytest.mark.randomized  # with more tokens
 FOUND = 1e-2
 """Difference of logits, which are about 5, from which a mutation counts as found."""
-WITH_EXPERTS = (
-    *("qwen3-moe", "qwen2-moe", "mixtral", "minimax-m2", "glm4-moe", "ernie4-5-moe", "gpt-oss"),
-    *("gemma4", "llama4", "llama4-images", "qwen3-next", "qwen3-5-moe", "qwen3-moe-images"),
-    *("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "deepseek-halves", "deepseek-moe"),
-    *("glm4-moe-lite", "mistral4", "longcat", "kimi-k2-5", "kimi-k2-5-released", "granite-moe"),
-    *("hunyuan-moe", "minicpm-moe", "solar-open", "qwen3-5-images"),
-)
-"""All whose experts are of an even number."""
-UNLIKE_EXPERTS = ("qwen2-moe", "gpt-oss", "deepseek-v3", "llama4")
-"""Families that between them have experts of their own tensors and stacked ones, biases, shared
-experts, groups, and choices of one expert a row."""
-TAKING_PAGES = (
-    "llama",
-    "mistral",
-    "phi3",
-    "ministral3",
-    "smollm3",
-    "gemma2",
-    "gemma3",
-    "gemma4",
-    "llama4",
-    "gpt-oss",
-    "glm4-moe",
-    "qwen3-next",
-    "deepseek-v3",
-)
-"""Families that together have everything that depends on a token's position and its request's
-cache: windows in all layers or in some, chunks, pages that layers share, caps, sinks, tables and
-temperatures by position, layers without a table, experts, states, latents."""
-KINDS = (
-    "llama",
-    "gemma3",
-    "gpt-oss",
-    "llama4",
-    "deepseek-v3",
-    "qwen3-next",
-)
-"""One of each kind of cache or layer: all positions, windows whose pages are given back, beside
-experts, too, chunks, latents, states."""
-LIKE_OTHERS = ("qwen3-5-images", "qwen3-5-small-images", "kimi-k2-5-released")
-"""Families that differ from others in names only."""
-KEEPING_STATES = (
-    *("qwen3-next", "qwen3-5", "qwen3-5-moe", "qwen3-5-images", "qwen3-5-small-images"),
-)
-"""Their computed positions cannot be undone, so drafts are rejected before weights are read
+WITH_EXPERTS = specimens(lambda specimen: specimen.num_experts and specimen.num_experts % 2 == 0)
+"""Experts of an even number, which two ranks can share."""
+DRAFTING = specimens(lambda specimen: not specimen.has_states)
+"""Drafts are rejected for the others before weights are read
 (tests/worker/engine/test_state_exactness.py)."""
-DRAFTING = tuple(name for name in SPECIMENS if name not in KEEPING_STATES)
 PATTERNS = (r"(quick brown |lazy dog ){5,8}x", r"[ab]{30}", r"[a-f]{2,6}(, [a-f]{2,6}){1,3}\.")
 """The first repeats n-grams; about half of the drafts for the second are right."""
 PAGES = {"page_size": PAGE_SIZE, "max_num_batched_tokens": STEP_TOKENS, "kv_cache_tokens": 2048}
-
-
-def long_but(*names: str) -> list[ParameterSet]:
-    """All families; `make test` runs only these."""
-    return [
-        pytest.param(name, marks=() if name in names else pytest.mark.long) for name in SPECIMENS
-    ]
 
 
 @pytest.fixture(scope="module", params=SPECIMENS)
@@ -108,12 +55,14 @@ def checkpoint(
     return Checkpoint(request.param, folder, write_specimen(request.param, folder))
 
 
-@pytest.mark.checks("batched", "prefix hit", of=WITH_CLASS, against="transformers")
-@pytest.mark.checks(
-    "batched", "prefix hit", of=PUBLISHED_SPECIMENS, against="independent reference"
-)
+@pytest.mark.checks("batched", "prefix hit", of=SPECIMENS)
 @pytest.mark.parametrize(
-    "checkpoint", long_but(*SPECIMENS.keys() - TEXT_SPECIMENS - set(LIKE_OTHERS)), indirect=True
+    "checkpoint",
+    [
+        pytest.param(name, marks=pytest.mark.long if specimen.is_variant else ())
+        for name, specimen in SPECIMENS.items()
+    ],
+    indirect=True,
 )
 def test_batched_then_hitting_prefixes(checkpoint: Checkpoint) -> None:
     prompts = make_prompts()
@@ -122,9 +71,8 @@ def test_batched_then_hitting_prefixes(checkpoint: Checkpoint) -> None:
         checkpoint.check(prompts, engine.generate(prompts, GREEDY))
 
 
-@pytest.mark.checks("alone", of=WITH_CLASS, against="transformers")
-@pytest.mark.checks("alone", of=PUBLISHED_SPECIMENS, against="independent reference")
-@pytest.mark.parametrize("checkpoint", long_but("qwen3", "glm4-moe"), indirect=True)
+@pytest.mark.checks("alone", of=SPECIMENS)
+@pytest.mark.parametrize("checkpoint", cases("alone"), indirect=True)
 def test_alone(checkpoint: Checkpoint) -> None:
     prompts = make_prompts()
     options = {"kv_cache_tokens": 4096, "enable_prefix_caching": False, "overlap_depth": 0}
@@ -133,9 +81,8 @@ def test_alone(checkpoint: Checkpoint) -> None:
     checkpoint.check(prompts, outputs)
 
 
-@pytest.mark.checks("chunks", "scarce", of=WITH_CLASS, against="transformers")
-@pytest.mark.checks("chunks", "scarce", of=PUBLISHED_SPECIMENS, against="independent reference")
-@pytest.mark.parametrize("checkpoint", long_but(*TAKING_PAGES), indirect=True)
+@pytest.mark.checks("chunks", "scarce", of=SPECIMENS)
+@pytest.mark.parametrize("checkpoint", cases("positions"), indirect=True)
 def test_chunks_and_scarce_pages(checkpoint: Checkpoint) -> None:
     prompts = make_prompts()
     with Engine(str(checkpoint.folder), **scarce_pages(str(checkpoint.folder))) as engine:
@@ -144,9 +91,8 @@ def test_chunks_and_scarce_pages(checkpoint: Checkpoint) -> None:
     checkpoint.check(prompts, outputs, NUM_SCARCE)
 
 
-@pytest.mark.checks("TP 2", of=WITH_CLASS, against="transformers")
-@pytest.mark.checks("TP 2", of=PUBLISHED_SPECIMENS, against="independent reference")
-@pytest.mark.parametrize("checkpoint", long_but(*SHARED_IN_PARTS), indirect=True)
+@pytest.mark.checks("TP 2", of=SPECIMENS)
+@pytest.mark.parametrize("checkpoint", cases("shards"), indirect=True)
 def test_two_ranks(checkpoint: Checkpoint) -> None:
     check_two_ranks(checkpoint)
 
@@ -168,18 +114,8 @@ def check_two_ranks(checkpoint: Checkpoint, **options: object) -> None:
     checkpoint.check(prompts, first)
 
 
-@pytest.mark.checks("EP 2", of=set(WITH_EXPERTS) & set(WITH_CLASS), against="transformers")
-@pytest.mark.checks(
-    "EP 2", of=set(WITH_EXPERTS) & set(PUBLISHED_SPECIMENS), against="independent reference"
-)
-@pytest.mark.parametrize(
-    "checkpoint",
-    [
-        pytest.param(name, marks=() if name in UNLIKE_EXPERTS else pytest.mark.long)
-        for name in WITH_EXPERTS
-    ],
-    indirect=True,
-)
+@pytest.mark.checks("EP 2", of=WITH_EXPERTS)
+@pytest.mark.parametrize("checkpoint", cases("experts", WITH_EXPERTS), indirect=True)
 def test_two_ranks_with_whole_experts(checkpoint: Checkpoint) -> None:
     check_two_ranks(checkpoint, enable_expert_parallel=True)
 
@@ -205,7 +141,7 @@ def guided_sampling() -> list[SamplingParams]:
 
 
 @pytest.mark.checks("grammar", of=SPECIMENS, against="re")
-@pytest.mark.parametrize("checkpoint", long_but(*KINDS), indirect=True)
+@pytest.mark.parametrize("checkpoint", cases("cache"), indirect=True)
 def test_outputs_conform_to_their_grammars(guided: list[Outcome]) -> None:
     for outcome, sampling in zip(guided, guided_sampling(), strict=True):
         assert outcome.finish_reason == "stop"
@@ -213,11 +149,8 @@ def test_outputs_conform_to_their_grammars(guided: list[Outcome]) -> None:
         assert re.fullmatch(sampling.structured_outputs.regex or "", text_of(outcome.token_ids))
 
 
-@pytest.mark.checks("drafts", of=set(DRAFTING) & set(WITH_CLASS), against="transformers")
-@pytest.mark.checks("drafts", of=PUBLISHED_SPECIMENS, against="independent reference")
-@pytest.mark.parametrize(
-    "checkpoint", [one for one in long_but(*KINDS) if one.values[0] in DRAFTING], indirect=True
-)
+@pytest.mark.checks("drafts", of=DRAFTING)
+@pytest.mark.parametrize("checkpoint", cases("cache", DRAFTING), indirect=True)
 def test_drafts_change_no_token(checkpoint: Checkpoint, guided: list[Outcome]) -> None:
     """Greedy ones are those of the model; those under grammars are the ones without drafts."""
     prompts = make_prompts()
@@ -232,9 +165,8 @@ def test_drafts_change_no_token(checkpoint: Checkpoint, guided: list[Outcome]) -
     assert outcomes[len(prompts) :] == guided
 
 
-@pytest.mark.checks("mutations", of=WITH_CLASS, against="transformers")
-@pytest.mark.checks("mutations", of=PUBLISHED_SPECIMENS, against="independent reference")
-@pytest.mark.parametrize("checkpoint", long_but(*TAKING_PAGES), indirect=True)
+@pytest.mark.checks("mutations", of=SPECIMENS)
+@pytest.mark.parametrize("checkpoint", cases("positions"), indirect=True)
 def test_a_broken_feature_shows(checkpoint: Checkpoint, tmp_path: Path) -> None:
     prompt = make_prompts()[-1]
     expected = checkpoint.expected(prompt)[-1]

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.checkpoints.families import SPECIMENS, write_specimen
+from tests.support.checkpoints.families import SPECIMENS, specimens, write_specimen
 from tests.support.engines.engine_driver import Engine
 from tests.support.engines.family_checks import (
     GREEDY,
     NUM_SCARCE,
-    SHARED_IN_PARTS,
     Checkpoint,
     greedy,
     make_prompts,
@@ -54,7 +53,9 @@ def test_chunks_and_scarce_pages(checkpoint: Checkpoint) -> None:
     checkpoint.check(prompts, outputs, NUM_SCARCE)
 
 
-@pytest.mark.parametrize("checkpoint", SHARED_IN_PARTS, indirect=True)
+@pytest.mark.parametrize(
+    "checkpoint", specimens(lambda specimen: "shards" in specimen.covers), indirect=True
+)
 def test_two_ranks_on_one_device(checkpoint: Checkpoint) -> None:
     prompts = make_prompts()
     with open_engine(checkpoint, tensor_parallel_size=2) as engine:

@@ -11,170 +11,25 @@ import pytest
 import torch
 import transformers
 
+from tests.support.checkpoints.families import SPECIMENS
+from tests.support.checkpoints.specimen import config_class, settings_of, text_config
 from tests.support.effort import IS_LONG
 from tests.support.worker.real_configs import load_corpus, verdict
 from worker.models.config.families import FAMILIES
 from worker.models.config.model_config import ModelConfig
 
 pytestmark = pytest.mark.randomized  # with more values
-CONFIGS = dict.fromkeys(("Gemma3", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe"), "Text")
-"""Suffixes of the names of configuration classes."""
-ARCHITECTURES = sorted(set(FAMILIES).intersection(dir(transformers)))
-"""Families that transformers has."""
+SPECIMEN_OF = {
+    specimen.served_architecture: specimen
+    for specimen in reversed(SPECIMENS.values())
+    if not (specimen.maths or specimen.multimodal or specimen.architecture)
+}
+"""The first specimen of each family that transformers has."""
 RELEASED = {real.config["architectures"][0] for real in load_corpus()}
 """Others are released as the text models of multimodal checkpoints."""
-SIZES: dict[str, Any] = {
-    "vocab_size": 40,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 32,
-    "sliding_window": None,
-    "pad_token_id": 0,
-}
-TOKENS = torch.arange(3, 35)[None] % 40
+TOKENS = torch.arange(3, 51)[None]
 THETA = {"rope_theta": 100.0}
 YARN = {**THETA, "rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16}
-TWO_ROPES = {
-    "rope_parameters": {
-        "full_attention": YARN,
-        "sliding_attention": {**THETA, "rope_type": "default"},
-    }
-}
-LATENTS = {
-    "head_dim": 4,
-    "num_key_value_heads": 4,
-    "q_lora_rank": 12,
-    "kv_lora_rank": 8,
-    "qk_nope_head_dim": 6,
-    "qk_rope_head_dim": 4,
-    "v_head_dim": 6,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-}
-LINEAR = {
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "layer_types": ["linear_attention", "full_attention"],
-}
-OWN: dict[str, dict[str, Any]] = {
-    "Qwen3MoeForCausalLM": {
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 16,
-    },
-    "Qwen3NextForCausalLM": {
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 16,
-        "shared_expert_intermediate_size": 24,
-        **LINEAR,
-    },
-    "Qwen3_5ForCausalLM": LINEAR,
-    "Qwen3_5MoeForCausalLM": {
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 16,
-        "shared_expert_intermediate_size": 24,
-        **LINEAR,
-    },
-    "Glm4MoeForCausalLM": {
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 16,
-    },
-    "Qwen2MoeForCausalLM": {
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 16,
-        "shared_expert_intermediate_size": 24,
-    },
-    "MiniMaxM2ForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "MixtralForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "Ministral3ForCausalLM": {"rope_parameters": {**YARN, "llama_4_scaling_beta": 0.5}},
-    "Cohere2ForCausalLM": {"sliding_window": 9},
-    "Exaone4ForCausalLM": {"sliding_window": 9},
-    "MinistralForCausalLM": {"sliding_window": 9},
-    "Olmo3ForCausalLM": {"sliding_window": 9, **TWO_ROPES},
-    "Ernie4_5_MoeForCausalLM": {
-        "moe_num_experts": 4,
-        "moe_k": 2,
-        "moe_intermediate_size": 16,
-        "moe_layer_end_index": 1,
-    },
-    "Starcoder2ForCausalLM": {"sliding_window": 9},
-    "FalconForCausalLM": {"num_key_value_heads": 1},
-    "DeepseekV2ForCausalLM": {**LATENTS, "first_k_dense_replace": 1},
-    "DeepseekV3ForCausalLM": {
-        **LATENTS,
-        "first_k_dense_replace": 1,
-        "n_group": 2,
-        "topk_group": 1,
-    },
-    "Glm4MoeLiteForCausalLM": LATENTS,
-    "HunYuanMoEV1ForCausalLM": {"num_experts": 4, "moe_topk": 1},
-    "LongcatFlashForCausalLM": {
-        **{key: LATENTS[key] for key in LATENTS if "expert" not in key and "moe" not in key},
-        "qk_rope_head_dim": 64,
-        "head_dim": 64,
-        "ffn_hidden_size": 48,
-        "expert_ffn_hidden_size": 16,
-        "n_routed_experts": 4,
-        "zero_expert_num": 2,
-        "moe_topk": 2,
-    },
-    "Mistral4ForCausalLM": {
-        **LATENTS,
-        "head_dim": 10,
-        "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.5},
-        "first_k_dense_replace": 1,
-    },
-    "GraniteMoeForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "FlexOlmoForCausalLM": {"num_experts": 4, "num_experts_per_tok": 2},
-    "SolarOpenForCausalLM": {
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 16,
-    },
-    "GptOssForCausalLM": {
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "sliding_window": 9,
-    },
-    "Gemma2ForCausalLM": {"sliding_window": 9},
-    "Gemma3ForCausalLM": {"sliding_window": 9, **TWO_ROPES},
-    "Llama4ForCausalLM": {
-        "no_rope_layers": [1, 0],
-        "attention_chunk_size": 9,
-        "floor_scale": 8,
-        "moe_layers": [1],
-        "intermediate_size_mlp": 40,
-        "num_local_experts": 4,
-    },
-    "Gemma4ForCausalLM": {
-        "sliding_window": 9,
-        "layer_types": ["sliding_attention", "full_attention"],
-        "global_head_dim": 16,
-        "hidden_size_per_layer_input": 0,
-        "rope_parameters": {
-            "full_attention": {
-                **THETA,
-                "rope_type": "proportional",
-                "partial_rotary_factor": 0.5,
-            },
-            "sliding_attention": {**THETA, "rope_type": "default"},
-        },
-    },
-}
-"""Further settings of a family, or those that it requires."""
-LACKING = {"FalconForCausalLM": "head_dim"}
-"""Sizes that a family's configuration has no key for."""
 ODD = {"FalconForCausalLM": "output_attentions"}
 """Keys that change how transformers runs the model, and so its logits; they do not describe the
 checkpoint."""
@@ -187,7 +42,7 @@ ALSO: list[dict[str, Any]] = [
     {
         "sliding_window": 3,
         "use_sliding_window": True,
-        "layer_types": ["sliding_attention", "full_attention"],
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
     {"rope_parameters": YARN},
     {"rope_parameters": {**YARN, "attention_factor": 1.5}},
@@ -198,23 +53,18 @@ ALSO: list[dict[str, Any]] = [
     {"rope_parameters": {**THETA, "rope_type": "linear", "factor": 2.0}},
     {"rope_parameters": {**THETA, "rope_type": "dynamic", "factor": 2.0}},
     {"hidden_act": "gelu"},
-    {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 3},
+    {
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "sliding_window": 3,
+    },
     {"mlp_only_layers": [0]},
     {"decoder_sparse_step": 2},
 ]
 
 
-def config_class(architecture: str) -> Any:
-    """The configuration class in transformers, which imports it lazily (0.7 s)."""
-    name = architecture.removesuffix("ForCausalLM")
-    return getattr(transformers, f"{name}{CONFIGS.get(name, '')}Config")
-
-
 def raw_config(architecture: str) -> dict[str, Any]:
-    rope = {"rope_parameters": {**THETA, "rope_type": "default"}}
-    settings = SIZES | rope | OWN.get(architecture, {})
-    settings.pop(LACKING.get(architecture, ""), None)
-    raw = config_class(architecture)(**settings).to_dict()
+    """config.json of the family's specimen."""
+    raw = text_config(SPECIMEN_OF[architecture]).to_dict()
     return {**raw, "architectures": [architecture]}
 
 
@@ -223,7 +73,7 @@ def logits(architecture: str, raw: dict[str, Any], state: dict[str, torch.Tensor
     torch.manual_seed(5)
     try:
         model_class = getattr(transformers, architecture)
-        model = model_class(config_class(architecture)(**raw)).float().eval()
+        model = model_class(config_class(SPECIMEN_OF[architecture])(**raw)).float().eval()
         if state is None:
             for parameter in model.parameters():
                 torch.nn.init.normal_(parameter, 0.2, 0.4)
@@ -247,7 +97,7 @@ def other_values(value: Any) -> list[Any]:
     return found if IS_LONG else found[:1]
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", SPECIMEN_OF)
 def test_a_key_is_refused_or_read_or_of_no_effect(
     architecture: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -278,7 +128,7 @@ def test_a_key_is_refused_or_read_or_of_no_effect(
     assert all(any(key in text for key in raw | change) for change, text in refusals)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", SPECIMEN_OF)
 def test_a_missing_key_means_what_the_class_says(architecture: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
 
@@ -291,15 +141,16 @@ def test_a_missing_key_means_what_the_class_says(architecture: str, tmp_path: Pa
         shorter = {name: value for name, value in raw.items() if name != key}
         try:
             found = read(shorter)
-        except ValueError as error:
+            expected = read(config_class(SPECIMEN_OF[architecture])(**shorter).to_dict())
+        except ValueError as error:  # required, or the default does not fit the other settings
             refusals[key] = str(error)
         else:
-            assert found == read(config_class(architecture)(**shorter).to_dict()), key
-    assert all(key in text for key, text in refusals.items())
-    assert set(refusals) < set(SIZES | OWN.get(architecture, {}))
+            assert found == expected, key
+    assert all(any(name in text for name in raw) for text in refusals.values())
+    assert set(refusals) < set(settings_of(SPECIMEN_OF[architecture]))
 
 
-@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name in RELEASED])
+@pytest.mark.parametrize("architecture", [name for name in SPECIMEN_OF if name in RELEASED])
 def test_a_released_model_is_the_same_when_transformers_saves_it_anew(
     architecture: str, tmp_path: Path
 ) -> None:
@@ -308,7 +159,7 @@ def test_a_released_model_is_the_same_when_transformers_saves_it_anew(
     models = [real for real in load_corpus() if real.config["architectures"] == [architecture]]
     accepted = [real for real in models if "accepted" in verdict(real)]
     for real in accepted:
-        saved = config_class(architecture)(**real.config).to_dict()
+        saved = config_class(SPECIMEN_OF[architecture])(**real.config).to_dict()
         assert ModelConfig.parse(saved, tmp_path) == ModelConfig.parse(
             dict(real.config), tmp_path
         ), real.name
@@ -378,11 +229,13 @@ def test_windows_by_layer(tmp_path: Path) -> None:
         return ModelConfig.parse(raw, tmp_path).windows
 
     on = {"use_sliding_window": True, "layer_types": None}
-    assert windows("LlamaForCausalLM") == (None, None)
-    assert windows("MistralForCausalLM") == (9, 9)
-    assert windows("Qwen2ForCausalLM") == (None, None)
-    assert windows("Qwen3ForCausalLM", **on, max_window_layers=1) == (None, 9)
-    assert windows("Qwen3ForCausalLM", **on, max_window_layers=3) == (None, None)
-    assert windows("Qwen3MoeForCausalLM", use_sliding_window=True, max_window_layers=9) == (9, 9)
+    off = {"use_sliding_window": False, "layer_types": None}
+    assert windows("LlamaForCausalLM") == (None, None, None)
+    assert windows("MistralForCausalLM") == (9, 9, 9)
+    assert windows("Qwen2ForCausalLM", **off) == (None, None, None)
+    assert windows("Qwen3ForCausalLM", **on, max_window_layers=1) == (None, 9, 9)
+    assert windows("Qwen3ForCausalLM", **on, max_window_layers=3) == (None, None, None)
+    on_all = {"use_sliding_window": True, "max_window_layers": 9}
+    assert windows("Qwen3MoeForCausalLM", **on_all) == (9, 9, 9)
     sdar = {"architectures": ["SDARForCausalLM"], "model_type": "sdar", "mask_token_id": 7}
-    assert windows("Qwen3ForCausalLM", **sdar, **on, max_window_layers=0) == (9, 9)
+    assert windows("Qwen3ForCausalLM", **sdar, **on, max_window_layers=0) == (9, 9, 9)

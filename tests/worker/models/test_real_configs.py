@@ -24,7 +24,7 @@ REMEDY = re.compile(r": .*\b(use|fix|it must be|merge|remove)\b")
 
 @pytest.mark.parametrize("real", CORPUS, ids=lambda real: real.name)
 def test_a_real_configuration_is_read_as_the_table_says(real: RealConfig) -> None:
-    """tests/support/worker/real_configs.py --write renews verdicts.json."""
+    """`make families` renews verdicts.json."""
     assert verdict(real) == EXPECTED[real.name]
 
 
@@ -133,10 +133,10 @@ IGNORED = {
     "less than a window or a chunk is served": "max_position_embeddings seq_length",
     "beyond the length that is served": "use_dynamic_ntk use_logn_attn",
     "where experts are chosen from all": "n_group topk_group",
-    "said elsewhere": "max_sequence_length model_max_length sliding_window_pattern "
-    "sliding_window_size moe_shared_expert_intermediate_size experts_per_token "
-    "initial_context_length moe_layer_end_index no_rope_layer_interval activation_function "
-    "layer_norm_epsilon apply_residual_connection_post_layernorm",
+    "said elsewhere": "global_attn_every_n_layers max_sequence_length model_max_length "
+    "sliding_window_pattern sliding_window_size moe_shared_expert_intermediate_size "
+    "experts_per_token initial_context_length moe_layer_end_index no_rope_layer_interval "
+    "activation_function layer_norm_epsilon apply_residual_connection_post_layernorm",
 }
 
 
@@ -166,7 +166,8 @@ def test_what_is_ignored_of_accepted_models(tmp_path: Path) -> None:
             values = [{"else": 1}] if path[-1] == "rope_scaling" else other_values(value)
             others = [read(changed(real.config, path, other), path) for other in values]
             ignored |= {path[-1]} if all(other == before for other in others) else set()
-    assert sorted(ignored) == sorted(" ".join(IGNORED.values()).split())
+    declared = set[str]().union(*(family.harmless for family in FAMILIES.values()))
+    assert sorted(ignored - declared) == sorted(set(" ".join(IGNORED.values()).split()) - declared)
     assert len(refusals) > 700
     for path, raw, text in refusals:
         assert any(key in text for key in (*path, *raw, *raw.get("text_config", ()))), (path, text)
@@ -192,9 +193,9 @@ def test_a_strange_value_is_refused_by_name_or_harmless(tmp_path: Path) -> None:
     assert len(refusals) > 500
     others = {"block_size": "mask", "n_group": "experts", "moe_num_experts": "moe_k"}
     others["seq_length"] = "max_position_embeddings"
-    others |= dict.fromkeys(
-        ("topk_group", "n_routed_experts", "num_local_experts"), "num_experts_per_tok"
-    )
+    others["global_attn_every_n_layers"] = "sliding_window_pattern"
+    others |= dict.fromkeys(("topk_group", "n_routed_experts"), "num_experts_per_tok")
+    others["num_local_experts"] = "num_experts"  # also as an alias of num_experts
     for key, value, reason in refusals:
         assert key in reason or others.get(key, key) in reason, (key, value, reason)
 

@@ -5,30 +5,31 @@ from __future__ import annotations
 import json
 
 from tests.support.worker.tested_models import generated_part, read_tests, table
+from worker.models.config import tested_families
 from worker.models.config.families import FAMILIES, MULTIMODAL
-from worker.models.config.tested_families import CHECKS, RECORD, tested_families, tested_formats
+from worker.models.config.tested_families import CHECKS, RECORD
 
 MODES = ("alone", "batched", "prefix hit", "chunks", "scarce", "TP 2", "mutations")
-RENEW = "python -m tests.support.worker.tested_models --write"
+RENEW = "make families"
 
 
 def test_record_and_readme_are_what_the_tests_say() -> None:
     assert json.loads(RECORD.read_text(encoding="utf-8")) == read_tests(), RENEW
-    assert generated_part() == table(tested_families()), RENEW
+    assert generated_part() == table(tested_families.tested_families()), RENEW
 
 
 def test_all_that_is_served_is_told() -> None:
-    families = tested_families()
+    families = tested_families.tested_families()
     assert [family.architecture for family in families] == [*FAMILIES, *MULTIMODAL]
     told = {check for family in families for check in family.checks}
     assert told == set(CHECKS)
-    assert all(one.families and one.against for one in tested_formats())
+    assert all(one.families and one.against for one in tested_families.tested_formats())
 
 
 def test_every_family_is_checked_in_every_mode() -> None:
     """So that whoever adds a family puts it through all of them."""
     lacking = {
         family.architecture: [mode for mode in MODES if mode not in family.checks]
-        for family in tested_families()
+        for family in tested_families.tested_families()
     }
     assert {name: modes for name, modes in lacking.items() if modes} == {}

@@ -10,11 +10,12 @@ from typing import ClassVar
 
 import torch
 
-from worker.models.architectures.decoder import DecoderModel
+from worker.models.architectures.decoder import DecoderModel, FeedForward
 from worker.models.architectures.llama import LlamaLayer
 from worker.models.layers.attention import AttentionTraits, GatedMLP
 from worker.models.layers.context import ForwardContext
-from worker.models.layers.norms import LayerNorm
+from worker.models.layers.moe import MoeMLP, MoeNames, as_stored
+from worker.models.layers.norms import HiddenNorm, LayerNorm, RMSNorm
 
 
 class ParallelLayer(LlamaLayer):
@@ -53,7 +54,7 @@ class CohereForCausalLM(DecoderModel):
         """Builds a layer; all are alike."""
         return self._build_layer(index, rotates=True)
 
-    def build_norm(self) -> LayerNorm:
+    def build_norm(self) -> HiddenNorm:
         """A LayerNorm without bias."""
         return LayerNorm(self.config.hidden_size, self.config.rms_norm_eps, self.options)
 
@@ -61,9 +62,13 @@ class CohereForCausalLM(DecoderModel):
         """Hidden states of the rows that sample [R, hidden] to fp32 logits [R, vocab_size]."""
         return super().compute_logits(hidden) * float(self.extra("logit_scale"))
 
+    def build_mlp(self, index: int) -> FeedForward:
+        """Builds the feed-forward block of a layer."""
+        return GatedMLP(self.config, self.options)
+
     def _build_layer(self, index: int, *, rotates: bool) -> ParallelLayer:
         traits = AttentionTraits(is_interleaved=True, rotates=rotates)
-        return ParallelLayer(self, index, GatedMLP(self.config, self.options), traits=traits)
+        return ParallelLayer(self, index, self.build_mlp(index), traits=traits)
 
 
 class Cohere2ForCausalLM(CohereForCausalLM):
@@ -72,3 +77,35 @@ class Cohere2ForCausalLM(CohereForCausalLM):
     def build_layer(self, index: int) -> ParallelLayer:
         """Builds a layer with a window and rotary embedding, or without both."""
         return self._build_layer(index, rotates=self.config.windows[index] is not None)
+
+
+class AveragingMoeMLP(MoeMLP):
+    """Experts whose output is averaged with that of the shared expert."""
+
+    def forward(self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, hidden] to [T, hidden]."""
+        return super().forward(hidden, fp32_input) / 2
+
+
+class Cohere2MoeForCausalLM(CohereForCausalLM):
+    """Command A+ and North Mini: experts in all but the first layers."""
+
+    def build_layer(self, index: int) -> ParallelLayer:
+        """Builds a layer with rotary embedding, or without."""
+        assert self.config.rotating is not None, "the family's schema sets it"
+        return self._build_layer(index, rotates=self.config.rotating[index])
+
+    def build_mlp(self, index: int) -> FeedForward:
+        """Builds experts, or the MLP of one of the first layers."""
+        moe = self.config.moe
+        assert moe is not None, "the architecture has experts"
+        if index in moe.dense_layers:
+            return GatedMLP(self.config, self.options, int(self.extra("dense_size")))
+        block = AveragingMoeMLP if self.extra("averages") else MoeMLP
+        return block(self.config, self.options, as_stored(MoeNames(), self.config))
+
+    def build_norm(self) -> HiddenNorm:
+        """RMSNorm, or LayerNorm without bias, by the key of the epsilon."""
+        if not self.extra("has_rms_norm"):
+            return super().build_norm()
+        return RMSNorm(self.config.hidden_size, self.config.rms_norm_eps, self.options)

@@ -1,10 +1,13 @@
-"""Granite 3 (huggingface.co/ibm-granite) and MiniCPM (huggingface.co/openbmb): Llama whose
+"""Granite (huggingface.co/ibm-granite) and MiniCPM (huggingface.co/openbmb): Llama whose
 embeddings, blocks and logits are scaled; dense, or with experts.
 
 Schemas: `config/vendors/ibm.py` and `config/vendors/openbmb.py`.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
 
 import torch
 
@@ -13,6 +16,7 @@ from worker.models.architectures.llama import LlamaLayer
 from worker.models.layers.attention import AttentionTraits, GatedMLP
 from worker.models.layers.moe import MoeMLP, MoeNames, StackedNames
 from worker.models.layers.norms import RMSNorm
+from worker.models.layers.rope import cos_sin_table
 
 _NAMES = MoeNames(
     router="router.layer",
@@ -26,9 +30,19 @@ class GraniteLayer(LlamaLayer):
     that add to the residual multiply by m, the `residual_multiplier`."""
 
     def __init__(
-        self, model: DecoderModel, index: int, mlp: FeedForward, mlp_name: str = "mlp"
+        self,
+        model: DecoderModel,
+        index: int,
+        mlp: FeedForward,
+        mlp_name: str = "mlp",
+        *,
+        rotates: bool = True,
     ) -> None:
-        traits = AttentionTraits(scale=float(model.extra("attention_multiplier")))
+        traits = AttentionTraits(
+            scale=float(model.extra("attention_multiplier")),
+            rotates=rotates,
+            has_sinks=model.config.has_sinks,
+        )
         super().__init__(model, index, mlp, traits=traits, mlp_name=mlp_name)
 
 
@@ -62,6 +76,37 @@ class GraniteMoeForCausalLM(GraniteForCausalLM):
         """Builds a layer; all are alike."""
         mlp = MoeMLP(self.config, self.options, _NAMES)
         return GraniteLayer(self, index, mlp, "block_sparse_moe")
+
+
+class GraniteSWAForCausalLM(GraniteForCausalLM):
+    """Granite with sliding windows and attention sinks; the base of the rotary embedding differs
+    between layers, some of which may have none."""
+
+    def build_layer(self, index: int) -> GraniteLayer:
+        """Builds a layer; they differ in windows and rotary tables only."""
+        mlp = GatedMLP(self.config, self.options)
+        return GraniteLayer(self, index, mlp, rotates=self._thetas[index] > 0)
+
+    def rotary_table(self, index: int) -> torch.Tensor:
+        """Cosines and sines [positions, rotary_dim] of a layer; layers without rotary embedding do
+        not read theirs."""
+        return self._tables.get(self._thetas[index], self.cos_sin)
+
+    @property
+    def _thetas(self) -> list[float]:
+        """Base of each layer's rotary embedding; 0 for a layer without."""
+        return list(map(float, self.extra("layer_rope_theta")))
+
+    @cached_property
+    def _tables(self) -> dict[float, torch.Tensor]:
+        """Cosines and sines by base."""
+        rope, size = self.config.rope, self.config.rotary_dim
+        return {
+            theta: cos_sin_table(
+                replace(rope, theta=theta), size, len(self.cos_sin), self.options.device
+            )
+            for theta in set(self._thetas) - {0.0}
+        }
 
 
 class MiniCPMForCausalLM(GraniteForCausalLM):

@@ -1,5 +1,5 @@
-"""OLMo 2 and 3, and FlexOlmo (huggingface.co/allenai): norms after the blocks, and none before
-them.
+"""OLMo 2 and 3, FlexOlmo and OLMoE (huggingface.co/allenai): QK norm over all heads together; norms
+after the blocks, and none before them, except in OLMoE.
 
 Schema: `config/vendors/ai2.py`.
 """
@@ -66,3 +66,12 @@ class FlexOlmoForCausalLM(Qwen3MoeForCausalLM):
         """Builds a layer; all are alike."""
         traits = AttentionTraits(has_wide_norms=True)
         return PostNormLayer(self, index, self.build_mlp(index), traits=traits)
+
+
+class OlmoeForCausalLM(Qwen3MoeForCausalLM):
+    """OLMoE: norms before the blocks, and experts in all layers."""
+
+    def build_layer(self, index: int) -> LlamaLayer:
+        """Builds a layer; all are alike."""
+        traits = AttentionTraits(has_wide_norms=True)
+        return LlamaLayer(self, index, self.build_mlp(index), traits=traits)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from worker.models.config.schema import short
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MoeConfig:
@@ -59,6 +61,36 @@ def checked(config: MoeConfig, top_k_key: str = "num_experts_per_tok") -> MoeCon
             f"{top_k_key} {config.top_k} in config.json must be in [1, {allowed}]: fix it"
         )
     return config
+
+
+def listed_dense_layers(
+    kinds: list[str] | None, num_layers: int, first: int | None, default: int = 1
+) -> frozenset[int]:
+    """Layers with a single MLP, where the others have experts.
+
+    Args:
+        kinds: `mlp_layer_types`, dense or sparse for each layer; None if it is missing.
+        num_layers: number of layers.
+        first: `first_k_dense_replace`, number of leading dense layers; None if it is missing.
+        default: number of leading dense layers if both are missing.
+
+    Raises:
+        ValueError: `kinds` is malformed, or the keys disagree.
+    """
+    leading = frozenset(range(min(num_layers, default if first is None else first)))
+    if kinds is None:
+        return leading
+    if len(kinds) != num_layers or any(kind not in ("dense", "sparse") for kind in kinds):
+        raise ValueError(
+            f"mlp_layer_types = {short(kinds)} in config.json is not supported: it must be dense "
+            f"or sparse for each of {num_layers} layers"
+        )
+    listed = frozenset(layer for layer, kind in enumerate(kinds) if kind == "dense")
+    if first is not None and listed != leading:
+        raise ValueError(
+            f"mlp_layer_types and first_k_dense_replace {first} in config.json disagree: fix it"
+        )
+    return listed
 
 
 class GroupedRouting(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -33,6 +33,9 @@ class AttentionNames:
     output: str = "o_proj"
     q_norm: str = "q_norm"
     k_norm: str = "k_norm"
+    gate: str = ""
+    """Projection of the gate of the attention output; empty if the query projection has its
+    features."""
     is_fused: bool = False
     """Whether q, k and v are one tensor, with their rows in this order."""
     is_grouped: bool = False
@@ -64,8 +67,8 @@ class AttentionTraits:
     rotates_first: bool = False
     """Whether QK norm is applied after rotary embedding instead of before."""
     has_gate: bool = False
-    """Whether the attention output is gated by additional output features of the query
-    projection."""
+    """Whether the attention output is gated by additional output features of the query projection,
+    or of `AttentionNames.gate`."""
     has_unit_heads: bool = False
     """Whether each head of q and k is normalised without weight after rotary embedding."""
     values_are_keys: bool = False
@@ -168,10 +171,14 @@ class Attention:
             is_chunked=bool(window and config.has_chunks),
         )
         """Specification of the layer's KV cache."""
-        self._query_parts = 1 + traits.has_gate
+        assert traits.has_gate or not traits.names.gate, "a name of what there is"
+        self._query_parts = 2 if traits.has_gate and not traits.names.gate else 1
         assert traits.has_value_norm or not traits.values_are_keys, "keys rotate in place"
         kept = 1 if traits.values_are_keys else 2
         self._split = [self._query_parts * num_heads, *[num_kv_heads] * kept]
+        if traits.names.gate:
+            assert kept == 2, "gates come after the values"
+            self._split.append(num_heads)
         self._head_dim = head_dim
         self._scale = head_dim**-0.5 if traits.scale is None else traits.scale
         self._traits = traits
@@ -260,7 +267,9 @@ class Attention:
         q, k, *rest = torch.split(qkv, self._split, dim=1)
         v = rest[0] if rest else k
         gate: torch.Tensor | None = None
-        if self._traits.has_gate:
+        if self._names.gate:
+            gate = rest[1]
+        elif self._traits.has_gate:
             q, gate = q.unflatten(1, (self.num_heads, 2)).unbind(2)
         if self.wide_norm is not None:
             q, k = self.wide_norm.forward(q, k)
@@ -480,11 +489,12 @@ def _qkv_parts(
     *,
     has_values: bool,
 ) -> list[ColumnPart]:
-    """This rank's heads of q, k and, with `has_values`, v. Each head of q has `query_parts` times
-    the features: two with a gate."""
+    """This rank's heads of q, k and, with `has_values`, v, and of a gate with a projection of its
+    own. Each head of q has `query_parts` times the features: two with a gate otherwise."""
     if names.is_grouped:
         assert query_parts == 1, "grouped tensors do not support gates"
         assert has_values, "grouped tensors include values"
+        assert not names.gate, "grouped tensors do not support gates"
         return _grouped_parts(config, options, names.q)
     head_dim = config.head_dim
     num_heads, num_kv_heads = local_heads(config, options.group.world_size)
@@ -503,6 +513,8 @@ def _qkv_parts(
             (names.q, names.k, names.v), sizes, local, starts, strict=True
         )
     ]
+    if names.gate:
+        parts.append(replace(parts[0], name=names.gate))
     return parts if has_values else parts[:2]
 
 

@@ -1,4 +1,4 @@
-"""OLMo 2 and 3, and FlexOlmo (huggingface.co/allenai). Imports no torch."""
+"""OLMo 2 and 3, OLMoE and FlexOlmo (huggingface.co/allenai). Imports no torch."""
 
 from __future__ import annotations
 
@@ -67,4 +67,18 @@ class FlexOlmoConfig(FamilyConfig):
         )
 
 
-FAMILIES = (Olmo2Config, Olmo3Config, FlexOlmoConfig)
+class OlmoeConfig(FlexOlmoConfig):
+    """OLMoE: experts in all layers, and norms before the blocks."""
+
+    architecture = "OlmoeForCausalLM"
+    model_types = ("olmoe",)
+    implementation = "olmo:OlmoeForCausalLM"
+
+    rms_norm_eps: Number = 1e-5
+    rope_theta: Number = 10000.0
+    eos_token_id: Any = 50279
+    num_experts: Count = 64
+    num_experts_per_tok: Count = 8
+
+
+FAMILIES = (Olmo2Config, Olmo3Config, FlexOlmoConfig, OlmoeConfig)

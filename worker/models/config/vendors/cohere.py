@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from worker.models.config.family import AlternatingFamilyConfig, FamilyConfig
-from worker.models.config.schema import Count, Index, Number, One, Yes
+from worker.models.config.family import (
+    FULL,
+    SLIDING,
+    AlternatingFamilyConfig,
+    FamilyConfig,
+    period_of,
+)
+from worker.models.config.moe_config import MoeConfig, listed_dense_layers
+from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, One, Yes
 
 
 class CohereConfig(FamilyConfig):
@@ -61,4 +68,77 @@ class Cohere2Config(AlternatingFamilyConfig):
         self.rms_norm_eps = self.layer_norm_eps
 
 
-FAMILIES = (CohereConfig, Cohere2Config)
+class Cohere2MoeConfig(Cohere2Config):
+    """Command A+ and North Mini: Command A with experts in all but the first layers, and perhaps
+    RMSNorm."""
+
+    architecture = "Cohere2MoeForCausalLM"
+    model_types = ("cohere2_moe",)
+    implementation = "cohere:Cohere2MoeForCausalLM"
+    harmless = Cohere2Config.harmless | ROUTER_KEYS
+
+    head_dim: Count | None = 128
+    rms_norm_eps: Number = 0.0
+    """0 or null for LayerNorm."""
+    num_experts: Count = 8
+    num_experts_per_tok: Count = 2
+    num_shared_experts: Index = 0
+    shared_expert_combination_strategy: Literal["average", "sum"] = "average"
+    expert_selection_fn: Literal["softmax", "sigmoid"] = "softmax"
+    norm_topk_prob: bool = True
+    first_k_dense_replace: Index | None = None
+    prefix_dense_intermediate_size: Count | None = None
+    prefix_dense_sliding_window_pattern: Count = 1
+
+    def derive(self) -> None:
+        """Sets the epsilon of norms, and `layer_norm_eps` to 0 if they are RMSNorm."""
+        if self.rms_norm_eps:
+            self.layer_norm_eps = 0.0
+        else:
+            self.rms_norm_eps = self.layer_norm_eps
+
+    def extra(self) -> dict[str, Any]:
+        """Kind of norms, size of the first layers' MLPs, and how a shared expert is added."""
+        return {
+            "logit_scale": self.logit_scale,
+            "has_rms_norm": self.layer_norm_eps == 0,
+            "dense_size": self.prefix_dense_intermediate_size or self.intermediate_size,
+            "averages": self.num_shared_experts > 0
+            and self.shared_expert_combination_strategy == "average",
+        }
+
+    def layer_kind(self, index: int) -> str:
+        """Full attention in every n-th layer, counted from the first one with experts; in the
+        layers before them by a period of their own."""
+        first = self.first_k_dense_replace or 0
+        if index < first:
+            return SLIDING if (index + 1) % self.prefix_dense_sliding_window_pattern else FULL
+        period = period_of("sliding_window_pattern", self.sliding_window_pattern)
+        return SLIDING if (index - first + 1) % period else FULL
+
+    def rotating(self) -> tuple[bool, ...]:
+        """Layers with windows have rotary embedding, and dense layers if all of them have full
+        attention."""
+        always = self._dense_layers() if self.prefix_dense_sliding_window_pattern == 1 else ()
+        kinds = enumerate(self.kinds_of_layers())
+        return tuple(kind == SLIDING or layer in always for layer, kind in kinds)
+
+    def moe(self) -> MoeConfig:
+        """Experts of `intermediate_size`, chosen by their scores."""
+        is_sigmoid = self.expert_selection_fn == "sigmoid"
+        return MoeConfig(
+            num_experts=self.num_experts,
+            top_k=self.num_experts_per_tok,
+            intermediate_size=self.intermediate_size,
+            dense_layers=self._dense_layers(),
+            normalize=self.norm_topk_prob or not is_sigmoid,
+            sigmoid=is_sigmoid,
+            shared_size=self.intermediate_size * self.num_shared_experts,
+        )
+
+    def _dense_layers(self) -> frozenset[int]:
+        first = self.first_k_dense_replace
+        return listed_dense_layers(self.mlp_layer_types, self.num_hidden_layers, first, default=0)
+
+
+FAMILIES = (CohereConfig, Cohere2Config, Cohere2MoeConfig)

@@ -14,7 +14,7 @@ from worker.models.config.family import (
 )
 from worker.models.config.moe_config import MoeConfig
 from worker.models.config.multimodal import VISION_AND_PROJECTOR, MultimodalConfig, TensorNames
-from worker.models.config.schema import Count, Index, Number, Yes, short, words
+from worker.models.config.schema import Count, Index, No, Number, Yes, short, words
 
 
 class GemmaConfig(FamilyConfig):
@@ -218,7 +218,25 @@ class Gemma4Config(FamilyConfig, kw_only=True):
         )
 
 
-FAMILIES = (GemmaConfig, Gemma2Config, Gemma3Config, Gemma4Config)
+class Gemma4UnifiedConfig(Gemma4Config, kw_only=True):
+    """The language model of Gemma 4 12B, whose images and audio have no encoder: Gemma 4, dense."""
+
+    architecture = "Gemma4UnifiedForCausalLM"
+    model_types = ("gemma4_unified_text",)
+
+    max_position_embeddings: Count = 262144
+    sliding_window: Count | None = 1024
+    enable_moe_block: No = False
+    hidden_size_per_layer_input: Literal[0] = 0
+
+
+FAMILIES = (GemmaConfig, Gemma2Config, Gemma3Config, Gemma4Config, Gemma4UnifiedConfig)
+_GEMMA4_KEYS = words(
+    """
+    vision_config audio_config image_token_id video_token_id audio_token_id boi_token_id
+    eoi_token_id boa_token_id eoa_token_id eoa_token_index vision_soft_tokens_per_image
+    """
+)
 MULTIMODAL = (
     MultimodalConfig(
         architectures=("Gemma3ForConditionalGeneration",),
@@ -236,18 +254,23 @@ MULTIMODAL = (
         architectures=("Gemma4ForConditionalGeneration",),
         model_type="gemma4",
         texts={"gemma4_text": "Gemma4ForCausalLM"},
-        keys=words(
-            """
-            vision_config audio_config image_token_id video_token_id audio_token_id boi_token_id
-            eoi_token_id boa_token_id eoa_token_id eoa_token_index vision_soft_tokens_per_image
-            """
-        ),
+        keys=_GEMMA4_KEYS,
         tensors=TensorNames(
             renamed=(("model.language_model.", "model."),),
             skipped=tuple(
                 f"model.{part}."
                 for part in ("vision_tower", "embed_vision", "audio_tower", "embed_audio")
             ),
+        ),
+    ),
+    MultimodalConfig(
+        architectures=("Gemma4UnifiedForConditionalGeneration",),
+        model_type="gemma4_unified",
+        texts={"gemma4_unified_text": "Gemma4UnifiedForCausalLM"},
+        keys=_GEMMA4_KEYS,
+        tensors=TensorNames(
+            renamed=(("model.language_model.", "model."),),
+            skipped=("model.vision_embedder.", "model.embed_vision.", "model.embed_audio."),
         ),
     ),
 )

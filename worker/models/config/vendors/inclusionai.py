@@ -1,28 +1,29 @@
-"""LLaDA 2 (huggingface.co/inclusionAI). Imports no torch."""
+"""Ling 2 and LLaDA 2 (huggingface.co/inclusionAI). Imports no torch."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from worker.models.config.family import FamilyConfig, blocks, rotary_size
 from worker.models.config.moe_config import MoeConfig
 from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, Yes, words
 
 
-class LLaDA2MoeConfig(FamilyConfig):
-    """LLaDA 2: Ling 2 trained for block diffusion; its router is DeepSeek V3's."""
+class BailingMoeV2Config(FamilyConfig):
+    """Ling and Ring 2: experts in all but the first layers, with DeepSeek V3's router."""
 
-    architecture = "LLaDA2MoeModelLM"
-    model_types = ("llada2_moe",)
-    implementation = "llada2:LLaDA2MoeModelLM"
+    architecture = "BailingMoeV2ForCausalLM"
+    model_types: ClassVar[tuple[str, ...]] = ("bailing_moe", "bailing_moe_v2")
+    implementation = "ling2:BailingMoeV2ForCausalLM"
     harmless = ROUTER_KEYS | words(
         """
         sliding_window moe_shared_expert_intermediate_size embedding_dropout output_dropout
-        mtp_loss_scaling_factor
+        mtp_loss_scaling_factor num_nextn_predict_layers
         """
     )
     """`sliding_window` has no effect unless use_sliding_window is set, which is not supported."""
     aliases = (("num_local_experts", "num_experts"),)
+    skips_next_layers = True
 
     max_position_embeddings: Count = 32768
     num_key_value_heads: Count | None = 4
@@ -31,8 +32,6 @@ class LLaDA2MoeConfig(FamilyConfig):
     rotary_dim: Count | None = None
     use_qk_norm: Yes = True
     use_rmsnorm: Yes = True
-    block_size: Count = 32
-    mask_token_id: Index = 156895
     num_experts: Count = 256
     num_experts_per_tok: Count = 8
     moe_intermediate_size: Count = 512
@@ -67,9 +66,19 @@ class LLaDA2MoeConfig(FamilyConfig):
             shared_size=self.moe_intermediate_size * self.num_shared_experts,
         )
 
+
+class LLaDA2MoeConfig(BailingMoeV2Config):
+    """LLaDA 2: Ling 2 trained for block diffusion."""
+
+    architecture = "LLaDA2MoeModelLM"
+    model_types = ("llada2_moe",)
+
+    block_size: Count = 32
+    mask_token_id: Index = 156895
+
     def block_diffusion(self) -> tuple[int, int]:
         """Block size and mask token."""
         return blocks(self.block_size, self.mask_token_id, self.vocab_size)
 
 
-FAMILIES = (LLaDA2MoeConfig,)
+FAMILIES = (LLaDA2MoeConfig, BailingMoeV2Config)

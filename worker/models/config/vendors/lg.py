@@ -1,12 +1,13 @@
-"""EXAONE 4 and 4.5 (huggingface.co/LGAI-EXAONE). Imports no torch."""
+"""EXAONE 4, 4.5 and K-EXAONE (huggingface.co/LGAI-EXAONE). Imports no torch."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from worker.models.config.family import AlternatingFamilyConfig
+from worker.models.config.moe_config import MoeConfig, listed_dense_layers
 from worker.models.config.multimodal import MultimodalConfig, TensorNames
-from worker.models.config.schema import Count, Index, Number, Yes, words
+from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, Yes, words
 
 
 class Exaone4Config(AlternatingFamilyConfig):
@@ -29,7 +30,67 @@ class Exaone4Config(AlternatingFamilyConfig):
     eos_token_id: Any = 2
 
 
-FAMILIES = (Exaone4Config,)
+class ExaoneMoeConfig(Exaone4Config):
+    """K-EXAONE: EXAONE 4's attention behind norms before the blocks, and experts."""
+
+    architecture = "ExaoneMoeForCausalLM"
+    model_types = ("exaone_moe",)
+    implementation = "exaone4:ExaoneMoeForCausalLM"
+    harmless = ROUTER_KEYS | words("num_nextn_predict_layers")
+    skipped = ("mtp.",)
+
+    eos_token_id: Any = 53
+    num_experts: Count = 64
+    num_experts_per_tok: Count = 8
+    moe_intermediate_size: Count = 1024
+    num_shared_experts: Index = 1
+    first_k_dense_replace: Index | None = None
+    first_last_k_dense_replace: Index | None = None
+    """The same in the first release."""
+    is_moe_layer: list[bool] | None = None
+    n_group: Index = 1
+    topk_group: Index = 1
+    norm_topk_prob: bool = True
+    routed_scaling_factor: Number = 2.5
+    scoring_func: Literal["sigmoid"] = "sigmoid"
+    topk_method: Literal["noaux_tc"] = "noaux_tc"
+
+    def moe(self) -> MoeConfig:
+        """Experts in all but the first layers, unless config.json lists others."""
+        first = self.first_k_dense_replace
+        dense = listed_dense_layers(
+            self.mlp_layer_types,
+            self.num_hidden_layers,
+            self.first_last_k_dense_replace if first is None else first,
+        )
+        expected = [layer not in dense for layer in range(self.num_hidden_layers)]
+        if self.is_moe_layer not in (None, expected):
+            raise ValueError(
+                "is_moe_layer in config.json disagrees with first_k_dense_replace, "
+                "first_last_k_dense_replace or mlp_layer_types: fix it"
+            )
+        return MoeConfig(
+            num_experts=self.num_experts,
+            top_k=self.num_experts_per_tok,
+            intermediate_size=self.moe_intermediate_size,
+            dense_layers=dense,
+            normalize=self.norm_topk_prob,
+            sigmoid=True,
+            has_bias=True,
+            num_groups=self.n_group,
+            top_k_groups=self.topk_group,
+            scale=self.routed_scaling_factor,
+            shared_size=self.moe_intermediate_size * self.num_shared_experts,
+        )
+
+
+class ReleasedExaoneMoeConfig(ExaoneMoeConfig):
+    """K-EXAONE under the name that its checkpoints have."""
+
+    architecture = "ExaoneMoEForCausalLM"
+
+
+FAMILIES = (Exaone4Config, ExaoneMoeConfig, ReleasedExaoneMoeConfig)
 MULTIMODAL = (
     MultimodalConfig(
         architectures=("Exaone4_5_ForConditionalGeneration",),

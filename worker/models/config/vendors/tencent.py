@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from worker.models.config.family import FamilyConfig
-from worker.models.config.moe_config import MoeConfig
+from worker.models.config.moe_config import MoeConfig, listed_dense_layers
 from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, RawConfig, Yes, words
 
 
@@ -87,4 +87,61 @@ class HunYuanMoEV1Config(HunYuanDenseV1Config):
         )
 
 
-FAMILIES = (HunYuanDenseV1Config, HunYuanMoEV1Config)
+class HYV3Config(FamilyConfig):
+    """Hy3: experts in all but the first layer, with DeepSeek V3's router without groups."""
+
+    architecture = "HYV3ForCausalLM"
+    model_types = ("hy_v3",)
+    implementation = "hy3:HYV3ForCausalLM"
+    harmless = ROUTER_KEYS | words(
+        """
+        eod_token_id enable_attention_fp32_softmax enable_lm_head_fp32 enable_moe_fp32_combine
+        num_nextn_predict_layers use_grouped_mm
+        """
+    )
+    """Precision and kernels of training, and layers for multi-token prediction."""
+    aliases = (("num_local_experts", "num_experts"),)
+    skips_next_layers = True
+
+    max_position_embeddings: Count = 131072
+    num_key_value_heads: Count | None = 8
+    head_dim: Count | None = 128
+    rms_norm_eps: Number = 1e-5
+    rope_theta: Number = 11158840.0
+    attention_bias: bool = False
+    qk_norm: Yes = True
+    use_qk_norm: Yes = True
+    num_experts: Count = 192
+    num_experts_per_tok: Count = 8
+    moe_intermediate_size: Count = 1536
+    expert_hidden_dim: Count | None = None
+    """The same, where it is there."""
+    num_shared_experts: Index = 1
+    first_k_dense_replace: Index | None = None
+    moe_router_enable_expert_bias: Yes = True
+    moe_router_use_sigmoid: Yes = True
+    route_norm: Yes = True
+    router_scaling_factor: Number = 2.826
+
+    def moe(self) -> MoeConfig:
+        """Experts in all but the first layer, unless config.json lists others."""
+        if self.expert_hidden_dim not in (None, self.moe_intermediate_size):
+            raise ValueError(
+                f"expert_hidden_dim {self.expert_hidden_dim} and moe_intermediate_size "
+                f"{self.moe_intermediate_size} in config.json disagree: fix it"
+            )
+        return MoeConfig(
+            num_experts=self.num_experts,
+            top_k=self.num_experts_per_tok,
+            intermediate_size=self.moe_intermediate_size,
+            dense_layers=listed_dense_layers(
+                self.mlp_layer_types, self.num_hidden_layers, self.first_k_dense_replace
+            ),
+            sigmoid=True,
+            has_bias=True,
+            scale=self.router_scaling_factor,
+            shared_size=self.moe_intermediate_size * self.num_shared_experts,
+        )
+
+
+FAMILIES = (HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config)

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from worker.models.config.family import Biases, FamilyConfig
-from worker.models.config.moe_config import MoeConfig, grouped_experts
+from worker.models.config.moe_config import MoeConfig, grouped_experts, listed_dense_layers
 from worker.models.config.multimodal import MultimodalConfig, TensorNames
-from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, short, words
+from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, words
 from worker.models.config.vendors.deepseek import DeepseekV3Config
 
 
@@ -99,22 +99,10 @@ class Glm4MoeLiteConfig(DeepseekV3Config):
 
     def moe(self) -> MoeConfig:
         """Experts in all but the first layer, unless config.json lists others."""
-        first, kinds = self.first_k_dense_replace, self.mlp_layer_types
-        count = self.num_hidden_layers
-        dense = frozenset(range(min(count, 1 if first == -1 else first)))
-        if kinds is not None:
-            if len(kinds) != count or any(kind not in ("dense", "sparse") for kind in kinds):
-                raise ValueError(
-                    f"mlp_layer_types = {short(kinds)} in config.json is not supported: it must be "
-                    f"dense or sparse for each of {count} layers"
-                )
-            listed = frozenset(layer for layer, kind in enumerate(kinds) if kind == "dense")
-            if first != -1 and listed != dense:
-                raise ValueError(
-                    f"mlp_layer_types and first_k_dense_replace {first} in config.json disagree: "
-                    "fix it"
-                )
-            dense = listed
+        first = self.first_k_dense_replace
+        dense = listed_dense_layers(
+            self.mlp_layer_types, self.num_hidden_layers, None if first == -1 else first
+        )
         return grouped_experts(self, dense)
 
 

@@ -1,4 +1,4 @@
-"""LLaDA 2 (huggingface.co/inclusionAI): Ling 2 as a block-diffusion model.
+"""Ling 2, and LLaDA 2, which is Ling 2 trained for block diffusion (huggingface.co/inclusionAI).
 
 Schema: `config/vendors/inclusionai.py`.
 """
@@ -22,9 +22,9 @@ _NAMES = AttentionNames(
 )
 
 
-class LLaDA2MoeModelLM(Qwen3MoeForCausalLM):
-    """LLaDA 2: QK norm, rotary embedding of part of each head, q, k and v as one tensor, experts
-    chosen from groups."""
+class BailingMoeV2ForCausalLM(Qwen3MoeForCausalLM):
+    """Ling 2 and LLaDA 2: QK norm, rotary embedding of part of each head, q, k and v as one tensor,
+    experts chosen from groups."""
 
     embedding_name: ClassVar[str] = "model.word_embeddings"
 

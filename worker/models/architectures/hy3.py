@@ -1,0 +1,19 @@
+"""Hy3 (huggingface.co/tencent): QK norm of each head, and experts with shared experts.
+
+Schema: `config/vendors/tencent.py`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from worker.models.architectures.qwen3_moe import Qwen3MoeForCausalLM
+from worker.models.layers.moe import MoeNames
+
+
+class HYV3ForCausalLM(Qwen3MoeForCausalLM):
+    """Hy3: Qwen3-MoE's layers with a bias of the router; the first layer has a single MLP."""
+
+    moe_names: ClassVar[MoeNames] = MoeNames(
+        router="router.gate", bias="expert_bias", shared="shared_mlp"
+    )
