@@ -23,6 +23,7 @@ from worker.models.architectures.decoder import DecoderModel
 from worker.models.config.checkpoint import weight_files
 from worker.models.config.families import FAMILIES
 from worker.models.config.model_config import ModelConfig
+from worker.models.config.quantization_formats import CACHE_SCALE_ENDS
 from worker.models.layers.linear_method import LayerOptions, WeightSlot
 from worker.models.layers.quantized_linear import create_linear_method
 from worker.models.layers.sharing import check_sharing
@@ -193,7 +194,7 @@ def _check_headers(slots: Mapping[str, Sequence[WeightSlot]], config: ModelConfi
         ValueError: they differ; the message names the tensors.
     """
     missing, tied_file = dict(slots), None
-    unexpected, twice = list[str](), list[str]()
+    unexpected, twice, cache_scales = list[str](), list[str](), list[str]()
     by_file: dict[Path, list[tuple[str, str]]] = {}
     tied_name = _TIED_NAME
     for path in weight_files(config.folder):
@@ -210,9 +211,12 @@ def _check_headers(slots: Mapping[str, Sequence[WeightSlot]], config: ModelConfi
                     tied_file, tied_name = path, name
                 elif own_name in slots:
                     twice.append(name)
+                elif config.quantization is not None and name.endswith(CACHE_SCALE_ENDS):
+                    cache_scales.append(name)
                 elif not name.endswith("rotary_emb.inv_freq"):
                     unexpected.append(name)
     problems = []
+    missing = {name: own for name, own in missing.items() if not own[0].is_optional}
     if missing:
         problems.append(f"missing {_shorten(sorted(missing))}")
     if unexpected:
@@ -224,6 +228,8 @@ def _check_headers(slots: Mapping[str, Sequence[WeightSlot]], config: ModelConfi
             f"tensors of checkpoint {config.folder} do not match {config.architecture}: "
             f"{'; '.join(problems)}. Its config.json and weights disagree, or files are missing"
         )
+    if cache_scales and any(own[0].is_optional for own in slots.values()):
+        logger.warning("ignoring scales of the KV cache: %s", _shorten(sorted(cache_scales)))
     return _Contents(by_file=by_file, tied_file=tied_file, tied_name=tied_name)
 
 
