@@ -58,7 +58,6 @@ UNSUPPORTED = {
     "quantization": "detected from the checkpoint's config.json: use a quantized checkpoint, such "
     "as an FP8 one",
     "q": "quantization is detected from the checkpoint's config.json",
-    "kv_cache_dtype": "the KV cache has the model's data type, see --dtype",
     "ssl_ca_certs": "client certificates are not supported: use API keys",
     "ssl_keyfile_password": "encrypted private keys are not supported: decrypt the key file",
     "data_parallel_size": _SEVERAL_WORKERS,

@@ -15,6 +15,7 @@ CPUBackend = Literal["auto", "native", "torch"]
 AttentionBackendName = Literal["auto", "triton", "flashinfer", "flash", "torch"]
 StructuredOutputsBackend = Literal["auto", "xgrammar", "guidance"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+KVCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
 LoadFormat = Literal["auto", "dummy"]
 SpeculativeMethod = Literal["none", "ngram", "draft"]
 
@@ -111,15 +112,19 @@ class EngineConfig(SchedulingOptions):
     device: Device = "auto"
     """Device for inference; auto selects cuda if a CUDA device is visible, otherwise cpu."""
     dtype: DType = "auto"
-    """Data type of weights, activations and KV cache. auto selects the checkpoint's type on CUDA
-    (bfloat16 for float32), and float32 on CPU, or bfloat16 if the checkpoint is stored in it, the
-    CPU supports it (AMX, AVX512_BF16), a measurement at the first start found it faster, and
-    --batch-invariant is off."""
+    """Data type of weights, activations and, by default, the KV cache. auto selects the
+    checkpoint's type on CUDA (bfloat16 for float32), and float32 on CPU, or bfloat16 if the
+    checkpoint is stored in it, the CPU supports it (AMX, AVX512_BF16), a measurement at the first
+    start found it faster, and --batch-invariant is off."""
     max_model_len: int | None = None
     """Maximum context length, prompt plus completion, in tokens; the model's maximum if unset."""
     page_size: int = 16
     """Tokens per page of the KV cache (vLLM's block size), which is also the granularity of prefix
     caching."""
+    kv_cache_dtype: KVCacheDType = "auto"
+    """Data type of the KV cache: fp8 (the same as fp8_e4m3) holds twice the tokens of bfloat16; it
+    needs compute capability 8.9 or higher on CUDA, and implies --cpu-backend torch on CPU. auto
+    selects fp8 if the checkpoint specifies it and such a GPU is used, otherwise --dtype."""
     kv_cache_tokens: int | None = None
     """Size of the KV cache in tokens; as many as fit into memory if unset."""
     gpu_memory_utilization: float = 0.9
@@ -246,6 +251,11 @@ class EngineConfig(SchedulingOptions):
                 "--cpu-backend native has its own attention: remove --attention-backend "
                 f"{self.attention_backend}"
             )
+        if self.cpu_backend == "native" and self.kv_cache_dtype != "auto":
+            raise ValueError(
+                f"--cpu-backend native does not support --kv-cache-dtype {self.kv_cache_dtype}: "
+                "use auto for one of them"
+            )
         if self.overlap_depth not in (0, 1):
             raise ValueError(f"--overlap-depth must be 0 or 1, got {self.overlap_depth}")
         if any(size < 1 for size in self.cudagraph_capture_sizes):
@@ -259,8 +269,9 @@ class EngineConfig(SchedulingOptions):
 
     @property
     def cpu_steps(self) -> CPUBackend:
-        """Backend for steps on CPU: torch if an attention backend is set."""
-        return "torch" if self.attention_backend != "auto" else self.cpu_backend
+        """Backend for steps on CPU: torch if an attention backend or an FP8 cache is set."""
+        needs_torch = self.attention_backend != "auto" or self.kv_cache_dtype != "auto"
+        return "torch" if needs_torch else self.cpu_backend
 
     @property
     def checkpoint(self) -> str:

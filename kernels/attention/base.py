@@ -26,7 +26,7 @@ class AttentionSettings:
     device: torch.device
     """Device of the caches."""
     dtype: torch.dtype
-    """Data type of queries and caches."""
+    """Data type of queries, and of caches unless they are FP8."""
     page_size: int
     """Tokens per page."""
     batch_invariant: bool = False
@@ -48,6 +48,8 @@ class AttentionSettings:
     """Maximum query heads on a rank; only for latents."""
     head_dims: tuple[int, ...] = ()
     """Head dimensions of all layers, without repeats."""
+    has_fp8_cache: bool = False
+    """Whether caches are FP8 (e4m3)."""
 
     def check_library(self, name: str) -> None:
         """Checks that a library's causal attention kernels for CUDA support these settings.
@@ -79,6 +81,8 @@ class AttentionSettings:
             raise ValueError(
                 f"{option} needs the same head size in all layers, not {sizes}: use auto"
             )
+        if self.has_fp8_cache:
+            raise ValueError(f"{option} does not support --kv-cache-dtype fp8: use auto or triton")
         if self.device.type != "cuda":
             raise ValueError(f"{option} needs a CUDA device: use auto or torch")
         if self.dtype not in _HALF_TYPES:
@@ -170,6 +174,7 @@ class AttentionStep(Protocol):
         *,
         scale: float,
         sinks: torch.Tensor | None = None,
+        value_scale: float = 1.0,
     ) -> torch.Tensor:
         """Attends with each query over the pages of its row.
 
@@ -178,13 +183,15 @@ class AttentionStep(Protocol):
 
         Args:
             q: [T, Hq, D], rows one after another; heads are contiguous, rows may be strided.
-            k_cache: [num_pages, page_size, Hkv, D], with the new tokens' keys. The caches must hold
-                finite numbers everywhere, in unused slots too: allocate them with zeros.
+            k_cache: [num_pages, page_size, Hkv, D], with the new tokens' keys, in the type of q or
+                in FP8. The caches must hold finite numbers everywhere, in unused slots too:
+                allocate them with zeros.
             v_cache: values [num_pages, page_size, Hkv, D]; or, for latents with one KV head, the
                 leading dimensions of the keys, a view k_cache[..., :Dv].
-            scale: factor of scores.
+            scale: factor of scores, including the scale of keys in an FP8 cache.
             sinks: fp32 [Hq]: for each head a score that enters the softmax like that of a key with
                 value 0; None for none.
+            value_scale: scale of values in an FP8 cache, a factor of the result.
 
         Returns:
             [T, Hq, Dv]; Dv is D except for latents.

@@ -105,8 +105,10 @@ class _Step:
         *,
         scale: float,
         sinks: torch.Tensor | None = None,
+        value_scale: float = 1.0,
     ) -> torch.Tensor:
         assert sinks is None, "rejected when the backend is created"
+        assert value_scale == 1.0, "FP8 caches are rejected when the backend is created"
         if self.is_decode:
             return self.call(q.unsqueeze(1), k_cache, v_cache, softmax_scale=scale).squeeze(1)
         return self.call(q, k_cache, v_cache, softmax_scale=scale)

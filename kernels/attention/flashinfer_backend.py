@@ -209,8 +209,10 @@ class _Step:
         *,
         scale: float,
         sinks: torch.Tensor | None = None,
+        value_scale: float = 1.0,
     ) -> torch.Tensor:
         assert sinks is None, "rejected when the backend is created"
+        assert value_scale == 1.0, "FP8 caches are rejected when the backend is created"
         if not self._is_planned:
             shape = (q.shape[1], k_cache.shape[2], q.shape[2], self.page_size)
             options = {"sm_scale": scale, "q_data_type": q.dtype, "kv_data_type": k_cache.dtype}

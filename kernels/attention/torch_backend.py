@@ -65,16 +65,22 @@ class TorchAttention(AttentionBackend):
 
 @dataclass(frozen=True, slots=True)
 class _Scores:
-    """Parameters of scores: scale, soft cap and sinks."""
+    """Parameters of attention: scale of scores, soft cap, sinks, and scale of values."""
 
     scale: float
     cap: float
     sinks: torch.Tensor | None
+    value_scale: float
+    """Scale of values in the cache, a factor of the result."""
 
     @property
     def are_special(self) -> bool:
         """Whether torch's attention does not support these scores."""
         return self.cap > 0 or self.sinks is not None
+
+    def scale_values(self, out: torch.Tensor) -> torch.Tensor:
+        """Applies the scale of values to results of attention."""
+        return out if self.value_scale == 1.0 else out * self.value_scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +98,19 @@ class DecodeStep:
         *,
         scale: float,
         sinks: torch.Tensor | None = None,
+        value_scale: float = 1.0,
     ) -> torch.Tensor:
         """Attends with one query per row; arguments as in AttentionStep."""
-        scores = _Scores(scale, self.cap, sinks)
+        scores = _Scores(scale, self.cap, sinks, value_scale)
         if len(self.groups) == 1 and self.groups[0].rows is None:
-            return _decode_group(q, k_cache, v_cache, self.groups[0], scores)
+            return scores.scale_values(_decode_group(q, k_cache, v_cache, self.groups[0], scores))
         out = torch.empty((*q.shape[:2], v_cache.shape[3]), dtype=q.dtype, device=q.device)
         for group in self.groups:
             assert group.rows is not None, "several groups have row indices"
             queries = q.index_select(0, group.rows)
             part = _decode_group(queries, k_cache, v_cache, group, scores)
             out.index_copy_(0, group.rows, part)
-        return out
+        return scores.scale_values(out)
 
 
 def _decode_group(
@@ -114,7 +121,7 @@ def _decode_group(
     scores: _Scores,
 ) -> torch.Tensor:
     rows = q.shape[0]
-    k = _gather_pages(k_cache, group.pages, rows)[:, :, : group.length]
+    k = _gather_pages(k_cache, group.pages, rows, q.dtype)[:, :, : group.length]
     mask = group.mask if group.mask is None else group.mask.to(q.dtype)
     if v_cache.shape[3] != k_cache.shape[3]:
         # Latents: with heads as rows of one product, their shared keys are read once.
@@ -122,7 +129,7 @@ def _decode_group(
             q.unsqueeze(1), k, k, attn_mask=mask, scale=scores.scale
         )
         return found.squeeze(1)[..., : v_cache.shape[3]]
-    v = _gather_pages(v_cache, group.pages, rows)[:, :, : group.length]
+    v = _gather_pages(v_cache, group.pages, rows, q.dtype)[:, :, : group.length]
     if scores.are_special:
         return _attend_by_hand(q.unsqueeze(2), k, v, mask, scores).squeeze(2)
     out = scaled_dot_product_attention(
@@ -151,13 +158,14 @@ class ExtendStep:
         *,
         scale: float,
         sinks: torch.Tensor | None = None,
+        value_scale: float = 1.0,
     ) -> torch.Tensor:
         """Attends with any number of queries per row; arguments as in AttentionStep."""
-        scores = _Scores(scale, self.cap, sinks)
+        scores = _Scores(scale, self.cap, sinks, value_scale)
         parts = [_extend_piece(q, k_cache, v_cache, piece, scores) for piece in self.pieces]
         if len(parts) == 1:
-            return parts[0]
-        return torch.cat(parts) if parts else torch.empty_like(q)
+            return scores.scale_values(parts[0])
+        return scores.scale_values(torch.cat(parts)) if parts else torch.empty_like(q)
 
 
 def _extend_piece(
@@ -168,9 +176,9 @@ def _extend_piece(
     scores: _Scores,
 ) -> torch.Tensor:
     queries = q[piece.query_start : piece.query_stop].transpose(0, 1).unsqueeze(0)
-    k = _gather_pages(k_cache, piece.pages, 1)[:, :, : piece.length]
+    k = _gather_pages(k_cache, piece.pages, 1, q.dtype)[:, :, : piece.length]
     if v_cache.shape[3] == k_cache.shape[3]:
-        v = _gather_pages(v_cache, piece.pages, 1)[:, :, : piece.length]
+        v = _gather_pages(v_cache, piece.pages, 1, q.dtype)[:, :, : piece.length]
     else:
         k = v = k.expand(-1, q.shape[1], -1, -1)
     mask = piece.mask
@@ -215,8 +223,11 @@ def _attend_by_hand(
     return out
 
 
-def _gather_pages(cache: torch.Tensor, pages: torch.Tensor, rows: int) -> torch.Tensor:
-    """Copies pages [rows * n] out of a cache: [rows, Hkv, n * page_size, D] (a strided view)."""
+def _gather_pages(
+    cache: torch.Tensor, pages: torch.Tensor, rows: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """Copies pages [rows * n] out of a cache, and converts them from FP8: [rows, Hkv, n *
+    page_size, D] (a strided view)."""
     num_pages, _, num_kv_heads, head_dim = cache.shape
-    flat = cache.view(num_pages, -1).index_select(0, pages)
+    flat = cache.view(num_pages, -1).index_select(0, pages).to(dtype)
     return flat.view(rows, -1, num_kv_heads, head_dim).transpose(1, 2)

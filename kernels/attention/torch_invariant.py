@@ -28,6 +28,7 @@ class InvariantStep:
         *,
         scale: float,
         sinks: torch.Tensor | None = None,
+        value_scale: float = 1.0,
     ) -> torch.Tensor:
         """Attends with tiles of queries over splits of keys; arguments as in AttentionStep."""
         num_q_heads, head_dim = q.shape[1:]
@@ -56,6 +57,8 @@ class InvariantStep:
                 folded = (folded * share.unsqueeze(-1)).to(q.dtype)
             result = folded.transpose(1, 2).reshape(rows, num_q_heads, head_dim)
             torch.index_select(result, 0, block.places, out=out[block.start : block.stop])
+        if value_scale != 1.0:
+            out *= value_scale
         return out[..., :value_dim]
 
 
@@ -105,8 +108,11 @@ def _attend_split(
     queries = queries[part.first : part.stop]
     count, num_kv_heads, rows, head_dim = queries.shape
     shape = (-1, split, num_kv_heads, head_dim)
-    k = k_cache.view(k_cache.shape[0], -1).index_select(0, part.pages).view(shape).transpose(1, 2)
-    v = v_cache.view(v_cache.shape[0], -1).index_select(0, part.pages).view(shape).transpose(1, 2)
+    k, v = (
+        cache.view(cache.shape[0], -1).index_select(0, part.pages).to(queries.dtype)
+        for cache in (k_cache, v_cache)
+    )
+    k, v = k.view(shape).transpose(1, 2), v.view(shape).transpose(1, 2)
     mask = part.mask.to(queries.dtype).expand(-1, -1, -1, rows // TILE_QUERIES, -1)
     mask = mask.reshape(count, 1, rows, split)
     # A single product would not run in the thread pool, and the library might then split it.

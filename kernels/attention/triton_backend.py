@@ -28,7 +28,7 @@ def create(settings: AttentionSettings) -> TritonAttention:
 
     Raises:
         ValueError: ops do not run Triton kernels, batch-invariant attention over latents is
-            requested, or heads are too large for a program.
+            requested, heads are too large for a program, or the device has no FP8.
     """
     if not registry.uses_triton(settings.device):
         raise ValueError("--attention-backend triton needs a CUDA device: use auto or torch")
@@ -115,16 +115,25 @@ class _Step:
         *,
         scale: float,
         sinks: torch.Tensor | None = None,
+        value_scale: float = 1.0,
     ) -> torch.Tensor:
         if v_cache.shape[3] != k_cache.shape[3]:
             assert self.arrived is not None, "latents are announced in the settings"
             value_dim = v_cache.shape[3]
-            return attend_to_latents(q, k_cache, value_dim, self.metadata, scale, self.arrived)
+            return attend_to_latents(
+                q, k_cache, value_dim, self.metadata, scale, self.arrived, value_scale
+            )
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if not self.pieces and q.shape[0]:
             self.pieces = self._schedules(q, k_cache.shape[2])
         for part, schedule in self.pieces:
-            attend(q[part], k_cache, v_cache, out[part], schedule, scale, self.cap, sinks)
+            attend(
+                *(q[part], k_cache, v_cache, out[part], schedule),
+                scale=scale,
+                cap=self.cap,
+                sinks=sinks,
+                value_scale=value_scale,
+            )
         return out
 
     def _schedules(self, q: torch.Tensor, num_kv_heads: int) -> list[tuple[slice, Schedule]]:

@@ -92,6 +92,11 @@ _LATENT = {
     (True, True): AttentionBlocks(MIN_DOT_ROWS, 16, 4, 1, 128),
     (False, True): AttentionBlocks(MIN_DOT_ROWS, 16, 4, 1, 128),
 }
+# whether rows are decodes -> blocks for FP8 caches, which would spill registers with fewer warps
+_LATENT_FP8 = {
+    True: AttentionBlocks(MIN_DOT_ROWS, 32, 8, 2, 128),
+    False: AttentionBlocks(32, 16, 8, 1, 128),
+}
 
 
 def decode_blocks(head_dim: int, dtype: torch.dtype, group: int) -> AttentionBlocks:
@@ -128,9 +133,20 @@ def extend_blocks(
     return _find(table, head_dim, dtype, group, 256)
 
 
-def latent_blocks(value_dim: int, dtype: torch.dtype, *, is_decode: bool) -> AttentionBlocks:
-    """Tile sizes of the kernel for latents of `value_dim` dimensions."""
+def latent_blocks(
+    value_dim: int, dtype: torch.dtype, *, is_decode: bool, is_fp8: bool
+) -> AttentionBlocks:
+    """Tile sizes of the kernel for latents of `value_dim` dimensions.
+
+    Args:
+        value_dim: dimensions of values.
+        dtype: data type of queries.
+        is_decode: whether rows are decodes.
+        is_fp8: whether the cache is FP8.
+    """
     assert value_dim <= MAX_VALUE_DIM, f"no Triton attention to latents of {value_dim} dimensions"
+    if is_fp8 and dtype.itemsize == 2:
+        return _LATENT_FP8[is_decode]
     return _LATENT[is_decode, dtype.itemsize == 4]
 
 

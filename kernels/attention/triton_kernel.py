@@ -34,9 +34,11 @@ def attend(
     v_cache: torch.Tensor,
     out: torch.Tensor,
     schedule: Schedule,
+    *,
     scale: float,
-    cap: float,
-    sinks: torch.Tensor | None,
+    cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    value_scale: float = 1.0,
 ) -> None:
     """Launches attention of q [n, Hq, D] by a schedule, with results to `out` [n, Hq, D], which is
     contiguous; other arguments as in AttentionStep and AttentionSettings."""
@@ -55,9 +57,10 @@ def attend(
         schedule.items, schedule.arrived, rows.page_table, rows.seq_lens,
         unused if rows.query_start is None else rows.query_start,
         unused if rows.page_rows is None else rows.page_rows,
-        q.stride(0), q.stride(1), rows.page_table.stride(0), scale,
+        q.stride(0), q.stride(1), rows.page_table.stride(0), scale, value_scale,
         RAGGED=rows.query_start is not None, INDIRECT=rows.page_rows is not None,
-        HAS_SINKS=sinks is not None, CAP=cap, WINDOW=rows.window, CHUNKED=rows.is_chunked,
+        HAS_SINKS=sinks is not None, SCALES_VALUES=k_cache.dtype != q.dtype, CAP=cap,
+        WINDOW=rows.window, CHUNKED=rows.is_chunked,
         BLOCK_SIZE=rows.block_size, NUM_KV_HEADS=num_kv_heads, GROUP=group,
         GROUP_WIDTH=next_power_of_2(group), PAGE_SIZE=page_size, HEAD_DIM=head_dim,
         BLOCK_D=next_power_of_2(max(16, head_dim)),
@@ -77,8 +80,9 @@ def attend(
 def _attention_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, sinks_ptr, partial_ptr, lse_ptr, items_ptr, arrived_ptr,
     page_table_ptr, seq_len_ptr, query_start_ptr, page_row_ptr,
-    q_token_stride, q_head_stride, table_stride, scale,
-    RAGGED: tl.constexpr, INDIRECT: tl.constexpr, HAS_SINKS: tl.constexpr, CAP: tl.constexpr,
+    q_token_stride, q_head_stride, table_stride, scale, value_scale,
+    RAGGED: tl.constexpr, INDIRECT: tl.constexpr, HAS_SINKS: tl.constexpr,
+    SCALES_VALUES: tl.constexpr, CAP: tl.constexpr,
     WINDOW: tl.constexpr, CHUNKED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_WIDTH: tl.constexpr,
     PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, QUERIES: tl.constexpr,
@@ -129,6 +133,8 @@ def _attention_kernel(
             highest, weights, total, inside, kept, HEAD_DIM, BLOCK_M, BLOCK_D,
         )  # fmt: skip
     if is_last:
+        if SCALES_VALUES:
+            total = total * value_scale
         place = (token * (NUM_KV_HEADS * GROUP) + head) * HEAD_DIM
         _finish(
             out_ptr + place[:, None] + column[None, :], sinks_ptr + head, highest, weights, total,
@@ -238,7 +244,7 @@ def _walk(
 ):  # fmt: skip
     """Continues an online softmax [M], in powers of 2, with tiles of keys from `start` up to
     `stop`. If MASKED, keys from `end` on are left out, and those that queries at positions [M] do
-    not attend to."""
+    not attend to. FP8 keys and values are converted to the type of q, which is exact."""
     column = tl.arange(0, BLOCK_D)
     column_inside = column < HEAD_DIM
     for block in range(start, stop, BLOCK_N):
@@ -258,7 +264,7 @@ def _walk(
             k = tl.load(k_place, mask=column_inside[:, None], other=0.0)
         else:
             k = tl.load(k_place)
-        scores = tl.dot(q, k, input_precision=PRECISION)
+        scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION)
         # Factor from scores to exponents of 2; the product is fused with the subtraction below.
         factor = scale * LOG2E
         if CAP > 0.0:
@@ -285,6 +291,7 @@ def _walk(
         probability = tl.exp2(scores * factor - new_highest[:, None])
         weights = weights * shrink + tl.sum(probability, axis=1)
         total = total * shrink[:, None]
+        v = v.to(q.dtype)
         total = tl.dot(probability.to(v.dtype), v, total, input_precision=PRECISION)
         highest = new_highest
     return highest, weights, total

@@ -32,6 +32,7 @@ def attend_to_latents(
     metadata: AttentionMetadata,
     scale: float,
     arrived: torch.Tensor,
+    value_scale: float = 1.0,
 ) -> torch.Tensor:
     """Launches causal attention for all rows of a step: [T, heads, value_dim].
 
@@ -42,6 +43,7 @@ def attend_to_latents(
         metadata: the step's rows.
         scale: factor of scores.
         arrived: the backend's counters, from `count_arrivals`.
+        value_scale: scale of values, as in AttentionStep.
     """
     assert q.is_contiguous(), "pairs of queries and heads must be contiguous"
     assert metadata.block_size == 1, "latents require causal attention"
@@ -51,7 +53,8 @@ def attend_to_latents(
     if not num_tokens:
         return out
     is_decode = metadata.query_start is None
-    blocks = latent_blocks(value_dim, q.dtype, is_decode=is_decode)
+    is_fp8 = cache.dtype != q.dtype
+    blocks = latent_blocks(value_dim, q.dtype, is_decode=is_decode, is_fp8=is_fp8)
     longest = 1 if is_decode else max(metadata.query_lens_host)
     num_blocks = cdiv(longest * num_heads, blocks.rows)
     num_rows, num_splits = metadata.page_table.shape[0], 1
@@ -65,8 +68,9 @@ def attend_to_latents(
         q, cache, out, partial, lse, arrived,
         metadata.page_table, metadata.seq_lens,
         metadata.seq_lens if metadata.query_start is None else metadata.query_start,
-        metadata.page_table.stride(0), scale,
-        IS_DECODE=is_decode, NUM_HEADS=num_heads, PAGE_SIZE=metadata.page_size,
+        metadata.page_table.stride(0), scale, value_scale,
+        IS_DECODE=is_decode, SCALES_VALUES=is_fp8, NUM_HEADS=num_heads,
+        PAGE_SIZE=metadata.page_size,
         VALUE_DIM=value_dim, ROTARY_DIM=head_dim - value_dim,
         BLOCK_V=next_power_of_2(max(16, value_dim)),
         BLOCK_R=next_power_of_2(max(16, head_dim - value_dim)),
@@ -219,9 +223,9 @@ def _merge(
 )
 def _latent_kernel(
     q_ptr, cache_ptr, out_ptr, partial_ptr, lse_ptr, arrived_ptr,
-    page_table_ptr, seq_len_ptr, query_start_ptr, table_stride, scale,
-    IS_DECODE: tl.constexpr, NUM_HEADS: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    VALUE_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
+    page_table_ptr, seq_len_ptr, query_start_ptr, table_stride, scale, value_scale,
+    IS_DECODE: tl.constexpr, SCALES_VALUES: tl.constexpr, NUM_HEADS: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, VALUE_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -257,8 +261,8 @@ def _latent_kernel(
             page_table_ptr + row * table_stride + position // PAGE_SIZE, mask=exists, other=0
         )
         key_ptrs = cache_ptr + (page.to(tl.int64) * PAGE_SIZE + position % PAGE_SIZE) * HEAD_DIM
-        latents = _load_rows(key_ptrs, exists, value, VALUE_DIM)
-        rotated = _load_rows(key_ptrs + VALUE_DIM, exists, rotary, ROTARY_DIM)
+        latents = _load_rows(key_ptrs, exists, value, VALUE_DIM).to(q.dtype)
+        rotated = _load_rows(key_ptrs + VALUE_DIM, exists, rotary, ROTARY_DIM).to(q.dtype)
         scores = tl.dot(rotated_q, tl.trans(rotated), input_precision=PRECISION)
         scores += tl.dot(q, tl.trans(latents), input_precision=PRECISION)
         # No row of scores is masked whole: every pair attends to position 0, or to a whole split.
@@ -268,6 +272,8 @@ def _latent_kernel(
 
     safe = tl.where(weights > 0, weights, 1.0)
     result = total / safe[:, None]
+    if SCALES_VALUES:
+        result = result * value_scale
     kept = inside[:, None] & (value < VALUE_DIM)[None, :]
     if filled == 1:
         _store_rows(out_ptr, place, value, result, kept, VALUE_DIM)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.prepare_latents.base import LatentRows
-from kernels.qk_norm_rope_store.reference import rotary_embedding
+from kernels.qk_norm_rope_store.reference import rotary_embedding, write_cells
 from kernels.rms_norm.reference import rms_norm
 
 
@@ -18,6 +18,7 @@ def prepare_latents(
     positions: torch.Tensor,
     cos_sin_cache: torch.Tensor,
     query_scale: torch.Tensor | None,
+    cache_scale: float,
 ) -> None:
     """Applies rotary embedding in place, and copies the results."""
     value_dim, rotary_dim = rows.latents.shape[1], rows.rotating.shape[1]
@@ -28,5 +29,5 @@ def prepare_latents(
     queries[..., value_dim:] = rotating_q
     cells = cache.view(-1, value_dim + rotary_dim)
     latents = rms_norm(rows.latents, rows.weight, rows.eps)
-    cells[:, :value_dim].index_copy_(0, slot_mapping, latents)
-    cells[:, value_dim:].index_copy_(0, slot_mapping, rows.rotating)
+    write_cells(cells[:, :value_dim], slot_mapping, latents, cache_scale)
+    write_cells(cells[:, value_dim:], slot_mapping, rows.rotating, cache_scale)

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from kernels.prepare_latents.base import LatentRows
+from kernels.qk_norm_rope_store.triton_kernel import to_cache
 from kernels.rms_norm.triton_kernel import normalise
 from kernels.tiles import cdiv, next_power_of_2
 
@@ -25,6 +26,7 @@ def prepare_latents(
     positions: torch.Tensor,
     cos_sin_cache: torch.Tensor,
     query_scale: torch.Tensor | None,
+    cache_scale: float,
 ) -> None:
     """Launches a grid of (tokens, blocks of heads and one for the cache)."""
     num_tokens, num_heads, query_dim = q.shape
@@ -37,7 +39,7 @@ def prepare_latents(
         q, queries, rows.latents, rows.rotating, rows.weight, rows.eps, cache, slot_mapping,
         positions, cos_sin_cache, q if query_scale is None else query_scale,
         q.stride(0), q.stride(1), rows.latents.stride(0), rows.rotating.stride(0),
-        cos_sin_cache.stride(0),
+        cos_sin_cache.stride(0), 1.0 / cache_scale,
         NUM_HEADS=num_heads, HEADS=heads, PLAIN=plain, VALUE_DIM=value_dim, HALF=half,
         HAS_SCALE=query_scale is not None, BLOCK_PLAIN=next_power_of_2(plain),
         BLOCK_V=next_power_of_2(value_dim), BLOCK_HALF=next_power_of_2(half),
@@ -49,7 +51,7 @@ def prepare_latents(
 def _prepare_latents_kernel(
     q_ptr, queries_ptr, latent_ptr, rotating_ptr, weight_ptr, eps, cache_ptr, slot_ptr,
     position_ptr, table_ptr, scale_ptr,
-    q_token_stride, q_head_stride, latent_stride, rotating_stride, table_stride,
+    q_token_stride, q_head_stride, latent_stride, rotating_stride, table_stride, inverse,
     NUM_HEADS: tl.constexpr, HEADS: tl.constexpr, PLAIN: tl.constexpr, VALUE_DIM: tl.constexpr,
     HALF: tl.constexpr, HAS_SCALE: tl.constexpr, BLOCK_PLAIN: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_HALF: tl.constexpr,
@@ -69,11 +71,14 @@ def _prepare_latents_kernel(
         latents = tl.load(latent_ptr + token * latent_stride + column, mask=inside, other=0.0)
         weight = tl.load(weight_ptr + column, mask=inside, other=0.0)
         cell = cache_ptr + tl.load(slot_ptr + token) * KEPT
-        tl.store(cell + column, normalise(latents, weight, eps, VALUE_DIM), mask=inside)
+        kept = cell.dtype.element_ty
+        normalised = normalise(latents, weight, eps, VALUE_DIM)
+        tl.store(cell + column, to_cache(normalised, kept, inverse), mask=inside)
         key = rotating_ptr + token * rotating_stride + angle
         key_first, key_second = _rotated(key, turns, cos, sin, HALF)
-        tl.store(cell + VALUE_DIM + angle, key_first, mask=turns)
-        tl.store(cell + VALUE_DIM + HALF + angle, key_second, mask=turns)
+        rotary = cell + VALUE_DIM + angle
+        tl.store(rotary, to_cache(key_first, kept, inverse), mask=turns)
+        tl.store(rotary + HALF, to_cache(key_second, kept, inverse), mask=turns)
     else:
         head = (block * HEADS + tl.arange(0, HEADS))[:, None]
         exists = head < NUM_HEADS

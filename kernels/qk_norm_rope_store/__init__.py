@@ -26,6 +26,7 @@ def qk_norm_rope_store(
     cos_sin_cache: torch.Tensor | None,
     norms: HeadNorms | None = None,
     query_scale: torch.Tensor | None = None,
+    cache_scales: tuple[float, float] = (1.0, 1.0),
 ) -> torch.Tensor:
     """Applies norms, rotary embedding and factors to heads, writes keys and values to the cache,
     and returns the queries [T, Hq, D].
@@ -38,7 +39,8 @@ def qk_norm_rope_store(
             dimension is contiguous.
         k: [T, Hkv, D]; undefined afterwards.
         v: [T, Hkv, D].
-        caches: keys and values [num_pages, page_size, Hkv, D], contiguous.
+        caches: keys and values [num_pages, page_size, Hkv, D], contiguous, in the type of q or in
+            FP8 (e4m3).
         slot_mapping: int64 [T]: page * page_size + offset. Real tokens have distinct cells; padding
             rows may share a cell of the dummy page, with an arbitrary result.
         positions: int64 [T].
@@ -47,9 +49,13 @@ def qk_norm_rope_store(
             rotary embedding.
         norms: norms over each head; None for none.
         query_scale: fp32 [positions]: factors of queries by position; None for no factors.
+        cache_scales: scales of keys and values in FP8 caches, which hold their quotients, clamped
+            to the range of e4m3.
     """
     run = _QK_NORM_ROPE_STORE.select(q)
-    return run(q, k, v, caches, slot_mapping, positions, cos_sin_cache, norms, query_scale)
+    return run(
+        q, k, v, caches, slot_mapping, positions, cos_sin_cache, norms, query_scale, cache_scales
+    )
 
 
 __all__ = ["HeadNorms", "qk_norm_rope_store"]

@@ -7,6 +7,9 @@ import torch
 from kernels.qk_norm_rope_store.base import HeadNorms
 from kernels.rms_norm.reference import rms_norm
 
+_FP8_MAX = 448.0
+"""Largest number in e4m3."""
+
 
 def qk_norm_rope_store(
     q: torch.Tensor,
@@ -18,6 +21,7 @@ def qk_norm_rope_store(
     cos_sin_cache: torch.Tensor | None,
     norms: HeadNorms | None,
     query_scale: torch.Tensor | None,
+    cache_scales: tuple[float, float],
 ) -> torch.Tensor:
     """Applies norms and rotary embedding, the latter in place, and stores keys and values."""
     if norms is not None and norms.of_values:
@@ -28,7 +32,7 @@ def qk_norm_rope_store(
         rotary_embedding(q, k, positions, cos_sin_cache)
     if norms is not None and norms.after_rotation:
         q, k = rms_norm(q, norms.q, norms.eps), rms_norm(k, norms.k, norms.eps)
-    store_kv_cache(k, v, *caches, slot_mapping)
+    store_kv_cache(k, v, *caches, slot_mapping, cache_scales)
     if query_scale is None:
         return q
     return q * query_scale[positions].to(q.dtype)[:, None, None]
@@ -90,8 +94,21 @@ def store_kv_cache(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
+    scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:
     """Writes keys and values [T, Hkv, D] to the caches, at cells `slot_mapping` [T]."""
     width = k.shape[1] * k.shape[2]
-    k_cache.view(-1, width).index_copy_(0, slot_mapping, k.reshape(-1, width))
-    v_cache.view(-1, width).index_copy_(0, slot_mapping, v.reshape(-1, width))
+    write_cells(k_cache.view(-1, width), slot_mapping, k.reshape(-1, width), scales[0])
+    write_cells(v_cache.view(-1, width), slot_mapping, v.reshape(-1, width), scales[1])
+
+
+def write_cells(
+    cells: torch.Tensor, slot_mapping: torch.Tensor, rows: torch.Tensor, scale: float
+) -> None:
+    """Writes rows [T, N] to the cells [C, N] of a cache with the indices `slot_mapping` [T]; FP8
+    cells hold rows / scale, clamped to the range of e4m3."""
+    if cells.dtype == torch.float8_e4m3fn:
+        scaled = (rows.float() * (1.0 / scale)).clamp_(-_FP8_MAX, _FP8_MAX)
+        # Bytes, since torch has no index_copy_ for FP8.
+        rows, cells = scaled.to(cells.dtype).view(torch.uint8), cells.view(torch.uint8)
+    cells.index_copy_(0, slot_mapping, rows)

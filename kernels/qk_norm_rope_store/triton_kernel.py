@@ -27,6 +27,7 @@ def qk_norm_rope_store(
     cos_sin_cache: torch.Tensor | None,
     norms: HeadNorms | None,
     query_scale: torch.Tensor | None,
+    cache_scales: tuple[float, float],
 ) -> torch.Tensor:
     """Launches a grid of (tokens, blocks of heads); queries are overwritten in place."""
     (num_tokens, num_q, width), num_k = q.shape, k.shape[1]
@@ -44,6 +45,7 @@ def qk_norm_rope_store(
         q if query_scale is None else query_scale,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         0 if cos_sin_cache is None else cos_sin_cache.stride(0),
+        1.0 / cache_scales[0], 1.0 / cache_scales[1],
         NUM_Q=num_q, NUM_K=num_k, Q_BLOCKS=q_blocks, HEADS=heads, WIDTH=width, HALF=half,
         ROTATES=rotates, NORM=0 if norms is None else 1 + norms.after_rotation,
         OF_VALUES=norms is not None and norms.of_values, HAS_SCALE=query_scale is not None,
@@ -59,7 +61,7 @@ def _prepare_kernel(
     q_ptr, k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, slot_ptr, position_ptr, table_ptr,
     q_weight_ptr, k_weight_ptr, eps, scale_ptr,
     q_token_stride, q_head_stride, k_token_stride, k_head_stride, v_token_stride, v_head_stride,
-    table_stride,
+    table_stride, k_inverse, v_inverse,
     NUM_Q: tl.constexpr, NUM_K: tl.constexpr, Q_BLOCKS: tl.constexpr, HEADS: tl.constexpr,
     WIDTH: tl.constexpr, HALF: tl.constexpr, ROTATES: tl.constexpr, NORM: tl.constexpr,
     OF_VALUES: tl.constexpr, HAS_SCALE: tl.constexpr,
@@ -81,7 +83,7 @@ def _prepare_kernel(
         if HAS_SCALE:
             factor = tl.load(scale_ptr + tl.load(position_ptr + token))
         _finish(
-            heads, heads, head < NUM_Q, q_weight_ptr, eps, cos, sin, factor,
+            heads, heads, head < NUM_Q, q_weight_ptr, eps, cos, sin, factor, 1.0,
             WIDTH, HALF, ROTATES, NORM, HAS_SCALE, BLOCK_HALF, BLOCK_REST,
         )  # fmt: skip
     else:
@@ -89,7 +91,7 @@ def _prepare_kernel(
         cell = (tl.load(slot_ptr + token) * NUM_K + head) * WIDTH
         _finish(
             k_ptr + token * k_token_stride + head * k_head_stride, k_cache_ptr + cell,
-            head < NUM_K, k_weight_ptr, eps, cos, sin, 1.0,
+            head < NUM_K, k_weight_ptr, eps, cos, sin, 1.0, k_inverse,
             WIDTH, HALF, ROTATES, NORM, False, BLOCK_HALF, BLOCK_REST,
         )  # fmt: skip
         column = tl.arange(0, BLOCK)[None, :]
@@ -100,18 +102,19 @@ def _prepare_kernel(
             wide = values.to(tl.float32)
             mean = tl.sum(wide * wide, axis=1) / WIDTH
             values = (wide * (1.0 / tl.sqrt(mean + eps))[:, None]).to(values.dtype)
-        tl.store(v_cache_ptr + cell + column, values, mask=inside)
+        target = v_cache_ptr + cell + column
+        tl.store(target, to_cache(values, target.dtype.element_ty, v_inverse), mask=inside)
 
 
 @triton.jit
 def _finish(
-    source, target, exists, weight_ptr, eps, cos, sin, factor,
+    source, target, exists, weight_ptr, eps, cos, sin, factor, inverse,
     WIDTH: tl.constexpr, HALF: tl.constexpr, ROTATES: tl.constexpr, NORM: tl.constexpr,
     SCALES: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
 ):  # fmt: skip
     """Applies norm, rotary embedding and factor to heads [HEADS, 1], and stores them, in three
     parts: the two halves of rotary dimensions, and the rest. Source and target may be the same,
-    since each thread reads what it overwrites."""
+    since each thread reads what it overwrites. FP8 targets hold the heads times `inverse`."""
     first = tl.arange(0, BLOCK_HALF)[None, :]
     second = HALF + first
     rest = 2 * HALF + tl.arange(0, BLOCK_REST)[None, :]
@@ -132,9 +135,18 @@ def _finish(
         x = (x.to(tl.float32) * rounded).to(z.dtype)
         y = (y.to(tl.float32) * rounded).to(z.dtype)
         z = (z.to(tl.float32) * rounded).to(z.dtype)
-    tl.store(target + first, x, mask=half_inside)
-    tl.store(target + second, y, mask=half_inside)
-    tl.store(target + rest, z, mask=rest_inside)
+    kept = target.dtype.element_ty
+    tl.store(target + first, to_cache(x, kept, inverse), mask=half_inside)
+    tl.store(target + second, to_cache(y, kept, inverse), mask=half_inside)
+    tl.store(target + rest, to_cache(z, kept, inverse), mask=rest_inside)
+
+
+@triton.jit
+def to_cache(x, DTYPE: tl.constexpr, inverse):
+    """Converts to the type of a cache; for FP8, multiplied by `inverse` and clamped to e4m3."""
+    if DTYPE.is_fp8():
+        x = tl.clamp(x.to(tl.float32) * inverse, -448.0, 448.0)
+    return x.to(DTYPE)
 
 
 @triton.jit

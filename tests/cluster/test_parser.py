@@ -132,7 +132,6 @@ def test_help_on_an_unknown_group_lists_the_groups(capsys: pytest.CaptureFixture
         ("--trust-remote-code", "code of checkpoints is never executed"),
         ("--quantization=awq", "detected from the checkpoint's config.json"),
         ("-q=awq", "detected from the checkpoint's config.json"),
-        ("--kv-cache-dtype=fp8", "the model's data type, see --dtype"),
         ("--ssl-ca-certs=a.pem", "client certificates are not supported"),
         ("-dp=2", "use --num-workers"),
         ("--pipeline-parallel-size=2", "use --tensor-parallel-size"),

@@ -82,9 +82,10 @@ def test_kernels_stay_within_their_budgets(capability: int) -> None:
     assert exceeded(capability, everything) == []
 
 
-def prompt(head_dim: int, *, window: int = 0) -> None:
+def prompt(head_dim: int, *, window: int = 0, is_fp8: bool = False) -> None:
     """A long prompt, with larger tiles than few tokens."""
     case = make_paged([300], num_kv_heads=2, head_dim=head_dim, dtype=DTYPE)
+    case = case.in_fp8() if is_fp8 else case
     case.extend(torch.randn(300, 8, head_dim).to(DTYPE), [300], window=window)
 
 
@@ -102,6 +103,17 @@ def test_long_prompts_stay_within_their_budgets(capability: int) -> None:
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_so_do_those_of_models_with_windows(capability: int) -> None:
     assert exceeded(capability, lambda: prompt(128, window=100)) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("capability", CAPABILITIES[1:])
+def test_so_do_those_of_fp8_caches(capability: int) -> None:
+    def launch() -> None:
+        attention(128, DTYPE, is_fp8=True)
+        attention(256, DTYPE, window=100, is_fp8=True)
+        prompt(128, is_fp8=True)
+
+    assert exceeded(capability, launch) == []
 
 
 _FETCH = re.compile(r"cp\.async\.c[ag]\.shared\.global \[[^\]]*\], \[[^\]]*\], (\w+)")

@@ -216,10 +216,11 @@ def test_a_backend_without_cuda_is_refused(name: str) -> None:
         ({"window": 9}, "use auto, or set --max-model-len 9"),
         ({"cap": 50.0}, "does not support logit soft-capping"),
         ({"has_sinks": True}, "does not support attention sinks"),
+        ({"has_fp8_cache": True}, "does not support --kv-cache-dtype fp8"),
         ({"head_dims": (256, 512)}, "same head size in all layers, not 256 and 512"),
         ({"dtype": torch.float32}, "supports float16 and bfloat16, not torch.float32"),
     ],
-    ids=["batch-invariant", "blocks", "window", "cap", "sinks", "heads", "fp32"],
+    ids=["batch-invariant", "blocks", "window", "cap", "sinks", "fp8", "heads", "fp32"],
 )
 def test_what_a_library_does_not_serve_is_refused(
     name: str, options: dict[str, Any], message: str

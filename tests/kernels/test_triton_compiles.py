@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -134,6 +135,49 @@ def test_attention_to_latents_compiles(capability: int, dtype: torch.dtype) -> N
     usages = {binary.key: binary.usage() for binary in compiled}.values()
     assert sum(usage.spilled_bytes > 0 for usage in usages) <= 1
     assert sum(usage.registers > 168 for usage in usages) <= 1 + (dtype == torch.float32)
+
+
+FP8_MARKS = [90, *(pytest.param(other, marks=pytest.mark.long) for other in (89, 100))]
+
+
+@pytest.mark.parametrize("capability", FP8_MARKS)
+def test_kernels_of_fp8_caches_compile(capability: int) -> None:
+    """Stores cast, and decodes convert what is fetched ahead, with the instructions for FP8."""
+    dtype = torch.bfloat16
+    with compiling_for(capability) as compiled, registry.using("triton"):
+        case = make_paged([37], num_kv_heads=2, head_dim=64, dtype=dtype).in_fp8()
+        case.decode(torch.randn(1, 8, 64).to(dtype))
+        heads, index = torch.randn(1, 2, 64).to(dtype), torch.zeros(1, dtype=torch.long)
+        table = torch.randn(9, 64)
+        qk_norm_rope_store(
+            *(heads, heads, heads, (case.k_cache, case.v_cache), index),
+            positions=index,
+            cos_sin_cache=table,
+        )
+        if IS_LONG:
+            attention(128, dtype, is_fp8=True)
+            latents(dtype)
+    own = [one for one in compiled if one.kernel != "_schedule_kernel"]
+    assert all(re.search(r"cvt\.rn\.\S*e4m3x2", one.ptx) for one in own)
+    assert "cp.async.cg.shared.global" in own[0].ptx or "cp.async.ca.shared.global" in own[0].ptx
+    assert all(one.usage().spilled_bytes == 0 for one in own), own
+    assert all(one.shared_bytes <= SHARED_LIMITS.get(capability, 227 << 10) for one in own), own
+
+
+def latents(dtype: torch.dtype) -> None:
+    """Stores, decodes and extends of DeepSeek's latents in an FP8 cache."""
+    case = make_paged([160], num_kv_heads=1, head_dim=576, value_dim=512, dtype=dtype).in_fp8()
+    q, new = torch.randn(2, 16, 576).to(dtype), torch.randn(1, 576).to(dtype)
+    case.decode(q[:1])
+    case.extend(q, [2])
+    prepare_latents(
+        torch.randn(1, 16, 192).to(dtype),
+        torch.empty(1, 16, 576).to(dtype),
+        LatentRows(new[:, :512], new[:, 512:], torch.ones(512), 1e-6),
+        *(case.k_cache, torch.arange(1)),
+        positions=torch.arange(1),
+        cos_sin_cache=torch.randn(9, 64),
+    )
 
 
 def test_tiles_have_as_many_rows_as_an_expert_has_tokens(

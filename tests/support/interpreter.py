@@ -73,6 +73,24 @@ def hasten_interpreter() -> None:
 
     interpreter._patch_lang = replace_once
     _keep_types()
+    _round_to_fp8()
+
+
+def _round_to_fp8() -> None:
+    """Conversions from float32 to e4m3 are torch's, which rounds as devices do: the interpreter's
+    loses carries into the exponent, and truncates numbers below the smallest normal one."""
+    import torch
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    convert = interpreter._convert_float
+
+    def converted(values: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if (source, target) != (tl.float32, tl.float8e4nv):
+            return convert(values, source, target, rounding)
+        return torch.from_numpy(values).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+
+    interpreter._convert_float = converted
 
 
 def _keep_types() -> None:

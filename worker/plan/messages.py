@@ -25,7 +25,9 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
     device: str = ""
     """Device type of the rank: "cuda" or "cpu"."""
     dtype: str = ""
-    """Data type of weights, activations and KV cache, such as "bfloat16"."""
+    """Data type of weights, activations and, by default, KV cache, such as "bfloat16"."""
+    kv_cache_dtype: str = ""
+    """Data type of the KV cache if it is another one: "fp8_e4m3"; else empty."""
     startup: dict[str, float] = {}
     """Seconds by phase until this message, see `worker.rank.rank.Rank`."""
     process: int = 0

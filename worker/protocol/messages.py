@@ -387,7 +387,7 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
     max_num_seqs: int
     eos_token_ids: list[int]
     block_hash_salt: str
-    """Salt of block hashes in addition to a request's `cache_salt`: checkpoint and data type."""
+    """Salt of block hashes in addition to a request's `cache_salt`: checkpoint and data types."""
     structured_outputs_backend: str = "auto"
     """Library that compiles grammars in the frontend: auto, xgrammar or guidance."""
     max_num_batched_tokens: int = 0
@@ -407,7 +407,7 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
     device: str = ""
     """Device type of the ranks: "cuda" or "cpu"."""
     dtype: str = ""
-    """Data type of weights, activations and KV cache."""
+    """Data type of weights, activations and, by default, KV cache."""
     tensor_parallel_size: int = 1
     """Number of ranks."""
     startup: dict[str, float] = msgspec.field(default_factory=dict)

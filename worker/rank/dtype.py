@@ -1,4 +1,4 @@
-"""Data type of weights, activations and KV cache."""
+"""Data types of weights, activations and KV cache."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ import torch
 from kernels.native import NativeUnavailable, bf16_speedup, has_bf16_products
 from kernels.native.precision import Multiplier
 from worker.config import CPUBackend, EngineConfig
+from worker.models.config.model_config import ModelConfig
 from worker.models.layers.tensor_parallel import TensorParallelGroup
 
 logger = logging.getLogger(__name__)
 
 MIN_CAPABILITY = (8, 0)
 """Minimum compute capability for bfloat16 matmuls."""
+FP8_CAPABILITY = (8, 9)
+"""Minimum compute capability for conversions from and to FP8 (e4m3)."""
+_WITHOUT_FP8 = ("flash", "flashinfer")
+"""Attention backends that do not support FP8 caches."""
 _DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -54,6 +59,39 @@ def resolve_dtype(
     if group.rank == 0:
         logger.info("--dtype auto: using %s, since %s", "bfloat16" if is_quick else "float32", why)
     return torch.bfloat16 if is_quick else torch.float32
+
+
+def resolve_cache_dtype(
+    config: EngineConfig, model: ModelConfig, device: torch.device
+) -> torch.dtype | None:
+    """The data type of the KV cache: FP8, or None for the type to compute in.
+
+    `auto` is FP8 if the checkpoint specifies it and the device and the attention backend support
+    it. On CPU, where FP8 is slower, it never is.
+
+    Args:
+        config: the engine's configuration.
+        model: the model's configuration.
+        device: the rank's device.
+
+    Raises:
+        ValueError: FP8 is configured, but the GPU does not support it.
+    """
+    capability = FP8_CAPABILITY
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+    if config.kv_cache_dtype == "auto":
+        is_specified = model.quantization is not None and model.quantization.has_fp8_cache
+        is_supported = device.type == "cuda" and capability >= FP8_CAPABILITY
+        if not is_specified or not is_supported or config.attention_backend in _WITHOUT_FP8:
+            return None
+    elif capability < FP8_CAPABILITY:
+        needed, found = (".".join(map(str, pair)) for pair in (FP8_CAPABILITY, capability))
+        raise ValueError(
+            f"--kv-cache-dtype {config.kv_cache_dtype} needs a GPU of compute capability {needed} "
+            f"or higher (L4, L40S, H100 or later), this one has {found}: use auto"
+        )
+    return torch.float8_e4m3fn
 
 
 def prefers_bf16(backend: CPUBackend) -> tuple[bool, str]:

@@ -33,7 +33,7 @@ class HostPages(ABC):
     """
 
     def __init__(self, num_slots: int, caches: Sequence[KVCache]) -> None:
-        self._planes = [t.view(len(t), -1) for cache in caches for t in cache.planes]
+        self._planes = [_rows(plane) for cache in caches for plane in cache.planes]
         """Planes of the layers' caches, [pages, values] each."""
         first = self._planes[0]
         self.slots = lazy_zeros((num_slots, len(self._planes), first.shape[1]), first.dtype)
@@ -154,6 +154,12 @@ def create_host_pages(
     if streams is None:
         return CPUHostPages(num_slots, caches)
     return CUDAHostPages(num_slots, caches, streams)
+
+
+def _rows(plane: torch.Tensor) -> torch.Tensor:
+    """A plane as [pages, values]; FP8 values as bytes, since torch has no index_copy_ for them."""
+    rows = plane.view(len(plane), -1)
+    return rows.view(torch.uint8) if rows.itemsize == 1 else rows
 
 
 def _indices(copies: PageCopies) -> tuple[torch.Tensor, torch.Tensor]:

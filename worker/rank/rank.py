@@ -127,6 +127,7 @@ class Rank:
             hello,
             device=runner.device.type,
             dtype=str(runner.dtype).removeprefix("torch."),
+            kv_cache_dtype="" if runner.cache_dtype is None else "fp8_e4m3",
             startup=dict(self._seconds),
         )
 

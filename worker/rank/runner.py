@@ -24,7 +24,7 @@ from worker.rank.batch import Batch, BatchBuilder, gather_inputs
 from worker.rank.cpu import native_options, tune_cpu_process
 from worker.rank.device_clock import DeviceClock
 from worker.rank.diffusion.decoder import BlockDecoder
-from worker.rank.dtype import resolve_dtype
+from worker.rank.dtype import resolve_cache_dtype, resolve_dtype
 from worker.rank.graphs import StepGraphs, create_capture
 from worker.rank.host_pages import HostPages, create_host_pages
 from worker.rank.kv_cache import allocate_kv_caches, page_bytes, page_groups
@@ -81,6 +81,7 @@ class ModelRunner:
             tune_cpu_process(config.cpu_threads, group.world_size)
         self.max_model_len = self.model_config.resolve_max_model_len(config.max_model_len)
         self.dtype = resolve_dtype(config, self.model_config.dtype, group)
+        self.cache_dtype = resolve_cache_dtype(config, self.model_config, self.device)
         self._attention = self._create_attention()
         check_blocks(config, self.model_config)
         options = LayerOptions(
@@ -89,6 +90,7 @@ class ModelRunner:
             device=self.device,
             batch_invariant=config.batch_invariant,
             expert_parallel=config.enable_expert_parallel,
+            cache_dtype=self.cache_dtype,
         )
         self.model = build_model(self.model_config, options, self.max_model_len)
         self._layout = group_layers([layer.kv_cache_spec for layer in self.model.layers])
@@ -148,6 +150,7 @@ class ModelRunner:
                 most_decodes=config.max_num_seqs,
                 num_heads=model.num_heads,
                 head_dims=model.head_dims,
+                has_fp8_cache=self.cache_dtype is not None,
             ),
         )
 

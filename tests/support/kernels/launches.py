@@ -66,9 +66,11 @@ def attention(
     cap: float = 0.0,
     *,
     is_chunked: bool = False,
+    is_fp8: bool = False,
 ) -> None:
     """Decodes and extends."""
     case = make_paged([1, 37, 270], num_kv_heads=2, head_dim=head_dim, dtype=dtype, cap=cap)
+    case = case.in_fp8() if is_fp8 else case
     q = torch.randn(43, 8, head_dim).to(dtype)
     case.decode(q[:3], window=window, is_chunked=is_chunked)
     case.extend(q, [1, 37, 5], window=window, is_chunked=is_chunked)

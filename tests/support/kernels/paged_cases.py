@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -28,6 +28,18 @@ class Paged:
     scale: float
     cap: float = 0.0
     sinks: torch.Tensor | None = None
+    value_scale: float = 1.0
+
+    def in_fp8(self, key_scale: float = 1.0, value_scale: float = 1.0) -> Paged:
+        """The same in an FP8 cache. Values of latents have the scale of keys."""
+        k_cache, v_cache = (
+            (cache / scale).to(torch.float8_e4m3fn)
+            for cache, scale in ((self.k_cache, key_scale), (self.v_cache, value_scale))
+        )
+        if self.v_cache.shape != self.k_cache.shape:
+            v_cache, value_scale = k_cache[..., : self.v_cache.shape[3]], key_scale
+        scale = self.scale * key_scale
+        return replace(self, k_cache=k_cache, v_cache=v_cache, scale=scale, value_scale=value_scale)
 
     @property
     def seq_lens(self) -> torch.Tensor:
@@ -75,7 +87,12 @@ class Paged:
         self, q: torch.Tensor, backend: AttentionBackend, metadata: AttentionMetadata
     ) -> torch.Tensor:
         step = backend.plan(metadata)
-        return step.forward(q, self.k_cache, self.v_cache, scale=self.scale, sinks=self.sinks)
+        return step.forward(
+            *(q, self.k_cache, self.v_cache),
+            scale=self.scale,
+            sinks=self.sinks,
+            value_scale=self.value_scale,
+        )
 
     def decode(
         self,
@@ -118,6 +135,7 @@ class Paged:
             has_latents=self.v_cache.shape != self.k_cache.shape,
             most_decodes=len(self.lens),
             num_heads=MOST_HEADS,
+            has_fp8_cache=self.k_cache.dtype == torch.float8_e4m3fn,
         )
         return create_attention_backend("auto", settings)
 

@@ -51,6 +51,7 @@ from kernels.linear import WeightCode, dequantize
 from kernels.linear.quantized import TritonQuantizedWeight
 from kernels.linear.tiled import TritonTiledWeight
 from tests.support.kernels.experts import make_codes, make_experts, make_quantized_experts
+from tests.support.kernels.fp8_cases import FP8_CASES
 from tests.support.kernels.paged_cases import Paged, make_paged, naive_decode
 from tests.support.kernels.sampling_cases import SAMPLING_CASES
 from tests.support.kernels.schedule_cases import SCHEDULE_CASES
@@ -632,6 +633,7 @@ CASES: list[Case] = [
     *SCHEDULE_CASES,
     latent_case,
     latent_steps_case,
+    *FP8_CASES,
     block_extend_case,
     choose_experts_case,
     align_case,

@@ -25,11 +25,12 @@ def test_block_hashes_are_of_a_type_of_cache(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     config = EngineConfig(model=str(tmp_path), load_format="dummy")
 
-    def salt(dtype: str) -> str:
-        hello = Hello(rank=0, num_pages=9, max_model_len=256, vocab_size=100, dtype=dtype)
+    def salt(dtype: str, cache: str = "") -> str:
+        hello = Hello(0, 9, 256, 100, dtype=dtype, kv_cache_dtype=cache)
         return build_engine_info(config, [hello], begin_salt(config)()).block_hash_salt
 
     assert salt("bfloat16") == salt("bfloat16") != salt("float32")
+    assert salt("bfloat16") != salt("bfloat16", "fp8_e4m3")
 
 
 def test_limits_default_to_the_devices(tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from kernels.native import build, has_bf16_products, precision
 from tests.support.checkpoints.dense import write_checkpoint
 from worker.config import EngineConfig
 from worker.models.config.model_config import load_model_config
+from worker.models.config.quantization import QuantizationConfig
 from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.rank import dtype as rank_dtype
-from worker.rank.dtype import prefers_bf16, resolve_dtype
+from worker.rank.dtype import prefers_bf16, resolve_cache_dtype, resolve_dtype
 from worker.rank.rank import Rank, select_device
 
 
@@ -164,3 +165,52 @@ def test_cuda_takes_the_checkpoints_type(monkeypatch: pytest.MonkeyPatch) -> Non
     assert resolve("bfloat16", group, batch_invariant=True) == "bfloat16"
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
     assert [resolve(name, group) for name in stored] == ["float16"] * 4
+
+
+FP8 = torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize(
+    ("capability", "options", "specified", "expected"),
+    [
+        ((9, 0), {}, False, None),
+        ((9, 0), {}, True, FP8),
+        ((8, 0), {}, True, None),
+        ((9, 0), {"attention_backend": "flash"}, True, None),
+        ((8, 9), {"kv_cache_dtype": "fp8"}, False, FP8),
+        (None, {"kv_cache_dtype": "fp8_e4m3"}, False, FP8),
+        (None, {}, True, None),
+    ],
+)
+def test_a_cache_is_fp8_if_it_is_asked_for_or_specified(
+    capability: tuple[int, int] | None,
+    options: dict[str, Any],
+    specified: bool,
+    expected: torch.dtype | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On GPUs that support it; no capability is a CPU."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert cache_dtype(capability, options, specified) == expected
+
+
+def test_gpus_below_8_9_have_no_fp8_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
+    with pytest.raises(ValueError, match=r"needs a GPU of compute capability 8\.9 .* has 8\.6"):
+        cache_dtype((8, 6), {"kv_cache_dtype": "fp8"}, True)
+
+
+def cache_dtype(
+    capability: tuple[int, int] | None, options: dict[str, Any], specified: bool
+) -> torch.dtype | None:
+    model: Any = SimpleNamespace(
+        quantization=QuantizationConfig(weights=None, has_fp8_cache=specified)
+    )
+    device = torch.device("cpu" if capability is None else "cuda")
+    return resolve_cache_dtype(EngineConfig(model="any", **options), model, device)
+
+
+def test_the_compiled_library_has_no_fp8_caches() -> None:
+    assert EngineConfig(model="any", kv_cache_dtype="fp8").cpu_steps == "torch"
+    with pytest.raises(ValueError, match="native does not support --kv-cache-dtype fp8"):
+        EngineConfig(model="any", kv_cache_dtype="fp8", cpu_backend="native")

@@ -16,6 +16,7 @@ from worker.models.architectures.decoder import DecoderModel
 from worker.models.architectures.llama import PreNormLayer
 from worker.models.architectures.qwen3_moe import Qwen3MoeForCausalLM
 from worker.models.layers.attention import attend
+from worker.models.layers.cache_scales import CacheScales
 from worker.models.layers.context import ForwardContext
 from worker.models.layers.kv_cache import KVCacheSpec, StateSpec
 from worker.models.layers.linear import (
@@ -29,6 +30,8 @@ from worker.models.layers.moe import MoeNames
 from worker.models.layers.norms import RMSNorm
 from worker.models.layers.sharing import divide
 
+_UNUSED_SCALES = ("v_proj.v_scale", "v_scale")
+"""Scales of values, which a checkpoint may hold: latents are keys, whose scale is that of both."""
 _EPS = 1e-6
 """Epsilon of the norms within attention, which config.json does not set."""
 
@@ -73,9 +76,15 @@ class LatentAttention:
         )
         self._scale = mla.query_dim**-0.5 * mla.score_factor
         self.kv_cache_spec: KVCacheSpec | StateSpec = KVCacheSpec(
-            num_kv_heads=1, head_dim=mla.cached_dim, dtype=options.dtype, value_dim=mla.kv_rank
+            num_kv_heads=1,
+            head_dim=mla.cached_dim,
+            dtype=options.cache_dtype or options.dtype,
+            value_dim=mla.kv_rank,
         )
         """Specification of the layer's cache of latents."""
+        self.cache_scales = CacheScales(
+            options, keys=("k_proj.k_scale", "k_scale", "kv_scale"), values=_UNUSED_SCALES
+        )
         queries = config.num_heads * mla.query_dim
         first = divided_part("q_proj", queries, options)
         self.q_norm: RMSNorm | None = None
@@ -121,6 +130,7 @@ class LatentAttention:
         yield from self.kv_norm.weight_slots(f"{prefix}kv_a_layernorm")
         yield from self.kv_up.weight_slots(prefix)
         yield from self.output.weight_slots(f"{prefix}o_proj")
+        yield from self.cache_scales.weight_slots(prefix)
 
     def process_after_loading(self) -> None:
         """Packs the projections after loading; splits the one from latents into those of keys and
@@ -138,6 +148,7 @@ class LatentAttention:
         )
         self.kv_up.drop()
         self.output.process_after_loading()
+        self.cache_scales.process_after_loading()
 
     def forward(
         self,
@@ -153,19 +164,24 @@ class LatentAttention:
             q = self.q_up.forward(self.q_norm.forward(q))
         q = q.unflatten(-1, (self._num_heads, -1))
         queries = q.new_empty(*q.shape[:2], self._mla.cached_dim)
-        cache = ctx.kv_caches[self._layer_index]
+        cache, cache_scale = ctx.kv_caches[self._layer_index], self.cache_scales.key
         prepare_latents(
             *(q, queries, LatentRows(latents, rotating, self.kv_norm.weight, self.kv_norm.eps)),
             *(cache.k, ctx.attention[self._layer_index].slot_mapping),
             positions=positions,
             cos_sin_cache=self._cos_sin,
             query_scale=self._query_scale,
+            cache_scale=cache_scale,
         )
         if logits_indices is not None and not len(logits_indices):
             return hidden[:0]
         plain, absorbed = q[..., : self._mla.plain_dim], queries[..., : self._mla.kv_rank]
         self._to_latents.multiply(plain, absorbed)
-        found = attend(queries, cache, ctx, self._layer_index, scale=self._scale)
+        found = attend(
+            *(queries, cache, ctx, self._layer_index),
+            scale=self._scale * cache_scale,
+            value_scale=cache_scale,
+        )
         if logits_indices is not None:
             found = found.index_select(0, logits_indices)
         values = found.new_empty(*found.shape[:2], self._mla.value_dim)

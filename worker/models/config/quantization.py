@@ -4,8 +4,8 @@ A checkpoint has its format in config.json's `quantization_config`, or in a file
 ModelOpt's hf_quant_config.json, GPTQ's quantize_config.json, AWQ's quant_config.json.
 
 Quantization is weight-only: weights are dequantized to the model's data type and multiplied with
-unquantized activations. Scales of activations, static or dynamic, and of keys and values are
-ignored; results are more exact without them.
+unquantized activations. Scales of activations, static or dynamic, are ignored; results are more
+exact without them. Scales of keys and values are loaded if the KV cache is FP8.
 """
 
 from __future__ import annotations
@@ -83,6 +83,8 @@ class QuantizationConfig:
     """Suffixes of tensors' names in the checkpoint, and the suffixes that are expected here."""
     skipped_ends: tuple[str, ...] = ()
     """Suffixes of names of tensors that are not loaded."""
+    has_fp8_cache: bool = False
+    """Whether the checkpoint specifies an FP8 KV cache with a scale per tensor."""
 
     def format_of(self, names: Sequence[str]) -> WeightConfig | None:
         """Format of a linear module, None if it is not quantized; `names` are all names that the

@@ -32,10 +32,11 @@ _PLAIN_MODULES = (
 _BESIDE_EXPERTS = ("self_attn", "mlp.router", "embed_tokens", "lm_head")
 _NOT_OF_WEIGHTS = (
     *(".input_scale", ".activation_scale", ".input_scale_ub", ".input_global_scale"),
-    *(".input_zero_point", ".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".weight_shape"),
+    *(".input_zero_point", ".q_scale", ".weight_shape"),
 )
-"""Suffixes of names of tensors that are not needed: scales of activations, keys and values, and
-shapes."""
+"""Suffixes of names of tensors that are not needed: scales of activations, and shapes."""
+CACHE_SCALE_ENDS = (".k_scale", ".v_scale", ".kv_scale")
+"""Suffixes of names of scales of keys and values, which only FP8 KV caches need."""
 _MIXED = "MIXED_PRECISION"
 _MODELOPT_FILE = "hf_quant_config.json"
 _NEUTRAL_VALUES: tuple[object, ...] = (None, False, "", [], {})
@@ -102,6 +103,18 @@ class _Source:
             if type(first) is int and type(second) is int and min(first, second) > 0:
                 return first, second
         raise self.unsupported(f"{key} {value!r:.80} (it must be two positive integers)")
+
+    def has_fp8_cache(self) -> bool:
+        """Whether a KV cache in FP8 is specified, with a scale per tensor. Others are ignored."""
+        scheme = self.content.get("kv_cache_scheme")
+        if not isinstance(scheme, dict):
+            # AutoFP8 writes "static", ModelOpt its name of the format.
+            return scheme == "static" or self.content.get("kv_cache_quant_algo") == "FP8"
+        return (
+            (scheme.get("num_bits"), scheme.get("type")) == (8, "float")
+            and scheme.get("strategy", "tensor") == "tensor"
+            and not scheme.get("dynamic", False)
+        )
 
     def group_size(self, value: object) -> int:
         """Number of input features per group; 0 for all. Raises ValueError for anything else."""
@@ -186,6 +199,7 @@ def _parse_fp8(source: _Source) -> QuantizationConfig:
         left_out=source.modules("modules_to_not_convert", "ignored_layers"),
         renamed_ends=() if block is not None else ((".weight_scale_inv", ".weight_scale"),),
         skipped_ends=_NOT_OF_WEIGHTS,
+        has_fp8_cache=source.has_fp8_cache(),
     )
 
 
@@ -212,6 +226,7 @@ def _parse_modelopt(source: _Source) -> QuantizationConfig:
         by_module=_parse_layers(source) if is_mixed else {},
         left_out=source.modules("ignore", "exclude_modules"),
         skipped_ends=_NOT_OF_WEIGHTS,
+        has_fp8_cache=source.has_fp8_cache(),
     )
 
 
@@ -267,6 +282,7 @@ def _parse_compressed(source: _Source) -> QuantizationConfig:
         left_out=source.modules("ignore"),
         targets=() if "Linear" in targets else targets,
         skipped_ends=_NOT_OF_WEIGHTS,
+        has_fp8_cache=source.has_fp8_cache(),
     )
 
 

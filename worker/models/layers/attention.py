@@ -9,7 +9,9 @@ from typing import ClassVar
 import torch
 
 from kernels import HeadNorms, qk_norm_rope_store, rms_norm_pair, rowwise, silu_and_mul
+from kernels.attention import AttentionStep
 from worker.models.config.model_config import ModelConfig
+from worker.models.layers.cache_scales import CacheScales
 from worker.models.layers.context import ForwardContext, KVCache
 from worker.models.layers.kv_cache import KVCacheSpec, StateSpec
 from worker.models.layers.linear import (
@@ -166,7 +168,7 @@ class Attention:
         self.kv_cache_spec: KVCacheSpec | StateSpec = KVCacheSpec(
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            dtype=options.dtype,
+            dtype=options.cache_dtype or options.dtype,
             window=window,
             is_chunked=bool(window and config.has_chunks),
         )
@@ -186,6 +188,11 @@ class Attention:
         self._layer_index = layer_index
         self._cos_sin = cos_sin
         self._names = traits.names
+        self.cache_scales = CacheScales(
+            options,
+            keys=(f"{traits.names.k}.k_scale", "k_scale", "kv_scale"),
+            values=(f"{traits.names.v}.v_scale", "v_scale", "kv_scale"),
+        )
         self.qkv = ColumnParallelLinear(
             config.hidden_size,
             _qkv_parts(config, options, self._names, self._query_parts, has_values=kept == 2),
@@ -240,6 +247,7 @@ class Attention:
             )
         if self.wide_norm is not None:
             yield from self.wide_norm.weight_slots(prefix)
+        yield from self.cache_scales.weight_slots(prefix)
 
     def process_after_loading(self) -> None:
         """Packs the projections after loading; reorders those with interleaved rotary
@@ -248,6 +256,7 @@ class Attention:
             self.qkv.reorder(self._halves_first())
         self.qkv.process_after_loading()
         self.output.process_after_loading()
+        self.cache_scales.process_after_loading()
 
     def drop(self) -> None:
         """Drops the loaded projections once the compiled CPU library has packed them."""
@@ -273,18 +282,22 @@ class Attention:
             q, gate = q.unflatten(1, (self.num_heads, 2)).unbind(2)
         if self.wide_norm is not None:
             q, k = self.wide_norm.forward(q, k)
-        cache = ctx.kv_caches[self._layer_index]
+        cache, scales = ctx.kv_caches[self._layer_index], self.cache_scales
         q = qk_norm_rope_store(
             *(q, k, v, (cache.k, cache.v), ctx.attention[self._layer_index].slot_mapping),
             positions=positions,
             cos_sin_cache=self._cos_sin if self._traits.rotates else None,
             norms=self._head_norms(),
             query_scale=self._traits.query_scale,
+            cache_scales=(scales.key, scales.value),
         )
         if logits_indices is not None and not len(logits_indices):
             return hidden[:0]
         attended = attend(
-            q, cache, ctx, self._layer_index, scale=self._scale, sinks=self._sinks
+            *(q, cache, ctx, self._layer_index),
+            scale=self._scale * scales.key,
+            sinks=self._sinks,
+            value_scale=scales.value,
         ).reshape(hidden.shape[0], -1)
         if gate is not None:
             attended = gated(attended, gate.flatten(1))
@@ -331,23 +344,23 @@ def attend(
     *,
     scale: float,
     sinks: torch.Tensor | None = None,
+    value_scale: float = 1.0,
 ) -> torch.Tensor:
     """Attention of a step's rows over one layer's KV cache: queries [T, heads, head_dim] to [T,
-    heads, value_dim]."""
+    heads, value_dim]; other arguments as in AttentionStep."""
     inputs = ctx.attention[layer_index]
+
+    def forward(step: AttentionStep, q: torch.Tensor) -> torch.Tensor:
+        return step.forward(q, cache.k, cache.v, scale=scale, sinks=sinks, value_scale=value_scale)
+
     decode, extend = inputs.decode, inputs.extend
     if extend is None:
         assert decode is not None, "a step has rows"
-        return decode.forward(q, cache.k, cache.v, scale=scale, sinks=sinks)
+        return forward(decode, q)
     if decode is None:
-        return extend.forward(q, cache.k, cache.v, scale=scale, sinks=sinks)
+        return forward(extend, q)
     border = ctx.num_decode_tokens
-    return torch.cat(
-        (
-            decode.forward(q[:border], cache.k, cache.v, scale=scale, sinks=sinks),
-            extend.forward(q[border:], cache.k, cache.v, scale=scale, sinks=sinks),
-        )
-    )
+    return torch.cat((forward(decode, q[:border]), forward(extend, q[border:])))
 
 
 def gated(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:

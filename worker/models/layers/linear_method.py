@@ -47,6 +47,8 @@ class WeightSlot:
     """Shape of the slice in the file, if the destination has more dimensions; else None."""
     may_lack_ones: bool = False
     """Whether trailing dimensions of size 1 may be missing in the checkpoint's tensor."""
+    is_optional: bool = False
+    """Whether the tensor may be missing in the checkpoint; the destination is then unchanged."""
     fill_dummy: Callable[[torch.Tensor], object] | None = None
     """Fills the destination with dummy weights; None for the loader's default."""
 
@@ -164,6 +166,8 @@ class LayerOptions:
     """Whether each rank holds whole experts (expert parallelism) instead of columns of all."""
     linear_method: LinearMethod = field(default_factory=UnquantizedMethod)
     """Format of linear weights."""
+    cache_dtype: torch.dtype | None = None
+    """Data type of the KV cache if it differs from `dtype` (FP8); else None."""
 
 
 def check_words(

@@ -23,6 +23,7 @@ from worker.models.architectures.decoder import DecoderModel
 from worker.models.config.checkpoint import weight_files
 from worker.models.config.families import FAMILIES
 from worker.models.config.model_config import ModelConfig
+from worker.models.config.quantization_formats import CACHE_SCALE_ENDS
 from worker.models.layers.linear_method import LayerOptions, WeightSlot
 from worker.models.layers.quantized_linear import create_linear_method
 from worker.models.layers.sharing import check_sharing
@@ -213,6 +214,7 @@ class _Matching:
         self._slots, self._config = slots, config
         self._missing = dict(slots)
         self._unexpected, self._twice = list[str](), list[str]()
+        self._cache_scales = list[str]()
         self.tied_name = ""
         """Name of an LM head that must equal the embedding; empty without one."""
 
@@ -227,6 +229,8 @@ class _Matching:
             self.tied_name = name
         elif own_name in self._slots:
             self._twice.append(name)
+        elif self._config.quantization is not None and name.endswith(CACHE_SCALE_ENDS):
+            self._cache_scales.append(name)
         elif not name.endswith("rotary_emb.inv_freq"):
             self._unexpected.append(name)
         return None
@@ -234,7 +238,9 @@ class _Matching:
     def check(self) -> None:
         """Raises ValueError, with the names of tensors, if there were others than the slots'."""
         kinds = {
-            "missing": sorted(self._missing),
+            "missing": sorted(
+                name for name, slots in self._missing.items() if not slots[0].is_optional
+            ),
             "unexpected": sorted(self._unexpected),
             "duplicate": sorted(self._twice),
         }
@@ -245,6 +251,9 @@ class _Matching:
                 f"{self._config.architecture}: {'; '.join(problems)}. Its config.json and weights "
                 "disagree, or files are missing"
             )
+        if self._cache_scales and any(slots[0].is_optional for slots in self._slots.values()):
+            names = _shorten(sorted(self._cache_scales))
+            logger.warning("ignoring scales of the KV cache: %s", names)
 
 
 def _check_headers(slots: Mapping[str, Sequence[WeightSlot]], config: ModelConfig) -> _Contents:

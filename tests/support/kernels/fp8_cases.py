@@ -1,0 +1,138 @@
+"""FP8 caches of the Triton kernels and the torch references; run as `triton_cases`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+import torch
+
+from kernels import HeadNorms, LatentRows, prepare_latents, qk_norm_rope_store, registry
+from tests.support.kernels.paged_cases import make_paged
+
+FP8 = torch.float8_e4m3fn
+_MODES: tuple[tuple[Literal["torch", "triton"], bool], ...] = (
+    ("torch", False),
+    ("torch", True),
+    ("triton", False),
+    ("triton", True),
+)
+"""Implementations, and whether they are batch-invariant."""
+_STEP = 2.0**-9
+"""Smallest number in e4m3."""
+
+
+def fp8_attention_case(device: str, dtype: torch.dtype) -> None:
+    """Attention over an FP8 cache is, in every bit, that over its numbers in the queries' type,
+    with the scales applied: windows, sinks, caps, latents, and in batch-invariant mode."""
+    _skip_without_fp8(device)
+    lens, query_lens = [1, 37, 300], [1, 20, 6]
+    for heads, head_dim, value_dim, window, cap, has_sinks in (
+        (6, 40, 0, 0, 0.0, False),
+        (4, 64, 0, 37, 0.0, True),
+        (4, 32, 0, 0, 0.7, False),
+        (5, 44, 36, 0, 0.0, False),
+    ):
+        drawn = make_paged(
+            lens,
+            num_kv_heads=1 if value_dim else 2,
+            head_dim=head_dim,
+            value_dim=value_dim,
+            device=device,
+            dtype=dtype,
+            cap=cap,
+        )
+        if has_sinks:
+            drawn.sinks = 2 * torch.randn(heads).to(device)
+        case = drawn.in_fp8(0.75, 0.5)
+        value_scale = case.value_scale
+        plain = replace(
+            case,
+            k_cache=case.k_cache.to(dtype),
+            v_cache=case.v_cache.to(dtype),
+            value_scale=1.0,
+        )
+        if value_dim:
+            plain.v_cache = plain.k_cache[..., :value_dim]
+        q = torch.randn(sum(query_lens), heads, head_dim).to(device, dtype)
+        for ops, invariant in _MODES:
+            if invariant and (head_dim != 40 or (ops == "torch" and device != "cpu")):
+                continue
+            with registry.using(ops):
+                pairs = [
+                    (
+                        one.decode(q[:3], window=window, batch_invariant=invariant),
+                        one.extend(q, query_lens, window=window, batch_invariant=invariant),
+                    )
+                    for one in (case, plain)
+                ]
+            for own, expected in zip(*pairs, strict=True):
+                torch.testing.assert_close(own, expected * value_scale, rtol=1e-2, atol=1e-5)
+                # A power of two, and the interpreter fuses nothing.
+                if device == "cpu" and value_scale == 0.5:
+                    assert torch.equal(own, expected * value_scale)
+
+
+def fp8_store_case(device: str, dtype: torch.dtype) -> None:
+    """Both kernels that store to caches: numbers divided by the scales, and clamped."""
+    _skip_without_fp8(device)
+    slots, positions = (torch.tensor(n, device=device) for n in ([5, 17, 0, 31], [0, 7, 49, 7]))
+    heads, table = torch.randn(4, 12, 40).to(device, dtype), torch.randn(50, 24, device=device)
+    heads[1, 10, 3] = 3e4  # a value beyond the range
+    weights = torch.randn(2, 40).to(device)
+    latents = torch.randn(4, 64).to(device, dtype)
+
+    def store() -> torch.Tensor:
+        q, k, v = heads.clone().split((8, 2, 2), dim=1)
+        caches = torch.zeros(2, 4, 8, 2, 40, device=device, dtype=FP8)
+        qk_norm_rope_store(
+            *(q, k, v, (caches[0], caches[1]), slots),
+            positions=positions,
+            cos_sin_cache=table,
+            norms=HeadNorms(weights[0], weights[1], 1e-5),
+            cache_scales=(0.03, 0.5),
+        )
+        return caches
+
+    def store_latents() -> torch.Tensor:
+        cache = torch.zeros(4, 8, 1, 64, device=device, dtype=FP8)
+        row = latents.clone()
+        prepare_latents(
+            torch.zeros(4, 2, 32, device=device, dtype=dtype),
+            torch.zeros(4, 2, 64, device=device, dtype=dtype),
+            LatentRows(row[:, :40], row[:, 40:], weights[0], 1e-5),
+            *(cache, slots),
+            positions=positions,
+            cos_sin_cache=table,
+            cache_scale=0.25,
+        )
+        return cache
+
+    stored = _both_ways(store)[0]
+    cells = stored[1].view(32, 2, 40)[slots].float()
+    assert cells[1, 0, 3] == 448.0, "clamped"
+    torch.testing.assert_close(0.5 * cells[0], heads[0, 10:].float(), rtol=2**-4, atol=_STEP)
+    _both_ways(store_latents)
+
+
+def _both_ways(run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """A cache as the reference and as Triton store it; at most a few numbers, near the middle
+    between two, are rounded differently, and by one step."""
+    caches = []
+    for ops in ("torch", "triton"):
+        with registry.using(ops):
+            caches.append(run())
+    expected, found = (cache.float() for cache in caches)
+    torch.testing.assert_close(found, expected, rtol=2**-3, atol=_STEP)
+    assert (found != expected).float().mean() < 0.01
+    return caches[0], caches[1]
+
+
+def _skip_without_fp8(device: str) -> None:
+    if device != "cpu" and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("FP8 caches need compute capability 8.9")
+
+
+FP8_CASES = [fp8_attention_case, fp8_store_case]
