@@ -1,11 +1,11 @@
 """Parsers of model output: reasoning, tool calls and content."""
 
+from router.parsers.calls import Properties
 from router.parsers.dialect import THINKING_SWITCHES, Dialect, check_parsers, dialect_of
-from router.parsers.formats import FORMATS, Properties, ToolFormat
+from router.parsers.formats import FORMATS, CallIds, ToolFormat
 from router.parsers.harmony import HarmonyParser, num_thought_tokens
 from router.parsers.json_text import closed, mended
 from router.parsers.output_parser import (
-    THOUGHTS,
     Call,
     CallArguments,
     Content,
@@ -13,6 +13,7 @@ from router.parsers.output_parser import (
     Piece,
     Thought,
 )
+from router.parsers.thoughts import THOUGHTS
 
 __all__ = [
     "FORMATS",
@@ -20,6 +21,7 @@ __all__ = [
     "THOUGHTS",
     "Call",
     "CallArguments",
+    "CallIds",
     "Content",
     "Dialect",
     "HarmonyParser",

@@ -44,7 +44,8 @@ class TagFormat:
     """A model family's tags around arguments whose values are plain text."""
 
     opening: re.Pattern[str]
-    """Pattern of the tags before a value; its first group is the argument's name."""
+    """Pattern of the tags before a value. Its first group is the argument's name; a second one is
+    `true` for text, `false` for JSON, and None for a value of the type in the schema."""
     value_endings: tuple[str, ...]
     """Tags that end a value: its closing tag, followed by tags that start whatever comes next."""
     endings: tuple[str, ...]
@@ -53,6 +54,13 @@ class TagFormat:
     """Whether values are on separate lines, whose line breaks are then part of the tags."""
     longest: int = 640
     """Maximum characters that `opening` matches."""
+
+
+_WRITTEN = {
+    "true": {"type": "string"},
+    "false": {"type": ["null", "boolean", "integer", "number", "array", "object"]},
+}
+"""Schemas of values by the attribute that distinguishes text from JSON."""
 
 
 class TaggedArguments:
@@ -136,7 +144,8 @@ class TaggedArguments:
             return None
         self._buffer = self._buffer[found.end() :]
         name = found[1].strip()
-        self._schema = self._schemas.get(name)
+        written = found[2] if tags.opening.groups > 1 else None
+        self._schema = _WRITTEN[written] if written else self._schemas.get(name)
         self._pattern = _any_of((*tags.value_endings, *tags.endings))
         self._is_text, self._is_begun, self._scanned = is_text(self._schema), False, 0
         json_text = ("," if self._has_any else "{") + _encode(name) + ":"

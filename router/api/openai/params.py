@@ -248,7 +248,7 @@ def chat_prompt(
     messages = chat_messages(
         request.messages,
         template,
-        short_ids=dialect.short_ids,
+        ids=dialect.call_ids,
         single_calls=dialect.has_single_calls,
     )
     use = tool_use(request, dialect, template)
