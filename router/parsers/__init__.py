@@ -1,7 +1,13 @@
 """Parsers of model output: reasoning, tool calls and content."""
 
 from router.parsers.calls import Properties
-from router.parsers.dialect import THINKING_SWITCHES, Dialect, check_parsers, dialect_of
+from router.parsers.dialect import (
+    BUDGET_VARIABLE,
+    THINKING_SWITCHES,
+    Dialect,
+    check_parsers,
+    dialect_of,
+)
 from router.parsers.formats import FORMATS, CallIds, ToolFormat
 from router.parsers.harmony import HarmonyParser, num_thought_tokens
 from router.parsers.json_text import closed, mended
@@ -16,6 +22,7 @@ from router.parsers.output_parser import (
 from router.parsers.thoughts import THOUGHTS
 
 __all__ = [
+    "BUDGET_VARIABLE",
     "FORMATS",
     "THINKING_SWITCHES",
     "THOUGHTS",

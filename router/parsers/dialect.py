@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from router.parsers.calls import Properties
 from router.parsers.formats import FORMATS, CallIds, ToolFormat, format_of
-from router.parsers.harmony import FINAL, MARKERS, MESSAGE, START, STOPS, HarmonyParser
+from router.parsers.harmony import END, FINAL, MARKERS, MESSAGE, START, STOPS, HarmonyParser
 from router.parsers.output_parser import OutputParser
 from router.parsers.thoughts import THOUGHTS, ThoughtFormat, thoughts_of
 from worker.protocol.structured import ThoughtTokens
@@ -24,6 +24,8 @@ _ANY = ({"role": "user", "content": "Hello"},)
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 """Chat template variables that enable reasoning: Qwen's and GLM's, DeepSeek's and Granite's."""
+BUDGET_VARIABLE = "thinking_budget"
+"""Chat template variable for the maximum tokens of reasoning, 0 for none: Seed-OSS's."""
 NONE = "none"
 """Parser name that disables parsing, whatever the template contains."""
 
@@ -185,7 +187,10 @@ def _thought_tokens(thoughts: ThoughtFormat, tokenizer: Tokenizer) -> ThoughtTok
         *before, last = tokenizer.encode(FINAL, add_special_tokens=False)
         if last != tokenizer.token_id(MESSAGE):
             return None
-        return ThoughtTokens(opening=before[0], closing=last, before=tuple(before))
+        leading = tokenizer.encode(f"{END}{START}assistant", add_special_tokens=False)
+        return ThoughtTokens(
+            opening=before[0], closing=last, before=tuple(before), leading=tuple(leading)
+        )
     opening, closing = (tokenizer.token_id(m) for m in (thoughts.first_token, thoughts.closing))
     if opening is None or closing is None:
         return None
