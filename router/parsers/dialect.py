@@ -11,6 +11,7 @@ from router.parsers.calls import Properties
 from router.parsers.formats import FORMATS, CallIds, ToolFormat, format_of
 from router.parsers.harmony import END, FINAL, MARKERS, MESSAGE, START, STOPS, HarmonyParser
 from router.parsers.output_parser import OutputParser
+from router.parsers.response_template import thoughts_of_response, tools_of_response
 from router.parsers.thoughts import THOUGHTS, ThoughtFormat, thoughts_of
 from worker.protocol.structured import ThoughtTokens
 from worker.protocol.text.chat_template import ChatTemplate
@@ -132,8 +133,10 @@ def dialect_of(tokenizer: Tokenizer, tool_parser: str = "", reasoning_parser: st
         ValueError: there is no format with that name.
     """
     template = "" if tokenizer.chat_template is None else tokenizer.chat_template.source
-    tools = _chosen(FORMATS, tool_parser, _tools_of(tokenizer.chat_template))
-    thoughts = _chosen(THOUGHTS, reasoning_parser, thoughts_of(template))
+    response = tokenizer.response_template
+    tools = _chosen(FORMATS, tool_parser, _tools_of(tokenizer.chat_template, response))
+    thoughts = thoughts_of(template) or thoughts_of_response(response)
+    thoughts = _chosen(THOUGHTS, reasoning_parser, thoughts)
     is_harmony = thoughts is THOUGHTS["harmony"]
     if tools is FORMATS["harmony"] and not is_harmony:
         tools = None  # harmony's headers distinguish calls and reasoning
@@ -156,11 +159,12 @@ def dialect_of(tokenizer: Tokenizer, tool_parser: str = "", reasoning_parser: st
     )
 
 
-def _tools_of(template: ChatTemplate | None) -> ToolFormat | None:
-    """The tool call format of a template; JSON lists if it has tools in an unknown format."""
+def _tools_of(template: ChatTemplate | None, response: object) -> ToolFormat | None:
+    """The tool call format of a template, or of the checkpoint's response template; JSON lists if
+    the template has tools in an unknown format."""
     if template is None:
         return None
-    found = format_of(template.source)
+    found = format_of(template.source) or tools_of_response(response)
     if found is not None or not template.reads("tools"):
         return found
     logger.warning(

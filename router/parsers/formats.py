@@ -151,7 +151,7 @@ def _json_calls(opening: str) -> re.Pattern[str]:
     return re.compile(rf"(?:{re.escape(opening)})?\s{{0,32}}\[?\s{{0,32}}{_JSON_CALL}")
 
 
-def _json_format(name: str, opening: str, closing: str, **options: Any) -> ToolFormat:
+def json_format(name: str, opening: str, closing: str, **options: Any) -> ToolFormat:
     """A format of JSON objects with name and arguments between markers: one, or a list.
 
     Args:
@@ -245,7 +245,7 @@ FORMATS: Mapping[str, ToolFormat] = {
     made.name: made
     for made in (
         # Hermes, Qwen, Granite 4, ERNIE 4.5, EXAONE 4 (vLLM: hermes, granite4, ernie45).
-        _json_format(
+        json_format(
             "hermes",
             "<tool_call>",
             "</tool_call>",
@@ -286,7 +286,7 @@ FORMATS: Mapping[str, ToolFormat] = {
             style="glm_xml",
         ),
         # LongCat-Flash-Chat (vLLM: longcat; SGLang: longcat).
-        _json_format(
+        json_format(
             "longcat",
             "<longcat_tool_call>",
             "</longcat_tool_call>",
@@ -331,11 +331,11 @@ FORMATS: Mapping[str, ToolFormat] = {
             inner=('<|"|>',),
         ),
         # Granite 3 (vLLM: granite).
-        _json_format("granite", "<|tool_call|>", ""),
+        json_format("granite", "<|tool_call|>", ""),
         # Command R7B, Command A (vLLM: cohere_command3).
-        _json_format("command", "<|START_ACTION|>", "<|END_ACTION|>"),
+        json_format("command", "<|START_ACTION|>", "<|END_ACTION|>"),
         # Hunyuan A13B and dense models (vLLM: hunyuan_a13b).
-        _json_format(
+        json_format(
             "hunyuan",
             "<tool_calls>",
             "</tool_calls>",
@@ -366,7 +366,7 @@ FORMATS: Mapping[str, ToolFormat] = {
             regions=(("<|tool_call|>", "<|/tool_call|>"), ("functools[", "")),
         ),
         # Nemotron (vLLM: nemotron_json).
-        _json_format(
+        json_format(
             "nemotron",
             "<TOOLCALL>",
             "</TOOLCALL>",

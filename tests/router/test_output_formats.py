@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from router.parsers import FORMATS, THOUGHTS, Content, OutputParser, Thought, dialect_of
+from router.parsers import (
+    FORMATS,
+    THOUGHTS,
+    Call,
+    CallArguments,
+    Content,
+    OutputParser,
+    Thought,
+    dialect_of,
+)
 from router.parsers.formats import format_of
+from router.parsers.response_template import tools_of_response
 from router.parsers.thoughts import thoughts_of
 from tests.support.router.rig import build_checkpoint
 from worker.models.config.families import FAMILIES as TEXT_FAMILIES
@@ -209,3 +220,32 @@ def test_an_unknown_format_is_a_json_list(tmp_path: Path, caplog: pytest.LogCapt
     assert dialect_of(tokenizer).tools is FORMATS["json"]
     assert "set --tool-call-parser" in caplog.text
     assert dialect_of(tokenizer, "none").tools is None
+
+
+def test_a_checkpoint_may_describe_its_output(tmp_path: Path) -> None:
+    build_checkpoint(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ tools }} <call>NAME</call>")
+    path = tmp_path / "tokenizer_config.json"
+    config = json.loads(path.read_text()) if path.is_file() else {}
+    function = {"type": "function", "function": "{content}"}
+    fields = {
+        "thinking": {"open": ["<why>\n", "<because>"], "close": "</why>"},
+        "content": {},
+        "tool_calls": {
+            **{"open": "<call>", "close": "</call>", "repeats": True, "content": "json"},
+            "transform": function,
+        },
+    }
+    config["response_template"] = {"version": 1, "fields": fields, "start_anchor": "x"}
+    path.write_text(json.dumps(config))
+    dialect = dialect_of(load_tokenizer(str(tmp_path)))
+    parser = dialect.new_parser(
+        tools=dialect.tools, properties={}, is_thinking=False, single_call=False
+    )
+    text = '<because>a</why>b<call>{"name": "now", "arguments": {}}</call>'
+    pieces = [piece for char in text for piece in parser.push(char)] + parser.end()
+    assert pieces == [Thought("a"), Content("b"), Call("now"), *map(CallArguments, "{}")]
+    assert tools_of_response({"fields": {"tool_calls": {"open_pattern": "<(?P<n>)>"}}}) is None
+    assert tools_of_response({"fields": []}) is None
+    fields["tool_calls"]["transform"] = {"name": "{content.fn}"}
+    assert tools_of_response(config["response_template"]) is None
