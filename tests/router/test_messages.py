@@ -206,3 +206,15 @@ def test_ids_of_calls_are_what_the_template_takes() -> None:
     _, *answers = chat_messages(messages * 2, None, ids="indexed")
     answered = [m["tool_call_id"] for m in answers if m["role"] == "tool"]
     assert answered == [f"functions.f:{index}" for index in range(4)]
+
+
+@pytest.mark.parametrize(
+    "written", ["'' + given + '}'", "given + '}'", "given ~ '}'", "given|string + '}'"]
+)
+def test_templates_that_print_arguments_print_json(written: str) -> None:
+    call = {"id": "a", "function": {"name": "f", "arguments": '{"a": [true, null, "ü"]}'}}
+    messages = chat_messages([{"role": "assistant", "tool_calls": [call]}], None)
+    given = "{% set given = messages[0].tool_calls[0].function.arguments %}"
+    for source in (written, "given|tojson + '}'"):
+        template = ChatTemplate(f"{given}{{{{ {source} }}}}", {})
+        assert template.render(messages) == '{"a": [true, null, "ü"]}}'

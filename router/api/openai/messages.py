@@ -132,6 +132,20 @@ def _call(index: int, place: int, call: Any) -> dict[str, Any]:
     return {**call, "function": {**function}}
 
 
+class _Arguments(dict[str, Any]):
+    """Arguments of a call, which are JSON in templates that print them or add them to a text, as
+    those of InternLM, Apertus and Phi-4-mini do."""
+
+    def __str__(self) -> str:
+        return json.dumps(self, ensure_ascii=False)
+
+    def __radd__(self, text: object) -> str:
+        return f"{text}{self}" if isinstance(text, str) else NotImplemented
+
+    def __add__(self, text: object) -> str:
+        return f"{self}{text}" if isinstance(text, str) else NotImplemented
+
+
 def _arguments(arguments: Any) -> dict[str, Any]:
     """Arguments of a call as an object.
 
@@ -140,9 +154,9 @@ def _arguments(arguments: Any) -> dict[str, Any]:
     argument.
     """
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
-        return {}
+        return _Arguments()
     given = _decoded(arguments) if isinstance(arguments, str) else arguments
-    return given if isinstance(given, dict) else {"arguments": given}
+    return _Arguments(given if isinstance(given, dict) else {"arguments": given})
 
 
 def _decoded(text: str) -> Any:
