@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from router.parsers.calls import python_json
 from worker.protocol.argument_types import Schemas
 
 
@@ -245,7 +246,7 @@ def _chosen(value: str, choices: list[Any]) -> Any:
 
 
 def _decoded(written: str, other: str) -> Any:
-    """The decoded JSON, or the other text if it is invalid."""
+    """The decoded JSON, or Python list or dictionary; the other text if it is invalid."""
     try:
         return msgspec.json.decode(written)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -253,7 +254,8 @@ def _decoded(written: str, other: str) -> Any:
     try:  # a number too large for floats is still valid JSON
         json.loads(written, parse_constant=_reject_constant)
     except (ValueError, RecursionError):
-        return other
+        literal = python_json(written)
+        return other if literal is None else msgspec.Raw(literal.encode())
     return msgspec.Raw(written.encode())
 
 

@@ -116,6 +116,22 @@ def read_named(opening: str, closing: str) -> Read:
     return read
 
 
+def python_json(text: str) -> str | None:
+    """JSON of a Python list or dictionary, which models write for an argument; None for others."""
+    nodes = _python(text) if text.startswith(("[", "{")) else []
+    if len(nodes) != 1 or not isinstance(nodes[0], ast.List | ast.Dict):
+        return None
+    try:
+        return msgspec.json.encode(_literal(nodes[0])).decode()
+    except (TypeError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _literal(node: ast.expr) -> Any:
+    """Value of a Python literal, with JSON's constants. Raises ValueError for other expressions."""
+    return ast.literal_eval(_Constants().visit(node))
+
+
 def _inside(text: str, markers: Sequence[str]) -> str:
     """Text between markers, without white space around it."""
     text = text.strip()
@@ -152,7 +168,7 @@ def _python_call(node: ast.expr) -> ToolCall | None:
     for keyword in node.keywords:
         if keyword.arg is None:
             return None
-        arguments[keyword.arg] = ast.literal_eval(_Constants().visit(keyword.value))
+        arguments[keyword.arg] = _literal(keyword.value)
     return _call(ast.unparse(node.func), arguments)
 
 

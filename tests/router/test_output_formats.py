@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tokenizers import Tokenizer as Backend
 
 from router.parsers import (
     FORMATS,
@@ -220,6 +221,31 @@ def test_an_unknown_format_is_a_json_list(tmp_path: Path, caplog: pytest.LogCapt
     assert dialect_of(tokenizer).tools is FORMATS["json"]
     assert "set --tool-call-parser" in caplog.text
     assert dialect_of(tokenizer, "none").tools is None
+
+
+@pytest.mark.parametrize(
+    ("excerpt", "markers", "reasons"),
+    [
+        (GEMMA4, ["<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>'], True),
+        (SOLAR, ["<|think|>", "<|end|>", "<|begin|>", "<|content|>", "<|tool_call:begin|>"], True),
+        (DEEPSEEK_32, [f"{BAR}DSML{BAR}", "</think>"], False),
+    ],
+    ids=["gemma4", "solar_open", "deepseek_v32"],
+)
+def test_parts_of_markers_that_are_special_tokens_are_kept(
+    tmp_path: Path, excerpt: Excerpt, markers: list[str], reasons: bool
+) -> None:
+    build_checkpoint(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{# " + excerpt.text + " #}")
+    backend = Backend.from_file(str(tmp_path / "tokenizer.json"))
+    backend.add_special_tokens(markers)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(str(tmp_path))
+    dialect = dialect_of(tokenizer)
+    assert dialect.special == set(markers)
+    assert (dialect.thought_tokens is not None) == reasons
+    shown = tokenizer.detokenizer(shown=dialect.special).push(tokenizer.encode("".join(markers)))
+    assert shown == "".join(markers)
 
 
 def test_a_checkpoint_may_describe_its_output(tmp_path: Path) -> None:

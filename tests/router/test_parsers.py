@@ -52,6 +52,7 @@ TOOLS = {
         "days": {"type": "integer"},
         "when": {"type": ["null", "string"]},
         "exact": {"type": "boolean"},
+        "tags": {"type": "array"},
     },
     "now": {},
 }

@@ -145,6 +145,14 @@ TABLE += [
         ("", "", [("get_weather", {"city": " Bern\n", "days": 3}), NOW]),
     ),
     (
+        "seed_oss",
+        (
+            "<seed:tool_call><function=get_weather><parameter=tags>['a', None, {\"b\": true}]"
+            "</parameter><parameter=days>[x]</parameter></function></seed:tool_call>"
+        ),
+        ("", "", [("get_weather", {"tags": ["a", None, {"b": True}], "days": "[x]"})]),
+    ),
+    (
         "longcat",
         (
             'ok<longcat_tool_call>\n{"name": "now", "arguments": {}}\n</longcat_tool_call>'
