@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from router.parsers.calls import python_json
 from worker.protocol.argument_types import Schemas
 
 
@@ -44,7 +45,8 @@ class TagFormat:
     """A model family's tags around arguments whose values are plain text."""
 
     opening: re.Pattern[str]
-    """Pattern of the tags before a value; its first group is the argument's name."""
+    """Pattern of the tags before a value. Its first group is the argument's name; a second one is
+    `true` for text, `false` for JSON, and None for a value of the type in the schema."""
     value_endings: tuple[str, ...]
     """Tags that end a value: its closing tag, followed by tags that start whatever comes next."""
     endings: tuple[str, ...]
@@ -53,6 +55,13 @@ class TagFormat:
     """Whether values are on separate lines, whose line breaks are then part of the tags."""
     longest: int = 640
     """Maximum characters that `opening` matches."""
+
+
+_WRITTEN = {
+    "true": {"type": "string"},
+    "false": {"type": ["null", "boolean", "integer", "number", "array", "object"]},
+}
+"""Schemas of values by the attribute that distinguishes text from JSON."""
 
 
 class TaggedArguments:
@@ -136,7 +145,8 @@ class TaggedArguments:
             return None
         self._buffer = self._buffer[found.end() :]
         name = found[1].strip()
-        self._schema = self._schemas.get(name)
+        written = found[2] if tags.opening.groups > 1 else None
+        self._schema = _WRITTEN[written] if written else self._schemas.get(name)
         self._pattern = _any_of((*tags.value_endings, *tags.endings))
         self._is_text, self._is_begun, self._scanned = is_text(self._schema), False, 0
         json_text = ("," if self._has_any else "{") + _encode(name) + ":"
@@ -236,7 +246,7 @@ def _chosen(value: str, choices: list[Any]) -> Any:
 
 
 def _decoded(written: str, other: str) -> Any:
-    """The decoded JSON, or the other text if it is invalid."""
+    """The decoded JSON, or Python list or dictionary; the other text if it is invalid."""
     try:
         return msgspec.json.decode(written)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -244,7 +254,8 @@ def _decoded(written: str, other: str) -> Any:
     try:  # a number too large for floats is still valid JSON
         json.loads(written, parse_constant=_reject_constant)
     except (ValueError, RecursionError):
-        return other
+        literal = python_json(written)
+        return other if literal is None else msgspec.Raw(literal.encode())
     return msgspec.Raw(written.encode())
 
 

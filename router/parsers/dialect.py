@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from router.parsers.formats import FORMATS, Properties, ToolFormat, format_of
-from router.parsers.harmony import FINAL, MARKERS, MESSAGE, START, STOPS, HarmonyParser
-from router.parsers.output_parser import THOUGHTS, OutputParser, ThoughtFormat, thoughts_of
+from router.parsers.calls import Properties
+from router.parsers.formats import FORMATS, CallIds, ToolFormat, format_of
+from router.parsers.harmony import END, FINAL, MARKERS, MESSAGE, START, STOPS, HarmonyParser
+from router.parsers.output_parser import OutputParser
+from router.parsers.response_template import thoughts_of_response, tools_of_response
+from router.parsers.thoughts import THOUGHTS, ThoughtFormat, thoughts_of
 from worker.protocol.structured import ThoughtTokens
 from worker.protocol.text.chat_template import ChatTemplate
 from worker.protocol.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
+
 _ANY = ({"role": "user", "content": "Hello"},)
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 """Chat template variables that enable reasoning: Qwen's and GLM's, DeepSeek's and Granite's."""
+BUDGET_VARIABLE = "thinking_budget"
+"""Chat template variable for the maximum tokens of reasoning, 0 for none: Seed-OSS's."""
 NONE = "none"
 """Parser name that disables parsing, whatever the template contains."""
 
@@ -28,7 +36,7 @@ class Dialect:
     """The formats of reasoning and tool calls in a model's output."""
 
     tools: ToolFormat | None = None
-    """Format of tool calls; None if it is unknown."""
+    """Format of tool calls; None if there are none, or they are not parsed."""
     forced: ToolFormat = FORMATS["json"]
     """Format of calls enforced by structured output."""
     thoughts: ThoughtFormat | None = None
@@ -53,9 +61,9 @@ class Dialect:
         return self.tools is not None and self.tools.has_single_calls
 
     @property
-    def short_ids(self) -> bool:
-        """Whether the chat template requires call ids of nine letters and digits."""
-        return self.tools is not None and self.tools.short_ids
+    def call_ids(self) -> CallIds:
+        """Form of call ids in the chat template."""
+        return self.tools.ids if self.tools is not None else "any"
 
     def opens_thought(self, prompt: str, begun: str) -> bool:
         """Whether the completion starts within reasoning; in harmony, within a header.
@@ -67,8 +75,10 @@ class Dialect:
         assert self.thoughts is not None
         if self.is_harmony:
             return not begun and prompt.endswith(f"{START}assistant")
-        opening, closing = self.thoughts.opening, self.thoughts.closing
-        return prompt.endswith(opening) or begun.rfind(opening) > begun.rfind(closing)
+        openings, closings = self.thoughts.openings, self.thoughts.closings
+        if prompt.endswith(openings):
+            return True
+        return max(map(begun.rfind, openings)) > max(map(begun.rfind, closings))
 
     def new_parser(
         self,
@@ -123,8 +133,10 @@ def dialect_of(tokenizer: Tokenizer, tool_parser: str = "", reasoning_parser: st
         ValueError: there is no format with that name.
     """
     template = "" if tokenizer.chat_template is None else tokenizer.chat_template.source
-    tools = _chosen(FORMATS, tool_parser, format_of(template))
-    thoughts = _chosen(THOUGHTS, reasoning_parser, thoughts_of(template))
+    response = tokenizer.response_template
+    tools = _chosen(FORMATS, tool_parser, _tools_of(tokenizer.chat_template, response))
+    thoughts = thoughts_of(template) or thoughts_of_response(response)
+    thoughts = _chosen(THOUGHTS, reasoning_parser, thoughts)
     is_harmony = thoughts is THOUGHTS["harmony"]
     if tools is FORMATS["harmony"] and not is_harmony:
         tools = None  # harmony's headers distinguish calls and reasoning
@@ -132,7 +144,7 @@ def dialect_of(tokenizer: Tokenizer, tool_parser: str = "", reasoning_parser: st
         MARKERS
         if is_harmony
         else (tools.markers if tools is not None else frozenset())
-        | (frozenset((thoughts.opening, thoughts.closing)) if thoughts is not None else frozenset())
+        | (thoughts.tokens if thoughts is not None else frozenset())
     )
     # Grammars do not generate special tokens, so calls with such markers cannot be enforced.
     can_force = tools is not None and tools.before and not special & tools.markers
@@ -147,6 +159,21 @@ def dialect_of(tokenizer: Tokenizer, tool_parser: str = "", reasoning_parser: st
     )
 
 
+def _tools_of(template: ChatTemplate | None, response: object) -> ToolFormat | None:
+    """The tool call format of a template, or of the checkpoint's response template; JSON lists if
+    the template has tools in an unknown format."""
+    if template is None:
+        return None
+    found = format_of(template.source) or tools_of_response(response)
+    if found is not None or not template.reads("tools"):
+        return found
+    logger.warning(
+        "unknown tool call format in the chat template: tool calls are parsed as JSON lists, "
+        "others are content; set --tool-call-parser to the model's format"
+    )
+    return FORMATS["json"]
+
+
 def _opens(template: ChatTemplate | None, thoughts: ThoughtFormat) -> bool:
     """Whether prompts end within reasoning if it is enabled."""
     if template is None:
@@ -156,7 +183,7 @@ def _opens(template: ChatTemplate | None, thoughts: ThoughtFormat) -> bool:
         prompt = template.render(_ANY, **switches)
     except ValueError:  # the template rejects these messages
         return False
-    return prompt.rstrip().endswith(thoughts.opening)
+    return prompt.rstrip().endswith(thoughts.openings)
 
 
 def _thought_tokens(thoughts: ThoughtFormat, tokenizer: Tokenizer) -> ThoughtTokens | None:
@@ -164,8 +191,11 @@ def _thought_tokens(thoughts: ThoughtFormat, tokenizer: Tokenizer) -> ThoughtTok
         *before, last = tokenizer.encode(FINAL, add_special_tokens=False)
         if last != tokenizer.token_id(MESSAGE):
             return None
-        return ThoughtTokens(opening=before[0], closing=last, before=tuple(before))
-    opening, closing = (tokenizer.token_id(m) for m in (thoughts.opening, thoughts.closing))
+        leading = tokenizer.encode(f"{END}{START}assistant", add_special_tokens=False)
+        return ThoughtTokens(
+            opening=before[0], closing=last, before=tuple(before), leading=tuple(leading)
+        )
+    opening, closing = (tokenizer.token_id(m) for m in (thoughts.first_token, thoughts.closing))
     if opening is None or closing is None:
         return None
     return ThoughtTokens(opening=opening, closing=closing)

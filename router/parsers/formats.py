@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-import ast
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
-
-import msgspec
+from typing import Any, Literal
 
 from router.parsers.arguments import Arguments, TagFormat, TaggedArguments
+from router.parsers.calls import (
+    Read,
+    read_checked,
+    read_json,
+    read_keyed,
+    read_named,
+    read_nothing,
+    read_python_lines,
+    read_pythonic,
+)
+from router.parsers.gemma import GemmaArguments
 from router.parsers.json_text import JsonObject
 from worker.protocol.argument_types import Schemas
 
-MAX_PYTHON = 2**16
-"""Maximum characters parsed as Python, which take 0.1 s."""
-_MAX_NAME = 256
-"""Maximum characters of a function name."""
-_SPACE = re.compile(r"\s*")
-
-Properties = Mapping[str, Schemas]
-"""Schemas of arguments, by function name."""
-
-
-class ToolCall(NamedTuple):
-    """A complete tool call."""
-
-    name: str
-    arguments: str
-    """Arguments as a JSON object."""
-
-
-Read = Callable[[str, Properties], "list[ToolCall] | None"]
-"""Parses a region of calls, including markers; returns None if it is malformed."""
+CallIds = Literal["any", "short", "indexed"]
+"""Form of call ids: any text, nine letters and digits (Mistral), or `functions.NAME:INDEX` with the
+call's index in the chat (Kimi)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +52,9 @@ class ToolFormat:
     next opening marker or with the text."""
     leading: str = ""
     """Start of texts that may be a region as a whole, without markers."""
+    has_leading_name: bool = False
+    """Whether texts that start with a known function's name on a line of its own may be a region
+    as a whole."""
     dropped: tuple[str, ...] = ()
     """Markers around regions, which are dropped."""
     inner: tuple[str, ...] = ()
@@ -77,8 +70,8 @@ class ToolFormat:
     """Text between two enforced calls."""
     style: Literal["json", "qwen_xml", "glm_xml"] = "json"
     """xgrammar's name of the argument format."""
-    short_ids: bool = False
-    """Whether call ids must be nine letters and digits."""
+    ids: CallIds = "any"
+    """Form of call ids in chat templates."""
     has_single_calls: bool = False
     """Whether chat templates support only one call per message, and no content beside a call and
     reasoning."""
@@ -137,58 +130,105 @@ class ToolFormat:
         return {"type": "tag", "begin": begin, "content": content, "end": self.after}
 
 
-def _read_hermes(text: str, _: Properties) -> list[ToolCall] | None:
-    body = text.removeprefix("<tool_call>").removesuffix("</tool_call>")
-    values = _objects(body, "")
-    call = _call_of(values[0]) if values else None
-    return None if call is None else [call]
-
-
 # HAZARD: clients can make models write any text. All repetitions are bounded; otherwise a text
 # with many openings would take quadratic time.
+_NAME = r"([^<>{`\s]{1,256})"
+_QUOTED_NAME = r'"([^"\\\s]{1,256})"'
+_ID = r'(?:"(?:tool_call_)?id"\s{0,32}:\s{0,32}"[^"\\]{0,64}"\s{0,32},\s{0,32})?'
 _JSON_CALL = (
-    r'\{\s{0,32}"name"\s{0,32}:\s{0,32}"([^"\\\s]{1,256})"\s{0,32},'
+    r"\{\s{0,32}" + _ID + r'"(?:tool_)?name"\s{0,32}:\s{0,32}' + _QUOTED_NAME + r"\s{0,32},"
     r'\s{0,32}"(?:arguments|parameters)"\s{0,32}:\s{0,32}(?=\{)'
 )
 _ENVELOPE = re.compile(r"\s*+(?:,[^{}]*+)?\}?\s*+[\];]?\s*+")
 """Pattern after the arguments of a JSON call: further members are ignored."""
 _NEXT = re.compile(r"\s{0,32}\}\s{0,32},\s{0,32}(?=\{)")
 """Pattern between two calls of a list."""
-_TAG_NAME = r"[^\S\n]{0,8}([^<>{`\s]{1,256})[^\S\n]{0,8}"
+_TAG_NAME = rf"[^\S\n]{{0,8}}{_NAME}[^\S\n]{{0,8}}"
+
+
+def _json_calls(opening: str) -> re.Pattern[str]:
+    """Pattern of a JSON call, or of the first of a list, after a marker; without it for others."""
+    return re.compile(rf"(?:{re.escape(opening)})?\s{{0,32}}\[?\s{{0,32}}{_JSON_CALL}")
+
+
+def json_format(name: str, opening: str, closing: str, **options: Any) -> ToolFormat:
+    """A format of JSON objects with name and arguments between markers: one, or a list.
+
+    Args:
+        name: name of the format.
+        opening: marker before the JSON.
+        closing: marker after the JSON; empty for none.
+        options: other fields of the format.
+    """
+    return ToolFormat(
+        name=name,
+        read=read_json(opening, closing),
+        begun=_json_calls(opening),
+        more=_NEXT,
+        rest=_ENVELOPE,
+        regions=((opening, closing),),
+        **options,
+    )
+
+
+def _invoke_format(name: str, prefix: str, *wrappers: str) -> ToolFormat:
+    """A format of tags `<PREFIXinvoke name="NAME">` and `<PREFIXparameter name="NAME">`.
+
+    The attribute `string` of a parameter, if any, distinguishes text from JSON.
+
+    Args:
+        name: name of the format.
+        prefix: text before the tags' names.
+        wrappers: full names of the tags around calls.
+    """
+    tag, names = re.escape(prefix), "|".join(map(re.escape, wrappers))
+    tags = TagFormat(
+        opening=re.compile(
+            rf'<{tag}parameter name="?([^"<>\n]{{1,256}})"?(?:\s{{1,8}}string="(true|false)")?>'
+        ),
+        value_endings=(f"</{prefix}parameter>", f"<{prefix}parameter name="),
+        endings=(f"</{prefix}invoke>", *(f"</{wrapper}>" for wrapper in wrappers)),
+    )
+    return ToolFormat(
+        name=name,
+        read=read_nothing,
+        begun=re.compile(
+            rf'(?:<(?:{names})>\s{{0,32}})?<{tag}invoke name="?([^"<>\s]{{1,256}})"?>'
+        ),
+        arguments=partial(TaggedArguments, tags),
+        more=re.compile(rf"\s{{0,32}}</{tag}invoke>\s{{0,32}}(?=<{tag}invoke )"),
+        rest=re.compile(rf"\s*+(?:</{tag}invoke>)?\s*+"),
+        regions=tuple((f"<{wrapper}>", f"</{wrapper}>") for wrapper in wrappers),
+        inner=(prefix,) if prefix else (),
+    )
+
+
 _QWEN_TAGS = TagFormat(
     opening=re.compile(r"<parameter=([^<>\n]{1,256})>"),
     value_endings=("</parameter>", "<parameter="),
     endings=("</function>", "</tool_call>"),
     is_indented=True,
 )
+_SEED_TAGS = TagFormat(
+    opening=_QWEN_TAGS.opening,
+    value_endings=_QWEN_TAGS.value_endings,
+    endings=("</function>", "</seed:tool_call>"),
+)
 _GLM_TAGS = TagFormat(
     opening=re.compile(r"<arg_key>([^<]{1,256})</arg_key>\s{0,32}<arg_value>"),
     value_endings=("</arg_value>",),
     endings=("</tool_call>",),
 )
-
-
-def _read_nothing(_: str, __: Properties) -> list[ToolCall] | None:
-    """Parses a region that `begun` does not match as malformed."""
-    return None
-
-
-def _read_glm(text: str, properties: Properties) -> list[ToolCall] | None:
-    """Parses a region with a call without arguments."""
-    name = text.removeprefix("<tool_call>").removesuffix("</tool_call>").strip()
-    if not text.endswith("</tool_call>") and name not in properties:
-        return None  # the text ends within a name
-    call = None if "<arg_key>" in name else _call(name, {})
-    return None if call is None else [call]
-
+_LONGCAT_TAGS = TagFormat(
+    opening=re.compile(
+        r"<longcat_arg_key>([^<]{1,256})</longcat_arg_key>\s{0,32}<longcat_arg_value>"
+    ),
+    value_endings=("</longcat_arg_value>",),
+    endings=("</longcat_tool_call>",),
+)
+_DSML = "\uff5cDSML\uff5c"
 
 _MISTRAL = r"([\w.-]{1,256})\s{0,32}(?:\[CALL_ID\]\w{1,64}\s{0,32})?(?:\[ARGS\])?\s{0,32}(?=\{)"
-
-
-def _read_mistral(text: str, _: Properties) -> list[ToolCall] | None:
-    """Parses a region with a list of calls, written by models with tokenizers before v11."""
-    body = text.removeprefix("[TOOL_CALLS]").strip()
-    return _all_calls(_listed(body)) if body.startswith(("[", "{")) else None
 
 
 def _deepseek(name: str) -> str:
@@ -199,65 +239,22 @@ def _deepseek(name: str) -> str:
 _CALL, _CALL_END = _deepseek("tool_call_begin"), _deepseek("tool_call_end")
 _CALLS, _CALLS_END = _deepseek("tool_calls_begin"), _deepseek("tool_calls_end")
 _SEP = _deepseek("tool_sep")
-
-
-def _read_llama(text: str, properties: Properties) -> list[ToolCall] | None:
-    found = _objects(text.strip().removeprefix("<|python_tag|>"), ";")
-    calls = [_call_of(value) for value in found or ()]
-    return _all_known(calls, properties)
-
-
-def _read_list(text: str, properties: Properties) -> list[ToolCall] | None:
-    return _all_known(_listed(text.strip()), properties)
-
-
-def _listed(text: str) -> list[ToolCall | None]:
-    """The calls of a JSON list, or of its rest after some call; None for entries that are not
-    calls."""
-    values = _objects(text.removeprefix("[").removesuffix("]"), ",")
-    return [_call_of(value) for value in values or ()]
-
-
-def _read_pythonic(text: str, properties: Properties) -> list[ToolCall] | None:
-    body = text.strip().removeprefix("<|python_start|>").removesuffix("<|python_end|>").strip()
-    if len(body) > MAX_PYTHON or not body.startswith("["):
-        return None
-    try:
-        parsed = ast.parse(body, mode="eval").body
-        calls = [_python_call(node) for node in getattr(parsed, "elts", ())]
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-        return None
-    return _all_known(calls, properties)
-
-
-def _python_call(node: ast.expr) -> ToolCall | None:
-    """The call in a Python expression; None if it is not a call. Raises ValueError for arguments
-    that are not literals."""
-    if not isinstance(node, ast.Call) or node.args:
-        return None
-    arguments = {}
-    for keyword in node.keywords:
-        if keyword.arg is None:
-            return None
-        arguments[keyword.arg] = ast.literal_eval(keyword.value)
-    return _call(ast.unparse(node.func), arguments)
-
+_HERMES = '{"name": "NAME", "arguments": '
 
 FORMATS: Mapping[str, ToolFormat] = {
     made.name: made
     for made in (
-        ToolFormat(
-            name="hermes",
-            read=_read_hermes,
-            begun=re.compile(r"<tool_call>\s{0,32}" + _JSON_CALL),
-            rest=_ENVELOPE,
-            regions=(("<tool_call>", "</tool_call>"),),
-            before='<tool_call>\n{"name": "NAME", "arguments": ',
+        # Hermes, Qwen, Granite 4, ERNIE 4.5, EXAONE 4 (vLLM: hermes, granite4, ernie45).
+        json_format(
+            "hermes",
+            "<tool_call>",
+            "</tool_call>",
+            before=f"<tool_call>\n{_HERMES}",
             after="}\n</tool_call>",
         ),
-        ToolFormat(
+        ToolFormat(  # Qwen3-Coder, Qwen3.5 (vLLM: qwen3_coder)
             name="qwen3_coder",
-            read=_read_nothing,
+            read=read_nothing,
             begun=re.compile(rf"(?:<tool_call>)?[^<]{{0,64}}<function={_TAG_NAME}>"),
             arguments=partial(TaggedArguments, _QWEN_TAGS),
             more=re.compile(r"\s{0,32}</function>[^<]{0,64}(?=<function=)"),
@@ -268,9 +265,18 @@ FORMATS: Mapping[str, ToolFormat] = {
             after="\n</function>\n</tool_call>",
             style="qwen_xml",
         ),
-        ToolFormat(
+        ToolFormat(  # vLLM: seed_oss. Its values are not on lines of their own.
+            name="seed_oss",
+            read=read_nothing,
+            begun=re.compile(rf"<seed:tool_call>\s{{0,32}}<function={_TAG_NAME}>"),
+            arguments=partial(TaggedArguments, _SEED_TAGS),
+            more=re.compile(r"\s{0,32}</function>\s{0,32}(?=<function=)"),
+            rest=re.compile(r"\s*+(?:</function>)?\s*+"),
+            regions=(("<seed:tool_call>", "</seed:tool_call>"),),
+        ),
+        ToolFormat(  # GLM 4.5 to 5 (vLLM: glm45, glm47)
             name="glm45",
-            read=_read_glm,
+            read=read_named("<tool_call>", "</tool_call>"),
             begun=re.compile(rf"<tool_call>\s{{0,32}}{_TAG_NAME}\s{{0,32}}(?=<arg_key>)"),
             arguments=partial(TaggedArguments, _GLM_TAGS),
             regions=(("<tool_call>", "</tool_call>"),),
@@ -279,9 +285,123 @@ FORMATS: Mapping[str, ToolFormat] = {
             after="</tool_call>",
             style="glm_xml",
         ),
+        # LongCat-Flash-Chat (vLLM: longcat; SGLang: longcat).
+        json_format(
+            "longcat",
+            "<longcat_tool_call>",
+            "</longcat_tool_call>",
+            before=f"<longcat_tool_call>\n{_HERMES}",
+            after="}\n</longcat_tool_call>",
+        ),
+        ToolFormat(  # LongCat-Flash-Lite and -Thinking-2601, by their chat template
+            name="longcat_xml",
+            read=read_named("<longcat_tool_call>", "</longcat_tool_call>"),
+            begun=re.compile(
+                rf"<longcat_tool_call>\s{{0,32}}{_TAG_NAME}\s{{0,32}}(?=<longcat_arg_key>)"
+            ),
+            arguments=partial(TaggedArguments, _LONGCAT_TAGS),
+            regions=(("<longcat_tool_call>", "</longcat_tool_call>"),),
+            inner=(
+                *("<longcat_arg_key>", "</longcat_arg_key>"),
+                *("<longcat_arg_value>", "</longcat_arg_value>"),
+            ),
+        ),
+        # MiniMax M2 (vLLM: minimax_m2).
+        _invoke_format("minimax_m2", "", "minimax:tool_call"),
+        # DeepSeek V3.2, and V4 with its own wrapper (vLLM: deepseek_v32, deepseek_v4).
+        _invoke_format("deepseek_v32", _DSML, f"{_DSML}function_calls", f"{_DSML}tool_calls"),
+        ToolFormat(  # Kimi K2, K2.5 (vLLM: kimi_k2)
+            name="kimi_k2",
+            read=read_nothing,
+            begun=re.compile(
+                r"<\|tool_call_begin\|>\s{0,32}(?:functions\.)?([^<>{`\s:]{1,256})(?::\d{1,9})?"
+                r"\s{0,32}<\|tool_call_argument_begin\|>\s{0,32}(?=\{)"
+            ),
+            regions=(("<|tool_call_begin|>", "<|tool_call_end|>"),),
+            dropped=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+            inner=("<|tool_call_argument_begin|>",),
+            ids="indexed",
+        ),
+        ToolFormat(  # Gemma 4 (vLLM: gemma4)
+            name="gemma4",
+            read=read_nothing,
+            begun=re.compile(rf"<\|tool_call>\s{{0,32}}call:{_TAG_NAME}\s{{0,32}}(?=\{{)"),
+            arguments=lambda _: GemmaArguments(),
+            regions=(("<|tool_call>", "<tool_call|>"),),
+            inner=('<|"|>',),
+        ),
+        # Granite 3 (vLLM: granite).
+        json_format("granite", "<|tool_call|>", ""),
+        # Command R7B, Command A (vLLM: cohere_command3).
+        json_format("command", "<|START_ACTION|>", "<|END_ACTION|>"),
+        # Hunyuan A13B and dense models (vLLM: hunyuan_a13b).
+        json_format(
+            "hunyuan",
+            "<tool_calls>",
+            "</tool_calls>",
+            around=("<tool_calls>[", "]</tool_calls>"),
+            before=_HERMES,
+            after="}",
+            separator=", ",
+        ),
+        # InternLM 2 and 3 (vLLM: internlm); `<|plugin|>` distinguishes functions from code.
         ToolFormat(
+            name="internlm",
+            read=read_json("<|action_start|>", "<|action_end|>", "<|plugin|>"),
+            begun=re.compile(rf"<\|action_start\|>\s{{0,32}}<\|plugin\|>\s{{0,32}}{_JSON_CALL}"),
+            rest=_ENVELOPE,
+            regions=(("<|action_start|>", "<|action_end|>"),),
+            inner=("<|plugin|>",),
+        ),
+        # Phi-4-mini, by its model card; `functools` is written with vLLM's chat template
+        # (phi4_mini_json), whose calls have no closing marker.
+        ToolFormat(
+            name="phi4_mini",
+            read=read_json("<|tool_call|>", "<|/tool_call|>", "functools"),
+            begun=re.compile(
+                rf"(?:<\|tool_call\|>|functools(?=\[))?\s{{0,32}}\[?\s{{0,32}}{_JSON_CALL}"
+            ),
+            more=_NEXT,
+            rest=_ENVELOPE,
+            regions=(("<|tool_call|>", "<|/tool_call|>"), ("functools[", "")),
+        ),
+        # Nemotron (vLLM: nemotron_json).
+        json_format(
+            "nemotron",
+            "<TOOLCALL>",
+            "</TOOLCALL>",
+            around=("<TOOLCALL>[", "]</TOOLCALL>"),
+            before=_HERMES,
+            after="}",
+            separator=", ",
+        ),
+        ToolFormat(  # Apertus (vLLM: apertus)
+            name="apertus",
+            read=read_keyed("<|tools_prefix|>", "<|tools_suffix|>"),
+            begun=re.compile(
+                r"(?:<\|tools_prefix\|>)?\s{0,32}\[?\s{0,32}\{\s{0,32}"
+                + _QUOTED_NAME
+                + r"\s{0,32}:\s{0,32}(?=\{)"
+            ),
+            more=_NEXT,
+            rest=re.compile(r"\s*+\}?\s*+\]?\s*+"),
+            regions=(("<|tools_prefix|>", "<|tools_suffix|>"),),
+        ),
+        ToolFormat(  # Solar Open (vLLM: solar_open)
+            name="solar_open",
+            read=read_nothing,
+            begun=re.compile(
+                r"<\|tool_call:begin\|>\s{0,32}[\w-]{0,64}\s{0,32}<\|tool_call:name\|>"
+                + _TAG_NAME
+                + r"\s{0,32}<\|tool_call:args\|>\s{0,32}(?=\{)"
+            ),
+            regions=(("<|tool_call:begin|>", "<|tool_call:end|>"),),
+            dropped=("<|begin|>assistant<|tool_calls|>", "<|tool_calls|>", "<|calls|>"),
+            inner=("<|tool_call:name|>", "<|tool_call:args|>"),
+        ),
+        ToolFormat(  # Llama 3 (vLLM: llama3_json)
             name="llama3_json",
-            read=_read_llama,
+            read=read_checked("<|python_tag|>", ";"),
             begun=re.compile(r"\s{0,32}(?:<\|python_tag\|>)?\s{0,32}" + _JSON_CALL),
             more=re.compile(r"\s{0,32}\}\s{0,32};\s{0,32}(?=\{)"),
             rest=_ENVELOPE,
@@ -292,15 +412,31 @@ FORMATS: Mapping[str, ToolFormat] = {
             after="}",
             separator="; ",
         ),
-        ToolFormat(
+        ToolFormat(  # Llama 3.2 and 4, LFM2 (vLLM: pythonic, llama4_pythonic, lfm2)
             name="pythonic",
-            read=_read_pythonic,
-            regions=(("<|python_start|>", "<|python_end|>"),),
+            read=read_pythonic,
+            regions=(
+                ("<|python_start|>", "<|python_end|>"),
+                ("<|tool_call_start|>", "<|tool_call_end|>"),
+            ),
             leading="[",
         ),
-        ToolFormat(
+        ToolFormat(  # GLM-4, by its chat template: a message for a function has its name
+            name="glm4",
+            read=read_nothing,
+            begun=re.compile(rf"\s{{0,32}}{_NAME}\n\s{{0,32}}(?=\{{)"),
+            is_checked=True,
+            has_leading_name=True,
+        ),
+        ToolFormat(  # OLMo 3 (vLLM: olmo3)
+            name="olmo3",
+            read=read_python_lines("<function_calls>", "</function_calls>"),
+            regions=(("<function_calls>", "</function_calls>"),),
+        ),
+        ToolFormat(  # vLLM: mistral
             name="mistral",
-            read=_read_mistral,
+            # Lists of calls are written by models with tokenizers before v11.
+            read=read_json("[TOOL_CALLS]"),
             begun=re.compile(
                 rf"(?:\[TOOL_CALLS\])?\s{{0,32}}(?:\[?\s{{0,32}}{_JSON_CALL}|{_MISTRAL})"
             ),
@@ -308,11 +444,11 @@ FORMATS: Mapping[str, ToolFormat] = {
             rest=_ENVELOPE,
             regions=(("[TOOL_CALLS]", ""),),
             inner=("[ARGS]", "[CALL_ID]"),
-            short_ids=True,
+            ids="short",
         ),
-        ToolFormat(
+        ToolFormat(  # DeepSeek V3, R1 and V3.1 (vLLM: deepseek_v3, deepseek_v31)
             name="deepseek_v31",
-            read=_read_nothing,
+            read=read_nothing,
             begun=re.compile(
                 rf"{_CALL}\s{{0,32}}(?:function{_SEP}{_TAG_NAME}\s{{0,32}}```json|{_TAG_NAME}{_SEP})"
                 r"\s{0,32}(?=\{)"
@@ -327,10 +463,10 @@ FORMATS: Mapping[str, ToolFormat] = {
             separator="",
         ),
         # Parsed by `HarmonyParser`. Grammars do not generate its markers, which are special tokens.
-        ToolFormat(name="harmony", read=_read_nothing, has_single_calls=True),
+        ToolFormat(name="harmony", read=read_nothing, has_single_calls=True),
         ToolFormat(
             name="json",
-            read=_read_list,
+            read=read_checked("", ","),
             begun=re.compile(r"\s{0,32}\[?\s{0,32}" + _JSON_CALL),
             more=_NEXT,
             rest=_ENVELOPE,
@@ -347,14 +483,34 @@ FORMATS: Mapping[str, ToolFormat] = {
 
 _SIGNS = (
     ("<|channel|>analysis<|message|>", "harmony"),
+    (_DSML, "deepseek_v32"),
     ("tool▁call▁begin", "deepseek_v31"),
     ("[TOOL_CALLS]", "mistral"),
+    ("<|tool_call_argument_begin|>", "kimi_k2"),
+    ("tool_declare<|im_middle|>", "kimi_k2"),  # K2's first template, without calls in history
+    ("<minimax:tool_call>", "minimax_m2"),
+    ("<seed:tool_call>", "seed_oss"),
+    ("<longcat_arg_key>", "longcat_xml"),
+    ("<longcat_tool_call>", "longcat"),
     ("<function=", "qwen3_coder"),
     ("<arg_key>", "glm45"),
+    ("<|tool_call>call:", "gemma4"),
+    ("<|START_ACTION|>", "command"),
+    ("<|tools_prefix|>", "apertus"),
+    ("<|tool_call:begin|>", "solar_open"),
+    ("<|action_start|>", "internlm"),
+    ("<|/tool|>", "phi4_mini"),
+    ("functools[", "phi4_mini"),
+    ("<|tool_call|>", "granite"),
+    ("<tool_calls>", "hunyuan"),
+    ("<TOOLCALL>", "nemotron"),
     ("<tool_call>", "hermes"),
+    ("<function_calls>", "olmo3"),
     ("<|python_start|>", "pythonic"),
+    ("<|tool_call_start|>", "pythonic"),
     ("[func_name1(", "pythonic"),
     ("<|python_tag|>", "llama3_json"),
+    ("<|observation|>", "glm4"),
     ('"parameters": dictionary of argument name', "llama3_json"),
 )
 """Texts in chat templates that indicate a format, in order of precedence."""
@@ -363,62 +519,3 @@ _SIGNS = (
 def format_of(template: str) -> ToolFormat | None:
     """The tool call format of a chat template (Jinja source); None if it is unknown."""
     return next((FORMATS[name] for sign, name in _SIGNS if sign in template), None)
-
-
-def _call(name: object, arguments: object) -> ToolCall | None:
-    if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME or name.split() != [name]:
-        return None
-    if not isinstance(arguments, dict):
-        return None
-    try:
-        return ToolCall(name, msgspec.json.encode(arguments).decode())
-    except (TypeError, ValueError, RecursionError):  # Python values that JSON cannot represent
-        return None
-
-
-def _call_of(value: object) -> ToolCall | None:
-    """The call in a JSON object with name and arguments; None for other values."""
-    if not isinstance(value, dict):
-        return None
-    arguments = value.get("arguments", value.get("parameters"))
-    if arguments is None:
-        arguments = {}
-    if isinstance(arguments, str):
-        try:
-            arguments = msgspec.json.decode(arguments)
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
-            return None
-    return _call(value.get("name"), arguments)
-
-
-def _all_known(calls: Sequence[ToolCall | None], properties: Properties) -> list[ToolCall] | None:
-    """The calls if there are any and all functions are known; else None."""
-    made = _all_calls(calls)
-    return made if made and all(call.name in properties for call in made) else None
-
-
-def _all_calls(calls: Sequence[ToolCall | None]) -> list[ToolCall] | None:
-    """The calls if there are any and all are valid; else None."""
-    made = [call for call in calls if call is not None]
-    return made if made and len(made) == len(calls) else None
-
-
-def _objects(text: str, separator: str) -> list[Any] | None:
-    """The JSON values of a text, between separators; an incomplete last one is omitted.
-
-    Strings may contain unescaped line breaks, as models often write them.
-    """
-    values: list[Any] = []
-    decoder, at = json.JSONDecoder(strict=False), 0
-    text = text.strip()
-    while at < len(text):
-        try:
-            value, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            return values if values and text[at] == "{" else None
-        values.append(value)
-        at = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing as well
-        if at < len(text) and not (separator and text.startswith(separator, at)):
-            return None
-        at = _SPACE.match(text, at + len(separator)).end()  # type: ignore[union-attr]
-    return values

@@ -78,6 +78,11 @@ class JsonObject:
         return "".join(_CLOSINGS[opening] for opening in reversed(self._open))
 
     @property
+    def is_at_name(self) -> bool:
+        """Whether the next token can only be a member's name, or the end of the object."""
+        return self._awaited in ("key", "first key") and not self._in_text
+
+    @property
     def is_in_value(self) -> bool:
         """Whether the text ends within a string that is a value."""
         return self._in_text and self._awaited in ("value", "first value")

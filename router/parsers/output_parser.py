@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from router.parsers.arguments import Arguments
-from router.parsers.formats import Properties, ToolFormat
+from router.parsers.calls import Properties
+from router.parsers.formats import ToolFormat
+from router.parsers.thoughts import ThoughtFormat
 
 SLICE = 4096
 """Characters parsed at a time, since the remainder is copied after each marker."""
@@ -47,39 +48,6 @@ class CallArguments(NamedTuple):
 Piece = Thought | Content | Call | CallArguments
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ThoughtFormat:
-    """A model family's markers of reasoning."""
-
-    name: str
-    """Name in `--reasoning-parser`."""
-    opening: str
-    closing: str
-    sign: str
-    """Text in chat templates that indicates this format."""
-
-
-THOUGHTS = {
-    made.name: made
-    for made in (
-        ThoughtFormat(
-            name="harmony",
-            opening="<|channel|>analysis<|message|>",
-            closing="<|end|>",
-            sign="<|channel|>analysis<|message|>",
-        ),
-        ThoughtFormat(name="think", opening="<think>", closing="</think>", sign="</think>"),
-        ThoughtFormat(name="mistral", opening="[THINK]", closing="[/THINK]", sign="[/THINK]"),
-    )
-}
-"""Reasoning formats by name."""
-
-
-def thoughts_of(template: str) -> ThoughtFormat | None:
-    """The reasoning format of a chat template (Jinja source); None if it has none."""
-    return next((made for made in THOUGHTS.values() if made.sign in template), None)
-
-
 State = Literal["thought", "content", "call", "arguments", "called"]
 """State of the parser. Within a region of calls it is `call` before the arguments of a call,
 `arguments` within them, and `called` after them."""
@@ -109,7 +77,9 @@ class OutputParser:
         "_closing",
         "_has_content",
         "_is_after_marker",
+        "_is_answer",
         "_is_leading",
+        "_leading",
         "_may_mark",
         "_properties",
         "_scanned",
@@ -134,10 +104,14 @@ class OutputParser:
         self._thoughts = thoughts
         self._tools = tools
         self._properties = properties
+        self._leading = _leading(tools, properties)
+        """Starts of texts that may be calls as a whole."""
         self._single_call = single_call
         self._state: State = "thought" if is_thinking else "content"
         self._closing = ""
         """Closing marker of the current region; empty for none."""
+        self._is_answer = False
+        """Whether there has been a marker before the answer."""
         self._is_leading = False
         """Whether the current region is the entire text, without an opening marker."""
         self._before = ""
@@ -247,10 +221,12 @@ class OutputParser:
 
     def _begins_as_calls(self) -> bool:
         """Whether the entire text may be calls without a marker, by its first character."""
-        leading = self._tools.leading if self._tools is not None else ""
-        if not leading or self._state != "content" or self._has_content or self.num_calls:
-            return False
-        return self._buffer.lstrip().startswith(leading)
+        return self._may_lead() and self._buffer.lstrip().startswith(self._leading)
+
+    def _may_lead(self) -> bool:
+        """Whether calls without a marker may begin here: before any content and call."""
+        is_first = self._state == "content" and not self._has_content and not self.num_calls
+        return is_first and bool(self._leading)
 
     def _watched(self) -> tuple[str, ...]:
         """Markers that are recognized in the current state."""
@@ -263,17 +239,18 @@ class OutputParser:
             watched += self._tools.dropped
         if self._thoughts is not None:
             if self._state == "thought":
-                watched += (self._thoughts.closing,)
+                watched += self._thoughts.closings
             elif self._may_begin_thought():
-                watched += (self._thoughts.opening, self._thoughts.closing)
+                watched += self._thoughts.markers
+            elif self._is_answer:
+                watched += (self._thoughts.answer_closing,)
         return watched
 
     def _may_begin_thought(self) -> bool:
         """Whether the buffer may start with a marker of reasoning, and there was no content."""
         if self._has_content or self._thoughts is None:
             return False
-        begun = self._buffer.lstrip()
-        markers = (self._thoughts.opening, self._thoughts.closing)
+        begun, markers = self._buffer.lstrip(), self._thoughts.markers
         return begun.startswith(markers) or any(marker.startswith(begun) for marker in markers)
 
     def _markers(self) -> tuple[str, ...]:
@@ -282,7 +259,7 @@ class OutputParser:
         if self._tools is not None:
             markers += self._tools.dropped
         if self._thoughts is not None:
-            markers += (self._thoughts.opening, self._thoughts.closing)
+            markers += self._thoughts.markers
         return markers
 
     def _openings(self) -> tuple[str, ...]:
@@ -302,6 +279,10 @@ class OutputParser:
 
     def _num_pending(self) -> int:
         """Number of characters at the end of the buffer that may start a marker."""
+        if self._may_lead():
+            begun = self._buffer.lstrip()
+            if begun and any(leading.startswith(begun) for leading in self._leading):
+                return len(self._buffer)
         watched = self._watched()
         for count in range(min(self._longest(), len(self._buffer)), 0, -1):
             if any(marker.startswith(self._buffer[-count:]) for marker in watched):
@@ -318,10 +299,13 @@ class OutputParser:
         if marker in closings:
             self._state, self._closing, self._buffer = "call", closings[marker], rest
             self._is_leading, self._scanned, self._before = False, len(marker), ""
-        elif self._thoughts is not None and marker == self._thoughts.opening:
+        elif self._thoughts is not None and marker in self._thoughts.openings:
             self._state = "thought"
         else:
             self._state = "content"
+            self._is_answer |= (
+                self._thoughts is not None and marker in self._thoughts.answer_openings
+            )
 
     def _begun(self, limit: int) -> list[Piece]:
         """Starts the arguments of a call at the start of the region; empty if there is none.
@@ -412,3 +396,12 @@ class OutputParser:
         else:
             self._has_content = True
             yield Content(body)
+
+
+def _leading(tools: ToolFormat | None, properties: Properties) -> tuple[str, ...]:
+    """Starts of texts that may be calls as a whole, without markers."""
+    if tools is None:
+        return ()
+    if tools.has_leading_name:
+        return tuple(f"{name}\n" for name in properties)
+    return (tools.leading,) if tools.leading else ()

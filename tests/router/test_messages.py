@@ -198,8 +198,23 @@ def test_ids_of_calls_are_what_the_template_takes() -> None:
         *({"role": "tool", "tool_call_id": call["id"], "content": "7"} for call in called),
     ]
     assert chat_messages(messages, None)[1]["tool_call_id"] == called[0]["id"]
-    assistant, *answers = chat_messages(messages, None, short_ids=True)
+    assistant, *answers = chat_messages(messages, None, ids="short")
     ids = [call["id"] for call in assistant["tool_calls"]]
     assert [answer["tool_call_id"] for answer in answers] == ids
     assert ids[1] == "Ab3456789"
     assert re.fullmatch("[A-Za-z0-9]{9}", ids[0])
+    _, *answers = chat_messages(messages * 2, None, ids="indexed")
+    answered = [m["tool_call_id"] for m in answers if m["role"] == "tool"]
+    assert answered == [f"functions.f:{index}" for index in range(4)]
+
+
+@pytest.mark.parametrize(
+    "written", ["'' + given + '}'", "given + '}'", "given ~ '}'", "given|string + '}'"]
+)
+def test_templates_that_print_arguments_print_json(written: str) -> None:
+    call = {"id": "a", "function": {"name": "f", "arguments": '{"a": [true, null, "ü"]}'}}
+    messages = chat_messages([{"role": "assistant", "tool_calls": [call]}], None)
+    given = "{% set given = messages[0].tool_calls[0].function.arguments %}"
+    for source in (written, "given|tojson + '}'"):
+        template = ChatTemplate(f"{given}{{{{ {source} }}}}", {})
+        assert template.render(messages) == '{"a": [true, null, "ü"]}}'

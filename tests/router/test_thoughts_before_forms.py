@@ -13,7 +13,7 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from tests.support.router.agent import agent_rig, build_agent
+from tests.support.router.agent import agent_rig, build_agent, prompt_of
 from tests.support.router.rig import Rig
 from worker.protocol.structured import ThoughtTokens
 from worker.protocol.text.tokenizer import Tokenizer, load_tokenizer
@@ -159,6 +159,32 @@ async def test_without_a_form_there_is_nothing_to_wait_for(thinker: Rig) -> None
     message = await message_of(thinker, reasoning_effort="high", tools=[NOW])
     assert message["content"] == "so"
     assert thought_of(thinker) is None
+
+
+@pytest.mark.parametrize("form", [{}, FORMS[0]], ids=["free", "format"])
+async def test_a_budget_is_one_of_tokens(thinker: Rig, form: dict[str, Any]) -> None:
+    thinker.answer = "hm</think>{}"
+    await message_of(thinker, reasoning_effort="high", thinking_token_budget=7, **form)
+    thought = thought_of(thinker)
+    assert thought is not None
+    assert (thought.budget, thought.is_open) == (7, True)
+    for fields in ({}, {"max_tokens": 8, "thinking_token_budget": 7}):
+        await message_of(thinker, reasoning_effort="high", **fields, **form)
+        thought = thought_of(thinker)
+        assert (thought is None) == (not form)
+        assert thought is None or thought.budget is None
+
+
+async def test_a_template_may_read_the_budget(
+    thinking_model: tuple[Path, Tokenizer], tmp_path: Path
+) -> None:
+    """As Seed-OSS's, where 0 disables reasoning."""
+    budget = "{{ '<think>\n' }}{{ thinking_budget }}"
+    async with edited(thinking_model[0], tmp_path, "{{ '<think>\n' }}", budget) as rig:
+        rig.answer = "x"
+        for fields, shown in (({"thinking_token_budget": 512}, "512"), ({}, "")):
+            await message_of(rig, reasoning_effort="high", **fields)
+            assert prompt_of(rig).endswith(f"<think>\n{shown}")
 
 
 async def test_strict_functions_hold_calls_to_their_schemas(thinker: Rig) -> None:

@@ -191,6 +191,8 @@ def _unsuited(limits: Limits, sampling: SamplingParams) -> Problem | None:
         "min_tokens": sampling.min_tokens > 0,
         "logprobs": sampling.logprobs is not None,
         "prompt_logprobs": sampling.prompt_logprobs is not None,
+        "thinking_token_budget": sampling.thought is not None
+        and sampling.thought.budget is not None,
     }
     for name, is_asked_for in problems.items():
         if is_asked_for:

@@ -81,6 +81,12 @@ class Submit(msgspec.Struct, kw_only=True, omit_defaults=True):
     traceparent: str = ""
     """W3C trace context of the gateway's span; empty if the request is not traced."""
 
+    @property
+    def is_guided(self) -> bool:
+        """Whether tokens are masked: by a grammar, or to end reasoning that reaches its maximum."""
+        thought = self.sampling.thought
+        return bool(self.grammar) or (thought is not None and thought.budget is not None)
+
 
 class Abort(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Abort of a request in any state. Unknown ids are ignored: it may have just finished."""

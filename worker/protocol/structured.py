@@ -69,7 +69,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
 
 
 class ThoughtTokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Tokens around reasoning that precedes the structured part of a completion."""
+    """Tokens around reasoning that is limited, or precedes the structured part of a completion."""
 
     opening: int
     """Token that begins reasoning."""
@@ -77,5 +77,9 @@ class ThoughtTokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Token that ends reasoning; the structured part begins after it."""
     before: tuple[int, ...] = ()
     """Tokens that must directly precede `closing` for it to end the reasoning."""
+    leading: tuple[int, ...] = ()
+    """Tokens before `before` if the end of reasoning is enforced."""
+    budget: int | None = None
+    """Maximum tokens of reasoning, without those that begin and end it; None for no maximum."""
     is_open: bool = False
     """Whether the prompt ends within reasoning; otherwise the first token may begin it."""

@@ -188,7 +188,7 @@ class CompletionRoutes:
             body=body,
             account=account,
             arrived_at=arrived_at,
-            checked=_thinking(checked, parsing),
+            checked=_thinking(checked, parsing, body.thinking_token_budget),
             prompts=[prompt],
             parsing=parsing,
         )
@@ -455,24 +455,37 @@ def _has_form(body: ChatRequest) -> bool:
     )
 
 
-def _thinking(checked: CheckedParams, parsing: OutputParsing | None) -> CheckedParams:
+def _thinking(
+    checked: CheckedParams, parsing: OutputParsing | None, budget: int | None
+) -> CheckedParams:
     """Adds what the model's dialect of reasoning requires of sampling.
 
-    With structured output that is the reasoning that may precede it; otherwise the tokens that end
-    a completion of the dialect.
+    With structured output or a budget that is the reasoning that may precede it; for free text the
+    tokens that end a completion of the dialect.
+
+    Args:
+        checked: the parameters.
+        parsing: how reasoning is parsed; None if it is not.
+        budget: maximum tokens of reasoning; None for no maximum.
     """
     sampling = checked.feasibility.sampling
     if parsing is None or parsing.dialect.thoughts is None:
         return checked
+    changes: dict[str, object] = {}
     if sampling.structured_outputs is None:
         stops = tuple({*sampling.stop_token_ids, *parsing.dialect.stop_token_ids})
-        if len(stops) == len(sampling.stop_token_ids):
-            return checked
-        return replace(checked, feasibility=checked.feasibility.amended(stop_token_ids=stops))
+        if len(stops) != len(sampling.stop_token_ids):
+            changes["stop_token_ids"] = stops
+    if budget is not None and sampling.max_tokens is not None:
+        budget = budget if budget + 1 < sampling.max_tokens else None  # it would end anyway
     tokens = parsing.dialect.thought_tokens
-    assert tokens is not None
-    thought = msgspec.structs.replace(tokens, is_open=parsing.is_thinking)
-    return replace(checked, feasibility=checked.feasibility.amended(thought=thought))
+    if tokens is not None and (sampling.structured_outputs is not None or budget is not None):
+        changes["thought"] = msgspec.structs.replace(
+            tokens, is_open=parsing.is_thinking, budget=budget
+        )
+    if not changes:
+        return checked
+    return replace(checked, feasibility=checked.feasibility.amended(**changes))
 
 
 def _feasible(

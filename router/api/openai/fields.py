@@ -102,7 +102,7 @@ REFUSED: dict[str, UnsupportedField] = {
     "repetition_detection": UnsupportedField(instead="use repetition_penalty"),
     "return_prompt_text": UnsupportedField((False,), "use return_token_ids"),
     "return_token_offsets": UnsupportedField((False,), "use return_token_ids"),
-    "thinking_token_budget": UnsupportedField(instead="use max_completion_tokens"),
+    "thinking_token_budget": UnsupportedField(instead="use /v1/chat/completions"),
     "truncation_side": UnsupportedField(("left",), "only truncation on the left is supported"),
     "use_beam_search": UnsupportedField((False,)),
     "vllm_xargs": UnsupportedField(({},)),

@@ -14,7 +14,7 @@ import msgspec
 
 from router.api.openai.values import check_num_values
 from router.errors import ApiError, bad_request
-from router.parsers import mended
+from router.parsers import CallIds, mended
 from worker.protocol.text.chat_template import ChatTemplate
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -32,7 +32,7 @@ def chat_messages(
     messages: Sequence[Mapping[str, Any]],
     template: ChatTemplate | None,
     *,
-    short_ids: bool = False,
+    ids: CallIds = "any",
     single_calls: bool = False,
 ) -> list[dict[str, Any]]:
     """Converts messages to the form that chat templates expect.
@@ -47,7 +47,7 @@ def chat_messages(
     Args:
         messages: the client's messages.
         template: the model's chat template; None for none.
-        short_ids: whether call ids must be nine letters and digits; other ids are replaced.
+        ids: form of call ids that the template supports; other ids are replaced.
         single_calls: whether the template supports only one call per message and no content beside
             a call and reasoning: each call then becomes a message followed by its result, and
             content becomes reasoning.
@@ -63,8 +63,10 @@ def chat_messages(
     if assistants:
         _make_calls(assistants)
         _name_answers(made)
-        if short_ids:
+        if ids == "short":
             _shorten_ids(made)
+        elif ids == "indexed":
+            _index_ids(made)
         names = () if template is None else template.fields(*REASONING_FIELDS)
         for index, message in assistants:
             _rename_reasoning(index, message, names)
@@ -130,6 +132,20 @@ def _call(index: int, place: int, call: Any) -> dict[str, Any]:
     return {**call, "function": {**function}}
 
 
+class _Arguments(dict[str, Any]):
+    """Arguments of a call, which are JSON in templates that print them or add them to a text, as
+    those of InternLM, Apertus and Phi-4-mini do."""
+
+    def __str__(self) -> str:
+        return json.dumps(self, ensure_ascii=False)
+
+    def __radd__(self, text: object) -> str:
+        return f"{text}{self}" if isinstance(text, str) else NotImplemented
+
+    def __add__(self, text: object) -> str:
+        return f"{self}{text}" if isinstance(text, str) else NotImplemented
+
+
 def _arguments(arguments: Any) -> dict[str, Any]:
     """Arguments of a call as an object.
 
@@ -138,9 +154,9 @@ def _arguments(arguments: Any) -> dict[str, Any]:
     argument.
     """
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
-        return {}
+        return _Arguments()
     given = _decoded(arguments) if isinstance(arguments, str) else arguments
-    return given if isinstance(given, dict) else {"arguments": given}
+    return _Arguments(given if isinstance(given, dict) else {"arguments": given})
 
 
 def _decoded(text: str) -> Any:
@@ -173,6 +189,22 @@ def _shorten_ids(messages: Sequence[dict[str, Any]]) -> None:
                 call["id"] = _short_id(call_id)
         if isinstance(answered := message.get("tool_call_id"), str):
             message["tool_call_id"] = _short_id(answered)
+
+
+def _index_ids(messages: Sequence[dict[str, Any]]) -> None:
+    """Replaces call ids by `functions.NAME:INDEX`, with the call's index in the chat."""
+    made: dict[str, str] = {}
+    num_calls = 0
+    for message in messages:
+        for call in message.get("tool_calls", ()) if message["role"] == "assistant" else ():
+            indexed = f"functions.{call['function']['name']}:{num_calls}"
+            num_calls += 1
+            if isinstance(call_id := call.get("id"), str):
+                made[call_id] = indexed
+            call["id"] = indexed
+        answered = message.get("tool_call_id")
+        if isinstance(answered, str) and answered in made:
+            message["tool_call_id"] = made[answered]
 
 
 def _with_single_calls(

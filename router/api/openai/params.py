@@ -12,7 +12,7 @@ from router.api.openai.protocol import ChatRequest, CommonRequest, CompletionReq
 from router.api.openai.structured import structured_outputs
 from router.api.openai.tools import ToolUse, tool_use
 from router.errors import bad_request
-from router.parsers import THINKING_SWITCHES, Dialect
+from router.parsers import BUDGET_VARIABLE, THINKING_SWITCHES, Dialect
 from router.tokens.encoder import ChatPrompt
 from worker.protocol.analyzed import analyzed
 from worker.protocol.diffusion import DiffusionParams
@@ -221,10 +221,13 @@ def template_arguments(request: ChatRequest, template: ChatTemplate | None) -> d
             )
         values = {**values, "documents": request.documents}
     effort = request.reasoning_effort
+    budget = 0 if effort == "none" else request.thinking_token_budget
+    if budget is not None and template is not None and template.reads(BUDGET_VARIABLE):
+        values = {BUDGET_VARIABLE: budget, **values}
     if effort is None or template is None:
         return values
     thinks = effort != "none"
-    if thinks and not template.reads("reasoning_effort", *THINKING_SWITCHES):
+    if thinks and not template.reads("reasoning_effort", BUDGET_VARIABLE, *THINKING_SWITCHES):
         raise bad_request(
             "this model's chat template does not support reasoning_effort: leave it out",
             "reasoning_effort",
@@ -248,7 +251,7 @@ def chat_prompt(
     messages = chat_messages(
         request.messages,
         template,
-        short_ids=dialect.short_ids,
+        ids=dialect.call_ids,
         single_calls=dialect.has_single_calls,
     )
     use = tool_use(request, dialect, template)

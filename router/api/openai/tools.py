@@ -119,9 +119,14 @@ def tool_use(body: ChatRequest, dialect: Dialect, template: ChatTemplate | None)
     choice, names = _choice(choice, functions)
     if choice == "none":
         return ToolUse()
-    if dialect.tools is None or template is None or not template.reads("tools"):
+    if template is None or not template.reads("tools"):
         raise bad_request(
             "this model's chat template does not support tools: leave them out", "tools"
+        )
+    if dialect.tools is None:
+        raise bad_request(
+            "tool calls are disabled on this server (--tool-call-parser none): leave tools out",
+            "tools",
         )
     allowed = frozenset(names)
     tools = [tool for tool in body.tools if tool["function"]["name"] in allowed]
@@ -202,7 +207,7 @@ def function_tool(
 
 def new_call_id(dialect: Dialect) -> str:
     """A new tool call id in the format that the model's chat template supports."""
-    if dialect.short_ids:
+    if dialect.call_ids == "short":
         return "".join(secrets.choice(_SHORT_ID) for _ in range(9))
     return f"call_{secrets.token_hex(12)}"
 

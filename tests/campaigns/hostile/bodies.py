@@ -64,6 +64,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "continue_final_message": st.booleans(),
     "documents": st.lists(st.dictionaries(texts, anything, max_size=2), max_size=2) | anything,
     "include_reasoning": st.booleans(),
+    "thinking_token_budget": st.integers(-1, 100),
     "reasoning_effort": st.sampled_from(["none", "low", "high"]),
     "logprobs": scalars | numbers | st.booleans(),
     "top_logprobs": numbers,

@@ -13,7 +13,7 @@ import torch
 from tests.support.effort import IS_LONG
 from tests.support.engines.engine_driver import Engine, Outcome
 from worker.protocol.sampling import SamplingParams
-from worker.protocol.structured import StructuredOutputsParams
+from worker.protocol.structured import StructuredOutputsParams, ThoughtTokens
 from worker.protocol.text.tokenizer import Tokenizer, load_tokenizer
 
 MODEL = "deploy/models/demo"
@@ -37,6 +37,8 @@ FORMS: list[dict[str, Any]] = [
     {"choice": ["yes", "no", "maybe so"]},
     {"grammar": 'root ::= digit ("+" digit){0,5}\ndigit ::= [0-9]'},
 ]
+THOUGHT = ThoughtTokens(opening=7, closing=9, is_open=True, budget=5)
+"""Reasoning of at most five tokens, which the prompt has begun."""
 EXTRAS: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 1.3},
@@ -74,6 +76,7 @@ def requests() -> list[tuple[dict[str, Any] | None, SamplingParams]]:
                 )
             )
         found.append((None, SamplingParams(max_tokens=40, seed=number, **extra)))
+        found.append((None, SamplingParams(max_tokens=40, seed=number, thought=THOUGHT, **extra)))
     return found
 
 
@@ -111,6 +114,17 @@ def test_every_output_conforms(outcomes: dict[str, list[Outcome]], tokenizer: To
         if form is not None:
             assert outcome.finish_reason == "stop", (form, text, outcome.error)
             assert conforms(form, text), (form, text)
+
+
+def test_reasoning_ends_at_its_budget(outcomes: dict[str, list[Outcome]]) -> None:
+    limited = [
+        outcome.token_ids
+        for (_, sampling), outcome in zip(requests(), outcomes["depth 1"], strict=True)
+        if sampling.thought is not None
+    ]
+    assert len(limited) == len(EXTRAS)
+    assert all(THOUGHT.closing in token_ids[:6] or len(token_ids) < 6 for token_ids in limited)
+    assert any(token_ids[5:6] == [THOUGHT.closing] for token_ids in limited)
 
 
 @pytest.mark.randomized  # with more of them

@@ -17,6 +17,7 @@ from worker.core.grammar.base import (
     GrammarError,
     GrammarFault,
     LoadedGrammar,
+    Matcher,
     shortened,
 )
 from worker.core.grammar.guidance_backend import GuidanceBackend
@@ -87,7 +88,7 @@ class GrammarStore:
             self._entries[compiled.key] = _Entry(compiled)
 
     def request(self, submit: Submit) -> None:
-        """Starts to create the matcher of a request with a grammar."""
+        """Starts to create the matcher of a request with a grammar or a thinking budget."""
         # The entry, not its key, since a later batch may drop it in the meantime.
         entry = self._entries.get(submit.grammar)
         self._begin(
@@ -152,6 +153,24 @@ class GrammarStore:
         thread.submit(run)
 
     def _create_state(self, entry: _Entry | None, submit: Submit) -> MatcherState:
+        tokens = array("i")
+        tokens.frombytes(submit.prompt)
+        matcher = self._matcher(entry) if submit.grammar else None
+        eos_token_ids, vocab_size = self._info.eos_token_ids, self._info.vocab_size
+        if (thought := submit.sampling.thought) is not None:
+            matcher = ThoughtMatcher(
+                matcher, thought, eos_token_ids=eos_token_ids, vocab_size=vocab_size
+            )
+        assert matcher is not None, "not a guided request"
+        return MatcherState(
+            matcher,
+            submit.sampling,
+            eos_token_ids=eos_token_ids,
+            vocab_size=vocab_size,
+            output=tokens[len(tokens) - submit.num_resumed :],
+        )
+
+    def _matcher(self, entry: _Entry | None) -> Matcher:
         if entry is None:
             raise GrammarFault("the grammar is missing in the batch")
         if entry.loaded is None:
@@ -160,21 +179,7 @@ class GrammarStore:
                 entry.loaded = backend.load(entry.compiled.payload)
             except GrammarError as error:  # the compiling process could load it
                 raise GrammarFault(str(error)) from error
-        tokens = array("i")
-        tokens.frombytes(submit.prompt)
-        matcher = entry.loaded()
-        eos_token_ids, vocab_size = self._info.eos_token_ids, self._info.vocab_size
-        if (thought := submit.sampling.thought) is not None:
-            matcher = ThoughtMatcher(
-                matcher, thought, eos_token_ids=eos_token_ids, vocab_size=vocab_size
-            )
-        return MatcherState(
-            matcher,
-            submit.sampling,
-            eos_token_ids=eos_token_ids,
-            vocab_size=vocab_size,
-            output=tokens[len(tokens) - submit.num_resumed :],
-        )
+        return entry.loaded()
 
     def _backend(self, name: str) -> GrammarBackend:
         backend = self._backends.get(name)

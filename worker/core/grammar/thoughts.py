@@ -1,28 +1,31 @@
-"""Matcher for reasoning models: free reasoning, then text that matches the grammar."""
+"""Matcher for reasoning models: reasoning, then free text or text that matches a grammar."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+import numpy as np
 
 from worker.core.grammar.base import Matcher, Words, words_of
 from worker.protocol.structured import ThoughtTokens
 
 
 class ThoughtMatcher:
-    """Matcher that allows any tokens during reasoning, followed by a grammar.
+    """Matcher of reasoning with a maximum number of tokens, followed by a grammar or free text.
 
-    End tokens are not allowed during reasoning, since the structured part would be missing.
+    Before a grammar, end tokens are not allowed during reasoning, since the structured part would
+    be missing. In reasoning that reaches its maximum, only the tokens that end it are allowed.
 
     Args:
-        matcher: matcher of the grammar, before its first token.
-        thought: tokens that begin and end reasoning.
+        matcher: matcher of the grammar, before its first token; None for free text.
+        thought: tokens that begin and end reasoning, and its maximum.
         eos_token_ids: the model's end tokens.
         vocab_size: number of tokens that can be sampled.
     """
 
     def __init__(
         self,
-        matcher: Matcher,
+        matcher: Matcher | None,
         thought: ThoughtTokens,
         *,
         eos_token_ids: Iterable[int],
@@ -30,17 +33,21 @@ class ThoughtMatcher:
     ) -> None:
         self._matcher = matcher
         self._thought = thought
-        self._thinking: Words = ~words_of(list(eos_token_ids), vocab_size)
+        self._vocab_size = vocab_size
+        ends: Words = words_of(list(eos_token_ids), vocab_size)
+        self._thinking: Words = ~(np.zeros_like(ends) if matcher is None else ends)
         self._opening: Words = words_of([thought.opening], vocab_size)
         self._is_open = thought.is_open
         self._thought_ids: list[int] = []
         """Tokens of the reasoning, including its opening and closing tokens."""
         self._num_formed = 0
-        """Tokens that the grammar has accepted."""
+        """Tokens after the reasoning."""
 
     def accept(self, token_id: int) -> bool:
         """Advances by one token; returns False if it is not allowed."""
         if self._is_open:
+            if self._forced() not in (None, token_id):
+                return False
             self._is_open = not self._closes(token_id)
             self._thought_ids.append(token_id)
             return True
@@ -48,7 +55,7 @@ class ThoughtMatcher:
             self._is_open = True
             self._thought_ids.append(token_id)
             return True
-        if not self._matcher.accept(token_id):
+        if self._matcher is not None and not self._matcher.accept(token_id):
             return False
         self._num_formed += 1
         return True
@@ -57,24 +64,31 @@ class ThoughtMatcher:
         """Undoes the last `count` tokens."""
         formed = min(count, self._num_formed)
         if formed:
-            self._matcher.rollback(formed)
+            if self._matcher is not None:
+                self._matcher.rollback(formed)
             self._num_formed -= formed
         if count > formed:
             del self._thought_ids[formed - count :]
             self._is_open = self._thought.is_open or bool(self._thought_ids)
 
     def may_end(self) -> bool:
-        """Whether reasoning has ended, followed by a complete text of the grammar."""
+        """Whether the text may end: after a complete text of the grammar, or anywhere in free text
+        unless the end of reasoning is enforced."""
+        if self._matcher is None:
+            return not self._is_open or self._forced() is None
         return not self._is_open and self._matcher.may_end()
 
     def fill(self, words: Words) -> None:
         """Writes the mask of the next token, including end tokens if the text may end."""
         if self._is_open:
-            words[:] = self._thinking
-            return
-        self._matcher.fill(words)
-        if self._may_open:
-            words |= self._opening
+            forced = self._forced()
+            words[:] = self._thinking if forced is None else words_of([forced], self._vocab_size)
+        elif self._matcher is None:
+            words[:] = -1
+        else:
+            self._matcher.fill(words)
+            if self._may_open:
+                words |= self._opening
 
     def _closes(self, token_id: int) -> bool:
         """Whether this token ends the reasoning."""
@@ -82,6 +96,22 @@ class ThoughtMatcher:
             return False
         before = list(self._thought.before)
         return not before or self._thought_ids[-len(before) :] == before
+
+    def _forced(self) -> int | None:
+        """The next token of reasoning that has reached its maximum; None before."""
+        thought, ids = self._thought, self._thought_ids
+        if thought.budget is None:
+            return None
+        limit = thought.budget + (not thought.is_open)  # the opening token is not counted
+        num_over = len(ids) - limit
+        if num_over < 0:
+            return None
+        ending = [*thought.leading, *thought.before, thought.closing]
+        # The reasoning may have begun to end by itself.
+        begun = ids[:limit]
+        lengths = range(min(len(ending) - 1, limit), -1, -1)
+        num_begun = next(n for n in lengths if begun[limit - n :] == ending[:n])
+        return ending[num_begun + num_over]
 
     @property
     def _may_open(self) -> bool:

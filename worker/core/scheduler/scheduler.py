@@ -128,7 +128,7 @@ class Scheduler:
             # The counter of a new tenant is raised to what the others have been served by now.
             self._has_uncharged = False
             self.state.tenants.charge_output(self.state.running)
-        if submit.grammar:
+        if submit.is_guided:
             self.state.held[request.request_id] = request
         elif request.is_resubmitted:
             self.state.queue.push_back(request, now)  # another worker had accepted it

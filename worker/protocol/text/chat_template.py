@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -29,10 +29,15 @@ class ChatTemplate:
         self.source = source
         """Jinja source of the template."""
         self._special_tokens = dict(special_tokens)
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
+            variables = meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"syntax error in the chat template: {error}") from error
+        in_message = "tools" not in variables and _MESSAGE_TOOLS.search(source) is not None
+        self._reads_message_tools = in_message
+        """Whether tools are a field of the system message, as in Phi-4-mini."""
 
     def quotes(self, word: str) -> bool:
         """Whether the source contains `word` in quotes, like names of roles and fields."""
@@ -60,6 +65,8 @@ class ChatTemplate:
     ) -> str:
         """Renders the prompt text. Raises ValueError if the template rejects the messages."""
         values: dict[str, Any] = {**self._special_tokens, **variables}
+        if tools and self._reads_message_tools:
+            messages = _with_tools(messages, tools)
         values["messages"] = messages
         values["tools"] = tools
         values["add_generation_prompt"] = add_generation_prompt
@@ -67,6 +74,19 @@ class ChatTemplate:
             return self._template.render(values)
         except (jinja2.TemplateError, TypeError, ArithmeticError, LookupError) as error:
             raise ValueError(f"the chat template rejected the messages: {error}") from error
+
+
+_MESSAGE_TOOLS = re.compile(r"""message(?:\.tools\b|\[['"]tools['"]\])""")
+
+
+def _with_tools(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """Messages with the functions of tools, as JSON, in the field `tools` of a system message."""
+    written = _tojson([tool["function"] for tool in tools])
+    has_system = bool(messages) and messages[0].get("role") == "system"
+    first = messages[0] if has_system else {"role": "system", "content": ""}
+    return [{**first, "tools": written}, *messages[has_system:]]
 
 
 class _GenerationTag(Extension):

@@ -37,6 +37,7 @@ class Tokenizer:
         backend: the `tokenizers` object of tokenizer.json.
         chat_template: Jinja source; None if the checkpoint has none.
         special_tokens: contents by role (`eos_token`, ...), which templates can use as variables.
+        response_template: the checkpoint's description of its output; None if it has none.
     """
 
     def __init__(
@@ -45,10 +46,13 @@ class Tokenizer:
         *,
         chat_template: str | None = None,
         special_tokens: Mapping[str, str] | None = None,
+        response_template: object = None,
     ) -> None:
         backend.no_padding()
         backend.no_truncation()
         self.special_tokens = dict(special_tokens or {})
+        self.response_template = response_template
+        """Description of the output (transformers), not validated; None for none."""
         self._backend = backend
         self._template: ChatTemplate | None = None
         if chat_template is not None:
@@ -261,6 +265,7 @@ def load_tokenizer(model: str) -> Tokenizer:
         tokenizers.Tokenizer.from_file(str(path)),
         chat_template=_find_chat_template(folder),
         special_tokens=special_tokens(folder),
+        response_template=read_json(folder / "tokenizer_config.json").get("response_template"),
     )
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from tests.support.worker.vocabularies import EOS, TOKENS, VOCAB_SIZE, allowed, make_backend
 from worker.core.grammar.matcher_state import MatcherState
 from worker.core.grammar.thoughts import ThoughtMatcher
@@ -65,6 +68,70 @@ def test_reasoning_may_only_begin_with_the_first_token() -> None:
         make_state(is_open=False, output=[OPENING, CLOSING]).mask
         == make_state(is_open=True, output=[CLOSING]).mask
     )
+
+
+def make_free(budget: int, *, is_open: bool = True, output: Sequence[int] = ()) -> MatcherState:
+    """A state of free text with a thinking budget; `before` and `leading` are as in harmony."""
+    thought = ThoughtTokens(
+        opening=OPENING,
+        closing=CLOSING,
+        leading=(6,),
+        before=(7, 8),
+        is_open=is_open,
+        budget=budget,
+    )
+    matcher = ThoughtMatcher(None, thought, eos_token_ids=[EOS], vocab_size=VOCAB_SIZE)
+    sampling = SamplingParams()
+    return MatcherState(
+        matcher, sampling, eos_token_ids=[EOS], vocab_size=VOCAB_SIZE, output=output
+    )
+
+
+@given(
+    budget=st.integers(0, 5),
+    is_open=st.booleans(),
+    choices=st.lists(st.sampled_from([OPENING, CLOSING, 6, 7, 8, 9]), max_size=14),
+    num_drafts=st.integers(0, 6),
+)
+def test_reasoning_ends_at_its_budget(
+    budget: int, is_open: bool, choices: list[int], num_drafts: int
+) -> None:
+    """For any tokens: with drafts, after a resumption, and however the reasoning has ended."""
+    state = make_free(budget, is_open=is_open)
+    output: list[int] = []
+    has_begun, has_ended = is_open, False
+    for choice in choices:
+        found = allowed(state)
+        drafts = choices[:num_drafts]
+        assert (
+            state.walk(drafts)[0]
+            == state.mask
+            == make_free(budget, is_open=is_open, output=output).mask
+        )
+        if len(found) > 1:
+            assert found == set(range(VOCAB_SIZE)), "text is free before the budget and after it"
+        token_id = choice if choice in found else min(found)
+        masks = state.walk([token_id, *drafts])
+        assert state.advance(token_id) is None
+        assert state.mask == masks[1] or token_id not in found
+        output.append(token_id)
+        if not has_begun and len(output) == 1:
+            has_begun = token_id == OPENING
+        thought = output[0 if is_open else 1 :]
+        has_ended = has_ended or (has_begun and output[-3:] == [7, 8, CLOSING])
+        if has_begun and not has_ended:
+            assert len(thought) < budget + 4, "the budget, then at most the tokens that end it"
+
+
+def test_a_budget_before_structured_output() -> None:
+    thought = ThoughtTokens(opening=OPENING, closing=CLOSING, is_open=True, budget=1)
+    matcher = ThoughtMatcher(LOADED(), thought, eos_token_ids=[EOS], vocab_size=VOCAB_SIZE)
+    state = MatcherState(matcher, SamplingParams(), eos_token_ids=[EOS], vocab_size=VOCAB_SIZE)
+    assert allowed(state) == ANY
+    assert state.advance(ord("x")) is None
+    assert allowed(state) == {CLOSING}
+    assert state.advance(CLOSING) is None
+    assert allowed(state) == FIRST
 
 
 def test_drafts_cross_the_end_of_reasoning() -> None:
