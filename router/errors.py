@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from worker.protocol.limits import Problem
+from worker.protocol.limits import Overflow, Problem
 from worker.protocol.messages import Rejection
 
 _TYPES = {
@@ -26,6 +26,9 @@ _TYPES = {
 
 MODEL_NOT_FOUND = "model_not_found"
 """Error code if a model does not exist or the API key may not use it."""
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+"""Error code if the prompt exceeds the context length; coding agents then compact the
+conversation."""
 MAX_MESSAGE = 1000
 """Maximum characters of an error message. The longest one without a client's text has some 300;
 the rest is for a quoted value."""
@@ -62,6 +65,7 @@ class ApiError(Exception):
         param: the invalid field of the request, shortened likewise; None for none.
         code: machine-readable code, such as "model_not_found"; None for the status.
         retry_after_s: seconds of the Retry-After header; None for none.
+        overflow: numbers of a prompt that exceeds the context length; None for other errors.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after_s: int | None = None,
+        overflow: Overflow | None = None,
     ) -> None:
         message = clip(message, MAX_MESSAGE)
         super().__init__(message)
@@ -80,6 +85,7 @@ class ApiError(Exception):
         self.param = None if param is None else clip(param, MAX_PARAM)
         self.code = code
         self.retry_after_s = retry_after_s
+        self.overflow = overflow
 
     def body(self) -> bytes:
         """The error in OpenAI's format as JSON:
@@ -109,6 +115,7 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
             param=name,
             code=error.code,
             retry_after_s=error.retry_after_s,
+            overflow=error.overflow,
         ) from error
 
 
@@ -138,10 +145,14 @@ def anthropic_body(error: ApiError, request_id: str) -> bytes:
     `{"type": "error", "error": {"type", "message"}, "request_id"}`."""
     fallback = "invalid_request_error" if error.status < 500 else "api_error"
     kind = _ANTHROPIC_TYPES.get(error.status, fallback)
+    message = error.message
+    if error.overflow is not None:  # Claude Code parses these words
+        num_tokens, maximum = error.overflow
+        message = f"prompt is too long: {num_tokens} tokens > {maximum} maximum"
     return msgspec.json.encode(
         {
             "type": "error",
-            "error": {"type": kind, "message": error.message},
+            "error": {"type": kind, "message": message},
             "request_id": request_id or None,
         }
     )
@@ -170,7 +181,10 @@ def bad_request(message: str, param: str | None = None) -> ApiError:
 def raise_for_problem(problem: Problem | None) -> None:
     """Raises ApiError (400) if a request exceeds the limits of workers."""
     if problem is not None:
-        raise bad_request(problem.message, problem.param)
+        code = None if problem.overflow is None else CONTEXT_LENGTH_EXCEEDED
+        raise ApiError(
+            400, problem.message, param=problem.param, code=code, overflow=problem.overflow
+        )
 
 
 def timed_out(message: str) -> ApiError:

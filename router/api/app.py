@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 
@@ -37,6 +38,7 @@ from router.metrics.tenants import DEFAULT
 from router.metrics.visibility import visible_to
 from router.page.routes import PAGE, PAGE_FILES, PageRoutes
 from worker.protocol.hub import local_folder
+from worker.protocol.limits import Limits
 
 logger = logging.getLogger(__name__)
 
@@ -194,7 +196,9 @@ class MonitorRoutes:
             if account.may_use(route)
             for name in route.names
         ]
-        return JSONResponse({"object": "list", "data": cards})
+        names = [card["id"] for card in cards] or [None]
+        pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+        return JSONResponse({"object": "list", "data": cards, **pages})
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/NAME: one model. Raises ApiError (404)."""
@@ -262,14 +266,21 @@ class MonitorRoutes:
         blocks = {}
         if info is not None and info.block_size > 1:
             blocks["diffusion_block_size"] = info.block_size
+        max_tokens = None if info is None else Limits.of(info).max_tokens
+        created = self._gateway.created
         return {
             "id": name,
             "object": "model",
-            "created": self._gateway.created,
+            "type": "model",
+            "display_name": name,
+            "created": created,
+            "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
             "owned_by": "rayfleet",
             "root": model.route.name if local_folder(model.route.model) else model.route.model,
             "parent": None,
             "max_model_len": info.max_model_len if info is not None else None,
+            "context_length": max_tokens,
+            "max_output_tokens": None if max_tokens is None else max_tokens - 1,
             **blocks,
         }
 

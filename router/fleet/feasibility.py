@@ -14,6 +14,7 @@ from worker.protocol.limits import (
     room_problem,
     sampling_problem,
     token_problem,
+    too_long,
 )
 from worker.protocol.sampling import SamplingParams
 from worker.protocol.structured import StructuredOutputsParams
@@ -68,11 +69,9 @@ class Feasibility:
         max_tokens = max((kind.max_tokens - 1 for kind in kinds), default=None)
         if max_tokens is None or num_characters <= max_tokens * longest_token:
             return None
-        message = (
-            f"the prompt has {num_characters} characters, but this model supports at most "
-            f"{max_tokens} tokens of up to {longest_token} characters: shorten the prompt"
-        )
-        return self._of_all([Problem("prompt", message)])
+        num_tokens = -(-num_characters // longest_token)
+        found = f"your prompt has {num_characters} characters, at least {num_tokens} tokens"
+        return self._of_all([too_long(found, num_tokens, max_tokens + 1)])
 
     def at(self, kind: Limits, prompt: PromptBlocks, num_resumed: int) -> Problem | None:
         """Why no worker of one kind can resume the completion after `prompt`; None if it can.

@@ -189,6 +189,7 @@ class GatewayCollector(Collector):
             yield gauge
         yield self._answers()
         yield self._keys()
+        yield self._ignored()
         yield from self._endings()
         yield from self._tenants()
         yield from self._workers()
@@ -212,6 +213,16 @@ class GatewayCollector(Collector):
         )
         stale.add_metric([self._gateway_id], float(self._http.keys_are_stale()))
         return stale
+
+    def _ignored(self) -> Metric:
+        ignored = CounterMetricFamily(
+            "rayfleet_ignored_request_fields",
+            "Requests with a field, tool or context edit that was ignored, by API and field.",
+            labels=["gateway_id", "api", "field"],
+        )
+        for (api, field), count in self._http.ignored.counts().items():
+            ignored.add_metric([self._gateway_id, api, field], count, self._created)
+        return ignored
 
     def _endings(self) -> Iterator[Metric]:
         success = CounterMetricFamily(

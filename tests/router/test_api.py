@@ -233,7 +233,7 @@ async def test_content_parts_and_template_arguments(rig):
         ({"messages": "hi"}, "messages"),
         ({"messages": [{"role": "pirate", "content": "x"}]}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages"),
         ({"priority": 10}, "priority"),
         ({"logprobs": 3}, "logprobs"),
         ({"top_logprobs": 3}, "top_logprobs"),

@@ -71,7 +71,7 @@ async def test_a_text_that_cannot_fit_reaches_no_template(watched: Any, place: s
     assert response.status_code == 400
     error = response.json()["error"]
     assert error["param"] == "messages"
-    assert f"at most {LIMIT - 1} tokens" in error["message"]
+    assert f"maximum context length is {LIMIT} tokens" in error["message"]
     assert watched.calls == []
 
 
@@ -141,7 +141,7 @@ async def test_without_workers_the_checkpoint_tells_what_cannot_fit(
     response = await rig.client.post(route, json={field: value})
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == field
-    assert f"at most {2 * LIMIT - 1} tokens" in response.json()["error"]["message"]
+    assert f"context length is {2 * LIMIT} tokens" in response.json()["error"]["message"]
     assert (await rig.complete([5] * 2 * LIMIT)).status_code == 400
     assert tokenized == []
     assert model.stats.pending_requests == 0

@@ -58,7 +58,7 @@ KINDS = {
     "empty messages": chat("messages", messages=[]),
     "messages of the wrong type": chat("messages", messages="hi"),
     "an unknown role": chat("messages", messages=[{"role": "pirate", "content": "x"}]),
-    "an image": chat("messages", messages=[{"role": "user", "content": [{"type": "image_url"}]}]),
+    "a part without a type": chat("messages", messages=[{"role": "user", "content": [{}]}]),
     "no prompt": Kind(TEXT, b'{"model": "stub"}', "prompt"),
     "a prompt of the wrong type": text("prompt", prompt=[1, "a"]),
     "an unknown model": chat("model", status=404, model="nope"),

@@ -144,7 +144,7 @@ def test_a_shared_prefix_is_cached(llm: LLM) -> None:
 
 
 def test_requests_that_never_fit_are_rejected_with_numbers(llm: LLM) -> None:
-    with pytest.raises(ValueError, match="3000 tokens, but this model accepts at most 2047"):
+    with pytest.raises(ValueError, match="your prompt has 3000 tokens"):
         llm.generate([{"prompt_token_ids": [5] * 3000}], GREEDY)
     with pytest.raises(ValueError, match="which is out of range"):
         llm.generate([{"prompt_token_ids": [10**6]}], GREEDY)

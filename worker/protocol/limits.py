@@ -12,6 +12,15 @@ from worker.protocol.messages import EngineInfo, Rejection, Submit
 from worker.protocol.sampling import MAX_BAD_WORDS_TOKENS, MAX_LOGIT_BIASES, SamplingParams
 
 
+class Overflow(NamedTuple):
+    """Numbers of a prompt that exceeds the context length."""
+
+    num_tokens: int
+    """Tokens of the prompt; a lower bound if it is not tokenized."""
+    max_prompt_tokens: int
+    """Maximum tokens of a prompt, which leaves room for one generated token."""
+
+
 class Problem(NamedTuple):
     """Reason why a request can never run."""
 
@@ -19,6 +28,8 @@ class Problem(NamedTuple):
     """Invalid field: one of SamplingParams, or `prompt`."""
     message: str
     """Message for the client, including the numbers."""
+    overflow: Overflow | None = None
+    """The numbers if the prompt exceeds the context length, as some APIs word it differently."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -98,12 +109,30 @@ def prompt_problem(limits: Limits, num_tokens: int) -> Problem | None:
         return Problem("prompt", "the prompt is empty: send at least one token")
     if num_tokens < limits.max_tokens:
         return None
-    return Problem(
-        "prompt",
-        f"the prompt has {num_tokens} tokens, but this model accepts at most "
-        f"{limits.max_tokens - 1} (maximum model length {limits.max_model_len}, KV cache "
-        f"{limits.max_total_tokens} tokens, one token to generate): shorten the prompt",
+    return too_long(f"your prompt has {num_tokens} tokens", num_tokens, limits.max_tokens, limits)
+
+
+def too_long(
+    found: str, num_tokens: int, max_tokens: int, limits: Limits | None = None
+) -> Problem:
+    """Problem of a prompt that exceeds the context length.
+
+    Coding agents compact their conversation if the message matches one of their patterns, among
+    them `maximum context length is N tokens` and `reduce the length of the messages`: keep both.
+
+    Args:
+        found: the length of the prompt, as a clause of the message.
+        num_tokens: tokens of the prompt; a lower bound if it is not tokenized.
+        max_tokens: maximum tokens of prompt and completion together.
+        limits: the engine, if its KV cache may be the reason; None to omit that.
+    """
+    is_small = limits is not None and limits.max_total_tokens < limits.max_model_len
+    cache = f" (KV cache; the model supports {limits.max_model_len})" if limits and is_small else ""
+    message = (
+        f"This model's maximum context length is {max_tokens} tokens{cache}. However, {found}, and "
+        "at least 1 is generated. Please reduce the length of the messages."
     )
+    return Problem("prompt", message, Overflow(num_tokens, max_tokens - 1))
 
 
 def token_problem(limits: Limits, token_id: int) -> Problem | None:

@@ -9,13 +9,22 @@ from typing import Any
 
 import msgspec
 
-from router.api.anthropic.protocol import CountTokensRequest, MessagesRequest, Thinking, Tool
-from router.api.openai.protocol import ChatRequest, Effort, string_at, wrong_at
-from router.api.openai.tools import function_tool, given_tool
+from router.api.anthropic.protocol import (
+    CLIENT_TOOLS,
+    CONTEXT_EDITS,
+    SERVER_TOOLS,
+    CountTokensRequest,
+    MessagesRequest,
+    Thinking,
+    Tool,
+)
+from router.api.openai.fields import Ignored
+from router.api.openai.messages import omitted
+from router.api.openai.protocol import ChatRequest, Effort, ReasoningOptions, string_at, wrong_at
+from router.api.openai.tools import function_tool, given_tool, unavailable_tools
 from router.errors import bad_request
 
 NAMES: Mapping[str, str] = {
-    "reasoning_effort": "thinking or output_config.effort",
     "response_format": "output_config.format",
     "stop": "stop_sequences",
     "structured_outputs": "output_config.format",
@@ -29,10 +38,15 @@ BUDGETS: Sequence[tuple[int, Effort]] = ((1024, "low"), (2048, "medium"))
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def chat_of(body: MessagesRequest) -> ChatRequest:
-    """Converts a body of /v1/messages. Raises ApiError (400) if it is malformed."""
+def chat_of(body: MessagesRequest, ignored: Ignored) -> ChatRequest:
+    """Converts a body of /v1/messages. Raises ApiError (400) if it is malformed.
+
+    Args:
+        body: the body.
+        ignored: counts tools and context edits that are ignored.
+    """
     return msgspec.structs.replace(
-        prompt_of(body),
+        prompt_of(body, ignored),
         max_tokens=body.max_tokens,
         stop=body.stop_sequences,
         stream=body.stream,
@@ -47,10 +61,13 @@ def chat_of(body: MessagesRequest) -> ChatRequest:
     )
 
 
-def prompt_of(body: CountTokensRequest) -> ChatRequest:
+def prompt_of(body: CountTokensRequest, ignored: Ignored) -> ChatRequest:
     """The chat with only the fields that affect its prompt. Raises ApiError (400) if malformed."""
+    _check_edits(body, ignored)
+    tools, unavailable = _tools(body, ignored)
     turns = (_messages(index, message) for index, message in enumerate(body.messages))
-    messages = _joined([*_system(body.system), *chain.from_iterable(turns)])
+    system = _system(body.system, unavailable_tools(unavailable))
+    messages = _joined([*system, *chain.from_iterable(turns)])
     continues = bool(messages) and messages[-1]["role"] == "assistant"
     if continues and (messages[-1].get("tool_calls") or not messages[-1]["content"]):
         raise bad_request(
@@ -65,11 +82,12 @@ def prompt_of(body: CountTokensRequest) -> ChatRequest:
     return ChatRequest(
         model=body.model,
         messages=messages,
-        tools=None if body.tools is None else [_tool(i, t) for i, t in enumerate(body.tools)],
-        tool_choice=_choice(body),
+        tools=tools,
+        tool_choice=_choice(body, unavailable, has_tools=bool(tools)),
         parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
-        reasoning_effort=_effort(body),
         thinking_token_budget=_budget(thinking),
+        # Clients send an effort for any model.
+        reasoning=ReasoningOptions(effort=_effort(body)),
         include_reasoning=thinking is None or thinking.display != "omitted",
         response_format=form,
         chat_template_kwargs=body.chat_template_kwargs,
@@ -101,26 +119,61 @@ def _budget(thinking: Thinking | None) -> int | None:
     return thinking.budget_tokens if thinking is not None and is_enabled else None
 
 
-def _choice(body: CountTokensRequest) -> str | dict[str, Any] | None:
+def _choice(
+    body: CountTokensRequest, unavailable: Sequence[str], *, has_tools: bool
+) -> str | dict[str, Any] | None:
     choice = body.tool_choice
-    if choice is None:
+    if choice is None or (unavailable and not has_tools):
         return None
     if choice.type != "tool":
         return _CHOICES[choice.type]
     if choice.name is None:
         raise bad_request("tool_choice.name is missing", "tool_choice")
+    if choice.name in unavailable:
+        return "auto"
     return {"type": "function", "function": {"name": choice.name}}
 
 
-def _tool(index: int, given: Mapping[str, Any]) -> dict[str, Any]:
-    if given.get("type") not in (None, "custom"):
-        kind = str(given["type"])[:64]
-        raise bad_request(
-            f"tools[{index}].type {kind} is not supported: only tools that the client runs are "
-            "(type custom)",
-            "tools",
-        )
-    tool = given_tool(index, given, Tool)
+def _check_edits(body: CountTokensRequest, ignored: Ignored) -> None:
+    """Counts context edits, which are not applied. Raises ApiError (400) for unknown ones."""
+    for edit in () if body.context_management is None else body.context_management.edits:
+        if not edit.type.startswith(CONTEXT_EDITS) and not ignored.is_beta:
+            raise bad_request(
+                f"context_management: unknown edit {edit.type[:64]}: leave it out",
+                "context_management",
+            )
+        ignored.count(f"context_management.{edit.type}")
+
+
+def _tools(
+    body: CountTokensRequest, ignored: Ignored
+) -> tuple[list[dict[str, Any]] | None, list[str]]:
+    """The client's tools in the form of chats, and the names of those that only Anthropic runs."""
+    if body.tools is None:
+        return None, []
+    tools: list[dict[str, Any]] = []
+    unavailable: list[str] = []
+    for index, given in enumerate(body.tools):
+        kind = given.get("type")
+        if kind in (None, "custom"):
+            tools.append(_tool(index, given, ignored))
+            continue
+        kind = str(kind)[:64]
+        is_known = kind.startswith(SERVER_TOOLS)
+        if not is_known and (kind.startswith(CLIENT_TOOLS) or not ignored.is_beta):
+            raise bad_request(
+                f"tools[{index}].type {kind} is not supported: send a tool with an input_schema "
+                "(type custom)",
+                "tools",
+            )
+        ignored.count(f"tools.{kind}")
+        name = given.get("name", given.get("mcp_server_name"))
+        unavailable.append(name if isinstance(name, str) else kind)
+    return tools, unavailable
+
+
+def _tool(index: int, given: Mapping[str, Any], ignored: Ignored) -> dict[str, Any]:
+    tool = given_tool(index, given, Tool, ignored)
     description = tool.description
     if tool.input_examples:
         examples = msgspec.json.encode(tool.input_examples).decode()
@@ -128,12 +181,14 @@ def _tool(index: int, given: Mapping[str, Any]) -> dict[str, Any]:
     return function_tool(tool.name, description, tool.input_schema, tool.strict)
 
 
-def _system(system: str | Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
-    """The system message as a list; empty without one."""
+def _system(system: str | Sequence[Mapping[str, Any]] | None, note: str) -> list[dict[str, Any]]:
+    """The system message as a list; empty without one. A `note` is appended unless empty."""
     if isinstance(system, str):
         texts = [system]
     else:
         texts = [_text("system", index, block) for index, block in enumerate(system or ())]
+    if note:
+        texts.append(note)
     content = "\n".join(text for text in texts if not text.startswith(BILLING))
     return [{"role": "system", "content": content}] if content else []
 
@@ -185,10 +240,8 @@ def _assistant(where: str, content: Sequence[Any]) -> dict[str, Any]:
 def _call(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
     name = string_at(f"{where}.name", block.get("name"))
     call_id = string_at(f"{where}.id", block.get("id"))
-    arguments = block.get("input")
-    if not isinstance(arguments, dict):
-        raise wrong_at(f"{where}.input", "must be an object")
-    function = {"name": name, "arguments": arguments}
+    # Clients replay a call that max_tokens has cut off with the input that they could read.
+    function = {"name": name, "arguments": block.get("input")}
     return {"id": call_id, "type": "function", "function": function}
 
 
@@ -206,15 +259,39 @@ def _result(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(where: str, place: int, block: Any) -> str:
-    """The text of a text block or text document. Raises ApiError (400) for other blocks."""
+    """The text of a block; a note for blocks without text. Raises ApiError (400) if malformed."""
     kind, where = _kind(block), f"{where}[{place}]"
+    if not isinstance(kind, str):
+        raise wrong_at(f"{where}.type", "must be a string")
     if kind == "text":
         return string_at(f"{where}.text", block.get("text"))
-    source = block.get("source") if kind == "document" else None
-    if isinstance(source, dict) and source.get("type") == "text":
-        parts = (block.get("title"), block.get("context"), source.get("data"))
+    if kind in ("tool_use", "tool_result"):
+        raise wrong_at(f"{where}.type", f"{kind} is not supported in messages of this role")
+    if kind == "document" and isinstance(source := block.get("source"), dict):
+        found = _document(where, block, source)
+        return omitted(kind) if found is None else found
+    if kind == "search_result" and isinstance(content := block.get("content"), list):
+        texts = [_text(f"{where}.content", i, part) for i, part in enumerate(content)]
+        parts = (block.get("title"), block.get("source"), *texts)
         return "\n".join(part for part in parts if isinstance(part, str))
-    raise wrong_at(f"{where}.type", f"{str(kind)[:64]} is not supported: use text")
+    if kind == "compaction" and isinstance(summary := block.get("content"), str):
+        return summary
+    return omitted(kind)
+
+
+def _document(where: str, block: Mapping[str, Any], source: Mapping[str, Any]) -> str | None:
+    """The text of a document with its title; None for PDFs and files."""
+    data = source.get("data") if source.get("type") == "text" else None
+    if source.get("type") == "content":
+        content = source.get("content")
+        if isinstance(content, list):
+            where = f"{where}.source.content"
+            content = "\n".join(_text(where, i, part) for i, part in enumerate(content))
+        data = content
+    if not isinstance(data, str):
+        return None
+    parts = (block.get("title"), block.get("context"), data)
+    return "\n".join(part for part in parts if isinstance(part, str))
 
 
 def _kind(block: Any) -> Any:

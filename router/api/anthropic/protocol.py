@@ -49,6 +49,18 @@ class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     user_id: str | None = None
 
 
+class ContextEdit(msgspec.Struct, frozen=True):
+    """An entry of `context_management.edits`, which is not applied."""
+
+    type: str
+
+
+class ContextManagement(msgspec.Struct, frozen=True):
+    """`context_management`: edits of the conversation, of which none is applied."""
+
+    edits: list[ContextEdit] = []
+
+
 class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A function that the client runs."""
 
@@ -78,6 +90,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True, frozen=True):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    context_management: ContextManagement | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     """Additional variables of the chat template; not in Anthropic's API."""
 
@@ -99,6 +112,20 @@ class MessagesRequest(CountTokensRequest, kw_only=True, frozen=True):
     cache_salt: Annotated[str, Meta(max_length=MAX_CACHE_SALT)] | None = None
 
 
+CONTEXT_EDITS = ("clear_thinking_", "clear_tool_uses_", "compact_")
+"""Prefixes of known types of context edits, which end with a date."""
+SERVER_TOOLS = (
+    "advisor_",
+    "code_execution_",
+    "mcp_toolset",
+    "tool_search_tool_",
+    "web_fetch_",
+    "web_search_",
+)
+"""Prefixes of the types of tools that Anthropic's servers run."""
+CLIENT_TOOLS = ("bash_", "computer_", "memory_", "text_editor_")
+"""Prefixes of the types of tools that clients run and whose schemas only Anthropic's models
+know."""
 _OF_SERVER = UnsupportedField(([],), "only tools that the client runs are supported: use tools")
 
 KNOWN = KnownFields(
@@ -116,14 +143,6 @@ KNOWN = KnownFields(
     MappingProxyType(
         {
             "container": _OF_SERVER,
-            "context_management": UnsupportedField(
-                (
-                    {},
-                    {"edits": []},
-                    {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-                ),
-                "send only the messages that the model should see",
-            ),
             "fallbacks": UnsupportedField(([],)),
             "mcp_servers": _OF_SERVER,
             "output_format": UnsupportedField(instead="use output_config.format"),

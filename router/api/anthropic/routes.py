@@ -13,7 +13,7 @@ from router.api.anthropic.protocol import COUNTED, KNOWN, CountTokensRequest, Me
 from router.api.anthropic.writer import AnthropicWriter
 from router.api.http.account import account_of
 from router.api.http.body import Bodies
-from router.api.openai.completions import CompletionRoutes, request_id_of
+from router.api.openai.completions import CompletionRoutes, ignored_parts, request_id_of
 from router.api.openai.protocol import parse_body
 from router.api.openai.tokenize import encoded_chat
 from router.errors import renamed
@@ -23,7 +23,7 @@ from router.tokens.encoder import ChatPrompt
 
 
 class AnthropicRoutes:
-    """Handlers of Anthropic's Messages API; anthropic-version and anthropic-beta are ignored.
+    """Handlers of Anthropic's Messages API; anthropic-version is ignored.
 
     Args:
         gateway: the gateway of the models.
@@ -38,11 +38,12 @@ class AnthropicRoutes:
 
     async def create(self, request: Request) -> Response:
         """POST /v1/messages: runs a chat. Raises ApiError."""
+        ignored = ignored_parts(self._gateway, request, "messages")
         async with self._bodies.read(request) as payload:
             chat = await self._completions.prepare(
                 request,
-                lambda: parse_body(payload, MessagesRequest, KNOWN),
-                chat_of,
+                lambda: parse_body(payload, MessagesRequest, KNOWN, ignored),
+                partial(chat_of, ignored=ignored),
                 num_bytes=len(payload),
                 names=NAMES,
             )
@@ -61,13 +62,14 @@ class AnthropicRoutes:
         """POST /v1/messages/count_tokens: token count of the rendered prompt. Raises ApiError."""
         account = account_of(request)
         account.request_id = request_id_of(request)
+        ignored = ignored_parts(self._gateway, request, "messages")
         async with self._bodies.read(request) as payload:
 
             def read() -> tuple[ServedModel, ChatPrompt]:
-                body = parse_body(payload, CountTokensRequest, COUNTED)
+                body = parse_body(payload, CountTokensRequest, COUNTED, ignored)
                 model = account.permitted(self._gateway, body.model)
                 with renamed(NAMES):
-                    return model, encoded_chat(prompt_of(body), model)
+                    return model, encoded_chat(prompt_of(body, ignored), model)
 
             model, prompt = await self._gateway.pool.run_if_large(
                 read, size=len(payload), owner=account.name

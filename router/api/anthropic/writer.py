@@ -43,6 +43,10 @@ class AnthropicWriter(BlockWriter):
         message = {**self._message([], None, None), "usage": usage}
         return event("message_start", message=message) + event("ping")
 
+    def idle(self) -> bytes:
+        """A ping."""
+        return event("ping")
+
     def opened(self, block: Block) -> bytes:
         """content_block_start with an empty block."""
         if block.kind == "call":
@@ -125,6 +129,7 @@ class AnthropicWriter(BlockWriter):
         return {
             "input_tokens": generation.num_prompt_tokens - cached,
             "cache_creation_input_tokens": 0,
+            "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
             "cache_read_input_tokens": cached,
             "output_tokens": generation.num_completion_tokens,
             "output_tokens_details": {"thinking_tokens": self.num_thought_tokens},

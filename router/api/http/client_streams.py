@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamLimits:
-    """Limits on clients that read responses slowly."""
+    """Limits on clients that read responses slowly, and times of pings."""
 
     stalled_s: float = 60.0
     """Seconds without any reading until a client is disconnected; the same as HAProxy's timeout."""
@@ -28,13 +28,22 @@ class StreamLimits:
     """Maximum unread bytes of all blocked streams; above it, the largest ones are aborted."""
     period_s: float = 1.0
     """Seconds between checks."""
+    accepted_ping_s: float = 1.0
+    """Seconds without output, after a worker has accepted the request, until the head of the stream
+    is sent with a first ping. Errors before that have their own HTTP status."""
+    unplaced_ping_s: float = 6.0
+    """The same for requests that wait for a worker; above the 5 s after which a request is rejected
+    if no worker becomes ready (router.serving.placing.ATTACH_S)."""
+    ping_s: float = 10.0
+    """Seconds of silence between pings. Some versions of Claude Code give up after 15 s without an
+    event, others report a delay after 20 s."""
 
 
 class ClientStreams:
     """The clients that read responses of one gateway, on its event loop."""
 
     def __init__(self, limits: StreamLimits | None = None) -> None:
-        self._limits = limits or StreamLimits()
+        self.limits = limits or StreamLimits()
         self._streams: set[ClientStream] = set()
         self._is_sweeping = False
 
@@ -66,10 +75,10 @@ class ClientStreams:
         """Starts the timer of the next check if there are clients and none is running."""
         if not self._is_sweeping and self._streams:
             self._is_sweeping = True
-            asyncio.get_running_loop().call_later(self._limits.period_s, self._sweep)
+            asyncio.get_running_loop().call_later(self.limits.period_s, self._sweep)
 
     def _sweep(self) -> None:
-        limits, now = self._limits, asyncio.get_running_loop().time()
+        limits, now = self.limits, asyncio.get_running_loop().time()
         self._is_sweeping = False
         blocked = [(s.num_unread_bytes, s) for s in self._streams if s.is_blocked(now)]
         total = sum(num_bytes for num_bytes, _ in blocked)

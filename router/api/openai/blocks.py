@@ -83,6 +83,13 @@ class BlockWriter(ABC):
         """Empty: the first events include cached tokens, which are known with the first token."""
         return b""
 
+    def ping(self) -> bytes:
+        """Events without effect, which keep a stream alive; the first ones begin the response."""
+        if self.is_begun:
+            return self.idle()
+        self.is_begun = True
+        return self.begun()
+
     def chunk(self, completion: Completion) -> Iterator[bytes]:
         """Server-sent events for all new tokens of the completion."""
         text = self.take()
@@ -121,6 +128,10 @@ class BlockWriter(ABC):
     @abstractmethod
     def begun(self) -> bytes:
         """Events at the start of the response."""
+
+    @abstractmethod
+    def idle(self) -> bytes:
+        """An event without effect, which keeps a stream alive."""
 
     @abstractmethod
     def opened(self, block: Block) -> bytes:

@@ -20,6 +20,7 @@ from router.api.http.account import Account, account_of
 from router.api.http.body import Bodies, Payload
 from router.api.http.client_streams import ClientStreams
 from router.api.openai import params
+from router.api.openai.fields import Ignored
 from router.api.openai.logprobs import ChatLogprobs, TextLogprobs
 from router.api.openai.message_writer import MessageWriter
 from router.api.openai.protocol import (
@@ -107,10 +108,11 @@ class CompletionRoutes:
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions. Raises ApiError."""
+        ignored = ignored_parts(self._gateway, request, "chat")
         async with self._bodies.read(request) as payload:
             chat = await self.prepare(
                 request,
-                lambda: parse_body(payload, ChatRequest),
+                lambda: parse_body(payload, ChatRequest, ignored=ignored),
                 lambda body: body,
                 num_bytes=len(payload),
             )
@@ -346,6 +348,7 @@ class CompletionRoutes:
         make_writer: Callable[[Generation], Writer],
         *,
         with_offsets: bool = False,
+        has_pings: bool = True,
     ) -> GenerationResponse:
         """Creates the response to a request; sending it runs the generation.
 
@@ -354,6 +357,7 @@ class CompletionRoutes:
             prepared: the validated request.
             make_writer: creates the response's writer.
             with_offsets: whether the response has text offsets of tokens.
+            has_pings: whether a stream without output is kept alive by pings.
         """
         account, body, checked = prepared.account, prepared.body, prepared.checked
         model = checked.model
@@ -379,7 +383,13 @@ class CompletionRoutes:
             stream=bool(body.stream),
             account=account,
             streams=self._streams,
+            has_pings=has_pings,
         )
+
+    @property
+    def ping_s(self) -> float:
+        """Seconds of silence between pings of a stream."""
+        return self._streams.limits.ping_s
 
     def _span(self, request: Request, model: ServedModel, arrived_at: float) -> RequestSpan | None:
         if self._gateway.tracing is None:
@@ -413,6 +423,19 @@ def _writer(
     )
 
 
+def ignored_parts(gateway: Gateway, request: Request, api: str) -> Ignored:
+    """How parts of a request without effect are ignored: counted, and also unknown fields if the
+    client uses beta features of an API, since each of them adds some.
+
+    Args:
+        gateway: the gateway.
+        request: the HTTP request.
+        api: name of the API in the metrics.
+    """
+    is_beta = any(name in request.headers for name in ("anthropic-beta", "openai-beta"))
+    return Ignored(partial(gateway.http.ignored.add, api), is_beta)
+
+
 def _parsing(
     body: ChatRequest, model: ServedModel, use: ToolUse, prompt: PromptBlocks, begun: str
 ) -> OutputParsing | None:
@@ -443,7 +466,7 @@ def _parsing(
         dialect=replace(dialect, thoughts=thoughts),
         use=use,
         is_thinking=is_thinking,
-        shows_thoughts=body.include_reasoning is not False,
+        shows_thoughts=params.shows_reasoning(body),
     )
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, get_args
+
+import msgspec
 
 from router.errors import bad_request
 
@@ -30,8 +33,19 @@ class KnownFields(NamedTuple):
     """Fields that change the result, by name."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """How parts of a request are ignored that have no effect on this server."""
+
+    count: Callable[[str], None]
+    """Counts an ignored part by its field, or `FIELD.TYPE`, in the metrics."""
+    is_beta: bool = False
+    """Whether the client uses beta features of the API, so that unknown fields are ignored."""
+
+
 IGNORED = frozenset(
     (
+        "client_metadata",
         "data_parallel_rank",
         "custom_labels",
         "metadata",
@@ -46,10 +60,12 @@ IGNORED = frozenset(
         "spaces_between_special_tokens",
         "store",
         "stream_interval",
+        "usage",
+        "verbosity",
     )
 )
-"""Fields that do not change the text: bookkeeping, scheduling hints, and options of other
-tokenizers."""
+"""Fields that do not change the text: bookkeeping, scheduling hints, options of other tokenizers,
+OpenRouter's `usage` (always reported), and `verbosity`, which no served model supports."""
 
 _NO_ADAPTERS = UnsupportedField(instead="serve the merged checkpoint as a model of its own")
 _NO_IMAGES = UnsupportedField((), "only text is supported")
@@ -65,17 +81,19 @@ REFUSED: dict[str, UnsupportedField] = {
     "modalities": UnsupportedField(([], ["text"]), "only text is supported"),
     "moderation": UnsupportedField(),
     "suffix": UnsupportedField(("",)),
-    "verbosity": UnsupportedField(("medium",), "ask for short or long answers in a message"),
     "web_search_options": UnsupportedField(),
     # of the other route
     "add_generation_prompt": UnsupportedField(instead="use /v1/chat/completions"),
     "add_special_tokens": UnsupportedField((False,), "chat templates add them"),
     "chat_template_kwargs": UnsupportedField(({},), "use /v1/chat/completions"),
     "echo": UnsupportedField((False,)),
+    "enable_thinking": UnsupportedField((False,), "use /v1/chat/completions"),
     "messages": UnsupportedField(instead="use /v1/chat/completions"),
     "parallel_tool_calls": UnsupportedField((True, False)),
     "prompt": UnsupportedField(instead="use messages, or /v1/completions"),
+    "reasoning": UnsupportedField(({},), "use /v1/chat/completions"),
     "reasoning_effort": UnsupportedField(("none",), "use /v1/chat/completions"),
+    "thinking": UnsupportedField((False,), "use /v1/chat/completions"),
     "tool_choice": _OF_TOOLS,
     "tools": UnsupportedField(([],), "use /v1/chat/completions"),
     "top_logprobs": UnsupportedField((0,), "use logprobs with a number"),
@@ -129,12 +147,17 @@ REFUSED: dict[str, UnsupportedField] = {
 }
 """Fields that change the result and that one or both routes do not support."""
 
+OWN_OBJECTS = ("slo",)
+"""Objects of this server's API, whose fields are checked even if the client uses beta features."""
 COMPLETIONS = KnownFields(IGNORED, REFUSED)
 """Unsupported fields of /v1/chat/completions and /v1/completions."""
 
 
 def check_supported(
-    fields: Mapping[str, Any], supported: Collection[str], known: KnownFields = COMPLETIONS
+    fields: Mapping[str, Any],
+    supported: Collection[str],
+    known: KnownFields = COMPLETIONS,
+    ignored: Ignored | None = None,
 ) -> None:
     """Checks that a route supports or may ignore all fields of a body; null counts as absent.
 
@@ -142,6 +165,7 @@ def check_supported(
         fields: fields of the body.
         supported: field names that the route supports.
         known: fields that the API knows but does not support.
+        ignored: how unknown fields are ignored; None rejects them.
 
     Raises:
         ApiError: 400 naming the unsupported or unknown field, and what to do instead.
@@ -151,9 +175,45 @@ def check_supported(
             continue
         field = known.unsupported.get(name)
         if field is None:
-            raise bad_request(*_unknown(name, supported))
+            if ignored is None or not ignored.is_beta:
+                raise bad_request(*_unknown(name, supported))
+            ignored.count(name)
+            continue
         if not any(value == harmless for harmless in field.harmless):
             raise bad_request(f"{name} is not supported: {field.instead}", name)
+
+
+def without_unknown(
+    given: Mapping[str, Any], kind: type[msgspec.Struct], ignored: Ignored, where: str = ""
+) -> dict[str, Any]:
+    """An object without the fields that `kind`, or a strict type within it, does not have.
+
+    Args:
+        given: the object.
+        kind: the type to which it will be converted.
+        ignored: counts the removed fields.
+        where: prefix of their names, such as `thinking.`.
+    """
+    kept: dict[str, Any] = {}
+    types = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+    for name, value in given.items():
+        if name not in types:
+            ignored.count(f"{where}{name}")
+            continue
+        is_ours = name in OWN_OBJECTS or not isinstance(value, dict)
+        strict = None if is_ours else _strict_type(types[name])
+        if strict is not None:
+            value = without_unknown(value, strict, ignored, f"{where}{name}.")
+        kept[name] = value
+    return kept
+
+
+def _strict_type(kind: Any) -> type[msgspec.Struct] | None:
+    """The type of an optional field that is a struct without unknown fields, else None."""
+    for option in (kind, *get_args(kind)):
+        if isinstance(option, type) and issubclass(option, msgspec.Struct):
+            return option if option.__struct_config__.forbid_unknown_fields else None
+    return None
 
 
 def _unknown(name: str, supported: Collection[str]) -> tuple[str, str]:

@@ -25,7 +25,19 @@ TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refu
 REASONING_FIELDS = ("reasoning", "reasoning_content", "thinking")
 """Message fields in which chat templates expect reasoning; clients may send the first two."""
 
+OMITTED_NAMES = {
+    "file": "file",
+    "image": "image",
+    "image_url": "image",
+    "input_audio": "audio",
+    "input_file": "file",
+    "input_image": "image",
+    "video_url": "video",
+}
+"""Names of content that is not text, by the type of its part."""
+
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
+_TYPE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def chat_messages(
@@ -37,7 +49,7 @@ def chat_messages(
 ) -> list[dict[str, Any]]:
     """Converts messages to the form that chat templates expect.
 
-    - content is a single string;
+    - content is a single string, in which a note replaces images and other parts than text;
     - `tool_calls` is absent if empty, since templates test for the field; call arguments are
       objects, which templates write as JSON;
     - tool results have the tool's name;
@@ -53,7 +65,7 @@ def chat_messages(
             content becomes reasoning.
 
     Raises:
-        ApiError: 400 if there are no messages, or one has an unknown role, non-text content or
+        ApiError: 400 if there are no messages, or one has an unknown role, malformed content or
             malformed calls.
     """
     if not messages:
@@ -93,11 +105,28 @@ def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
 
 def _part(index: int, part: Any) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
-    field = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
-    text = None if field is None else part.get(field)
+    if not isinstance(kind, str):
+        raise _wrong(index, "content parts must be objects with a type")
+    field = TEXT_PARTS.get(kind)
+    if field is None:
+        return omitted(kind)
+    text = part.get(field)
     if not isinstance(text, str):
-        raise _wrong(index, "content parts must be of type text")
+        raise _wrong(index, f"content parts of type {kind} must have {field}")
     return text
+
+
+def omitted(kind: str) -> str:
+    """The text that replaces content other than text.
+
+    Rejecting it would end the session of a coding agent, which sends its history with each request:
+    images of screenshots, PDFs, and parts that only other servers understand.
+
+    Args:
+        kind: type of the content in the client's API.
+    """
+    name = OMITTED_NAMES.get(kind, kind if _TYPE.fullmatch(kind) else "content")
+    return f"[{name} omitted: this model takes text only]"
 
 
 def _make_calls(assistants: Sequence[tuple[int, dict[str, Any]]]) -> None:

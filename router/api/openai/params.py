@@ -8,7 +8,14 @@ from typing import Any
 import msgspec
 
 from router.api.openai.messages import chat_messages
-from router.api.openai.protocol import ChatRequest, CommonRequest, CompletionRequest, StreamOptions
+from router.api.openai.protocol import (
+    ChatRequest,
+    CommonRequest,
+    CompletionRequest,
+    Effort,
+    ReasoningOptions,
+    StreamOptions,
+)
 from router.api.openai.structured import structured_outputs
 from router.api.openai.tools import ToolUse, tool_use
 from router.errors import bad_request
@@ -220,19 +227,41 @@ def template_arguments(request: ChatRequest, template: ChatTemplate | None) -> d
                 "documents",
             )
         values = {**values, "documents": request.documents}
-    effort = request.reasoning_effort
-    budget = 0 if effort == "none" else request.thinking_token_budget
+    effort, thinks = _reasoning(request)
+    budget = 0 if thinks is False else request.thinking_token_budget
     if budget is not None and template is not None and template.reads(BUDGET_VARIABLE):
         values = {BUDGET_VARIABLE: budget, **values}
-    if effort is None or template is None:
+    if thinks is None or template is None:
         return values
-    thinks = effort != "none"
-    if thinks and not template.reads("reasoning_effort", BUDGET_VARIABLE, *THINKING_SWITCHES):
-        raise bad_request(
-            "this model's chat template does not support reasoning_effort: leave it out",
-            "reasoning_effort",
-        )
-    return {"reasoning_effort": effort, **dict.fromkeys(THINKING_SWITCHES, thinks), **values}
+    if not template.reads("reasoning_effort", BUDGET_VARIABLE, *THINKING_SWITCHES):
+        if thinks and request.reasoning_effort is not None:
+            raise bad_request(
+                "this model's chat template does not support reasoning_effort: leave it out",
+                "reasoning_effort",
+            )
+        return values
+    efforts = {} if effort is None else {"reasoning_effort": effort}
+    return {**efforts, **dict.fromkeys(THINKING_SWITCHES, thinks), **values}
+
+
+def shows_reasoning(request: ChatRequest) -> bool:
+    """Whether responses include the reasoning."""
+    is_excluded = request.reasoning is not None and request.reasoning.exclude
+    return request.include_reasoning is not False and not is_excluded
+
+
+def _reasoning(request: ChatRequest) -> tuple[Effort | None, bool | None]:
+    """The effort, and whether the model reasons; None for the template's default of each."""
+    options = request.reasoning or ReasoningOptions()
+    effort = request.reasoning_effort or options.effort
+    thinking = request.thinking
+    if isinstance(thinking, dict):
+        thinking = {"enabled": True, "disabled": False}.get(str(thinking.get("type")))
+    for thinks in (request.enable_thinking, thinking, options.enabled):
+        if thinks is not None:
+            effort = None if effort == "none" else effort
+            return (effort if thinks else "none"), thinks
+    return effort, None if effort is None else effort != "none"
 
 
 def chat_prompt(

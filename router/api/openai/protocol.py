@@ -10,7 +10,13 @@ import msgspec
 from msgspec import Meta
 
 from router.api.http.body import Payload
-from router.api.openai.fields import COMPLETIONS, KnownFields, check_supported
+from router.api.openai.fields import (
+    COMPLETIONS,
+    Ignored,
+    KnownFields,
+    check_supported,
+    without_unknown,
+)
 from router.api.openai.structured import check_grammar_sizes
 from router.api.openai.values import check_num_values
 from router.errors import ApiError, bad_request
@@ -43,6 +49,16 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether every chunk has the token counts so far; requires `include_usage`."""
     include_obfuscation: bool | None = False
     """Ignored: OpenAI pads chunks against attackers who observe encrypted lengths."""
+
+
+class ReasoningOptions(msgspec.Struct, frozen=True):
+    """`reasoning` of a chat, as in OpenRouter's API: ignored if the chat template does not support
+    reasoning. Its other fields, such as a maximum of tokens, are ignored."""
+
+    effort: Effort | None = None
+    enabled: bool | None = None
+    exclude: bool | None = None
+    """Whether responses omit the reasoning."""
 
 
 class CommonRequest(msgspec.Struct, kw_only=True, frozen=True):
@@ -111,6 +127,11 @@ class ChatRequest(CommonRequest, kw_only=True, frozen=True):
     """Reasoning effort, if the chat template supports it."""
     thinking_token_budget: Annotated[int, Meta(ge=0)] | None = None
     """Maximum tokens of reasoning, which then ends; None for no maximum."""
+    reasoning: ReasoningOptions | None = None
+    enable_thinking: bool | None = None
+    """Whether the model reasons, as in Qwen's API; ignored if the template does not support it."""
+    thinking: bool | dict[str, Any] | None = None
+    """The same as in the APIs of DeepSeek, Z.ai and Moonshot: `{"type": "enabled"}`."""
     include_reasoning: bool | None = True
     """Whether responses include the reasoning."""
     tools: list[dict[str, Any]] | None = None
@@ -154,13 +175,19 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True, frozen=True):
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
-def parse_body(body: Payload, kind: type[Body], known: KnownFields = COMPLETIONS) -> Body:
+def parse_body(
+    body: Payload,
+    kind: type[Body],
+    known: KnownFields = COMPLETIONS,
+    ignored: Ignored | None = None,
+) -> Body:
     """Decodes and validates a body.
 
     Args:
         body: JSON.
         kind: type of the body.
         known: additional fields that the API knows but does not support.
+        ignored: how unknown fields are ignored; None rejects them.
 
     Raises:
         ApiError: 400 for malformed JSON or too many values, and for a field that is missing,
@@ -169,7 +196,10 @@ def parse_body(body: Payload, kind: type[Body], known: KnownFields = COMPLETIONS
     check_num_values(body)
     check_grammar_sizes(body)
     fields = json_object(body)
-    check_supported(fields, kind.__struct_fields__, known)
+    check_supported(fields, kind.__struct_fields__, known, ignored)
+    if ignored is not None and ignored.is_beta:
+        supported = {name: fields[name] for name in kind.__struct_fields__ if name in fields}
+        fields = without_unknown(supported, kind, ignored)
     try:
         return msgspec.convert(fields, analyzed(kind), str_keys=True)
     except (msgspec.ValidationError, OverflowError) as error:

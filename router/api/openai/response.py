@@ -14,6 +14,7 @@ from router.api.http.errors import send_error
 from router.api.http.parts import SEND_PART
 from router.api.http.slices import SLICE_BYTES
 from router.api.openai.blocks import BlockWriter
+from router.api.openai.pings import Pings
 from router.api.openai.writer import ResponseWriter
 from router.errors import ApiError, rejected
 from router.serving import Completion, Generation
@@ -41,6 +42,7 @@ class GenerationResponse(Response):
         stream: whether to send server-sent events instead of one JSON body at the end.
         account: account of the request, which is charged for the tokens.
         streams: disconnects clients that do not read their responses.
+        has_pings: whether a stream without output is kept alive by pings.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class GenerationResponse(Response):
         stream: bool,
         account: Account,
         streams: ClientStreams,
+        has_pings: bool = True,
     ) -> None:
         super().__init__()
         self._streams = streams
@@ -60,6 +63,11 @@ class GenerationResponse(Response):
         self._request_id = request_id
         self._stream = stream
         self._account = account
+        self._has_pings = has_pings
+        self._has_head = False
+        """Whether the head of the stream has been sent."""
+        self._is_flushed = False
+        """Whether output of the stream has been sent."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Runs the generation until it ends or the client disconnects."""
@@ -84,15 +92,14 @@ class GenerationResponse(Response):
         """Starts the generation and sends the response; returns the message of the error that was
         sent instead, else None."""
         generation = self._generation
-        send_part = scope.get(SEND_PART, send)
         try:
+            if self._stream:
+                async with self._streams.watched(send, generation) as stream:
+                    return await self._send_stream(stream, scope.get(SEND_PART, send))
             await generation.start()
             self._account.spend_prompt(generation.num_prompt_tokens)
             async with self._streams.watched(send, generation) as stream:
-                if self._stream:
-                    await self._send_events(stream, send_part)
-                else:
-                    await self._send_whole(stream.send)
+                await self._send_whole(stream.send)
         except ApiError as error:
             headers = self._account.headers()
             await send_error(send, error, self._request_id, headers=headers, path=scope["path"])
@@ -121,19 +128,50 @@ class GenerationResponse(Response):
             },
         )
 
-    async def _send_events(self, stream: ClientStream, send_part: Send) -> None:
-        """Sends a stream; `send_part` sends the parts between its head and its end."""
+    async def _send_stream(self, stream: ClientStream, send_part: Send) -> str | None:
+        """Starts the generation and sends a stream; returns the message of an error before the
+        first output, else None. Raises ApiError if the head of the stream has not been sent.
+
+        Args:
+            stream: the client.
+            send_part: sends the parts between the head of the stream and its end.
+        """
+        generation, pings = self._generation, None
+        if self._has_pings:
+            pings = Pings(lambda: self._send_ping(stream, send_part), self._streams.limits)
+        try:
+            try:
+                await generation.start()
+            except ApiError as error:
+                if pings is not None:
+                    await pings.finish()
+                if not self._has_head:
+                    raise
+                await self._send_end(stream, self._writer.failure(error))
+                return error.message
+            self._account.spend_prompt(generation.num_prompt_tokens)
+            if pings is not None:
+                pings.accepted()
+            await self._send_events(stream, send_part, pings)
+        finally:
+            if pings is not None:
+                pings.close()
+        return None
+
+    async def _send_events(
+        self, stream: ClientStream, send_part: Send, pings: Pings | None
+    ) -> None:
+        """Sends the events of a stream, see `_send_stream`."""
         generation, chunk = self._generation, self._writer.chunk
         clock = asyncio.get_running_loop().time
-        # Send the head with the first output, so that a request rejected in its worker's queue
-        # still gets an error status.
-        head: dict[str, object] | None = self._head(EVENT_STREAM)
+        # The head is sent with the first output or ping, so that a request rejected in its worker's
+        # queue still gets an error status.
         body = self._writer.first()
         num_first = len(body)
         failed: ApiError | None = None
         is_ended = generation.finished
         while not is_ended and failed is None:
-            completions = await generation.take()
+            completions = await _taken(generation, pings)
             until = 0.0
             for completion in completions:
                 if completion.error is not None:
@@ -148,34 +186,56 @@ class GenerationResponse(Response):
                             until = clock() + MAX_WORK_S
                     body += part
                     if len(body) >= SLICE_BYTES:
-                        await self._send_part(stream, send_part, head, body)
-                        head, body, num_first = None, b"", 0
+                        await self._send_part(stream, send_part, body)
+                        body, num_first = b"", 0
                 if completion.finish_reason is not None:
                     is_ended = generation.finished
             if len(body) > num_first and failed is None and not is_ended:
-                await self._send_part(stream, send_part, head, body)
-                head, body, num_first = None, b"", 0
-        if head is not None:
-            if failed is not None:
-                raise failed
-            await stream.send(head)
+                await self._send_part(stream, send_part, body)
+                body, num_first = b"", 0
+                if pings is not None:
+                    pings.sent_at = clock()
+        if failed is not None and not self._has_head:
+            raise failed
         # After a 200 status, errors are sent as the last event of the stream.
         end = self._writer.last() if failed is None else self._writer.failure(failed)
-        await stream.send({"type": "http.response.body", "body": body + end, "more_body": False})
-        if head is not None:
-            generation.flushed(clock())
+        await self._send_end(stream, body + end)
 
-    async def _send_part(
-        self, stream: ClientStream, send_part: Send, head: dict[str, object] | None, body: bytes
-    ) -> None:
-        """Sends a part of the body, preceded by `head` if that is not None."""
-        if head is not None:
-            await stream.send(head)
+    async def _send_ping(self, stream: ClientStream, send_part: Send) -> None:
+        """Sends a ping, after the head of the stream if that has not been sent."""
+        body = self._writer.ping()
+        await self._send_head(stream)
         stream.begun = message = {**PART, "body": body}
         await send_part(message)
         stream.done = message
-        if head is not None:
-            self._generation.flushed(asyncio.get_running_loop().time())
+
+    async def _send_part(self, stream: ClientStream, send_part: Send, body: bytes) -> None:
+        """Sends a part of the body, after the head of the stream if that has not been sent."""
+        if not self._has_head:
+            await self._send_head(stream)
+        stream.begun = message = {**PART, "body": body}
+        await send_part(message)
+        stream.done = message
+        if not self._is_flushed:
+            self._flushed()
+
+    async def _send_end(self, stream: ClientStream, body: bytes) -> None:
+        """Sends the end of a stream."""
+        await self._send_head(stream)
+        await stream.send({"type": "http.response.body", "body": body, "more_body": False})
+        if not self._is_flushed:
+            self._flushed()
+
+    async def _send_head(self, stream: ClientStream) -> None:
+        """Sends the head of a stream, once."""
+        if not self._has_head:
+            self._has_head = True
+            await stream.send(self._head(EVENT_STREAM))
+
+    def _flushed(self) -> None:
+        """Records that the first output has been sent."""
+        self._is_flushed = True
+        self._generation.flushed(asyncio.get_running_loop().time())
 
     async def _send_whole(self, send: Send) -> None:
         generation = self._generation
@@ -219,6 +279,18 @@ class GenerationResponse(Response):
         else:
             headers.append((b"content-length", b"%d" % length))
         return {"type": "http.response.start", "status": 200, "headers": headers}
+
+
+async def _taken(generation: Generation, pings: Pings | None) -> list[Completion]:
+    """Waits for completions with new output, while pings may be sent."""
+    if pings is None:
+        return await generation.take()
+    pings.is_waiting = True
+    completions = await generation.take()
+    pings.is_waiting = False
+    if pings.task is not None:
+        await pings.finish()
+    return completions
 
 
 def _failure(completion: Completion) -> ApiError:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from router.api.openai.fields import Ignored, without_unknown
 from router.api.openai.protocol import ChatRequest
 from router.errors import ApiError, bad_request
 from router.parsers import (
@@ -29,7 +30,7 @@ from worker.protocol.structured import StructuredOutputsParams
 from worker.protocol.text.chat_template import ChatTemplate
 from worker.protocol.text.tokenizer import Tokenizer
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
 
 _SHORT_ID = string.ascii_letters + string.digits
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -183,12 +184,30 @@ def _form(tag: Mapping[str, Any]) -> StructuredOutputsParams:
         raise bad_request(f"tools: {error}", "tools") from error
 
 
-def given_tool(index: int, given: Mapping[str, Any], kind: type[T]) -> T:
-    """A tool of another API, converted to its type. Raises ApiError (400) if that fails."""
+def given_tool(index: int, given: Mapping[str, Any], kind: type[T], ignored: Ignored) -> T:
+    """A tool of another API, converted to its type. Raises ApiError (400) if that fails.
+
+    Args:
+        index: index of the tool in the body.
+        given: the tool.
+        kind: its type.
+        ignored: how unknown fields are ignored.
+    """
+    if ignored.is_beta:
+        given = without_unknown(given, kind, ignored, "tools.")
     try:
         return msgspec.convert(given, analyzed(kind))
     except msgspec.ValidationError as error:
         raise bad_request(f"tools[{index}]: {error}", "tools") from error
+
+
+def unavailable_tools(names: Sequence[str]) -> str:
+    """A note for the system message about tools that this server cannot run; empty for none.
+
+    Without it, a model makes up the results of a search that it was asked for.
+    """
+    shown = [name for name in dict.fromkeys(names) if _NAME.fullmatch(name)]
+    return f"Tools that are not available: {', '.join(shown)}." if shown else ""
 
 
 def function_tool(

@@ -20,6 +20,7 @@ from router.api.openai.logprobs import (
     prompt_logprobs,
     token_text,
 )
+from router.api.openai.pings import COMMENT
 from router.api.openai.protocol import StreamOptions
 from router.errors import ApiError
 from router.fleet import PromptBlocks
@@ -116,6 +117,10 @@ class ResponseWriter(ABC):
     def first(self) -> bytes:
         """Events at the start of a stream, before any text."""
         return b""
+
+    def ping(self) -> bytes:
+        """An event without effect, which keeps a stream alive."""
+        return COMMENT
 
     def chunk(self, completion: Completion) -> Iterable[bytes]:
         """A server-sent event with all new output of a completion, in slices; empty if there is

@@ -10,6 +10,7 @@ from starlette.types import Message, Scope
 
 from router.api.http.account import Account
 from router.api.http.parts import SEND_PART
+from router.api.openai.pings import COMMENT
 from router.api.openai.response import GenerationResponse
 from router.errors import ApiError
 
@@ -21,10 +22,12 @@ class EventLog:
     """The server-sent events of a streamed response, which any number of clients can read.
 
     Args:
+        ping_s: seconds without an event after which clients get a ping.
         events: all events of a completed response; None for a new response.
     """
 
-    def __init__(self, events: bytes | None = None) -> None:
+    def __init__(self, ping_s: float, events: bytes | None = None) -> None:
+        self._ping_s = ping_s
         self.is_over = events is not None
         """Whether no more events will follow."""
         self._events = [] if events is None else events.split(END)[:-1]
@@ -49,7 +52,7 @@ class EventLog:
         return b"".join(event + END for event in self._events)
 
     async def follow(self, after: int) -> AsyncIterator[bytes]:
-        """Yields the events after number `after`, and waits for new ones."""
+        """Yields the events after number `after`, and waits for new ones; pings have no number."""
         at = after + 1
         while True:
             events, is_over, news = self._events[at:], self.is_over, self._news
@@ -59,7 +62,11 @@ class EventLog:
             elif is_over:
                 return
             else:
-                await news.wait()
+                try:
+                    async with asyncio.timeout(self._ping_s):
+                        await news.wait()
+                except TimeoutError:
+                    yield COMMENT
 
     def _wake(self) -> None:
         self._news.set()

@@ -43,24 +43,18 @@ class TextConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`text`: options of the output text."""
 
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
-    """Other values are rejected, since no model supports verbosity."""
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """Ignored: no served model supports it."""
 
 
 class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`reasoning`: the effort. Other fields are ignored: reasoning is always returned in full."""
 
     effort: Effort | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = None
-    generate_summary: Literal["auto", "concise", "detailed"] | None = None
-    context: Literal["auto"] | None = None
-    mode: Literal["standard"] | None = None
-
-
-class ResponseStreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`stream_options`, ignored: streams have no padding."""
-
-    include_obfuscation: bool | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+    context: str | None = None
+    mode: str | None = None
 
 
 class FunctionTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,6 +68,27 @@ class FunctionTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     defer_loading: bool | None = None
     """Ignored, as are the fields below: the prompt has all tools, and only the model calls them."""
     output_schema: dict[str, Any] | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+    run_async: Literal[False] | None = msgspec.field(default=None, name="async")
+
+
+class CustomFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`format` of a custom tool: its input is free text, or matches a grammar."""
+
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = None
+    definition: str | None = None
+
+
+class CustomTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A tool that the client runs on a text instead of JSON arguments."""
+
+    type: Literal["custom"]
+    name: str
+    description: str | None = None
+    format: CustomFormat | None = None
+    defer_loading: bool | None = None
+    """Ignored, as are the fields below: the prompt has all tools, and only the model calls them."""
     allowed_callers: list[Literal["direct"]] | None = None
     run_async: Literal[False] | None = msgspec.field(default=None, name="async")
 
@@ -109,7 +124,8 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, frozen=True):
     store: bool | None = True
     background: bool | None = False
     stream: bool | None = False
-    stream_options: ResponseStreamOptions | None = None
+    stream_options: dict[str, Any] | None = None
+    """Ignored: streams have no padding, and always include the token counts."""
     prompt_cache_key: str | None = None
     user: str | None = None
     top_k: int | None = None
@@ -128,7 +144,6 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, frozen=True):
 
 _OTHERS = {
     "image": UnsupportedField(({},), "only text is supported"),
-    "context_management": UnsupportedField(([],), "use truncation"),
     "conversation": UnsupportedField(instead="use previous_response_id"),
     "max_tokens": UnsupportedField(instead="use max_output_tokens"),
     "messages": UnsupportedField(instead="use input, or /v1/chat/completions"),
@@ -144,6 +159,8 @@ KNOWN = KnownFields(
     frozenset(
         (
             "access_programs",
+            "client_metadata",
+            "context_management",  # not applied: clients compact if the context length is exceeded
             "max_tool_calls",  # for built-in tools, which are not supported
             "prompt_cache_options",
             "prompt_cache_retention",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from starlette.requests import Request
@@ -14,13 +14,20 @@ from starlette.responses import Response
 from router.api.http.account import account_of
 from router.api.http.body import Bodies
 from router.api.openai import params
-from router.api.openai.completions import CompletionRoutes, Prepared, request_id_of
+from router.api.openai.completions import (
+    CompletionRoutes,
+    Prepared,
+    ignored_parts,
+    request_id_of,
+)
+from router.api.openai.fields import Ignored
 from router.api.openai.logprobs import ChatLogprobs
 from router.api.openai.protocol import ChatRequest, parse_body
 from router.api.openai.tokenize import encoded_chat
 from router.api.openai.values import check_num_values
 from router.api.responses.background import BackgroundRun, EventLog
-from router.api.responses.chat import NAMES, Messages, Turns, chat_of, messages_of
+from router.api.responses.chat import NAMES, Turns, chat_of
+from router.api.responses.items import Messages, messages_of
 from router.api.responses.peers import (
     Operation,
     Outcome,
@@ -29,7 +36,9 @@ from router.api.responses.peers import (
     event_stream,
 )
 from router.api.responses.protocol import KNOWN, ResponsesRequest
+from router.api.responses.response import overflow_events
 from router.api.responses.store import ResponseStore, Stored
+from router.api.responses.tools import ClientTools, client_tools
 from router.api.responses.writer import ResponsesWriter
 from router.errors import ApiError, bad_request
 from router.gateway import Gateway
@@ -61,10 +70,11 @@ class ResponsesRoutes:
         account = account_of(request)
         account.request_id = request_id_of(request)
         run = self._gateway.pool.run_if_large
+        ignored = ignored_parts(self._gateway, request, "responses")
         async with self._bodies.read(request) as payload:
 
             def read() -> tuple[ResponsesRequest, ServedModel]:
-                body = parse_body(payload, ResponsesRequest, KNOWN)
+                body = parse_body(payload, ResponsesRequest, KNOWN, ignored)
                 return body, account.permitted(self._gateway, body.model)
 
             body, model = await run(read, size=len(payload), owner=account.name)
@@ -74,15 +84,27 @@ class ResponsesRoutes:
             if body.previous_response_id is not None:
                 before = await self._messages(account.name, body.previous_response_id)
             num_bytes = len(payload) + len(before)
-            chat, messages = await run(
-                lambda: _conversation(body, before), size=num_bytes, owner=account.name
+            turn = await run(
+                lambda: _turn(body, before, ignored), size=num_bytes, owner=account.name
             )
+            chat = turn.chat
             if body.truncation == "auto":
                 chat = await _shortened(chat, model, account.name, num_bytes)
-            prepared = await self._completions.prepare(
-                request, lambda: chat, lambda chat: chat, num_bytes=num_bytes, names=NAMES
-            )
-        return self._respond(request, body, prepared, messages)
+            try:
+                prepared = await self._completions.prepare(
+                    request, lambda: chat, lambda chat: chat, num_bytes=num_bytes, names=NAMES
+                )
+            except ApiError as error:
+                if error.overflow is None or not body.stream or body.background:
+                    raise
+                events = overflow_events(
+                    body,
+                    error,
+                    response_id=self._store.new_id(),
+                    model=body.model or model.route.name,
+                )
+                return _json(events, account.request_id, "text/event-stream; charset=utf-8")
+        return self._respond(request, body, prepared, turn)
 
     async def retrieve(self, request: Request) -> Response:
         """GET /v1/responses/ID: a stored response, or its stream replayed. Raises ApiError."""
@@ -160,20 +182,20 @@ class ResponsesRoutes:
                 "only responses with background and stream can be streamed again: omit stream",
                 "stream",
             )
-        return EventLog(stored.events)
+        return EventLog(self._completions.ping_s, stored.events)
 
     def _respond(
         self,
         request: Request,
         body: ResponsesRequest,
         chat: Prepared[ChatRequest],
-        messages: bytes,
+        turn: _Turn,
     ) -> Response:
         model, owner = chat.checked.model, chat.account.name
         response_id = self._store.new_id()
         sampling = chat.checked.feasibility.sampling
         num_top = params.chat_logprobs(chat.body)
-        ended = partial(self._keep, owner, response_id, messages)
+        ended = partial(self._keep, owner, response_id, turn.messages)
         writers: list[ResponsesWriter] = []
 
         def make_writer(generation: Generation) -> ResponsesWriter:
@@ -185,6 +207,7 @@ class ResponsesRoutes:
                 model=body.model or model.route.name,
                 body=body,
                 dialect=model.dialect,
+                tools=turn.tools,
                 temperature=sampling.temperature,
                 top_p=sampling.top_p,
                 logprobs=None if num_top is None else ChatLogprobs(model.tokenizer, num_top),
@@ -193,13 +216,15 @@ class ResponsesRoutes:
             writers.append(writer)
             return writer
 
-        response = self._completions.respond(request, chat, make_writer)
+        response = self._completions.respond(
+            request, chat, make_writer, has_pings=not body.background
+        )
         if not body.background:
             return response
         [writer] = writers
         queued = writer.response("queued")
-        self._keep(owner, response_id, messages, queued, None)
-        log = EventLog() if body.stream else None
+        self._keep(owner, response_id, turn.messages, queued, None)
+        log = EventLog(self._completions.ping_s) if body.stream else None
         self._running[owner, response_id] = BackgroundRun(
             response,
             request.scope,
@@ -263,15 +288,33 @@ async def _shortened(
     return turns.without(number)
 
 
-def _conversation(body: ResponsesRequest, before: bytes) -> tuple[ChatRequest, bytes]:
-    """The chat of a body and its messages as JSON; `before` are earlier ones. Raises ApiError
-    (400)."""
+class _Turn(NamedTuple):
+    """A turn of a conversation."""
+
+    chat: ChatRequest
+    messages: bytes
+    """Messages of the conversation before the response, without `instructions`, as JSON."""
+    tools: ClientTools
+
+
+def _turn(body: ResponsesRequest, before: bytes, ignored: Ignored) -> _Turn:
+    """The turn of a body.
+
+    Args:
+        body: the body.
+        before: earlier messages, as JSON.
+        ignored: counts tools that are ignored.
+
+    Raises:
+        ApiError: 400 if the body is malformed.
+    """
     check_num_values(before)
     earlier: Messages = msgspec.json.decode(before)
     messages = [*earlier, *messages_of(body.input)]
-    return chat_of(body, messages), msgspec.json.encode(messages)
+    tools = client_tools(body.tools, ignored)
+    return _Turn(chat_of(body, messages, tools), msgspec.json.encode(messages), tools)
 
 
-def _json(body: bytes, request_id: str) -> Response:
+def _json(body: bytes, request_id: str, media_type: str = "application/json") -> Response:
     headers = {"x-request-id": request_id}
-    return Response(body, media_type="application/json", headers=headers)
+    return Response(body, media_type=media_type, headers=headers)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from router.api.openai.blocks import Block, BlockWriter, event
 from router.api.openai.logprobs import ChatLogprobs
+from router.api.openai.pings import COMMENT
 from router.api.openai.tools import new_call_id
 from router.api.responses.protocol import ResponsesRequest
+from router.api.responses.response import COMPLETED, error_of, response_of
+from router.api.responses.tools import BEGUN, ClientTool, ClientTools, InputText, escaped
 from router.errors import ApiError
-from router.parsers import Dialect, closed
+from router.parsers import Content, Dialect, Piece, closed
 
-COMPLETED = "completed"
+KEEPALIVE = 12
+"""Number of pings of which one is an event instead of a comment: with the usual period, one in two
+minutes."""
 CUT = ("length", "abort", "error")
 """Finish reasons that leave the last item incomplete."""
 _PREFIXES = {"thought": "rs", "text": "msg", "call": "fc"}
@@ -35,6 +40,7 @@ class ResponsesWriter(BlockWriter):
         top_p: top-p of sampling.
         logprobs: format of log-probabilities of the text; None for none.
         dialect: the model's format of reasoning and tool calls.
+        tools: the client's tools.
         ended: called at the end with the complete response and the message that it adds to the
             conversation; None if it is not stored.
         kwargs: keyword arguments of BlockWriter.
@@ -48,17 +54,25 @@ class ResponsesWriter(BlockWriter):
         top_p: float,
         logprobs: ChatLogprobs | None,
         dialect: Dialect,
+        tools: ClientTools,
         ended: Callable[[dict[str, Any], dict[str, Any]], None] | None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._body = body
-        self._sampled_at = {"temperature": temperature, "top_p": top_p}
+        self._temperature, self._top_p = temperature, top_p
         self._logprobs = logprobs
         self._dialect = dialect
+        self._tools = tools
+        self._forced = tools.forced_grammar(body.tool_choice)
+        """Custom tool of whose input the text consists; None for none."""
+        self._inputs: dict[int, InputText] = {}
+        """Inputs of custom tools by index of the block."""
         self._ended = ended
         self._created = int(time.time())
         self._num_events = 0
+        self._num_idle = 0
+        """Number of pings after the first."""
         self._items: list[dict[str, Any]] = []
         """Output items, one per block."""
         self._scored: list[dict[str, Any]] = []
@@ -80,6 +94,12 @@ class ResponsesWriter(BlockWriter):
             "response.in_progress", response=response
         )
 
+    def idle(self) -> bytes:
+        """A comment. Every KEEPALIVE-th is an event `keepalive`, as OpenAI's API sends, because
+        Codex disconnects after 300 s without an event; others reject that event."""
+        self._num_idle += 1
+        return self._event("keepalive") if self._num_idle % KEEPALIVE == 0 else COMMENT
+
     def opened(self, block: Block) -> bytes:
         """Events for a new item and its text part."""
         item: dict[str, Any] = {"id": f"{_PREFIXES[block.kind]}_{secrets.token_hex(16)}"}
@@ -88,9 +108,7 @@ class ResponsesWriter(BlockWriter):
         elif block.kind == "text":
             item |= {"type": "message", "role": "assistant", "content": []}
         else:
-            call_id = new_call_id(self._dialect)
-            item |= {"type": "function_call", "call_id": call_id, "name": block.name}
-            item["arguments"] = ""
+            item |= self._call(block)
         item["status"] = "in_progress"
         self._items.append(item)
         added = self._event("response.output_item.added", output_index=block.index, item=item)
@@ -99,8 +117,37 @@ class ResponsesWriter(BlockWriter):
         part = self._part(block, "", [])
         return added + self._part_event("response.content_part.added", block, part=part)
 
+    def _call(self, block: Block) -> dict[str, Any]:
+        """Fields of a new call's item."""
+        tool = self._tools.by_name.get(block.name) or ClientTool(kind="function", name=block.name)
+        fields: dict[str, Any] = {"call_id": new_call_id(self._dialect), "name": tool.name}
+        if tool.namespace is not None:
+            fields["namespace"] = tool.namespace
+        if tool.kind == "function":
+            return {"type": "function_call", **fields, "arguments": ""}
+        self._inputs[block.index] = InputText()
+        return {
+            "id": f"ctc_{secrets.token_hex(16)}",
+            "type": "custom_tool_call",
+            **fields,
+            "input": "",
+        }
+
+    def _take(self, piece: Piece) -> Iterator[bytes]:
+        """Adds a piece; text that a custom tool's grammar enforces is its input."""
+        if self._forced is None or not isinstance(piece, Content):
+            yield from super()._take(piece)
+            return
+        if not self.is_open or self.blocks[-1].kind != "call":
+            name = self._forced.name
+            yield from self._open("call", name)
+            yield from self._add("call", BEGUN)
+        yield from self._add("call", escaped(piece.text))
+
     def added(self, block: Block, text: str) -> bytes:
         """The delta with text of an item, or arguments of a call."""
+        if (given := self._inputs.get(block.index)) is not None:
+            return self._input_delta(block, given.push(text))
         fields: dict[str, Any] = {"delta": text}
         scored, self._scored = self._scored, []
         if block.kind == "text":
@@ -113,10 +160,12 @@ class ResponsesWriter(BlockWriter):
         item, text = self._items[block.index], block.text
         is_cut = self.completion.finish_reason in CUT and block is self.blocks[-1]
         item["status"] = "incomplete" if is_cut else COMPLETED
-        if block.kind == "call":
+        if (given := self._inputs.get(block.index)) is not None:
+            events = self._input_done(block, given)
+        elif block.kind == "call":
             item["arguments"] = text
             events = self._part_event(
-                "response.function_call_arguments.done", block, name=block.name, arguments=text
+                "response.function_call_arguments.done", block, name=item["name"], arguments=text
             )
         else:
             part = self._part(block, text, block.extras)
@@ -131,6 +180,21 @@ class ResponsesWriter(BlockWriter):
         return events + self._event(
             "response.output_item.done", output_index=block.index, item=item
         )
+
+    def _input_delta(self, block: Block, text: str) -> bytes:
+        """The delta with text of a custom tool's input; empty for none."""
+        self._items[block.index]["input"] += text
+        name = "response.custom_tool_call_input.delta"
+        return self._part_event(name, block, delta=text) if text else b""
+
+    def _input_done(self, block: Block, given: InputText) -> bytes:
+        """Events at the end of a custom tool's input."""
+        if self._forced is not None:
+            given.push('"}')
+            block.parts.append('"}')
+        rest = self._input_delta(block, given.end())
+        text = self._items[block.index]["input"]
+        return rest + self._part_event("response.custom_tool_call_input.done", block, input=text)
 
     def last(self) -> bytes:
         """The event with the complete response; for a cancelled one preceded by the missing
@@ -157,8 +221,7 @@ class ResponsesWriter(BlockWriter):
         for _ in self.end_block():
             pass
         response = self.response("failed")
-        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
-        response["error"] = {"code": code, "message": error.message}
+        response["error"] = error_of(error)
         return self._over(response)
 
     def _over(self, response: dict[str, Any]) -> dict[str, Any]:
@@ -168,37 +231,18 @@ class ResponsesWriter(BlockWriter):
 
     def response(self, status: str) -> dict[str, Any]:
         """The response with a status; output and usage are included if the status is final."""
-        body = self._body
         is_over = status not in ("queued", "in_progress")
-        reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        return {
-            "id": self.response_id,
-            "object": "response",
-            "created_at": self._created,
-            "completed_at": int(time.time()) if status == COMPLETED else None,
-            "status": status,
-            "background": bool(body.background),
-            "error": None,
-            "incomplete_details": reason,
-            "instructions": body.instructions,
-            "max_output_tokens": body.max_output_tokens,
-            "metadata": body.metadata or {},
-            "model": self.model,
-            "output": list(self._items) if is_over else [],
-            "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": body.previous_response_id,
-            "prompt_cache_key": body.prompt_cache_key,
-            "reasoning": body.reasoning or {"effort": None, "summary": None},
-            "store": body.store is not False,
-            **self._sampled_at,
-            "text": body.text or {"format": {"type": "text"}},
-            "tool_choice": body.tool_choice or "auto",
-            "tools": body.tools or [],
-            "top_logprobs": body.top_logprobs or 0,
-            "truncation": body.truncation or "disabled",
-            "usage": self._usage() if is_over else None,
-            "user": body.user,
-        }
+        return response_of(
+            self._body,
+            status,
+            response_id=self.response_id,
+            model=self.model,
+            created=self._created,
+            temperature=self._temperature,
+            top_p=self._top_p,
+            output=self._items if is_over else (),
+            usage=self._usage() if is_over else None,
+        )
 
     def _message(self) -> dict[str, Any]:
         """The output as an assistant message of the conversation."""

@@ -1,0 +1,369 @@
+"""Coding agents get an answer to each of their requests, for as long as a session lasts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from router.metrics.http import MAX_IGNORED_FIELDS, OTHER, IgnoredFields
+from tests.support.effort import IS_LONG
+from tests.support.router.agent import prompt_of
+from tests.support.router.agent_clients import (
+    CITY,
+    CLAUDE_HISTORY,
+    CLIENTS,
+    CODEX_TOOLS,
+    DATA_URL,
+    PATCH_GRAMMAR,
+    PNG,
+    SEARCH,
+)
+from tests.support.router.rig import Rig
+from worker.protocol.messages import Submit
+
+WEATHER = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern"}}\n</tool_call>'
+PATCH = '*** Begin Patch\n"ü🙂"\\\t\n*** End Patch'
+NOTE = "[image omitted: this model takes text only]"
+
+
+def play(rig: Rig, answer: str) -> None:
+    """Scripts the model's answer, after reasoning if the prompt has begun that."""
+
+    def script(submit: Submit) -> list[int]:
+        last = memoryview(submit.prompt).cast("i").tolist()[-32:]
+        is_thinking = rig.tokenizer.decode(last).endswith("<think>\n")
+        return [*rig.tokenizer.encode(f"hm\n</think>\n\n{answer}" if is_thinking else answer), 2]
+
+    for worker in rig.workers:
+        worker.script = script
+
+
+async def send(rig: Rig, name: str, **fields: Any) -> httpx.Response:
+    client = CLIENTS[name]
+    body = {**client.body, **fields}
+    response = await rig.client.post(client.path, json=body, headers=dict(client.headers))
+    assert response.status_code == 200, response.text
+    return response
+
+
+def events_of(response: httpx.Response) -> list[dict[str, Any]]:
+    lines = response.text.split("\n")
+    data = [line[6:] for line in lines if line.startswith("data: ")]
+    return [json.loads(text) for text in data if text != "[DONE]"]
+
+
+def answer_of(response: httpx.Response, path: str) -> tuple[str, list[tuple[str, Any]]]:
+    """Text and calls of a response, streamed or not."""
+    is_stream = response.headers["content-type"].startswith("text/event-stream")
+    if "chat" in path:
+        return _of_chat(response, is_stream)
+    if "messages" in path:
+        return _of_messages(response, is_stream)
+    items = (events_of(response)[-1]["response"] if is_stream else response.json())["output"]
+    texts = [
+        part["text"] for item in items if item["type"] == "message" for part in item["content"]
+    ]
+    calls = [
+        (item["name"], item.get("arguments", item.get("input")))
+        for item in items
+        if item["type"].endswith("_call")
+    ]
+    return "".join(texts), calls
+
+
+def _of_chat(response: httpx.Response, is_stream: bool) -> tuple[str, list[tuple[str, Any]]]:
+    if not is_stream:
+        message = response.json()["choices"][0]["message"]
+        calls = [call["function"] for call in message.get("tool_calls", ())]
+        return message["content"] or "", [(call["name"], call["arguments"]) for call in calls]
+    deltas = [c["delta"] for event in events_of(response) for c in event["choices"]]
+    whole: dict[int, list[str]] = {}
+    for call in (call for delta in deltas for call in delta.get("tool_calls", ())):
+        made = whole.setdefault(call["index"], ["", ""])
+        made[0] += call["function"].get("name", "")
+        made[1] += call["function"]["arguments"]
+    text = "".join(delta.get("content") or "" for delta in deltas)
+    return text, [(name, arguments) for name, arguments in whole.values()]
+
+
+def _of_messages(response: httpx.Response, is_stream: bool) -> tuple[str, list[tuple[str, Any]]]:
+    if not is_stream:
+        blocks = response.json()["content"]
+        texts = [block["text"] for block in blocks if block["type"] == "text"]
+        return "".join(texts), [(b["name"], b["input"]) for b in blocks if "input" in b]
+    events = events_of(response)
+    texts = [e["delta"].get("text", "") for e in events if e["type"] == "content_block_delta"]
+    calls = []
+    for event in events:
+        if event["type"] == "content_block_start" and "input" in event["content_block"]:
+            calls.append([event["content_block"]["name"], ""])
+        elif event["type"] == "content_block_delta" and "partial_json" in event["delta"]:
+            calls[-1][1] += event["delta"]["partial_json"]
+    return "".join(texts), [(name, json.loads(given)) for name, given in calls]
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+async def test_requests_of_agents_are_answered(agent: Rig, name: str) -> None:
+    has_tools = "tools" in CLIENTS[name].body
+    play(agent, f"I look.\n{WEATHER}" if has_tools else "I look.")
+    path = CLIENTS[name].path
+    options = {"stream_options": {"include_usage": True}} if "chat" in path else {}
+    whole = answer_of(await send(agent, name), path)
+    streamed = answer_of(await send(agent, name, stream=True, **options), path)
+    assert whole == streamed
+    text, calls = whole
+    assert text == "I look."
+    given = {"city": "Bern"}
+    assert [(n, json.loads(g) if isinstance(g, str) else g) for n, g in calls] == (
+        [("get_weather", given)] if has_tools else []
+    )
+    if has_tools:
+        prompt = prompt_of(agent)
+        assert NOTE in prompt
+        assert "sunny" in prompt
+        assert PNG[:20] not in prompt
+
+
+async def test_what_is_ignored_is_counted(agent: Rig) -> None:
+    await send(agent, "claude code")
+    await send(agent, "codex")
+    counts = agent.gateway.http.ignored.counts()
+    assert counts == dict.fromkeys(
+        [
+            ("messages", "tomorrows_field"),
+            ("messages", "thinking.tomorrows_option"),
+            ("messages", "tools.tomorrows_option"),
+            ("messages", "tools.web_search_20250305"),
+            ("messages", "context_management.clear_thinking_20251015"),
+            ("messages", "context_management.clear_tool_uses_20250919"),
+            ("messages", "context_management.compact_20260112"),
+            ("responses", "tools.web_search"),
+            ("responses", "tools.local_shell"),
+            ("responses", "tools.tool_search"),
+        ],
+        1,
+    )
+    text = (await agent.client.get("/metrics")).text
+    assert 'api="messages",field="tomorrows_field"' in text
+
+
+def test_labels_of_ignored_fields_are_bounded() -> None:
+    fields = IgnoredFields()
+    for number in range(1000):
+        fields.add("messages", f"field_{number}")
+    fields.add("messages", 'odd"\n')
+    counts = fields.counts()
+    assert len(counts) == MAX_IGNORED_FIELDS + 1
+    assert sum(counts.values()) == 1001
+    assert counts["messages", OTHER] == 1001 - MAX_IGNORED_FIELDS
+
+
+async def test_unknown_fields_need_the_header_and_own_fields_stay_strict(agent: Rig) -> None:
+    client = CLIENTS["claude code"]
+    response = await agent.client.post(client.path, json=client.body)
+    assert (response.status_code, "tomorrows_field" in response.text) == (400, True)
+    for field, value in (("slo", {"ttft": 1}), ("priority", 99), ("seed", "x")):
+        response = await agent.client.post(
+            client.path, json={**client.body, field: value}, headers=dict(client.headers)
+        )
+        assert (response.status_code, field in response.text) == (400, True)
+
+
+async def test_a_search_without_a_search_tool_says_so(agent: Rig) -> None:
+    """Claude Code's WebSearch is a request of its own that forces the tool."""
+    response = await send(
+        agent,
+        "claude code",
+        tools=[SEARCH],
+        tool_choice={"type": "tool", "name": "web_search"},
+    )
+    assert response.json()["stop_reason"] == "end_turn"
+    assert "Be brief.\nTools that are not available: web_search." in prompt_of(agent)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_custom_tools_have_text_as_input(agent: Rig, stream: bool) -> None:
+    given = json.dumps({"name": "apply_patch", "arguments": {"input": PATCH}})
+    play(agent, f"<tool_call>{given}</tool_call>")
+    response = await send(agent, "codex", stream=stream)
+    made = events_of(response)[-1]["response"] if stream else response.json()
+    item = made["output"][-1]
+    assert item.pop("id").startswith("ctc_")
+    assert item.pop("call_id").startswith("call_")
+    assert item == {
+        "type": "custom_tool_call",
+        "name": "apply_patch",
+        "input": PATCH,
+        "status": "completed",
+    }
+    if stream:
+        kind = "response.custom_tool_call_input"
+        deltas = [e["delta"] for e in events_of(response) if e["type"] == f"{kind}.delta"]
+        assert "".join(deltas) == PATCH
+        assert len(deltas) > 4
+        [done] = [e for e in events_of(response) if e["type"] == f"{kind}.done"]
+        assert done["input"] == PATCH
+    prompt = prompt_of(agent)
+    assert "The input must match this Lark grammar" in prompt
+    assert "Tools that are not available: web_search, local_shell, tool_search." in prompt
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ('{"input": 3}', '{"input":3}'),
+        ('{"patch": "a\\nb"}', "a\nb"),
+        ('{"x": "a", "input": "b"}', "b"),
+        ('{"input": "\\ud83d\\ude42 \\u00fc"}', "🙂 ü"),
+        ("{}", ""),
+    ],
+)
+async def test_odd_inputs_of_custom_tools(agent: Rig, arguments: str, text: str) -> None:
+    play(agent, f'<tool_call>{{"name": "apply_patch", "arguments": {arguments}}}</tool_call>')
+    response = await send(agent, "codex", stream=True)
+    item = events_of(response)[-1]["response"]["output"][-1]
+    assert item["input"] == text
+
+
+async def test_a_forced_custom_tool_is_held_to_its_grammar(agent: Rig) -> None:
+    play(agent, PATCH)
+    choice = {"type": "custom", "name": "apply_patch"}
+    response = await send(agent, "codex", stream=True, tool_choice=choice, reasoning=None)
+    item = events_of(response)[-1]["response"]["output"][-1]
+    assert (item["type"], item["input"]) == ("custom_tool_call", PATCH)
+    sampling = agent.submits()[-1].sampling
+    assert sampling.structured_outputs is not None
+    assert sampling.structured_outputs.grammar == PATCH_GRAMMAR
+    pattern = {
+        "type": "custom",
+        "name": "number",
+        "format": {"type": "grammar", "syntax": "regex", "definition": "[0-9]+|x"},
+    }
+    await send(agent, "codex", tools=[pattern])
+    sampling = agent.submits()[-1].sampling
+    assert sampling.structured_outputs is not None
+    assert '"pattern":"^(?:[0-9]+|x)$"' in sampling.structured_outputs.text
+
+
+async def test_functions_of_namespaces_keep_their_namespace(agent: Rig) -> None:
+    name = "mcp__docs__find"
+    play(agent, f'<tool_call>{{"name": "{name}", "arguments": {{"city": "x"}}}}</tool_call>')
+    item = (await send(agent, "codex")).json()["output"][-1]
+    assert (item["name"], item["namespace"]) == ("find", "mcp__docs__")
+    assert f'"name": "{name}", "arguments": {{}}' in prompt_of(agent)
+
+
+async def test_count_tokens_counts_without_an_engine(agent: Rig) -> None:
+    client = CLIENTS["claude code"]
+    await send(agent, "claude code")
+    prompt = agent.submits()[-1].prompt
+    counted = await agent.client.post(
+        "/v1/messages/count_tokens", json=client.body, headers=dict(client.headers)
+    )
+    assert counted.json() == {"input_tokens": len(prompt) // 4}
+    assert len(agent.submits()) == 1
+
+
+async def test_models_are_listed_for_discovery(agent: Rig) -> None:
+    listed = (await agent.client.get("/v1/models")).json()
+    assert (listed["has_more"], listed["first_id"], listed["last_id"]) == (False, "stub", "alias")
+    card = listed["data"][0]
+    assert (card["context_length"], card["max_output_tokens"]) == (4096, 4095)
+    assert (card["type"], card["display_name"]) == ("model", "stub")
+
+
+Session = Callable[[list[Any], int], dict[str, Any]]
+
+
+def _chat_turn(history: list[Any], number: int) -> dict[str, Any]:
+    if number % 3 == 0:
+        image = {"type": "image_url", "image_url": {"url": DATA_URL}}
+        history.append({"role": "user", "content": [{"type": "text", "text": "look"}, image]})
+    tools = [{"type": "function", "function": {"name": "get_weather", "parameters": CITY}}]
+    return {"messages": history, "tools": tools}
+
+
+def _codex_turn(history: list[Any], number: int) -> dict[str, Any]:
+    if number % 3 == 0:
+        image = {"type": "input_image", "image_url": DATA_URL}
+        history.append({"type": "message", "role": "user", "content": [image]})
+    if number % 10 == 9:
+        history.append({"type": "compaction", "encrypted_content": "x"})
+    return {"input": history, "tools": CODEX_TOOLS, "store": False}
+
+
+def _claude_turn(history: list[Any], number: int) -> dict[str, Any]:
+    if number % 3 == 0:
+        history += CLAUDE_HISTORY[:1]
+    return {"messages": history, "tools": CLIENTS["claude code"].body["tools"][:1]}
+
+
+def _chat_replay(history: list[Any], response: httpx.Response) -> None:
+    message = response.json()["choices"][0]["message"]
+    history.append(message)
+    for call in message.get("tool_calls", ()):
+        history.append({"role": "tool", "tool_call_id": call["id"], "content": "sunny"})
+
+
+def _codex_replay(history: list[Any], response: httpx.Response) -> None:
+    for item in response.json()["output"]:
+        history.append(item)
+        if "call_id" in item:
+            kind = f"{item['type']}_output"
+            history.append({"type": kind, "call_id": item["call_id"], "output": "sunny"})
+
+
+def _claude_replay(history: list[Any], response: httpx.Response) -> None:
+    content = response.json()["content"]
+    history.append({"role": "assistant", "content": content})
+    results = [
+        {"type": "tool_result", "tool_use_id": block["id"], "content": "sunny"}
+        for block in content
+        if block["type"] == "tool_use"
+    ]
+    history.append({"role": "user", "content": results or "go on"})
+
+
+SESSIONS = {
+    "/v1/chat/completions": (_chat_turn, _chat_replay, "max_completion_tokens"),
+    "/v1/responses": (_codex_turn, _codex_replay, "max_output_tokens"),
+    "/v1/messages": (_claude_turn, _claude_replay, "max_tokens"),
+}
+
+
+@pytest.mark.parametrize("path", SESSIONS)
+async def test_a_long_session_never_ends(agent: Rig, path: str) -> None:
+    """Images, calls cut off by max_tokens, and overflows, after which the client compacts."""
+    turn, replay, maximum = SESSIONS[path]
+    patch = json.dumps({"name": "apply_patch", "arguments": {"input": PATCH}})
+    custom = f"<tool_call>{patch}</tool_call>"
+    number = 0
+
+    def script(submit: Submit) -> list[int]:
+        text = custom if path == "/v1/responses" and number % 2 else f"hm\n{WEATHER}"
+        return [*agent.tokenizer.encode(text), 2]
+
+    for worker in agent.workers:
+        worker.script = script
+    history: list[Any] = [{"role": "user", "content": "read the files; " * 150}]
+    num_overflows = num_cut = 0
+    headers = dict(CLIENTS["claude code"].headers) if "messages" in path else {}
+    for number in range(100 if IS_LONG else 25):
+        limit = 40 if number % 5 == 4 else 400
+        body = {"model": "stub", **turn(history, number), maximum: limit}
+        response = await agent.client.post(path, json=body, headers=headers)
+        if response.status_code == 400:
+            text = response.json()["error"]["message"]
+            assert "maximum context length" in text or "prompt is too long" in text
+            num_overflows += 1
+            history = [{"role": "user", "content": "Summary: read."}]
+            continue
+        assert response.status_code == 200, response.text
+        num_cut += "length" in response.text or '"max_' in response.text
+        replay(history, response)
+    assert num_overflows >= 1
+    assert num_cut >= 3
