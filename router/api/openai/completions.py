@@ -183,6 +183,7 @@ class CompletionRoutes:
                 session=_session(request, body, account),
                 last=body.truncate_prompt_tokens,
             )
+        prompt.has_tools = bool(body.tools)
         begun = chat.messages[-1]["content"] if chat.continues else ""
         parsing = _parsing(body, model, use, prompt, begun)
         return Prepared(
