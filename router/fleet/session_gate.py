@@ -139,7 +139,8 @@ class SessionGate:
         context = self.sessions.find(prompt.session, hashes)
         if context is None:
             context = self.sessions.add(prompt.session, hashes, now)
-            counts = bool(is_agent) and self._first_returns >= _MIN_RETURNS
+            context.is_agent = is_long and bool(is_agent)
+            counts = context.is_agent and self._first_returns >= _MIN_RETURNS
         else:
             counts = True
             self._returned(context, now)
@@ -207,7 +208,7 @@ class SessionGate:
             self.leave(visit)
             return
         visit.closed = True
-        if not context.ended_at:
+        if context.is_agent and not context.ended_at:
             self._first_returns *= 1.0 - _END_WEIGHT
         context.ended_at = self._clock()
         context.live_until = context.ended_at + self._live_s(context)
@@ -267,7 +268,7 @@ class SessionGate:
         if context.ended_at and not context.num_open:
             context.session.gaps.add(now - context.ended_at)
             self.sessions.gaps.add(now - context.ended_at)
-            if not context.has_returned:
+            if context.is_agent and not context.has_returned:
                 self._first_returns += (1.0 - self._first_returns) * _RETURN_WEIGHT
             context.has_returned = True
 

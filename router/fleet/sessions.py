@@ -53,6 +53,7 @@ class Context:
         "ended_at",
         "has_returned",
         "home",
+        "is_agent",
         "key",
         "live_until",
         "num_open",
@@ -74,6 +75,8 @@ class Context:
         self.session = session
         self.counts = False
         """Whether it is long and an agent's, and not a single prompt so far."""
+        self.is_agent = False
+        """Whether its first prompt was long, and had tools or a session id."""
         self.has_returned = False
         """Whether there was a request after the end of the first one."""
         self.home = ""

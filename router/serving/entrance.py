@@ -32,9 +32,7 @@ class SessionEntrance:
         return self._gate.num_waiting
 
     async def enter(self, completion: Completion) -> None:
-        """Waits until the gate admits a request, unless it is plain traffic or is resumed."""
-        if completion.visit is not None or completion.num_losses:
-            return
+        """Waits until the gate admits a request, unless it is plain traffic."""
         visit = completion.visit = self._gate.arrive(completion.spec.prompt)
         if visit is None or visit.admitted:
             return

@@ -173,12 +173,24 @@ class Placer:
         stats.pending_requests += 1
         stats.pending_tokens += num_tokens
         try:
-            if self.entrance is not None:
-                await self.entrance.enter(completion)
+            if self.entrance is not None and not completion.num_losses:
+                await self._enter(self.entrance, completion)
             await self._try_workers(completion)
         finally:
             stats.pending_requests -= 1
             stats.pending_tokens -= num_tokens
+
+    async def _enter(self, entrance: SessionEntrance, completion: Completion) -> None:
+        """Lets a completion of an agent session wait for room, and records its wait."""
+        stats = self._stats
+        stats.waiting_sessions += 1
+        try:
+            await entrance.enter(completion)
+        finally:
+            stats.waiting_sessions -= 1
+        visit = completion.visit
+        if visit is not None and visit.admitted and visit.context.counts:
+            stats.session_wait.observe(visit.wait_s)
 
     async def _try_workers(self, completion: Completion) -> None:
         """Submits the completion to a worker, and to others if that fails."""

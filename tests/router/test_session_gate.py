@@ -14,7 +14,8 @@ from router.fleet.session_gate import CAPACITY, EXCEED_S
 from router.fleet.sessions import MAX_SUB_AGENTS, Sessions
 from tests.support.effort import cases
 from tests.support.router.fleet_states import fleet_of
-from worker.protocol.messages import LoadSnapshot
+from worker.frontend.session_load import SessionLoad
+from worker.protocol.messages import LoadSnapshot, Submit
 
 MAX_WAIT_S = 100.0
 PLAIN_TOKENS = 20
@@ -165,6 +166,24 @@ def test_sessions_of_other_gateways_count() -> None:
     assert len(desk.gate.admit()) == 1
 
 
+def test_two_gateways_admit_no_more_than_one_would() -> None:
+    desks = Desk("w0"), Desk("w0")
+    worker = SessionLoad(lambda: desks[0].now)
+    places: list[bool] = []
+    for number in range(6):
+        desk = desks[number % 2]
+        desk.report("w0", worker.added_to(LoadSnapshot()).session_tokens, 1)
+        visit = desk.arrive("", 300, number)
+        places.append(visit.admitted)
+        if visit.admitted:
+            choice = desk.fleet.reserve(f"r{number}", desk.prompt("", 300, number))
+            assert choice is not None
+            use = desk.gate.placed(visit, choice)
+            submit = Submit(request_id=f"r{number}", gateway_id="g", prompt=b"", session=use)
+            worker.begin([submit])
+    assert places == [True] * 3 + [False] * 3
+
+
 def test_a_prefix_that_sessions_share_counts_once() -> None:
     desk = Desk("w0")
     for agent in range(4):
@@ -223,6 +242,17 @@ def test_requests_with_tools_that_never_come_back_stop_counting() -> None:
     again = desk.arrive("", 910, 51)
     assert again.admitted
     assert again.context.counts, "it is a session after all"
+
+
+def test_single_long_prompts_do_not_make_agents_look_like_them() -> None:
+    desk = Desk("w0")
+    for number in range(100):
+        prompt = desk.prompt("", 200, number)
+        prompt.has_tools = False
+        visit = desk.gate.arrive(prompt)
+        assert visit is not None
+        desk.gate.end(visit)
+    assert desk.arrive("", 200, 200).context.counts
 
 
 def test_a_long_prompt_is_delayed_only_once_it_has_proved_to_be_a_session() -> None:

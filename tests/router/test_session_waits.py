@@ -58,6 +58,7 @@ async def test_a_new_session_waits_for_room_and_a_chat_does_not(rig: Rig) -> Non
     assert 2 * use.tokens > CAPACITY * 60 * PAGE_SIZE, "two do not fit"
     second = await agent(rig, "b")
     await rig.until(lambda: waiting(rig) == 1)
+    assert rig.gateway.model("stub").stats.waiting_sessions == 1
     assert (await rig.chat()).status_code == 200
     assert rig.submits()[1].session is None
     response = await (await agent(rig, "a", rig.answer, "again"))
@@ -75,6 +76,8 @@ async def test_the_wait_is_bounded_and_explained(rig: Rig) -> None:
     await rig.until(lambda: rig.gateway.model("stub").fleet.worker("w0").load.session_tokens > 0)
     response = await (await agent(rig, "a"))
     assert response.status_code == 200
+    stats = rig.gateway.model("stub").stats
+    assert (stats.waiting_sessions, sum(stats.session_wait.counts)) == (0, 1)
     assert 300.0 <= float(response.headers["x-rayfleet-session-wait-ms"]) < 5_000.0
 
 
