@@ -40,6 +40,8 @@ class DecisionLine(msgspec.Struct, kw_only=True, tag="decided"):
     """Seconds from arrival to the first token; negative if there was none."""
     regret_s: float
     """Predicted seconds to the first token minus the minimum over all workers."""
+    session_wait_s: float = 0.0
+    """Seconds of `first_token_s` at the SessionGate."""
 
 
 class WorkerSeen(msgspec.Struct, kw_only=True, tag="worker"):

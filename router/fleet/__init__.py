@@ -5,6 +5,7 @@ from router.fleet.blocks import BlockKey, PromptBlocks
 from router.fleet.explain import Explanation
 from router.fleet.feasibility import Feasibility, RejectedGrammars
 from router.fleet.fleet import Choice, Fleet
+from router.fleet.session_gate import SessionGate, Visit
 from router.fleet.state import WorkerState
 
 __all__ = [
@@ -16,5 +17,7 @@ __all__ = [
     "Fleet",
     "PromptBlocks",
     "RejectedGrammars",
+    "SessionGate",
+    "Visit",
     "WorkerState",
 ]

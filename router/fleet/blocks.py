@@ -39,7 +39,7 @@ class PromptBlocks:
         cache_salt: the client's salt, which isolates its prefix cache.
         adapter: name of the LoRA adapter, which affects keys and values; empty for none.
         tenant: tenant that the prefix cache belongs to if tenants are isolated; else empty.
-        session: the client's conversation id, for the session policy; empty for none.
+        session: the client's conversation id; empty for none.
         memo: block hashes of earlier prompts; None computes all.
     """
 
@@ -47,6 +47,7 @@ class PromptBlocks:
         "_hashes",
         "_memo",
         "cache_salt",
+        "has_tools",
         "largest_token",
         "priority",
         "session",
@@ -69,6 +70,8 @@ class PromptBlocks:
         self.cache_salt = cache_scope(cache_salt, adapter, tenant)
         """Cache salt of the request's Submit, combining salt, adapter and tenant."""
         self.session = session
+        self.has_tools = False
+        """Whether the request has tools."""
         self.priority = DEFAULT_PRIORITY
         """Priority of the request."""
         self._memo = memo
@@ -89,6 +92,7 @@ class PromptBlocks:
             memo=self._memo,
         )
         longer.cache_salt = self.cache_salt
+        longer.has_tools = self.has_tools
         longer.priority = self.priority
         return longer
 

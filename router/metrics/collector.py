@@ -63,6 +63,10 @@ _HISTOGRAMS: dict[str, tuple[str, Callable[[ModelStats], Histogram]]] = {
         "Absolute error of the TTFT predicted by routing, in seconds.",
         lambda s: s.prediction_error,
     ),
+    "session_wait_seconds": (
+        "Seconds that requests of agent sessions waited for room in KV caches.",
+        lambda s: s.session_wait,
+    ),
     "request_prompt_tokens": ("Prompt tokens per request.", lambda s: s.prompt_length),
     "request_generation_tokens": (
         "Generated tokens per finished completion.",
@@ -124,6 +128,10 @@ _GAUGES: dict[str, tuple[str, Callable[[Source], float]]] = {
     "gateway_pending_tokens": (
         "Prompt tokens of completions not on a worker yet.",
         lambda s: s.stats.pending_tokens,
+    ),
+    "gateway_waiting_sessions": (
+        "Completions of agent sessions waiting for room in KV caches.",
+        lambda s: s.stats.waiting_sessions,
     ),
     "num_workers_wanted": (
         "Target number of workers.",

@@ -114,10 +114,12 @@ class ModelStats:
         "retries",
         "routed",
         "saved_tokens",
+        "session_wait",
         "slo",
         "started",
         "tenants",
         "unplaced",
+        "waiting_sessions",
         "workers",
     )
 
@@ -155,6 +157,10 @@ class ModelStats:
         """Completions not on a worker yet."""
         self.pending_tokens = 0
         """Prompt tokens of completions not on a worker yet."""
+        self.waiting_sessions = 0
+        """Completions of agent sessions among `pending_requests` that wait for room in caches."""
+        self.session_wait = Histogram(REQUEST_BUCKETS)
+        """Histogram of the seconds that completions of agent sessions waited for room in caches."""
         self.slo: dict[tuple[int, SloClass, bool], int] = {}
         """Number of completions with an SLO, by priority, class and whether it was met."""
         self.routed: dict[str, int] = {}

@@ -43,6 +43,8 @@ def explanation_headers(generation: Generation) -> list[tuple[bytes, bytes]]:
         "predicted-ttft-ms": f"{choice.first_token_s * 1000.0:.1f}",
         "regret-ms": f"{choice.explanation.regret_s * 1000.0:.1f}",
     }
+    if completion.visit is not None:
+        values["session-wait-ms"] = f"{completion.visit.wait_s * 1000.0:.1f}"
     if completion.finished:
         values["cached-tokens"] = str(completion.num_cached_tokens)
         values["ttft-ms"] = f"{completion.times.first_token_s * 1000.0:.1f}"
@@ -81,4 +83,5 @@ def decision_line(completion: Completion) -> DecisionLine | None:
         predicted_s=choice.first_token_s,
         first_token_s=completion.times.first_token_s,
         regret_s=choice.explanation.regret_s,
+        session_wait_s=0.0 if completion.visit is None else completion.visit.wait_s,
     )

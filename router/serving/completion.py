@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from router.channel import WorkerChannel
-from router.fleet import Choice
+from router.fleet import Choice, Visit
 from router.serving.completion_times import CompletionSpec, CompletionTimes
 from router.serving.mailbox import Mailbox
 from worker.protocol.messages import FinishReason, Rejection, Submit, TokenDelta, TokenLogprobs
@@ -85,6 +85,7 @@ class Completion:
         "stop_reason",
         "times",
         "token_ids",
+        "visit",
         "worker_id",
     )
 
@@ -111,6 +112,8 @@ class Completion:
         """Prompt of the current attempt: the client's prompt and the tokens generated before it."""
         self.worker_id = ""
         """Worker of the last submit; empty before the first."""
+        self.visit: Visit | None = None
+        """Its visit at the SessionGate; None for plain traffic and before it arrives."""
         self.choice: Choice | None = None
         """The routing decision that led to the first token, or the last decision before it."""
         self.token_ids: list[int] = []

@@ -172,11 +172,15 @@ class ServedModel:
             self._log_file.worker(self.fleet.worker(worker_id))
         state = "loading" if snapshot.info is None else "ready"
         self._log("worker %s attached, epoch %d, %s", worker_id, snapshot.epoch, state)
+        if (entrance := self._placer.entrance) is not None:
+            entrance.attached(worker_id, snapshot.load)
         self._placer.attached(worker_id)
 
     def on_update(self, worker_id: str, update: WorkerUpdate) -> None:
         """Passes load and block events of a worker's step to the fleet."""
         self.fleet.update(worker_id, update)
+        if (entrance := self._placer.entrance) is not None:
+            entrance.reported(worker_id, update.load)
 
     def on_accepted(self, worker_id: str, request_id: str, epoch: int, ordinal: int) -> None:
         """A worker has accepted a request as submit number `ordinal` of `epoch`."""
@@ -185,11 +189,13 @@ class ServedModel:
     def on_lost(self, worker_id: str, reason: str) -> None:
         """A worker or its rank group has failed."""
         self.fleet.lose(worker_id)
+        self._placer.lose_sessions(worker_id)
         self._log("worker %s lost: %s", worker_id, reason)
 
     def on_closed(self, worker_id: str) -> None:
         """A worker's channel has ended: removes the worker."""
         self.fleet.remove(worker_id)
+        self._placer.lose_sessions(worker_id)
         self._channels.pop(worker_id, None)
         self._placer.forget(worker_id)
         self.stats.routed.pop(worker_id, None)

@@ -14,6 +14,7 @@ from router.fleet import BatchWindow, Choice, Fleet, RejectedGrammars
 from router.metrics.stats import ModelStats
 from router.serving.account import count_choice, decision_line
 from router.serving.completion import Completion
+from router.serving.entrance import SessionEntrance
 from router.serving.isolation import Changes, Isolation
 from worker.protocol.limits import Limits
 
@@ -66,6 +67,9 @@ class Placer:
         self._log_file = log
         self._wait_s = route.routing.no_worker_timeout_s
         self._batch_window = BatchWindow(fleet)
+        wait_s = route.routing.max_session_wait_s
+        self.entrance = SessionEntrance(fleet, wait_s) if wait_s else None
+        """Where agent sessions wait for room in the caches; None if they do not."""
         self._changes = Changes()
         self._isolation = Isolation(route.routing.max_request_attempts, channels, self._changes)
         self._pending: dict[str, None] = {}
@@ -104,6 +108,11 @@ class Placer:
         """The set of workers has become empty."""
         self._vacant = True
 
+    def lose_sessions(self, worker_id: str) -> None:
+        """A worker has lost its cache, or has left."""
+        if self.entrance is not None:
+            self.entrance.lost(worker_id)
+
     def forget(self, worker_id: str) -> None:
         """A worker's channel has ended."""
         self.resolved(worker_id)
@@ -117,6 +126,8 @@ class Placer:
         self._vacant = False
         self._pending.clear()
         self._changes.notify()
+        if self.entrance is not None:
+            self.entrance.close()
 
     # Methods of CompletionOwner.
 
@@ -151,6 +162,8 @@ class Placer:
     def ended(self, completion: Completion) -> None:
         """Releases the booking of an ended completion, and logs its decision."""
         self._release(completion)
+        if self.entrance is not None:
+            self.entrance.ended(completion)
         if self._log_file is not None and (line := decision_line(completion)) is not None:
             self._log_file.decided(line, self._fleet)
 
@@ -160,10 +173,24 @@ class Placer:
         stats.pending_requests += 1
         stats.pending_tokens += num_tokens
         try:
+            if self.entrance is not None and not completion.num_losses:
+                await self._enter(self.entrance, completion)
             await self._try_workers(completion)
         finally:
             stats.pending_requests -= 1
             stats.pending_tokens -= num_tokens
+
+    async def _enter(self, entrance: SessionEntrance, completion: Completion) -> None:
+        """Lets a completion of an agent session wait for room, and records its wait."""
+        stats = self._stats
+        stats.waiting_sessions += 1
+        try:
+            await entrance.enter(completion)
+        finally:
+            stats.waiting_sessions -= 1
+        visit = completion.visit
+        if visit is not None and visit.admitted and visit.context.counts:
+            stats.session_wait.observe(visit.wait_s)
 
     async def _try_workers(self, completion: Completion) -> None:
         """Submits the completion to a worker, and to others if that fails."""
@@ -184,7 +211,11 @@ class Placer:
     async def _try_worker(self, completion: Completion, tried: list[str]) -> str | None:
         """Submits to the best worker not in `tried`; returns the error, None for success."""
         spec = completion.spec
-        choice = await self._choose_apart(completion, tried)
+        choice = None
+        if completion.visit is not None and completion.visit.excluded:
+            choice = await self._choose_apart(completion, [*tried, *completion.visit.excluded])
+        if choice is None:
+            choice = await self._choose_apart(completion, tried)
         if choice is None and await self._wait_for_worker():
             choice = await self._choose_apart(completion, tried)
         if choice is None:
@@ -201,6 +232,8 @@ class Placer:
             return "the worker has left"
         submit = completion.submit_to(channel, asyncio.get_running_loop().time())
         submit.num_expected_cached = choice.hit_tokens
+        if self.entrance is not None:
+            submit.session = self.entrance.placed(completion, choice)
         try:
             await channel.submit(submit, completion)
         except WorkerUnreachable as error:

@@ -26,6 +26,7 @@ from worker.frontend.grammar.service import GrammarService
 from worker.frontend.in_flight_submits import InFlightSubmits
 from worker.frontend.intake import Intake, reject_early, slices
 from worker.frontend.rank_processes import RankProcesses
+from worker.frontend.session_load import SessionLoad
 from worker.frontend.traces import WorkerTraces
 from worker.frontend.watchdog import StepWatchdog
 from worker.metrics.latency import WorkerLatency
@@ -91,6 +92,7 @@ class WorkerFrontend:
         """Last reported load plus submits sent since; all zero while loading."""
         self._traces = traces
         self._reserved = InFlightSubmits()
+        self._sessions = SessionLoad()
         self._attachments: dict[str, Attachment] = {}
         self._encode = msgspec.msgpack.Encoder().encode
         self._intake = Intake()
@@ -206,6 +208,8 @@ class WorkerFrontend:
             batch.submits = [s for s in batch.submits if (s.request_id, s.attempt) not in attempts]
             if self._grammars is not None:
                 self._grammars.attach(batch, grammars)
+        for abort in batch.aborts:
+            self._sessions.end(abort.request_id)
         for submit in batch.submits:
             self._attachments[submit.gateway_id].open_requests[submit.request_id] = submit.attempt
         last_ordinal = 0
@@ -232,6 +236,7 @@ class WorkerFrontend:
         self._mirror = CacheMirror()
         self.load = LoadSnapshot()
         self._reserved = InFlightSubmits()
+        self._sessions = SessionLoad()
         self._watchdog = None
 
     def close(self) -> None:
@@ -279,7 +284,8 @@ class WorkerFrontend:
             attachment.put(snapshot)
 
     def _apply(self, report: StepReport) -> None:
-        self.load = self._reserved.added_to(report.load)
+        self._sessions.apply(report.deltas)
+        self.load = self._sessions.added_to(self._reserved.added_to(report.load))
         self.latency.add_report(report)
         if self._traces is not None:
             for changes in report.deltas.values():
@@ -311,7 +317,8 @@ class WorkerFrontend:
         """Adds submits to the load, and sends it to other gateways immediately, so that they do not
         choose this worker too."""
         self._reserved.add(submits, last_ordinal)
-        self.load = self._reserved.added_to(self.load)
+        self._sessions.begin(submits)
+        self.load = self._sessions.added_to(self._reserved.added_to(self.load))
         for gateway_id, attachment in self._attachments.items():
             if gateway_id != submits[0].gateway_id:
                 attachment.put_step(self.epoch, [], [], self.load)
@@ -375,6 +382,8 @@ class WorkerFrontend:
         """Ends a stream immediately, and aborts its requests, which would hold pages."""
         attachment.drop_stream()
         aborts = [Abort(request_id=r, attempt=a) for r, a in attachment.open_requests.items()]
+        for abort in aborts:
+            self._sessions.end(abort.request_id)
         attachment.open_requests.clear()
         if aborts and self._engine is not None:
             self._engine.send(self._encode(SubmitBatch(aborts=aborts)))
@@ -395,6 +404,7 @@ class WorkerFrontend:
             await asyncio.sleep(HEARTBEAT_S)
             if self._loop_monitor is not None:
                 self._loop_monitor.beat()
+            self.load = self._sessions.added_to(self.load)
             for attachment in self._attachments.values():
                 attachment.put_step(self.epoch, [], [], self.load)
             now = clock()

@@ -24,8 +24,9 @@ from worker.protocol.sampling import SamplingParams
 from worker.protocol.slo import Slo
 from worker.protocol.speculation import SpeculationTotals
 from worker.protocol.times import FirstTokenTimes, StepTimes
+from worker.protocol.working_sets import SessionUse
 
-PROTOCOL_VERSION = 14
+PROTOCOL_VERSION = 15
 """Incremented whenever a message changes shape or meaning; both sides reject other versions."""
 
 DEFAULT_PRIORITY = 4
@@ -80,6 +81,8 @@ class Submit(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Tenant, for fair sharing between equally urgent requests; empty for the default tenant."""
     traceparent: str = ""
     """W3C trace context of the gateway's span; empty if the request is not traced."""
+    session: SessionUse | None = None
+    """The agent session's context; None for other requests."""
 
     @property
     def is_guided(self) -> bool:
@@ -366,6 +369,8 @@ class LoadSnapshot(msgspec.Struct, array_like=True):
     """Prompt tokens of requests at their first admission in this epoch."""
     num_prefix_hits: int = 0
     """Tokens of `num_prefix_queries` that were cached."""
+    session_tokens: int = 0
+    """Tokens of the contexts of live agent sessions of all gateways, each shared prefix once."""
 
 
 class TokenizerFingerprint(msgspec.Struct, array_like=True, frozen=True):

@@ -12,8 +12,12 @@ from cluster.config import find_demo_model
 _SIMULATED_TOO = ("workloads", "scale", "first_seed", "plot")
 
 
+_AGENTS_TOO = ("seeds", "first_seed", "workers")
+
+
 def add_router_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of simulation, replay, micro, real and validate."""
+    """Adds the flags of simulation, agents, replay, micro, real and validate."""
+    from deploy.benchmarks.routing.agents.run import AgentOptions
     from deploy.benchmarks.routing.compare import SimOptions
     from deploy.benchmarks.routing.micro import MicroOptions
     from deploy.benchmarks.routing.real.options import RealOptions
@@ -22,6 +26,10 @@ def add_router_flags(parser: argparse.ArgumentParser) -> None:
 
     add_options(parser.add_argument_group("simulation"), SimOptions)
     add_options(parser.add_argument_group("replay"), ReplayOptions, exclude=("policies",))
+    parser.add_argument(
+        "--agents", action="store_true", help="closed loops of coding agents, with and without gate"
+    )
+    add_options(parser.add_argument_group("agents"), AgentOptions, exclude=_AGENTS_TOO)
     parser.add_argument(
         "--micro", action="store_true", help="microseconds per decision instead of a simulation"
     )
@@ -43,6 +51,7 @@ def add_router_flags(parser: argparse.ArgumentParser) -> None:
 
 def run_router(args: argparse.Namespace) -> Result:
     """Runs the benchmark that the flags select."""
+    from deploy.benchmarks.routing.agents.run import AgentOptions, run_agents
     from deploy.benchmarks.routing.compare import SimOptions, run_router_sim
     from deploy.benchmarks.routing.micro import MicroOptions, run_router_micro
     from deploy.benchmarks.routing.replay import ReplayOptions, run_replay
@@ -51,6 +60,8 @@ def run_router(args: argparse.Namespace) -> Result:
     if args.validate:
         args.model = getattr(args, "model", "") or find_demo_model()
         return run_validate(ValidateOptions(**given_options(args, ValidateOptions)))
+    if args.agents:
+        return run_agents(AgentOptions(**given_options(args, AgentOptions)))
     if args.micro:
         return run_router_micro(MicroOptions(**given_options(args, MicroOptions)))
     if args.real:

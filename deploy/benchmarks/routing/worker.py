@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from deploy.benchmarks.routing.workload import FleetShape
 from worker.core.scheduler import Scheduler, SchedulerConfig
 from worker.frontend.attachment import CacheMirror
-from worker.plan.plan import Plan, StepResult
+from worker.plan.plan import PageCopies, Plan, StepResult
 from worker.protocol.messages import (
     PROTOCOL_VERSION,
     AttachSnapshot,
@@ -21,6 +21,10 @@ from worker.protocol.messages import (
 SALT = "simulated"
 TOKEN = 7
 """Token id that simulated workers generate by default."""
+_LOAD_TOKEN_S = 5e-6
+"""Seconds to copy a token's keys and values back from host memory, which delay the step."""
+_STORE_TOKEN_S = 1e-6
+"""Seconds by which copying a token to host memory delays a step."""
 
 
 class SimWorker:
@@ -32,6 +36,7 @@ class SimWorker:
         slowness: factor of the step times.
         script: token ids of answers, repeated: a token depends on its position in the sequence
             alone, so that another worker continues it equally.
+        clock: the scheduler's clock.
     """
 
     def __init__(
@@ -41,8 +46,10 @@ class SimWorker:
         slowness: float = 1.0,
         *,
         script: Sequence[int] = (TOKEN,),
+        clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.worker_id = worker_id
+        self._clock = clock
         self._script = tuple(script)
         self.epoch = 0
         self.draining = False
@@ -60,6 +67,8 @@ class SimWorker:
             num_pages=fleet.num_pages + 1,
             block_hash_salt=SALT,
             max_queued_requests=0,
+            num_host_pages=fleet.num_host_pages,
+            prefill_max_ms=fleet.prefill_max_ms,
         )
         self.info = EngineInfo(
             model="simulated",
@@ -79,10 +88,10 @@ class SimWorker:
         self.epoch += 1
         self.up = True
         self.draining = False
-        self._scheduler = Scheduler(self._config, lambda: 0.0)
+        self._scheduler = Scheduler(self._config, self._clock)
         self._mirror = CacheMirror()
         self._plan: Plan | None = None
-        self._step_s = 0.0
+        self._step_s = self._load_s = 0.0
         self._num_submits = 0
         self.open.clear()
         self.load = LoadSnapshot(
@@ -111,7 +120,9 @@ class SimWorker:
         if self._plan is None:
             return None
         self._step_s = self._costs.step(_shape(self._plan)) * self._slowness
-        return self._step_s
+        self._load_s = _num_copied(self._plan.loads) * self.info.page_size * _LOAD_TOKEN_S
+        stores_s = _num_copied(self._plan.stores) * self.info.page_size * _STORE_TOKEN_S
+        return self._step_s + self._load_s + stores_s
 
     def finish(self) -> StepReport:
         """Ends the running step; returns its report."""
@@ -122,7 +133,9 @@ class SimWorker:
         drawn = [
             script[(row.start + row.length) % len(script)] for row in plan.rows if row.num_samples
         ]
-        self._scheduler.apply(StepResult(plan.seq, drawn, self._step_s * 1000.0))
+        self._scheduler.apply(
+            StepResult(plan.seq, drawn, self._step_s * 1e3, load_ms=self._load_s * 1e3)
+        )
         report = self._scheduler.take_report()
         self.load = report.load
         self._mirror.apply(report.block_events)
@@ -142,6 +155,10 @@ class SimWorker:
             self._mirror.chains(),
             self.load,
         )
+
+
+def _num_copied(copies: PageCopies | None) -> int:
+    return 0 if copies is None else len(copies.pages)
 
 
 def _shape(plan: Plan) -> StepShape:

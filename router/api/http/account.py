@@ -7,6 +7,7 @@ import hashlib
 from starlette.requests import Request
 from starlette.types import Scope
 
+from router.api.http.session_id import account_of_user
 from router.config import ModelRoute, Tenancy
 from router.errors import ApiError, missing_model, unknown_model
 from router.gateway import Gateway
@@ -130,7 +131,7 @@ class Account:
         It is the key's name or a digest, since keys must not reach workers and logs.
 
         Args:
-            user: `user` of the request.
+            user: `user` of the request; a session id in it is ignored.
             by: what identifies a tenant.
         """
         if by == "none" or (by == "auto" and self.num_keys < 2):
@@ -138,7 +139,8 @@ class Account:
         if by != "user":
             return self.name
         # Lengths distinguish ("ab", "c") from ("a", "bc").
-        text = "".join(f"{len(part)}:{part}" for part in (self.name, user or ""))
+        account = account_of_user(user or "")
+        text = "".join(f"{len(part)}:{part}" for part in (self.name, account))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def spend_prompt(self, num_tokens: int) -> None:

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from router.api.http.account import Account, account_of
 from router.api.http.body import Bodies, Payload
 from router.api.http.client_streams import ClientStreams
+from router.api.http.session_id import session_id
 from router.api.openai import params
 from router.api.openai.fields import Ignored
 from router.api.openai.logprobs import ChatLogprobs, TextLogprobs
@@ -181,9 +182,10 @@ class CompletionRoutes:
                 num_bytes=num_bytes,
                 cache_salt=checked.cache_salt,
                 tenant=account.tenant(body.user, self._gateway.config.cache_isolation),
-                session=body.prompt_cache_key or "",
+                session=_session(request, body, account),
                 last=body.truncate_prompt_tokens,
             )
+        prompt.has_tools = bool(body.tools)
         begun = chat.messages[-1]["content"] if chat.continues else ""
         parsing = _parsing(body, model, use, prompt, begun)
         return Prepared(
@@ -240,7 +242,7 @@ class CompletionRoutes:
             owner=account.name,
             cache_salt=checked.cache_salt,
             tenant=account.tenant(body.user, self._gateway.config.cache_isolation),
-            session=body.prompt_cache_key or "",
+            session=_session(request, body, account),
             add_special_tokens=body.add_special_tokens is not False,
             last=body.truncate_prompt_tokens,
         )
@@ -407,6 +409,10 @@ def request_id_of(request: Request) -> str:
     """The client's X-Request-Id if it is printable and short, else a new id."""
     given = request.headers.get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
+
+
+def _session(request: Request, body: CommonRequest, account: Account) -> str:
+    return session_id(request.headers, body.user, body.prompt_cache_key, account.name)
 
 
 def _writer(

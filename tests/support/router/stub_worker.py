@@ -71,6 +71,9 @@ class StubWorker:
             eos_token_ids=[0],
             block_hash_salt="stub",
         )
+        self.num_pages = 128
+        self.session_tokens = 0
+        """Tokens of live agent sessions that it reports."""
         self.ready = True
         self.busy = False
         """Whether its event loop is blocked while another thread sends signs of life."""
@@ -248,8 +251,9 @@ class StubWorker:
     def load(self) -> LoadSnapshot:
         return LoadSnapshot(
             num_running=len(self.running),
-            num_free_pages=128,
-            num_total_pages=128,
+            num_free_pages=self.num_pages,
+            num_total_pages=self.num_pages,
+            session_tokens=self.session_tokens,
             max_num_seqs=self.info.max_num_seqs,
             num_submits_seen=self.num_submits,
             step_times=StepTimes(num_steps=8, forward=0.5),

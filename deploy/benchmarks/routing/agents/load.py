@@ -1,0 +1,134 @@
+"""Sessions of coding agents: contexts that grow by appends, sub-agents, and gaps between turns."""
+
+from __future__ import annotations
+
+import json
+from itertools import cycle
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tokens: TypeAlias = NDArray[np.int32]
+Pace = Literal["unattended", "people"]
+
+_RECORDED = Path(__file__).parent / "recorded_gaps.json"
+_VOCAB = 100_000
+_PRODUCTS = (0.6, 0.3, 0.1)
+"""Shares of sessions by system prompt with tools: three agents are in use."""
+_MAX_GAP_S = 300.0
+"""Recorded gaps are cut to this, so that all sessions take part in a window of minutes."""
+_FAN_OUT = 0.04
+"""Part of the turns that start two to four sub-agents."""
+_ABANDONED = 0.01
+"""Part of the turns after which a session is abandoned, without any notice."""
+
+
+class AgentSession:
+    """One agent with its context."""
+
+    def __init__(self, name: str, context: Tokens, num_turns: int, num_shared: int) -> None:
+        self.name = name
+        """Session id on the wire, which sub-agents share."""
+        self.context = context
+        self.num_turns = num_turns
+        """Turns until it ends."""
+        self.num_shared = num_shared
+        """Tokens at the start of the context that all sessions of the same product have."""
+        self.turn = 0
+        self.num_before = 0
+        """Tokens of its last prompt, which its next prompt repeats."""
+        self.parent: AgentSession | None = None
+        self.num_children = 0
+        """Sub-agents that it waits for."""
+        self.gaps = cycle([0.0])
+        """Seconds between its turns, if they are recorded."""
+
+
+class AgentLoad:
+    """Random sessions as measured on the wire (facts in deploy/benchmarks/README.md).
+
+    Args:
+        pace: "unattended": 86 % of the turns come within a second of the last one, 95 % within ten;
+            "people": gaps of recorded sessions, in their order.
+        seed: seed of all random numbers.
+    """
+
+    def __init__(self, pace: Pace, seed: int) -> None:
+        self.random = np.random.default_rng(seed)
+        self._pace = pace
+        self._num_sessions = 0
+        self._products = [self._tokens(8_000, 20_000) for _ in _PRODUCTS]
+        self._sub_products = [self._tokens(4_000, 8_000) for _ in _PRODUCTS]
+        self._recorded: list[list[float]] = []
+        if pace == "people":
+            self._recorded = json.loads(_RECORDED.read_text())["gaps"]
+
+    def session(self, *, started: bool = False) -> AgentSession:
+        """A new session, in the middle of its work if `started`."""
+        product = int(self.random.choice(len(_PRODUCTS), p=_PRODUCTS))
+        system = self._products[product]
+        parts = [system, self._tokens(2_000, 8_000)]
+        num_turns = int(self.random.integers(15, 41))
+        num_done = int(self.random.integers(0, 25)) if started else 0
+        parts += [self._growth() for _ in range(num_done)]
+        self._num_sessions += 1
+        made = AgentSession(
+            f"s{self._num_sessions}",
+            np.concatenate(parts),
+            max(num_turns - num_done, 1),
+            len(system),
+        )
+        if self._recorded:
+            gaps = self._recorded[int(self.random.integers(len(self._recorded)))]
+            first = int(self.random.integers(len(gaps)))
+            made.gaps = cycle([min(gap, _MAX_GAP_S) for gap in gaps[first:] + gaps[:first]])
+        return made
+
+    def sub_agents(self, parent: AgentSession) -> list[AgentSession]:
+        """Sub-agents that the parent starts at the end of a turn; mostly none."""
+        if parent.parent is not None or self.random.random() >= _FAN_OUT:
+            return []
+        children = []
+        for _ in range(int(self.random.integers(2, 5))):
+            system = self._sub_products[int(self.random.choice(len(_PRODUCTS), p=_PRODUCTS))]
+            context = np.concatenate([system, self._tokens(500, 2_000)])
+            num_turns = int(self.random.integers(3, 9))
+            child = AgentSession(parent.name, context, num_turns, len(system))
+            child.parent, child.gaps = parent, parent.gaps
+            children.append(child)
+        parent.num_children = len(children)
+        return children
+
+    def num_output(self) -> int:
+        """Tokens of an answer."""
+        return int(np.clip(self.random.lognormal(5.5, 0.6), 100, 800))
+
+    def ends(self, session: AgentSession) -> bool:
+        """Whether the session ends with this turn."""
+        return session.turn >= session.num_turns or self.random.random() < _ABANDONED
+
+    def answered(self, session: AgentSession, answer: Tokens) -> None:
+        """Adds an answer to the context."""
+        session.turn += 1
+        session.num_before = len(session.context)
+        session.context = np.concatenate([session.context, answer])
+
+    def grow(self, session: AgentSession) -> float:
+        """Adds what the tools return; returns seconds until the next turn."""
+        session.context = np.concatenate([session.context, self._growth()])
+        if self._recorded:
+            return max(next(session.gaps), 0.1)
+        place = self.random.random()
+        if place < 0.86:
+            return float(self.random.uniform(0.1, 1.0))
+        exponent = self.random.random()
+        return float(10.0**exponent if place < 0.95 else 10.0 * 6.0**exponent)
+
+    def _growth(self) -> Tokens:
+        return self._tokens(1_000, 6_000)
+
+    def _tokens(self, low: int, high: int) -> Tokens:
+        count = int(self.random.integers(low, high))
+        return self.random.integers(100, _VOCAB, count, dtype=np.int32)

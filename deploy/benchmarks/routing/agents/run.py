@@ -1,0 +1,136 @@
+"""Benchmark `router --agents`: closed loops of coding agents, with and without the session gate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, get_args
+
+from cluster.bench.report import Result, at_least, checks_json, note
+from cluster.bench.stats import estimate, mean, percentile
+from deploy.benchmarks.routing.agents.closed_loop import ClosedLoop, Turn, fleet_shape
+from deploy.benchmarks.routing.agents.load import AgentLoad, Pace
+from router.config import RoutingConfig
+
+_HELD_GOAL = 0.75
+_WARM_SHARE = 1 / 3
+_VARIANTS = {"gate": True, "no gate": False}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentOptions:
+    """Options of `router --agents`."""
+
+    gaps: tuple[str, ...] = ()
+    """Gaps between turns: unattended (86 % within a second) or people (recorded gaps of Claude
+    Code); may be given several times. Default: both."""
+    sessions: tuple[int, ...] = (3, 6, 12, 18)
+    """Number of sessions at a time; may be given several times. Two workers hold the contexts of
+    about six."""
+    seeds: int = 5
+    """Number of simulations of each case, with different seeds."""
+    first_seed: int = 1
+    """First of the seeds."""
+    workers: int = 2
+    """Number of workers."""
+    host_share: float = 0.0
+    """Size of the host-memory tier relative to the device's KV cache."""
+    minutes: float = 15.0
+    """Simulated minutes, of which the first third is not measured."""
+    session_wait_s: float = 600.0
+    """Maximum seconds at the gate."""
+
+    def __post_init__(self) -> None:
+        if unknown := [one for one in self.gaps if one not in get_args(Pace)]:
+            allowed = ", ".join(get_args(Pace))
+            raise ValueError(f"unknown --gaps {unknown[0]}: choose from {allowed}")
+        for name in ("seeds", "workers", "minutes"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"--{name} must be above 0, got {getattr(self, name)}")
+        if not self.sessions or min(self.sessions) < 1:
+            raise ValueError(f"--sessions must be at least 1, got {self.sessions}")
+
+
+class AgentFigures(NamedTuple):
+    """Figures of one simulation. Times are seconds, with the wait at the gate."""
+
+    turns_per_minute: float
+    hit_rate: float
+    """Part of the prompt tokens that were cached."""
+    unlimited_hit_rate: float
+    """The same with a cache that never evicts."""
+    p50_ttft: float
+    p99_ttft: float
+    p50_running: float
+    """Median of turns that are not a session's first."""
+    longest_wait: float
+    """Longest time at the gate."""
+    oldest: float
+    """Longest time that a turn had waited for its first token when the simulation ended."""
+
+
+def run_agents(options: AgentOptions) -> Result:
+    """Turns per minute and times to first token by number of sessions, with and without the gate;
+    checks how much of the peak is kept beyond it."""
+    rows: list[dict[str, Any]] = []
+    checks = []
+    paces: Sequence[Pace] = get_args(Pace)
+    for pace in [one for one in paces if not options.gaps or one in options.gaps]:
+        peak = last = 0.0
+        for number in options.sessions:
+            for variant, has_gate in _VARIANTS.items():
+                row = _row(options, pace, number, has_gate)
+                rows.append({"gaps": pace, "sessions": number, "variant": variant, **row})
+                turns = row["turns_per_minute"]
+                note(f"{pace}, {number} sessions, {variant}: {turns:.1f} turns a minute")
+                if has_gate:
+                    peak, last = max(peak, turns), turns
+        name = f"{pace}_turns_of_peak"
+        checks.append(at_least(name, last / peak if peak else 0.0, "of the peak", _HELD_GOAL))
+    return {"seeds": options.seeds, "rows": rows, "checks": checks_json(checks)}
+
+
+def simulate_agents(
+    options: AgentOptions, pace: Pace, num_sessions: int, seed: int, *, has_gate: bool
+) -> AgentFigures:
+    """Figures of one simulation."""
+    loop = ClosedLoop(
+        AgentLoad(pace, seed),
+        num_sessions,
+        fleet_shape(options.workers, options.host_share),
+        RoutingConfig(),
+        options.session_wait_s if has_gate else 0.0,
+    )
+    horizon_s = 60.0 * options.minutes
+    loop.run(horizon_s)
+    warm_s = _WARM_SHARE * horizon_s
+    measured = [turn for turn in loop.ended if turn.ended_at >= warm_s]
+    return _figures(measured, (horizon_s - warm_s) / 60.0, loop.oldest_s)
+
+
+def _figures(turns: Sequence[Turn], minutes: float, oldest_s: float) -> AgentFigures:
+    tokens = sum(turn.prompt.num_tokens for turn in turns) or 1
+    times = [turn.first_token_s for turn in turns]
+    return AgentFigures(
+        turns_per_minute=len(turns) / minutes,
+        hit_rate=sum(turn.cached_tokens for turn in turns) / tokens,
+        unlimited_hit_rate=sum(turn.num_repeated for turn in turns) / tokens,
+        p50_ttft=percentile(times, 50.0),
+        p99_ttft=percentile(times, 99.0),
+        p50_running=percentile([t.first_token_s for t in turns if not t.is_first], 50.0),
+        longest_wait=max((turn.wait_s for turn in turns), default=0.0),
+        oldest=oldest_s,
+    )
+
+
+def _row(options: AgentOptions, pace: Pace, number: int, has_gate: bool) -> dict[str, Any]:
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    found = [simulate_agents(options, pace, number, seed, has_gate=has_gate) for seed in seeds]
+    turns = estimate([one.turns_per_minute for one in found])
+    means = {name: mean([getattr(one, name) for one in found]) for name in AgentFigures._fields}
+    return {
+        **means,
+        "turns_ci": turns.half,
+        "hit_of_unlimited": means["hit_rate"] / max(means["unlimited_hit_rate"], 1e-9),
+        "longest_wait": max(one.longest_wait for one in found),
+    }

@@ -1,0 +1,63 @@
+"""GapHistogram: how long sessions pause between requests, and how long they count as live."""
+
+from __future__ import annotations
+
+import math
+from itertools import accumulate
+
+QUANTILE = 0.95
+"""Part of the returns of a session that find it live."""
+MIN_LIVE_S = 15.0
+MAX_LIVE_S = 60.0
+"""Limits of the time for which a session counts as live. Half of the turns of interactive Claude
+Code come within 10 s and 86 % within 60 s (kv-cache-tester, 82 sessions); in simulations 15 s and
+60 s made no difference."""
+FIRST_LIVE_S = 15.0
+"""The same time before any gap is known."""
+_SHORTEST_S = 0.5
+_PER_OCTAVE = 2
+_NUM_BUCKETS = 22
+"""Buckets of half an octave, the last one from 512 s on."""
+_LAST = _NUM_BUCKETS - 1
+_SHARED_WEIGHT = 8.0
+"""Weight of the gaps of all sessions, in gaps of the session itself."""
+_MAX_COUNT = 4096.0
+"""Sum of counts at which all are halved, so that a change of the load is learned."""
+
+
+class GapHistogram:
+    """Histogram of seconds between the end of a session's request and its next request."""
+
+    __slots__ = ("_counts", "total")
+
+    def __init__(self) -> None:
+        self._counts = [0.0] * _NUM_BUCKETS
+        self.total = 0.0
+        """Number of gaps; older ones count less."""
+
+    def add(self, seconds: float) -> None:
+        """Adds a gap."""
+        place = 0
+        if seconds > _SHORTEST_S:
+            place = math.ceil(_PER_OCTAVE * math.log2(seconds / _SHORTEST_S))
+        self._counts[min(place, _LAST)] += 1.0
+        self.total += 1.0
+        if self.total >= _MAX_COUNT:
+            self._counts = [0.5 * count for count in self._counts]
+            self.total *= 0.5
+
+    def live_s(self, shared: GapHistogram) -> float:
+        """Seconds after its last end for which a session counts as live.
+
+        Args:
+            shared: gaps of all sessions, used while the session's own are few.
+        """
+        weight = min(_SHARED_WEIGHT / shared.total, 1.0) if shared.total else 0.0
+        total = self.total + weight * shared.total
+        if not total:
+            return FIRST_LIVE_S
+        pairs = zip(self._counts, shared._counts, strict=True)
+        reached = accumulate(own + weight * other for own, other in pairs)
+        place = next((n for n, count in enumerate(reached) if count >= QUANTILE * total), _LAST)
+        seconds = _SHORTEST_S * float(2.0 ** (place / _PER_OCTAVE))
+        return min(max(seconds, MIN_LIVE_S), MAX_LIVE_S)

@@ -1,0 +1,341 @@
+"""SessionGate: new agent sessions wait while the caches cannot hold the contexts of the live ones.
+
+Agents send their whole context with each request, tens of times. If the contexts of all sessions
+exceed the KV cache, each request evicts the prefix of the next one, and all are computed again from
+the start. The gate lets a session in when a worker has room for it, the oldest first, so that the
+ones inside finish at full speed. Chats and live sessions are never delayed.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable
+
+from router.fleet.blocks import PromptBlocks
+from router.fleet.fleet import Choice, Fleet
+from router.fleet.idle_share import IdleShare
+from router.fleet.sessions import Context, Sessions
+from router.fleet.state import WorkerState
+from worker.protocol.blocks import BlockHashes
+from worker.protocol.messages import LoadSnapshot
+from worker.protocol.working_sets import SessionUse, WorkingSets
+
+CAPACITY = 0.95
+"""Part of a worker's device pages that live sessions may need. In simulations 0.8 let 25 % fewer
+turns per minute through, and counting the pages in host memory 29 % fewer."""
+PLAIN_TOKENS = 4096
+"""Prompts below this length neither wait nor count. A coding agent's first prompt, with its
+instructions and tools, has 5,000 to 20,000 tokens."""
+IDLE = 0.25
+"""Part of its time that a worker has no requests, above which it accepts one more session even if
+its cache is full: it can compute again what it evicts. Sessions of people, who take a minute to
+answer, fill caches without keeping workers busy."""
+EXCEED_S = 10.0
+"""Seconds between two such sessions, whose prompts must first show in the workers' reports."""
+_MIN_RETURNS = 0.5
+_END_WEIGHT, _RETURN_WEIGHT = 1 / 32, 1 / 16
+"""A new context counts from its first request on if at least half of the recent ones have come
+back. So requests with tools that are not an agent's, each on its own, soon count no longer."""
+MAX_WAITING = 4096
+"""Maximum number of waiting requests; further ones are not delayed."""
+
+
+class Visit:
+    """An agent's request at the gate. Times are on the fleet's clock."""
+
+    __slots__ = (
+        "admitted",
+        "arrived_at",
+        "closed",
+        "context",
+        "excluded",
+        "hashes",
+        "num_tokens",
+        "on_over",
+        "order",
+        "sets",
+        "wait_s",
+    )
+
+    def __init__(
+        self, context: Context, hashes: BlockHashes, num_tokens: int, now: float, number: int
+    ) -> None:
+        self.context = context
+        self.hashes = hashes
+        self.num_tokens = num_tokens
+        self.arrived_at = now
+        self.order = (context.born, now, number)
+        """Waiting requests are admitted in this order."""
+        self.admitted = False
+        self.closed = False
+        """Whether it has ended, or has left."""
+        self.wait_s = 0.0
+        """Seconds that it waited at the gate."""
+        self.excluded: tuple[str, ...] = ()
+        """Workers without room for it."""
+        self.sets: WorkingSets | None = None
+        """Working sets of the worker on which it counts; None for none."""
+        self.on_over: Callable[[], None] | None = None
+        """Called at the end of a wait: it is admitted, or has ended."""
+
+
+class SessionGate:
+    """Admits the requests of agent sessions. Does no I/O; its methods take microseconds.
+
+    A context is live while a request of it is in flight, and for a time after its last end that is
+    learned from its session's gaps. Requests of live contexts pass. Others wait, the oldest session
+    first, until a worker has room for their context beside the live ones, at most `max_wait_s`.
+    None is overtaken by a younger one. A sub-agent waits as well, with the age of its session:
+    without that, simulations had a third fewer turns per minute. Workers report the live contexts
+    of all gateways, so that several gateways agree.
+
+    Args:
+        fleet: the workers.
+        clock: the fleet's clock.
+        max_wait_s: maximum seconds that a request waits.
+    """
+
+    def __init__(self, fleet: Fleet, clock: Callable[[], float], max_wait_s: float) -> None:
+        self.sessions = Sessions()
+        self._fleet = fleet
+        self._clock = clock
+        self._max_wait_s = max_wait_s
+        self._sets: dict[str, WorkingSets] = {}
+        """Contexts of this gateway's live sessions, by worker id."""
+        self._others: dict[str, int] = {}
+        """Tokens of the live sessions of other gateways, by worker id."""
+        self._idle: dict[str, IdleShare] = {}
+        """Part of the time without requests, by worker id."""
+        self._waiting: list[Visit] = []
+        self._first_returns = 1.0
+        """How often new contexts have come back recently: 0.5 if every second one has."""
+        self._exceeded_at = -EXCEED_S
+        """Time at which a session was last admitted to a full worker that was often idle."""
+        self._num_visits = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of requests that wait."""
+        return len(self._waiting)
+
+    @property
+    def own_tokens(self) -> dict[str, int]:
+        """Tokens of this gateway's live sessions, by worker id."""
+        return {worker_id: sets.tokens for worker_id, sets in self._sets.items()}
+
+    def arrive(self, prompt: PromptBlocks) -> Visit | None:
+        """A new request; None for plain traffic, which the gate neither delays nor counts.
+
+        The request waits unless it is `admitted`. Its caller must call `placed` when a worker was
+        chosen, and `end` or `leave` at the end.
+        """
+        is_long, is_agent = prompt.num_tokens >= PLAIN_TOKENS, prompt.has_tools or prompt.session
+        if not (is_long or prompt.has_tools):
+            return None
+        keys = self._fleet.block_keys()
+        if not keys:
+            return None
+        now, hashes = self._clock(), prompt.hashes(keys[0])
+        context = self.sessions.find(prompt.session, hashes)
+        if context is None:
+            context = self.sessions.add(prompt.session, hashes, now)
+            context.is_agent = is_long and bool(is_agent)
+            counts = context.is_agent and self._first_returns >= _MIN_RETURNS
+        else:
+            counts = True
+            self._returned(context, now)
+        context.counts = context.counts or (is_long and counts)
+        self.sessions.extend(context, hashes, prompt.num_tokens)
+        self._num_visits += 1
+        visit = Visit(context, hashes, prompt.num_tokens, now, self._num_visits)
+        passes = not context.counts or context.is_live(now)
+        if passes or len(self._waiting) >= MAX_WAITING:
+            visit.admitted = True
+        else:
+            insort(self._waiting, visit, key=lambda waiting: waiting.order)
+        for dropped in self.sessions.dropped():
+            self._forget(dropped)
+        return visit
+
+    def admit(self) -> list[Visit]:
+        """Admits the waiting requests that may proceed now, in order; returns them."""
+        if not self._waiting:
+            return []
+        now = self._clock()
+        self.expire()
+        admitted: list[Visit] = []
+        is_full = False
+        for visit in self._waiting:
+            if now - visit.arrived_at < self._max_wait_s and not visit.context.is_live(now):
+                # Without overtaking: the first one without room holds up all others.
+                is_full = is_full or not self._find_room(visit)
+                if is_full:
+                    continue
+            visit.admitted = True
+            visit.wait_s = now - visit.arrived_at
+            admitted.append(visit)
+        self._waiting = [visit for visit in self._waiting if not visit.admitted]
+        for visit in admitted:
+            if visit.on_over is not None:
+                visit.on_over()
+        return admitted
+
+    def open(self) -> None:
+        """Admits all requests, now and from now on."""
+        self._max_wait_s = 0.0
+        self.admit()
+
+    def placed(self, visit: Visit, choice: Choice) -> SessionUse | None:
+        """Counts an admitted request on its worker; returns what the worker has to know.
+
+        None for requests that do not count. May be called again for another worker.
+        """
+        context = visit.context
+        if visit.closed or not context.counts:
+            return None
+        if not context.num_turns:
+            page = choice.info.page_size
+            blocks = min(choice.hit_tokens // page, len(visit.hashes))
+            context.shared_tokens = blocks * page
+            context.shared_key = visit.hashes.item(blocks - 1) if blocks else 0
+        context.num_turns += 1
+        return self._count(visit, choice.worker_id)
+
+    def end(self, visit: Visit) -> None:
+        """Ends a request: its context stays live for a while. Idempotent."""
+        context = visit.context
+        if visit.closed or (context.counts and visit.sets is None):
+            self.leave(visit)
+            return
+        visit.closed = True
+        if context.is_agent and not context.ended_at:
+            self._first_returns *= 1.0 - _END_WEIGHT
+        context.ended_at = self._clock()
+        context.live_until = context.ended_at + self._live_s(context)
+        if visit.sets is not None:
+            context.num_open -= 1
+            visit.sets.end(context.key, context.ended_at)
+
+    def leave(self, visit: Visit) -> None:
+        """Removes a request that no worker has accepted. Idempotent."""
+        if visit.closed:
+            return
+        visit.closed = True
+        if not visit.admitted:
+            self._waiting.remove(visit)
+            if visit.on_over is not None:
+                visit.on_over()
+        if visit.sets is not None:
+            visit.context.num_open -= 1
+            visit.sets.leave(visit.context.key)
+
+    def reported(self, worker_id: str, load: LoadSnapshot) -> None:
+        """Records a worker's load, with the live contexts of all gateways."""
+        sets = self._sets.get(worker_id)
+        own = sets.tokens if sets is not None else 0
+        if load.session_tokens > own:
+            self._others[worker_id] = load.session_tokens - own
+        else:
+            self._others.pop(worker_id, None)
+        is_idle = not (load.num_running or load.num_waiting or load.num_reserved)
+        share = self._idle.get(worker_id)
+        if share is None:
+            share = self._idle[worker_id] = IdleShare(self._clock())
+        share.update(is_idle, self._clock())
+
+    def expire(self) -> None:
+        """Removes contexts that are no longer live from the sums."""
+        for sets in self._sets.values():
+            sets.expire(self._clock())
+
+    def lose(self, worker_id: str) -> None:
+        """Records that a worker has lost its cache, or has left."""
+        self._sets.pop(worker_id, None)
+        self._others.pop(worker_id, None)
+        self._idle.pop(worker_id, None)
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError if sums and queue are inconsistent."""
+        self.sessions.check_invariants()
+        orders = [visit.order for visit in self._waiting]
+        assert orders == sorted(orders)
+        assert not any(visit.admitted or visit.closed for visit in self._waiting)
+        for sets in self._sets.values():
+            sets.check_invariants()
+
+    def _returned(self, context: Context, now: float) -> None:
+        """Learns from a further request of a context."""
+        if context.ended_at and not context.num_open:
+            context.session.gaps.add(now - context.ended_at)
+            self.sessions.gaps.add(now - context.ended_at)
+            if context.is_agent and not context.has_returned:
+                self._first_returns += (1.0 - self._first_returns) * _RETURN_WEIGHT
+            context.has_returned = True
+
+    def _find_room(self, visit: Visit) -> bool:
+        """Counts the visit on the worker with most room; False if none has enough."""
+        now = self._clock()
+        best, most, full = "", 0.0, list[str]()
+        may_exceed = now - self._exceeded_at >= EXCEED_S
+        for worker in self._fleet.workers:
+            if not worker.ready or worker.info is None:
+                continue
+            room = self._room(visit.context, worker)
+            if room < 0.0 and not (may_exceed and self._is_idle(worker.worker_id, now)):
+                full.append(worker.worker_id)
+            elif not best or room > most:
+                best, most = worker.worker_id, room
+        if not best:
+            return not full
+        if most < 0.0:
+            self._exceeded_at = now
+        visit.excluded = tuple(full)
+        self._count(visit, best)
+        return True
+
+    def _is_idle(self, worker_id: str, now: float) -> bool:
+        share = self._idle.get(worker_id)
+        return share is not None and share.value(now) > IDLE
+
+    def _room(self, context: Context, worker: WorkerState) -> float:
+        """Tokens left on a worker beside the live contexts and this one; negative if it is full."""
+        assert worker.info is not None, "a ready worker has an engine"
+        use, sets = context.use(), self._sets.get(worker.worker_id)
+        used = self._others.get(worker.worker_id, 0)
+        needed = use.tokens + use.shared_tokens
+        if sets is not None:
+            used += sets.tokens
+            needed = sets.needed(use)
+        capacity = CAPACITY * worker.load.num_total_pages * worker.info.page_size
+        if not used or not capacity:
+            # A worker without live sessions accepts any context that its engine can run.
+            return capacity
+        return capacity - used - needed
+
+    def _count(self, visit: Visit, worker_id: str) -> SessionUse:
+        """Counts the visit on a worker, and no longer on another; in flight from now on."""
+        context = visit.context
+        sets = self._sets.get(worker_id)
+        if sets is None:
+            sets = self._sets[worker_id] = WorkingSets()
+        use = context.use(self._live_s(context))
+        sets.begin(use)
+        if visit.sets is not None:
+            # Also if it is the same: the shared prefix has become known.
+            visit.sets.leave(context.key)
+        else:
+            context.num_open += 1
+        visit.sets = sets
+        if (share := self._idle.get(worker_id)) is not None:
+            share.update(False, self._clock())
+        if context.home != worker_id and (home := self._sets.get(context.home)) is not None:
+            home.forget(context.key)
+        context.home = worker_id
+        return use
+
+    def _live_s(self, context: Context) -> float:
+        return context.session.gaps.live_s(self.sessions.gaps)
+
+    def _forget(self, context: Context) -> None:
+        if (sets := self._sets.get(context.home)) is not None:
+            sets.forget(context.key)
