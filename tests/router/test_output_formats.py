@@ -23,8 +23,6 @@ from router.parsers.formats import format_of
 from router.parsers.response_template import tools_of_response
 from router.parsers.thoughts import thoughts_of
 from tests.support.router.rig import build_checkpoint
-from worker.models.config.families import FAMILIES as TEXT_FAMILIES
-from worker.models.config.families import MULTIMODAL
 from worker.protocol.text.chat_template import ChatTemplate
 from worker.protocol.text.tokenizer import load_tokenizer
 
@@ -189,7 +187,9 @@ PLAIN = {
 
 
 def test_every_family_with_tools_or_reasoning_has_a_format() -> None:
-    served = {*TEXT_FAMILIES, *MULTIMODAL}
+    from worker.models.config import families
+
+    served = {*families.FAMILIES, *families.MULTIMODAL}
     assert served - set(FAMILIES) - PLAIN == set(), "add the family's chat template to FAMILIES"
     assert not PLAIN & set(FAMILIES)
     for family, excerpts in FAMILIES.items():
