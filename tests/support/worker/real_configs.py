@@ -8,6 +8,7 @@ of configurations.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -16,11 +17,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.paths import ROOT
 from worker.models.config.families import FAMILIES
 from worker.models.config.model_config import ModelConfig, load_model_config
 
 FOLDER = Path(__file__).parents[2] / "worker" / "models" / "configs"
 VERDICTS = FOLDER / "verdicts" / "verdicts.json"
+README = ROOT / "README.md"
+SUMMARY = re.compile(r"Of the \d+ configurations of released models in the tests, \d+ \(\d+ %\)")
+"""The acceptance rate in the README, on one line."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,6 +92,13 @@ def accepted_model(architecture: str) -> str:
     )
 
 
+def summary(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """The README's statement of the acceptance rate."""
+    accepted = sum("accepted" in text for text in found.values())
+    rate = f"{accepted} ({100 * accepted / len(found):.0f} %)"
+    return f"Of the {len(found)} configurations of released models in the tests, {rate}"
+
+
 def _load_family(path: Path) -> Iterator[RealConfig]:
     models = json.loads(path.read_text(encoding="utf-8"))
     common = models.pop("_common", {})
@@ -145,19 +157,21 @@ def _plain(value: Any) -> Any:
 
 
 def main() -> None:
-    """Prints reasons of rejections and counts verdicts by source; --write renews verdicts.json."""
+    """Prints reasons of rejections and counts verdicts by source; --write renews verdicts.json and
+    the README's acceptance rate."""
     found = verdicts()
     if "--write" in sys.argv:
         lines = (f"{json.dumps(name)}: {json.dumps(text)}" for name, text in found.items())
         VERDICTS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-    for name, text in found.items():
-        if "refused" in text:
-            print(f"{name}: {text['refused']}")
+        text = README.read_text(encoding="utf-8")
+        README.write_text(SUMMARY.sub(summary(found), text), encoding="utf-8")
+    for name, one in found.items():
+        if "refused" in one:
+            print(f"{name}: {one['refused']}")
     counts = Counter((real.source, *found[real.name]) for real in load_corpus())
     for (source, word), count in sorted(counts.items()):
         print(f"{source:12} {word:8} {count:4}")
-    accepted = sum("accepted" in text for text in found.values())
-    print(f"accepted {accepted} of {len(found)} ({100 * accepted / len(found):.0f} %)")
+    print(summary(found))
 
 
 if __name__ == "__main__":

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from worker.models.config.checkpoint import block_hash_salt, resolve_checkpoint, weight_files
 from worker.models.config.model_config import ModelConfig, load_model_config
+from worker.models.config.multimodal import SIZES
 from worker.protocol.retry import may_heal
 
 BASE: dict[str, Any] = {
@@ -390,3 +392,40 @@ def test_offline_hub_name_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ValueError, match="HF_HUB_OFFLINE"):
         resolve_checkpoint("nobody/nothing")
+
+
+LLAVA: dict[str, Any] = {
+    "architectures": ["LlavaNextForConditionalGeneration"],
+    "model_type": "llava_next",
+    "text_config": {"model_type": "mistral", "max_position_embeddings": 256},
+}
+
+
+def test_keys_of_the_text_model_take_precedence_over_those_beside_it(tmp_path: Path) -> None:
+    text = {**LLAVA["text_config"], "vocab_size": 300, "rms_norm_eps": 1e-3}
+    beside = {"vocab_size": 200, "rms_norm_eps": 1e-6, "num_hidden_layers": 3}
+    config = ModelConfig.parse({**LLAVA, **beside, "text_config": text}, tmp_path)
+    assert (config.vocab_size, config.rms_norm_eps, config.num_layers) == (300, 1e-3, 3)
+    with pytest.raises(ValueError, match="attention_bias = True"):
+        ModelConfig.parse({**LLAVA, "attention_bias": True}, tmp_path)
+
+
+@pytest.mark.parametrize("kind", SIZES)
+def test_sizes_that_a_text_config_lacks_are_those_of_its_class(kind: str) -> None:
+    config = transformers.CONFIG_MAPPING[kind]()
+    assert {key: getattr(config, key) for key in SIZES[kind]} == SIZES[kind]
+
+
+def test_an_error_has_the_spelling_of_config_json(folder: Path) -> None:
+    experts = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"}
+    with pytest.raises(ValueError, match=r"^num_local_experts = 'many'"):
+        load(folder, **experts, num_local_experts="many")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [("XverseForCausalLM", "xverse"), ("AquilaForCausalLM", "aquila"), ("LLaMAForCausalLM", None)],
+)
+def test_llama_under_other_names(architecture: str, kind: str | None, folder: Path) -> None:
+    config = load(folder, architectures=[architecture], model_type=kind)
+    assert config.architecture == "LlamaForCausalLM"

@@ -11,7 +11,14 @@ from typing import Any
 
 import pytest
 
-from tests.support.worker.real_configs import VERDICTS, RealConfig, load_corpus, verdict
+from tests.support.worker.real_configs import (
+    README,
+    VERDICTS,
+    RealConfig,
+    load_corpus,
+    summary,
+    verdict,
+)
 from worker.models.config.families import FAMILIES
 from worker.models.config.model_config import ModelConfig
 
@@ -30,12 +37,14 @@ def test_a_real_configuration_is_read_as_the_table_says(real: RealConfig) -> Non
 
 def test_the_table_is_of_these_configurations() -> None:
     assert list(EXPECTED) == [real.name for real in CORPUS]
-    assert len(CORPUS) >= 150
+    assert len(CORPUS) >= 300
+    assert summary(EXPECTED) in README.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("real", REFUSED, ids=lambda real: real.name)
 def test_a_refusal_names_what_is_there_and_a_remedy(real: RealConfig) -> None:
     reason = EXPECTED[real.name]["refused"]
+    print(reason)
     keys = [*real.config, *real.config.get("text_config", ())]
     key = next((key for key in keys if re.match(rf"{re.escape(key)}\b", reason)), None)
     file = next((name for name in real.files if name in reason), None)

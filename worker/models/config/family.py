@@ -152,7 +152,8 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 f"model_type {kind!r} in config.json does not match architectures "
                 f"{raw['architectures']}, of model_type {' or '.join(cls.model_types)}: fix it"
             )
-        family = read_fields(cls, cls.prepare(raw), cls.harmless)
+        spelled = {field: key for key, field in cls.aliases if raw.get(key) is not None}
+        family = read_fields(cls, cls.prepare(raw), cls.harmless, spelled)
         family.derive()
         return family
 

@@ -85,13 +85,19 @@ def is_harmless(key: str) -> bool:
     return key in HARMLESS or key.startswith("_")
 
 
-def read_fields(schema: type[_Schema], raw: Mapping[str, Any], harmless: frozenset[str]) -> _Schema:
+def read_fields(
+    schema: type[_Schema],
+    raw: Mapping[str, Any],
+    harmless: frozenset[str],
+    spelled: Mapping[str, str] | None = None,
+) -> _Schema:
     """Fills a schema from the content of config.json.
 
     Args:
         schema: the struct.
         raw: keys and values of config.json.
         harmless: keys without effect, besides those of all families.
+        spelled: keys in config.json of fields that have another name there, for messages.
 
     Raises:
         ValueError: a key is unknown or missing, or its value is not supported; the message names
@@ -112,10 +118,10 @@ def read_fields(schema: type[_Schema], raw: Mapping[str, Any], harmless: frozens
     try:
         filled = msgspec.convert(values, analyzed(schema))
     except msgspec.ValidationError as error:
-        raise _explained(schema, values, error) from None
+        raise _explained(schema, values, spelled or {}, error) from None
     for key, value in values.items():
         if not accepts(schema, key, value):
-            raise _unsupported(key, value, types[key])
+            raise _unsupported((spelled or {}).get(key, key), value, types[key])
     return filled
 
 
@@ -137,13 +143,16 @@ def short(value: object) -> str:
 
 
 def _explained(
-    schema: type[msgspec.Struct], values: Mapping[str, Any], error: msgspec.ValidationError
+    schema: type[msgspec.Struct],
+    values: Mapping[str, Any],
+    spelled: Mapping[str, str],
+    error: msgspec.ValidationError,
 ) -> ValueError:
     """The error about the first value that its field does not support, or about a missing key."""
     types = _types(schema)
     for key, value in values.items():
         if not accepts(schema, key, value):
-            return _unsupported(key, value, types[key])
+            return _unsupported(spelled.get(key, key), value, types[key])
     key = next(key for key in types if f"`{key}`" in str(error))
     allowed = _described(types[key])
     if isinstance(inspect.type_info(types[key]), inspect.LiteralType):
