@@ -30,6 +30,7 @@ from tests.support.kernels.launches import (
     MIXED_TOKENS,
     attention,
     draw,
+    linear_attention,
     mix,
     prepare,
     quantized_products,
@@ -102,6 +103,18 @@ def test_long_prompts_stay_within_their_budgets(capability: int) -> None:
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_so_do_those_of_models_with_windows(capability: int) -> None:
     assert exceeded(capability, lambda: prompt(128, window=100)) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_linear_attention_stays_within_its_budgets(capability: int) -> None:
+    """Of Qwen3.5's dimensions."""
+    assert exceeded(capability, lambda: linear_attention(DTYPE)) == []
+
+
+def test_states_are_advanced_within_their_budget() -> None:
+    """A decode step, whose kernels take a second."""
+    assert exceeded(90, lambda: linear_attention(DTYPE, lengths=(1,))) == []
 
 
 _FETCH = re.compile(r"cp\.async\.c[ag]\.shared\.global \[[^\]]*\], \[[^\]]*\], (\w+)")

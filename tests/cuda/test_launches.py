@@ -17,7 +17,6 @@ from tests.support.cuda.counted import Counts, HostWait, count_launches, write_c
 from tests.support.cuda.tensors import DeviceMix
 from tests.support.worker.real_configs import RealConfig, load_corpus
 from worker.models.config.families import FAMILIES
-from worker.models.config.family import LINEAR
 from worker.rank.runner import ModelRunner
 
 NUM_LAYERS = 6
@@ -37,11 +36,7 @@ def count(architecture: str, folder: Path, num_layers: int = NUM_LAYERS, **optio
 
 
 def test_every_family_has_a_budget() -> None:
-    captured = {name for name, family in FAMILIES.items() if LINEAR not in family.layer_kinds}
-    assert set(BUDGETS) == captured, (
-        "tests/support/cuda/budgets.py has a row for each family but those with states, which are "
-        "launched kernel by kernel"
-    )
+    assert set(BUDGETS) == set(FAMILIES), "tests/support/cuda/budgets.py has a row for each family"
 
 
 @pytest.mark.checks("cuda", of=BUDGETS, against="a budget of launches")
@@ -69,6 +64,14 @@ def test_steps_of_any_lengths_launch_no_more_than_decodes(
     counts = count(architecture, tmp_path)
     if counts.ragged:
         assert counts.ragged <= counts.rest + NUM_LAYERS * counts.layer + 1
+
+
+def test_linear_attention_takes_five_launches(tmp_path: Path) -> None:
+    """Two projections, inputs, states and outputs, beside two norms and three of the MLP; two more
+    in a step of rows of any lengths."""
+    counts = count("Qwen3_5ForCausalLM", tmp_path, 4)
+    assert counts.layers[:3] == (10, 10, 10)
+    assert counts.ragged <= counts.rest + 3 * 12 + counts.layers[3] + 1
 
 
 @pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", "GptOssForCausalLM"])
