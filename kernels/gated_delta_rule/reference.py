@@ -1,34 +1,120 @@
-"""Torch implementation of the gated delta rule, and of the short convolution before it."""
+"""Torch implementation of the gated delta rule, and of what surrounds it in a layer."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 
 from kernels import rowwise
+from kernels.gated_delta_rule.base import (
+    LENGTH_EPS,
+    PIECE,
+    DeltaInputs,
+    DeltaLayer,
+    StateCache,
+    StateRows,
+)
+from kernels.rms_norm.reference import rms_norm
 
-_CHUNK = 64
-"""Number of positions per chunk, which are computed together by matrix products."""
+
+def gated_delta_net(
+    projected: torch.Tensor,
+    layer: DeltaLayer,
+    cache: StateCache,
+    rows: StateRows,
+    *,
+    by_position: bool,
+) -> torch.Tensor:
+    """Computes rows of one token together, and longer ones one after another."""
+    widths = layer.widths
+    mixed, z, b, a = projected.split([sum(widths[:3]), *widths[3:]], dim=1)
+    decay = -layer.log_rate.exp() * rowwise.softplus(a.float() + layer.step_bias)
+    out = _mix(
+        mixed, decay, rowwise.sigmoid(b.float()), layer, cache, rows, by_position=by_position
+    )
+    out = rms_norm(out.to(projected.dtype), layer.norm, layer.eps)
+    gate = rowwise.silu(z.float()).view(out.shape)
+    return (out * gate).to(projected.dtype).flatten(1)
 
 
-class DeltaInputs(NamedTuple):
-    """Inputs of T positions, fp32: consecutive ones of one row, or one each of T rows."""
+def _mix(
+    mixed: torch.Tensor,
+    decay: torch.Tensor,
+    share: torch.Tensor,
+    layer: DeltaLayer,
+    cache: StateCache,
+    rows: StateRows,
+    *,
+    by_position: bool,
+) -> torch.Tensor:
+    """Convolution and delta rule of all rows, which updates and stores their states.
 
-    q: torch.Tensor
-    """[T, H, K]: scaled queries."""
-    k: torch.Tensor
-    """[T, H, K]: keys of length 1."""
-    v: torch.Tensor
-    """[T, H, V]: values."""
-    decay: torch.Tensor
-    """[T, H]: logarithms of the decay, at most 0."""
-    share: torch.Tensor
-    """[T, H]: step sizes (beta): the part of v - S^T k that updates the state."""
+    Args:
+        mixed: [T, C]: projections before the convolution.
+        decay: [T, H] fp32: logarithms of the decay.
+        share: [T, H] fp32: step sizes of the delta rule (beta).
+        layer: weights.
+        cache: states.
+        rows: rows of the step.
+        by_position: as in `gated_delta_chunks`.
 
-    def part(self, start: int, end: int) -> DeltaInputs:
-        """Inputs of positions from `start` up to, not including, `end`."""
-        return DeltaInputs(*(tensor[start:end] for tensor in self))
+    Returns:
+        [T, H, V] fp32.
+    """
+    border, outputs = rows.num_decodes, list[torch.Tensor]()
+    if border:
+        slots, is_first = rows.slots[:border], rows.starts[:border] == 0
+        before = cache.conv.index_select(0, slots)
+        before = before.masked_fill(is_first[:, None, None], 0)
+        window = torch.cat((before, mixed[:border].unsqueeze(1)), dim=1)
+        state = cache.recurrent.index_select(0, slots)
+        state = state.masked_fill(is_first[:, None, None, None], 0)
+        convolved = causal_convolution(window, layer.conv.T).squeeze(1)
+        inputs = delta_inputs(convolved, decay[:border], share[:border], layer)
+        output, state = gated_delta_steps(inputs, state)
+        cache.conv.index_copy_(0, slots, window[:, 1:])
+        cache.recurrent.index_copy_(0, slots, state)
+        outputs.append(output)
+    for slot, parts in rows.longer():
+        for part in parts:
+            own = slice(part.start, part.end)
+            before, state = cache.conv[slot], cache.recurrent[slot]
+            if part.is_first:
+                before, state = torch.zeros_like(before), torch.zeros_like(state)
+            window = torch.cat((before, mixed[own]))
+            convolved = causal_convolution(window, layer.conv.T)
+            inputs = delta_inputs(convolved, decay[own], share[own], layer)
+            output, state = gated_delta_chunks(inputs, state, by_position=by_position)
+            cache.conv[slot] = window[part.end - part.start :]
+            cache.recurrent[slot] = state
+            outputs.append(output)
+            if part.target >= 0:
+                cache.copy(slot, part.target)
+    stored = rows.stored()
+    if stored is not None:
+        cache.copy(*stored)
+    return torch.cat(outputs)
+
+
+def delta_inputs(
+    convolved: torch.Tensor, decay: torch.Tensor, share: torch.Tensor, layer: DeltaLayer
+) -> DeltaInputs:
+    """Inputs of the delta rule by value head; consecutive value heads share a key head."""
+    keys, _, values = layer.widths[:3]
+    q, k, v = convolved.split([keys, keys, values], dim=1)
+    ratio = decay.shape[1] // layer.num_key_heads
+    q, k = (
+        unit_length(x.view(len(x), layer.num_key_heads, layer.key_dim)).repeat_interleave(
+            ratio, dim=1
+        )
+        for x in (q, k)
+    )
+    v = v.view(len(v), decay.shape[1], -1)
+    return DeltaInputs(q * layer.key_dim**-0.5, k, v, decay, share)
+
+
+def unit_length(x: torch.Tensor) -> torch.Tensor:
+    """x [..., D], fp32, divided by its Euclidean length over the last dimension."""
+    return x * (x.square().sum(-1, keepdim=True) + LENGTH_EPS).rsqrt()
 
 
 def causal_convolution(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -85,7 +171,7 @@ def gated_delta_chunks(
     Returns:
         Outputs, fp32 [T, H, V], and the state after the last position, [H, K, V].
     """
-    length = 1 if by_position else _CHUNK
+    length = 1 if by_position else PIECE
     outputs: list[torch.Tensor] = []
     for start in range(0, len(inputs.q), length):
         part = inputs.part(start, start + length)

@@ -30,6 +30,7 @@ from tests.support.kernels.launches import (
     MIXED_TOKENS,
     attention,
     draw,
+    linear_attention,
     mix,
     prepare,
     quantized_products,
@@ -114,6 +115,18 @@ def test_so_do_those_of_fp8_caches(capability: int) -> None:
         prompt(128, is_fp8=True)
 
     assert exceeded(capability, launch) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_linear_attention_stays_within_its_budgets(capability: int) -> None:
+    """Of Qwen3.5's dimensions."""
+    assert exceeded(capability, lambda: linear_attention(DTYPE)) == []
+
+
+def test_states_are_advanced_within_their_budget() -> None:
+    """A decode step, whose kernels take a second."""
+    assert exceeded(90, lambda: linear_attention(DTYPE, lengths=(1,))) == []
 
 
 _FETCH = re.compile(r"cp\.async\.c[ag]\.shared\.global \[[^\]]*\], \[[^\]]*\], (\w+)")

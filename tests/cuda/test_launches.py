@@ -11,16 +11,17 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from tests.support.cuda.budgets import BUDGETS, CAPTURED, NUM_LAYERS, count
+from tests.support.cuda.budgets import BUDGETS, NUM_LAYERS, count
 from tests.support.cuda.counted import Counts, HostWait
 from tests.support.cuda.tensors import DeviceMix
+from worker.models.config.families import FAMILIES
 from worker.rank.runner import ModelRunner
 
 SHORT = ("LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "LLaDA2MoeModelLM")
 
 
 def test_every_family_has_a_budget() -> None:
-    assert set(BUDGETS) == set(CAPTURED), "make families"
+    assert set(BUDGETS) == set(FAMILIES), "make families"
 
 
 @pytest.mark.checks("cuda", of=BUDGETS, against="a budget of launches")
@@ -49,6 +50,14 @@ def test_steps_of_any_lengths_launch_no_more_than_decodes(
     counts = count(BUDGETS[architecture].model, tmp_path)
     if counts.ragged:
         assert counts.ragged <= counts.rest + NUM_LAYERS * counts.layer + 1
+
+
+def test_linear_attention_takes_five_launches(tmp_path: Path) -> None:
+    """Two projections, inputs, states and outputs, beside two norms and three of the MLP; two more
+    in a step of rows of any lengths."""
+    counts = count(BUDGETS["Qwen3_5ForCausalLM"].model, tmp_path, 4)
+    assert counts.layers[:3] == (10, 10, 10)
+    assert counts.ragged <= counts.rest + 3 * 12 + counts.layers[3] + 1
 
 
 @pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", "GptOssForCausalLM"])

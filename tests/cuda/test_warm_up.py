@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from kernels import silu_and_mul
 from kernels.attention import triton_kernel, triton_schedule
 from tests.support.cuda.variants import noting_variants
 from tests.support.cuda.warm_starts import (
@@ -24,7 +22,6 @@ from tests.support.cuda.warm_starts import (
     write_model,
 )
 from tests.support.engines.engine_driver import Engine
-from worker.models.architectures.qwen3_next import GatedDeltaNet
 from worker.plan.plan import Plan
 from worker.rank import warmup
 from worker.rank.runner import ModelRunner
@@ -37,7 +34,7 @@ SINKS = "openai/gpt-oss-20b"
 """And windows."""
 STATES = "Qwen/Qwen3-Next-80B-A3B-Instruct"
 CHANGED: dict[str, dict[str, Any]] = {STATES: {"full_attention_interval": 2}}
-"""So that few layers are of both kinds: each of those with states is hundreds of launches."""
+"""So that few layers are of both kinds."""
 SMALL_STEPS = {"max_num_batched_tokens": 128}
 RANKS = {"tensor_parallel_size": 2}
 WHOLE_EXPERTS = {**RANKS, "enable_expert_parallel": True}
@@ -287,18 +284,6 @@ def leave_out_other_ranks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ModelRunner, "_warm_up", of_first)
 
 
-def launch_where_rows_go_on(patch: pytest.MonkeyPatch) -> None:
-    """Rows of warm-up begin at their first position."""
-    advance = GatedDeltaNet._advance
-
-    def advanced(layer: GatedDeltaNet, mixed: torch.Tensor, *args: Any, is_first: bool) -> Any:
-        if not is_first:
-            silu_and_mul(mixed)
-        return advance(layer, mixed, *args, is_first=is_first)
-
-    patch.setattr(GatedDeltaNet, "_advance", advanced)
-
-
 SABOTAGES: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "filters": ("_histogram_kernel", leave_out("_FILTERED")),
     "processors": ("_penalty_kernel", leave_out("_PROCESSED")),
@@ -325,7 +310,7 @@ BRIEF_SABOTAGES: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "latents": ("_latent_kernel", leave_out_prompts),
     "sinks": ("_attention_kernel", leave_out_prompts),
     "caps": ("_attention_kernel", leave_out_prompts),
-    "states": ("_gate_and_mul_kernel", launch_where_rows_go_on),
+    "states": ("_solve_kernel", leave_out_prompts),
 }
 
 

@@ -33,6 +33,7 @@ def test_every_op_has_a_triton_kernel() -> None:
         "gather_step_inputs",
         "choose_experts",
         "fused_moe",
+        "gated_delta_net",
         "draft_ngrams",
     }
     assert all(registry[name].has_triton for name in registry)

@@ -14,7 +14,7 @@ is written to the second cell of that slot. It touches nothing that a real row r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -23,17 +23,13 @@ import torch
 
 from kernels import SamplingParameters, StepRows, StepTensors, gather_step_inputs
 from kernels.attention import AttentionBackend, AttentionMetadata, CapturableBackend
-from worker.models.layers.context import (
-    AttentionInputs,
-    ForwardContext,
-    KVCache,
-    StateCache,
-    StateRows,
-)
+from kernels.gated_delta_rule import StateCache, StateRows
+from worker.models.layers.context import AttentionInputs, ForwardContext, KVCache
 from worker.models.layers.kv_cache import KVCacheGroup, KVCacheSpec
 from worker.plan.plan import Plan, StateStore
 from worker.rank.sampling.logprobs import PromptChunk
 from worker.rank.sampling.state import ProcessedRows, staged_parameters
+from worker.rank.state_rows import most_pieces, state_arrays
 from worker.rank.tables import DeviceTables, ragged_ranges
 from worker.rank.transfer import Arrays, IntArray, StagedArrays, Uploader, send, uploader_to
 
@@ -89,8 +85,9 @@ class Batch:
     """Upper bounds of the rows' sequence lengths, on the host; exact if the step is eager and the
     host has placed all rows."""
     staged: StagedArrays | None
-    """Arrays slots [R], starts [R] and query_start [R + 1], int64, on the device; None if the
-    compiled CPU library reads the tables itself."""
+    """Arrays slots [R], starts [R] and query_start [R + 1], int64, on the device; if layers keep
+    states, also the pieces of the rows (`StateRows`). None if the compiled CPU library reads the
+    tables itself."""
     starts: torch.Tensor | None
     """[R] int64: first positions of the rows. If the device has placed speculative rows, those in
     `rows` are only the planned ones."""
@@ -105,8 +102,6 @@ class Batch:
     logits_indices: torch.Tensor | None = None
     """[S] int64, ascending: indices of the step's tokens whose hidden states the forward pass
     returns; None for all T."""
-    state_stores: Sequence[StateStore] = ()
-    """Snapshots to take of the rows' states."""
 
 
 class BatchBuilder:
@@ -152,12 +147,13 @@ class BatchBuilder:
         table = np.array(rows, dtype=np.int64)
         processed = tables.sampling.gather(table)
         graph = _GraphSize(size, num_tokens)
-        batch = _StagedBatch(tables, table, processed, graph, groups, self._is_native)
+        batch = _StagedBatch(
+            *(tables, table, processed, graph, groups, self._is_native), stores=plan.state_stores
+        )
         staged = send(groups, uploader or self._uploader)
         if writes is not None:
             tables.write(staged[0])
-        finished = batch.finish(staged, speculative)
-        return replace(finished, state_stores=plan.state_stores) if plan.state_stores else finished
+        return batch.finish(staged, speculative)
 
     def build_padding(self, size: int, num_tokens: int = 0) -> Batch:
         """A batch of dummy rows only, to capture a graph of `size` rows; `num_tokens` as in
@@ -185,6 +181,7 @@ class _StagedBatch:
         graph: size of the graph that the step runs on.
         groups: gets the arrays to copy to the device.
         is_native: whether the compiled CPU library runs the model, which needs no row arrays.
+        stores: snapshots to take of the rows' states.
     """
 
     def __init__(
@@ -195,6 +192,8 @@ class _StagedBatch:
         graph: _GraphSize,
         groups: list[Arrays],
         is_native: bool,
+        *,
+        stores: Sequence[StateStore] = (),
     ) -> None:
         self._tables = tables
         self._processed = processed
@@ -216,7 +215,16 @@ class _StagedBatch:
         if not is_native:
             self._row_group = len(groups)
             query_start = np.append(0, query_ends)
-            groups.append({"slots": slots, "starts": starts, "query_start": query_start})
+            arrays = {"slots": slots, "starts": starts, "query_start": query_start}
+            if tables.keeps_states:
+                num_pieces = 0
+                if graph.tokens:
+                    num_pieces = most_pieces(len(table), graph.tokens, tables.page_size)
+                first_snapshot = tables.dummy_slot + 1
+                arrays |= state_arrays(
+                    table, stores, first_snapshot=first_snapshot, num_pieces=num_pieces
+                )
+            groups.append(arrays)
         self._sampled_rows: list[int] | None = None
         if self._is_captured:
             (sampled_rows,) = np.nonzero(num_samples)
@@ -343,10 +351,7 @@ def gather_inputs(
     assert batch.staged is not None, "the compiled library gathers its own inputs"
     assert batch.starts is not None, "the compiled library gathers its own inputs"
     # Rows: on a graph any of them may be as long as the graph's tokens allow.
-    lengths = batch.rows[:, 2]
-    longest = int(lengths.max())
-    if batch.num_tokens:
-        longest = min(batch.num_tokens, tables.max_model_len)
+    lengths, longest = batch.rows[:, 2], longest_row(batch, tables.max_model_len)
     rows = StepRows(
         slots=batch.staged["slots"],
         starts=batch.starts,
@@ -382,6 +387,13 @@ def gather_inputs(
         state_rows=state_rows,
     )
     return ForwardInputs(input_ids=step.input_ids, positions=step.positions, context=context)
+
+
+def longest_row(batch: Batch, max_model_len: int) -> int:
+    """Maximum tokens of a row; on a graph for rows of any length an upper bound."""
+    if batch.num_tokens:
+        return min(batch.num_tokens, max_model_len)
+    return int(batch.rows[:, 2].max())
 
 
 def _attention_rows(

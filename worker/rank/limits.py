@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 
 from worker.config import EngineConfig
-from worker.models.config.model_config import ModelConfig
 from worker.models.layers.tensor_parallel import TensorParallelGroup
 
 logger = logging.getLogger(__name__)
@@ -27,24 +26,28 @@ _LARGE_GPU = StepLimits(1024, 8192)
 _GPU = StepLimits(256, 2048)
 _CPU = StepLimits(64, 1024)
 _LARGE_BYTES = 70 << 30
+_STATE_SHARE = 0.2
+"""Maximum share of a GPU's memory for the states of running requests by default. States of Qwen3.5
+take 20 to 60 MB per request: as much as its pages of some thousand tokens."""
 
 
 def resolve_limits(
-    config: EngineConfig, model: ModelConfig, group: TensorParallelGroup
+    config: EngineConfig, group: TensorParallelGroup, *, state_bytes: int
 ) -> EngineConfig:
     """The configuration with all limits set, the same on all ranks.
 
     Args:
         config: the engine's configuration, in which limits may be unset.
-        model: the model's configuration; linear-attention layers need memory for a state per slot,
-            so they have a lower default for requests.
+        state_bytes: bytes of a request's state in linear-attention layers on this rank, which is
+            allocated for each of `max_num_seqs`: the default leaves memory for weights and pages.
         group: the ranks, all of which must call this, since their GPUs may differ.
     """
     if config.max_num_seqs and config.max_num_batched_tokens:
         return config
     limits = _limits(group)
-    if model.linear_layers:
-        limits = limits._replace(max_num_seqs=_CPU.max_num_seqs)
+    if state_bytes and not config.max_num_seqs and group.device.type == "cuda":
+        most = _fitting_states(limits.max_num_seqs, state_bytes, group)
+        limits = limits._replace(max_num_seqs=most)
     resolved = config.with_limits(*limits)
     if group.rank == 0:
         logger.info(
@@ -53,6 +56,19 @@ def resolve_limits(
             resolved.max_num_batched_tokens,
         )
     return resolved
+
+
+def _fitting_states(most: int, state_bytes: int, group: TensorParallelGroup) -> int:
+    """The largest of `most`, its half and so on, down to 1, whose states fit their share of the
+    memory of each rank's GPU."""
+    total = torch.cuda.get_device_properties(group.device).total_memory
+    counts = [most >> halvings for halvings in range(most.bit_length())]
+    fits = [float(count * state_bytes <= _STATE_SHARE * total) for count in counts]
+    votes = group.all_reduce(torch.tensor(fits, device=group.device)).tolist()
+    fitting = (
+        count for count, vote in zip(counts, votes, strict=True) if int(vote) == group.world_size
+    )
+    return next(fitting, 1)
 
 
 def limits_of_gpu(name: str, num_bytes: int) -> StepLimits:

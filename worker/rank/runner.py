@@ -76,14 +76,11 @@ class ModelRunner:
         self.device = group.device
         is_dummy = config.load_format == "dummy"
         self.model_config = model or load_model_config(config.checkpoint, weights=not is_dummy)
-        config = self.config = resolve_limits(config, self.model_config, group)
         if self.device.type == "cpu":
             tune_cpu_process(config.cpu_threads, group.world_size)
         self.max_model_len = self.model_config.resolve_max_model_len(config.max_model_len)
         self.dtype = resolve_dtype(config, self.model_config.dtype, group)
         self.cache_dtype = resolve_cache_dtype(config, self.model_config, self.device)
-        self._attention = self._create_attention()
-        check_blocks(config, self.model_config)
         options = LayerOptions(
             group=group,
             dtype=self.dtype,
@@ -94,6 +91,9 @@ class ModelRunner:
         )
         self.model = build_model(self.model_config, options, self.max_model_len)
         self._layout = group_layers([layer.kv_cache_spec for layer in self.model.layers])
+        config = self.config = resolve_limits(config, group, state_bytes=self._layout.state_bytes)
+        self._attention = self._create_attention()
+        check_blocks(config, self.model_config)
         groups = self._layout.groups
         check_windows(config, [group.window for group in groups], num_groups=len(groups))
         check_states(config, self.model_config)
@@ -116,12 +116,10 @@ class ModelRunner:
         self._states: RequestStates | None = None
         self._streams = DeviceStreams(self.device) if self.device.type == "cuda" else None
         self._clock = DeviceClock()
-        self._capture = None
-        if not self._layout.states:  # layers with states launch kernels per row
-            self._capture = create_capture(
-                *(config, group, self._streams, self._attention, self.model_config),
-                None if self._draft_model is None else self._draft_model.backend,
-            )
+        self._capture = create_capture(
+            *(config, group, self._streams, self._attention, self.model_config),
+            None if self._draft_model is None else self._draft_model.backend,
+        )
         self._graphs: StepGraphs | None = None
         self._drafter: Drafter | None = None
         self._blocks: BlockDecoder | None = None
@@ -311,7 +309,7 @@ class ModelRunner:
         inputs = gather_inputs(
             *(batch, self._tables, self._kv_caches, self._layout.groups, self._attention),
             states=None if states is None else states.caches,
-            state_rows=None if states is None else states.rows(batch),
+            state_rows=None if states is None else states.rows(batch, self._tables.max_model_len),
         )
         hidden = self.model.forward(inputs.input_ids, inputs.positions, inputs.context)
         if self._drafts is not None:
@@ -407,6 +405,7 @@ class ModelRunner:
             native_sampling=self.model.native is not None,
             block_size=self.model_config.block_size,
             page_factors=[group.layers_per_page for group in self._layout.groups],
+            keeps_states=bool(self._layout.states),
         )
         if self._draft_model is not None:
             self._drafts = DeviceModelProposer(

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from worker.models.layers.context import StateCache, StatePart, StateRows
+from kernels.gated_delta_rule import StateCache, StateRows
 from worker.models.layers.kv_cache import KVCacheLayout, StateSpec
-from worker.plan.plan import StateLoad, StateStore
-from worker.rank.batch import Batch
+from worker.plan.plan import StateLoad
+from worker.rank.batch import Batch, longest_row
 from worker.rank.cpu import lazy_zeros
 from worker.rank.transfer import to_device
 
@@ -44,55 +44,18 @@ class RequestStates:
         for cache in self.caches.values():
             cache.copy(snapshots, slots)
 
-    def rows(self, batch: Batch) -> StateRows:
+    def rows(self, batch: Batch, max_model_len: int) -> StateRows:
         """Rows of the state caches for a step's rows, and the snapshots to store."""
         assert batch.staged is not None, "the compiled library does not support states"
         assert batch.starts is not None, "the compiled library does not support states"
-        assert batch.size is None, "steps with states do not run on graphs"
-        border = batch.num_decodes
-        stores: dict[int, list[StateStore]] = {}
-        for store in batch.state_stores:
-            stores.setdefault(store.slot, []).append(store)
-        longer: list[tuple[int, list[StatePart]]] = []
-        ends: list[StateStore] = []
-        first = border
-        for number, (slot, start, length, _) in enumerate(batch.rows.tolist()):
-            row_stores = sorted(stores.get(slot, ()), key=lambda store: store.position)
-            if number < border:
-                ends += row_stores
-                continue
-            longer.append((slot, self._parts(first - start, start, start + length, row_stores)))
-            first += length
-        stored = None
-        if ends:
-            slots = self._index([store.slot for store in ends])
-            stored = slots, self._index([self._num_slots + store.snapshot for store in ends])
+        names = ("piece_starts", "piece_rows", "piece_targets", "row_pieces")
         return StateRows(
-            slots=batch.staged["slots"][:border],
-            is_first=batch.starts[:border] == 0,
-            longer=longer,
-            stored=stored,
+            slots=batch.staged["slots"],
+            starts=batch.starts,
+            **{name: batch.staged[name] for name in names},
+            num_decodes=batch.num_decodes,
+            longest=longest_row(batch, max_model_len),
         )
-
-    def _parts(
-        self, offset: int, start: int, end: int, stores: Sequence[StateStore]
-    ) -> list[StatePart]:
-        """A row's positions [start, end), split where snapshots are stored; position p is token
-        `offset` + p of the step."""
-        parts: list[StatePart] = []
-        for store in stores:
-            parts.append(
-                StatePart(
-                    offset + start,
-                    offset + store.position,
-                    self._num_slots + store.snapshot,
-                    start == 0,
-                )
-            )
-            start = store.position
-        if start < end:
-            parts.append(StatePart(offset + start, offset + end, None, start == 0))
-        return parts
 
     def _index(self, rows: list[int]) -> torch.Tensor:
         return to_device(torch.tensor(rows), self._device)

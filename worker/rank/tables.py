@@ -31,6 +31,7 @@ class DeviceTables:
         block_size: block size of a block-diffusion model; else 1.
         page_factors: number of layers that share one page, by group of layers; page ids in the page
             table are multiplied by it.
+        keeps_states: whether layers keep a state per slot.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class DeviceTables:
         native_sampling: bool = False,
         block_size: int = 1,
         page_factors: Sequence[int] = (1,),
+        keeps_states: bool = False,
     ) -> None:
         num_rows = max_num_seqs + 1
         self.device = device
@@ -51,6 +53,8 @@ class DeviceTables:
         """Whether the compiled CPU library samples tokens."""
         self.block_size = block_size
         """Number of consecutive positions that attend to each other; 1 for causal attention."""
+        self.keeps_states = keeps_states
+        """Whether layers keep a state per slot."""
         self.max_model_len = max_model_len
         self.page_size = page_size
         self.vocab_size = vocab_size

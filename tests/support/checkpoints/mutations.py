@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from kernels import ExpertChoice, Norm, Routing, choose_experts, linear, silu_and_mul
+from kernels.gated_delta_rule.reference import delta_inputs
 from tests.support.checkpoints.specimen import Mutation, Patch
 from worker.models.architectures.decoder import DecoderModel
 from worker.models.architectures.glm4 import SandwichLayer
 from worker.models.architectures.gpt_oss import GptOssMoe
-from worker.models.architectures.qwen3_next import GatedDeltaNet
 from worker.models.layers.attention import (
     Attention,
     AttentionTraits,
@@ -124,10 +124,11 @@ def always_rotating(**traits: Any) -> AttentionTraits:
     return AttentionTraits(**{**traits, "rotates": True})
 
 
-def _with_heads_by_turns(self: Any, convolved: torch.Tensor, *rest: Any) -> Any:
+def _with_heads_by_turns(*args: Any) -> Any:
     """Value heads that share a key head are not neighbours."""
-    inputs = _DELTA_INPUTS(self, convolved, *rest)
-    turns = torch.arange(self._value_heads).view(-1, self._ratio).T.flatten()
+    inputs, layer = _DELTA_INPUTS(*args), args[-1]
+    num_heads = len(layer.log_rate)
+    turns = torch.arange(num_heads).view(layer.num_key_heads, -1).T.flatten()
     return inputs._replace(q=inputs.q[:, turns], k=inputs.k[:, turns])
 
 
@@ -139,16 +140,14 @@ def _last_input_alone(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tenso
 def _delta_inputs(**change: Any) -> Patch:
     """Other decays or shares."""
 
-    def inputs(self: Any, *args: Any) -> Any:
-        own = _DELTA_INPUTS(self, *args)
+    def inputs(*args: Any) -> Any:
+        own = _DELTA_INPUTS(*args)
         return own._replace(**{key: make(getattr(own, key)) for key, make in change.items()})
 
-    return Patch(
-        target="worker.models.architectures.qwen3_next:GatedDeltaNet._inputs", value=inputs
-    )
+    return Patch(target="kernels.gated_delta_rule.reference:delta_inputs", value=inputs)
 
 
-_DELTA_INPUTS = GatedDeltaNet._inputs
+_DELTA_INPUTS = delta_inputs
 _LAYER_NORM = LayerNorm.norm
 _SANDWICH, _ATTENTION, _EXPERTS = SandwichLayer.forward, Attention.forward, MoeMLP.forward
 _CLAMPED = GptOssMoe.forward
@@ -203,17 +202,15 @@ NO_SCORE_BIAS = Patch(
     value=_without_score_bias,
 )
 OPEN_GATE = Patch(target="worker.models.layers.attention:gated", value=lambda x, gate: x)
-NO_UNIT_LENGTH = Patch(
-    target="worker.models.architectures.qwen3_next:unit_length", value=lambda x: x
-)
+NO_UNIT_LENGTH = Patch(target="kernels.gated_delta_rule.reference:unit_length", value=lambda x: x)
 NO_TAPS = Patch(
-    target="worker.models.architectures.qwen3_next:causal_convolution", value=_last_input_alone
+    target="kernels.gated_delta_rule.reference:causal_convolution", value=_last_input_alone
 )
 NO_DECAY = _delta_inputs(decay=torch.zeros_like)
 WHOLE_SHARE = _delta_inputs(share=torch.ones_like)
 UNSCALED_QUERIES = _delta_inputs(q=lambda q: q * q.shape[-1] ** 0.5)
 HEADS_BY_TURNS = Patch(
-    target="worker.models.architectures.qwen3_next:GatedDeltaNet._inputs",
+    target="kernels.gated_delta_rule.reference:delta_inputs",
     value=_with_heads_by_turns,
 )
 NO_NORM_BIAS = Patch(

@@ -14,9 +14,12 @@ MULTIPLYING: dict[str, int] = {
     "_attention_kernel": 32,
     "_matmul_kernel": 0,
     "_multiply_kernel": 16,
+    "_solve_kernel": -1,
+    "_states_kernel": -1,
 }
 """Kernels with matrix products, and the number of tile rows up to which mma.sync suffices: that is
-the case for single queries and for heads of 512 dimensions, and optional for experts."""
+the case for single queries and for heads of 512 dimensions, and optional for experts. Pieces of
+linear attention always have 64 rows."""
 
 
 def product(kernel: str, tile_rows: int, capability: int) -> str:
@@ -32,6 +35,12 @@ REGISTERS: dict[str, int] = {
     "_matmul_kernel": 255,
     # Tiles of 64 rows and 128 columns by four warps.
     "_multiply_kernel": 224,
+    # Square matrices of 64 rows and their powers; nothing is spilt.
+    "_solve_kernel": 255,
+    # A state of 128 rows and 32 columns, and the factors of its four products.
+    "_states_kernel": 255,
+    "_steps_kernel": 128,
+    "_inputs_kernel": 112,
     "_schedule_kernel": 96,
     "_penalty_kernel": 118,
     "_histogram_kernel": 102,

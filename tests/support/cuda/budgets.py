@@ -18,12 +18,9 @@ from typing import Any, NamedTuple
 from tests.support.cuda.counted import Counts, count_launches, write_config
 from tests.support.worker.real_configs import RealConfig, accepted_model, load_corpus
 from worker.models.config.families import FAMILIES
-from worker.models.config.family import LINEAR
 
 NUM_LAYERS = 6
 """Of a counted model, so that each kind of a family's layers is among them."""
-CAPTURED = tuple(name for name, family in FAMILIES.items() if LINEAR not in family.layer_kinds)
-"""Families whose steps are captured; those with states are launched kernel by kernel."""
 _FILE = Path(__file__).with_name("budgets.json")
 
 
@@ -71,8 +68,8 @@ def _counted(model: str) -> Budget:
 def main() -> None:
     """Renews budgets.json."""
     assert {"--write", "--recount"} & set(sys.argv), "use --write or --recount"
-    budgets = {name: BUDGETS[name] for name in CAPTURED if name in BUDGETS}
-    for name in CAPTURED:
+    budgets = {name: BUDGETS[name] for name in FAMILIES if name in BUDGETS}
+    for name in FAMILIES:
         if name not in budgets or "--recount" in sys.argv:
             model = budgets[name].model if name in budgets else accepted_model(name)
             budgets[name] = _counted(model)

@@ -75,8 +75,8 @@ class Counter:
 class Counts:
     """Launches of one captured step."""
 
-    layer: int
-    """Of the layer with the most launches."""
+    layers: tuple[int, ...]
+    """Of each layer."""
     rest: int
     """Of the forward pass outside its layers."""
     draw: int
@@ -85,6 +85,11 @@ class Counts:
     """Logits and sampling with filters."""
     ragged: int
     """Of the forward pass of a step with rows of any lengths; 0 if none is captured."""
+
+    @property
+    def layer(self) -> int:
+        """Of the layer with the most launches."""
+        return max(self.layers)
 
 
 class Idle:
@@ -133,7 +138,7 @@ def counting() -> Iterator[Counter]:
         patch.setattr(torch.cuda, "stream", lambda _: nullcontext())
         patch.setattr(torch.cuda, "synchronize", lambda *_: None)
         patch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
-        properties = SimpleNamespace(multi_processor_count=132)
+        properties = SimpleNamespace(multi_processor_count=132, major=9, minor=0)
         patch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
         patch.setattr(batch, "uploader_to", _Upload)
         patch.setattr(runner, "fill_dummy_weights", _pack_unloaded)
@@ -187,7 +192,7 @@ def count_launches(
                 StepGraphs(*steps, *sizes, token_sizes=(TOKENS,), show_progress=False)
                 ragged = len(captured[0])
     plain, filtered = draws or (0, 0)  # blocks are not sampled in graphs
-    return Counts(max(own), forward - sum(own), plain, filtered, ragged)
+    return Counts(tuple(own), forward - sum(own), plain, filtered, ragged)
 
 
 def _count_calls(layer: Any, counter: Counter, found: list[int]) -> None:

@@ -50,8 +50,10 @@ from kernels import (
     write_table_rows_,
     xielu,
 )
+from kernels.gated_delta_rule import gated_delta_net
 from kernels.linear import WeightCode
 from kernels.linear.triton_kernel import matmul_fixed_tiles
+from tests.support.kernels.delta_cases import Row, make_cache, make_layer, make_rows
 from tests.support.kernels.experts import make_codes, make_experts, make_quantized_experts
 from tests.support.kernels.paged_cases import make_paged
 
@@ -152,6 +154,14 @@ def _aligned(scaling: BlockScales | None, block: int) -> BlockScales:
     """The same with blocks of that number of features, the first aligned with the first feature."""
     assert scaling is not None
     return scaling._replace(block=block, offset=0) if block else scaling
+
+
+def linear_attention(dtype: torch.dtype, lengths: tuple[int, ...] = (1, 70)) -> None:
+    """A gated delta net of one key head and two value heads of 128 dimensions."""
+    layer = make_layer(key=128, value=128, dtype=dtype)
+    rows = make_rows([Row(number, 0, length) for number, length in enumerate(lengths)])
+    x = torch.randn(sum(lengths), sum(layer.widths)).to(dtype)
+    gated_delta_net(x, layer, make_cache(layer, len(lengths), dtype), rows, by_position=False)
 
 
 def mix(

@@ -50,6 +50,7 @@ from kernels.fused_moe import (
 from kernels.linear import WeightCode, dequantize
 from kernels.linear.quantized import TritonQuantizedWeight
 from kernels.linear.tiled import TritonTiledWeight
+from tests.support.kernels.delta_cases import DELTA_CASES
 from tests.support.kernels.experts import make_codes, make_experts, make_quantized_experts
 from tests.support.kernels.fp8_cases import FP8_CASES
 from tests.support.kernels.paged_cases import Paged, make_paged, naive_decode
@@ -631,6 +632,7 @@ CASES: list[Case] = [
     ragged_case,
     empty_row_case,
     *SCHEDULE_CASES,
+    *DELTA_CASES,
     latent_case,
     latent_steps_case,
     *FP8_CASES,

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from tests.support.checkpoints.dense import write_checkpoint
 from worker.config import EngineConfig
-from worker.models.config.model_config import ModelConfig, load_model_config
 from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.rank.limits import limits_of_gpu, resolve_limits
 
@@ -26,15 +23,8 @@ class Voters(TensorParallelGroup):
         return tensor + self._others
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
-    folder = tmp_path_factory.mktemp("qwen3")
-    write_checkpoint("qwen3", folder)
-    return load_model_config(str(folder))
-
-
-def limits(model: ModelConfig, group: TensorParallelGroup, **options: int) -> tuple[int, int]:
-    config = resolve_limits(EngineConfig(model="any", **options), model, group)
+def limits(group: TensorParallelGroup, state_bytes: int = 0, **options: int) -> tuple[int, int]:
+    config = resolve_limits(EngineConfig(model="any", **options), group, state_bytes=state_bytes)
     return config.max_num_seqs, config.max_num_batched_tokens
 
 
@@ -51,28 +41,35 @@ def test_memory_decides_on_gpus(name: str, gib: int, expected: tuple[int, int]) 
     assert limits_of_gpu(name, gib << 30) == expected
 
 
-def test_what_is_given_counts(model: ModelConfig) -> None:
+def test_what_is_given_counts() -> None:
     alone = TensorParallelGroup.alone(torch.device("cpu"))
-    assert limits(model, alone) == (64, 1024)
-    assert limits(model, alone, max_num_seqs=7) == (7, 1024)
-    assert limits(model, alone, max_num_batched_tokens=512) == (64, 512)
-    assert limits(model, alone, max_num_batched_tokens=32) == (32, 32), "a default gives way"
-    assert limits(model, alone, max_num_seqs=2000) == (2000, 2000)
+    assert limits(alone) == (64, 1024)
+    assert limits(alone, max_num_seqs=7) == (7, 1024)
+    assert limits(alone, max_num_batched_tokens=512) == (64, 512)
+    assert limits(alone, max_num_batched_tokens=32) == (32, 32), "a default gives way"
+    assert limits(alone, max_num_seqs=2000) == (2000, 2000)
 
 
-def test_ranks_agree(model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     properties = SimpleNamespace(name="H100", total_memory=80 << 30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setattr(torch, "full", lambda _, value, **__: torch.tensor([value]))
-    assert limits(model, Voters(1.0)) == (1024, 8192)
-    assert limits(model, Voters(0.0)) == (256, 2048)
+    assert limits(Voters(1.0)) == (1024, 8192)
+    assert limits(Voters(0.0)) == (256, 2048)
 
 
-def test_slots_with_states_are_few(model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_take_a_share_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every rank's GPU: 64 MB each, as of Qwen3.5-35B-A3B."""
     properties = SimpleNamespace(name="H100", total_memory=80 << 30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setattr(torch, "full", lambda _, value, **__: torch.tensor([value]))
-    assert limits(replace(model, linear_layers=frozenset({0})), Voters(1.0)) == (64, 8192)
+    tensor = torch.tensor
+    monkeypatch.setattr(torch, "tensor", lambda values, **__: tensor(values))
+    assert limits(Voters(1.0), 64 << 20) == (256, 8192)
+    assert limits(Voters(1.0), 1 << 20) == (1024, 8192)
+    assert limits(Voters(1.0), 64 << 30) == (1, 8192), "one fits with less for pages"
+    assert limits(Voters(1.0), 64 << 20, max_num_seqs=500) == (500, 8192)
+    assert limits(TensorParallelGroup.alone(torch.device("cpu")), 64 << 20) == (64, 1024)
 
 
 def test_negative_ones_are_refused() -> None:

@@ -11,26 +11,17 @@ from typing import ClassVar
 
 import torch
 
-from kernels import rms_norm, rowwise
-from kernels.gated_delta_rule import (
-    DeltaInputs,
-    causal_convolution,
-    gated_delta_chunks,
-    gated_delta_steps,
-)
+from kernels.gated_delta_rule import DeltaLayer, gated_delta_net
 from worker.models.architectures.decoder import DecoderModel, FeedForward
 from worker.models.architectures.llama import LlamaLayer, PreNormLayer
 from worker.models.architectures.qwen3_moe import Qwen2MoeForCausalLM
 from worker.models.layers.attention import AttentionTraits, GatedMLP
-from worker.models.layers.context import ForwardContext, StateCache
+from worker.models.layers.context import ForwardContext
 from worker.models.layers.kv_cache import KVCacheSpec, StateSpec
 from worker.models.layers.linear import ColumnParallelLinear, ColumnPart, RowParallelLinear
 from worker.models.layers.linear_method import WeightSlot
 from worker.models.layers.norms import RMSNorm
 from worker.models.layers.sharing import divide
-
-_NORM_EPS = 1e-6
-"""Epsilon in the normalisation of queries and keys to length 1."""
 
 
 class GatedDeltaNet:
@@ -67,7 +58,6 @@ class GatedDeltaNet:
         self._num_taps = int(model.extra("linear_conv_kernel_dim"))
         self._layer_index = index
         self._options = options
-        self._eps = config.rms_norm_eps
         self._is_fused = is_fused
         keys, values = self._key_heads * self._key_dim, self._value_heads * self._value_dim
         self._widths = [keys, keys, values, values, self._value_heads, self._value_heads]
@@ -91,7 +81,8 @@ class GatedDeltaNet:
             torch.empty(self._value_heads, dtype=torch.float32, device=options.device)
             for _ in range(2)
         )
-        self._norm = RMSNorm(self._value_dim, self._eps, options)
+        self._norm = RMSNorm(self._value_dim, config.rms_norm_eps, options)
+        self._layer: DeltaLayer | None = None
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of the projections, the convolution, the decay and the norm; `prefix` ends with a
@@ -118,11 +109,21 @@ class GatedDeltaNet:
             )
 
     def process_after_loading(self) -> None:
-        """Packs the projections after loading; fused ones are reordered."""
+        """Packs the projections after loading, fused ones reordered, and transposes the weights of
+        the convolution."""
         if self._is_fused:
             self._projection.reorder(self._by_kind())
         self._projection.process_after_loading()
         self._output.process_after_loading()
+        self._layer = DeltaLayer(
+            conv=torch.stack(self._conv.unbind(1)),
+            log_rate=self._decay,
+            step_bias=self._step_bias,
+            norm=self._norm.weight,
+            eps=self._norm.eps,
+            num_key_heads=self._key_heads,
+            key_dim=self._key_dim,
+        )
 
     def forward(
         self,
@@ -133,94 +134,16 @@ class GatedDeltaNet:
     ) -> torch.Tensor:
         """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `logits_indices`; updates the
         states of all rows."""
-        projected = self._projection.forward(hidden)
-        mixed, z, b, a = projected.split([sum(self._widths[:3]), *self._widths[3:]], dim=1)
-        decay = -self._decay.exp() * rowwise.softplus(a.float() + self._step_bias)
-        out = self._mix(mixed, decay, rowwise.sigmoid(b.float()), ctx)
-        out = rms_norm(out.to(hidden.dtype), self._norm.weight, self._eps)
-        gate = rowwise.silu(z.float()).view(out.shape)
-        out = (out * gate).to(hidden.dtype).flatten(1)
+        projected, rows = self._projection.forward(hidden), ctx.state_rows
+        assert self._layer is not None, "weights are loaded"
+        assert rows is not None, "a step of a model that keeps states"
+        out = gated_delta_net(
+            *(projected, self._layer, ctx.states[self._layer_index], rows),
+            by_position=self._options.batch_invariant,
+        )
         return self._output.forward(
             out if logits_indices is None else out.index_select(0, logits_indices)
         )
-
-    def _mix(
-        self, mixed: torch.Tensor, decay: torch.Tensor, share: torch.Tensor, ctx: ForwardContext
-    ) -> torch.Tensor:
-        """Convolution and delta rule of all rows, which updates and stores their states.
-
-        Args:
-            mixed: [T, widths of q, k and v]: projections before the convolution.
-            decay: [T, value heads] fp32: logarithms of the decay.
-            share: [T, value heads] fp32: step sizes of the delta rule (beta).
-            ctx: state caches and rows of the step.
-
-        Returns:
-            [T, value heads, value dim] fp32.
-        """
-        cache, rows = ctx.states[self._layer_index], ctx.state_rows
-        assert rows is not None, "a step of a model that keeps states"
-        border = ctx.num_decode_tokens
-        outputs: list[torch.Tensor] = []
-        if border:
-            before = cache.conv.index_select(0, rows.slots)
-            before = before.masked_fill(rows.is_first[:, None, None], 0)
-            window = torch.cat((before, mixed[:border].unsqueeze(1)), dim=1)
-            state = cache.recurrent.index_select(0, rows.slots)
-            state = state.masked_fill(rows.is_first[:, None, None, None], 0)
-            convolved = causal_convolution(window, self._conv).squeeze(1)
-            inputs = self._inputs(convolved, decay[:border], share[:border])
-            output, state = gated_delta_steps(inputs, state)
-            cache.conv.index_copy_(0, rows.slots, window[:, 1:])
-            cache.recurrent.index_copy_(0, rows.slots, state)
-            outputs.append(output)
-        for slot, parts in rows.longer:
-            for part in parts:
-                own = slice(part.start, part.end)
-                output = self._advance(
-                    mixed[own], decay[own], share[own], cache, slot, is_first=part.is_first
-                )
-                outputs.append(output)
-                if part.snapshot is not None:
-                    cache.copy(slot, part.snapshot)
-        if rows.stored is not None:
-            cache.copy(*rows.stored)
-        return torch.cat(outputs)
-
-    def _advance(
-        self,
-        mixed: torch.Tensor,
-        decay: torch.Tensor,
-        share: torch.Tensor,
-        cache: StateCache,
-        slot: int,
-        *,
-        is_first: bool,
-    ) -> torch.Tensor:
-        """Outputs of consecutive positions of one row; updates the state of its slot."""
-        before, state = cache.conv[slot], cache.recurrent[slot]
-        if is_first:
-            before, state = torch.zeros_like(before), torch.zeros_like(state)
-        window = torch.cat((before, mixed))
-        inputs = self._inputs(causal_convolution(window, self._conv), decay, share)
-        output, state = gated_delta_chunks(inputs, state, by_position=self._options.batch_invariant)
-        cache.conv[slot] = window[len(mixed) :]
-        cache.recurrent[slot] = state
-        return output
-
-    def _inputs(
-        self, convolved: torch.Tensor, decay: torch.Tensor, share: torch.Tensor
-    ) -> DeltaInputs:
-        """Inputs of the delta rule by value head; consecutive value heads share a key head."""
-        q, k, v = convolved.split(self._widths[:3], dim=1)
-        q, k = (
-            unit_length(x.view(len(x), self._key_heads, self._key_dim)).repeat_interleave(
-                self._ratio, dim=1
-            )
-            for x in (q, k)
-        )
-        v = v.view(len(v), self._value_heads, self._value_dim)
-        return DeltaInputs(q * self._key_dim**-0.5, k, v, decay, share)
 
     def _parts(self) -> list[ColumnPart]:
         """This rank's output features of all projections."""
@@ -253,11 +176,6 @@ class GatedDeltaNet:
         first = rows[: num_heads * wide].view(num_heads, wide).split(per_head[:4], dim=1)
         second = rows[num_heads * wide :].view(num_heads, narrow).split(per_head[4:], dim=1)
         return torch.cat([part.flatten() for part in (*first, *second)])
-
-
-def unit_length(x: torch.Tensor) -> torch.Tensor:
-    """x [..., D], fp32, divided by its Euclidean length over the last dimension."""
-    return x * (x.square().sum(-1, keepdim=True) + _NORM_EPS).rsqrt()
 
 
 class Qwen3NextForCausalLM(Qwen2MoeForCausalLM):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 
 from kernels.attention import AttentionStep
+from kernels.gated_delta_rule import StateCache, StateRows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,52 +24,6 @@ class KVCache:
     def k(self) -> torch.Tensor:
         """Keys, or latents: the first plane."""
         return self.planes[0]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StateCache:
-    """States of requests in one linear-attention layer: those of all slots, then snapshots."""
-
-    conv: torch.Tensor
-    """[states, taps - 1, local channels]: last inputs of the convolution."""
-    recurrent: torch.Tensor
-    """[states, local heads, key dim, value dim] fp32: recurrent states."""
-
-    def copy(self, source: torch.Tensor | int, target: torch.Tensor | int) -> None:
-        """Copies states with indices `source` to `target`: one each, or int64 [N] each."""
-        self.conv[target] = self.conv[source]
-        self.recurrent[target] = self.recurrent[source]
-
-
-class StatePart(NamedTuple):
-    """Consecutive tokens of one row, up to a position whose state is stored, or to the row's
-    end."""
-
-    start: int
-    """Index of the first token among the step's tokens."""
-    end: int
-    """Index after the last token."""
-    snapshot: int | None
-    """Index in the state caches that the state after the last token is copied to; None for no
-    copy."""
-    is_first: bool
-    """Whether the request begins here: its state then starts from zero, regardless of the slot's
-    content."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StateRows:
-    """Rows of a step for linear-attention layers."""
-
-    slots: torch.Tensor
-    """[D] int64: slots of the rows of one token."""
-    is_first: torch.Tensor
-    """[D] bool: whether the request of a row of one token begins with it."""
-    longer: Sequence[tuple[int, Sequence[StatePart]]]
-    """Slot and parts of each longer row."""
-    stored: tuple[torch.Tensor, torch.Tensor] | None
-    """Slots, and indices in the state caches that their states are copied to, int64 [N] each, of
-    rows of one token; None without any."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

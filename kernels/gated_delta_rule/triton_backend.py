@@ -1,0 +1,46 @@
+"""Triton gated delta net: launches of a step.
+
+Rows of few tokens are advanced position by position in one launch, which reads and writes a state
+once. Longer ones are computed in pieces, all rows at once: first what does not depend on the state,
+then the states. Each launch is for all rows, and a program finds on the device whether its row is
+computed by it: so graphs can contain steps of any rows.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from kernels.gated_delta_rule.base import DeltaLayer, StateCache, StateRows
+from kernels.gated_delta_rule.triton_inputs import prepare_inputs
+from kernels.gated_delta_rule.triton_outputs import gate_outputs
+from kernels.gated_delta_rule.triton_pieces import advance_by_pieces
+from kernels.gated_delta_rule.triton_steps import advance_by_position
+
+MOST_STEPS: Final = 16
+"""Maximum tokens of a row that is advanced by position, estimated: a position takes about 1 us, the
+launches for pieces 20 us."""
+_ALL: Final = 1 << 30
+
+
+def gated_delta_net(
+    projected: torch.Tensor,
+    layer: DeltaLayer,
+    cache: StateCache,
+    rows: StateRows,
+    *,
+    by_position: bool,
+) -> torch.Tensor:
+    """Launches the inputs; the rows of few tokens, or all `by_position`; the others; the norm."""
+    num_heads, value_dim = len(layer.log_rate), len(layer.norm)
+    out = projected.new_empty(len(projected), num_heads * value_dim)
+    if not len(projected):
+        return out
+    inputs = prepare_inputs(projected, layer, cache, rows)
+    most = _ALL if by_position else MOST_STEPS
+    advance_by_position(projected, inputs, layer, cache, rows, out, most_tokens=most)
+    if rows.longest > most:
+        advance_by_pieces(projected, inputs, layer, cache, rows, out, least_tokens=most + 1)
+    gate_outputs(projected, layer, rows, out)
+    return out

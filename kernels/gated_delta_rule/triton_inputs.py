@@ -1,0 +1,149 @@
+"""Triton inputs of the gated delta rule: convolution, SiLU, unit length and gates in one launch, by
+groups of heads and runs of tokens."""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.gated_delta_rule.base import LENGTH_EPS, DeltaLayer, StateCache, StateRows
+from kernels.tiles import cdiv, next_power_of_2
+
+_HEADS: Final = 4
+"""Heads of a program, the same for all steps, so that results do not depend on the step's size."""
+_RUNS: Final = 4
+"""Programs that share the tokens of a piece."""
+
+
+class PreparedInputs(NamedTuple):
+    """`DeltaInputs` of a step by key head, with q, k and v in the type of the projections."""
+
+    qk: torch.Tensor
+    """[T, 2 Hk, K]: scaled queries, then keys."""
+    v: torch.Tensor
+    """[T, H, V]."""
+    gates: torch.Tensor
+    """[T, 2, H] fp32: logarithms of the decay, then step sizes."""
+
+
+def prepare_inputs(
+    projected: torch.Tensor, layer: DeltaLayer, cache: StateCache, rows: StateRows
+) -> PreparedInputs:
+    """Launches a grid of (pieces, runs of tokens, blocks of heads)."""
+    num_tokens, num_heads = len(projected), len(layer.log_rate)
+    key_heads, key_dim, value_dim = layer.num_key_heads, layer.key_dim, len(layer.norm)
+    widths = layer.widths
+    inputs = PreparedInputs(
+        projected.new_empty(num_tokens, 2 * key_heads, key_dim),
+        projected.new_empty(num_tokens, num_heads, value_dim),
+        projected.new_empty(num_tokens, 2, num_heads, dtype=torch.float32),
+    )
+    key_blocks = cdiv(2 * key_heads, _HEADS)
+    grid = (
+        len(rows.piece_rows),
+        1 if rows.longest == 1 else _RUNS,
+        key_blocks + cdiv(num_heads, _HEADS),
+    )
+    _inputs_kernel[grid](
+        projected, projected.stride(0), layer.conv, cache.conv, layer.log_rate, layer.step_bias,
+        *inputs, rows.slots, rows.starts, rows.piece_starts, rows.piece_rows, rows.row_pieces,
+        key_dim**-0.5, LENGTH_EPS,
+        KEY_HEADS=key_heads, HEADS=num_heads, KEY=key_dim, VALUE=value_dim,
+        GATE_OFFSET=sum(widths[:4]), TAPS=len(layer.conv), KEY_BLOCKS=key_blocks,
+        BLOCK_HEADS=_HEADS, BLOCK_K=next_power_of_2(key_dim), BLOCK_V=next_power_of_2(value_dim),
+        BLOCK_ALL=next_power_of_2(num_heads),
+    )  # fmt: skip
+    return inputs
+
+
+_ROW_ARRAYS = ["slot_ptr", "start_ptr", "piece_ptr", "piece_row_ptr", "row_piece_ptr"]
+"""Views of the step's staged inputs: one binary serves all alignments."""
+
+
+@triton.jit(do_not_specialize_on_alignment=_ROW_ARRAYS)
+def _inputs_kernel(
+    x_ptr, x_stride, weight_ptr, conv_ptr, rate_ptr, bias_ptr, qk_ptr, v_ptr, gate_ptr,
+    slot_ptr, start_ptr, piece_ptr, piece_row_ptr, row_piece_ptr, scale, length_eps,
+    KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
+    GATE_OFFSET: tl.constexpr, TAPS: tl.constexpr, KEY_BLOCKS: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_ALL: tl.constexpr,
+):  # fmt: skip
+    piece, block = tl.program_id(0), tl.program_id(2)
+    row = tl.load(piece_row_ptr + piece)
+    row_first = tl.load(piece_ptr + tl.load(row_piece_ptr + row))
+    state_ptr = conv_ptr + tl.load(slot_ptr + row) * (TAPS - 1) * (
+        2 * KEY_HEADS * KEY + HEADS * VALUE
+    )
+    is_first = tl.load(start_ptr + row) == 0
+    first = tl.load(piece_ptr + piece) + tl.program_id(1)
+    for token in range(first, tl.load(piece_ptr + piece + 1), tl.num_programs(1)):
+        if block < KEY_BLOCKS:
+            head = (block * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
+            column = tl.arange(0, BLOCK_K)[None, :]
+            inside = (head < 2 * KEY_HEADS) & (column < KEY)
+            channel = head * KEY + column
+            x = _convolve(
+                x_ptr, x_stride, weight_ptr, state_ptr, channel, inside, token, row_first, is_first,
+                2 * KEY_HEADS * KEY + HEADS * VALUE, TAPS,
+            )  # fmt: skip
+            length = tl.sqrt(tl.sum(x * x, axis=1) + length_eps)[:, None]
+            x = x * tl.where(head < KEY_HEADS, scale / length, 1.0 / length)
+            target = qk_ptr + token * (2 * KEY_HEADS * KEY) + channel
+            tl.store(target, x.to(qk_ptr.dtype.element_ty), mask=inside)
+        else:
+            head = ((block - KEY_BLOCKS) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
+            column = tl.arange(0, BLOCK_V)[None, :]
+            inside = (head < HEADS) & (column < VALUE)
+            channel = head * VALUE + column
+            x = _convolve(
+                x_ptr, x_stride, weight_ptr, state_ptr, 2 * KEY_HEADS * KEY + channel, inside,
+                token, row_first, is_first, 2 * KEY_HEADS * KEY + HEADS * VALUE, TAPS,
+            )  # fmt: skip
+            target = v_ptr + token * (HEADS * VALUE) + channel
+            tl.store(target, x.to(v_ptr.dtype.element_ty), mask=inside)
+        if block == 0:
+            own = x_ptr + token * x_stride + GATE_OFFSET
+            _store_gates(own, rate_ptr, bias_ptr, gate_ptr + token * 2 * HEADS, HEADS, BLOCK_ALL)
+
+
+@triton.jit
+def _convolve(
+    x_ptr, x_stride, weight_ptr, state_ptr, channel, inside, token, row_first, is_first,
+    CHANNELS: tl.constexpr, TAPS: tl.constexpr,
+):  # fmt: skip
+    """SiLU of the convolution of channels at a token, fp32: its inputs are those of the row's
+    tokens in this step, and of the state before them."""
+    total = tl.zeros(channel.shape, tl.float32)
+    for tap in tl.static_range(TAPS):
+        index = token - row_first + (tap - TAPS + 1)
+        new = x_ptr + (row_first + index) * x_stride + channel
+        old = state_ptr + (index + TAPS - 1) * CHANNELS + channel
+        x = tl.load(new, mask=inside & (index >= 0), other=0.0).to(tl.float32)
+        if tap < TAPS - 1:
+            is_old = inside & (index < 0) & (is_first == 0)
+            x += tl.load(old, mask=is_old, other=0.0).to(tl.float32)
+        weight = tl.load(weight_ptr + tap * CHANNELS + channel, mask=inside, other=0.0)
+        total += x * weight.to(tl.float32)
+    return total / (1.0 + tl.exp(-total))
+
+
+@triton.jit
+def _store_gates(
+    x_ptr, rate_ptr, bias_ptr, gate_ptr, HEADS: tl.constexpr, BLOCK_ALL: tl.constexpr
+):  # fmt: skip
+    """Step sizes from the first projections, decays from the following ones."""
+    head = tl.arange(0, BLOCK_ALL)
+    inside = head < HEADS
+    b = tl.load(x_ptr + head, mask=inside, other=0.0).to(tl.float32)
+    a = tl.load(x_ptr + HEADS + head, mask=inside, other=0.0).to(tl.float32)
+    a += tl.load(bias_ptr + head, mask=inside, other=0.0)
+    rate = tl.exp(tl.load(rate_ptr + head, mask=inside, other=0.0))
+    # Softplus, which is linear where torch's is; the exponential would overflow there.
+    positive = tl.where(a > 20.0, a, tl.log(1.0 + tl.exp(tl.minimum(a, 20.0))))
+    tl.store(gate_ptr + head, -rate * positive, mask=inside)
+    tl.store(gate_ptr + HEADS + head, 1.0 / (1.0 + tl.exp(-b)), mask=inside)

@@ -1,0 +1,124 @@
+"""Triton delta rule by position: a program keeps a block of columns of a row's state in registers
+from the row's first token to its last."""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.gated_delta_rule.base import DeltaLayer, StateCache, StateRows
+from kernels.gated_delta_rule.triton_inputs import PreparedInputs
+from kernels.tiles import cdiv, next_power_of_2
+
+COLUMNS: Final = 32
+"""Columns of a state per program: few, so that a single row has enough programs."""
+
+
+def advance_by_position(
+    projected: torch.Tensor,
+    inputs: PreparedInputs,
+    layer: DeltaLayer,
+    cache: StateCache,
+    rows: StateRows,
+    out: torch.Tensor,
+    *,
+    most_tokens: int,
+) -> None:
+    """Launches a grid of (rows, heads, blocks of columns), for rows of up to `most_tokens` tokens:
+    writes their outputs to out [T, H * V], and their states."""
+    num_heads, value_dim = len(layer.log_rate), len(layer.norm)
+    channels = cache.conv.shape[2]
+    columns = min(COLUMNS, next_power_of_2(value_dim))
+    num_blocks = cdiv(value_dim, columns)
+    _steps_kernel[len(rows.slots), num_heads, num_blocks](
+        projected, projected.stride(0), *inputs, cache.conv, cache.recurrent, out,
+        rows.slots, rows.starts, rows.piece_starts, rows.piece_targets, rows.row_pieces,
+        KEY_HEADS=layer.num_key_heads, HEADS=num_heads, KEY=layer.key_dim, VALUE=value_dim,
+        CHANNELS=channels, TAPS=len(layer.conv), MOST_TOKENS=most_tokens,
+        BLOCK_K=next_power_of_2(layer.key_dim), BLOCK_V=columns,
+        SHARE=cdiv(channels, num_heads * num_blocks),
+    )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        *("slot_ptr", "start_ptr", "piece_ptr", "target_ptr", "row_piece_ptr")
+    ]
+)
+def _steps_kernel(
+    x_ptr, x_stride, qk_ptr, v_ptr, gate_ptr, conv_ptr, state_ptr, out_ptr,
+    slot_ptr, start_ptr, piece_ptr, target_ptr, row_piece_ptr,
+    KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
+    CHANNELS: tl.constexpr, TAPS: tl.constexpr, MOST_TOKENS: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, SHARE: tl.constexpr,
+):  # fmt: skip
+    row, head, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    piece, last_piece = tl.load(row_piece_ptr + row), tl.load(row_piece_ptr + row + 1)
+    row_first, row_end = tl.load(piece_ptr + piece), tl.load(piece_ptr + last_piece)
+    if (row_end == row_first) | (row_end - row_first > MOST_TOKENS):
+        return
+    slot = tl.load(slot_ptr + row)
+    is_first = tl.load(start_ptr + row) == 0
+    key, value = tl.arange(0, BLOCK_K), block * BLOCK_V + tl.arange(0, BLOCK_V)
+    in_key, in_value = key < KEY, value < VALUE
+    cell = key[:, None] * VALUE + value[None, :]
+    in_cell = in_key[:, None] & in_value[None, :]
+    own = state_ptr + head * (KEY * VALUE) + cell
+    state = tl.load(own + slot * (HEADS * KEY * VALUE), mask=in_cell & (is_first == 0), other=0.0)
+    query_column = head // (HEADS // KEY_HEADS) * KEY + key
+    value_column = head * VALUE + value
+    for number in range(piece, last_piece):
+        end = tl.load(piece_ptr + number + 1)
+        for token in range(tl.load(piece_ptr + number), end):
+            queries = qk_ptr + token * (2 * KEY_HEADS * KEY) + query_column
+            q = tl.load(queries, mask=in_key, other=0.0).to(tl.float32)
+            k = tl.load(queries + KEY_HEADS * KEY, mask=in_key, other=0.0).to(tl.float32)
+            values = v_ptr + token * (HEADS * VALUE) + value_column
+            v = tl.load(values, mask=in_value, other=0.0).to(tl.float32)
+            gates = gate_ptr + token * (2 * HEADS) + head
+            state = state * tl.exp(tl.load(gates))
+            missing = (v - tl.sum(state * k[:, None], axis=0)) * tl.load(gates + HEADS)
+            state = state + k[:, None] * missing[None, :]
+            output = tl.sum(state * q[:, None], axis=0).to(out_ptr.dtype.element_ty)
+            tl.store(out_ptr + token * (HEADS * VALUE) + value_column, output, mask=in_value)
+        target = tl.load(target_ptr + number)
+        if target >= 0:
+            tl.store(own + target * (HEADS * KEY * VALUE), state, mask=in_cell)
+            store_window(
+                x_ptr, x_stride, conv_ptr, slot, target, row_first, end, is_first,
+                head * tl.num_programs(2) + block, CHANNELS, TAPS, SHARE,
+            )  # fmt: skip
+    tl.store(own + slot * (HEADS * KEY * VALUE), state, mask=in_cell)
+    store_window(
+        x_ptr, x_stride, conv_ptr, slot, slot, row_first, row_end, is_first,
+        head * tl.num_programs(2) + block, CHANNELS, TAPS, SHARE,
+    )  # fmt: skip
+
+
+@triton.jit
+def store_window(
+    x_ptr, x_stride, conv_ptr, slot, target, row_first, end, is_first, part,
+    CHANNELS: tl.constexpr, TAPS: tl.constexpr, SHARE: tl.constexpr,
+    BLOCK: tl.constexpr = 64, BLOCK_TAPS: tl.constexpr = 4,
+):  # fmt: skip
+    """Stores the last inputs of the convolution before token `end` to state `target`, for channels
+    number `part` * SHARE and following. Those before the row's first token are in the state of
+    `slot`."""
+    tl.static_assert(TAPS - 1 <= BLOCK_TAPS)
+    tap = tl.arange(0, BLOCK_TAPS)[:, None]
+    index = (end - row_first) + tap - (TAPS - 1)
+    for start in tl.static_range(0, SHARE, BLOCK):
+        column = start + tl.arange(0, BLOCK)[None, :]
+        channel = part * SHARE + column
+        inside = (tap < TAPS - 1) & (column < SHARE) & (channel < CHANNELS)
+        new = x_ptr + (row_first + index) * x_stride + channel
+        x = tl.load(new, mask=inside & (index >= 0), other=0.0)
+        old = conv_ptr + (slot * (TAPS - 1) + index + TAPS - 1) * CHANNELS + channel
+        x += tl.load(old, mask=inside & (index < 0) & (is_first == 0), other=0.0)
+        # Another thread may store what this one has loaded.
+        tl.debug_barrier()
+        tl.store(conv_ptr + (target * (TAPS - 1) + tap) * CHANNELS + channel, x, mask=inside)

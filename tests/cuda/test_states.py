@@ -1,0 +1,81 @@
+"""A model with linear attention on a fake device: graphs run its steps, and nothing races."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from tests.support.checkpoints.families import write_specimen
+from tests.support.checkpoints.specimen import VOCAB_SIZE
+from tests.support.cuda.serving import KINDS, Served, on_cpu, on_cuda, prompts
+from worker.protocol.sampling import SamplingParams
+from worker.rank.runner import ModelRunner
+
+NUM_OPERATIONS = 20_000
+SCARCE = {"kv_cache_tokens": 96}
+"""Pages for one long request and a short one: others are preempted."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    torch.set_num_threads(1)
+    folder = Path(tmp_path_factory.mktemp("qwen3-next"))
+    write_specimen("qwen3-next", folder)
+    return str(folder)
+
+
+def requests(times: int, max_tokens: int) -> tuple[list[list[int]], list[SamplingParams]]:
+    """Prompts that share their beginnings, and all kinds of sampling."""
+    given = times * [[token % VOCAB_SIZE for token in prompt] for prompt in prompts()]
+    kinds = [{**kind, "stop_token_ids": [1, 2]} for kind in KINDS]
+    asked = [
+        SamplingParams(seed=i, max_tokens=max_tokens, ignore_eos=True, **kinds[i % len(kinds)])
+        for i in range(len(given))
+    ]
+    return given, asked
+
+
+def served(folder: str, times: int, *, max_tokens: int = 12, **options: Any) -> tuple[Served, int]:
+    """What was served, and the number of graph replays."""
+    replays = 0
+
+    def count(runner: ModelRunner) -> None:
+        nonlocal replays
+        assert runner._graphs is not None
+        forward = runner._graphs.forward
+
+        def counted(*args: Any) -> Any:
+            nonlocal replays
+            replays += 1
+            return forward(*args)
+
+        runner._graphs.forward = counted  # type: ignore[method-assign]
+
+    return on_cuda(folder, *requests(times, max_tokens), meddle=count, **options), replays
+
+
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param(SCARCE, marks=pytest.mark.long)], ids=["plain", "scarce"]
+)
+def test_graphs_yield_what_eager_steps_do(folder: str, options: dict[str, Any]) -> None:
+    found, replays = served(folder, 1, **options)
+    assert found.findings == []
+    assert found.waits == []
+    assert replays > 20
+    assert found.tokens == on_cpu(folder, *requests(1, 12), **options)
+
+
+@pytest.mark.long
+def test_mixes_of_requests_race_nowhere(folder: str) -> None:
+    launches = 0
+    for options in ({}, SCARCE, {"max_num_batched_tokens": 24}):
+        found, _ = served(folder, 6, max_tokens=24, **options)
+        assert found.findings == []
+        assert found.waits == []
+        launches += found.num_launches
+    assert launches > NUM_OPERATIONS

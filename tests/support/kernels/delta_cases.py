@@ -1,0 +1,168 @@
+"""Steps of a gated delta net, and its Triton kernels against the torch reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from kernels import registry
+from kernels.gated_delta_rule import PIECE, DeltaLayer, StateCache, StateRows, gated_delta_net
+
+
+class Row(NamedTuple):
+    """A row of a step."""
+
+    slot: int
+    start: int
+    length: int
+    stores: tuple[tuple[int, int], ...] = ()
+    """Tokens of the row after which its state is stored, and where."""
+
+
+def make_layer(
+    *, key_heads: int = 1, ratio: int = 2, key: int = 16, value: int = 16, dtype: torch.dtype
+) -> DeltaLayer:
+    heads = key_heads * ratio
+    return DeltaLayer(
+        conv=0.5 * torch.randn(4, 2 * key_heads * key + heads * value).to(dtype),
+        log_rate=torch.randn(heads),
+        step_bias=torch.randn(heads),
+        norm=1.0 + 0.1 * torch.randn(value).to(dtype),
+        eps=1e-6,
+        num_key_heads=key_heads,
+        key_dim=key,
+    )
+
+
+def make_cache(layer: DeltaLayer, count: int, dtype: torch.dtype) -> StateCache:
+    num_heads, value = len(layer.log_rate), len(layer.norm)
+    return StateCache(
+        conv=torch.randn(count, len(layer.conv) - 1, layer.conv.shape[1]).to(dtype),
+        recurrent=torch.randn(count, num_heads, layer.key_dim, value),
+    )
+
+
+def make_rows(
+    rows: Sequence[Row], *, num_empty: int = 0, num_decodes: int | None = None
+) -> StateRows:
+    """The rows, with empty pieces after theirs; rows of one token come first."""
+    starts, owners, targets, first_pieces, token = [], [], [], [0], 0
+    for number, row in enumerate(rows):
+        stores = dict(row.stores)
+        begun = 0
+        for done in range(1, row.length + 1):
+            if done in stores or done == row.length or done - begun == PIECE:
+                starts.append(token + begun)
+                owners.append(number)
+                targets.append(stores.get(done, -1))
+                begun = done
+        token += row.length
+        first_pieces.append(len(starts))
+    if num_decodes is None:
+        num_decodes = sum(row.length == 1 for row in rows)
+    return StateRows(
+        slots=torch.tensor([row.slot for row in rows]),
+        starts=torch.tensor([row.start for row in rows]),
+        piece_starts=torch.tensor(starts + (num_empty + 1) * [token]),
+        piece_rows=torch.tensor(owners + num_empty * [0]),
+        piece_targets=torch.tensor(targets + num_empty * [-1]),
+        row_pieces=torch.tensor(first_pieces),
+        num_decodes=num_decodes,
+        longest=max(row.length for row in rows),
+    )
+
+
+def run_step(
+    step: tuple[torch.Tensor, DeltaLayer, StateCache, StateRows], *, by_position: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Outputs, and the states afterwards, of a step on a copy of its cache."""
+    x, layer, cache, rows = step
+    own = StateCache(conv=cache.conv.clone(), recurrent=cache.recurrent.clone())
+    out = gated_delta_net(x, layer, own, rows, by_position=by_position)
+    return out, own.conv, own.recurrent
+
+
+Moved = TypeVar("Moved", DeltaLayer, StateCache, StateRows)
+
+
+def _to(device: str, value: Moved) -> Moved:
+    """The same on a device."""
+    names = value._fields if isinstance(value, DeltaLayer) else list(value.__dataclass_fields__)
+    fields: dict[str, Any] = {name: getattr(value, name) for name in names}
+    moved = {
+        name: one.to(device) if isinstance(one, torch.Tensor) else one
+        for name, one in fields.items()
+    }
+    kind: Any = type(value)
+    made: Moved = kind(**moved)
+    return made
+
+
+SHORT_ROWS = (Row(0, 5, 1), Row(1, 0, 1), Row(2, 9, 1, ((1, 9),)))
+"""One goes on, one begins, one is stored."""
+ROWS = (
+    *SHORT_ROWS,
+    Row(3, 0, 0),
+    Row(4, 0, 2, ((2, 10),)),
+    Row(5, 9, 5, ((2, 11), (3, 12))),
+    Row(6, 0, 70, ((66, 13),)),
+    Row(7, 3, 17),
+)
+"""Also rows of no tokens, of several, and of so many that they are computed by pieces."""
+
+
+def make_step(
+    rows: StateRows, device: str, dtype: torch.dtype, *, value: int = 16
+) -> tuple[torch.Tensor, DeltaLayer, StateCache, StateRows]:
+    """The step, half of whose tokens are equal: they have equal keys."""
+    layer = make_layer(value=value, dtype=dtype)
+    cache = make_cache(layer, 14, dtype)
+    x = torch.randn(int(rows.piece_starts[-1]), sum(layer.widths)).to(device, dtype)
+    x[len(x) // 2 :] = x[-1]
+    return x, _to(device, layer), _to(device, cache), _to(device, rows)
+
+
+def delta_net_case(device: str, dtype: torch.dtype) -> None:
+    """Decodes, with dimensions that are no powers of two; then rows of all kinds, as in a graph."""
+    steps = [
+        (make_rows(SHORT_ROWS), 24, False),
+        (make_rows(ROWS, num_empty=2, num_decodes=0), 16, False),
+        (make_rows(ROWS[1:6]), 16, True),
+    ]
+    for rows, value, by_position in steps:
+        step = make_step(rows, device, dtype, value=value)
+        with registry.using("torch"):
+            expected = run_step(step, by_position=by_position)
+        with registry.using("triton"):
+            found = run_step(step, by_position=by_position)
+        tolerance = 2e-5 if dtype == torch.float32 else 4e-2
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def delta_invariance_case(device: str, dtype: torch.dtype) -> None:
+    """A row's outputs and state have the same bits alone, and in two parts."""
+    whole = (Row(0, 0, 1), Row(1, 4, 1), Row(2, 0, 23), Row(3, 7, 2))
+    x, layer, cache, rows = make_step(make_rows(whole), device, dtype)
+    with registry.using("triton"):
+        expected = run_step((x, layer, cache, rows), by_position=True)
+        for one, first in ((whole[1], 1), (whole[3], 25)):
+            own = _to(device, make_rows([one]))
+            alone = x[first : first + one.length].contiguous()
+            out, conv, state = run_step((alone, layer, cache, own), by_position=True)
+            assert torch.equal(out, expected[0][first : first + one.length])
+            assert torch.equal(conv[one.slot], expected[1][one.slot])
+            assert torch.equal(state[one.slot], expected[2][one.slot])
+        outputs = []
+        for part, tokens in ((Row(2, 0, 2), x[2:4]), (Row(2, 2, 21), x[4:25])):
+            own = _to(device, make_rows([part]))
+            out, conv, state = run_step((tokens.contiguous(), layer, cache, own), by_position=True)
+            cache = StateCache(conv=conv, recurrent=state)
+            outputs.append(out)
+    assert torch.equal(torch.cat(outputs), expected[0][2:25])
+    assert torch.equal(conv[2], expected[1][2])
+    assert torch.equal(state[2], expected[2][2])
+
+
+DELTA_CASES = [delta_net_case, delta_invariance_case]
