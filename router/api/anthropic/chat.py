@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from router.api.anthropic.protocol import CountTokensRequest, MessagesRequest, Thinking, Tool
+from router.api.anthropic.protocol import CountTokensRequest, MessagesRequest, Tool
 from router.api.openai.protocol import ChatRequest, Effort, string_at, wrong_at
 from router.api.openai.tools import function_tool, given_tool
 from router.errors import bad_request
@@ -69,9 +69,9 @@ def prompt_of(body: CountTokensRequest) -> ChatRequest:
         tool_choice=_choice(body),
         parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
         reasoning_effort=_effort(body),
-        thinking_token_budget=_budget(thinking),
         include_reasoning=thinking is None or thinking.display != "omitted",
         response_format=form,
+        thinking_token_budget=_budget(body),
         chat_template_kwargs=body.chat_template_kwargs,
         continue_final_message=continues,
     )
@@ -93,12 +93,6 @@ def _effort(body: CountTokensRequest) -> Effort | None:
     if not is_enabled or budget is None:
         return None
     return next((effort for maximum, effort in BUDGETS if budget <= maximum), "high")
-
-
-def _budget(thinking: Thinking | None) -> int | None:
-    """Maximum tokens of reasoning; None for no maximum."""
-    is_enabled = thinking is not None and thinking.type == "enabled"
-    return thinking.budget_tokens if thinking is not None and is_enabled else None
 
 
 def _choice(body: CountTokensRequest) -> str | dict[str, Any] | None:
@@ -241,3 +235,9 @@ def _joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             whole["tool_calls"] = calls
         joined.append(whole)
     return joined
+
+
+def _budget(body: CountTokensRequest) -> int | None:
+    """Maximum tokens of reasoning; None for no maximum."""
+    thinking = body.thinking
+    return None if thinking is None or thinking.type != "enabled" else thinking.budget_tokens

@@ -213,6 +213,9 @@ def template_arguments(request: ChatRequest, template: ChatTemplate | None) -> d
             raise bad_request(
                 f"chat_template_kwargs must not contain {name}", "chat_template_kwargs"
             )
+    budget = 0 if request.reasoning_effort == "none" else request.thinking_token_budget
+    if budget is not None and template is not None and template.reads(BUDGET_VARIABLE):
+        values = {BUDGET_VARIABLE: budget, **values}
     if request.documents:
         if template is not None and not template.reads("documents"):
             raise bad_request(
@@ -221,13 +224,10 @@ def template_arguments(request: ChatRequest, template: ChatTemplate | None) -> d
             )
         values = {**values, "documents": request.documents}
     effort = request.reasoning_effort
-    budget = 0 if effort == "none" else request.thinking_token_budget
-    if budget is not None and template is not None and template.reads(BUDGET_VARIABLE):
-        values = {BUDGET_VARIABLE: budget, **values}
     if effort is None or template is None:
         return values
     thinks = effort != "none"
-    if thinks and not template.reads("reasoning_effort", BUDGET_VARIABLE, *THINKING_SWITCHES):
+    if thinks and not template.reads("reasoning_effort", *THINKING_SWITCHES):
         raise bad_request(
             "this model's chat template does not support reasoning_effort: leave it out",
             "reasoning_effort",
