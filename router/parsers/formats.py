@@ -203,6 +203,31 @@ def _invoke_format(name: str, prefix: str, *wrappers: str) -> ToolFormat:
     )
 
 
+def _hunyuan_format(name: str, suffix: str) -> ToolFormat:
+    """Hy3's format, whose tags end in a suffix."""
+    tag = {
+        part: (f"<{part}{suffix}>", f"</{part}{suffix}>")
+        for part in ("tool_calls", "tool_call", "tool_sep", "arg_key", "arg_value")
+    }
+    opening, closing = tag["tool_call"]
+    tags = TagFormat(
+        opening=re.compile(
+            rf"{tag['arg_key'][0]}([^<]{{1,256}}){tag['arg_key'][1]}\s{{0,32}}{tag['arg_value'][0]}"
+        ),
+        value_endings=(tag["arg_value"][1],),
+        endings=(closing,),
+    )
+    return ToolFormat(
+        name=name,
+        read=read_nothing,
+        begun=re.compile(rf"{opening}\s{{0,32}}{_TAG_NAME}\s{{0,32}}{tag['tool_sep'][0]}"),
+        arguments=partial(TaggedArguments, tags),
+        regions=(tag["tool_call"],),
+        dropped=tag["tool_calls"],
+        inner=(tag["tool_sep"][0], *tag["arg_key"], *tag["arg_value"]),
+    )
+
+
 _QWEN_TAGS = TagFormat(
     opening=re.compile(r"<parameter=([^<>\n]{1,256})>"),
     value_endings=("</parameter>", "<parameter="),
@@ -344,6 +369,9 @@ FORMATS: Mapping[str, ToolFormat] = {
             after="}",
             separator=", ",
         ),
+        # Hy3 and its preview, whose tags have no suffix (vLLM: hy_v3).
+        _hunyuan_format("hy_v3", ":opensource"),
+        _hunyuan_format("hy_v3_preview", ""),
         # InternLM 2 and 3 (vLLM: internlm); `<|plugin|>` distinguishes functions from code.
         ToolFormat(
             name="internlm",
@@ -492,6 +520,8 @@ _SIGNS = (
     ("<seed:tool_call>", "seed_oss"),
     ("<longcat_arg_key>", "longcat_xml"),
     ("<longcat_tool_call>", "longcat"),
+    (":opensource", "hy_v3"),
+    ("<tool_sep>", "hy_v3_preview"),
     ("<function=", "qwen3_coder"),
     ("<arg_key>", "glm45"),
     ("<|tool_call>call:", "gemma4"),

@@ -243,7 +243,7 @@ class OutputParser:
             elif self._may_begin_thought():
                 watched += self._thoughts.markers
             elif self._is_answer:
-                watched += (self._thoughts.answer_closing,)
+                watched += self._thoughts.answer_closings
         return watched
 
     def _may_begin_thought(self) -> bool:

@@ -23,8 +23,8 @@ class ThoughtFormat:
     """Other spellings of `closing`."""
     answer_openings: tuple[str, ...] = ()
     """Markers before an answer, which are dropped at its start."""
-    answer_closing: str = ""
-    """Marker after an answer, which is dropped if there was one before it; empty for none."""
+    answer_closings: tuple[str, ...] = ()
+    """Markers after an answer, which are dropped if there was one before it."""
 
     @property
     def openings(self) -> tuple[str, ...]:
@@ -39,8 +39,7 @@ class ThoughtFormat:
     @property
     def markers(self) -> tuple[str, ...]:
         """All markers."""
-        answer = (*self.answer_openings, *filter(None, (self.answer_closing,)))
-        return (*self.openings, *self.closings, *answer)
+        return (*self.openings, *self.closings, *self.answer_openings, *self.answer_closings)
 
     @property
     def first_token(self) -> str:
@@ -78,13 +77,19 @@ THOUGHTS: Mapping[str, ThoughtFormat] = {
             closing="</longcat_think>",
             sign=re.compile("</longcat_think>"),
         ),
-        ThoughtFormat(  # Command R7B, Command A (vLLM: cohere_command3)
+        ThoughtFormat(  # Command R7B, A and A+ (vLLM: cohere_command3, cohere_command4)
             name="command",
             opening="<|START_THINKING|>",
             closing="<|END_THINKING|>",
             sign=re.compile(r"<\|END_THINKING\|>|<\|START_RESPONSE\|>"),
-            answer_openings=("<|START_RESPONSE|>",),
-            answer_closing="<|END_RESPONSE|>",
+            answer_openings=("<|START_RESPONSE|>", "<|START_TEXT|>"),
+            answer_closings=("<|END_RESPONSE|>", "<|END_TEXT|>"),
+        ),
+        ThoughtFormat(  # Hy3 (vLLM: hy_v3)
+            name="hy_v3",
+            opening="<think:opensource>",
+            closing="</think:opensource>",
+            sign=re.compile(":opensource"),
         ),
         ThoughtFormat(  # vLLM: gemma4
             name="gemma4",
@@ -104,7 +109,7 @@ THOUGHTS: Mapping[str, ThoughtFormat] = {
             closing="<|end|>",
             sign=re.compile(r"<\|think\|>"),
             answer_openings=("<|begin|>assistant<|content|>", "<|content|>"),
-            answer_closing="<|end|>",
+            answer_closings=("<|end|>",),
         ),
         ThoughtFormat(
             name="mistral", opening="[THINK]", closing="[/THINK]", sign=re.compile(r"\[/THINK\]")
@@ -115,7 +120,7 @@ THOUGHTS: Mapping[str, ThoughtFormat] = {
             closing="</think>",
             sign=re.compile(r"(?s)\A(?=.*</think>).*<answer>"),
             answer_openings=("<answer>",),
-            answer_closing="</answer>",
+            answer_closings=("</answer>",),
         ),
         ThoughtFormat(  # Granite 3.3, by its model card; ERNIE 4.5 (vLLM: ernie45)
             name="response",
@@ -123,7 +128,7 @@ THOUGHTS: Mapping[str, ThoughtFormat] = {
             closing="</think>",
             sign=re.compile(r"(?s)\A(?=.*</think>).*<response>(?:</response>|\\n)"),
             answer_openings=("<response>",),
-            answer_closing="</response>",
+            answer_closings=("</response>",),
         ),
         ThoughtFormat(  # Qwen3, DeepSeek, GLM, Kimi, MiniMax, OLMo 3, EXAONE 4, SmolLM3 and others
             name="think",

@@ -28,6 +28,8 @@ from worker.protocol.text.tokenizer import load_tokenizer
 
 REASONED = [
     ("command", "<|START_THINKING|>a<|END_THINKING|><|START_RESPONSE|>b<|END_RESPONSE|>", "a", "b"),
+    ("command", "<|START_THINKING|>a<|END_THINKING|><|START_TEXT|>b<|END_TEXT|>", "a", "b"),
+    ("hy_v3", "<think:opensource>a</think:opensource>b", "a", "b"),
     ("command", "<|START_RESPONSE|>b<|END_RESPONSE|>", "", "b"),
     ("gemma4", "<|channel>thought\na\n<channel|>b", "a", "b"),
     ("seed_oss", "<seed:think>a</seed:think>\nb", "a", "b"),
@@ -77,6 +79,7 @@ QWEN3 = Excerpt(
 )
 QWEN3_CODER = Excerpt("<tool_call>\n<function={{ name }}>\n<parameter=", "qwen3_coder")
 QWEN3_5 = QWEN3_CODER._replace(text=QWEN3_CODER.text + "</think>", thoughts="think")
+THINKING = Excerpt("{{ content.split('</think>') }}", None, "think")
 LLAMA3 = Excerpt('{"name": function name, "parameters": dictionary of argument name', "llama3_json")
 LLAMA4 = Excerpt("<|python_start|>{{ calls }}<|python_end|>", "pythonic")
 NEMOTRON = Excerpt('<TOOLCALL>[{"name": ', "nemotron")
@@ -107,6 +110,8 @@ GRANITE_33 = Excerpt(
 OLMO3 = Excerpt("<function_calls>\nget_weather()\n</function_calls></think>", "olmo3", "think")
 ERNIE = Excerpt("<tool_call>\n</think>\n'<response>\\n' + content", "hermes", "response")
 HUNYUAN = Excerpt("<tool_calls>[</tool_calls> '<think>\n\n</think>' <answer>", "hunyuan", "hunyuan")
+HY3 = Excerpt("'<tool_calls:opensource>' '</think:opensource>' <arg_key", "hy_v3", "hy_v3")
+HY3_PREVIEW = Excerpt("<tool_calls><tool_sep><arg_key></think>", "hy_v3_preview", "think")
 SEED = Excerpt("<seed:tool_call>\n<function=<parameter=</seed:think>", "seed_oss", "seed_oss")
 LONGCAT = Excerpt("<longcat_tool_call>\n{'name'", "longcat")
 LONGCAT_XML = Excerpt(
@@ -138,6 +143,8 @@ FAMILIES: dict[str, tuple[Excerpt, ...]] = {
     "Kimi_K25ForConditionalGeneration": (KIMI_THINKING,),
     "Gemma4ForCausalLM": (GEMMA4,),
     "Gemma4ForConditionalGeneration": (GEMMA4,),
+    "Gemma4UnifiedForCausalLM": (GEMMA4,),
+    "Gemma4UnifiedForConditionalGeneration": (GEMMA4,),
     "MistralForCausalLM": (MISTRAL, MAGISTRAL),
     "MinistralForCausalLM": (MISTRAL,),
     "Ministral3ForCausalLM": (MAGISTRAL,),
@@ -149,22 +156,36 @@ FAMILIES: dict[str, tuple[Excerpt, ...]] = {
     "Glm4ForCausalLM": (GLM4,),
     "Glm4MoeForCausalLM": (GLM,),
     "Glm4MoeLiteForCausalLM": (GLM,),
+    "Glm4vForConditionalGeneration": (THINKING,),
+    "Glm46VForConditionalGeneration": (GLM,),
+    "Glm4vMoeForConditionalGeneration": (GLM,),
+    "GlmMoeDsaForCausalLM": (GLM,),
     "GptOssForCausalLM": (HARMONY,),
     "Phi3ForCausalLM": (PHI4,),
     "MiniMaxM2ForCausalLM": (MINIMAX,),
     "Cohere2ForCausalLM": (COMMAND,),
+    "Cohere2MoeForCausalLM": (COMMAND,),
     "GraniteForCausalLM": (GRANITE, GRANITE_32, GRANITE_33),
     "GraniteMoeForCausalLM": (GRANITE,),
+    "GraniteSWAForCausalLM": (HERMES,),
     "Olmo3ForCausalLM": (OLMO3,),
     "Ernie4_5_MoeForCausalLM": (ERNIE,),
     "HunYuanDenseV1ForCausalLM": (HUNYUAN,),
     "HunYuanMoEV1ForCausalLM": (HUNYUAN,),
+    "HYV3ForCausalLM": (HY3, HY3_PREVIEW),
     "SeedOssForCausalLM": (SEED,),
     "SmolLM3ForCausalLM": (QWEN3,),
     "LLaDA2MoeModelLM": (HERMES,),
     "InternLM2ForCausalLM": (INTERNLM,),
     "InternLM3ForCausalLM": (INTERNLM,),
     "Exaone4ForCausalLM": (QWEN3,),
+    "Exaone4_5_ForConditionalGeneration": (QWEN3,),
+    "ExaoneMoeForCausalLM": (QWEN3,),
+    "ExaoneMoEForCausalLM": (QWEN3,),
+    "AfmoeForCausalLM": (QWEN3,),
+    "BailingMoeV2ForCausalLM": (HERMES,),
+    "InternVLForConditionalGeneration": (QWEN3,),
+    "DeepseekV32ForCausalLM": (DEEPSEEK_32,),
     "LongcatFlashForCausalLM": (LONGCAT, LONGCAT_XML),
     "SolarOpenForCausalLM": (SOLAR,),
     "MiMoForCausalLM": (QWEN3,),
@@ -181,7 +202,11 @@ PLAIN = {
     *("CohereForCausalLM", "Olmo2ForCausalLM", "FlexOlmoForCausalLM", "Ernie4_5ForCausalLM"),
     *("InternLMForCausalLM", "NemotronForCausalLM", "MiniCPMForCausalLM", "BaichuanForCausalLM"),
     *("Starcoder2ForCausalLM", "HeliumForCausalLM", "OrionForCausalLM", "StableLmForCausalLM"),
-    *("FalconForCausalLM", "LlavaForConditionalGeneration"),
+    *("FalconForCausalLM", "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration"),
+    *("LlavaOnevisionForConditionalGeneration", "Qwen2VLForConditionalGeneration"),
+    *("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration", "OlmoeForCausalLM"),
+    *("LLaMAForCausalLM", "AquilaForCausalLM", "XverseForCausalLM", "PhimoeForCausalLM"),
+    *("PhiMoEForCausalLM",),
 }
 """Families whose released default chat templates, if any, have neither."""
 

@@ -15,7 +15,6 @@ from router.api.anthropic.protocol import (
     SERVER_TOOLS,
     CountTokensRequest,
     MessagesRequest,
-    Thinking,
     Tool,
 )
 from router.api.openai.fields import Ignored
@@ -85,11 +84,11 @@ def prompt_of(body: CountTokensRequest, ignored: Ignored) -> ChatRequest:
         tools=tools,
         tool_choice=_choice(body, unavailable, has_tools=bool(tools)),
         parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
-        thinking_token_budget=_budget(thinking),
         # Clients send an effort for any model.
         reasoning=ReasoningOptions(effort=_effort(body)),
         include_reasoning=thinking is None or thinking.display != "omitted",
         response_format=form,
+        thinking_token_budget=_budget(body),
         chat_template_kwargs=body.chat_template_kwargs,
         continue_final_message=continues,
     )
@@ -111,12 +110,6 @@ def _effort(body: CountTokensRequest) -> Effort | None:
     if not is_enabled or budget is None:
         return None
     return next((effort for maximum, effort in BUDGETS if budget <= maximum), "high")
-
-
-def _budget(thinking: Thinking | None) -> int | None:
-    """Maximum tokens of reasoning; None for no maximum."""
-    is_enabled = thinking is not None and thinking.type == "enabled"
-    return thinking.budget_tokens if thinking is not None and is_enabled else None
 
 
 def _choice(
@@ -318,3 +311,9 @@ def _joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             whole["tool_calls"] = calls
         joined.append(whole)
     return joined
+
+
+def _budget(body: CountTokensRequest) -> int | None:
+    """Maximum tokens of reasoning; None for no maximum."""
+    thinking = body.thinking
+    return None if thinking is None or thinking.type != "enabled" else thinking.budget_tokens

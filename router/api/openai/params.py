@@ -220,6 +220,10 @@ def template_arguments(request: ChatRequest, template: ChatTemplate | None) -> d
             raise bad_request(
                 f"chat_template_kwargs must not contain {name}", "chat_template_kwargs"
             )
+    effort, thinks = _reasoning(request)
+    budget = 0 if thinks is False else request.thinking_token_budget
+    if budget is not None and template is not None and template.reads(BUDGET_VARIABLE):
+        values = {BUDGET_VARIABLE: budget, **values}
     if request.documents:
         if template is not None and not template.reads("documents"):
             raise bad_request(
@@ -227,13 +231,9 @@ def template_arguments(request: ChatRequest, template: ChatTemplate | None) -> d
                 "documents",
             )
         values = {**values, "documents": request.documents}
-    effort, thinks = _reasoning(request)
-    budget = 0 if thinks is False else request.thinking_token_budget
-    if budget is not None and template is not None and template.reads(BUDGET_VARIABLE):
-        values = {BUDGET_VARIABLE: budget, **values}
     if thinks is None or template is None:
         return values
-    if not template.reads("reasoning_effort", BUDGET_VARIABLE, *THINKING_SWITCHES):
+    if not template.reads("reasoning_effort", *THINKING_SWITCHES):
         if thinks and request.reasoning_effort is not None:
             raise bad_request(
                 "this model's chat template does not support reasoning_effort: leave it out",

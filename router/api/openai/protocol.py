@@ -125,8 +125,6 @@ class ChatRequest(CommonRequest, kw_only=True, frozen=True):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Effort | None = None
     """Reasoning effort, if the chat template supports it."""
-    thinking_token_budget: Annotated[int, Meta(ge=0)] | None = None
-    """Maximum tokens of reasoning, which then ends; None for no maximum."""
     reasoning: ReasoningOptions | None = None
     enable_thinking: bool | None = None
     """Whether the model reasons, as in Qwen's API; ignored if the template does not support it."""
@@ -134,6 +132,8 @@ class ChatRequest(CommonRequest, kw_only=True, frozen=True):
     """The same as in the APIs of DeepSeek, Z.ai and Moonshot: `{"type": "enabled"}`."""
     include_reasoning: bool | None = True
     """Whether responses include the reasoning."""
+    thinking_token_budget: Annotated[int, Meta(ge=0)] | None = None
+    """Maximum tokens of reasoning, which then ends; None for no maximum."""
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None

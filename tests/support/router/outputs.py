@@ -263,6 +263,25 @@ TABLE += [
         ("x", "", [BERN, NOW]),
     ),
     (
+        "hy_v3",
+        (
+            "ok<tool_calls:opensource>\n<tool_call:opensource>get_weather<tool_sep:opensource>\n"
+            "<arg_key:opensource>city</arg_key:opensource>\n"
+            "<arg_value:opensource>Bern</arg_value:opensource>\n</tool_call:opensource>\n"
+            "<tool_call:opensource>now<tool_sep:opensource>\n</tool_call:opensource>\n"
+            "</tool_calls:opensource>"
+        ),
+        ("", "ok", [BERN, NOW]),
+    ),
+    (
+        "hy_v3_preview",
+        (
+            "<think>x</think><tool_calls>\n<tool_call>get_weather<tool_sep>\n<arg_key>city</arg_key>"
+            "\n<arg_value>Bern</arg_value>\n</tool_call>\n</tool_calls>"
+        ),
+        ("x", "", [BERN]),
+    ),
+    (
         "internlm",
         (
             'I look.<|action_start|><|plugin|>\n{"name": "get_weather", "parameters": {"city": '
@@ -358,6 +377,10 @@ STREAMED = {
     "longcat": f'<longcat_tool_call>\n{{"name": "get_weather", "arguments": {{"city": "{CITY}"}}}}',
     "longcat_xml": f"<longcat_tool_call>get_weather\n<longcat_arg_key>city</longcat_arg_key>"
     f"<longcat_arg_value>{CITY}</longcat_arg_value>",
+    "hy_v3": "<tool_call:opensource>get_weather<tool_sep:opensource><arg_key:opensource>city"
+    f"</arg_key:opensource><arg_value:opensource>{CITY}</arg_value:opensource>",
+    "hy_v3_preview": "<tool_call>get_weather<tool_sep>\n<arg_key>city</arg_key>"
+    f"<arg_value>{CITY}</arg_value>",
     "seed_oss": f"<seed:tool_call>\n<function=get_weather>\n<parameter=city>{CITY}</parameter>",
     "minimax_m2": '<minimax:tool_call>\n<invoke name="get_weather">\n'
     f'<parameter name="city">{CITY}</parameter>',
