@@ -128,8 +128,7 @@ _VISION_KEYS = words(
 _VISION = TensorNames(
     renamed=(("model.language_model.", "model."),), skipped=("visual.", "model.visual.")
 )
-_VISION_DEFAULTS = {"max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "head_dim": None}
-"""Of the dense text model."""
+_DENSE_DEFAULTS = {"max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "head_dim": None}
 MULTIMODAL = (
     MultimodalConfig(
         architectures=("Glm4vForConditionalGeneration",),
@@ -137,7 +136,7 @@ MULTIMODAL = (
         texts={"glm4v_text": "Glm4ForCausalLM"},
         keys=_VISION_KEYS,
         tensors=_VISION,
-        defaults=_VISION_DEFAULTS,
+        defaults=_DENSE_DEFAULTS,
     ),
     MultimodalConfig(
         architectures=("Glm46VForConditionalGeneration",),
@@ -145,7 +144,7 @@ MULTIMODAL = (
         texts={"glm4v_text": "Glm4ForCausalLM"},
         keys=_VISION_KEYS,
         tensors=_VISION,
-        defaults=_VISION_DEFAULTS,
+        defaults=_DENSE_DEFAULTS,
     ),
     MultimodalConfig(
         architectures=("Glm4vMoeForConditionalGeneration",),
