@@ -95,7 +95,7 @@ class MultimodalConfig:
             if value is not None and key not in self.keys | _BOOKKEEPING
         }
         # As in transformers, text_config has precedence: keys beside it may be defaults of the
-        # whole model's class. Only the format of quantized weights is read from there.
+        # whole model's class. Only the format of the weights is that of the whole checkpoint.
         formats = {key: others[key] for key in _FORMATS if key in others}
         merged = {**SIZES.get(kind, {}), **self.defaults, **others, **text, **formats}
         for key in ("rope_scaling", "rope_parameters"):
@@ -119,7 +119,7 @@ SIZES: Mapping[str, Mapping[str, int]] = {
 }
 """Sizes that a text_config lacks where they equal the defaults of its class in transformers, which
 saves only differences; by `model_type`."""
-_FORMATS = ("quantization_config", "compression_config")
+_FORMATS = ("quantization_config", "compression_config", "dtype", "torch_dtype")
 _BOOKKEEPING = words("architectures model_type text_config transformers_version auto_map")
 
 

@@ -116,8 +116,7 @@ _VISION_KEYS = words(
 _VISION = TensorNames(
     renamed=(("model.language_model.", "model."),), skipped=("visual.", "model.visual.")
 )
-_VISION_DEFAULTS = {"max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "head_dim": None}
-"""Of the dense text model."""
+_DENSE_DEFAULTS = {"max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "head_dim": None}
 MULTIMODAL = (
     MultimodalConfig(
         architectures=("Glm4vForConditionalGeneration",),
@@ -125,7 +124,7 @@ MULTIMODAL = (
         texts={"glm4v_text": "Glm4ForCausalLM"},
         keys=_VISION_KEYS,
         tensors=_VISION,
-        defaults=_VISION_DEFAULTS,
+        defaults=_DENSE_DEFAULTS,
     ),
     MultimodalConfig(
         architectures=("Glm46VForConditionalGeneration",),
@@ -133,7 +132,7 @@ MULTIMODAL = (
         texts={"glm4v_text": "Glm4ForCausalLM"},
         keys=_VISION_KEYS,
         tensors=_VISION,
-        defaults=_VISION_DEFAULTS,
+        defaults=_DENSE_DEFAULTS,
     ),
     MultimodalConfig(
         architectures=("Glm4vMoeForConditionalGeneration",),
