@@ -125,7 +125,8 @@ class _Step:
             )
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if not self.pieces and q.shape[0]:
-            self.pieces = self._schedules(q, k_cache.shape[2])
+            is_fp8 = k_cache.dtype != q.dtype
+            self.pieces = self._schedules(q, k_cache.shape[2], is_fp8=is_fp8)
         for part, schedule in self.pieces:
             attend(
                 *(q[part], k_cache, v_cache, out[part], schedule),
@@ -136,7 +137,9 @@ class _Step:
             )
         return out
 
-    def _schedules(self, q: torch.Tensor, num_kv_heads: int) -> list[tuple[slice, Schedule]]:
+    def _schedules(
+        self, q: torch.Tensor, num_kv_heads: int, *, is_fp8: bool = False
+    ) -> list[tuple[slice, Schedule]]:
         """Schedules of a step: one, or, in batch-invariant mode, several if the partial outputs of
         all queries would take too much memory."""
         num_queries, num_q_heads, head_dim = q.shape
@@ -144,7 +147,7 @@ class _Step:
         rows, query_lens = self.rows, self.metadata.query_lens_host
         queries, num_tiles = 1, num_queries
         if rows.query_start is None:
-            blocks = decode_blocks(head_dim, q.dtype, group)
+            blocks = decode_blocks(head_dim, q.dtype, group, is_fp8=is_fp8)
         else:
             num_rows = rows.seq_lens.shape[0]
             blocks = extend_blocks(head_dim, q.dtype, group, num_queries / num_rows)

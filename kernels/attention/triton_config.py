@@ -53,6 +53,8 @@ _DECODE: _Sizes = {
     (512, True): (MIN_DOT_ROWS, 16, 8, 1),
 }
 _DECODE_WGMMA: _Sizes = {**_DECODE, (128, False): (MIN_DOT_ROWS, 64, 4, 2)}
+# Converted keys take registers: with 64 keys, two programs fit a multiprocessor of 90, not four.
+_DECODE_FP8: _Sizes = {**_DECODE, (128, False): (MIN_DOT_ROWS, 32, 4, 2)}
 _LONG: _Sizes = {
     (64, False): (128, 32, 4, 3),
     (128, False): (128, 32, 8, 3),
@@ -99,15 +101,19 @@ _LATENT_FP8 = {
 }
 
 
-def decode_blocks(head_dim: int, dtype: torch.dtype, group: int) -> AttentionBlocks:
+def decode_blocks(
+    head_dim: int, dtype: torch.dtype, group: int, *, is_fp8: bool
+) -> AttentionBlocks:
     """Tile sizes for decodes: tiles of one query.
 
     Args:
         head_dim: dimensions of queries and keys.
-        dtype: data type of queries and keys.
+        dtype: data type of queries, and of keys unless they are FP8.
         group: number of query heads that share a KV head, padded to a power of 2.
+        is_fp8: whether the cache is FP8.
     """
     table = _DECODE_WGMMA if _generation() >= _WGMMA else _DECODE
+    table = _DECODE_FP8 if is_fp8 else table
     return _find(table, head_dim, dtype, group, 128)
 
 

@@ -77,15 +77,17 @@ def resolve_cache_dtype(
     Raises:
         ValueError: FP8 is configured, but the GPU does not support it.
     """
-    capability = FP8_CAPABILITY
+    is_auto, capability = config.kv_cache_dtype == "auto", FP8_CAPABILITY
+    if is_auto:
+        is_specified = model.quantization is not None and model.quantization.has_fp8_cache
+        is_other = device.type != "cuda" or config.attention_backend in _WITHOUT_FP8
+        if is_other or not is_specified:
+            return None
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
-    if config.kv_cache_dtype == "auto":
-        is_specified = model.quantization is not None and model.quantization.has_fp8_cache
-        is_supported = device.type == "cuda" and capability >= FP8_CAPABILITY
-        if not is_specified or not is_supported or config.attention_backend in _WITHOUT_FP8:
+    if capability < FP8_CAPABILITY:
+        if is_auto:
             return None
-    elif capability < FP8_CAPABILITY:
         needed, found = (".".join(map(str, pair)) for pair in (FP8_CAPABILITY, capability))
         raise ValueError(
             f"--kv-cache-dtype {config.kv_cache_dtype} needs a GPU of compute capability {needed} "

@@ -146,9 +146,11 @@ def _attend_rows(
     v_cache: torch.Tensor,
     out: torch.Tensor,
     schedule: Schedule,
+    *,
     scale: float,
-    cap: float,
-    sinks: torch.Tensor | None,
+    cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    value_scale: float = 1.0,
 ) -> None:
     """Attention row by row, reading only the visible pages of each."""
     rows = schedule.rows
@@ -170,8 +172,11 @@ def _attend_rows(
         if rows.window:
             hidden |= position[None] <= query[:, None] - rows.window
         pages = rows.page_table[row if rows.page_rows is None else int(rows.page_rows[row])]
-        keys, values = (_gather(cache, pages, first, length) for cache in (k_cache, v_cache))
-        out[start:stop] = _attend(q[start:stop], keys, values, hidden, scale, cap, sinks)
+        keys, values = (
+            _gather(cache, pages, first, length).to(q.dtype) for cache in (k_cache, v_cache)
+        )
+        found = _attend(q[start:stop], keys, values, hidden, scale, cap, sinks)
+        out[start:stop] = found * value_scale
 
 
 def _attend_to_latents(
@@ -181,6 +186,7 @@ def _attend_to_latents(
     metadata: AttentionMetadata,
     scale: float,
     arrived: torch.Tensor,
+    value_scale: float = 1.0,
 ) -> torch.Tensor:
     """The same, for keys whose leading dimensions are the values. Counters of decodes must be as
     left by the previous launch."""
@@ -196,7 +202,9 @@ def _attend_to_latents(
     out = q.new_empty(*q.shape[:2], value_dim)
     blocks = AttentionBlocks(1, 1, 1, 1, 1)
     schedule = _schedule(rows, blocks=blocks, queries=1)
-    _attend_rows(q, cache, cache[..., :value_dim], out, schedule, scale, 0.0, None)
+    _attend_rows(
+        *(q, cache, cache[..., :value_dim], out, schedule), scale=scale, value_scale=value_scale
+    )
     return out
 
 
