@@ -112,9 +112,7 @@ def prompt_problem(limits: Limits, num_tokens: int) -> Problem | None:
     return too_long(f"your prompt has {num_tokens} tokens", num_tokens, limits.max_tokens, limits)
 
 
-def too_long(
-    found: str, num_tokens: int, max_tokens: int, limits: Limits | None = None
-) -> Problem:
+def too_long(found: str, num_tokens: int, max_tokens: int, limits: Limits | None = None) -> Problem:
     """Problem of a prompt that exceeds the context length.
 
     Coding agents compact their conversation if the message matches one of their patterns, among
