@@ -65,6 +65,13 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "documents": st.lists(st.dictionaries(texts, anything, max_size=2), max_size=2) | anything,
     "include_reasoning": st.booleans(),
     "reasoning_effort": st.sampled_from(["none", "low", "high"]),
+    "enable_thinking": st.booleans() | scalars,
+    "thinking": st.booleans() | st.dictionaries(st.just("type"), anything, max_size=1),
+    "reasoning": st.dictionaries(
+        st.sampled_from(["effort", "enabled", "exclude", "max_tokens"]),
+        st.sampled_from(["none", "low"]) | scalars,
+        max_size=3,
+    ),
     "logprobs": scalars | numbers | st.booleans(),
     "top_logprobs": numbers,
     "prompt_logprobs": numbers,
