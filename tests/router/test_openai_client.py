@@ -77,7 +77,7 @@ async def test_error_classes(rig, monkeypatch):
         ask = client.chat.completions.create
         with pytest.raises(openai.BadRequestError) as bad:
             await ask(model="stub", messages=MESSAGES, temperature=3000)
-        with pytest.raises(openai.BadRequestError, match="maximum model length 256"):
+        with pytest.raises(openai.BadRequestError, match="maximum context length is 256"):
             await client.completions.create(model="stub", prompt=[5] * 300)
         with pytest.raises(openai.NotFoundError) as unknown:
             await ask(model="nope", messages=MESSAGES)

@@ -92,19 +92,22 @@ class GenerationResponse(Response):
         """Starts the generation and sends the response; returns the message of the error that was
         sent instead, else None."""
         generation = self._generation
+        problem: str | None = None
         try:
             if self._stream:
+                # The block ends without an exception if the client reads too slowly.
                 async with self._streams.watched(send, generation) as stream:
-                    return await self._send_stream(stream, scope.get(SEND_PART, send))
-            await generation.start()
-            self._account.spend_prompt(generation.num_prompt_tokens)
-            async with self._streams.watched(send, generation) as stream:
-                await self._send_whole(stream.send)
+                    problem = await self._send_stream(stream, scope.get(SEND_PART, send))
+            else:
+                await generation.start()
+                self._account.spend_prompt(generation.num_prompt_tokens)
+                async with self._streams.watched(send, generation) as stream:
+                    await self._send_whole(stream.send)
         except ApiError as error:
             headers = self._account.headers()
             await send_error(send, error, self._request_id, headers=headers, path=scope["path"])
             return error.message
-        return None
+        return problem
 
     def _log(self, problem: str | None) -> None:
         """Logs a line per request."""

@@ -66,6 +66,13 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "include_reasoning": st.booleans(),
     "thinking_token_budget": st.integers(-1, 100),
     "reasoning_effort": st.sampled_from(["none", "low", "high"]),
+    "enable_thinking": st.booleans() | scalars,
+    "thinking": st.booleans() | st.dictionaries(st.just("type"), anything, max_size=1),
+    "reasoning": st.dictionaries(
+        st.sampled_from(["effort", "enabled", "exclude", "max_tokens"]),
+        st.sampled_from(["none", "low"]) | scalars,
+        max_size=3,
+    ),
     "logprobs": scalars | numbers | st.booleans(),
     "top_logprobs": numbers,
     "prompt_logprobs": numbers,

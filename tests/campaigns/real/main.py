@@ -302,7 +302,8 @@ def _ask(url: str, body: dict[str, Any]) -> tuple[str, str]:
     worker = response.headers["x-rayfleet-worker"]
     if not body["stream"]:
         return response.json()["choices"][0]["message"]["content"], worker
-    events = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+    lines = response.text.splitlines()
+    events = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
     chunks = [json.loads(event) for event in events if event != "[DONE]"]
     deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
     return "".join(delta.get("content") or "" for delta in deltas), worker
