@@ -19,6 +19,7 @@ _PER_OCTAVE = 2
 _NUM_BUCKETS = 22
 """Buckets of half an octave, the last one from 512 s on."""
 _LAST = _NUM_BUCKETS - 1
+_MOST = 0.9
 _SHARED_WEIGHT = 8.0
 """Weight of the gaps of all sessions, in gaps of the session itself."""
 _MAX_COUNT = 4096.0
@@ -37,14 +38,17 @@ class GapHistogram:
 
     def add(self, seconds: float) -> None:
         """Adds a gap."""
-        place = 0
-        if seconds > _SHORTEST_S:
-            place = math.ceil(_PER_OCTAVE * math.log2(seconds / _SHORTEST_S))
-        self._counts[min(place, _LAST)] += 1.0
+        self._counts[_bucket(seconds)] += 1.0
         self.total += 1.0
         if self.total >= _MAX_COUNT:
             self._counts = [0.5 * count for count in self._counts]
             self.total *= 0.5
+
+    @property
+    def is_mostly_short(self) -> bool:
+        """Whether 90 % of the gaps are within MAX_LIVE_S, rounded down to a bucket."""
+        short = sum(self._counts[: _bucket(MAX_LIVE_S)])
+        return short >= _MOST * self.total
 
     def live_s(self, shared: GapHistogram) -> float:
         """Seconds after its last end for which a session counts as live.
@@ -61,3 +65,9 @@ class GapHistogram:
         place = next((n for n, count in enumerate(reached) if count >= QUANTILE * total), _LAST)
         seconds = _SHORTEST_S * float(2.0 ** (place / _PER_OCTAVE))
         return min(max(seconds, MIN_LIVE_S), MAX_LIVE_S)
+
+
+def _bucket(seconds: float) -> int:
+    if seconds <= _SHORTEST_S:
+        return 0
+    return min(math.ceil(_PER_OCTAVE * math.log2(seconds / _SHORTEST_S)), _LAST)

@@ -1,4 +1,4 @@
-"""SessionGate: new agent sessions wait while the caches cannot hold the contexts of the live ones.
+"""SessionGate: new agent sessions wait while caches are full with the contexts of live ones.
 
 Agents send their whole context with each request, tens of times. If the contexts of all sessions
 exceed the KV cache, each request evicts the prefix of the next one, and all are computed again from
@@ -85,9 +85,10 @@ class SessionGate:
     A context is live while a request of it is in flight, and for a time after its last end that is
     learned from its session's gaps. Requests of live contexts pass. Others wait, the oldest session
     first, until a worker has room for their context beside the live ones, at most `max_wait_s`.
-    None is overtaken by a younger one. A sub-agent waits as well, with the age of its session:
-    without that, simulations had a third fewer turns per minute. Workers report the live contexts
-    of all gateways, so that several gateways agree.
+    None is overtaken by a younger one. If over 10 % of all gaps exceed MAX_LIVE_S, as those of
+    people, sessions wait with their first request only. A sub-agent waits with the age of its
+    session: without that, simulations had a third fewer turns per minute. Workers report the live
+    contexts of all gateways, so that several gateways agree.
 
     Args:
         fleet: the workers.
@@ -148,7 +149,7 @@ class SessionGate:
         self.sessions.extend(context, hashes, prompt.num_tokens)
         self._num_visits += 1
         visit = Visit(context, hashes, prompt.num_tokens, now, self._num_visits)
-        passes = not context.counts or context.is_live(now)
+        passes = not context.counts or self._is_inside(context, now)
         if passes or len(self._waiting) >= MAX_WAITING:
             visit.admitted = True
         else:
@@ -166,7 +167,8 @@ class SessionGate:
         admitted: list[Visit] = []
         is_full = False
         for visit in self._waiting:
-            if now - visit.arrived_at < self._max_wait_s and not visit.context.is_live(now):
+            is_overdue = now - visit.arrived_at >= self._max_wait_s
+            if not (is_overdue or self._is_inside(visit.context, now)):
                 # Without overtaking: the first one without room holds up all others.
                 is_full = is_full or not self._find_room(visit)
                 if is_full:
@@ -332,6 +334,12 @@ class SessionGate:
             home.forget(context.key)
         context.home = worker_id
         return use
+
+    def _is_inside(self, context: Context, now: float) -> bool:
+        """Whether a context is live, or comes back where most gaps are too long to be live."""
+        if context.is_live(now):
+            return True
+        return context.ended_at > 0.0 and not self.sessions.gaps.is_mostly_short
 
     def _live_s(self, context: Context) -> float:
         return context.session.gaps.live_s(self.sessions.gaps)

@@ -96,6 +96,18 @@ def test_a_live_session_passes_those_that_wait() -> None:
     assert not waiting.admitted
 
 
+@pytest.mark.parametrize("gap_s", [MAX_LIVE_S / 2, 2 * MAX_LIVE_S])
+def test_sessions_with_long_gaps_wait_only_once(gap_s: float) -> None:
+    desk = Desk("w0")
+    for _ in range(20):
+        desk.gate.end(desk.run("a", 100, 1))
+        desk.now += gap_s
+    desk.now += 2 * MAX_LIVE_S
+    desk.run("busy", 900, 4)
+    assert not desk.arrive("b", 400, 2).admitted
+    assert desk.arrive("a", 200, 1).admitted == (gap_s > MAX_LIVE_S)
+
+
 def test_a_sub_agent_has_the_age_of_its_session() -> None:
     desk = Desk("w0")
     first = desk.run("a", 900, 1)
@@ -115,18 +127,16 @@ def test_without_an_id_the_prompt_tells_the_session() -> None:
 
 def test_the_oldest_session_is_first_and_none_is_overtaken() -> None:
     desk = Desk("w0")
-    old = desk.run("old", 300, 1)
-    desk.now += 1.0
-    busy = desk.run("busy", 600, 2)
-    desk.gate.end(old)
-    desk.now += MAX_LIVE_S  # "old" is no longer live
+    desk.gate.end(desk.run("old", 300, 1))
+    desk.now += MAX_LIVE_S
+    busy = desk.run("busy", 900, 2)
     young = desk.arrive("young", 500, 3)
     small = desk.arrive("small", 100, 4)
-    again = desk.arrive("old", 400, 1)
+    child = desk.arrive("old", 400, 5)
     assert desk.gate.num_waiting == 3
     desk.gate.end(busy)
-    desk.now += FIRST_LIVE_S + MAX_LIVE_S
-    assert desk.gate.admit() == [again, young]
+    desk.now += MAX_LIVE_S
+    assert desk.gate.admit() == [child, young]
     assert not small.admitted
     assert 400 + 500 < CAPACITY * CACHE < 400 + 500 + 100
 
@@ -255,23 +265,17 @@ def test_single_long_prompts_do_not_make_agents_look_like_them() -> None:
     assert desk.arrive("", 200, 200).context.counts
 
 
-def test_a_long_prompt_is_delayed_only_once_it_has_proved_to_be_a_session() -> None:
+def test_a_long_prompt_counts_only_once_it_has_proved_to_be_a_session() -> None:
     desk = Desk("w0")
     desk.run("a", 900, 1)
-
-    def long_prompt(num_tokens: int) -> Visit:
-        prompt = desk.prompt("", num_tokens, 9)
+    for number in range(2):
+        prompt = desk.prompt("", 100 + 50 * number, 9)
         prompt.has_tools = False
         visit = desk.gate.arrive(prompt)
         assert visit is not None
-        return visit
-
-    first = long_prompt(PLAIN_TOKENS)
-    assert first.admitted
-    desk.gate.end(first)
-    assert long_prompt(PLAIN_TOKENS + 100).admitted, "it came back at once"
-    desk.now += 2 * MAX_LIVE_S
-    assert not long_prompt(PLAIN_TOKENS + 200).admitted
+        assert visit.admitted
+        assert visit.context.counts == (number == 1)
+        desk.gate.end(visit)
 
 
 def test_the_number_of_contexts_is_bounded() -> None:
