@@ -133,7 +133,7 @@ def counting() -> Iterator[Counter]:
         patch.setattr(torch.cuda, "stream", lambda _: nullcontext())
         patch.setattr(torch.cuda, "synchronize", lambda *_: None)
         patch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
-        properties = SimpleNamespace(multi_processor_count=132)
+        properties = SimpleNamespace(multi_processor_count=132, major=9, minor=0)
         patch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
         patch.setattr(batch, "uploader_to", _Upload)
         patch.setattr(runner, "fill_dummy_weights", _pack_unloaded)
