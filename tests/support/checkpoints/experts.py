@@ -3,15 +3,15 @@ mutations that break each of their features."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tests.support.checkpoints.mutations import (
     IN_HALVES,
     NO_HEAD_NORMS,
+    NO_NORM_BIAS,
     NO_QKV_BIAS,
     NO_ROUTER_BIAS,
     NO_SHARED_EXPERT,
     OPEN_GATE,
+    RMS_FOR_LAYER_NORM,
     SWAPPED_POST_NORMS,
     SWAPPED_SANDWICH,
     WIDE_NORMS_OF_HEADS,
@@ -20,6 +20,7 @@ from tests.support.checkpoints.mutations import (
 from tests.support.checkpoints.specimen import Mutation, Patch, Specimen
 from worker.models.architectures.hunyuan_moe import _TRAITS
 from worker.models.layers.attention import AttentionTraits
+from worker.models.layers.moe import MoeMLP
 from worker.models.layers.norms import RMSNorm
 
 _WINDOW = 21
@@ -60,6 +61,43 @@ _K_EXAONE = Specimen(
         **_THETA,
         **_EPS,
     },
+    is_variant=True,
+)
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 100.0,
+    "short_factor": [1.0, 1.5, 2.0, 2.5, 1.0, 1.5, 2.0, 2.5],
+    "long_factor": [2.0] * 8,
+    "short_mscale": 1.3,
+    "long_mscale": 1.5,
+    "original_max_position_embeddings": 160,
+}
+_PHIMOE = Specimen(
+    name="Phimoe",
+    settings={
+        "rope_parameters": _LONGROPE,
+        "max_position_embeddings": 640,
+        "sliding_window": 37,
+        "attention_bias": True,
+        "lm_head_bias": True,
+        "num_local_experts": 8,
+        "router_jitter_noise": 0.3,
+    },
+    mutations={
+        "bias of norms": NO_NORM_BIAS,
+        "mean": RMS_FOR_LAYER_NORM,
+        "no bias": NO_QKV_BIAS,
+        "short factors": {"rope_parameters": {**_LONGROPE, "short_factor": [1.0] * 8}},
+        "temperature": {"rope_parameters": {**_LONGROPE, "short_mscale": 1.0}},
+        "tolerance": {"router_jitter_noise": 0.01},
+        "softmax over all": Patch(
+            target="worker.models.architectures.phimoe:SparseMixerMLP._choose",
+            value=MoeMLP._choose,
+        ),
+        "window of one more": {"sliding_window": 38},
+        **_EPS,
+    },
+    lacks_head_dim=True,
     is_variant=True,
 )
 
@@ -166,7 +204,6 @@ EXPERT_SPECIMENS: dict[str, Specimen] = {
         is_variant=True,
     ),
     "k-exaone": _K_EXAONE,
-    "k-exaone-released": replace(_K_EXAONE, architecture="ExaoneMoEForCausalLM"),
     "trinity": Specimen(
         name="Afmoe",
         covers=("positions", "shards"),
@@ -257,6 +294,7 @@ EXPERT_SPECIMENS: dict[str, Specimen] = {
         },
         is_variant=True,
     ),
+    "phimoe": _PHIMOE,
     "hunyuan-moe": Specimen(
         name="HunYuanMoEV1",
         settings={

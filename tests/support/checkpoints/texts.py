@@ -63,6 +63,7 @@ _GLM_IMAGES = Specimen(
     mutations={"names": NO_NAMES, "eps": {"rms_norm_eps": 0.1}, **_PARTIAL},
     multimodal="Glm4v",
     lacks_head_dim=True,
+    is_variant=True,
 )
 TEXT_SPECIMENS: dict[str, Specimen] = {
     "kimi-k2-5": _KIMI,
@@ -104,6 +105,7 @@ TEXT_SPECIMENS: dict[str, Specimen] = {
         settings={"rope_parameters": _ROPE, "sliding_window": 37},
         mutations={"names": NO_NAMES, **_THETA, "window of one more": {"sliding_window": 38}},
         multimodal="LlavaNext",
+        is_variant=True,
     ),
     "llava-onevision": Specimen(
         name="Qwen2",
@@ -111,24 +113,28 @@ TEXT_SPECIMENS: dict[str, Specimen] = {
         mutations=_LLAMA_MUTATIONS,
         multimodal="LlavaOnevision",
         lacks_head_dim=True,
+        is_variant=True,
     ),
     "internvl": Specimen(
         name="Qwen3",
         settings={"rope_parameters": _ROPE},
         mutations=_LLAMA_MUTATIONS,
         multimodal="InternVL",
+        is_variant=True,
     ),
     "idefics3": Specimen(
         name="Llama",
         settings={"rope_parameters": _ROPE},
         mutations=_LLAMA_MUTATIONS,
         multimodal="Idefics3",
+        is_variant=True,
     ),
     "smolvlm": Specimen(
         name="Llama",
         settings={"rope_parameters": _ROPE},
         mutations=_LLAMA_MUTATIONS,
         multimodal="SmolVLM",
+        is_variant=True,
     ),
     "qwen2-images": Specimen(
         name="Qwen2",
@@ -137,6 +143,7 @@ TEXT_SPECIMENS: dict[str, Specimen] = {
         mutations=_LLAMA_MUTATIONS,
         multimodal="Qwen2VL",
         lacks_head_dim=True,
+        is_variant=True,
     ),
     "exaone4-images": Specimen(
         name="Exaone4",
@@ -147,6 +154,7 @@ TEXT_SPECIMENS: dict[str, Specimen] = {
         },
         mutations={"names": NO_NAMES, **_THETA, "window of one more": {"sliding_window": 22}},
         multimodal="Exaone4_5_",
+        is_variant=True,
     ),
     "glm4-images": _GLM_IMAGES,
     "glm4-6-images": replace(_GLM_IMAGES, multimodal="Glm46V"),
@@ -169,6 +177,7 @@ TEXT_SPECIMENS: dict[str, Specimen] = {
             **_PARTIAL,
         },
         multimodal="Glm4vMoe",
+        is_variant=True,
     ),
     "voxtral": Specimen(
         name="Llama",

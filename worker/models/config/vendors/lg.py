@@ -34,6 +34,7 @@ class ExaoneMoeConfig(Exaone4Config):
     """K-EXAONE: EXAONE 4's attention behind norms before the blocks, and experts."""
 
     architecture = "ExaoneMoeForCausalLM"
+    other_architectures = ("ExaoneMoEForCausalLM",)
     model_types = ("exaone_moe",)
     implementation = "exaone4:ExaoneMoeForCausalLM"
     harmless = ROUTER_KEYS | words("num_nextn_predict_layers")
@@ -84,13 +85,7 @@ class ExaoneMoeConfig(Exaone4Config):
         )
 
 
-class ReleasedExaoneMoeConfig(ExaoneMoeConfig):
-    """K-EXAONE under the name that its checkpoints have."""
-
-    architecture = "ExaoneMoEForCausalLM"
-
-
-FAMILIES = (Exaone4Config, ExaoneMoeConfig, ReleasedExaoneMoeConfig)
+FAMILIES = (Exaone4Config, ExaoneMoeConfig)
 MULTIMODAL = (
     MultimodalConfig(
         architectures=("Exaone4_5_ForConditionalGeneration",),

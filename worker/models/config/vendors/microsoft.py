@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from worker.models.config.family import Biases, FamilyConfig, WindowedFamilyConfig, rotary_size
-from worker.models.config.schema import Count, Index, Number, words
+from worker.models.config.moe_config import MoeConfig
+from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, Yes, words
 
 
 class PhiConfig(FamilyConfig):
@@ -60,4 +61,54 @@ class Phi3VConfig(Phi3Config):
     skipped = ("model.vision_embed_tokens.",)
 
 
-FAMILIES = (PhiConfig, Phi3Config, Phi3VConfig)
+class PhimoeConfig(WindowedFamilyConfig, kw_only=True):
+    """Phi-3.5-MoE: LayerNorm, and two experts per token, chosen by SparseMixer."""
+
+    architecture = "PhimoeForCausalLM"
+    other_architectures = ("PhiMoEForCausalLM",)
+    model_types = ("phimoe",)
+    implementation = "phimoe:PhimoeForCausalLM"
+    harmless = ROUTER_KEYS | words("input_jitter_noise")
+    """Noise of training."""
+    extra_keys = ("router_jitter_noise",)
+
+    max_position_embeddings: Count = 131072
+    num_key_value_heads: Count | None = 8
+    rms_norm_eps: Number = 1e-5
+    rope_theta: Number = 1000000.0
+    eos_token_id: Any = 2
+    attention_bias: bool = False
+    lm_head_bias: Yes
+    num_local_experts: Count = 16
+    num_experts_per_tok: Literal[2] = 2
+    router_jitter_noise: Number = 0.01
+    """Also in inference: experts whose scores are less than the best by more than twice this share
+    do not count."""
+
+    def derive(self) -> None:
+        """Replaces `short_mscale` of LongRoPE by the factor of cosines and sines that it is in
+        sequences within the original length."""
+        key = "rope_scaling" if self.rope_scaling else "rope_parameters"
+        table = dict(getattr(self, key) or {})
+        short, long = table.pop("short_mscale", None), table.pop("long_mscale", None)
+        if short is None and long is None:
+            return
+        if table.get("rope_type", table.get("type")) != "longrope" or "attention_factor" in table:
+            raise ValueError(
+                f"{key}.short_mscale {short} and long_mscale {long} in config.json are not "
+                "supported: they must be of rope_type longrope, without attention_factor; use "
+                "another checkpoint"
+            )
+        setattr(self, key, {**table, "attention_factor": short})
+
+    def moe(self) -> MoeConfig:
+        """Experts in all layers; the class chooses them."""
+        return MoeConfig(
+            num_experts=self.num_local_experts,
+            top_k=self.num_experts_per_tok,
+            intermediate_size=self.intermediate_size,
+            normalize=False,
+        )
+
+
+FAMILIES = (PhiConfig, Phi3Config, Phi3VConfig, PhimoeConfig)
