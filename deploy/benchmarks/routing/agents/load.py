@@ -47,7 +47,7 @@ class AgentSession:
 
 
 class AgentLoad:
-    """Random sessions as measured on the wire (facts in deploy/benchmarks/README.md).
+    """Random sessions with lengths and gaps like those of recorded coding agents.
 
     Args:
         pace: "unattended": 86 % of the turns come within a second of the last one, 95 % within ten;
