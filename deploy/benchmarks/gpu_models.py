@@ -47,11 +47,21 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     "8b-int4": {
         **DENSE,
         "quantization_config": {
-            "quant_method": "gptq",
-            "bits": 4,
-            "group_size": 128,
-            "desc_act": False,
-            "sym": True,
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "ignore": ["lm_head"],
+            "config_groups": {
+                "group_0": {
+                    "targets": ["Linear"],
+                    "weights": {
+                        "type": "int",
+                        "num_bits": 4,
+                        "symmetric": True,
+                        "strategy": "group",
+                        "group_size": 128,
+                    },
+                },
+            },
         },
     },
     "0.6b": SHAPES["qwen3-0.6b"],
