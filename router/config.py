@@ -47,9 +47,9 @@ class RoutingConfig:
     """File on the gateways' nodes with the key of the hashes in decision logs, so that logs of
     several gateways can be correlated. By default each gateway generates a secret key."""
 
-    max_session_wait_s: float = field(default=600.0, metadata=_RARE)
+    max_session_wait_s: float = field(default=0.0, metadata=_RARE)
     """Maximum seconds that a new agent session waits while the KV caches are full with the contexts
-    of live sessions. 0 disables the wait; see `fleet/session_gate.py`."""
+    of live sessions, such as 600. 0 disables the wait; see `fleet/session_gate.py`."""
     max_request_attempts: int = field(default=3, metadata=_RARE)
     """Worker failures a request may be involved in without producing a token before it is failed as
     their probable cause; until then it is resumed on another worker. 1 disables retries."""

@@ -74,7 +74,7 @@ class ServeOptions:
     extra_body: str | None = field(default=None, metadata={"argparse": {"metavar": "JSON"}})
     """JSON object to merge into each request."""
     seed: int = 0
-    """Seed of prompts and arrivals."""
+    """Seed of prompts and arrivals. Servers cache prompts: use another seed for each load."""
     save_detailed: bool = False
     """Include the times of every request in the result, as required by `bench compare`."""
 

@@ -3,9 +3,10 @@
     python -m deploy.benchmarks.gpu [--out FOLDER] [--peer VLLM] [STEP ...]
 
 Tests, kernels against the device's peaks, decode and prefill of an 8B model's dimensions on random
-weights, one request of 100k tokens, a mixture-of-experts model's dimensions, the idle gap between
-steps, and vLLM for comparison if it is installed. FOLDER/gpu.json and FOLDER/gpu.md are rewritten
-after each step, so that an aborted run leaves its results.
+weights (bf16, FP8, INT4), one request of 100k tokens, dimensions of models with experts, states and
+latents, the idle gap between steps, serving by HTTP, and vLLM for comparison if it is installed.
+FOLDER/gpu.json and FOLDER/gpu.md are rewritten after each step, so that an aborted run leaves its
+results.
 """
 
 from __future__ import annotations
@@ -27,36 +28,18 @@ from pathlib import Path
 from typing import Any
 
 from cluster.cli.parser import CommandParser
-from deploy.benchmarks.kernels.shapes import SHAPES
+from deploy.benchmarks.gpu_models import MODELS
 
 ROOT = Path(__file__).parents[2]
 TOKENIZER = ROOT / "deploy" / "models" / "demo"
 """Tokenizer of prompts; weights are random."""
+_OWN_URL = "http://127.0.0.1:8100"
 SERVERS_START_S = 900.0
 _POLL_S = 1.0
 _TAIL_CHARS = 2000
 """Characters to keep of the last output of a failed step."""
 _KILL_S = 10.0
 """Seconds for a program to end by itself."""
-
-DENSE: Mapping[str, Any] = {**SHAPES["qwen3-8b"], "max_position_embeddings": 131072}
-"""Qwen3-8B's dimensions, and room for long requests."""
-SMALL: Mapping[str, Any] = SHAPES["qwen3-0.6b"]
-"""Qwen3-0.6B's dimensions: bound by the host unless graphs are replayed."""
-EXPERTS: Mapping[str, Any] = {
-    **SHAPES["qwen3-8b"],
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 768,
-    "norm_topk_prob": True,
-}
-"""Qwen3-30B-A3B's dimensions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,22 +73,23 @@ def make_steps(python: str, folder: Path, peer: str | None) -> list[Step]:
     """
     bench, research = [python, "-m", "cluster.bench"], [python, "-m", "deploy.benchmarks"]
     cuda = ["--device", "cuda", "--json"]
-    dense, experts, small = (
-        write_model(folder / name, config)
-        for name, config in (("8b", DENSE), ("30b-a3b", EXPERTS), ("0.6b", SMALL))
-    )
+    paths = {name: write_model(folder / name, config) for name, config in MODELS.items()}
+    dense = paths["8b"]
     roofline = [*research, "roofline", *cuda]
     long = ["--models", dense, "--running", "1", "--input-len", "100000"]
+    quantized = ["--models", paths["8b-fp8"], paths["8b-int4"], "--running", "1,32,128"]
+    products = ["--ops", "linear,quantized_linear,fused_moe", "--rows", "1,32,128,8192"]
     offline = [*bench, "throughput", *cuda, "--load-format", "dummy", "--disable-detokenize"]
     offline += ["--tokenizer", str(TOKENIZER), "--max-num-batched-tokens", "8192", "--model"]
-    prefill = ["--input-len", "8192", "--output-len", "1", "--num-prompts", "32"]
     mixed = ["--input-len", "1024", "--output-len", "256", "--random-range-ratio", "0.5"]
     steps = [
         Step(name="tests", command=[python, "-m", "pytest", "-m", "gpu", "-q"], is_json=False),
         Step(name="kernels", command=[*research, "kernels", *cuda]),
+        Step(name="products", command=[*research, "kernels", *cuda, *products]),
         Step(name="decode", command=[*roofline, "--running", "1,32,128,256"]),
+        Step(name="decode-quantized", command=[*roofline, *quantized]),
         Step(name="decode-100k", command=[*roofline, *long]),
-        Step(name="prefill-8k", command=[*offline, dense, *prefill, "--no-enable-prefix-caching"]),
+        *(_prefill(offline, paths, name, 8192, 32) for name in ("8b", "8b-fp8", "8b-int4")),
         Step(
             name="mixed-8b",
             command=[*offline, dense, *mixed, "--num-prompts", "512", "--max-num-seqs", "256"],
@@ -114,17 +98,58 @@ def make_steps(python: str, folder: Path, peer: str | None) -> list[Step]:
     for name, options in (("", []), ("-eager", ["--enforce-eager"])):
         # Short prompts join decodes in nearly every step: the cost of launching kernel by kernel.
         short = ["--input-len", "256", "--output-len", "64", "--num-prompts", "512", *options]
-        command = [*offline, small, *short, "--max-num-seqs", "64"]
+        command = [*offline, paths["0.6b"], *short, "--max-num-seqs", "64"]
         steps.append(Step(name=f"mixed-0.6b{name}", command=command))
-    for running in (1, 32, 256):
+    for name, running in _DECODES:
         load = ["--input-len", "512", "--output-len", "128", "--num-prompts", str(2 * running)]
-        command = [*offline, experts, *load, "--max-num-seqs", str(running)]
-        steps.append(Step(name=f"experts-30b-{running}", command=command))
+        command = [*offline, paths[name], *load, "--max-num-seqs", str(running)]
+        steps.append(Step(name=f"{name}-{running}", command=command))
+    steps.append(_prefill(offline, paths, "qwen3.5-9b", 1024, 64))
+    steps.append(_prefill(offline, paths, "deepseek-v2-lite", 8192, 16))
     steps.append(Step(name="overlap", command=[*research, "overlap", *cuda]))
     steps.append(Step(name="admission", command=[*research, "admission", *cuda]))
+    steps += (_serve(python, dense, running) for running in (1, 32, 128))
     if peer is not None:
         steps.append(_beside_peer(python, dense, peer))
     return steps
+
+
+_DECODES = (
+    *(("30b-a3b", running) for running in (1, 32, 256)),
+    *(("gpt-oss-20b", running) for running in (1, 32, 128)),
+    *(("qwen3.5-9b", running) for running in (1, 32)),
+    ("qwen3.5-35b-a3b-fp8", 32),
+    ("deepseek-v2-lite", 32),
+)
+"""Models, and numbers of requests that decode at once after prompts of 512 tokens."""
+
+
+def _prefill(
+    offline: Sequence[str], paths: Mapping[str, str], name: str, length: int, count: int
+) -> Step:
+    """Step with `count` prompts of `length` tokens, and a token of each."""
+    load = ["--input-len", str(length), "--output-len", "1", "--num-prompts", str(count)]
+    command = [*offline, paths[name], *load, "--no-enable-prefix-caching"]
+    return Step(name=f"prefill-{name}", command=command)
+
+
+def _serve(python: str, model: str, running: int) -> Step:
+    """Step with a load through Ray Serve and HTTP, on a server without cached prompts."""
+    load = ["--input-len", "1024", "--output-len", "128", "--num-prompts", str(4 * running)]
+    return Step(
+        name=f"serve-8b-{running}",
+        command=[
+            *(python, "-m", "cluster.bench", "serve", "--json", "--base-url", _OWN_URL, *load),
+            *("--model", model, "--tokenizer", model, "--max-concurrency", str(running)),
+            *("--ignore-eos", "--seed", str(running)),  # no prompt of another load
+        ],
+        servers=(_own_server(python, model, ["--load-format", "dummy"]),),
+    )
+
+
+def _own_server(python: str, model: str, options: Sequence[str]) -> Server:
+    command = [python, "-m", "cluster.cli.main", "serve", model, *options]
+    return Server(command=[*command, "--device", "cuda", "--port", "8100"], url=_OWN_URL)
 
 
 def write_model(folder: Path, config: Mapping[str, Any]) -> str:
@@ -138,7 +163,7 @@ def write_model(folder: Path, config: Mapping[str, Any]) -> str:
 
 def _beside_peer(python: str, model: str, peer: str) -> Step:
     """Step with both serving at once, each with less than half of the device, measured in turn."""
-    theirs, ours = "http://127.0.0.1:8101", "http://127.0.0.1:8100"
+    theirs, ours = "http://127.0.0.1:8101", _OWN_URL
     share = [
         "--load-format",
         "dummy",
@@ -157,13 +182,7 @@ def _beside_peer(python: str, model: str, peer: str) -> Step:
         limit_s=3600.0,
         servers=(
             Server(command=[peer, "serve", model, *share, "--port", "8101"], url=theirs),
-            Server(
-                command=[
-                    *(python, "-m", "cluster.cli.main", "serve", model, *share),
-                    *("--device", "cuda", "--port", "8100"),
-                ],
-                url=ours,
-            ),
+            _own_server(python, model, share),
         ),
     )
 

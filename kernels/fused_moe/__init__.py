@@ -40,8 +40,8 @@ def fused_moe(
     """Sum over each token's experts of weight * down(silu(gate(x)) * up(x)), or with another
     activation: [T, H] in the type of x.
 
-    Inputs and results of the activation are rounded to the type of x. With quantized weights the
-    result is bitwise the same as with the dequantized ones.
+    Inputs and results of the activation are rounded to the type of x. Quantized weights must be
+    packed on CUDA.
 
     Args:
         x: [T, H].

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from kernels.gate_and_mul import clamped_swiglu, gelu_and_mul, silu_and_mul
-from kernels.linear import BlockScales, dequantize
+from kernels.linear import BlockScales, PackedCodes, dequantize, pack_codes
 from kernels.registry import registry
 
 
@@ -35,9 +35,12 @@ class ExpertWeights(NamedTuple):
     """Linear weights [N, K] of E experts."""
 
     values: torch.Tensor
-    """[E, N, K] in the type of the inputs; with `scaling`, codes as in `dequantize`."""
+    """[E, N, K] in the type of the inputs; with `scaling`, codes as in `dequantize`; with `packed`,
+    its words."""
     scaling: BlockScales | None = None
-    """Scales of quantized weights; None if they are not quantized."""
+    """Scales of codes; None without."""
+    packed: PackedCodes | None = None
+    """Quantized weights in the layout of Triton kernels; None for other weights."""
 
     def of(self, expert: int, dtype: torch.dtype) -> torch.Tensor:
         """The weight [N, K] of one expert; a quantized one is dequantized to `dtype`."""
@@ -80,10 +83,13 @@ class ExtraTerms(NamedTuple):
 
 
 def pack_quantized_experts(weights: ExpertWeights, dtype: torch.dtype) -> ExpertWeights:
-    """Packs quantized weights: on CUDA they stay as they are, on CPU they are dequantized to
-    `dtype`, expert by expert."""
+    """Packs quantized weights for their device. They are dequantized to `dtype`, expert by expert,
+    on CPU, and if fewer than 16 adjacent features share a scale."""
+    assert weights.scaling is not None, "the weights are not quantized"
     if registry.uses_triton(weights.values.device):
-        return weights
+        packed = pack_codes(weights.values, weights.scaling, dtype=dtype)
+        if packed is not None:
+            return ExpertWeights(packed.words, packed=packed)
     first = weights.of(0, dtype)
     plain = first.new_empty(len(weights.values), *first.shape)
     for expert, out in enumerate(plain):

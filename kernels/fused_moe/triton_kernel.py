@@ -7,7 +7,7 @@ further terms. Biases, weights and the activation are applied in the epilogues o
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -18,8 +18,8 @@ from kernels.choose_experts.base import ExpertChoice
 from kernels.fused_moe.base import Activation, ExpertBiases, Experts, ExpertWeights, ExtraTerms
 from kernels.fused_moe.triton_align import Tiles, align_pairs
 from kernels.gate_and_mul.triton_kernel import activated
-from kernels.linear.base import HALF_BYTES, BlockScales
-from kernels.linear.triton_kernel import quantized_depth, scaled_weights, scales_by_tile
+from kernels.linear.packed_codes import TILE_COLUMNS, TILE_DEPTH
+from kernels.linear.triton_packed import constants, packed_product, stages
 from kernels.tiles import cdiv
 
 _SUM_BLOCK = 1024
@@ -41,12 +41,8 @@ _SMALLEST = _Sizes(16, 64, 128, 4, 3)
 programs."""
 _SIZES = {16: _SMALLEST, 64: _Sizes(64, 128, 64, 4, 3), 128: _Sizes(128, 128, 64, 8, 3)}
 """Sizes by rows of a tile."""
-_QUANTIZED_SIZES = {
-    16: _Sizes(16, 64, 64, 4, 3),
-    64: _Sizes(64, 64, 64, 4, 3),
-    128: _Sizes(128, 64, 64, 8, 3),
-}
-"""Sizes for quantized weights, whose dequantization needs registers, by rows of a tile."""
+_LARGE_STAGES = 3
+"""Stages of products of quantized weights with 128 rows, which take most of the shared memory."""
 _SINGLE_SIZES = _Sizes(16, 64, 32, 4, 2)
 """Sizes for fp32."""
 
@@ -99,12 +95,6 @@ def _tile_rows(num_pairs: int, num_experts: int, dtype: torch.dtype) -> int:
     return next((rows for rows in _SIZES if num_pairs <= rows * num_experts), max(_SIZES))
 
 
-def _sizes(rows: int, dtype: torch.dtype, scaling: BlockScales | None) -> _Sizes:
-    if dtype == torch.float32:
-        return _SINGLE_SIZES
-    return (_SIZES if scaling is None else _QUANTIZED_SIZES)[rows]
-
-
 def _multiply(
     x: torch.Tensor,
     weights: ExpertWeights,
@@ -118,66 +108,111 @@ def _multiply(
     """Products [pairs, N] of row pair // pairs_per_row of `x` with its expert's weight [N, K]
     transposed, plus the expert's bias, times the pair's factor; with an activation, its results
     [pairs, N / 2]. Rows of other ranks' experts are not written."""
-    values, scaling = weights
-    (_, size, _), depth = values.shape, x.shape[1]
-    num_tiles = len(tiles.experts)
-    rows, columns, step, warps, stages = _sizes(len(tiles.pairs) // num_tiles, x.dtype, scaling)
-    if scaling is not None:
-        step = quantized_depth(scaling, depth, step)
+    values, packed = weights.values, weights.packed
+    assert weights.scaling is None, "quantized weights are not packed"
+    depth, num_tiles = x.shape[1], len(tiles.experts)
+    size = values.shape[1] if packed is None else packed.shape[0]
+    tile_rows = len(tiles.pairs) // num_tiles
     width = size if activation is None else size // 2
     kind, alpha, limit = ("", 0.0, 0.0) if activation is None else activation
     out = torch.empty(num_pairs, width, dtype=x.dtype, device=x.device)
-    _multiply_kernel[(num_tiles * cdiv(size, columns),)](
-        x, values, out, tiles.pairs, tiles.experts, x if bias is None else bias,
-        x if factors is None else factors, num_pairs, size, depth,
-        x.stride(0), values.stride(0), values.stride(1),
-        values if scaling is None else scaling.scales,
-        0 if scaling is None else scaling.scales.stride(0),
-        0 if scaling is None else scaling.scales.stride(1),
-        0 if scaling is None else scaling.offset,
-        values if scaling is None or scaling.zeros is None else scaling.zeros,
-        HAS_BIAS=bias is not None, HAS_FACTORS=factors is not None,
-        SCALE_BLOCK=0 if scaling is None else scaling.block,
-        BY_TILE=scaling is not None and scales_by_tile(scaling, depth, step),
-        CODE="" if scaling is None else scaling.code,
-        PER_BYTE=2 if scaling is not None and scaling.code in HALF_BYTES else 1,
-        HAS_ZEROS=scaling is not None and scaling.zeros is not None,
-        ACTIVATION=kind, ALPHA=alpha, LIMIT=limit,
-        PAIRS_PER_ROW=pairs_per_row, BLOCK_M=rows, BLOCK_N=columns, BLOCK_K=step,
-        PRECISION=dot_precision(x.dtype), num_warps=warps, num_stages=stages,
+    common: dict[str, Any] = {
+        "HAS_BIAS": bias is not None,
+        "HAS_FACTORS": factors is not None,
+        "ACTIVATION": kind,
+        "ALPHA": alpha,
+        "LIMIT": limit,
+        "PAIRS_PER_ROW": pairs_per_row,
+        "BLOCK_M": tile_rows,
+    }
+    arguments = (
+        *(x, out, tiles.pairs, tiles.experts, x if bias is None else bias),
+        *(x if factors is None else factors, num_pairs, size, depth, x.stride(0)),
+    )
+    if packed is not None:
+        scales, is_large = packed.scales, tile_rows == max(_SIZES)
+        _packed_multiply_kernel[(num_tiles * cdiv(size, TILE_COLUMNS),)](
+            *arguments, values, scales, scales if packed.zeros is None else packed.zeros,
+            values.stride(0), scales.stride(0), cdiv(depth, TILE_DEPTH),
+            **common, **constants(packed, x.dtype), num_warps=8 if is_large else 4,
+            num_stages=_LARGE_STAGES if is_large else stages(x.dtype),
+        )  # fmt: skip
+        return out
+    sizes = _SINGLE_SIZES if x.dtype == torch.float32 else _SIZES[tile_rows]
+    _multiply_kernel[(num_tiles * cdiv(size, sizes.columns),)](
+        *arguments, values, values.stride(0), values.stride(1),
+        **common, BLOCK_N=sizes.columns, BLOCK_K=sizes.depth,
+        PRECISION=dot_precision(x.dtype), num_warps=sizes.warps, num_stages=sizes.stages,
     )  # fmt: skip
     return out
+
+
+@triton.jit
+def _find_tile(
+    pairs_ptr, experts_ptr, size,
+    ACTIVATION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """This program's expert, -1 if unused, pairs [BLOCK_M], first column, and columns [BLOCK_N] of
+    the weight."""
+    # Consecutive programs share a tile's rows, and tiles of an expert are consecutive.
+    num_columns = tl.cdiv(size, BLOCK_N)
+    tile = tl.program_id(0) // num_columns
+    expert = tl.load(experts_ptr + tile).to(tl.int64)
+    pair = tl.load(pairs_ptr + tile * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    first = (tl.program_id(0) % num_columns) * BLOCK_N
+    column = first + tl.arange(0, BLOCK_N)
+    if ACTIVATION != "":
+        # A gate and its up are adjacent columns, so that they are in one tile.
+        column = tl.where(column % 2 == 0, column // 2, column // 2 + size // 2)
+    return expert, pair, first, column
+
+
+@triton.jit
+def _finish(
+    total, out_ptr, bias_ptr, factors_ptr, expert, pair, exists, first, column, size,
+    HAS_BIAS: tl.constexpr, HAS_FACTORS: tl.constexpr, ACTIVATION: tl.constexpr,
+    ALPHA: tl.constexpr, LIMIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Applies bias, factors and activation to sums [BLOCK_M, BLOCK_N], and stores them."""
+    inside = first + tl.arange(0, BLOCK_N) < size
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + expert * size + column, mask=inside, other=0.0)
+        total += bias.to(tl.float32)[None, :]
+    if HAS_FACTORS:
+        total *= tl.load(factors_ptr + pair, mask=exists, other=0.0)[:, None]
+    place = first + tl.arange(0, BLOCK_N)
+    if ACTIVATION != "":
+        total = total.to(out_ptr.dtype.element_ty).to(tl.float32)
+        gate, up = tl.split(tl.reshape(total, (BLOCK_M, BLOCK_N // 2, 2)))
+        total = activated(gate, up, ACTIVATION, ALPHA, LIMIT)
+        size = size // 2
+        place = first // 2 + tl.arange(0, BLOCK_N // 2)
+    tl.store(
+        out_ptr + pair[:, None] * size + place[None, :],
+        total.to(out_ptr.dtype.element_ty),
+        mask=exists[:, None] & (place < size)[None, :],
+    )
 
 
 # Not specialised on arguments that change with the number of tokens.
 @triton.jit(do_not_specialize=["num_pairs"])
 def _multiply_kernel(
-    x_ptr, weight_ptr, out_ptr, pairs_ptr, experts_ptr, bias_ptr, factors_ptr,
-    num_pairs, size, depth, x_stride, expert_stride, row_stride,
-    scale_ptr, scale_expert_stride, scale_row_stride, scale_offset, zero_ptr,
+    x_ptr, out_ptr, pairs_ptr, experts_ptr, bias_ptr, factors_ptr,
+    num_pairs, size, depth, x_stride, weight_ptr, expert_stride, row_stride,
     HAS_BIAS: tl.constexpr, HAS_FACTORS: tl.constexpr,
-    SCALE_BLOCK: tl.constexpr, BY_TILE: tl.constexpr, CODE: tl.constexpr, PER_BYTE: tl.constexpr,
-    HAS_ZEROS: tl.constexpr, ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
+    ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
     PAIRS_PER_ROW: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    # Consecutive programs share a tile's rows, and tiles of an expert are consecutive.
-    num_columns = tl.cdiv(size, BLOCK_N)
-    tile = tl.program_id(0) // num_columns
-    expert = tl.load(experts_ptr + tile).to(tl.int64)
+    expert, pair, first, column = _find_tile(
+        pairs_ptr, experts_ptr, size, ACTIVATION, BLOCK_M, BLOCK_N
+    )
     if expert < 0:
         return
-    pair = tl.load(pairs_ptr + tile * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     exists = pair < num_pairs
-    first = (tl.program_id(0) % num_columns) * BLOCK_N
-    column = first + tl.arange(0, BLOCK_N)
-    inside = column < size
-    if ACTIVATION != "":
-        # A gate and its up are adjacent columns, so that one thread has both.
-        column = tl.where(column % 2 == 0, column // 2, column // 2 + size // 2)
+    inside = first + tl.arange(0, BLOCK_N) < size
     x_row = x_ptr + (pair // PAIRS_PER_ROW)[:, None] * x_stride
     weight_row = weight_ptr + expert * expert_stride + column[None, :] * row_stride
-    scale_row = expert * scale_expert_stride + column * scale_row_stride
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, depth, BLOCK_K):
         place = start + tl.arange(0, BLOCK_K)
@@ -185,33 +220,45 @@ def _multiply_kernel(
             x_row + place[None, :], mask=exists[:, None] & (place < depth)[None, :], other=0.0
         )
         b = tl.load(
-            weight_row + (place // PER_BYTE)[:, None],
+            weight_row + place[:, None],
             mask=inside[None, :] & (place < depth)[:, None],
-            other=0,
+            other=0.0,
         )
-        if SCALE_BLOCK > 0:
-            b = scaled_weights(
-                b, place, start, depth, inside, scale_ptr, zero_ptr, scale_row, scale_offset,
-                SCALE_BLOCK, BY_TILE, CODE, HAS_ZEROS,
-            ).to(a.dtype)  # fmt: skip
         total = tl.dot(a, b, total, input_precision=PRECISION)
-    if HAS_BIAS:
-        bias = tl.load(bias_ptr + expert * size + column, mask=inside, other=0.0)
-        total += bias.to(tl.float32)[None, :]
-    if HAS_FACTORS:
-        total *= tl.load(factors_ptr + pair, mask=exists, other=0.0)[:, None]
-    if ACTIVATION != "":
-        total = total.to(out_ptr.dtype.element_ty).to(tl.float32)
-        gate, up = tl.split(tl.reshape(total, (BLOCK_M, BLOCK_N // 2, 2)))
-        total = activated(gate, up, ACTIVATION, ALPHA, LIMIT)
-        size = size // 2
-        column = first // 2 + tl.arange(0, BLOCK_N // 2)
-        inside = column < size
-    tl.store(
-        out_ptr + pair[:, None] * size + column[None, :],
-        total.to(out_ptr.dtype.element_ty),
-        mask=exists[:, None] & inside[None, :],
+    _finish(
+        total, out_ptr, bias_ptr, factors_ptr, expert, pair, exists, first, column, size,
+        HAS_BIAS, HAS_FACTORS, ACTIVATION, ALPHA, LIMIT, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_pairs"])
+def _packed_multiply_kernel(
+    x_ptr, out_ptr, pairs_ptr, experts_ptr, bias_ptr, factors_ptr,
+    num_pairs, size, depth, x_stride,
+    word_ptr, scale_ptr, zero_ptr, word_stride, scale_stride, num_steps,
+    HAS_BIAS: tl.constexpr, HAS_FACTORS: tl.constexpr,
+    ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
+    PAIRS_PER_ROW: tl.constexpr, CODE: tl.constexpr, OFFSET: tl.constexpr, GROUP: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, IS_WHOLE: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    expert, pair, first, column = _find_tile(
+        pairs_ptr, experts_ptr, size, ACTIVATION, BLOCK_M, BLOCK_N
     )
+    if expert < 0:
+        return
+    exists = pair < num_pairs
+    inside = first + tl.arange(0, BLOCK_N) < size
+    total = packed_product(
+        x_ptr + (pair // PAIRS_PER_ROW) * x_stride, exists, depth,
+        word_ptr + expert * word_stride, scale_ptr + expert * scale_stride,
+        zero_ptr + expert * scale_stride, tl.where(inside, column, 0), 0, num_steps, num_steps,
+        CODE, OFFSET, GROUP, HAS_ZEROS, IS_WHOLE, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
+    _finish(
+        tl.trans(total), out_ptr, bias_ptr, factors_ptr, expert, pair, exists, first, column, size,
+        HAS_BIAS, HAS_FACTORS, ACTIVATION, ALPHA, LIMIT, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["first_expert"])

@@ -6,6 +6,7 @@ import torch
 
 from kernels.linear import onednn
 from kernels.linear.base import BlockScales, PackedLinear, WeightCode
+from kernels.linear.packed_codes import PackedCodes, pack_codes
 from kernels.linear.plain import PlainWeight
 from kernels.linear.quantized import TritonQuantizedWeight, dequantize
 from kernels.linear.tiled import TiledWeight, TritonTiledWeight
@@ -53,7 +54,8 @@ def pack_quantized_linear_weight(
     dtype: torch.dtype,
     batch_invariant: bool = False,
 ) -> PackedLinear:
-    """Packs a quantized weight for its device; on CPU it is dequantized.
+    """Packs a quantized weight for its device; it is dequantized on CPU, and if fewer than 16
+    adjacent features share a scale.
 
     Args:
         codes: uint8, as in `dequantize`.
@@ -62,17 +64,21 @@ def pack_quantized_linear_weight(
         batch_invariant: as in `pack_linear_weight`.
     """
     if registry.uses_triton(codes.device):
-        return TritonQuantizedWeight(codes, scaling)
+        packed = pack_codes(codes, scaling, dtype=dtype)
+        if packed is not None:
+            return TritonQuantizedWeight(packed, batch_invariant=batch_invariant)
     weight = dequantize(codes, scaling, dtype=dtype)
     return pack_linear_weight(weight, batch_invariant=batch_invariant)
 
 
 __all__ = [
     "BlockScales",
+    "PackedCodes",
     "PackedLinear",
     "WeightCode",
     "dequantize",
     "linear",
+    "pack_codes",
     "pack_linear_weight",
     "pack_quantized_linear_weight",
 ]

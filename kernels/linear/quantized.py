@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.linear.base import HALF_BYTES, BlockScales, PackedLinear, WeightCode
+from kernels.linear.packed_codes import PackedCodes
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
@@ -40,22 +41,25 @@ def _decode(codes: torch.Tensor, code: WeightCode) -> torch.Tensor:
 
 
 class TritonQuantizedWeight(PackedLinear):
-    """A quantized weight on CUDA, dequantized tile by tile within the product. The result is
-    bitwise the same as by the product of fixed tiles with the dequantized weight.
+    """A quantized weight on CUDA, dequantized tile by tile within the product.
 
     Args:
-        codes: uint8 [N, K], or [N, K / 2], as in `dequantize`.
-        scaling: scales and zero points of the codes.
+        weight: the packed weight [N, K].
+        batch_invariant: whether a row's bits must not depend on the number of rows.
     """
 
-    def __init__(self, codes: torch.Tensor, scaling: BlockScales) -> None:
-        self.out_features = codes.shape[0]
-        self.in_features = codes.shape[1] * (2 if scaling.code in HALF_BYTES else 1)
-        self._codes = codes
-        self._scaling = scaling
+    def __init__(self, weight: PackedCodes, *, batch_invariant: bool = False) -> None:
+        from kernels.linear.triton_packed import count_arrivals
+
+        self.out_features, self.in_features = weight.shape
+        self._weight = weight
+        self._arrived = count_arrivals(weight.words.device)
+        self._batch_invariant = batch_invariant
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """One launch for all rows, which is batch-invariant."""
-        from kernels.linear.triton_kernel import matmul_fixed_tiles
+        """One launch for all rows."""
+        from kernels.linear.triton_packed import multiply_packed
 
-        return matmul_fixed_tiles(x, self._codes, bias, self._scaling)
+        return multiply_packed(
+            x, self._weight, bias, self._arrived, batch_invariant=self._batch_invariant
+        )

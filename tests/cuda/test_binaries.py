@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +12,21 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is for Linux")
 
-from kernels import registry, silu_and_mul
+from kernels import (
+    Experts,
+    ExpertWeights,
+    linear,
+    pack_quantized_experts,
+    pack_quantized_linear_weight,
+    registry,
+    silu_and_mul,
+)
 from kernels.attention import triton_backend
 from kernels.attention.triton_config import AttentionBlocks
 from kernels.fused_moe import triton_kernel as fused_moe_kernel
+from kernels.linear import WeightCode
 from kernels.linear import triton_kernel as linear_kernel
+from kernels.linear.packed_codes import TILE_DEPTH
 from tests.support.cuda.binaries import (
     CAPABILITIES,
     OTHER_REGISTERS,
@@ -25,7 +36,7 @@ from tests.support.cuda.binaries import (
     product,
 )
 from tests.support.kernels.aot import Binary, compiling_for
-from tests.support.kernels.experts import make_experts
+from tests.support.kernels.experts import make_codes, make_experts
 from tests.support.kernels.launches import (
     MIXED_TOKENS,
     attention,
@@ -168,6 +179,81 @@ def test_weights_of_experts_are_fetched_ahead() -> None:
         "_multiply_kernel", 90, lambda: mix(experts, MIXED_TOKENS, DTYPE, with_extras=False)
     )
     assert sizes == 6 * [{16}]
+
+
+FORMATS: dict[str, tuple[WeightCode, int]] = {
+    "int4": ("uint4b8", 128),
+    "awq": ("uint4", 128),
+    "int4-32": ("uint4b8", 32),
+    "nvfp4": ("e2m1", 16),
+    "mxfp4": ("e2m1", 32),
+    "fp8-blocks": ("e4m3", 128),
+    "fp8-channel": ("e4m3", 256),
+    "int8": ("int8", 256),
+    "int8-zeros": ("uint8", 64),
+}
+"""Codes of each format, and features that share a scale, of 256."""
+
+
+def multiply_quantized(name: str) -> None:
+    """Products of each size of tiles."""
+    code, block = FORMATS[name]
+    codes, scaling = make_codes(64, 256, code=code, block=block, offset=0)
+    weight = pack_quantized_linear_weight(codes, scaling, dtype=DTYPE)
+    for rows in (1, 17, 33):
+        linear(torch.zeros(rows, 256, dtype=DTYPE), weight)
+
+
+def mix_quantized(name: str) -> None:
+    """Experts, whose products have tiles of each size."""
+    code, block = FORMATS[name]
+    parts = []
+    for rows, columns in ((512, 256), (256, 256)):
+        codes, scaling = make_codes(4, rows, columns, code=code, block=block, offset=0)
+        parts.append(pack_quantized_experts(ExpertWeights(codes, scaling), DTYPE))
+    mix(Experts(*parts), MIXED_TOKENS, DTYPE, with_extras=False)
+
+
+QUANTIZED: dict[str, tuple[Callable[[str], None], int]] = {
+    "_packed_matmul_kernel": (multiply_quantized, 3),
+    "_packed_multiply_kernel": (mix_quantized, 6),
+}
+"""Launches of products with quantized weights, by kernel, and the number of binaries."""
+
+
+def exceeded_by_codes(kernel: str, name: str, capability: int) -> list[str]:
+    """Loads of single bytes, of codes that are not fetched ahead, and spills beyond the budget."""
+    compiled: list[Binary]
+    launch, number = QUANTIZED[kernel]
+    with compiling_for(capability) as compiled, registry.using("triton"):
+        launch(name)
+    own = {one.key: one for one in compiled if one.kernel == kernel}.values()
+    found = [] if len(own) == number else [f"{len(own)} binaries"]
+    # Scales of groups within a tile are fetched ahead, too, but are fewer bytes.
+    least = 4 if FORMATS[name][1] < TILE_DEPTH else 16
+    for one in own:
+        sizes = {int(size, 0) for size in _FETCH.findall(one.ptx)}
+        if 16 not in sizes or min(sizes) < least:
+            found.append(f"tiles of {one.tile_rows} rows are fetched by {sizes} bytes")
+        if re.search(r"ld\.global[.\w]*\.[bsu]8\b", one.ptx):
+            found.append(f"tiles of {one.tile_rows} rows load single bytes")
+        if one.usage().spilled_bytes > SPILLS.get((kernel, capability), 0):
+            found.append(f"tiles of {one.tile_rows} rows spill {one.usage().spilled_bytes} bytes")
+    return found
+
+
+SHORT = {("_packed_matmul_kernel", "awq", 90), ("_packed_multiply_kernel", "mxfp4", 90)}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "name", "capability"),
+    [
+        case if case in SHORT else pytest.param(*case, marks=pytest.mark.long)
+        for case in itertools.product(QUANTIZED, FORMATS, CAPABILITIES)
+    ],
+)
+def test_codes_are_fetched_ahead_by_16_bytes(kernel: str, name: str, capability: int) -> None:
+    assert exceeded_by_codes(kernel, name, capability) == []
 
 
 def use_larger_tiles(patch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from cluster.bench.cli import add_commands
 from cluster.cli.parser import CommandParser
 from cluster.cli.serve import add_arguments
 from deploy.benchmarks import cli as benchmarks
-from deploy.benchmarks import gpu
+from deploy.benchmarks import gpu, gpu_models
 from worker.models.config.model_config import load_model_config
 
 
@@ -26,7 +26,7 @@ def python(script: str) -> list[str]:
 
 def test_every_command_is_one(tmp_path: Path) -> None:
     steps = gpu.make_steps("python", tmp_path, "vllm")
-    assert len({step.name for step in steps}) == len(steps) == 14
+    assert len({step.name for step in steps}) == len(steps) == 30
     parsers = {"cluster.bench": add_commands, "deploy.benchmarks": benchmarks.add_commands}
     for step in steps:
         program, *rest = step.command
@@ -39,13 +39,26 @@ def test_every_command_is_one(tmp_path: Path) -> None:
     serve = CommandParser()
     add_arguments(serve)
     assert serve.parse_args(ours[4:]).port == 8100
-    dense, experts = (
-        load_model_config(str(tmp_path / name), weights=False) for name in ("8b", "30b-a3b")
-    )
-    assert dense.max_model_len >= 100_000 + 64
-    assert dense.moe is None
-    assert experts.moe is not None
-    assert (dense.dtype, experts.dtype) == ("bfloat16", "bfloat16")
+    models = {
+        name: load_model_config(str(tmp_path / name), weights=False) for name in gpu_models.MODELS
+    }
+    assert models["8b"].max_model_len >= 100_000 + 64
+    assert {name for name, model in models.items() if model.moe is not None} == {
+        "30b-a3b",
+        "gpt-oss-20b",
+        "qwen3.5-35b-a3b-fp8",
+        "deepseek-v2-lite",
+    }
+    assert {name for name, model in models.items() if model.quantization is not None} == {
+        "8b-fp8",
+        "8b-int4",
+        "gpt-oss-20b",
+        "qwen3.5-35b-a3b-fp8",
+    }
+    assert {model.dtype for model in models.values()} == {"bfloat16"}
+    loads = [step.command for step in steps if step.name.startswith("serve-")]
+    seeds = [load[load.index("--seed") + 1] for load in loads]
+    assert len(set(seeds)) == len(seeds) == 3
 
 
 def test_whatever_fails_the_rest_is_measured(tmp_path: Path) -> None:

@@ -13,14 +13,21 @@ import torch
 import kernels
 from kernels import EditRows, PenaltyRows, SamplingParameters, TokenEdits
 from kernels.attention import AttentionMetadata, AttentionSettings, create_attention_backend
+from kernels.linear.base import HALF_BYTES
 from worker.protocol.sampling import MAX_LOGPROBS
 
 PAGE_SIZE = 16
 _CHUNK = 512
 """Tokens of a prefill chunk."""
 
-OTHER_OPS = ("linear", "decode_attention", "extend_attention")
+OTHER_OPS = ("linear", "quantized_linear", "decode_attention", "extend_attention")
 """Ops that are measured but not in the registry, as their backends are chosen otherwise."""
+_FORMATS: dict[str, tuple[kernels.WeightCode, int]] = {
+    "INT4": ("uint4b8", 128),
+    "FP8": ("e4m3", 128),
+    "MXFP4": ("e2m1", 32),
+}
+"""Formats of quantized weights: codes, and input features that share a scale."""
 _DRAFTS, _SHORTEST, _LONGEST = 8, 2, 4
 """Tokens of a draft by n-grams, and of the shortest and longest n-gram."""
 
@@ -88,6 +95,11 @@ def make_cases(
     makers: list[tuple[str, Callable[[], Case]]] = [
         *((name, partial(maker.token_op, name)) for name in _TOKEN_OPS),
         *(("linear", partial(maker.linear, *size)) for size in maker.linear_sizes),
+        *(
+            ("quantized_linear", partial(maker.quantized_linear, name, *size))
+            for name in _FORMATS
+            for size in maker.linear_sizes[2:4]
+        ),
         ("decode_attention", maker.decode),
         ("extend_attention", maker.extend),
         ("gumbel_noise", maker.noise),
@@ -100,7 +112,7 @@ def make_cases(
         ("write_table_rows_", maker.write),
         ("gather_step_inputs", maker.gather),
         ("choose_experts", maker.choose),
-        ("fused_moe", maker.moe),
+        *(("fused_moe", partial(maker.moe, name)) for name in (None, *_FORMATS)),
         ("draft_ngrams", partial(_ngram_case, rows, context, device)),
     ]
     return [make for name, make in makers if not wanted or name in wanted]
@@ -233,6 +245,28 @@ class _Maker:
             num_flops=2.0 * self._rows * outputs * inputs,
         )
 
+    def quantized_linear(self, name: str, outputs: int, inputs: int) -> Case:
+        codes, scaling = self._codes(name, outputs, inputs)
+        weight = kernels.pack_quantized_linear_weight(codes, scaling, dtype=self._dtype)
+        x = self._randn(self._rows, inputs)
+        return Case(
+            op="quantized_linear",
+            shape=f"{self._rows} x {inputs} -> {outputs}, {name}",
+            run=lambda: kernels.linear(x, weight),
+            num_bytes=codes.numel() + self._rows * (outputs + inputs) * self._item,
+            num_flops=2.0 * self._rows * outputs * inputs,
+        )
+
+    def _codes(self, name: str, *shape: int) -> tuple[torch.Tensor, kernels.BlockScales]:
+        """Codes [..., N, K] of 1, and scales."""
+        code, block = _FORMATS[name]
+        *rows, inputs = shape
+        per_byte = 2 if code in HALF_BYTES else 1
+        size = (*rows, inputs // per_byte)
+        codes = torch.full(size, 0x11, dtype=torch.uint8, device=self._device)
+        scales = torch.ones(*rows, -(-inputs // block), device=self._device)
+        return codes, kernels.BlockScales(scales, block, 0, code)
+
     def decode(self) -> Case:
         s, rows, length = self._shape, self._rows, self._context
         caches, table = self._paged(rows, length)
@@ -308,14 +342,13 @@ class _Maker:
             num_bytes=4.0 * logits.numel(),
         )
 
-    def moe(self) -> Case:
+    def moe(self, name: str | None) -> Case:
         experts, taken, inner = 8, 2, self._shape.intermediate // 8
         rows, hidden = self._rows, self._shape.hidden
-        new = partial(torch.randn, dtype=self._dtype, device=self._device)
-        x = new(rows, hidden)
+        x = self._randn(rows, hidden)
         weights = kernels.Experts(
-            kernels.ExpertWeights(new(experts, 2 * inner, hidden)),
-            kernels.ExpertWeights(new(experts, hidden, inner)),
+            self._experts(name, experts, 2 * inner, hidden),
+            self._experts(name, experts, hidden, inner),
         )
         index = torch.arange(rows * taken, device=self._device)
         choice = kernels.ExpertChoice(
@@ -323,12 +356,21 @@ class _Maker:
             torch.ones(rows, taken, device=self._device),
         )
         used = min(experts, rows * taken) * 3 * inner * hidden
+        bits = 8 * self._item if name is None else 4 if _FORMATS[name][0] in HALF_BYTES else 8
         return Case(
             op="fused_moe",
-            shape=f"{rows} tokens, {taken} of {experts} experts",
+            shape=f"{rows} tokens, {taken} of {experts} experts" + (f", {name}" if name else ""),
             run=lambda: kernels.fused_moe(x, weights, choice),
-            num_bytes=float((used + 2 * x.numel()) * x.element_size()),
+            num_bytes=used * bits / 8 + 2 * x.numel() * self._item,
             num_flops=2.0 * rows * taken * 3 * inner * hidden,
+        )
+
+    def _experts(self, name: str | None, *shape: int) -> kernels.ExpertWeights:
+        """Weights [E, N, K] of experts in a format; None for unquantized ones."""
+        if name is None:
+            return kernels.ExpertWeights(self._randn(*shape))
+        return kernels.pack_quantized_experts(
+            kernels.ExpertWeights(*self._codes(name, *shape)), self._dtype
         )
 
     def choose(self) -> Case:

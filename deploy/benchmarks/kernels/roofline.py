@@ -22,6 +22,7 @@ from deploy.benchmarks.kernels.options import RooflineOptions
 from deploy.benchmarks.kernels.run import Peaks, measure_peaks
 from deploy.benchmarks.kernels.shapes import SHAPES, write_shape
 from worker.models.config.model_config import ModelConfig, load_model_config
+from worker.models.config.quantization import Fp4Config, GroupedIntConfig, ScaledConfig
 from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.rank.dtype import resolve_dtype
 from worker.rank.rank import select_device
@@ -64,13 +65,14 @@ def run_roofline(options: RooflineOptions) -> Result:
 def step_bytes(
     model: ModelConfig, *, running: int, context: float, value_bytes: int, ranks: int = 1
 ) -> float:
-    """Minimum bytes that one rank reads in a decode step of a dense model.
+    """Minimum bytes that one rank reads in a decode step of a dense model, without scales of
+    quantized weights.
 
     Args:
         model: dimensions of the model.
         running: number of requests.
         context: tokens that each request attends to.
-        value_bytes: bytes of a weight, key or value.
+        value_bytes: bytes of an unquantized weight, key or value.
         ranks: tensor-parallel ranks.
     """
     heads = model.num_heads + 2 * model.num_kv_heads
@@ -78,8 +80,20 @@ def step_bytes(
     mlp = 3 * model.hidden_size * model.intermediate_size
     head = model.vocab_size * model.hidden_size
     cache = 2 * model.num_layers * model.num_kv_heads * model.head_dim * running * context
-    weights = model.num_layers * (attention + mlp) + head
-    return (weights + cache) * value_bytes / ranks
+    weights = model.num_layers * (attention + mlp) * _weight_bytes(model, value_bytes)
+    return (weights + (head + cache) * value_bytes) / ranks
+
+
+def _weight_bytes(model: ModelConfig, value_bytes: int) -> float:
+    """Bytes of a weight in a linear layer other than the LM head."""
+    match None if model.quantization is None else model.quantization.weights:
+        case ScaledConfig():
+            return 1.0
+        case GroupedIntConfig(bits=bits):
+            return bits / 8
+        case Fp4Config():
+            return 0.5
+    return float(value_bytes)
 
 
 def _measure(name: str, options: RooflineOptions, peaks: Peaks, dtype: torch.dtype) -> Result:

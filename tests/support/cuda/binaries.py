@@ -16,6 +16,8 @@ MULTIPLYING: dict[str, int] = {
     "_multiply_kernel": 16,
     "_solve_kernel": -1,
     "_states_kernel": -1,
+    "_packed_matmul_kernel": 0,
+    "_packed_multiply_kernel": 0,
 }
 """Kernels with matrix products, and the number of tile rows up to which mma.sync suffices: that is
 the case for single queries and for heads of 512 dimensions, and optional for experts. Pieces of
@@ -33,6 +35,9 @@ REGISTERS: dict[str, int] = {
     # Each thread holds a part of the output, and with splits the merged one; nothing is spilt.
     "_attention_kernel": 255,
     "_matmul_kernel": 255,
+    # With tiles of 64 rows before Hopper, whose products take the decoded weights in registers.
+    "_packed_matmul_kernel": 255,
+    "_packed_multiply_kernel": 255,
     # Tiles of 64 rows and 128 columns by four warps.
     "_multiply_kernel": 224,
     # Square matrices of 64 rows and their powers; nothing is spilt.
@@ -53,6 +58,11 @@ OTHER_REGISTERS = 80
 SPILLS: dict[tuple[str, int], int] = {
     ("_search_kernel", 100): 16,  # a bisection of 4 warps, once per row
     ("_multiply_kernel", 89): 8,  # one slot of the stack, in one of 60 variants
+    # One or two slots of the stack, in a variant of one format.
+    ("_packed_matmul_kernel", 89): 8,
+    ("_packed_matmul_kernel", 100): 16,
+    ("_packed_multiply_kernel", 80): 8,
+    ("_packed_multiply_kernel", 89): 8,
     # Two programs per multiprocessor were 15 % faster than one with twice the warps and no spills,
     # also with window masks.
     ("_attention_kernel", 90): 560,

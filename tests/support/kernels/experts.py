@@ -20,21 +20,26 @@ def make_experts(
 
 
 def make_codes(
-    *shape: int, code: WeightCode, device: str = "cpu", scale: float = 1.0
+    *shape: int,
+    code: WeightCode,
+    device: str = "cpu",
+    scale: float = 1.0,
+    block: int = 32,
+    offset: int = 16,
 ) -> tuple[torch.Tensor, BlockScales]:
-    """All codes of weights [..., N, K] in turn, with blocks that begin before the first feature and
-    end after the last; K is even."""
+    """All codes of weights [..., N, K] in turn, by default with blocks that begin before the first
+    feature and end after the last; K is even."""
     *rows, depth = shape
     per_byte = 2 if code in HALF_BYTES else 1
     count = math.prod(rows) * depth // per_byte
     codes = (torch.arange(count) * 37 % 256).to(torch.uint8).view(*rows, depth // per_byte)
     if code == "e4m3":
         codes[codes & 0x7F == 0x7F] = 0  # not a number
-    blocks = (depth + 20) // 32 + 1
+    blocks = (depth + offset - 1) // block + 1
     scales, zeros = (torch.rand(*rows, blocks) + 0.5) * scale, None
     if code in ("uint4", "uint8"):
         zeros = torch.randint(16, (*rows, blocks), dtype=torch.uint8).to(device)
-    return codes.to(device), BlockScales(scales.to(device), 32, 20, code, zeros)
+    return codes.to(device), BlockScales(scales.to(device), block, offset, code, zeros)
 
 
 def make_quantized_experts(
@@ -46,7 +51,7 @@ def make_quantized_experts(
     device: str = "cpu",
     dtype: torch.dtype,
 ) -> tuple[Experts, Experts]:
-    """Quantized experts, and the dequantized ones."""
+    """Quantized experts, which are not packed yet, and the dequantized ones."""
     quantized, dequantized = [], []
     for rows, columns in ((2 * inner, hidden), (hidden, inner)):
         codes, scaling = make_codes(count, rows, columns, code=code, device=device, scale=0.001)

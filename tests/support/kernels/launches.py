@@ -38,6 +38,9 @@ from kernels import (
     gather_step_inputs,
     gelu_and_mul,
     gumbel_noise,
+    linear,
+    pack_quantized_experts,
+    pack_quantized_linear_weight,
     prepare_latents,
     qk_norm_rope_store,
     rms_norm,
@@ -143,11 +146,13 @@ def quantized_products(
     with tiles. Experts have that number of tokens; extras are those of `mix`."""
     codes: tuple[WeightCode, ...] = ("e4m3", "uint4", "e2m1")
     for code, block in itertools.product(codes, blocks):
-        words, scaling = make_codes(64, 128, code=code)
-        matmul_fixed_tiles(torch.randn(16, 128).to(dtype), words, None, _aligned(scaling, block))
-        experts, _ = make_quantized_experts(4, code=code, hidden=128, inner=64, dtype=dtype)
+        words, scaling = make_codes(64, 256, code=code)
+        weight = pack_quantized_linear_weight(words, _aligned(scaling, block), dtype=dtype)
+        linear(torch.randn(16, 256).to(dtype), weight)
+        experts, _ = make_quantized_experts(4, code=code, hidden=256, inner=64, dtype=dtype)
         parts = (ExpertWeights(one.values, _aligned(one.scaling, block)) for one in experts)
-        mix(Experts(*parts), numbers, dtype, with_extras=with_extras)
+        packed = (pack_quantized_experts(part, dtype) for part in parts)
+        mix(Experts(*packed), numbers, dtype, with_extras=with_extras)
 
 
 def _aligned(scaling: BlockScales | None, block: int) -> BlockScales:
@@ -171,7 +176,9 @@ def mix(
     activations."""
     for number in numbers:
         choice = ExpertChoice(torch.zeros(number, 2).long(), torch.ones(number, 2))
-        x = torch.randn(number, experts.down.values.shape[1]).to(dtype)
+        packed = experts.down.packed
+        hidden = experts.down.values.shape[1] if packed is None else packed.shape[0]
+        x = torch.randn(number, hidden).to(dtype)
         fused_moe(x, experts, choice)
     if not with_extras:
         return

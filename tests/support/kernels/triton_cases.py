@@ -24,6 +24,7 @@ from kernels import (
     fused_add_norm,
     gelu_and_mul,
     gumbel_noise,
+    pack_quantized_experts,
     prepare_latents,
     qk_norm_rope_store,
     registry,
@@ -47,7 +48,7 @@ from kernels.fused_moe import (
     ExtraTerms,
     fused_moe,
 )
-from kernels.linear import WeightCode, dequantize
+from kernels.linear import WeightCode, dequantize, pack_codes
 from kernels.linear.quantized import TritonQuantizedWeight
 from kernels.linear.tiled import TritonTiledWeight
 from tests.support.kernels.delta_cases import DELTA_CASES
@@ -269,15 +270,41 @@ def linear_case(device: str, dtype: torch.dtype) -> None:
 
 
 def quantized_linear_case(device: str, dtype: torch.dtype) -> None:
-    """Bitwise equal to the product with the dequantized weight; blocks that begin before the first
-    feature and end after the last."""
+    """As with the dequantized weight: all codes, in groups of fewer features than a tile, whose
+    first one begins before the first feature, of a tile, of several tiles and of all features; any
+    number of rows, also so many that weights are dequantized before, and with input features that
+    are split; always the same bits."""
     for code in get_args(WeightCode):
-        codes, scaling = make_codes(70, 90, code=code, device=device)
-        bias, x = (_randn(*shape, device=device, dtype=dtype) for shape in ((70,), (5, 90)))
-        weight = dequantize(codes, scaling, dtype=dtype)
-        expected = TritonTiledWeight(weight).multiply(x, bias)
-        actual = TritonQuantizedWeight(codes, scaling).multiply(x, bias)
-        assert torch.equal(actual, expected), code
+        for rows, block, offset in ((5, 32, 16), (17, 128, 0)):
+            _compare_quantized(code, rows, (70, 300), block, offset, device, dtype)
+    for rows, block, offset in ((1, 128, 0), (64, 256, 128), (130, 64, 0), (17, 16, 0)):
+        _compare_quantized("uint4", rows, (130, 520), block, offset, device, dtype)
+    for rows, block in ((3, 999), (257, 999), (257, 128), (257, 32)):
+        _compare_quantized("e4m3", rows, (70, 300), block, 0, device, dtype)
+
+
+def _compare_quantized(
+    code: WeightCode,
+    rows: int,
+    shape: tuple[int, int],
+    block: int,
+    offset: int,
+    device: str,
+    dtype: torch.dtype,
+) -> None:
+    codes, scaling = make_codes(*shape, code=code, device=device, block=block, offset=offset)
+    packed = pack_codes(codes, scaling, dtype=dtype)
+    assert packed is not None
+    x, bias = (_randn(*size, device=device, dtype=dtype) for size in ((rows, shape[1]), shape[:1]))
+    weight = dequantize(codes, scaling, dtype=torch.float32).double()
+    expected = x.double() @ weight.T + bias.double()
+    own = expected.abs().max() * (4e-6 if dtype == torch.float32 else 1e-2)
+    for is_invariant in (False, True):
+        product = TritonQuantizedWeight(packed, batch_invariant=is_invariant)
+        actual = product.multiply(x, bias)
+        assert (actual - expected).abs().max() < own, (code, rows, block, is_invariant)
+        if rows == 17:  # counters of splits are zeros again
+            assert torch.equal(product.multiply(x, bias), actual)
 
 
 def attention_case(device: str, dtype: torch.dtype) -> None:
@@ -460,9 +487,9 @@ def align_case(device: str, dtype: torch.dtype) -> None:
 
 
 def fused_moe_case(device: str, dtype: torch.dtype) -> None:
-    """More and fewer experts than tokens, and an unused one; single rows give the same bits, as do
-    quantized weights on CPU and dequantized ones; two shares of experts add up; zero experts and
-    extra terms."""
+    """More and fewer experts than tokens, and an unused one; single rows give the same bits;
+    quantized weights as dequantized ones; two shares of experts add up; zero experts and extra
+    terms."""
     codes: tuple[WeightCode, ...] = ("uint4", "e4m3")
     for (num_tokens, num_experts, num_choices), code in zip(
         ((3, 9, 2), (40, 4, 3)), codes, strict=True
@@ -509,9 +536,11 @@ def fused_moe_case(device: str, dtype: torch.dtype) -> None:
         _compare(partial(fused_moe, x, upper, choice, first_expert=2, **options), dtype)
         with registry.using("triton"):
             assert torch.equal(run(plain, slice(1, 2)), run(plain)[1:2])
-            # A GPU adds up products of quantized weights in another order.
-            close = 0.0 if device == "cpu" else 2e-2 if dtype.itemsize == 2 else 1e-5
-            torch.testing.assert_close(run(quantized), run(dequantized), rtol=close, atol=close)
+            packed = Experts(*(pack_quantized_experts(part, dtype) for part in quantized))
+            # Products of quantized weights are added up in another order.
+            close = 2e-2 if dtype.itemsize == 2 else 1e-5
+            torch.testing.assert_close(run(packed), run(dequantized), rtol=close, atol=close)
+            assert torch.equal(run(packed, slice(1, 2)), run(packed)[1:2])
 
 
 def draft_ngrams_case(device: str, dtype: torch.dtype) -> None:

@@ -1,8 +1,8 @@
 """Quantized linear weights: converts the layouts of checkpoints to one layout of codes.
 
 Loaded weights of every layout become codes [out, in] with scales, and possibly zero points, per
-block of input features of each row (`kernels.BlockScales`). On CUDA, codes stay in memory and are
-dequantized tile by tile; on CPU, weights are dequantized when packed.
+block of input features of each row (`kernels.BlockScales`). When packed, they are brought into the
+layout of the kernels on CUDA, which dequantize them tile by tile, and dequantized on CPU.
 
 To add a layout, derive from `_PartCodes` and add the class to `_PARTS`.
 """

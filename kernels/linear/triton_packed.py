@@ -1,0 +1,368 @@
+"""Triton products with quantized weights in tiles (`packed_codes`).
+
+A program multiplies tiles of weights, the first factor, with up to 64 rows. Few rows are split over
+input features: programs store partial sums, which the last one of a tile adds in order.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.linear.packed_codes import TILE_COLUMNS, TILE_DEPTH, PackedCodes
+from kernels.linear.triton_kernel import num_processors
+from kernels.tiles import cdiv
+
+_ROWS = (16, 32, 64)
+"""Rows of a program, the smallest that holds a step's; the last one in batch-invariant mode."""
+_MOST_ROWS = 256
+"""Rows from which on weights are dequantized by a launch of its own, for a dense product: each
+program would decode them again for 64 rows, and a dense product has larger tiles. Estimated."""
+_PROGRAMS_PER_PROCESSOR = 2
+"""Programs per multiprocessor up to which input features are split."""
+_MOST_SPLITS = 8
+_LEAST_STEPS = 2
+"""Minimum tiles of a split."""
+_WARPS, _STAGES, _SINGLE_STAGES = 4, 4, 2
+
+
+def multiply_packed(
+    x: torch.Tensor,
+    weight: PackedCodes,
+    bias: torch.Tensor | None,
+    arrived: torch.Tensor,
+    *,
+    batch_invariant: bool,
+) -> torch.Tensor:
+    """Product of x [M, K] with the transposed weight [N, K], plus bias [N], summed in fp32: [M, N].
+
+    Equal inputs give equal bits.
+
+    Args:
+        x: [M, K].
+        weight: the quantized weight.
+        bias: [N]; None for none.
+        arrived: counters of the weight, from `count_arrivals`.
+        batch_invariant: whether a row's bits must not depend on the number of rows.
+    """
+    (rows, depth), (columns, _) = x.shape, weight.shape
+    if rows > _MOST_ROWS and not batch_invariant:
+        return torch.nn.functional.linear(x, unpack(weight, x.dtype), bias)
+    out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
+    if not rows:
+        return out
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    size = _ROWS[-1] if batch_invariant else next((n for n in _ROWS if rows <= n), _ROWS[-1])
+    tiles, num_steps = cdiv(rows, size) * cdiv(columns, TILE_COLUMNS), cdiv(depth, TILE_DEPTH)
+    steps = num_steps if batch_invariant else _split(tiles, num_steps, x.device)
+    splits = cdiv(num_steps, steps)
+    partial = arrived.view(torch.float32)  # unused
+    if splits > 1:
+        partial = torch.empty(
+            tiles * splits * size * TILE_COLUMNS, dtype=torch.float32, device=x.device
+        )
+    _packed_matmul_kernel[(tiles, splits)](
+        x, weight.words, weight.scales, weight.scales if weight.zeros is None else weight.zeros,
+        out if bias is None else bias, out, partial, arrived,
+        rows, columns, depth, x.stride(0), num_steps, steps,
+        HAS_BIAS=bias is not None, **constants(weight, x.dtype), BLOCK_M=size,
+        num_warps=_WARPS, num_stages=stages(x.dtype),
+    )  # fmt: skip
+    return out
+
+
+def unpack(weight: PackedCodes, dtype: torch.dtype) -> torch.Tensor:
+    """The dequantized weight [N, K] in `dtype`."""
+    columns, depth = weight.shape
+    num_steps = cdiv(depth, TILE_DEPTH)
+    out = torch.empty(columns, depth, dtype=dtype, device=weight.words.device)
+    numbers = constants(weight, dtype)
+    del numbers["IS_WHOLE"], numbers["PRECISION"]
+    _unpack_kernel[(cdiv(columns, TILE_COLUMNS), num_steps)](
+        weight.words, weight.scales, weight.scales if weight.zeros is None else weight.zeros,
+        out, columns, depth, num_steps, **numbers,
+    )  # fmt: skip
+    return out
+
+
+def constants(weight: PackedCodes, dtype: torch.dtype) -> dict[str, object]:
+    """Compile-time arguments of `packed_product`."""
+    return {
+        "CODE": weight.code,
+        "OFFSET": weight.offset,
+        "GROUP": weight.group,
+        "HAS_ZEROS": weight.zeros is not None,
+        "IS_WHOLE": weight.shape[1] % TILE_DEPTH == 0,
+        "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
+        "BLOCK_N": TILE_COLUMNS,
+        "BLOCK_K": TILE_DEPTH,
+    }
+
+
+def stages(dtype: torch.dtype) -> int:
+    """Tiles that a program holds, all but one ahead."""
+    return _SINGLE_STAGES if dtype == torch.float32 else _STAGES
+
+
+def _split(tiles: int, num_steps: int, device: torch.device) -> int:
+    """Steps of a split, such that the device is filled."""
+    wanted = _PROGRAMS_PER_PROCESSOR * num_processors(device) // tiles
+    return cdiv(num_steps, max(1, min(wanted, num_steps // _LEAST_STEPS, _MOST_SPLITS)))
+
+
+def count_arrivals(device: torch.device) -> torch.Tensor:
+    """Counters that identify the last program of a tile whose input features are split.
+
+    They are zeros between launches, since the last program resets its tile's counter. Products that
+    may run at the same time need counters of their own.
+    """
+    # Tiles are split only if there are fewer than half of these.
+    size = _PROGRAMS_PER_PROCESSOR * num_processors(device)
+    return torch.zeros(size, dtype=torch.int32, device=device)
+
+
+@triton.jit
+def _decode(words, CODE: tl.constexpr, TYPE: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr):
+    """Values of words [ROWS, DEPTH / codes per word], integers of 4 bits plus 128: TYPE [ROWS,
+    DEPTH], exact in bf16.
+
+    Integers of 4 and of 7 bits are the lowest bits of a bf16 between 128 and 256. Floats are bf16
+    with a shorter mantissa and exponent, and another bias; bf16 holds their subnormal numbers, too.
+    """
+    if CODE == "uint4":
+        pairs = _join(
+            _low_bits(words), _low_bits(words >> 4), _low_bits(words >> 8), _low_bits(words >> 12)
+        )
+        return _unpack(pairs, TYPE, ROWS, DEPTH)
+    elif CODE == "e2m1":
+        pairs = _join(
+            ((words << 6) & 0x01C001C0) | ((words << 12) & -0x7FFF8000),
+            ((words << 2) & 0x01C001C0) | ((words << 8) & -0x7FFF8000),
+            ((words >> 2) & 0x01C001C0) | ((words << 4) & -0x7FFF8000),
+            ((words >> 6) & 0x01C001C0) | (words & -0x7FFF8000),
+        )
+        return _unpack(pairs, TYPE, ROWS, DEPTH) * 8.507059173023462e37  # 2 ** 126
+    elif CODE == "e4m3":
+        upper = words << 8
+        pairs = tl.join(
+            ((upper >> 4) & 0x07F007F0) | (upper & -0x7FFF8000),
+            ((words >> 4) & 0x07F007F0) | (words & -0x7FFF8000),
+        )
+        return _unpack(pairs, TYPE, ROWS, DEPTH) * 1.329227995784916e36  # 2 ** 120
+    else:
+        tl.static_assert(CODE == "int8")
+        pairs = tl.join(words, words >> 8)
+        # The sign bit makes 256 of 128.
+        low = _unpack((pairs & 0x007F007F) | 0x43004300, TYPE, ROWS, DEPTH)
+        return low - _unpack((pairs & 0x00800080) | 0x43004300, TYPE, ROWS, DEPTH)
+
+
+@triton.jit
+def _low_bits(words):
+    return (words & 0x000F000F) | 0x43004300
+
+
+@triton.jit
+def _join(first, second, third, fourth):
+    """Four tensors [...] to [..., 2, 2], in order."""
+    return tl.join(tl.join(first, third), tl.join(second, fourth))
+
+
+@triton.jit
+def _unpack(pairs, TYPE: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr):
+    """Pairs of bf16 in 32 bits, the first in the low ones, to [ROWS, DEPTH]."""
+    both = tl.reshape(tl.join(pairs & 0xFFFF, pairs >> 16), (ROWS, DEPTH))
+    if tl.float32 == TYPE:
+        return (both << 16).to(tl.float32, bitcast=True)  # bf16 is the upper half of fp32
+    return both.to(tl.int16).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def _weights(
+    words, scale_ptr, zero_ptr, place, zero, step,
+    CODE: tl.constexpr, OFFSET: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
+    """Weights of a tile, TYPE [BLOCK_N, BLOCK_K]: with their scales if groups are smaller than a
+    tile, else without. `place` [BLOCK_N] are the indices of the rows' first groups, and `zero`
+    [BLOCK_N] the offsets of a tile's rows if they share one."""
+    values = _decode(words, CODE, TYPE, BLOCK_N, BLOCK_K)
+    if GROUP > 0 and GROUP < BLOCK_K:
+        groups: tl.constexpr = BLOCK_K // GROUP
+        cell = (place * groups)[:, None] + step * BLOCK_N * groups + tl.arange(0, groups)[None, :]
+        values = tl.reshape(values, (BLOCK_N, groups, GROUP))
+        if HAS_ZEROS:
+            values -= tl.load(zero_ptr + cell).to(TYPE)[:, :, None]
+        elif OFFSET != 0.0:
+            values -= OFFSET
+        values *= tl.load(scale_ptr + cell)[:, :, None]
+        values = tl.reshape(values, (BLOCK_N, BLOCK_K))
+    elif HAS_ZEROS:
+        values -= zero.to(TYPE)[:, None]
+    elif OFFSET != 0.0:
+        values -= OFFSET
+    return values
+
+
+@triton.jit
+def _group(step, GROUP: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Index of a tile's group, which is not smaller than a tile."""
+    return step // (GROUP // BLOCK_K) if GROUP > 0 else step * 0
+
+
+@triton.jit
+def _tile_words(CODE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Words per tile."""
+    return BLOCK_N * BLOCK_K // (8 if CODE == "uint4" or CODE == "e2m1" else 4)
+
+
+@triton.jit
+def _places(
+    column, num_steps, CODE: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Indices of the first tile's words [BLOCK_N, words per row] and of first groups [BLOCK_N]."""
+    size: tl.constexpr = _tile_words(CODE, BLOCK_N, BLOCK_K) // BLOCK_N
+    tile, row = column // BLOCK_N, column % BLOCK_N
+    word = ((tile * num_steps * BLOCK_N + row) * size)[:, None] + tl.arange(0, size)[None, :]
+    # Groups of a tile along input features, or of several tiles, or one of all.
+    num_groups = num_steps
+    if GROUP >= BLOCK_K:
+        num_groups = tl.cdiv(num_steps, GROUP // BLOCK_K)
+    elif GROUP == 0:
+        num_groups = 1
+    return word, tile * num_groups * BLOCK_N + row
+
+
+@triton.jit
+def packed_product(
+    x_row, exists, depth, word_ptr, scale_ptr, zero_ptr, column, first, last, num_steps,
+    CODE: tl.constexpr, OFFSET: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr,
+    IS_WHOLE: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Sum over the tiles [first, last) of `num_steps` along input features: fp32 [BLOCK_N,
+    BLOCK_M].
+
+    Args:
+        x_row: pointers [BLOCK_M] to the rows' first features, which are adjacent.
+        exists: [BLOCK_M]: whether there is such a row.
+        depth: number of input features.
+        word_ptr: the weight's words; likewise its scales and zeros.
+        column: [BLOCK_N]: output features.
+    """
+    dtype: tl.constexpr = x_row.dtype.element_ty
+    type: tl.constexpr = tl.float32 if dtype == tl.float32 else tl.bfloat16
+    by_sum: tl.constexpr = GROUP >= BLOCK_K
+    word, place = _places(column, num_steps, CODE, GROUP, BLOCK_N, BLOCK_K)
+    word += word_ptr
+    k = tl.arange(0, BLOCK_K)
+    total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    # Scales and offsets of the next tile are loaded ahead: Triton pipelines only whole operands.
+    scale, zero = place, place  # unused if groups are smaller than tiles
+    if by_sum or GROUP == 0:
+        cell = place + _group(first, GROUP, BLOCK_K) * BLOCK_N
+        scale = tl.load(scale_ptr + cell)
+        if HAS_ZEROS:
+            zero = tl.load(zero_ptr + cell)
+    for step in range(first, last):
+        words = tl.load(word + step * _tile_words(CODE, BLOCK_N, BLOCK_K))
+        there = exists[None, :]
+        if not IS_WHOLE:
+            there = there & (k < depth - step * BLOCK_K)[:, None]
+        x = tl.load(x_row[None, :] + step * BLOCK_K + k[:, None], mask=there, other=0.0)
+        weights = _weights(
+            words, scale_ptr, zero_ptr, place, zero, step, CODE, OFFSET, GROUP, HAS_ZEROS, BLOCK_N,
+            BLOCK_K, type,
+        ).to(dtype)  # fmt: skip
+        if by_sum:
+            cell = place + _group(tl.minimum(step + 1, num_steps - 1), GROUP, BLOCK_K) * BLOCK_N
+            following = tl.load(scale_ptr + cell)
+            if HAS_ZEROS:
+                zero = tl.load(zero_ptr + cell)
+            total += tl.dot(weights, x, input_precision=PRECISION) * scale[:, None]
+            scale = following
+        else:
+            total = tl.dot(weights, x, total, input_precision=PRECISION)
+    if GROUP == 0:
+        total *= scale[:, None]
+    return total
+
+
+# Not specialised on the number of rows and what follows from it.
+@triton.jit(do_not_specialize=["rows", "steps"])
+def _packed_matmul_kernel(
+    x_ptr, word_ptr, scale_ptr, zero_ptr, bias_ptr, out_ptr, partial_ptr, arrived_ptr,
+    rows, columns, depth, x_stride, num_steps, steps,
+    HAS_BIAS: tl.constexpr, CODE: tl.constexpr, OFFSET: tl.constexpr, GROUP: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, IS_WHOLE: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    tile, split, num_splits = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    row_tiles = tl.cdiv(rows, BLOCK_M)  # consecutive programs share a tile of the weight
+    row = (tile % row_tiles * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    column = tile // row_tiles * BLOCK_N + tl.arange(0, BLOCK_N)
+    first = split * steps
+    total = packed_product(
+        x_ptr + row * x_stride, row < rows, depth, word_ptr, scale_ptr, zero_ptr, column,
+        first, tl.minimum(first + steps, num_steps), num_steps,
+        CODE, OFFSET, GROUP, HAS_ZEROS, IS_WHOLE, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
+    is_last = num_splits == 1
+    if num_splits > 1:
+        cell = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
+        part = partial_ptr + tile * num_splits * (BLOCK_M * BLOCK_N) + cell
+        tl.store(part + split * (BLOCK_M * BLOCK_N), total)
+        # HAZARD(order): all threads' stores must precede the count, and the count all loads.
+        tl.debug_barrier()
+        is_last = tl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel") == num_splits - 1
+        tl.debug_barrier()
+        if is_last:
+            tl.store(arrived_ptr + tile, 0)
+            total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+            for other in range(num_splits):
+                total += tl.load(part + other * (BLOCK_M * BLOCK_N), cache_modifier=".cg")
+    if is_last:
+        if HAS_BIAS:
+            bias = tl.load(bias_ptr + column, mask=column < columns, other=0.0)
+            total += bias.to(tl.float32)[:, None]
+        tl.store(
+            out_ptr + row[None, :] * columns + column[:, None],
+            total.to(out_ptr.dtype.element_ty),
+            mask=(row < rows)[None, :] & (column < columns)[:, None],
+        )
+
+
+@triton.jit
+def _unpack_kernel(
+    word_ptr, scale_ptr, zero_ptr, out_ptr, columns, depth, num_steps,
+    CODE: tl.constexpr, OFFSET: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    step = tl.program_id(1)
+    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    dtype: tl.constexpr = out_ptr.dtype.element_ty
+    type: tl.constexpr = tl.float32 if dtype == tl.float32 else tl.bfloat16
+    word, place = _places(column, num_steps, CODE, GROUP, BLOCK_N, BLOCK_K)
+    words = tl.load(word_ptr + word + step * _tile_words(CODE, BLOCK_N, BLOCK_K))
+    scale, zero = place, place  # unused if groups are smaller than tiles
+    if GROUP >= BLOCK_K or GROUP == 0:
+        cell = place + _group(step, GROUP, BLOCK_K) * BLOCK_N
+        scale = tl.load(scale_ptr + cell)
+        if HAS_ZEROS:
+            zero = tl.load(zero_ptr + cell)
+    weights = _weights(
+        words, scale_ptr, zero_ptr, place, zero, step, CODE, OFFSET, GROUP, HAS_ZEROS, BLOCK_N,
+        BLOCK_K, type,
+    )  # fmt: skip
+    if GROUP >= BLOCK_K or GROUP == 0:
+        weights = weights.to(tl.float32) * scale[:, None]
+    k = step * BLOCK_K + tl.arange(0, BLOCK_K)
+    tl.store(
+        out_ptr + column.to(tl.int64)[:, None] * depth + k[None, :],
+        weights.to(dtype),
+        mask=(column < columns)[:, None] & (k < depth)[None, :],
+    )
