@@ -158,6 +158,13 @@ def test_weights_of_experts_are_fetched_ahead() -> None:
     assert sizes == 6 * [{16}]
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("capability", [80, 90])
+def test_factors_of_the_next_piece_are_fetched_ahead(capability: int) -> None:
+    sizes = fetched_ahead("_states_kernel", capability, lambda: linear_attention(DTYPE))
+    assert sizes == [{4, 16}], "fades by 4 bytes, all others by 16"
+
+
 def use_larger_tiles(patch: pytest.MonkeyPatch) -> None:
     tiles = linear_kernel._TILES[DTYPE]._replace(rows=128, columns=256, depth=128)
     patch.setitem(linear_kernel._TILES, DTYPE, tiles)
