@@ -8,7 +8,7 @@ block of columns computes the states of the row's pieces one after another.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 import triton
@@ -18,6 +18,11 @@ from kernels.gated_delta_rule.base import PIECE, DeltaLayer, StateCache, StateRo
 from kernels.gated_delta_rule.triton_inputs import PreparedInputs
 from kernels.gated_delta_rule.triton_steps import COLUMNS, store_window
 from kernels.tiles import cdiv, next_power_of_2
+
+_FETCHING_AHEAD: Final = (80, 90)
+"""Compute capabilities (90 is 9.0) on which the next piece's factors are fetched while a piece is
+computed. It takes 123 KB of shared memory, and 8.6, 8.9 and 12.0 have 99 KB per program (CUDA C++
+guide, table 30); compiled for 10.0, registers are spilled."""
 
 
 class _Solved(NamedTuple):
@@ -75,8 +80,18 @@ def advance_by_pieces(
         projected, projected.stride(0), inputs.qk, *solved, cache.conv, cache.recurrent, out,
         rows.slots, rows.starts, rows.piece_starts, rows.piece_targets, rows.row_pieces,
         **shared, CHANNELS=channels, TAPS=len(layer.conv), BLOCK_V=columns,
-        SHARE=cdiv(channels, num_heads * num_blocks), num_warps=4, num_stages=2,
+        SHARE=cdiv(channels, num_heads * num_blocks),
+        num_warps=4, num_stages=_count_stages(inputs.v.dtype),
     )  # fmt: skip
+
+
+def _count_stages(dtype: torch.dtype) -> int:
+    """Pieces in flight."""
+    try:
+        capability = triton.runtime.driver.active.get_current_target().arch
+    except (RuntimeError, AssertionError):  # no device, as in Triton's interpreter
+        return 1
+    return 2 if dtype.itemsize == 2 and capability in _FETCHING_AHEAD else 1
 
 
 @triton.jit
@@ -231,10 +246,10 @@ def _states_kernel(
             tl.store(own + target * (HEADS * KEY * VALUE), state, mask=in_cell)
             store_window(
                 x_ptr, x_stride, conv_ptr, slot, target, row_first, end, is_first,
-                head * tl.num_programs(2) + block, CHANNELS, TAPS, SHARE,
+                head * tl.num_programs(2) + block, CHANNELS, TAPS, SHARE, False,
             )  # fmt: skip
     tl.store(own + slot * (HEADS * KEY * VALUE), state, mask=in_cell)
     store_window(
         x_ptr, x_stride, conv_ptr, slot, slot, row_first, row_end, is_first,
-        head * tl.num_programs(2) + block, CHANNELS, TAPS, SHARE,
+        head * tl.num_programs(2) + block, CHANNELS, TAPS, SHARE, True,
     )  # fmt: skip

@@ -256,6 +256,13 @@ def test_codes_are_fetched_ahead_by_16_bytes(kernel: str, name: str, capability:
     assert exceeded_by_codes(kernel, name, capability) == []
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("capability", [80, 90])
+def test_factors_of_the_next_piece_are_fetched_ahead(capability: int) -> None:
+    sizes = fetched_ahead("_states_kernel", capability, lambda: linear_attention(DTYPE))
+    assert sizes == [{4, 16}], "fades by 4 bytes, all others by 16"
+
+
 def use_larger_tiles(patch: pytest.MonkeyPatch) -> None:
     tiles = linear_kernel._TILES[DTYPE]._replace(rows=128, columns=256, depth=128)
     patch.setitem(linear_kernel._TILES, DTYPE, tiles)

@@ -73,9 +73,9 @@ def test_graphs_yield_what_eager_steps_do(folder: str, options: dict[str, Any]) 
 @pytest.mark.long
 def test_mixes_of_requests_race_nowhere(folder: str) -> None:
     launches = 0
-    for options in ({}, SCARCE, {"max_num_batched_tokens": 24}):
-        found, _ = served(folder, 6, max_tokens=24, **options)
+    for options in ({}, {**SCARCE, "max_num_batched_tokens": 24}):
+        found, _ = served(folder, 4, max_tokens=24, **options)
         assert found.findings == []
         assert found.waits == []
         launches += found.num_launches
-    assert launches > NUM_OPERATIONS
+    assert launches > NUM_OPERATIONS, launches

@@ -21,12 +21,13 @@ def small_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("router.fleet.session_gate.IDLE", 1.0)
 
 
-async def started(rig: Rig, *, pages: int, **routing: float) -> None:
+async def started(rig: Rig, *, pages: int, max_session_wait_s: float = 600.0) -> None:
     """One worker whose cache has this many pages."""
     for worker in rig.workers:
         worker.num_pages = pages
     rig.workers[1].reachable = False
-    await rig.start(attached=1, routing=RoutingConfig(explain_routing=True, **routing))
+    routing = RoutingConfig(explain_routing=True, max_session_wait_s=max_session_wait_s)
+    await rig.start(attached=1, routing=routing)
 
 
 async def agent(rig: Rig, session: str, *more: str) -> asyncio.Task[httpx.Response]:

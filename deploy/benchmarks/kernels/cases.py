@@ -11,6 +11,7 @@ from typing import Self
 import torch
 
 import kernels
+from deploy.benchmarks.kernels.states import gated_delta_step
 from kernels import EditRows, PenaltyRows, SamplingParameters, TokenEdits
 from kernels.attention import AttentionMetadata, AttentionSettings, create_attention_backend
 from kernels.linear.base import HALF_BYTES
@@ -102,6 +103,7 @@ def make_cases(
         ),
         ("decode_attention", maker.decode),
         ("extend_attention", maker.extend),
+        *(("gated_delta_net", partial(maker.states, length)) for length in (1, _CHUNK)),
         ("gumbel_noise", maker.noise),
         *(("sample_tokens", partial(maker.sample, kind)) for kind in _SAMPLING),
         ("apply_token_bitmask", maker.bitmask),
@@ -308,6 +310,26 @@ class _Maker:
             run=lambda: step.forward(q, *caches, scale=0.1),
             num_bytes=(2 * length * s.kv_heads * s.head_dim + 2 * q.numel()) * self._item,
             num_flops=4.0 * seen * s.q_heads * s.head_dim,
+        )
+
+    def states(self, length: int) -> Case:
+        """Rows of `length` tokens with linear attention; prompts in as many rows as decodes, up to
+        four."""
+        s, rows = self._shape, self._rows if length == 1 else min(self._rows, 4)
+        run, num_bytes = gated_delta_step(
+            *(rows, length),
+            num_heads=s.q_heads,
+            head_dim=s.head_dim,
+            device=self._device,
+            dtype=self._dtype,
+        )
+        return Case(
+            op="gated_delta_net",
+            shape=f"{rows} x {length} tokens, {s.q_heads} heads",
+            run=run,
+            num_bytes=num_bytes,
+            # Predictions, updates and outputs, each of a state's size.
+            num_flops=0.0 if length == 1 else 6.0 * rows * length * s.q_heads * s.head_dim**2,
         )
 
     def noise(self) -> Case:
