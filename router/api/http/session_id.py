@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from worker.protocol.analyzed import analyzed
+
 CLAUDE_CODE = "x-claude-code-session-id"
 HEADERS = (
     "session-id",
@@ -55,7 +57,7 @@ def _user_parts(user: str) -> tuple[str, str]:
     """
     if user.startswith("{"):
         try:
-            fields = msgspec.json.decode(user, type=dict[str, object])
+            fields = msgspec.json.decode(user, type=analyzed(dict[str, object]))
         except msgspec.DecodeError:
             return user, ""
         session = fields.pop("session_id", "")
