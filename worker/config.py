@@ -15,7 +15,7 @@ CPUBackend = Literal["auto", "native", "torch"]
 AttentionBackendName = Literal["auto", "triton", "flashinfer", "flash", "torch"]
 StructuredOutputsBackend = Literal["auto", "xgrammar", "guidance"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
-KVCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
+KVCacheDType = Literal["auto", "bfloat16", "fp8", "fp8_e4m3"]
 LoadFormat = Literal["auto", "dummy"]
 SpeculativeMethod = Literal["none", "ngram", "draft"]
 
@@ -124,7 +124,8 @@ class EngineConfig(SchedulingOptions):
     kv_cache_dtype: KVCacheDType = "auto"
     """Data type of the KV cache: fp8 (the same as fp8_e4m3) holds twice the tokens of bfloat16; it
     needs compute capability 8.9 or higher on CUDA, and implies --cpu-backend torch on CPU. auto
-    selects fp8 if the checkpoint specifies it and such a GPU is used, otherwise --dtype."""
+    selects fp8 if the checkpoint specifies it and such a GPU is used, otherwise --dtype. bfloat16
+    keeps the cache in bfloat16 even if the checkpoint specifies fp8."""
     kv_cache_tokens: int | None = None
     """Size of the KV cache in tokens; as many as fit into memory if unset."""
     gpu_memory_utilization: float = 0.9
@@ -251,7 +252,7 @@ class EngineConfig(SchedulingOptions):
                 "--cpu-backend native has its own attention: remove --attention-backend "
                 f"{self.attention_backend}"
             )
-        if self.cpu_backend == "native" and self.kv_cache_dtype != "auto":
+        if self.cpu_backend == "native" and self.has_fp8_cache:
             raise ValueError(
                 f"--cpu-backend native does not support --kv-cache-dtype {self.kv_cache_dtype}: "
                 "use auto for one of them"
@@ -270,8 +271,13 @@ class EngineConfig(SchedulingOptions):
     @property
     def cpu_steps(self) -> CPUBackend:
         """Backend for steps on CPU: torch if an attention backend or an FP8 cache is set."""
-        needs_torch = self.attention_backend != "auto" or self.kv_cache_dtype != "auto"
+        needs_torch = self.attention_backend != "auto" or self.has_fp8_cache
         return "torch" if needs_torch else self.cpu_backend
+
+    @property
+    def has_fp8_cache(self) -> bool:
+        """Whether the KV cache is FP8 whatever the checkpoint specifies."""
+        return self.kv_cache_dtype in ("fp8", "fp8_e4m3")
 
     @property
     def checkpoint(self) -> str:

@@ -62,7 +62,7 @@ def resolve_dtype(
 
 
 def resolve_cache_dtype(
-    config: EngineConfig, model: ModelConfig, device: torch.device
+    config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype
 ) -> torch.dtype | None:
     """The data type of the KV cache: FP8, or None for the type to compute in.
 
@@ -73,10 +73,19 @@ def resolve_cache_dtype(
         config: the engine's configuration.
         model: the model's configuration.
         device: the rank's device.
+        dtype: the data type to compute in.
 
     Raises:
-        ValueError: FP8 is configured, but the GPU does not support it.
+        ValueError: FP8 is configured, but the GPU does not support it; or bfloat16 is, but the
+            model computes in another type.
     """
+    if config.kv_cache_dtype == "bfloat16":
+        if dtype != torch.bfloat16:
+            raise ValueError(
+                f"--kv-cache-dtype bfloat16 needs --dtype bfloat16, this model computes in "
+                f"{str(dtype).removeprefix('torch.')}: use auto"
+            )
+        return None
     is_auto, capability = config.kv_cache_dtype == "auto", FP8_CAPABILITY
     if is_auto:
         is_specified = model.quantization is not None and model.quantization.has_fp8_cache

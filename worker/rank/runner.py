@@ -80,7 +80,7 @@ class ModelRunner:
             tune_cpu_process(config.cpu_threads, group.world_size)
         self.max_model_len = self.model_config.resolve_max_model_len(config.max_model_len)
         self.dtype = resolve_dtype(config, self.model_config.dtype, group)
-        self.cache_dtype = resolve_cache_dtype(config, self.model_config, self.device)
+        self.cache_dtype = resolve_cache_dtype(config, self.model_config, self.device, self.dtype)
         options = LayerOptions(
             group=group,
             dtype=self.dtype,

@@ -177,6 +177,7 @@ FP8 = torch.float8_e4m3fn
         ((9, 0), {}, True, FP8),
         ((8, 0), {}, True, None),
         ((9, 0), {"attention_backend": "flash"}, True, None),
+        ((9, 0), {"kv_cache_dtype": "bfloat16"}, True, None),
         ((8, 9), {"kv_cache_dtype": "fp8"}, False, FP8),
         (None, {"kv_cache_dtype": "fp8_e4m3"}, False, FP8),
         (None, {}, True, None),
@@ -201,16 +202,25 @@ def test_gpus_below_8_9_have_no_fp8_caches(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def cache_dtype(
-    capability: tuple[int, int] | None, options: dict[str, Any], specified: bool
+    capability: tuple[int, int] | None,
+    options: dict[str, Any],
+    specified: bool,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> torch.dtype | None:
     model: Any = SimpleNamespace(
         quantization=QuantizationConfig(weights=None, has_fp8_cache=specified)
     )
     device = torch.device("cpu" if capability is None else "cuda")
-    return resolve_cache_dtype(EngineConfig(model="any", **options), model, device)
+    return resolve_cache_dtype(EngineConfig(model="any", **options), model, device, dtype)
+
+
+def test_a_bfloat16_cache_needs_a_model_in_bfloat16() -> None:
+    with pytest.raises(ValueError, match="needs --dtype bfloat16, this model computes in float16"):
+        cache_dtype(None, {"kv_cache_dtype": "bfloat16"}, False, torch.float16)
 
 
 def test_the_compiled_library_has_no_fp8_caches() -> None:
+    assert EngineConfig(model="any", kv_cache_dtype="bfloat16").cpu_steps == "auto"
     assert EngineConfig(model="any", kv_cache_dtype="fp8").cpu_steps == "torch"
     with pytest.raises(ValueError, match="native does not support --kv-cache-dtype fp8"):
         EngineConfig(model="any", kv_cache_dtype="fp8", cpu_backend="native")
