@@ -23,7 +23,7 @@ from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.plan.messages import Failure, Start, Stop
 from worker.plan.plan import Plan
 from worker.protocol.retry import may_heal
-from worker.rank import cpu, main, memory
+from worker.rank import main, memory
 from worker.rank.memory import await_free_memory
 from worker.rank.rank import Rank
 from worker.rank.runner import ModelRunner
@@ -57,7 +57,8 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append("group ended")
         return True
 
-    monkeypatch.setattr(cpu, "yield_cpu_to_others", lambda: None)  # this process runs other tests
+    # This process runs other tests.
+    monkeypatch.setattr(main, "yield_cpu_to_others", lambda added: None)
     monkeypatch.setattr(main, "RankChannel", Channel)
     monkeypatch.setattr(Rank, "load", fail)
     monkeypatch.setattr(TensorParallelGroup, "close", end)
