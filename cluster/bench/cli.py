@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from cluster.bench.agents.run import AgentOptions, run_agents
 from cluster.bench.command import command_adder, reject_command, run_command
 from cluster.bench.datasets import DatasetOptions
 from cluster.bench.flags import add_load_flags, dataset_options, serve_options
@@ -56,6 +58,7 @@ def add_commands(commands: Subparsers) -> None:
     _add_throughput_flags(
         add("throughput", "benchmark the offline throughput of the engine", _throughput)
     )
+    _add_agent_flags(add("agents", "benchmark sessions of coding agents in closed loops", _agents))
     add_job_commands(add)
     for name, now in _MOVED.items():
         reject_command(commands.add_parser(name), f"bench {name} is now {now}")
@@ -63,6 +66,16 @@ def add_commands(commands: Subparsers) -> None:
 
 def _serve(args: argparse.Namespace) -> Result:
     return run_serve(serve_options(args))
+
+
+def _add_agent_flags(parser: argparse.ArgumentParser) -> None:
+    add_options(parser, AgentOptions)
+
+
+def _agents(args: argparse.Namespace) -> Result:
+    given = given_options(args, AgentOptions)
+    given["api_key"] = given.get("api_key") or os.environ.get("OPENAI_API_KEY")
+    return run_agents(AgentOptions(**given))
 
 
 def _add_throughput_flags(parser: argparse.ArgumentParser) -> None:
