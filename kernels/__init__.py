@@ -16,6 +16,7 @@ from kernels.fused_moe import (
     pack_quantized_experts,
 )
 from kernels.gate_and_mul import clamped_swiglu, gelu_and_mul, silu_and_mul
+from kernels.gated_delta_rule import gated_delta_net
 from kernels.gumbel_noise import gumbel_noise
 from kernels.linear import (
     BlockScales,
@@ -29,7 +30,7 @@ from kernels.linear import (
 from kernels.penalties import PenaltyRows, apply_penalties_, count_tokens_
 from kernels.prepare_latents import LatentRows, prepare_latents
 from kernels.qk_norm_rope_store import HeadNorms, qk_norm_rope_store
-from kernels.registry import Backend, Op, OpRegistry, registry
+from kernels.registry import Backend, OpRegistry, registry
 from kernels.rms_norm import rms_norm, rms_norm_pair
 from kernels.sample_tokens import SamplingParameters, TokenCells, sample_tokens
 from kernels.soft_cap import soft_cap_
@@ -54,7 +55,6 @@ __all__ = [
     "LatentRows",
     "NgramLookup",
     "Norm",
-    "Op",
     "OpRegistry",
     "PackedLinear",
     "PenaltyRows",
@@ -77,6 +77,7 @@ __all__ = [
     "follow_ngram",
     "fused_add_norm",
     "fused_moe",
+    "gated_delta_net",
     "gather_step_inputs",
     "gelu_and_mul",
     "gumbel_noise",

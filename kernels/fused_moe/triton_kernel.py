@@ -15,11 +15,20 @@ import triton.language as tl
 
 from kernels.attention.triton_config import dot_precision
 from kernels.choose_experts.base import ExpertChoice
-from kernels.fused_moe.base import Activation, ExpertBiases, Experts, ExpertWeights, ExtraTerms
+from kernels.fused_moe import (
+    SILU,
+    Activation,
+    ExpertBiases,
+    Experts,
+    ExpertWeights,
+    ExtraTerms,
+    fused_moe,
+)
 from kernels.fused_moe.triton_align import Tiles, align_pairs
 from kernels.gate_and_mul.triton_kernel import activated
 from kernels.linear.packed_codes import TILE_COLUMNS, TILE_DEPTH
 from kernels.linear.triton_packed import constants, packed_product, stages
+from kernels.registry import implements
 from kernels.tiles import cdiv
 
 _SUM_BLOCK = 1024
@@ -47,19 +56,22 @@ _SINGLE_SIZES = _Sizes(16, 64, 32, 4, 2)
 """Sizes for fp32."""
 
 
-def fused_moe(
+@implements(fused_moe, "triton")
+def launch_fused_moe(
     x: torch.Tensor,
     experts: Experts,
     choice: ExpertChoice,
-    biases: ExpertBiases | None,
-    extra: ExtraTerms,
-    activation: Activation,
-    first_expert: int,
-    weighs_inputs: bool,
-    batch_invariant: bool,
+    *,
+    biases: ExpertBiases | None = None,
+    extra: ExtraTerms = ExtraTerms(),  # noqa: B008  # a tuple
+    activation: Activation = SILU,
+    first_expert: int = 0,
+    weighs_inputs: bool = False,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """Launches alignment, products and sum; does not wait for the device, since the number of tiles
     is an upper bound."""
+    assert biases is None or not weighs_inputs, "biases are not weighted"
     num_tokens, num_choices = choice.expert_ids.shape
     if not num_tokens:
         return torch.empty_like(x)

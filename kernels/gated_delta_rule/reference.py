@@ -13,9 +13,11 @@ from kernels.gated_delta_rule.base import (
     StateCache,
     StateRows,
 )
-from kernels.rms_norm.reference import rms_norm
+from kernels.registry import op
+from kernels.rms_norm import rms_norm
 
 
+@op
 def gated_delta_net(
     projected: torch.Tensor,
     layer: DeltaLayer,
@@ -24,7 +26,21 @@ def gated_delta_net(
     *,
     by_position: bool,
 ) -> torch.Tensor:
-    """Computes rows of one token together, and longer ones one after another."""
+    """Short convolution of queries, keys and values, the delta rule, and the gated norm of its
+    outputs; updates and stores the states of all rows.
+
+    Args:
+        projected: [T, W]: projections of the rows' tokens, with `DeltaLayer.widths`.
+        layer: weights.
+        cache: states, which may be those of several rows only if these are padding, whose results
+            are arbitrary.
+        rows: slots, pieces and snapshots of the rows.
+        by_position: whether to advance by single positions, so that the result does not depend, in
+            any bit, on other rows or on how a prompt is split into chunks.
+
+    Returns:
+        [T, H * V] in the type of `projected`.
+    """
     widths = layer.widths
     mixed, z, b, a = projected.split([sum(widths[:3]), *widths[3:]], dim=1)
     decay = -layer.log_rate.exp() * rowwise.softplus(a.float() + layer.step_bias)
@@ -46,7 +62,8 @@ def _mix(
     *,
     by_position: bool,
 ) -> torch.Tensor:
-    """Convolution and delta rule of all rows, which updates and stores their states.
+    """Convolution and delta rule of all rows, which updates and stores their states. Rows of one
+    token are computed together, longer ones one after another.
 
     Args:
         mixed: [T, C]: projections before the convolution.

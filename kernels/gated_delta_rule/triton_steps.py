@@ -87,28 +87,32 @@ def _steps_kernel(
             tl.store(out_ptr + token * (HEADS * VALUE) + value_column, output, mask=in_value)
         target = tl.load(target_ptr + number)
         if target >= 0:
-            tl.store(own + target * (HEADS * KEY * VALUE), state, mask=in_cell)
-            store_window(
-                x_ptr, x_stride, conv_ptr, slot, target, row_first, end, is_first,
-                head * tl.num_programs(2) + block, CHANNELS, TAPS, SHARE, False,
+            store_state(
+                own, state, in_cell, x_ptr, x_stride, conv_ptr, slot, target, row_first, end,
+                is_first, HEADS * KEY * VALUE, CHANNELS, TAPS, SHARE, False,
             )  # fmt: skip
-    tl.store(own + slot * (HEADS * KEY * VALUE), state, mask=in_cell)
-    store_window(
-        x_ptr, x_stride, conv_ptr, slot, slot, row_first, row_end, is_first,
-        head * tl.num_programs(2) + block, CHANNELS, TAPS, SHARE, True,
+    store_state(
+        own, state, in_cell, x_ptr, x_stride, conv_ptr, slot, slot, row_first, row_end,
+        is_first, HEADS * KEY * VALUE, CHANNELS, TAPS, SHARE, True,
     )  # fmt: skip
 
 
 @triton.jit
-def store_window(
-    x_ptr, x_stride, conv_ptr, slot, target, row_first, end, is_first, part,
-    CHANNELS: tl.constexpr, TAPS: tl.constexpr, SHARE: tl.constexpr, IN_PLACE: tl.constexpr,
-    BLOCK: tl.constexpr = 64, BLOCK_TAPS: tl.constexpr = 4,
+def store_state(
+    cells, state, in_cell, x_ptr, x_stride, conv_ptr, slot, target, row_first, end, is_first,
+    SIZE: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, SHARE: tl.constexpr,
+    IN_PLACE: tl.constexpr, BLOCK: tl.constexpr = 64, BLOCK_TAPS: tl.constexpr = 4,
 ):  # fmt: skip
-    """Stores the last inputs of the convolution before token `end` to state `target`, for channels
-    number `part` * SHARE and following. Those before the row's first token are in the state of
-    `slot`, which is `target` if IN_PLACE."""
+    """Stores a program's part of the state after token `end` - 1 to state `target`.
+
+    The part is a block of the recurrent state, whose `cells` are those in state 0 of SIZE numbers,
+    and the last inputs of the convolution for SHARE channels. Inputs before the row's first token
+    are in the state of `slot`, which is `target` if IN_PLACE. The grid is (rows, heads, blocks of
+    columns).
+    """
     tl.static_assert(TAPS - 1 <= BLOCK_TAPS)
+    tl.store(cells + target * SIZE, state, mask=in_cell)
+    part = tl.program_id(1) * tl.num_programs(2) + tl.program_id(2)
     tap = tl.arange(0, BLOCK_TAPS)[:, None]
     index = (end - row_first) + tap - (TAPS - 1)
     for start in tl.static_range(0, SHARE, BLOCK):
