@@ -8,7 +8,7 @@ from kernels.linear import onednn
 from kernels.linear.base import BlockScales, PackedLinear, WeightCode
 from kernels.linear.packed_codes import PackedCodes, pack_codes
 from kernels.linear.plain import PlainWeight
-from kernels.linear.quantized import TritonQuantizedWeight, dequantize
+from kernels.linear.quantized import TritonQuantizedWeight, dequantize, quantize_weight
 from kernels.linear.scaled import Fp8Weight, product_scales
 from kernels.linear.tiled import TiledWeight, TritonTiledWeight
 from kernels.registry import registry
@@ -89,4 +89,5 @@ __all__ = [
     "pack_codes",
     "pack_linear_weight",
     "pack_quantized_linear_weight",
+    "quantize_weight",
 ]

@@ -66,6 +66,8 @@ class PackedCodes(NamedTuple):
     """Input features per group; 0 if all share a scale."""
     shape: tuple[int, int]
     """N and K without padding."""
+    shared_rows: int
+    """Number of adjacent output features, from the first one on, that share their scales."""
 
 
 def pack_codes(
@@ -96,6 +98,7 @@ def pack_codes(
         offset=offset,
         group=group,
         shape=(codes.shape[-2], depth),
+        shared_rows=scaling.rows,
     )
 
 

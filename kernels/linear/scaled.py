@@ -60,11 +60,10 @@ def product_scales(
         return None if columns % 16 else ProductScales(scales, by_block=False)
     if group != _BLOCK or capability[0] != _BLOCK_CAPABILITY or columns % _BLOCK or depth % _BLOCK:
         return None
+    if weight.shared_rows % _BLOCK:
+        return None  # as of a fused weight whose parts are no whole blocks
     # [blocks of columns, tiles of a block, blocks of features, columns of a tile]
-    tiles = weight.scales.squeeze(-1).unflatten(0, (columns // _BLOCK, -1))
-    blocks = tiles[:, 0, :, 0]
-    if not bool((tiles == blocks[:, None, :, None]).all()):
-        return None  # as of parts of a fused weight that are no whole blocks
+    blocks = weight.scales.squeeze(-1).unflatten(0, (columns // _BLOCK, -1))[:, 0, :, 0]
     padded = torch.nn.functional.pad(blocks, (0, -blocks.shape[1] % 4))
     return ProductScales(padded.t(), by_block=True)
 

@@ -28,7 +28,7 @@ def make_weight(
     if by_block:
         first = scaling.scales[::shared_rows]
         scales = first.repeat_interleave(shared_rows, dim=0)[:columns].contiguous()
-        scaling = scaling._replace(scales=scales)
+        scaling = scaling._replace(scales=scales, rows=shared_rows)
     return codes, scaling
 
 

@@ -158,7 +158,7 @@ def fp8_product_case(device: str, dtype: torch.dtype) -> None:
     for columns, depth, block in ((48, 200, 400), (512, 640, 1280), (256, 640, 128)):
         codes, scaling = make_codes(columns, depth, code="e4m3", block=block, offset=0)
         scales = scaling.scales[::128].repeat_interleave(128, 0)[:columns].contiguous()
-        scaling = BlockScales(scales.to(device), block, 0)
+        scaling = BlockScales(scales.to(device), block, 0, rows=128)
         weight = pack_quantized_linear_weight(codes.to(device), scaling, dtype=dtype)
         plain = dequantize(codes.to(device), scaling, dtype=torch.float32)
         for rows in (129, 1000):
