@@ -55,9 +55,6 @@ _ADAPTERS = "adapters are not supported: merge them into the weights"
 UNSUPPORTED = {
     "trust_remote_code": "code of checkpoints is never executed: only architectures that rayfleet "
     "implements are supported, see README",
-    "quantization": "detected from the checkpoint's config.json: use a quantized checkpoint, such "
-    "as an FP8 one",
-    "q": "quantization is detected from the checkpoint's config.json",
     "ssl_ca_certs": "client certificates are not supported: use API keys",
     "ssl_keyfile_password": "encrypted private keys are not supported: decrypt the key file",
     "data_parallel_size": _SEVERAL_WORKERS,

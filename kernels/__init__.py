@@ -26,6 +26,7 @@ from kernels.linear import (
     linear,
     pack_linear_weight,
     pack_quantized_linear_weight,
+    quantize_weight,
 )
 from kernels.penalties import PenaltyRows, apply_penalties_, count_tokens_
 from kernels.prepare_latents import LatentRows, prepare_latents
@@ -87,6 +88,7 @@ __all__ = [
     "pack_quantized_linear_weight",
     "prepare_latents",
     "qk_norm_rope_store",
+    "quantize_weight",
     "registry",
     "rms_norm",
     "rms_norm_pair",

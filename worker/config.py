@@ -16,6 +16,7 @@ AttentionBackendName = Literal["auto", "triton", "flashinfer", "flash", "torch"]
 StructuredOutputsBackend = Literal["auto", "xgrammar", "guidance"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDType = Literal["auto", "bfloat16", "fp8", "fp8_e4m3"]
+Quantization = Literal["auto", "fp8"]
 LoadFormat = Literal["auto", "dummy"]
 SpeculativeMethod = Literal["none", "ngram", "draft"]
 
@@ -162,6 +163,9 @@ class EngineConfig(SchedulingOptions):
     models in blocks. Default: 1, 2, 4, 8, 16 and so on, up to 512 for decode steps, 512 (large
     models) to 2,048 (small ones) for steps with prompts or draft tokens, and two blocks per request
     for passes."""
+    quantization: Quantization = field(default="auto", metadata={"aliases": ("-q",)})
+    """Quantization of linear weights: fp8 quantizes an unquantized checkpoint on loading, to half
+    of bfloat16's memory. auto keeps the checkpoint's format (FP8, INT8, AWQ, GPTQ, ...)."""
     load_format: LoadFormat = "auto"
     """Source of the weights: auto loads the checkpoint's safetensors files, dummy initializes
     random weights for benchmarking."""

@@ -130,8 +130,6 @@ def test_help_on_an_unknown_group_lists_the_groups(capsys: pytest.CaptureFixture
     ("flag", "reason"),
     [
         ("--trust-remote-code", "code of checkpoints is never executed"),
-        ("--quantization=awq", "detected from the checkpoint's config.json"),
-        ("-q=awq", "detected from the checkpoint's config.json"),
         ("--ssl-ca-certs=a.pem", "client certificates are not supported"),
         ("-dp=2", "use --num-workers"),
         ("--pipeline-parallel-size=2", "use --tensor-parallel-size"),

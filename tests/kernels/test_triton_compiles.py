@@ -26,6 +26,7 @@ from triton.runtime.jit import JITFunction
 from kernels.attention import triton_kernel
 from kernels.attention.triton_config import MAX_HEAD_DIM
 from kernels.linear.triton_kernel import matmul_fixed_tiles
+from kernels.quantize_fp8 import quantize_fp8
 from tests.support.kernels.aot import Binary, compiling_for
 from tests.support.kernels.experts import make_experts
 from tests.support.kernels.launches import (
@@ -162,6 +163,24 @@ def test_kernels_of_fp8_caches_compile(capability: int) -> None:
     assert "cp.async.cg.shared.global" in own[0].ptx or "cp.async.ca.shared.global" in own[0].ptx
     assert all(one.usage().spilled_bytes == 0 for one in own), own
     assert all(one.shared_bytes <= SHARED_LIMITS.get(capability, 227 << 10) for one in own), own
+
+
+@pytest.mark.parametrize("capability", FP8_MARKS)
+def test_activations_are_quantized_by_16_bytes(capability: int) -> None:
+    """Swaps within four features stay in registers, and no row spills."""
+    with compiling_for(capability) as compiled, registry.using("triton"):
+        for width in (4096, 28672):
+            for by_block in (False, True):
+                quantize_fp8(torch.zeros(3, width, dtype=torch.bfloat16), by_block=by_block)
+    assert len({one.key for one in compiled}) == 4
+    for one in compiled:
+        assert re.search(r"cvt\.rn\.\S*e4m3x2", one.ptx)
+        assert set(re.findall(r"ld\.global[.\w]*", one.ptx)) == {"ld.global.v4.b32"}
+        assert "st.global.v4.b32" in one.ptx
+        assert one.shared_bytes <= 64, "of maxima alone"
+        usage = one.usage()
+        assert usage.spilled_bytes == 0
+        assert usage.registers <= 96
 
 
 def latents(dtype: torch.dtype) -> None:

@@ -68,7 +68,7 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello], salt: str) 
         page_size=config.page_size,
         max_num_seqs=config.max_num_seqs,
         eos_token_ids=_eos_token_ids(config, model, hellos[0].vocab_size),
-        block_hash_salt="-".join(filter(None, (salt, hellos[0].dtype, hellos[0].kv_cache_dtype))),
+        block_hash_salt=_salt(config, hellos[0], salt),
         block_size=model.block_size,
         dllm_algorithm=config.dllm_algorithm if model.block_size > 1 else "",
         structured_outputs_backend=config.structured_outputs_backend,
@@ -84,6 +84,12 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello], salt: str) 
         page_groups=groups,
         processes={"rank 0": os.getpid()} | _processes(hellos),
     )
+
+
+def _salt(config: EngineConfig, hello: Hello, salt: str) -> str:
+    """The checkpoint's salt of block hashes, and what else determines keys and values."""
+    quantization = "" if config.quantization == "auto" else config.quantization
+    return "-".join(filter(None, (salt, hello.dtype, hello.kv_cache_dtype, quantization)))
 
 
 def _eos_token_ids(config: EngineConfig, model: ModelConfig, vocab_size: int) -> list[int]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from worker.config import EngineConfig
 from worker.models.config.model_config import ModelConfig, load_model_config
+from worker.models.config.quantization import ScaledConfig
 from worker.models.layers.sharing import check_sharing
 
 
@@ -27,11 +28,28 @@ def check_engine(config: EngineConfig) -> ModelConfig:
     model = load_model_config(config.checkpoint, weights=False)
     max_model_len = model.resolve_max_model_len(config.max_model_len)
     check_sharing(model, config.tensor_parallel_size, expert_parallel=config.enable_expert_parallel)
+    check_quantization(config, model)
     check_blocks(config, model)
     check_windows(config, model.windows_within(max_model_len))
     check_states(config, model)
     check_draft_model(config, model, max_model_len=max_model_len)
     return model
+
+
+def check_quantization(config: EngineConfig, model: ModelConfig) -> None:
+    """Checks an engine's quantization; FP8 is the format of unquantized and of FP8 checkpoints.
+
+    Raises:
+        ValueError: the checkpoint is quantized in another format.
+    """
+    if config.quantization == "auto" or model.quantization is None:
+        return
+    formats = {model.quantization.weights, *model.quantization.by_module.values()} - {None}
+    if any(not isinstance(one, ScaledConfig) or one.code != "e4m3" for one in formats):
+        raise ValueError(
+            f"--quantization {config.quantization} needs an unquantized or an FP8 checkpoint, this "
+            "one is quantized in another format: use auto, or the model's unquantized checkpoint"
+        )
 
 
 def check_blocks(config: EngineConfig, model: ModelConfig) -> None:

@@ -33,6 +33,7 @@ from worker.rank.memory import plan_host_pages, plan_pages
 from worker.rank.preflight import (
     check_blocks,
     check_draft_model,
+    check_quantization,
     check_states,
     check_windows,
 )
@@ -87,12 +88,14 @@ class ModelRunner:
             device=self.device,
             batch_invariant=config.batch_invariant,
             expert_parallel=config.enable_expert_parallel,
+            quantizes_fp8=config.quantization == "fp8",
             cache_dtype=self.cache_dtype,
         )
         self.model = build_model(self.model_config, options, self.max_model_len)
         self._layout = group_layers([layer.kv_cache_spec for layer in self.model.layers])
         config = self.config = resolve_limits(config, group, state_bytes=self._layout.state_bytes)
         self._attention = self._create_attention()
+        check_quantization(config, self.model_config)
         check_blocks(config, self.model_config)
         groups = self._layout.groups
         check_windows(config, [group.window for group in groups], num_groups=len(groups))

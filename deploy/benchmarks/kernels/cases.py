@@ -267,7 +267,7 @@ class _Maker:
         size = (*rows, inputs // per_byte)
         codes = torch.full(size, 0x11, dtype=torch.uint8, device=self._device)
         scales = torch.ones(*rows, -(-inputs // block), device=self._device)
-        return codes, kernels.BlockScales(scales, block, 0, code)
+        return codes, kernels.BlockScales(scales, block, 0, code, rows=128)
 
     def decode(self) -> Case:
         s, rows, length = self._shape, self._rows, self._context

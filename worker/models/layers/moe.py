@@ -142,8 +142,8 @@ class RoutedExperts:
         assert self._gate_up is not None, "slots exist until the weights are packed"
         assert self._down is not None, "slots exist until the weights are packed"
         names, share, hidden = self._names, self._share, self._hidden_size
-        ups = self._gate_up.dense().view(-1, 2, share.size, hidden)[share.count :]
-        downs = self._down.dense().view(-1, hidden, share.size)[share.count :]
+        ups = self._gate_up.destination().view(-1, 2, share.size, hidden)[share.count :]
+        downs = self._down.destination().view(-1, hidden, share.size)[share.count :]
         full = self._num_shared * self._moe.intermediate_size
         for index, (both, down) in enumerate(zip(ups, downs, strict=True)):
             start = index * self._moe.intermediate_size + share.start
@@ -167,8 +167,8 @@ class RoutedExperts:
         assert self._gate_up is not None, "slots exist until the weights are packed"
         assert self._down is not None, "slots exist until the weights are packed"
         full_size, hidden, share = self._moe.intermediate_size, self._hidden_size, self._share
-        both = self._gate_up.dense().view(-1, 2 * share.size, hidden)[: share.count]
-        down = self._down.dense().view(-1, hidden, share.size)[: share.count]
+        both = self._gate_up.destination().view(-1, 2 * share.size, hidden)[: share.count]
+        down = self._down.destination().view(-1, hidden, share.size)[: share.count]
 
         def slot(name: str, part: torch.Tensor, dim: int, length: int, start: int) -> WeightSlot:
             full = [self._moe.num_experts, hidden, hidden]
