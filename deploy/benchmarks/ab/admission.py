@@ -13,7 +13,7 @@ changed before each turn:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import Final
 
@@ -83,15 +83,13 @@ def _settings(
 ) -> list[tuple[EngineConfig, AdmissionChange, AdmissionChange]]:
     """Engine configuration, rules of fifo and rules of pack, for settings a and b."""
     longest = max(_PATTERN) * options.base_len
-    engine = replace(
-        options.engine,
+    engine = options.engine.with_options(
         max_num_seqs=options.num_prompts,
         prefill_max_batch_size=options.num_prompts,
         max_queued_requests=0,
         enable_prefix_caching=False,
     )
-    whole = replace(
-        engine,
+    whole = engine.with_options(
         enable_chunked_prefill=False,
         prefill_max_tokens=options.budget,
         max_num_batched_tokens=max(2 * longest, options.budget) + options.num_prompts,
@@ -103,7 +101,7 @@ def _settings(
             "prefill_force_fifo_every": options.force_fifo_every,
         }
     )
-    share = options.engine.max_prefill_share
+    share = options.engine.scheduling.admission.max_prefill_share
     return [
         (
             whole,
@@ -111,7 +109,7 @@ def _settings(
             pack.then(AdmissionChange({"prefill_first_steps": _FIRST_STEPS})),
         ),
         (
-            replace(engine, max_num_batched_tokens=options.budget),
+            engine.with_options(max_num_batched_tokens=options.budget),
             fifo.then(AdmissionChange({"max_prefill_share": 1.0})),
             pack.then(AdmissionChange({"max_prefill_share": share})),
         ),

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from cluster.bench.command import AddCommand
 from cluster.bench.report import Result
-from cluster.cli.options import add_options, given_options
+from cluster.cli.options import add_option_groups, add_options, given_options
 from cluster.config import find_demo_model
 from deploy.benchmarks.ab.options import (
     AdmissionOptions,
@@ -60,8 +60,7 @@ def add_ab_commands(add: AddCommand) -> None:
         parser = add(name, preset.summary, partial(_run, name))
         text = preset.model or "checkpoint folder; default: the demo model"
         parser.add_argument("--model", required=bool(preset.model), help=text)
-        engine = parser.add_argument_group("engine")
-        add_options(engine, EngineConfig, exclude=preset.options.SET_HERE)
+        add_option_groups(parser, "engine", EngineConfig, exclude=preset.options.SET_HERE)
         add_options(parser, preset.options, exclude=("engine",))
 
 

@@ -72,7 +72,7 @@ def run(options: FdfoOptions) -> Result:
         return {**result, "checks": checks_json(checks)}
     prompts, answers = questions(options)
     result |= {
-        "algorithm": options.engine.dllm_algorithm,
+        "algorithm": options.engine.dllm.algorithm,
         "questions": len(prompts),
         "repeats": options.repeats,
     }
@@ -128,7 +128,7 @@ def _run_replay(options: FdfoOptions, result: Result) -> list[Check]:
     histogram = rounds_of_blocks(options.replay_rounds)
     checks: list[Check] = []
     with ExitStack() as stack:
-        engine = replace(options.engine, dllm_algorithm="LowConfidence", dllm_threshold=1.0)
+        engine = options.engine.with_options(dllm_algorithm="LowConfidence", dllm_threshold=1.0)
         if engine.model in BLOCK_SHAPES:
             directory = stack.enter_context(tempfile.TemporaryDirectory())
             engine = replace(engine, model=write_shape(engine.model, directory))
@@ -153,7 +153,7 @@ def _overlap(options: FdfoOptions, prompts: Prompts, running: int) -> Result:
     with Engines() as engines:
         by_depth = {}
         for depth in (0, 1):
-            engine = replace(options.engine, overlap_depth=depth)
+            engine = options.engine.with_options(overlap_depth=depth)
             by_depth[str(depth)] = engines.get(VARIANTS["full"].config(engine, running))
         # In waves of `running` requests none waits for a slot.
         for suffix, wave in (("", len(prompts)), ("_unqueued", running)):

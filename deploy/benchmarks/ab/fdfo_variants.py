@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final, NamedTuple, get_args
 
 from worker.config import EngineConfig
@@ -24,13 +23,12 @@ class Variant(NamedTuple):
 
     def config(self, engine: EngineConfig, running: int) -> EngineConfig:
         """The engine's configuration for this variant with at most `running` requests."""
-        return replace(
-            engine,
+        return engine.with_options(
             max_num_seqs=running,
             dllm_fdfo=self.first_out,
             dllm_disable=tuple(f for f in get_args(DllmFeature) if f not in self.features),
             enable_prefix_caching=self.caches,
-            overlap_depth=engine.overlap_depth if self.overlaps else 0,
+            overlap_depth=engine.execution.overlap_depth if self.overlaps else 0,
         )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from worker.config import EngineConfig
+from worker.protocol.options import options_of
 
 _COMMAS: dict[str, Any] = {"separator": ","}
 """Metadata of fields with several values in one argument."""
@@ -30,7 +31,7 @@ class Comparison:
     @classmethod
     def from_flags(cls, engine: Mapping[str, Any], own: Mapping[str, Any]) -> Self:
         """Options from given flags: `engine` those of EngineConfig, `own` those of this class."""
-        return cls(engine=EngineConfig(**engine), **own)
+        return cls(engine=EngineConfig.of(**engine), **own)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +64,7 @@ class AdmissionOptions(Comparison):
 
     SET_HERE: ClassVar[frozenset[str]] = (
         Comparison.SET_HERE
-        | {f.name for f in fields(EngineConfig) if f.name.startswith("prefill_")}
+        | {name for name in options_of(EngineConfig) if name.startswith("prefill_")}
         | {"max_num_batched_tokens", "enable_chunked_prefill", "max_queued_requests"}
         | {"enable_prefix_caching"}
     )
@@ -128,7 +129,7 @@ class SpeculativeOptions(Comparison):
     by the engine's method, as all others."""
 
     def __post_init__(self) -> None:
-        if self.engine.speculative_method == "none":
+        if self.engine.speculative is None:
             raise ValueError("--speculative-method none has no drafts: choose ngram or draft")
         if self.turn_s < 0.0:
             raise ValueError("--turn-seconds must not be negative")
@@ -146,10 +147,10 @@ class SpeculativeOptions(Comparison):
         model = Path(engine["model"]).resolve()
         chosen = {"questions": str(model.with_name("demo_heldout.jsonl")), **own}
         if "speculative_method" in engine:
-            return cls(engine=EngineConfig(**engine), **chosen)
+            return cls(engine=EngineConfig.of(**engine), **chosen)
         draft_model = model.with_name(f"{model.name}-draft")
         return cls(
-            engine=EngineConfig(speculative_method="ngram", **engine),
+            engine=EngineConfig.of(speculative_method="ngram", **engine),
             draft_model=str(draft_model) if draft_model.is_dir() else "",
             **chosen,
         )

@@ -12,7 +12,7 @@ each other down, and may exceed 1 if a rank that never sleeps computes faster.
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import Final
 
@@ -44,8 +44,8 @@ def run(options: OverlapOptions) -> Result:
         for running in options.running:
             variants = {}
             for depth in (0, 1):
-                config = replace(
-                    options.engine, overlap_depth=depth, max_num_seqs=max(options.running)
+                config = options.engine.with_options(
+                    overlap_depth=depth, max_num_seqs=max(options.running)
                 )
                 engine = engines.get(config, request_tokens=decode_tokens(**sizes))
                 variants[str(depth)] = partial(engine.decode, running, **sizes)

@@ -47,7 +47,7 @@ def run(options: SpeculativeOptions) -> Result:
     checks: list[Check] = []
     highs: list[float] = []
     configs = {kind: _drafting(options, kind) for kind in options.kinds}
-    plain = replace(configs[options.kinds[0]], speculative_method="none", speculative_model="")
+    plain = replace(configs[options.kinds[0]], speculative=None)
     with Engines() as engines:
         off = engines.get(plain)
         for kind, config in configs.items():
@@ -55,7 +55,7 @@ def run(options: SpeculativeOptions) -> Result:
             for running in options.running:
                 turns = _take_turns(options, engines.get(config), off, tasks, running)
                 figures = summarise(turns)
-                figures["method"] = config.speculative_method
+                figures["method"] = config.speculative.method if config.speculative else "none"
                 cell = f"{kind}_{running}"
                 checks += _checks(kind, running, figures)
                 highs.append(figures["spread"]["interval_high"])
@@ -72,10 +72,10 @@ def run(options: SpeculativeOptions) -> Result:
 
 def _drafting(options: SpeculativeOptions, kind: str) -> EngineConfig:
     # Twice the slots, as an engine whose slots are all taken does not draft.
-    engine = replace(options.engine, max_num_seqs=2 * max(options.running))
+    engine = options.engine.with_options(max_num_seqs=2 * max(options.running))
     if kind != "heldout" or not options.draft_model:
         return engine
-    return replace(engine, speculative_method="draft", speculative_model=options.draft_model)
+    return engine.with_options(speculative_method="draft", speculative_model=options.draft_model)
 
 
 def _take_turns(

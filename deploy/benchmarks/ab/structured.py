@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import msgspec
 
@@ -53,7 +53,7 @@ GRAMMARS: dict[str, StructuredOutputsParams] = {
 
 def run(options: StructuredOptions) -> Result:
     """Measures each kind of grammar against unconstrained requests of the same lengths."""
-    config = replace(options.engine, max_num_seqs=options.streams)
+    config = options.engine.with_options(max_num_seqs=options.streams)
     result: Result = {"model": config.model, "streams": options.streams, "pairs": options.pairs}
     checks: list[Check] = []
     tokens = options.input_len + 2 * options.max_tokens + 64
