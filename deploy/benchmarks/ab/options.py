@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from worker.config import EngineConfig
-from worker.protocol.options import options_of
 
 _COMMAS: dict[str, Any] = {"separator": ","}
 """Metadata of fields with several values in one argument."""
@@ -19,9 +18,6 @@ FDFO_KINDS = ("questions", "long")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
     """Options that every comparison has. Field names are the flags."""
-
-    SET_HERE: ClassVar[frozenset[str]] = frozenset({"model", "max_num_seqs"})
-    """Engine options that the comparison sets, so that they have no flags."""
 
     engine: EngineConfig
     """Engine options that all variants share."""
@@ -37,8 +33,6 @@ class Comparison:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OverlapOptions(Comparison):
     """Options of benchmark `overlap`."""
-
-    SET_HERE: ClassVar[frozenset[str]] = Comparison.SET_HERE | {"overlap_depth"}
 
     running: tuple[int, ...] = field(default=(1, 8, 32), metadata=_COMMAS)
     """Numbers of requests that decode at once."""
@@ -61,13 +55,6 @@ class OverlapOptions(Comparison):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdmissionOptions(Comparison):
     """Options of benchmark `admission`."""
-
-    SET_HERE: ClassVar[frozenset[str]] = (
-        Comparison.SET_HERE
-        | {name for name in options_of(EngineConfig) if name.startswith("prefill_")}
-        | {"max_num_batched_tokens", "enable_chunked_prefill", "max_queued_requests"}
-        | {"enable_prefix_caching"}
-    )
 
     pairs: int = 5
     """Measured turns per policy and setting."""
@@ -159,12 +146,6 @@ class SpeculativeOptions(Comparison):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FdfoOptions(Comparison):
     """Options of benchmark `fdfo`."""
-
-    SET_HERE: ClassVar[frozenset[str]] = Comparison.SET_HERE | {
-        "dllm_fdfo",
-        "dllm_disable",
-        "enable_prefix_caching",
-    }
 
     questions: str = ""
     """JSON lines with `messages` and `answer`; MODEL_heldout.jsonl unless given, or for a MODEL

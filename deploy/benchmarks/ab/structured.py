@@ -12,16 +12,17 @@ from dataclasses import asdict
 
 import msgspec
 
-from cluster.bench.report import Check, Result, at_least, checks_json, note
+from cluster.bench.report import Check, Result, checks_json, note
 from cluster.bench.turns import take_turns
 from deploy.benchmarks.ab.options import StructuredOptions
+from deploy.benchmarks.ab.presets import PRESETS
 from deploy.benchmarks.engine import BenchEngine, Request, random_prompt
 from worker.frontend.grammar.process import GrammarCompiler, setting_of
 from worker.protocol.messages import SubmitBatch
 from worker.protocol.sampling import SamplingParams
 from worker.protocol.structured import StructuredOutputsParams
 
-LEAST_RATIO = 0.95
+_PRESET = PRESETS["structured"]
 _COMPILE_S = 60.0
 _RECORD = {
     "type": "object",
@@ -63,7 +64,7 @@ def run(options: StructuredOptions) -> Result:
     ):
         for kind, params in GRAMMARS.items():
             result[kind] = figures = _measure(options, engine, compiler, params)
-            checks.append(at_least(f"ratio_{kind}", figures["ratio"], "", LEAST_RATIO))
+            checks += _PRESET.checks({f"ratio_{kind}": figures["ratio"]})
             note(f"{kind}: {figures['ratio']:.3f} times the speed of free requests")
     return {**result, "checks": checks_json(checks)}
 
