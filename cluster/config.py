@@ -6,9 +6,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 
 import msgspec
 
@@ -18,8 +19,8 @@ from router.config import GatewayConfig, ModelRoute, RoutingConfig
 from router.parsers import check_parsers
 from worker.config import EngineConfig
 from worker.metrics.node import NodeMetricsConfig
-from worker.protocol.admission import option_name
 from worker.protocol.analyzed import analyzed
+from worker.protocol.options import from_options, option_name, options_of
 
 T = TypeVar("T")
 
@@ -404,12 +405,13 @@ def _with_keys_of(environment: Mapping[str, str], settings: Mapping[str, Any]) -
 
 
 def dataclass_from_mapping(cls: type[T], settings: Mapping[str, Any], context: str) -> T:
-    """An instance of the dataclass `cls` with fields from `settings`.
+    """An instance of the dataclass `cls` with options from `settings`.
 
     Raises:
         ValueError: an unknown key or a value of the wrong type; the message names it and `context`.
     """
-    known = [f.name for f in fields(cls)]  # type: ignore[arg-type]  # cls is a dataclass
+    kind: type = cls
+    known = options_of(kind)
     unknown = [key for key in settings if key not in known]
     hints = [f"{key} is now {RENAMED[key]}" for key in unknown if key in RENAMED]
     reasons = REMOVED | UNSUPPORTED
@@ -422,9 +424,19 @@ def dataclass_from_mapping(cls: type[T], settings: Mapping[str, Any], context: s
             f"(supported: {', '.join(known)})"
         )
     try:
-        return msgspec.convert(dict(settings), analyzed(cls))
-    except msgspec.ValidationError as error:
+        values = msgspec.convert(dict(settings), analyzed(_settings_type(kind)))
+        return from_options(cls, values)
+    except ValueError as error:
         raise ValueError(f"in {context}: {error}") from error
+
+
+@cache
+def _settings_type(cls: type) -> type[dict[str, Any]]:
+    """TypedDict of a dataclass's options, for msgspec to check types."""
+    hints = {name: option.hint for name, option in options_of(cls).items()}
+    create: Any = TypedDict  # mypy supports literal fields only
+    found: type[dict[str, Any]] = create(cls.__name__, hints, total=False)
+    return found
 
 
 def find_demo_model() -> str:
@@ -448,7 +460,7 @@ def _model_spec(settings: object) -> ModelSpec:
     context = f"the options of model {settings['model']}"
     engine = dict(settings)
     fleet, routing, autoscaling = (
-        {f.name: engine.pop(f.name) for f in fields(cls) if f.name in engine}
+        {name: engine.pop(name) for name in options_of(cls) if name in engine}
         for cls in (FleetConfig, RoutingConfig, AutoscalingConfig)
     )
     return ModelSpec(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from worker.protocol.admission import option_name
 from worker.protocol.hub import at_revision
+from worker.protocol.options import option_name
 
 PolicyName = Literal[
     "adaptive", "prefix-score", "least-load", "power-of-two", "round-robin", "session"

@@ -15,7 +15,7 @@ from cluster.bench.jobs.flags import add_job_commands
 from cluster.bench.report import Result
 from cluster.bench.serve import run_serve
 from cluster.bench.throughput import ThroughputOptions, run_throughput
-from cluster.cli.options import add_options, given_options
+from cluster.cli.options import add_option_groups, add_options, given_options
 from cluster.cli.parser import CommandParser
 from worker.config import EngineConfig
 
@@ -80,12 +80,12 @@ def _agents(args: argparse.Namespace) -> Result:
 
 def _add_throughput_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, help="folder of a checkpoint, or Hub repository")
-    add_options(parser.add_argument_group("engine"), EngineConfig, exclude=("model", "tokenizer"))
+    add_option_groups(parser, "engine", EngineConfig, exclude=("model", "tokenizer"))
     add_options(parser.add_argument_group("prompts"), DatasetOptions)
     add_options(parser, ThroughputOptions)
 
 
 def _throughput(args: argparse.Namespace) -> Result:
     given = given_options(args, ThroughputOptions)
-    engine = EngineConfig(**given_options(args, EngineConfig))
+    engine = EngineConfig.of(**given_options(args, EngineConfig))
     return run_throughput(ThroughputOptions(**given, engine=engine, dataset=dataset_options(args)))

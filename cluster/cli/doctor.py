@@ -25,10 +25,10 @@ from cluster import checkpoints
 from cluster.checkpoints import find_hub_problem
 from cluster.cli import checks
 from cluster.cli.checks import Finding, Gpu
-from cluster.cli.options import add_options, given_options
+from cluster.cli.options import add_option_groups, given_options
 from cluster.cli.parser import CommandParser
 from worker.config import EngineConfig
-from worker.protocol.admission import option_name
+from worker.protocol.options import option_name
 
 if TYPE_CHECKING:
     from worker.models.config.model_config import ModelConfig
@@ -71,7 +71,7 @@ def add_arguments(parser: CommandParser) -> None:
         help="folder or Hub repository: check that it exists, is supported, and fits into memory",
     )
     parser.add_argument("--address", help="Ray cluster for serve to join: HOST:PORT, or auto")
-    add_options(parser.add_argument_group("engine"), EngineConfig, exclude=["model"])
+    add_option_groups(parser, "engine", EngineConfig, exclude=["model"])
     parser.set_defaults(run=run)
 
 
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     options, engine = given_options(arguments, EngineConfig), None
     if arguments.model is not None:
-        engine = EngineConfig(**options)
+        engine = EngineConfig.of(**options)
     elif flags := [option_name(EngineConfig, name) for name in options if name != "model"]:
         raise ValueError(f"engine flags need --model: {', '.join(flags)}")
     gpus, driver = read_gpus()
@@ -229,7 +229,7 @@ def check_model(engine: EngineConfig | None, gpus: list[Gpu]) -> Iterator[Findin
         sum(count * width(kind, computed) for kind, count in elements.items()),
         gpus,
         tensor_parallel_size=engine.tensor_parallel_size,
-        gpu_memory_utilization=engine.gpu_memory_utilization,
+        gpu_memory_utilization=engine.cache.gpu_memory_utilization,
         available_bytes=read_available_bytes(),
     )
 
@@ -256,7 +256,7 @@ def check_loading(engine: EngineConfig) -> Finding:
     checked = check_tensors(
         engine, config, engine.tensor_parallel_size, engine.enable_expert_parallel
     )
-    if engine.speculative_method == "draft":  # each rank has the whole draft model
+    if engine.draft_checkpoint:  # each rank has the whole draft model
         draft = load_model_config(engine.draft_checkpoint, weights=False)
         checked = max(checked, check_tensors(engine, draft, world_size=1), key=CHECKED.index)
     if engine.load_format == "dummy":

@@ -9,14 +9,13 @@ import os
 import signal
 import threading
 import time
-from dataclasses import fields
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from cluster.autoscaling.config import AutoscalingConfig
 from cluster.checkpoints import check_model
-from cluster.cli.options import add_options, flag_name, given_options
+from cluster.cli.options import add_option_groups, add_options, flag_name, given_options
 from cluster.cli.parser import CommandParser
 from cluster.config import (
     ADMIN_API_KEY,
@@ -33,6 +32,7 @@ from router.config import RoutingConfig
 from router.tokens.defaults import read_chat_template
 from worker.config import EngineConfig
 from worker.protocol.log import setup_logging
+from worker.protocol.options import options_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -104,7 +104,7 @@ def add_arguments(parser: CommandParser) -> None:
     add_options(parser.add_argument_group("fleet"), FleetConfig)
     add_options(parser.add_argument_group("autoscaling"), AutoscalingConfig)
     add_options(parser.add_argument_group("routing"), RoutingConfig)
-    add_options(parser.add_argument_group("engine"), EngineConfig, exclude=["model"])
+    add_option_groups(parser, "engine", EngineConfig, exclude=["model"])
     parser.set_defaults(run=run)
 
 
@@ -230,8 +230,8 @@ def open_listener(endpoint: EndpointConfig) -> str | None:
 
 
 def _flag(name: str) -> str:
-    all_fields = {f.name: f for cls in PER_MODEL for f in fields(cls)}
-    return "MODEL" if name == "model" else flag_name(all_fields[name])
+    options = {name: option for cls in PER_MODEL for name, option in options_of(cls).items()}
+    return "MODEL" if name == "model" else flag_name(options[name])
 
 
 def _read_yaml(path: str) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def serve_config(
     """
     spec = ModelSpec(
         fleet=FleetConfig(served_model_name=name, num_workers=num_workers),
-        engine=EngineConfig(model=model or find_demo_model(), device="cpu", **engine),
+        engine=EngineConfig.of(model=model or find_demo_model(), device="cpu", **engine),
     )
     return ServeConfig(
         endpoint=EndpointConfig(port=free_ports(1)[0], **(endpoint or {})), models=(spec,)

@@ -169,7 +169,7 @@ def _record(options: TraceOptions) -> dict[str, list[list[CodeType]]]:
 @contextmanager
 def _worker(recorders: dict[str, Recorder]) -> Iterator[str]:
     """Serves the demo model from threads; yields the path of the frontend's attach socket."""
-    config = EngineConfig(
+    config = EngineConfig.of(
         model=find_demo_model(),
         device="cpu",
         cpu_threads=1,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
+import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cluster.cli.main import build_parser
@@ -21,6 +22,7 @@ from cluster.config import (
 from router.config import RoutingConfig
 from worker.config import EngineConfig
 from worker.metrics.node import NodeMetricsConfig
+from worker.protocol.options import option_values, options_of
 
 
 def parse(*argv: str) -> ServeConfig:
@@ -50,7 +52,7 @@ def test_flags_reach_the_configuration() -> None:
     )
     (model,) = config.models
     assert model.fleet == FleetConfig(num_workers=2, served_model_name="shown")
-    assert model.engine == EngineConfig(
+    assert model.engine == EngineConfig.of(
         model="some/model",
         tensor_parallel_size=2,
         kv_cache_tokens=4096,
@@ -109,7 +111,7 @@ def test_endpoint_flags_take_precedence_over_the_file(tmp_path: Path) -> None:
     assert (config.endpoint.host, config.endpoint.port) == ("0.0.0.0", 9001)
     assert [model.name for model in config.models] == ["one", "two"]
     assert config.models[0].fleet.num_workers == 2
-    assert config.models[1].engine.max_num_seqs == 8
+    assert config.models[1].engine.scheduling.max_num_seqs == 8
     with pytest.raises(ValueError, match=r"cannot be combined with --config: set --max-num-seqs"):
         parse("--config", str(file), "--max-num-seqs", "4")
 
@@ -147,8 +149,43 @@ def test_mistakes_in_a_file_are_named(settings: dict[str, object], message: str)
 
 @pytest.mark.parametrize("cls", [EngineConfig, FleetConfig, EndpointConfig, RoutingConfig])
 def test_every_field_is_explained(cls: type) -> None:
-    docs = field_docstrings(cls)
-    assert all(doc.endswith(".") for doc in docs.values()), docs
+    docs = [text for owner in owners(cls) for text in field_docstrings(owner).values()]
+    assert all(doc.endswith(".") for doc in docs), docs
+
+
+def owners(cls: type) -> set[type]:
+    return {cls, *(option.owner for option in options_of(cls).values())}
+
+
+def test_options_keep_their_names() -> None:
+    """`options.json` has a value other than the default for each option of 0.1."""
+    kept = json.loads(Path(__file__).with_name("options.json").read_text())
+    config = serve_config_from_mapping({**kept["endpoint"], "models": [kept["model"]]})
+    [model] = config.models
+    groups = (model.engine, model.fleet, model.routing, model.autoscaling)
+    found = {name: value for group in groups for name, value in option_values(group).items()}
+    assert json.loads(msgspec.json.encode(found)) == kept["model"]
+    endpoint = option_values(config.endpoint)
+    assert json.loads(msgspec.json.encode(endpoint)) == kept["endpoint"]
+    assert parse(*kept["flags"]) == config
+
+
+def test_a_configuration_survives_a_change_of_one_option() -> None:
+    config = EngineConfig.of(model="m", speculative_method="ngram", kv_cache_tokens=64)
+    assert EngineConfig.of(**option_values(config)) == config
+    plain = config.with_options(speculative_method="none")
+    assert plain.speculative is None
+    assert plain.with_options(speculative_method="ngram") == config
+    with pytest.raises(ValueError, match="unknown options max_num_seq "):
+        config.with_options(max_num_seq=3)
+
+
+def test_the_help_has_a_section_per_group(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["serve", "--help=cache"])
+    text = capsys.readouterr().out
+    assert "--page-size" in text
+    assert "--max-num-seqs" not in text
 
 
 def test_each_node_has_a_metrics_port_if_set() -> None:
@@ -171,7 +208,7 @@ def test_old_names_are_rejected_with_the_new_name() -> None:
 
 
 def test_new_names_are_options() -> None:
-    names = {f.name for cls in (*PER_MODEL, EndpointConfig) for f in fields(cls)}
+    names = {name for cls in (*PER_MODEL, EndpointConfig) for name in options_of(cls)}
     assert names.issuperset(RENAMED.values())
     assert names.isdisjoint(RENAMED)
 

@@ -191,7 +191,7 @@ def test_unsupported_gpus_are_reported() -> None:
 def findings(*arguments: str) -> list[Finding]:
     """Findings of `rayfleet doctor --model`."""
     namespace = build_parser().parse_args(["doctor", *arguments])
-    engine = EngineConfig(**given_options(namespace, EngineConfig))
+    engine = EngineConfig.of(**given_options(namespace, EngineConfig))
     return list(doctor.check_model(engine, []))
 
 
@@ -247,7 +247,7 @@ def test_a_draft_model_is_checked_too(tmp_path: Path) -> None:
 
 def test_before_weights_are_downloaded_their_index_is_checked(tmp_path: Path) -> None:
     folder = changed_demo(tmp_path, config={}, without="model.safetensors")
-    engine = EngineConfig(model=folder)
+    engine = EngineConfig.of(model=folder)
     assert "downloaded yet, so they were not checked" in doctor.check_loading(engine).text
     with safe_open(Path(find_demo_model()) / "model.safetensors", framework="np") as file:
         weight_map = dict.fromkeys(file.offset_keys(), "model-1.safetensors")

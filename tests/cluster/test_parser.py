@@ -113,7 +113,10 @@ def test_serve_has_at_most_eighty_options_and_lists_the_25_most_common(
     assert shown == COMMON
     assert len(shown) == 25
     assert shown < everything
-    groups = ("endpoint", "fleet", "autoscaling", "routing", "engine")
+    groups = (
+        *("endpoint", "fleet", "autoscaling", "routing", "engine"),
+        *("scheduling", "cache", "speculative", "dllm", "execution"),
+    )
     by_group = [listed_flags(f"--help={group}", capsys) for group in groups]
     assert set().union(*by_group) == everything - {"-h", "--config", "--address"}
     assert sum(map(len, by_group)) == len(set().union(*by_group))

@@ -66,7 +66,7 @@ class EngineCore:
         config = config.with_limits(info.max_num_seqs, info.max_num_batched_tokens)
         self._on_launch = on_launch
         self._executor = executor
-        self._overlap_depth = min(config.overlap_depth, executor.max_overlap_depth)
+        self._overlap_depth = min(config.execution.overlap_depth, executor.max_overlap_depth)
         self._follows_prompts = info.block_size > 1 or executor.overlaps_prompts
         self._launches_before_report = info.block_size > 1 and self._overlap_depth > 0
         self._in_flight: deque[AwaitResult] = deque()

@@ -39,10 +39,10 @@ def native_options(
     if device.type != "cpu" or config.cpu_steps == "torch":
         return None
     return NativeOptions(
-        page_size=config.page_size,
-        num_threads=config.cpu_threads or max(1, available_cores() // world_size),
-        required=config.cpu_backend == "native",
-        weight_cache=config.enable_weight_caching and config.load_format != "dummy",
+        page_size=config.cache.page_size,
+        num_threads=config.execution.cpu_threads or max(1, available_cores() // world_size),
+        required=config.execution.cpu_backend == "native",
+        weight_cache=config.execution.enable_weight_caching and config.load_format != "dummy",
     )
 
 

@@ -17,7 +17,8 @@ from worker.rank.cpu import lazy_zeros
 
 def page_groups(config: EngineConfig, layout: KVCacheLayout) -> PageGroups:
     """The layout's page groups, for the scheduler."""
-    num_pages = layout.snapshot_pages(config.page_size) if config.enable_prefix_caching else 0
+    cache = config.cache
+    num_pages = layout.snapshot_pages(cache.page_size) if cache.enable_prefix_caching else 0
     return msgspec.structs.replace(layout.page_groups, snapshot_pages=num_pages)
 
 
@@ -26,7 +27,7 @@ def page_bytes(
 ) -> int:
     """Bytes of one page on this rank, with its share of state snapshots, and with its `draft_bytes`
     in a draft model's cache."""
-    num_bytes = layout.page_bytes(config.page_size) + draft_bytes
+    num_bytes = layout.page_bytes(config.cache.page_size) + draft_bytes
     if groups.snapshot_pages:
         num_bytes += -(-layout.state_bytes // groups.snapshot_pages)
     return num_bytes

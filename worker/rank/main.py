@@ -79,7 +79,7 @@ def _load_and_serve(
     if device.type == "cpu":
         yield_cpu_to_others(RANK_NICENESS)
     rank = Rank(config)
-    await_free_memory(device, config.gpu_memory_utilization)
+    await_free_memory(device, config.cache.gpu_memory_utilization)
     group = TensorParallelGroup.create(
         number, config.tensor_parallel_size, device, directory, rendezvous=rendezvous
     )

@@ -96,19 +96,20 @@ def plan_pages(
     Raises:
         ValueError: there is no room for a single page of each group.
     """
-    if config.kv_cache_tokens is not None:
-        return -(-config.kv_cache_tokens // config.page_size) * page_groups.num_groups + 1
+    cache = config.cache
+    if cache.kv_cache_tokens is not None:
+        return -(-cache.kv_cache_tokens // cache.page_size) * page_groups.num_groups + 1
     if group.device.type == "cuda":
         available = _cuda_cache_bytes(config, group, profile, graphs)
     else:
         share = int(_available_cpu_bytes() * _CPU_SHARE)
         available = min(share // config.tensor_parallel_size, _CPU_MOST_BYTES) - state_bytes
     pages = available // page_bytes
-    if group.device.type == "cpu" or not config.enable_prefix_caching:
+    if group.device.type == "cpu" or not cache.enable_prefix_caching:
         # Capped at the use of all slots at full length. With prefix caching on a GPU, whose memory
         # has no other use, the rest caches prefixes.
-        useful = config.max_num_seqs * page_groups.num_pages(
-            max_model_len, config.page_size, config.max_num_batched_tokens
+        useful = config.scheduling.max_num_seqs * page_groups.num_pages(
+            max_model_len, cache.page_size, config.scheduling.max_num_batched_tokens
         )
         pages = min(useful + 1, pages)
     if pages <= page_groups.num_groups:
@@ -129,22 +130,22 @@ def plan_host_pages(config: EngineConfig, layout: KVCacheLayout) -> int:
     Raises:
         ValueError: the machine has less memory than configured, or not even one page fits.
     """
-    if not config.host_cache_gib:
+    if not config.cache.host_cache_gib:
         return 0
-    num_bytes = int(config.host_cache_gib * 2**30)
+    num_bytes = int(config.cache.host_cache_gib * 2**30)
     most = psutil.virtual_memory().total
     if num_bytes >= most:
         raise ValueError(
-            f"--host-cache-gib {config.host_cache_gib:g} exceeds this machine's memory "
+            f"--host-cache-gib {config.cache.host_cache_gib:g} exceeds this machine's memory "
             f"({most / 2**30:.1f} GiB): lower it"
         )
-    page_bytes = layout.page_bytes(config.page_size)
+    page_bytes = layout.page_bytes(config.cache.page_size)
     num_pages = num_bytes // config.tensor_parallel_size // page_bytes
     if not num_pages:
         least = page_bytes * config.tensor_parallel_size / 2**30
         raise ValueError(
-            f"--host-cache-gib {config.host_cache_gib:g} is smaller than one page: use at least "
-            f"{least:.4f}"
+            f"--host-cache-gib {config.cache.host_cache_gib:g} is smaller than one page: "
+            f"use at least {least:.4f}"
         )
     return num_pages
 
@@ -168,7 +169,7 @@ def _cuda_cache_bytes(
     # step.
     ranks = group.gather_on_device([peak + graph_bytes, torch.cuda.memory_reserved(device)])
     free, total = torch.cuda.mem_get_info(device)
-    share = cache_share(total, free, config.gpu_memory_utilization, ranks)
+    share = cache_share(total, free, config.cache.gpu_memory_utilization, ranks)
     logger.info(
         "memory: %.1f GB total, %.1f GB free, %.1f GB peak of a step, %.1f GB for CUDA graphs, "
         "%.1f GB for the KV cache",

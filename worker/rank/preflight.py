@@ -61,17 +61,18 @@ def check_blocks(config: EngineConfig, model: ModelConfig) -> None:
     size = model.block_size
     if size == 1:
         return
-    if config.page_size % size:
+    if config.cache.page_size % size:
         raise ValueError(
-            f"--page-size {config.page_size} must be a multiple of this model's block size, {size}"
+            f"--page-size {config.cache.page_size} must be a multiple of this model's block size, "
+            f"{size}"
         )
-    if 0 < config.max_num_batched_tokens < 2 * size:
+    if 0 < config.scheduling.max_num_batched_tokens < 2 * size:
         raise ValueError(
             f"--max-num-batched-tokens must be at least {2 * size}, two blocks of this model"
         )
-    if config.speculative_method != "none":
+    if config.speculative is not None:
         raise ValueError(
-            f"--speculative-method {config.speculative_method} is not supported for "
+            f"--speculative-method {config.speculative.method} is not supported for "
             "block-diffusion models: use none"
         )
 
@@ -98,9 +99,9 @@ def check_windows(
         models = f"models with sliding windows (this model's: {min(windows)} tokens)"
         remedy = f"{remedy}, or set --max-model-len {min(windows)}"
     unsupported = {
-        "--host-cache-gib": config.host_cache_gib > 0.0,
-        "--speculative-method draft": config.speculative_method == "draft",
-        "--cpu-backend native": config.cpu_backend == "native",
+        "--host-cache-gib": config.cache.host_cache_gib > 0.0,
+        "--speculative-method draft": bool(config.draft_checkpoint),
+        "--cpu-backend native": config.execution.cpu_backend == "native",
     }
     for option, is_set in unsupported.items():
         if is_set:
@@ -114,11 +115,11 @@ def check_states(config: EngineConfig, model: ModelConfig) -> None:
     Raises:
         ValueError: an option is not supported; the message names it.
     """
-    method = config.speculative_method
+    method = "none" if config.speculative is None else config.speculative.method
     unsupported = {
-        "--host-cache-gib": config.host_cache_gib > 0.0,
+        "--host-cache-gib": config.cache.host_cache_gib > 0.0,
         f"--speculative-method {method}": method != "none",
-        "--cpu-backend native": config.cpu_backend == "native",
+        "--cpu-backend native": config.execution.cpu_backend == "native",
     }
     for option, is_set in unsupported.items():
         if model.linear_layers and is_set:
@@ -133,7 +134,7 @@ def check_draft_model(config: EngineConfig, model: ModelConfig, *, max_model_len
     Raises:
         ValueError: it cannot; the message gives the reason.
     """
-    if config.speculative_method != "draft":
+    if not config.draft_checkpoint:
         return
     draft = load_model_config(config.draft_checkpoint, weights=False)
     if draft.block_size > 1:

@@ -78,7 +78,7 @@ class ModelRunner:
         is_dummy = config.load_format == "dummy"
         self.model_config = model or load_model_config(config.checkpoint, weights=not is_dummy)
         if self.device.type == "cpu":
-            tune_cpu_process(config.cpu_threads, group.world_size)
+            tune_cpu_process(config.execution.cpu_threads, group.world_size)
         self.max_model_len = self.model_config.resolve_max_model_len(config.max_model_len)
         self.dtype = resolve_dtype(config, self.model_config.dtype, group)
         self.cache_dtype = resolve_cache_dtype(config, self.model_config, self.device, self.dtype)
@@ -110,7 +110,7 @@ class ModelRunner:
                 self.model, self.model_config, show_progress=group.rank == 0, native=native
             )
         self._draft_model: DeviceDraftModel | None = None
-        if config.speculative_method == "draft" and self.device.type == "cuda":
+        if config.draft_checkpoint and self.device.type == "cuda":
             self._draft_model = DeviceDraftModel(config, self.device, self.max_model_len)
         self._drafts: DeviceModelProposer | None = None
         self._tables: DeviceTables
@@ -137,18 +137,18 @@ class ModelRunner:
         config, model = self.config, self.model_config
         windows = model.windows_within(self.max_model_len)
         return create_attention_backend(
-            config.attention_backend,
+            config.execution.attention_backend,
             AttentionSettings(
                 device=self.device,
                 dtype=self.dtype,
-                page_size=config.page_size,
+                page_size=config.cache.page_size,
                 batch_invariant=config.batch_invariant,
                 block_size=model.block_size,
                 window=min(filter(None, windows), default=0),
                 cap=model.attention_cap,
                 has_sinks=model.has_sinks,
                 has_latents=model.mla is not None,
-                most_decodes=config.max_num_seqs,
+                most_decodes=config.scheduling.max_num_seqs,
                 num_heads=model.num_heads,
                 head_dims=model.head_dims,
                 has_fp8_cache=self.cache_dtype is not None,
@@ -176,8 +176,8 @@ class ModelRunner:
             vocab_size=self.model_config.vocab_size,
             num_host_pages=plan_host_pages(self.config, self._layout),
             page_groups=self._page_groups,
-            max_num_seqs=self.config.max_num_seqs,
-            max_num_batched_tokens=self.config.max_num_batched_tokens,
+            max_num_seqs=self.config.scheduling.max_num_seqs,
+            max_num_batched_tokens=self.config.scheduling.max_num_batched_tokens,
         )
 
     def allocate(self, num_pages: int, num_host_pages: int = 0) -> None:
@@ -372,7 +372,7 @@ class ModelRunner:
         if batch.size is not None:
             assert self._graphs is not None, "a padded batch without graphs"
             hidden = self._graphs.forward(batch)
-        elif logits_indices is not None and "skip_unread" in self.config.dllm_features:
+        elif logits_indices is not None and "skip_unread" in self.config.dllm.features:
             return self.run_model(replace(batch, logits_indices=logits_indices))
         else:
             hidden = self.run_model(batch)
@@ -388,21 +388,23 @@ class ModelRunner:
 
     def _allocate(self, num_pages: int) -> None:
         config, page_groups = self.config, self._page_groups
-        self._kv_caches = allocate_kv_caches(num_pages, config.page_size, self._layout, self.device)
+        self._kv_caches = allocate_kv_caches(
+            num_pages, config.cache.page_size, self._layout, self.device
+        )
         if self.model.native is not None:
             self.model.native.bind([(cache.k, cache.v) for cache in self._kv_caches.values()])
         if self._layout.states:
-            num_slots = config.max_num_seqs + 1
+            num_slots = config.scheduling.max_num_seqs + 1
             num_snapshots = page_groups.num_snapshots(num_pages - 1)
             self._states = RequestStates(self._layout, num_slots, num_snapshots, self.device)
         # A request can be no longer than the whole cache.
         most = page_groups.max_tokens(
-            num_pages - 1, config.page_size, config.max_num_batched_tokens
+            num_pages - 1, config.cache.page_size, config.scheduling.max_num_batched_tokens
         )
         self._tables = DeviceTables(
-            max_num_seqs=config.max_num_seqs,
+            max_num_seqs=config.scheduling.max_num_seqs,
             max_model_len=min(self.max_model_len, most),
-            page_size=config.page_size,
+            page_size=config.cache.page_size,
             vocab_size=self.model_config.vocab_size,
             device=self.device,
             native_sampling=self.model.native is not None,
@@ -412,7 +414,7 @@ class ModelRunner:
         )
         if self._draft_model is not None:
             self._drafts = DeviceModelProposer(
-                self._draft_model, self._tables, num_pages, config.page_size
+                self._draft_model, self._tables, num_pages, config.cache.page_size
             )
         self._builder = BatchBuilder(self._tables, is_native=self.model.native is not None)
         if self.model_config.mask_token_id is not None:
@@ -424,7 +426,7 @@ class ModelRunner:
 
     def _slot_bytes(self) -> int:
         """Bytes of the states and of the tables of logits processors of all slots."""
-        num_rows = self.config.max_num_seqs + 1
+        num_rows = self.config.scheduling.max_num_seqs + 1
         processors = 0
         if self.model_config.block_size == 1:
             processors = table_bytes(num_rows, self.model_config.vocab_size)
@@ -432,7 +434,7 @@ class ModelRunner:
 
     def _draft_page_bytes(self) -> int:
         if self._draft_model is not None:
-            return self._draft_model.layout.page_bytes(self.config.page_size)
+            return self._draft_model.layout.page_bytes(self.config.cache.page_size)
         return draft_page_bytes(self.config)
 
     def _profile(self) -> None:
@@ -442,7 +444,7 @@ class ModelRunner:
             self.config, max_model_len=self.max_model_len, block_size=self.model_config.block_size
         )
         with self._on_compute_stream():
-            num_blocks = -(-largest.num_tokens // self.config.page_size)
+            num_blocks = -(-largest.num_tokens // self.config.cache.page_size)
             self._allocate(num_blocks * self._page_groups.num_groups + 1)
         for plan in largest.plans:
             self.execute(plan)

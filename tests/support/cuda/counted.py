@@ -164,7 +164,7 @@ def count_launches(
     by_layer: list[int] = []
     limits = {"max_num_seqs": ROWS, "max_num_batched_tokens": 1024}
     options = {"device": "cuda", "load_format": "dummy", **limits, **further}
-    config = EngineConfig(model=str(folder), max_model_len=1024, page_size=32, **options)  # type: ignore[arg-type]
+    config = EngineConfig.of(model=str(folder), max_model_len=1024, page_size=32, **options)
     with counting() as counter:
         built = ModelRunner(config, TensorParallelGroup.alone(DEVICE))
         built._allocate(64)

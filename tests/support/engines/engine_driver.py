@@ -59,7 +59,7 @@ class Engine:
             "cpu_threads": 1,
             "max_num_seqs": min(32, options.get("max_num_batched_tokens", 32)),
         }
-        self.config = EngineConfig(model=model, **{**settings, **options})
+        self.config = EngineConfig.of(model=model, **{**settings, **options})
         self._directory = tempfile.mkdtemp(prefix="rf-")
         world = self.config.tensor_parallel_size
         with forking_ranks() if forks else nullcontext():

@@ -23,6 +23,7 @@ from worker.protocol.messages import (
     Submit,
     TokenDelta,
 )
+from worker.protocol.options import from_options
 from worker.protocol.sampling import SamplingParams
 
 VOCAB = 50
@@ -242,7 +243,7 @@ class Harness:
             "block_hash_salt": "m",
             "max_queued_requests": 0,
         }
-        self.config = SchedulerConfig(**{**defaults, **limits})  # type: ignore[arg-type]
+        self.config = from_options(SchedulerConfig, {**defaults, **limits})
         self.now = 0.0
         self.scheduler = Scheduler(self.config, lambda: self.now)
         self.device = FakeDevice(self.config)

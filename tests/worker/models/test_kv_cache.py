@@ -90,7 +90,7 @@ def test_layers_that_share_pages_are_no_matter_for_all(
     options: dict[str, Any], refusal: str
 ) -> None:
     wide = replace(FULL, num_kv_heads=1)
-    config = EngineConfig(model="any", **options)
+    config = EngineConfig.of(model="any", **options)
 
     def check(*specs: KVCacheSpec) -> None:
         groups = group_layers(specs).groups

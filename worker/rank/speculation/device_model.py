@@ -59,12 +59,12 @@ class DeviceDraftModel:
             AttentionSettings(
                 device=device,
                 dtype=DRAFT_DTYPE,
-                page_size=config.page_size,
+                page_size=config.cache.page_size,
                 batch_invariant=config.batch_invariant,
                 cap=model_config.attention_cap,
                 has_sinks=model_config.has_sinks,
                 has_latents=model_config.mla is not None,
-                most_decodes=config.max_num_seqs,
+                most_decodes=config.scheduling.max_num_seqs,
                 num_heads=model_config.num_heads,
             ),
         )

@@ -169,7 +169,7 @@ def test_a_process_that_cannot_start_is_reported() -> None:
 def test_grammars_use_the_configured_tokenizer() -> None:
     hello = Hello(rank=0, num_pages=9, max_model_len=64, vocab_size=2560)
     for tokenizer, expected in (("", MODEL), ("other", "other")):
-        config = EngineConfig(model=MODEL, tokenizer=tokenizer)
+        config = EngineConfig.of(model=MODEL, tokenizer=tokenizer)
         assert config.tokenizer_checkpoint == expected
         assert setting_of(build_engine_info(config, [hello], "salt")).tokenizer == expected
 
