@@ -2,9 +2,9 @@
 
 Gateway, worker frontend, engine core and rank of the demo model run in one process, each in a
 thread of its own and connected by the sockets that they use in production. A streaming request
-without optional features decodes on CPU. Calls are counted from one step to the next; the report
-is about the most frequent of the request's steps, so heartbeats, new pages and digests do not
-count.
+without optional features decodes on CPU; the model's reasoning is not parsed, either. Calls are
+counted from one step to the next; the report is about the most frequent of the request's steps, so
+heartbeats, new pages and digests do not count.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ class _SocketTransport:
 
 async def _request(options: TraceOptions, socket: str, recorders: dict[str, Recorder]) -> None:
     """Streams a completion through a gateway, once to warm up and once recorded."""
-    route = ModelRoute(name="demo", model=find_demo_model())
+    route = ModelRoute(name="demo", model=find_demo_model(), reasoning_parser="none")
     transport = _SocketTransport(socket)
     gateway = Gateway(GatewayConfig(models=(route,)), {"demo": transport}, None)
     await gateway.start()
