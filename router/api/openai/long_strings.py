@@ -103,7 +103,7 @@ def _string(body: Payload, begin: int, end: int) -> str:
     while begin < end:
         cut = end if end - begin <= _PIECE_BYTES else _boundary(body, begin, begin + _PIECE_BYTES)
         piece = b"".join([b'"', memoryview(body)[begin:cut], b'"'])
-        pieces.append(msgspec.json.decode(piece, type=str))
+        pieces.append(msgspec.json.decode(piece))
         begin = cut
     return "".join(pieces)
 
