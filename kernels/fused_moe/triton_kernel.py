@@ -2,6 +2,7 @@
 
 Four launches: the alignment to tiles, both products, and the sum over each token's experts and
 further terms. Biases, weights and the activation are applied in the epilogues of the products.
+FP8 experts with many tokens have FP8 inputs, whose quantization is a launch before each product.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -13,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.attention.triton_config import dot_precision
+from kernels.attention.triton_config import compute_capability, dot_precision
 from kernels.choose_experts.base import ExpertChoice
 from kernels.fused_moe import (
     SILU,
@@ -26,8 +27,9 @@ from kernels.fused_moe import (
 )
 from kernels.fused_moe.triton_align import Tiles, align_pairs
 from kernels.gate_and_mul.triton_kernel import activated
-from kernels.linear.packed_codes import TILE_COLUMNS, TILE_DEPTH
+from kernels.linear.packed_codes import TILE_COLUMNS, TILE_DEPTH, PackedCodes
 from kernels.linear.triton_packed import constants, packed_product, stages
+from kernels.quantize_fp8 import quantize_fp8
 from kernels.registry import implements
 from kernels.tiles import cdiv
 
@@ -54,6 +56,12 @@ _LARGE_STAGES = 3
 """Stages of products of quantized weights with 128 rows, which take most of the shared memory."""
 _SINGLE_SIZES = _Sizes(16, 64, 32, 4, 2)
 """Sizes for fp32."""
+_FP8_SIZES = {64: _Sizes(64, 128, 128, 4, 3), 128: _Sizes(128, 128, 128, 8, 3)}
+"""Sizes of products with FP8 inputs by rows of a tile. Tiles of 16 rows decode weights instead."""
+_FP8_CAPABILITY = 89
+"""Minimum compute capability for products of FP8 numbers."""
+_ADA_COLUMNS = 64
+"""Columns of their tiles before Hopper, whose products take their factors from registers."""
 
 
 @implements(fused_moe, "triton")
@@ -137,10 +145,21 @@ def _multiply(
         "PAIRS_PER_ROW": pairs_per_row,
         "BLOCK_M": tile_rows,
     }
-    arguments = (
-        *(x, out, tiles.pairs, tiles.experts, x if bias is None else bias),
-        *(x if factors is None else factors, num_pairs, size, depth, x.stride(0)),
+    tensors = (
+        *(out, tiles.pairs, tiles.experts, x if bias is None else bias),
+        *(x if factors is None else factors, num_pairs, size),
     )
+    if packed is not None and _multiplies_fp8(packed, x.dtype, tile_rows):
+        by_block, sizes = packed.group > 0, _fp8_sizes(tile_rows)
+        rows, codes = quantize_fp8(x, by_block=by_block), values.view(torch.float8_e4m3fn)
+        _fp8_multiply_kernel[(num_tiles * cdiv(size, sizes.columns),)](
+            rows.codes, rows.scales, *tensors, len(rows.codes), codes, packed.scales,
+            codes.stride(0), packed.scales.stride(0), cdiv(depth, TILE_DEPTH),
+            **common, BY_BLOCK=by_block, TILE=TILE_COLUMNS, BLOCK_N=sizes.columns,
+            BLOCK_K=TILE_DEPTH, num_warps=sizes.warps, num_stages=sizes.stages,
+        )  # fmt: skip
+        return out
+    arguments = x, *tensors, depth, x.stride(0)
     if packed is not None:
         scales, is_large = packed.scales, tile_rows == max(_SIZES)
         _packed_multiply_kernel[(num_tiles * cdiv(size, TILE_COLUMNS),)](
@@ -157,6 +176,25 @@ def _multiply(
         PRECISION=dot_precision(x.dtype), num_warps=sizes.warps, num_stages=sizes.stages,
     )  # fmt: skip
     return out
+
+
+def _fp8_sizes(tile_rows: int) -> _Sizes:
+    """Sizes of products with FP8 inputs on the current device."""
+    sizes = _FP8_SIZES[tile_rows]
+    is_ada = compute_capability() == _FP8_CAPABILITY
+    return sizes._replace(columns=_ADA_COLUMNS) if is_ada else sizes
+
+
+def _multiplies_fp8(packed: PackedCodes, dtype: torch.dtype, tile_rows: int) -> bool:
+    """Whether inputs are quantized, too: those of FP8 weights with a scale per output feature or
+    per 128 input features, in bfloat16, if an expert has more than 16 rows."""
+    return (
+        packed.code == "e4m3"
+        and packed.group in (0, TILE_DEPTH)
+        and dtype == torch.bfloat16
+        and tile_rows in _FP8_SIZES
+        and compute_capability() >= _FP8_CAPABILITY
+    )
 
 
 @triton.jit
@@ -269,6 +307,51 @@ def _packed_multiply_kernel(
     )  # fmt: skip
     _finish(
         tl.trans(total), out_ptr, bias_ptr, factors_ptr, expert, pair, exists, first, column, size,
+        HAS_BIAS, HAS_FACTORS, ACTIVATION, ALPHA, LIMIT, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_pairs", "num_rows"])
+def _fp8_multiply_kernel(
+    x_ptr, x_scale_ptr, out_ptr, pairs_ptr, experts_ptr, bias_ptr, factors_ptr,
+    num_pairs, size, num_rows,
+    weight_ptr, scale_ptr, weight_stride, scale_stride, num_steps,
+    HAS_BIAS: tl.constexpr, HAS_FACTORS: tl.constexpr,
+    ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
+    PAIRS_PER_ROW: tl.constexpr, BY_BLOCK: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    expert, pair, first, column = _find_tile(
+        pairs_ptr, experts_ptr, size, ACTIVATION, BLOCK_M, BLOCK_N
+    )
+    if expert < 0:
+        return
+    exists = pair < num_pairs
+    column = tl.where(first + tl.arange(0, BLOCK_N) < size, column, 0)
+    # Rows and columns past the last one read the first, so that nothing is masked.
+    row, depth = tl.where(exists, pair // PAIRS_PER_ROW, 0), num_steps * BLOCK_K
+    k = tl.arange(0, BLOCK_K)
+    x_cell = x_ptr + row[:, None] * depth + k[None, :]
+    weight_cell = weight_ptr + expert * weight_stride + column[None, :] * depth + k[:, None]
+    x_scales = x_scale_ptr + row
+    scales = scale_ptr + expert * scale_stride + column % TILE
+    scales += column // TILE * TILE * (num_steps if BY_BLOCK else 1)
+    x_scale, scale = tl.load(x_scales), tl.load(scales)
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for step in range(num_steps):
+        a, b = tl.load(x_cell + step * BLOCK_K), tl.load(weight_cell + step * BLOCK_K)
+        if BY_BLOCK:
+            # Rows' scales are loaded ahead; ahead or multiplied first, the others would be spilled.
+            following = tl.load(x_scales + tl.minimum(step + 1, num_steps - 1) * num_rows)
+            scale = tl.load(scales + step * TILE)
+            total += tl.dot(a, b) * x_scale[:, None] * scale[None, :]
+            x_scale = following
+        else:
+            total = tl.dot(a, b, total)
+    if not BY_BLOCK:
+        total *= x_scale[:, None] * scale[None, :]
+    _finish(
+        total, out_ptr, bias_ptr, factors_ptr, expert, pair, exists, first, column, size,
         HAS_BIAS, HAS_FACTORS, ACTIVATION, ALPHA, LIMIT, BLOCK_M, BLOCK_N,
     )  # fmt: skip
 

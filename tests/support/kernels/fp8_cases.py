@@ -19,6 +19,13 @@ from kernels import (
     qk_norm_rope_store,
     registry,
 )
+from kernels.fused_moe import (
+    ExpertChoice,
+    Experts,
+    ExpertWeights,
+    fused_moe,
+    pack_quantized_experts,
+)
 from kernels.linear import BlockScales, dequantize
 from kernels.quantize_fp8 import quantize_fp8
 from tests.support.kernels.experts import make_codes
@@ -168,6 +175,45 @@ def fp8_product_case(device: str, dtype: torch.dtype) -> None:
             assert error.norm() < 0.04 * expected.norm(), (columns, block, rows)
 
 
+def fp8_experts_case(device: str, dtype: torch.dtype) -> None:
+    """Experts with FP8 inputs, against the dequantized weights: scales per output feature and per
+    block, tiles of 64 and 128 rows; sizes that fill no tile, and another rank's expert."""
+    _skip_without_fp8(device)
+    from kernels.fused_moe import triton_kernel
+
+    dtype = torch.bfloat16
+    for tokens, block in ((40, 999), (70, 128)):  # 64 and 128 rows
+        hidden, inner, quantized, plain = 200, 136, [], []
+        for shape in ((3, 2 * inner, hidden), (3, hidden, inner)):
+            codes, scaling = make_codes(
+                *shape, code="e4m3", device=device, block=block, offset=0, scale=0.001
+            )
+            weights = ExpertWeights(codes, scaling)
+            with registry.using("triton"):
+                quantized.append(pack_quantized_experts(weights, dtype))
+            plain.append(ExpertWeights(dequantize(codes, scaling, dtype=torch.float32)))
+        x = torch.randn(tokens, hidden).to(device, dtype)
+        ids = torch.stack([torch.randperm(4)[:2] for _ in range(tokens)]).to(device)
+        choice = ExpertChoice(ids, torch.rand(tokens, 2, device=device))
+        with registry.using("torch"):
+            expected = fused_moe(x.float(), Experts(*plain), choice)
+        with registry.using("triton"), pytest.MonkeyPatch.context() as patch:
+            if device == "cpu":
+                patch.setattr(triton_kernel, "compute_capability", lambda: 90)
+            calls: list[bool] = []
+            patch.setattr(
+                triton_kernel,
+                "quantize_fp8",
+                lambda x, *, by_block, calls=calls: (
+                    calls.append(by_block) or quantize_fp8(x, by_block=by_block)
+                ),
+            )
+            actual = fused_moe(x, Experts(*quantized), choice)
+        assert calls == 2 * [block == 128]
+        error = (actual.float() - expected).norm() / expected.norm()
+        assert error < 0.06, (tokens, block, error)
+
+
 def _both_ways(run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """A cache as the reference and as Triton store it; at most a few numbers, near the middle
     between two, are rounded differently, and by one step."""
@@ -186,4 +232,10 @@ def _skip_without_fp8(device: str) -> None:
         pytest.skip("FP8 caches need compute capability 8.9")
 
 
-FP8_CASES = [fp8_attention_case, fp8_store_case, quantize_fp8_case, fp8_product_case]
+FP8_CASES = [
+    fp8_attention_case,
+    fp8_store_case,
+    quantize_fp8_case,
+    fp8_product_case,
+    fp8_experts_case,
+]
