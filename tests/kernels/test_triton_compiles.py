@@ -273,11 +273,11 @@ def test_attention_needs_one_binary_per_kernel(
 ) -> None:
     def launch(number: int) -> None:
         lens = [number * 16 + row for row in range(number)]
-        case = make_paged(lens, num_kv_heads=2, head_dim=64, dtype=torch.bfloat16)
+        case = make_paged(lens, num_kv_heads=2, head_dim=MAX_HEAD_DIM, dtype=torch.bfloat16)
         if number % 2:
             unaligned = shifted(torch.tensor(lens, dtype=torch.int32))
             monkeypatch.setattr(type(case), "seq_lens", property(lambda _: unaligned))
-        q = torch.randn(2 * number, 4, 64).to(torch.bfloat16)
+        q = torch.randn(2 * number, 8, MAX_HEAD_DIM).to(torch.bfloat16)
         case.decode(q[:number], batch_invariant=invariant)
         case.extend(q, [2] * number, batch_invariant=invariant)
         monkeypatch.undo()
