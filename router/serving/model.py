@@ -65,7 +65,9 @@ class ServedModel:
         self.encoder = encoder
         self.fleet = fleet
         self.defaults = defaults
-        self.dialect = dialect_of(tokenizer, route.tool_call_parser, route.reasoning_parser)
+        self.dialect = dialect_of(
+            tokenizer, route.chat.tool_call_parser, route.chat.reasoning_parser
+        )
         """The model's formats of reasoning and tool calls."""
         self.stats = ModelStats(max_tenants)
         self.set_target(WorkerTarget(route.min_workers, route.min_workers, route.max_workers))
