@@ -24,30 +24,62 @@ _RARE = {"within": "--routing-config"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PrefixScoreConfig:
+    """Weights of the policy prefix-score."""
+
+    hit_weight: float = field(default=10.0, metadata=_RARE | {"option": "prefix_score_hit_weight"})
+    """prefix-score: weight of each prompt token found in the worker's prefix cache."""
+    utilisation_weight: float = field(
+        default=100.0, metadata=_RARE | {"option": "prefix_score_utilisation_weight"}
+    )
+    """prefix-score: weight of the batch utilisation, which is subtracted from the score."""
+    kv_free_weight: float = field(
+        default=0.1, metadata=_RARE | {"option": "prefix_score_kv_free_weight"}
+    )
+    """prefix-score: weight of each percent of free KV pages."""
+    batch_room_weight: float = field(
+        default=0.5, metadata=_RARE | {"option": "prefix_score_batch_room_weight"}
+    )
+    """prefix-score: weight of each free batch slot."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecisionLogConfig:
+    """Logs of routing decisions."""
+
+    folder: str = field(default="", metadata=_RARE | {"option": "decision_log"})
+    """Folder for logs of all routing decisions, one per gateway and model, for
+    `python -m deploy.benchmarks router --replay`. Logs contain keyed hashes, no text."""
+    max_mib: int = field(default=256, metadata=_RARE | {"option": "decision_log_mib"})
+    """Maximum size of each gateway's decision log per model, in MiB; the older half is deleted."""
+    key_file: str = field(default="", metadata=_RARE | {"option": "decision_log_key_file"})
+    """File on the gateways' nodes with the key of the hashes in decision logs, so that logs of
+    several gateways can be correlated. By default each gateway generates a secret key."""
+
+    def __post_init__(self) -> None:
+        if self.max_mib < 1:
+            name = option_name(self, "decision_log_mib")
+            raise ValueError(f"{name} must be at least 1, got {self.max_mib}")
+
+    @property
+    def enabled(self) -> bool:
+        """Whether decisions are logged."""
+        return bool(self.folder)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RoutingConfig:
     """How gateways choose a worker for a request, and recover if it fails."""
 
     routing_policy: PolicyName = "adaptive"
     """Policy that chooses a worker for each request."""
-    prefix_score_hit_weight: float = field(default=10.0, metadata=_RARE)
-    """prefix-score: weight of each prompt token found in the worker's prefix cache."""
-    prefix_score_utilisation_weight: float = field(default=100.0, metadata=_RARE)
-    """prefix-score: weight of the batch utilisation, which is subtracted from the score."""
-    prefix_score_kv_free_weight: float = field(default=0.1, metadata=_RARE)
-    """prefix-score: weight of each percent of free KV pages."""
-    prefix_score_batch_room_weight: float = field(default=0.5, metadata=_RARE)
-    """prefix-score: weight of each free batch slot."""
     explain_routing: bool = False
     """Add response headers and metrics that compare the predicted, the best possible and the actual
     cache hits of each routing decision. Takes up to 1 ms per 128k-token prompt."""
-    decision_log: str = field(default="", metadata=_RARE)
-    """Folder for logs of all routing decisions, one per gateway and model, for
-    `python -m deploy.benchmarks router --replay`. Logs contain keyed hashes, no text."""
-    decision_log_mib: int = field(default=256, metadata=_RARE)
-    """Maximum size of each gateway's decision log per model, in MiB; the older half is deleted."""
-    decision_log_key_file: str = field(default="", metadata=_RARE)
-    """File on the gateways' nodes with the key of the hashes in decision logs, so that logs of
-    several gateways can be correlated. By default each gateway generates a secret key."""
+    prefix_score: PrefixScoreConfig = field(default_factory=PrefixScoreConfig, metadata=group())
+    """Weights of the policy prefix-score."""
+    decision_log: DecisionLogConfig | None = field(default=None, metadata=group())
+    """Logs of all routing decisions; None if they are disabled."""
 
     max_session_wait_s: float = field(default=0.0, metadata=_RARE)
     """Maximum seconds that a new agent session waits while the KV caches are full with the contexts
@@ -62,7 +94,6 @@ class RoutingConfig:
     def __post_init__(self) -> None:
         for name, minimum in (
             ("max_request_attempts", 1),
-            ("decision_log_mib", 1),
             ("max_session_wait_s", 0),
             ("no_worker_timeout_s", 0),
         ):

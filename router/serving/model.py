@@ -271,15 +271,15 @@ class ServedModel:
 
 
 def _decision_log(route: ModelRoute, gateway_id: str) -> DecisionLog | None:
-    options = route.routing
-    if not options.decision_log:
+    options = route.routing.decision_log
+    if options is None:
         return None
     return DecisionLog(
-        options.decision_log,
+        options.folder,
         route.name,
         gateway_id,
-        max_bytes=options.decision_log_mib << 20,
-        key_file=options.decision_log_key_file,
+        max_bytes=options.max_mib << 20,
+        key_file=options.key_file,
     )
 
 

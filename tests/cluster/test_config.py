@@ -19,7 +19,7 @@ from cluster.config import (
     ServeConfig,
     serve_config_from_mapping,
 )
-from router.config import AccessConfig, RoutingConfig
+from router.config import AccessConfig, PrefixScoreConfig, RoutingConfig
 from worker.config import EngineConfig
 from worker.metrics.node import NodeMetricsConfig
 from worker.protocol.options import option_values, options_of
@@ -223,7 +223,9 @@ def test_startup_retry_is_validated() -> None:
 def test_routing_is_chosen_per_model() -> None:
     settings = {"model": "m", "routing_policy": "least-load", "prefix_score_hit_weight": 3.0}
     route = serve_config_from_mapping({"models": [settings]}).gateway().models[0]
-    expected = RoutingConfig(routing_policy="least-load", prefix_score_hit_weight=3.0)
+    expected = RoutingConfig(
+        routing_policy="least-load", prefix_score=PrefixScoreConfig(hit_weight=3.0)
+    )
     assert route.routing == expected
     flags = ("--routing-policy", "least-load", "--routing-config", '{"prefix_score_hit_weight": 3}')
     assert parse("m", *flags).gateway().models[0].routing == expected
