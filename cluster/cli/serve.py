@@ -100,8 +100,8 @@ def add_arguments(parser: CommandParser) -> None:
         "--address",
         help="address of a running Ray cluster to join (default: start a local one)",
     )
-    add_options(parser.add_argument_group("endpoint"), EndpointConfig)
-    add_options(parser.add_argument_group("fleet"), FleetConfig)
+    add_option_groups(parser, "endpoint", EndpointConfig)
+    add_option_groups(parser, "fleet", FleetConfig)
     add_options(parser.add_argument_group("autoscaling"), AutoscalingConfig)
     add_options(parser.add_argument_group("routing"), RoutingConfig)
     add_option_groups(parser, "engine", EngineConfig, exclude=["model"])
@@ -121,8 +121,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.address is None and not config.endpoint.startup_retry_s:
         for model in config.models:
             check_model(model.engine)
-            if model.fleet.chat_template:
-                read_chat_template(model.fleet.chat_template)
+            if model.fleet.chat.chat_template:
+                read_chat_template(model.fleet.chat.chat_template)
     from cluster.launch import LaunchError, LocalFleet
 
     console = _console(config.endpoint)
@@ -220,7 +220,7 @@ def configure(arguments: argparse.Namespace) -> ServeConfig:
 
 def open_listener(endpoint: EndpointConfig) -> str | None:
     """A warning if the endpoint requires no key and listens on more than loopback; else None."""
-    guarded = endpoint.api_keys or endpoint.api_key_file
+    guarded = endpoint.access.api_keys or endpoint.access.api_key_file
     if guarded or is_loopback(endpoint.host):
         return None
     return (
@@ -283,7 +283,8 @@ def banner(config: ServeConfig, base_url: str, logs: str) -> str:
         "messages": [{"role": "user", "content": "What is 12 + 30?"}],
         "stream": True,
     }
-    guarded = bool(config.endpoint.api_keys or config.endpoint.api_key_file)
+    access = config.endpoint.access
+    guarded = bool(access.api_keys or access.api_key_file)
     authorization = f' -H "Authorization: Bearer ${API_KEY}"' if guarded else ""
     key = f"Example, with one of the keys in {API_KEY}:\n" if guarded else ""
     return (

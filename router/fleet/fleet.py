@@ -92,7 +92,7 @@ class Fleet:
         self.pace = FleetPace()
         self.utilisation = Utilisation()
         self.policy = create_policy(config, self.utilisation)
-        explained = config.explain_routing or bool(config.decision_log)
+        explained = config.explain_routing or config.decision_log is not None
         self._explainer = Explainer() if explained else None
         self._clock = clock
         self._parity = parity

@@ -114,7 +114,7 @@ def test_serve_has_at_most_eighty_options_and_lists_the_25_most_common(
     assert len(shown) == 25
     assert shown < everything
     groups = (
-        *("endpoint", "fleet", "autoscaling", "routing", "engine"),
+        *("endpoint", "access", "tenants", "fleet", "chat", "autoscaling", "routing", "engine"),
         *("scheduling", "cache", "speculative", "dllm", "execution"),
     )
     by_group = [listed_flags(f"--help={group}", capsys) for group in groups]
@@ -126,7 +126,7 @@ def test_help_on_an_unknown_group_lists_the_groups(capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit) as exit_:
         build_parser().parse_args(["serve", "--help=fleets"])
     assert exit_.value.code == 2
-    assert "choose from all, endpoint, fleet" in capsys.readouterr().err
+    assert "choose from all, endpoint, access" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

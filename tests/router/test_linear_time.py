@@ -93,7 +93,7 @@ async def harmony(harmony_model: tuple[Path, Tokenizer]) -> AsyncIterator[Rig]:
         worker.info.max_model_len = worker.info.max_total_tokens = 1 << 20
         # Requests end at the worker's interface: its work is not the gateway's.
         worker.rejection, worker.rejection_status = "enough", 400
-    await rig.start(admin_api_keys=("admin",))
+    await rig.start(admin_api_key="admin")
     yield rig
     await rig.stop()
 
