@@ -115,6 +115,10 @@ class EngineCore:
         if isinstance(grammar, GrammarProblem):
             self.scheduler.provide(request_id, attempt, grammar)
         elif self.scheduler.provide(request_id, attempt, GrammarStatus.of(grammar)):
+            if grammar.is_free:  # a resumed request, or one held for the end of its reasoning
+                if self._guided is not None:
+                    self._guided.drop([(request_id, attempt)])
+                return
             if self._guided is None:
                 self._guided = GuidedRequests(self.grammars.advance, self.info.vocab_size)
             self._guided.add(request_id, attempt, grammar)
@@ -154,7 +158,7 @@ class EngineCore:
     def report(self) -> StepReport:
         """Report of everything since the last one, with the current load; runs no step."""
         if self._guided is not None:
-            self._guided.drop(self.scheduler.take_ended())
+            self._guided.drop(self.scheduler.take_unguided())
         report = self.scheduler.take_report()
         report.load.step_times = self.timeline.totals()
         return report

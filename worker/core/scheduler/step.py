@@ -54,8 +54,8 @@ class StepInFlight:
     shape: StepShape
     has_chunks: bool
     """Whether any row computes a chunk of a prompt, or a block."""
-    is_guided: bool = False
-    """Whether any row samples under a grammar."""
+    masked: Sequence[int] = ()
+    """Masked rows among those that sample, as in the Plan."""
     num_loads: int = 0
     """Pages that the Plan copies from host memory."""
 
@@ -108,11 +108,14 @@ class StepInFlight:
         )
 
     def masked_rows(self) -> list[tuple[str, int] | None]:
-        """Requests of the Plan's masked rows, by id and attempt; None for stale rows."""
+        """Requests of the Plan's masked rows, by id and attempt; None for stale rows, and for
+        requests that continue with free text."""
+        sampling = [planned for planned in self.rows if planned.row.num_samples]
         return [
-            None if planned.is_stale else (planned.request.request_id, planned.request.attempt)
-            for planned in self.rows
-            if planned.row.num_samples and planned.request.grammar is not None
+            None
+            if planned.is_stale or planned.request.grammar is None
+            else (planned.request.request_id, planned.request.attempt)
+            for planned in (sampling[number] for number in self.masked)
         ]
 
 
@@ -283,7 +286,7 @@ class StepBuilder:
                 scored_tokens=self._num_scored,
             ),
             has_chunks=bool(self._chunks),
-            is_guided=self._any_masked,
+            masked=masked,
             num_loads=0 if self._loads is None else len(self._loads.pages),
         )
         return plan, step
