@@ -80,7 +80,6 @@ def check_windows(
         models = f"models with sliding windows (this model's: {min(windows)} tokens)"
         remedy = f"{remedy}, or set --max-model-len {min(windows)}"
     unsupported = {
-        "--host-cache-gib": config.host_cache_gib > 0.0,
         "--speculative-method draft": config.speculative_method == "draft",
         "--cpu-backend native": config.cpu_backend == "native",
     }
@@ -98,7 +97,6 @@ def check_states(config: EngineConfig, model: ModelConfig) -> None:
     """
     method = config.speculative_method
     unsupported = {
-        "--host-cache-gib": config.host_cache_gib > 0.0,
         f"--speculative-method {method}": method != "none",
         "--cpu-backend native": config.cpu_backend == "native",
     }

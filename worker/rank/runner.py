@@ -27,7 +27,7 @@ from worker.rank.diffusion.decoder import BlockDecoder
 from worker.rank.dtype import resolve_cache_dtype, resolve_dtype
 from worker.rank.graphs import StepGraphs, create_capture
 from worker.rank.host_pages import HostPages, create_host_pages
-from worker.rank.kv_cache import allocate_kv_caches, page_bytes, page_groups
+from worker.rank.kv_cache import allocate_planes, kv_caches, page_bytes, page_groups
 from worker.rank.limits import resolve_limits
 from worker.rank.memory import plan_host_pages, plan_pages
 from worker.rank.preflight import (
@@ -112,6 +112,7 @@ class ModelRunner:
         self._drafts: DeviceModelProposer | None = None
         self._tables: DeviceTables
         self._builder: BatchBuilder
+        self._planes: list[torch.Tensor] = []
         self._kv_caches: Mapping[int, KVCache] = {}
         self._states: RequestStates | None = None
         self._streams = DeviceStreams(self.device) if self.device.type == "cuda" else None
@@ -187,9 +188,10 @@ class ModelRunner:
         assert num_pages >= 2, "a cache needs a page besides the dummy page"
         with self._on_compute_stream():
             self._allocate(num_pages)
-            self._host_pages = create_host_pages(
-                num_host_pages, [*self._kv_caches.values()], self._streams
-            )
+            self._host_pages = create_host_pages(num_host_pages, self._planes, self._streams)
+            if self._host_pages is not None and self._states is not None:
+                num_snapshots = self._page_groups.num_snapshots(num_host_pages)
+                self._host_pages.add_states(self._states, num_snapshots)
             self._drafter = create_drafter(
                 *(self.config, self._tables, self._attention, num_pages, self._drafts)
             )
@@ -385,7 +387,9 @@ class ModelRunner:
 
     def _allocate(self, num_pages: int) -> None:
         config, page_groups = self.config, self._page_groups
-        self._kv_caches = allocate_kv_caches(num_pages, config.page_size, self._layout, self.device)
+        tensors = allocate_planes(num_pages, config.page_size, self._layout, self.device)
+        self._planes = [plane for planes in tensors for plane in planes]
+        self._kv_caches = kv_caches(tensors, config.page_size, self._layout)
         if self.model.native is not None:
             self.model.native.bind([(cache.k, cache.v) for cache in self._kv_caches.values()])
         if self._layout.states:
@@ -465,5 +469,5 @@ class ModelRunner:
                 num_bytes = self._capture.measure(
                     self.run_model, self.model.compute_logits, self._tables, self._drafts
                 )
-        self._kv_caches, self._states, self._drafts = {}, None, None
+        self._planes, self._kv_caches, self._states, self._drafts = [], {}, None, None
         return num_bytes
