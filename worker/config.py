@@ -130,9 +130,10 @@ class EngineConfig(SchedulingOptions):
     """Size of the KV cache in tokens; as many as fit into memory if unset."""
     gpu_memory_utilization: float = 0.9
     """Fraction of GPU memory to use for weights, activations and KV cache (CUDA only)."""
-    host_cache_gib: float = 0.0
+    host_cache_gib: float | None = None
     """KV offloading: host memory in GiB per worker (all ranks together) for pages evicted from the
-    prefix cache, which are copied back instead of recomputed. 0 disables offloading."""
+    prefix cache, which are copied back instead of recomputed; 0 disables it. On CUDA, an equal
+    share of the node's free memory per GPU if unset, at most twice the KV cache on the device."""
     batch_invariant: bool = False
     """Batch invariance: make outputs bitwise independent of the other requests in a batch, at the
     cost of speed."""
@@ -265,7 +266,7 @@ class EngineConfig(SchedulingOptions):
                 f"{min(self.cudagraph_capture_sizes)}"
             )
         for name in ("cpu_threads", "host_cache_gib", "step_timeout_s"):
-            if (value := getattr(self, name)) < 0:
+            if (value := getattr(self, name)) is not None and value < 0:
                 raise ValueError(f"{option_name(self, name)} must not be negative, got {value}")
 
     @property

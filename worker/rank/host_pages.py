@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import weakref
 from abc import ABC, abstractmethod
@@ -16,6 +17,8 @@ from worker.rank.host_states import HostStates
 from worker.rank.states import RequestStates
 from worker.rank.streams import DeviceStreams
 from worker.rank.transfer import to_device
+
+logger = logging.getLogger(__name__)
 
 _STAGED_BYTES = 32 << 20
 """Maximum bytes of the staging buffer on the device."""
@@ -104,9 +107,15 @@ class CUDAHostPages(HostPages):
     """
 
     def __init__(
-        self, num_slots: int, planes: Sequence[torch.Tensor], streams: DeviceStreams
+        self,
+        num_slots: int,
+        planes: Sequence[torch.Tensor],
+        streams: DeviceStreams,
+        *,
+        must_pin: bool,
     ) -> None:
         super().__init__(num_slots, planes)
+        self._must_pin = must_pin
         self._pin(self.slots)
         self._streams = streams
         self._stream = torch.cuda.Stream(streams.device)
@@ -143,7 +152,13 @@ class CUDAHostPages(HostPages):
         return load_ms
 
     def _pin(self, tensor: torch.Tensor) -> None:
-        _pin(tensor)
+        try:
+            _pin(tensor)
+        except ValueError as error:
+            if self._must_pin:
+                raise
+            logger.warning("copies to and from host memory are slower: %s", error)
+            return
         # Unpin with this object: the process's next engine may map and pin the same addresses.
         weakref.finalize(self, _unpin, tensor.data_ptr()).atexit = False
 
@@ -172,7 +187,11 @@ class CUDAHostPages(HostPages):
 
 
 def create_host_pages(
-    num_slots: int, planes: Sequence[torch.Tensor], streams: DeviceStreams | None
+    num_slots: int,
+    planes: Sequence[torch.Tensor],
+    streams: DeviceStreams | None,
+    *,
+    must_pin: bool = True,
 ) -> HostPages | None:
     """The host pages of one rank; None without a host-memory tier.
 
@@ -180,12 +199,14 @@ def create_host_pages(
         num_slots: number of pages in host memory; 0 for no tier.
         planes: tensors of all pages.
         streams: the rank's streams; None on CPU.
+        must_pin: whether memory that cannot be pinned is an error; otherwise, copies from and to it
+            are slower.
     """
     if not num_slots:
         return None
     if streams is None:
         return CPUHostPages(num_slots, planes)
-    return CUDAHostPages(num_slots, planes, streams)
+    return CUDAHostPages(num_slots, planes, streams, must_pin=must_pin)
 
 
 def _rows(plane: torch.Tensor) -> torch.Tensor:

@@ -172,7 +172,12 @@ class ModelRunner:
             num_pages=num_pages,
             max_model_len=self.max_model_len,
             vocab_size=self.model_config.vocab_size,
-            num_host_pages=plan_host_pages(self.config, self._layout),
+            num_host_pages=plan_host_pages(
+                self.config,
+                group=self.group,
+                page_bytes=page_bytes(self.config, self._layout, self._page_groups),
+                num_pages=num_pages,
+            ),
             page_groups=self._page_groups,
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=self.config.max_num_batched_tokens,
@@ -186,9 +191,13 @@ class ModelRunner:
         collectives, so every rank must call this.
         """
         assert num_pages >= 2, "a cache needs a page besides the dummy page"
+        config = self.config
         with self._on_compute_stream():
             self._allocate(num_pages)
-            self._host_pages = create_host_pages(num_host_pages, self._planes, self._streams)
+            self._host_pages = create_host_pages(
+                *(num_host_pages, self._planes, self._streams),
+                must_pin=config.host_cache_gib is not None,
+            )
             if self._host_pages is not None and self._states is not None:
                 num_snapshots = self._page_groups.num_snapshots(num_host_pages)
                 self._host_pages.add_states(self._states, num_snapshots)

@@ -108,11 +108,18 @@ def _pod(spec: Object, name: str, group: Object, secrets: Secrets) -> RayPod:
     return replace(pod, environment=environment)
 
 
+def _bytes(quantity: str) -> int:
+    return int(quantity[:-2]) << {"Mi": 20, "Gi": 30}[quantity[-2:]]
+
+
 def _rendered_environment(container: Object, secrets: Secrets) -> dict[str, str]:
     environment = {}
     for entry in container["env"]:
         if "value" in entry:
             environment[entry["name"]] = entry["value"]
+        elif field := entry["valueFrom"].get("resourceFieldRef"):
+            kind, name = field["resource"].split(".")
+            environment[entry["name"]] = str(_bytes(container["resources"][kind][name]))
         else:
             reference = entry["valueFrom"]["secretKeyRef"]
             environment[entry["name"]] = secrets[reference["name"]][reference["key"]]
