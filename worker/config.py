@@ -98,9 +98,10 @@ class CacheConfig:
     """Fraction of GPU memory to use for weights, activations and KV cache (CUDA only)."""
     enable_prefix_caching: bool = True
     """Prefix caching: keep computed KV pages and reuse them for prompts with the same prefix."""
-    host_cache_gib: float = 0.0
+    host_cache_gib: float | None = None
     """KV offloading: host memory in GiB per worker (all ranks together) for pages evicted from the
-    prefix cache, which are copied back instead of recomputed. 0 disables offloading."""
+    prefix cache, which are copied back instead of recomputed; 0 disables it. On CUDA, an equal
+    share of the node's free memory per GPU if unset, at most twice the KV cache on the device."""
     host_cache_policy: HostCachePolicy = field(default="auto", metadata=IN_SCHEDULER_CONFIG)
     """When to copy offloaded KV pages back from host memory: always, or (auto) only if recent
     timings predict that copying is faster than recomputing."""
@@ -412,5 +413,5 @@ def pinned(config: EngineConfig) -> EngineConfig:
 
 
 def _check_not_negative(options: object, name: str) -> None:
-    if (value := getattr(options, name)) < 0:
+    if (value := getattr(options, name)) is not None and value < 0:
         raise ValueError(f"{option_name(options, name)} must not be negative, got {value}")

@@ -29,6 +29,7 @@ from cluster.cli.options import add_option_groups, given_options
 from cluster.cli.parser import CommandParser
 from worker.config import EngineConfig
 from worker.protocol.options import option_name
+from worker.rank.host_memory import count_gpus, tightest_bound
 
 if TYPE_CHECKING:
     from worker.models.config.model_config import ModelConfig
@@ -183,6 +184,9 @@ def check_machine(gpus: list[Gpu], driver: str | None) -> Iterator[Finding]:
     yield Finding(verdict, f"{gib:.1f} GiB of memory available")
     for index, gpu in enumerate(gpus):
         yield checks.check_gpu(index, gpu)
+    if gpus:
+        num_gpus = max(len(gpus), count_gpus())
+        yield checks.check_offloading(tightest_bound(), gpus, num_gpus)
     yield checks.check_driver(torch.version.cuda, driver)
     if Path("/dev/shm").is_dir():
         yield checks.check_shared_memory(shutil.disk_usage("/dev/shm").total, len(gpus))

@@ -28,7 +28,7 @@ from cluster.bench.report import Check, Result, at_most, checks_json
 from cluster.config import find_demo_model
 from router.api.app import create_app
 from router.channel import WorkerLink
-from router.config import GatewayConfig, ModelRoute
+from router.config import ChatConfig, GatewayConfig, ModelRoute
 from router.gateway import Gateway
 from tests.campaigns.checks import check_main
 from tests.support.paths import ROOT
@@ -276,7 +276,7 @@ class _SocketTransport:
 
 async def _request(options: TraceOptions, socket: str, recorders: dict[str, Recorder]) -> None:
     """Streams a completion through a gateway, once to warm up and once recorded."""
-    route = ModelRoute(name="demo", model=find_demo_model(), reasoning_parser="none")
+    route = ModelRoute(name="demo", model=find_demo_model(), chat=ChatConfig(reasoning_parser="none"))
     transport = _SocketTransport(socket)
     gateway = Gateway(GatewayConfig(models=(route,)), {"demo": transport}, None)
     await gateway.start()

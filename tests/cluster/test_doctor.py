@@ -23,6 +23,7 @@ from tests.support.worker.real_configs import load_corpus, verdict
 from worker.config import EngineConfig
 from worker.models.config.model_config import load_model_config
 from worker.models.loading.loader import build_without_weights
+from worker.rank.host_memory import MemoryBound
 
 pytestmark = pytest.mark.randomized  # with all configurations
 
@@ -114,6 +115,17 @@ def test_limits_of_the_machine() -> None:
     few = checks.check_open_files(1024, 1024)
     assert few.verdict == "note"
     assert "about 512 concurrent clients" in few.text
+
+
+def test_default_host_memory_for_offloading_is_reported() -> None:
+    node = MemoryBound("this node", 1000 * GIB, 900 * GIB)
+    found = checks.check_offloading(node, [H100], 8)
+    assert found.verdict == "ok"
+    assert "up to 50.0 GiB of host memory per GPU" in found.text
+    pod = MemoryBound("the cgroup", 64 * GIB, 40 * GIB)
+    found = checks.check_offloading(pod, [H100], 8)
+    assert found.verdict == "note"
+    assert "40.0 of 64.0 GiB of the cgroup are free" in found.text
 
 
 def test_disk_space_is_checked() -> None:

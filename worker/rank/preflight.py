@@ -99,7 +99,6 @@ def check_windows(
         models = f"models with sliding windows (this model's: {min(windows)} tokens)"
         remedy = f"{remedy}, or set --max-model-len {min(windows)}"
     unsupported = {
-        "--host-cache-gib": config.cache.host_cache_gib > 0.0,
         "--speculative-method draft": bool(config.draft_checkpoint),
         "--cpu-backend native": config.execution.cpu_backend == "native",
     }
@@ -117,7 +116,6 @@ def check_states(config: EngineConfig, model: ModelConfig) -> None:
     """
     method = "none" if config.speculative is None else config.speculative.method
     unsupported = {
-        "--host-cache-gib": config.cache.host_cache_gib > 0.0,
         f"--speculative-method {method}": method != "none",
         "--cpu-backend native": config.execution.cpu_backend == "native",
     }

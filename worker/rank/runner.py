@@ -27,7 +27,7 @@ from worker.rank.diffusion.decoder import BlockDecoder
 from worker.rank.dtype import resolve_cache_dtype, resolve_dtype
 from worker.rank.graphs import StepGraphs, create_capture
 from worker.rank.host_pages import HostPages, create_host_pages
-from worker.rank.kv_cache import allocate_kv_caches, page_bytes, page_groups
+from worker.rank.kv_cache import allocate_planes, kv_caches, page_bytes, page_groups
 from worker.rank.limits import resolve_limits
 from worker.rank.memory import plan_host_pages, plan_pages
 from worker.rank.preflight import (
@@ -115,6 +115,7 @@ class ModelRunner:
         self._drafts: DeviceModelProposer | None = None
         self._tables: DeviceTables
         self._builder: BatchBuilder
+        self._planes: list[torch.Tensor] = []
         self._kv_caches: Mapping[int, KVCache] = {}
         self._states: RequestStates | None = None
         self._streams = DeviceStreams(self.device) if self.device.type == "cuda" else None
@@ -174,7 +175,12 @@ class ModelRunner:
             num_pages=num_pages,
             max_model_len=self.max_model_len,
             vocab_size=self.model_config.vocab_size,
-            num_host_pages=plan_host_pages(self.config, self._layout),
+            num_host_pages=plan_host_pages(
+                self.config,
+                group=self.group,
+                page_bytes=page_bytes(self.config, self._layout, self._page_groups),
+                num_pages=num_pages,
+            ),
             page_groups=self._page_groups,
             max_num_seqs=self.config.scheduling.max_num_seqs,
             max_num_batched_tokens=self.config.scheduling.max_num_batched_tokens,
@@ -188,11 +194,16 @@ class ModelRunner:
         collectives, so every rank must call this.
         """
         assert num_pages >= 2, "a cache needs a page besides the dummy page"
+        config = self.config
         with self._on_compute_stream():
             self._allocate(num_pages)
             self._host_pages = create_host_pages(
-                num_host_pages, [*self._kv_caches.values()], self._streams
+                *(num_host_pages, self._planes, self._streams),
+                must_pin=config.cache.host_cache_gib is not None,
             )
+            if self._host_pages is not None and self._states is not None:
+                num_snapshots = self._page_groups.num_snapshots(num_host_pages)
+                self._host_pages.add_states(self._states, num_snapshots)
             self._drafter = create_drafter(
                 *(self.config, self._tables, self._attention, num_pages, self._drafts)
             )
@@ -388,9 +399,9 @@ class ModelRunner:
 
     def _allocate(self, num_pages: int) -> None:
         config, page_groups = self.config, self._page_groups
-        self._kv_caches = allocate_kv_caches(
-            num_pages, config.cache.page_size, self._layout, self.device
-        )
+        tensors = allocate_planes(num_pages, config.cache.page_size, self._layout, self.device)
+        self._planes = [plane for planes in tensors for plane in planes]
+        self._kv_caches = kv_caches(tensors, config.cache.page_size, self._layout)
         if self.model.native is not None:
             self.model.native.bind([(cache.k, cache.v) for cache in self._kv_caches.values()])
         if self._layout.states:
@@ -470,5 +481,5 @@ class ModelRunner:
                 num_bytes = self._capture.measure(
                     self.run_model, self.model.compute_logits, self._tables, self._drafts
                 )
-        self._kv_caches, self._states, self._drafts = {}, None, None
+        self._planes, self._kv_caches, self._states, self._drafts = [], {}, None, None
         return num_bytes

@@ -27,7 +27,8 @@ class RequestStates:
     def __init__(
         self, layout: KVCacheLayout, num_slots: int, num_snapshots: int, device: torch.device
     ) -> None:
-        self._num_slots = num_slots
+        self.num_slots = num_slots
+        """Number of slots; snapshot `n` is state `num_slots + n` of the caches."""
         self._device = device
         self.caches: Mapping[int, StateCache] = {
             layer: _allocate(spec, num_slots + num_snapshots, device)
@@ -39,7 +40,7 @@ class RequestStates:
         """Copies snapshots into the states of slots."""
         if not loads:
             return
-        snapshots = self._index([self._num_slots + load.snapshot for load in loads])
+        snapshots = self._index([self.num_slots + load.snapshot for load in loads])
         slots = self._index([load.slot for load in loads])
         for cache in self.caches.values():
             cache.copy(snapshots, slots)

@@ -86,6 +86,7 @@ class Engine:
             "device": "cpu",
             "dtype": "float32",
             "cpu_threads": 1,
+            "host_cache_gib": 0.0,
             "max_num_seqs": min(32, options.get("max_num_batched_tokens", 32)),
         }
         self.config = EngineConfig.of(model=model, **{**settings, **options})

@@ -79,7 +79,6 @@ def test_layers_that_keep_less_share_pages() -> None:
 @pytest.mark.parametrize(
     ("options", "refusal"),
     [
-        ({"host_cache_gib": 1.0}, "--host-cache-gib is not supported"),
         (
             {"speculative_method": "draft", "speculative_model": "any"},
             "--speculative-method draft is not supported",

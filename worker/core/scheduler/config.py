@@ -52,14 +52,10 @@ class SchedulerConfig(SchedulingConfig):
             raise ValueError(
                 f"num_pages must be more than {self.page_groups.num_groups}, got {self.num_pages}"
             )
-        if self.page_groups.num_window and (self.num_host_pages or self.blocks is not None):
-            raise ValueError(
-                "sliding-window layers are incompatible with a host tier and block diffusion"
-            )
-        if self.page_groups.snapshot_pages and (self.num_host_pages or self.blocks is not None):
-            raise ValueError(
-                "linear-attention layers are incompatible with a host tier and block diffusion"
-            )
+        if self.page_groups.num_window and self.blocks is not None:
+            raise ValueError("sliding-window layers are incompatible with block diffusion")
+        if self.page_groups.snapshot_pages and self.blocks is not None:
+            raise ValueError("linear-attention layers are incompatible with block diffusion")
         if self.num_host_pages and not self.enable_prefix_caching:
             raise ValueError("num_host_pages requires enable_prefix_caching")
         if self.max_model_len < 2:

@@ -66,7 +66,9 @@ class Scheduler:
         self._host_loads: HostLoadPolicy | None = None
         """Policy for pages in host memory; None without that tier."""
         if host is not None:
-            self._host_loads = HostLoadPolicy(config.host_cache_policy, size, host, state.forecast)
+            self._host_loads = HostLoadPolicy(
+                *(config.host_cache_policy, size, host, state.forecast, config.page_groups)
+            )
         self.admission = Admission(state, self.lifecycle, self._host_loads)
         """Admits waiting requests to steps."""
         self.steps: TokenSteps | BlockSteps
