@@ -14,20 +14,14 @@ from __future__ import annotations
 import torch
 
 from kernels.gated_delta_rule import reference
-from kernels.gated_delta_rule.base import (
-    PIECE,
-    DeltaInputs,
-    DeltaLayer,
-    StateCache,
-    StatePart,
-    StateRows,
-)
+from kernels.gated_delta_rule.base import DeltaInputs, DeltaLayer
 from kernels.gated_delta_rule.reference import (
     causal_convolution,
     gated_delta_chunks,
     gated_delta_steps,
 )
 from kernels.registry import registry
+from kernels.states import StateCache, StateRows
 
 _GATED_DELTA_NET = registry.register(
     "gated_delta_net",
@@ -64,12 +58,8 @@ def gated_delta_net(
 
 
 __all__ = [
-    "PIECE",
     "DeltaInputs",
     "DeltaLayer",
-    "StateCache",
-    "StatePart",
-    "StateRows",
     "causal_convolution",
     "gated_delta_chunks",
     "gated_delta_net",

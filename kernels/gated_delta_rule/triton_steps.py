@@ -10,8 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gated_delta_rule.base import DeltaLayer, StateCache, StateRows
+from kernels.gated_delta_rule.base import DeltaLayer
 from kernels.gated_delta_rule.triton_inputs import PreparedInputs
+from kernels.states import StateCache, StateRows
 from kernels.tiles import cdiv, next_power_of_2
 
 COLUMNS: Final = 32
