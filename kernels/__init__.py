@@ -7,6 +7,7 @@ from kernels.fused_add_norm import Norm, fused_add_norm
 from kernels.fused_moe import (
     GELU,
     SILU,
+    SQUARED_RELU,
     Activation,
     ExpertBiases,
     Experts,
@@ -34,6 +35,8 @@ from kernels.qk_norm_rope_store import HeadNorms, qk_norm_rope_store
 from kernels.registry import Backend, OpRegistry, registry
 from kernels.rms_norm import rms_norm, rms_norm_pair
 from kernels.sample_tokens import SamplingParameters, TokenCells, sample_tokens
+from kernels.selective_scan import ScanLayer, selective_scan
+from kernels.short_convolution import short_convolution
 from kernels.soft_cap import soft_cap_
 from kernels.step_inputs import StepRows, StepTensors, gather_step_inputs, write_table_rows_
 from kernels.token_bitmask import apply_token_bitmask
@@ -43,6 +46,7 @@ from kernels.token_scores import TokenScores, token_scores
 __all__ = [
     "GELU",
     "SILU",
+    "SQUARED_RELU",
     "Activation",
     "Backend",
     "BlockScales",
@@ -61,6 +65,7 @@ __all__ = [
     "PenaltyRows",
     "Routing",
     "SamplingParameters",
+    "ScanLayer",
     "StepRows",
     "StepTensors",
     "TokenCells",
@@ -93,6 +98,8 @@ __all__ = [
     "rms_norm",
     "rms_norm_pair",
     "sample_tokens",
+    "selective_scan",
+    "short_convolution",
     "silu_and_mul",
     "soft_cap_",
     "squared_relu",

@@ -6,6 +6,7 @@ from kernels.choose_experts.base import ExpertChoice
 from kernels.fused_moe.base import (
     GELU,
     SILU,
+    SQUARED_RELU,
     Activation,
     ExpertBiases,
     Experts,
@@ -18,6 +19,7 @@ from kernels.fused_moe.reference import fused_moe
 __all__ = [
     "GELU",
     "SILU",
+    "SQUARED_RELU",
     "Activation",
     "ExpertBiases",
     "ExpertChoice",

@@ -38,7 +38,7 @@ def fused_moe(
         choice: experts of each token, and their weights.
         biases: biases of both products; None for none.
         extra: extra terms that are added to the sum.
-        activation: gated activation.
+        activation: activation, gated or not.
         first_expert: expert id of the first of `experts`; selected experts that are not among them
             contribute nothing.
         weighs_inputs: whether weights multiply the experts' inputs instead of their outputs; not

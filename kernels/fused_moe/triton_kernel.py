@@ -127,13 +127,13 @@ def _multiply(
 ) -> torch.Tensor:
     """Products [pairs, N] of row pair // pairs_per_row of `x` with its expert's weight [N, K]
     transposed, plus the expert's bias, times the pair's factor; with an activation, its results
-    [pairs, N / 2]. Rows of other ranks' experts are not written."""
+    [pairs, N / 2], or [pairs, N] without gates. Rows of other ranks' experts are not written."""
     values, packed = weights.values, weights.packed
     assert weights.scaling is None, "quantized weights are not packed"
     depth, num_tiles = x.shape[1], len(tiles.experts)
     size = values.shape[1] if packed is None else packed.shape[0]
     tile_rows = len(tiles.pairs) // num_tiles
-    width = size if activation is None else size // 2
+    width = size if activation is None or not activation.is_gated else size // 2
     kind, alpha, limit = ("", 0.0, 0.0) if activation is None else activation
     out = torch.empty(num_pairs, width, dtype=x.dtype, device=x.device)
     common: dict[str, Any] = {
@@ -211,7 +211,7 @@ def _find_tile(
     pair = tl.load(pairs_ptr + tile * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     first = (tl.program_id(0) % num_columns) * BLOCK_N
     column = first + tl.arange(0, BLOCK_N)
-    if ACTIVATION != "":
+    if (ACTIVATION != "") & (ACTIVATION != "relu2"):
         # A gate and its up are adjacent columns, so that they are in one tile.
         column = tl.where(column % 2 == 0, column // 2, column // 2 + size // 2)
     return expert, pair, first, column
@@ -233,6 +233,10 @@ def _finish(
     place = first + tl.arange(0, BLOCK_N)
     if ACTIVATION != "":
         total = total.to(out_ptr.dtype.element_ty).to(tl.float32)
+    if ACTIVATION == "relu2":
+        total = tl.maximum(total, 0.0)
+        total = total * total
+    elif ACTIVATION != "":
         gate, up = tl.split(tl.reshape(total, (BLOCK_M, BLOCK_N // 2, 2)))
         total = activated(gate, up, ACTIVATION, ALPHA, LIMIT)
         size = size // 2

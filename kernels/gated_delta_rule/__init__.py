@@ -11,14 +11,7 @@ matrix products, in three launches more.
 
 from __future__ import annotations
 
-from kernels.gated_delta_rule.base import (
-    PIECE,
-    DeltaInputs,
-    DeltaLayer,
-    StateCache,
-    StatePart,
-    StateRows,
-)
+from kernels.gated_delta_rule.base import DeltaInputs, DeltaLayer
 from kernels.gated_delta_rule.reference import (
     causal_convolution,
     gated_delta_chunks,
@@ -27,12 +20,8 @@ from kernels.gated_delta_rule.reference import (
 )
 
 __all__ = [
-    "PIECE",
     "DeltaInputs",
     "DeltaLayer",
-    "StateCache",
-    "StatePart",
-    "StateRows",
     "causal_convolution",
     "gated_delta_chunks",
     "gated_delta_net",

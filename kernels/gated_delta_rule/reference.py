@@ -5,16 +5,11 @@ from __future__ import annotations
 import torch
 
 from kernels import rowwise
-from kernels.gated_delta_rule.base import (
-    LENGTH_EPS,
-    PIECE,
-    DeltaInputs,
-    DeltaLayer,
-    StateCache,
-    StateRows,
-)
+from kernels.gated_delta_rule.base import LENGTH_EPS, DeltaInputs, DeltaLayer
 from kernels.registry import op
 from kernels.rms_norm import rms_norm
+from kernels.short_convolution import convolve
+from kernels.states import PIECE, StateCache, StateRows
 
 
 @op
@@ -137,8 +132,6 @@ def unit_length(x: torch.Tensor) -> torch.Tensor:
 def causal_convolution(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Causal convolution of each channel over its last N inputs, then SiLU.
 
-    Terms are added in the order of positions for all shapes.
-
     Args:
         inputs: [..., N - 1 + T, C]: N - 1 earlier inputs, then those of the T positions.
         weight: [C, N]: the newest input's factor is last.
@@ -146,13 +139,7 @@ def causal_convolution(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tens
     Returns:
         [..., T, C] fp32.
     """
-    num_taps = weight.shape[1]
-    count = inputs.shape[-2] - num_taps + 1
-    inputs, weight = inputs.float(), weight.float()
-    total = inputs.narrow(-2, 0, count) * weight[:, 0]
-    for tap in range(1, num_taps):
-        total = total + inputs.narrow(-2, tap, count) * weight[:, tap]
-    return rowwise.silu(total)
+    return rowwise.silu(convolve(inputs, weight.T))
 
 
 def gated_delta_steps(

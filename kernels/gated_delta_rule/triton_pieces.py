@@ -14,9 +14,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gated_delta_rule.base import PIECE, DeltaLayer, StateCache, StateRows
+from kernels.gated_delta_rule.base import DeltaLayer
 from kernels.gated_delta_rule.triton_inputs import PreparedInputs
 from kernels.gated_delta_rule.triton_steps import COLUMNS, store_state
+from kernels.states import PIECE, StateCache, StateRows
 from kernels.tiles import cdiv, next_power_of_2
 
 _FETCHING_AHEAD: Final = (80, 90)

@@ -10,8 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gated_delta_rule.base import DeltaLayer, StateCache, StateRows
+from kernels.gated_delta_rule.base import DeltaLayer
 from kernels.gated_delta_rule.triton_inputs import PreparedInputs
+from kernels.states import StateCache, StateRows
 from kernels.tiles import cdiv, next_power_of_2
 
 COLUMNS: Final = 32
@@ -101,7 +102,7 @@ def _steps_kernel(
 def store_state(
     cells, state, in_cell, x_ptr, x_stride, conv_ptr, slot, target, row_first, end, is_first,
     SIZE: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, SHARE: tl.constexpr,
-    IN_PLACE: tl.constexpr, BLOCK: tl.constexpr = 64, BLOCK_TAPS: tl.constexpr = 4,
+    IN_PLACE: tl.constexpr,
 ):  # fmt: skip
     """Stores a program's part of the state after token `end` - 1 to state `target`.
 
@@ -110,9 +111,23 @@ def store_state(
     are in the state of `slot`, which is `target` if IN_PLACE. The grid is (rows, heads, blocks of
     columns).
     """
-    tl.static_assert(TAPS - 1 <= BLOCK_TAPS)
     tl.store(cells + target * SIZE, state, mask=in_cell)
-    part = tl.program_id(1) * tl.num_programs(2) + tl.program_id(2)
+    store_window(
+        x_ptr, x_stride, conv_ptr, slot, target, row_first, end, is_first,
+        tl.program_id(1) * tl.num_programs(2) + tl.program_id(2), CHANNELS, TAPS, SHARE, IN_PLACE,
+    )  # fmt: skip
+
+
+@triton.jit
+def store_window(
+    x_ptr, x_stride, conv_ptr, slot, target, row_first, end, is_first, part,
+    CHANNELS: tl.constexpr, TAPS: tl.constexpr, SHARE: tl.constexpr, IN_PLACE: tl.constexpr,
+    BLOCK: tl.constexpr = 64, BLOCK_TAPS: tl.constexpr = 4,
+):  # fmt: skip
+    """Stores the last inputs of the convolution before token `end` to state `target`, for channels
+    number `part` * SHARE and following. Those before the row's first token are in the state of
+    `slot`, which is `target` if IN_PLACE."""
+    tl.static_assert(TAPS - 1 <= BLOCK_TAPS)
     tap = tl.arange(0, BLOCK_TAPS)[:, None]
     index = (end - row_first) + tap - (TAPS - 1)
     for start in tl.static_range(0, SHARE, BLOCK):

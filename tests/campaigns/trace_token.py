@@ -276,7 +276,9 @@ class _SocketTransport:
 
 async def _request(options: TraceOptions, socket: str, recorders: dict[str, Recorder]) -> None:
     """Streams a completion through a gateway, once to warm up and once recorded."""
-    route = ModelRoute(name="demo", model=find_demo_model(), chat=ChatConfig(reasoning_parser="none"))
+    route = ModelRoute(
+        name="demo", model=find_demo_model(), chat=ChatConfig(reasoning_parser="none")
+    )
     transport = _SocketTransport(socket)
     gateway = Gateway(GatewayConfig(models=(route,)), {"demo": transport}, None)
     await gateway.start()

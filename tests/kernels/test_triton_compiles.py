@@ -33,6 +33,7 @@ from tests.support.kernels.launches import (
     MIXED_TOKENS,
     attention,
     draw,
+    mamba,
     mix,
     prepare,
     quantized_products,
@@ -68,6 +69,17 @@ def test_every_kernel_compiles(capability: int) -> None:
             draw(2, torch.Tensor.clone)
             prepare(2, torch.Tensor.clone)
     assert len({binary.kernel for binary in compiled}) == (18 if capability == 89 else 34)
+    assert all(binary.shared_bytes <= SHARED_LIMITS[capability] for binary in compiled), compiled
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.long)]
+)
+@pytest.mark.parametrize("capability", [90, pytest.param(80, marks=pytest.mark.long)])
+def test_kernels_of_mamba_compile(capability: int, dtype: torch.dtype) -> None:
+    with compiling_for(capability) as compiled, registry.using("triton"):
+        mamba(dtype)
+    assert len({binary.kernel for binary in compiled}) == 3
     assert all(binary.shared_bytes <= SHARED_LIMITS[capability] for binary in compiled), compiled
 
 

@@ -14,7 +14,7 @@ from kernels.attention import AttentionBackend, AttentionSettings, create_attent
 from worker.config import EngineConfig
 from worker.models.config.model_config import ModelConfig, load_model_config
 from worker.models.layers.context import KVCache
-from worker.models.layers.kv_cache import group_layers
+from worker.models.layers.kv_cache import layout_of
 from worker.models.layers.linear_method import LayerOptions
 from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.models.loading.loader import build_model, fill_dummy_weights, load_weights
@@ -92,7 +92,7 @@ class ModelRunner:
             cache_dtype=self.cache_dtype,
         )
         self.model = build_model(self.model_config, options, self.max_model_len)
-        self._layout = group_layers([layer.kv_cache_spec for layer in self.model.layers])
+        self._layout = layout_of(self.model.layers)
         config = self.config = resolve_limits(config, group, state_bytes=self._layout.state_bytes)
         self._attention = self._create_attention()
         check_quantization(config, self.model_config)

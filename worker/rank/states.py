@@ -1,4 +1,4 @@
-"""States of requests in linear-attention layers on one rank, and snapshots of these states."""
+"""States of requests in layers that keep one, on one rank, and snapshots of these states."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from kernels.gated_delta_rule import StateCache, StateRows
+from kernels.states import StateCache, StateRows
 from worker.models.layers.kv_cache import KVCacheLayout, StateSpec
 from worker.plan.plan import StateLoad
 from worker.rank.batch import Batch, longest_row
@@ -63,7 +63,5 @@ class RequestStates:
 
 
 def _allocate(spec: StateSpec, count: int, device: torch.device) -> StateCache:
-    return StateCache(
-        conv=lazy_zeros((count, *spec.conv_shape), spec.dtype, device),
-        recurrent=lazy_zeros((count, *spec.recurrent_shape), torch.float32, device),
-    )
+    planes = (lazy_zeros((count, *plane.shape), plane.dtype, device) for plane in spec.planes)
+    return StateCache(planes=tuple(planes))

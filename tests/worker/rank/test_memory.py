@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from worker.config import EngineConfig
-from worker.models.layers.kv_cache import KVCacheSpec, StateSpec, group_layers
+from worker.models.layers.kv_cache import KVCacheSpec, StatePlane, StateSpec, group_layers
 from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.protocol.page_groups import ONE_GROUP
 from worker.rank.kv_cache import page_bytes, page_groups
@@ -100,8 +100,11 @@ def test_what_the_largest_step_takes_at_its_peak_is_left_to_it(
 
 
 def test_half_of_what_pages_take_is_snapshots() -> None:
-    state = StateSpec(conv_shape=(3, 80), recurrent_shape=(4, 32, 64), dtype=torch.bfloat16)
-    layout = group_layers([state, KVCacheSpec(num_kv_heads=2, head_dim=64, dtype=torch.bfloat16)])
+    state = StateSpec(
+        planes=(StatePlane((3, 80), torch.bfloat16), StatePlane((4, 32, 64), torch.float32))
+    )
+    spec = KVCacheSpec(num_kv_heads=2, head_dim=64, dtype=torch.bfloat16)
+    layout = group_layers([None, spec], [state, None])
     config = EngineConfig.of(model="any", page_size=16)
     groups = page_groups(config, layout)
     num_bytes = page_bytes(config, layout, groups)

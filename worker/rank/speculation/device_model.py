@@ -23,7 +23,7 @@ from kernels import TokenCells, sample_tokens
 from kernels.attention import AttentionBackend, AttentionSettings, create_attention_backend
 from worker.config import EngineConfig
 from worker.models.architectures.decoder import DecoderModel
-from worker.models.layers.kv_cache import KVCacheLayout, group_layers
+from worker.models.layers.kv_cache import KVCacheLayout, layout_of
 from worker.plan.plan import DraftRow
 from worker.rank.batch import Batch, gather_inputs
 from worker.rank.kv_cache import allocate_kv_caches
@@ -68,9 +68,7 @@ class DeviceDraftModel:
                 num_heads=model_config.num_heads,
             ),
         )
-        self.layout: KVCacheLayout = group_layers(
-            [layer.kv_cache_spec for layer in self.model.layers]
-        )
+        self.layout: KVCacheLayout = layout_of(self.model.layers)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
