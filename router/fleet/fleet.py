@@ -17,6 +17,7 @@ from router.fleet.hits import HitFinder
 from router.fleet.in_flight import InFlight
 from router.fleet.index import PrefixIndex
 from router.fleet.memo import HashMemo
+from router.fleet.other_gateways import MIN_TOKENS, OtherGatewaysPrompts, sampled_blocks
 from router.fleet.pace import FleetPace
 from router.fleet.policies import create_policy
 from router.fleet.pricing import price_all, price_load
@@ -54,6 +55,11 @@ class Choice(msgspec.Struct, frozen=True):
     """Predicted seconds for which the worker computes the prompt."""
     explanation: Explanation | None = None
     """Explanation of the decision; None unless enabled in RoutingConfig."""
+    sampled_blocks: bytes = b""
+    """Block hashes for other gateways, see PromptInFlight; empty if hits cover most of the
+    prompt."""
+    shared_block: int = 0
+    """Hash of the last block of the longest prefix that any worker has; 0 for none."""
 
     @property
     def first_token_s(self) -> float:
@@ -86,6 +92,7 @@ class Fleet:
         config = config or RoutingConfig()
         self.index = PrefixIndex()
         self.in_flight = InFlight()
+        self.others = OtherGatewaysPrompts()
         self.memo = HashMemo()
         self._table = WorkerTable()
         self.pace = FleetPace()
@@ -97,7 +104,7 @@ class Fleet:
         self._parity = parity
         self._workers: dict[str, WorkerState] = {}
         self._queue_order = QueueOrder()
-        self._hits = HitFinder(self.index, self.in_flight)
+        self._hits = HitFinder(self.index, self.in_flight, self.others)
         self._priced_with = self.pace.costs
         self._ready_workers = ReadyWorkers()
         self._num_chosen = 0
@@ -169,6 +176,8 @@ class Fleet:
         slot = self.index.slot(worker_id)
         assert slot is not None, "an attached worker has a slot"
         self._hits.placed(slot, worker.row)
+        self.others.drop(worker.row)
+        self.others.add(worker.row, snapshot.prompts)
         self._unbook_reported(worker)
         self._update_ready(worker, before)
         self._unpriced.pop(worker_id, None)
@@ -183,6 +192,13 @@ class Fleet:
             self.index.apply(worker_id, update.block_events)
         before, worker.load = worker.load, update.load
         worker.reported_at = now = self._clock()
+        if update.prompts:
+            self.others.add(worker.row, update.prompts)
+            for sent in update.prompts:
+                if sent.shared_block:
+                    self.policy.observe_prefix(sent.shared_block, now)
+        if update.computed:
+            self.others.remove(worker.row, update.computed)
         if update.load.step_shape.seq != before.step_shape.seq:
             self.pace.observe(worker.row, update.load, now)
             if busy := self.pace.busy_s(worker.row, update.load):
@@ -206,6 +222,7 @@ class Fleet:
         if worker is not None:
             before = worker.info if worker.ready else None
             self.pace.forget(worker.row)
+            self.others.drop(worker.row)
             worker.info = None
             worker.load = LoadSnapshot()
             self._update_ready(worker, before)
@@ -284,7 +301,8 @@ class Fleet:
         self.policy.observe(request, work_s, now)
         booking = _reservation(table, row, request.num_tokens - hit, work_s)
         assert worker.key is not None, "a worker that has loaded has a key"
-        node = self.in_flight.add(prompt.hashes(worker.key), row)
+        hashes = prompt.hashes(worker.key)
+        node = self.in_flight.add(hashes, row)
         worker.in_flight[request_id] = SentPrompt(node, prompt.priority, booking.work_s)
         worker.reservations[request_id] = booking
         self._book(worker, booking, 1)
@@ -298,6 +316,8 @@ class Fleet:
             waiting_s,
             work_s,
             explanation,
+            sampled_blocks(hashes) if request.num_tokens - hit >= MIN_TOKENS else b"",
+            request.shared_block,
         )
 
     def reserve_group(

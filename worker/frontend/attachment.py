@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from worker.protocol.messages import (
     AttachSnapshot,
@@ -11,6 +11,7 @@ from worker.protocol.messages import (
     BlockRemoved,
     BlockStored,
     LoadSnapshot,
+    PromptInFlight,
     Tier,
     TokenDelta,
     WorkerDown,
@@ -87,22 +88,31 @@ class Attachment:
         deltas: list[TokenDelta],
         block_events: list[BlockEvent],
         load: LoadSnapshot,
+        prompts: Sequence[PromptInFlight] = (),
+        computed: Sequence[int] = (),
     ) -> None:
         """Adds one step, merged with the last one if that is still pending.
 
-        `deltas` are this gateway's; ownership passes to this object.
+        `deltas` are this gateway's; ownership passes to this object. For the other arguments see
+        WorkerUpdate.
         """
         update = self._pending[-1] if self._pending else None
         if isinstance(update, WorkerUpdate):
             update.block_events.extend(block_events)
             update.load = load
+            if computed:
+                # Those that the gateway has not received are dropped: it may have stopped reading.
+                ended = frozenset(computed)
+                update.prompts = [p for p in update.prompts if p.ordinal not in ended]
+            update.prompts.extend(prompts)
+            update.computed.extend(computed)
             self._merge(update, deltas)
         else:
             # A copy, since other gateways get the same events.
             events = list(block_events)
             self._tails = None
             self._pending.append(
-                WorkerUpdate(epoch=epoch, seq=0, deltas=deltas, block_events=events, load=load)
+                WorkerUpdate(epoch, 0, deltas, events, load, list(prompts), list(computed))
             )
         for delta in deltas:
             if delta.finish_reason is not None:

@@ -25,6 +25,7 @@ from worker.frontend.event_loop_monitor import EventLoopMonitor
 from worker.frontend.grammar.service import GrammarService
 from worker.frontend.in_flight_submits import InFlightSubmits
 from worker.frontend.intake import Intake, reject_early, slices
+from worker.frontend.prompts_in_flight import PromptsInFlight
 from worker.frontend.rank_processes import RankProcesses
 from worker.frontend.session_load import SessionLoad
 from worker.frontend.traces import WorkerTraces
@@ -93,6 +94,7 @@ class WorkerFrontend:
         self._traces = traces
         self._reserved = InFlightSubmits()
         self._sessions = SessionLoad()
+        self._prompts = PromptsInFlight()
         self._attachments: dict[str, Attachment] = {}
         self._encode = msgspec.msgpack.Encoder().encode
         self._intake = Intake()
@@ -210,6 +212,7 @@ class WorkerFrontend:
                 self._grammars.attach(batch, grammars)
         for abort in batch.aborts:
             self._sessions.end(abort.request_id)
+            self._prompts.end(abort.request_id)
         for submit in batch.submits:
             self._attachments[submit.gateway_id].open_requests[submit.request_id] = submit.attempt
         last_ordinal = 0
@@ -237,6 +240,7 @@ class WorkerFrontend:
         self.load = LoadSnapshot()
         self._reserved = InFlightSubmits()
         self._sessions = SessionLoad()
+        self._prompts = PromptsInFlight()
         self._watchdog = None
 
     def close(self) -> None:
@@ -285,7 +289,8 @@ class WorkerFrontend:
 
     def _apply(self, report: StepReport) -> None:
         self._sessions.apply(report.deltas)
-        self.load = self._sessions.added_to(self._reserved.added_to(report.load))
+        self._prompts.apply(report.deltas)
+        self.load = self._total(report.load)
         self.latency.add_report(report)
         if self._traces is not None:
             for changes in report.deltas.values():
@@ -293,10 +298,13 @@ class WorkerFrontend:
         if report.block_events:
             self._mirror.apply(report.block_events)
         stalled = []
+        computed = self._prompts.take_computed()
         for gateway_id, attachment in self._attachments.items():
             deltas = report.deltas.get(gateway_id)
-            if deltas or report.block_events:
-                attachment.put_step(self.epoch, deltas or [], report.block_events, self.load)
+            if deltas or report.block_events or computed:
+                attachment.put_step(
+                    self.epoch, deltas or [], report.block_events, self.load, computed=computed
+                )
                 if attachment.num_pending_events > MAX_PENDING_EVENTS:
                     stalled.append(gateway_id)
         for gateway_id in stalled:
@@ -314,14 +322,19 @@ class WorkerFrontend:
             self._traces.submits_sent(submits, arrived_ns)
 
     def _reserve(self, submits: list[Submit], last_ordinal: int) -> None:
-        """Adds submits to the load, and sends it to other gateways immediately, so that they do not
-        choose this worker too."""
+        """Adds submits to the load, and sends it to other gateways immediately with their prompts,
+        so that they choose this worker for the same prefixes only."""
         self._reserved.add(submits, last_ordinal)
         self._sessions.begin(submits)
-        self.load = self._sessions.added_to(self._reserved.added_to(self.load))
+        prompts = self._prompts.add(submits, last_ordinal)
+        self.load = self._total(self.load)
         for gateway_id, attachment in self._attachments.items():
             if gateway_id != submits[0].gateway_id:
-                attachment.put_step(self.epoch, [], [], self.load)
+                attachment.put_step(self.epoch, [], [], self.load, prompts=prompts)
+
+    def _total(self, load: LoadSnapshot) -> LoadSnapshot:
+        """The load with submits that it does not include, and with all gateways' sessions."""
+        return self._sessions.added_to(self._reserved.added_to(load))
 
     def _drop_repeated(self, batch: SubmitBatch, rejections: list[Rejection]) -> list[Rejection]:
         """Drops submits of requests that this or a later attempt has already opened, which
@@ -384,6 +397,7 @@ class WorkerFrontend:
         aborts = [Abort(request_id=r, attempt=a) for r, a in attachment.open_requests.items()]
         for abort in aborts:
             self._sessions.end(abort.request_id)
+            self._prompts.end(abort.request_id)
         attachment.open_requests.clear()
         if aborts and self._engine is not None:
             self._engine.send(self._encode(SubmitBatch(aborts=aborts)))
@@ -396,6 +410,7 @@ class WorkerFrontend:
             info=self.info,
             blocks=self._mirror.chains(),
             load=self.load,
+            prompts=self._prompts.all,
         )
 
     async def _send_heartbeats(self) -> None:
@@ -405,8 +420,9 @@ class WorkerFrontend:
             if self._loop_monitor is not None:
                 self._loop_monitor.beat()
             self.load = self._sessions.added_to(self.load)
+            computed = self._prompts.take_computed()
             for attachment in self._attachments.values():
-                attachment.put_step(self.epoch, [], [], self.load)
+                attachment.put_step(self.epoch, [], [], self.load, computed=computed)
             now = clock()
             # While this process was blocked, the engine's reports could not be read.
             self._watch(min(now - last, 2 * HEARTBEAT_S))

@@ -26,7 +26,7 @@ from worker.protocol.speculation import SpeculationTotals
 from worker.protocol.times import FirstTokenTimes, StepTimes
 from worker.protocol.working_sets import SessionUse
 
-PROTOCOL_VERSION = 15
+PROTOCOL_VERSION = 16
 """Incremented whenever a message changes shape or meaning; both sides reject other versions."""
 
 DEFAULT_PRIORITY = 4
@@ -83,6 +83,12 @@ class Submit(msgspec.Struct, kw_only=True, omit_defaults=True):
     """W3C trace context of the gateway's span; empty if the request is not traced."""
     session: SessionUse | None = None
     """The agent session's context; None for other requests."""
+    sampled_blocks: bytes = b""
+    """Hashes of blocks of the prompt, for other gateways (see PromptInFlight); empty if little of
+    the prompt has to be computed."""
+    shared_block: int = 0
+    """Hash of the last block of the longest prefix that any worker had, for other gateways; 0 for
+    none."""
 
     @property
     def is_guided(self) -> bool:
@@ -460,6 +466,17 @@ class StepLimit(msgspec.Struct, array_like=True, tag="limit"):
 EngineMessage = EngineInfo | StepReport | StepLimit
 
 
+class PromptInFlight(msgspec.Struct, array_like=True, frozen=True):
+    """A prompt that a gateway has sent to a worker, whose blocks the worker will soon have."""
+
+    ordinal: int
+    """Ordinal of its submit in the worker's epoch (see SubmitReply)."""
+    sampled_blocks: bytes
+    """Hashes of its blocks, as in Submit; only gateways interpret them."""
+    shared_block: int = 0
+    """As in Submit."""
+
+
 class AttachSnapshot(msgspec.Struct, array_like=True, tag="snapshot"):
     """State of a worker: first item of an attach stream, repeated after each rebuild."""
 
@@ -473,6 +490,8 @@ class AttachSnapshot(msgspec.Struct, array_like=True, tag="snapshot"):
     blocks: list[BlockStored]
     """All blocks in the prefix cache."""
     load: LoadSnapshot
+    prompts: list[PromptInFlight] = []
+    """Prompts of other gateways that are not computed yet."""
 
 
 class WorkerUpdate(msgspec.Struct, array_like=True, tag="update"):
@@ -484,6 +503,11 @@ class WorkerUpdate(msgspec.Struct, array_like=True, tag="update"):
     deltas: list[TokenDelta]
     block_events: list[BlockEvent]
     load: LoadSnapshot
+    prompts: list[PromptInFlight] = []
+    """Prompts that other gateways have sent."""
+    computed: list[int] = []
+    """Ordinals of prompts that have been computed, or that will not be: `block_events` of this or
+    an earlier update have their blocks."""
 
 
 class WorkerDown(msgspec.Struct, array_like=True, tag="down"):

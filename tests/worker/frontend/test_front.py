@@ -30,11 +30,13 @@ from worker.frontend.server import WorkerFrontend
 from worker.protocol import limits
 from worker.protocol.admission import AdmissionChange
 from worker.protocol.messages import (
+    Abort,
     AttachSnapshot,
     BlockEvent,
     BlockRemoved,
     BlockStored,
     LoadSnapshot,
+    PromptInFlight,
     StepReport,
     StepShape,
     Submit,
@@ -473,6 +475,50 @@ async def test_other_gateways_see_submits_before_rank_0_receives_them(
     down = await two.news()
     assert isinstance(down, WorkerDown)
     for gateway in (one, two, three):
+        await gateway.close()
+
+
+async def test_other_gateways_get_prompts_until_they_are_computed_aborted_or_lost(
+    front: WorkerFrontend, engine: Engine
+) -> None:
+    one, two = Gateway(front, "one"), Gateway(front, "two")
+    await one.next()
+    await two.next()
+    requests = [submit(f"r{number}", "one") for number in range(4)]
+    for number, request in enumerate(requests[:3]):
+        request.sampled_blocks = bytes([number]) * 8
+    requests[3].shared_block = 5
+    await send(front, *requests)
+    prompts: list[PromptInFlight] = []
+    computed: list[int] = []
+
+    async def read() -> None:
+        item = await two.next()
+        assert isinstance(item, WorkerUpdate)
+        prompts.extend(item.prompts)
+        computed.extend(item.computed)
+
+    await read()
+    assert [(p.ordinal, p.sampled_blocks[:1], p.shared_block) for p in prompts] == [
+        (1, b"\0", 0), (2, b"\1", 0), (3, b"\2", 0), (4, b"", 5),
+    ]  # fmt: skip
+    three = Gateway(front, "three")
+    snapshot = await three.next()
+    assert isinstance(snapshot, AttachSnapshot)
+    assert [p.ordinal for p in snapshot.prompts] == [1, 2, 3]
+    # The first token, an abort, and the end of the gateway's stream.
+    await engine.step({"one": [delta("r0", 5, cached=0)]})
+    while computed != [1]:
+        await read()
+    await front.submit(encode(SubmitBatch(aborts=[Abort(request_id="r1")])))
+    while computed != [1, 2]:
+        await read()
+    while not (isinstance(own := await one.next(), WorkerUpdate) and own.deltas):
+        assert not isinstance(own, WorkerUpdate) or not own.prompts
+    await one.close()
+    while computed != [1, 2, 3]:
+        await read()
+    for gateway in (two, three):
         await gateway.close()
 
 
