@@ -190,8 +190,7 @@ class Fleet:
             return
         if update.block_events:
             self.index.apply(worker_id, update.block_events)
-        before, worker.load = worker.load, update.load
-        worker.reported_at = now = self._clock()
+        now = self._clock()
         if update.prompts:
             self.others.add(worker.row, update.prompts)
             for sent in update.prompts:
@@ -199,14 +198,20 @@ class Fleet:
                     self.policy.observe_prefix(sent.shared_block, now)
         if update.computed:
             self.others.remove(worker.row, update.computed)
-        if update.load.step_shape.seq != before.step_shape.seq:
-            self.pace.observe(worker.row, update.load, now)
-            if busy := self.pace.busy_s(worker.row, update.load):
+        if update.load is not None:
+            self._report(worker, update.load, now)
+
+    def _report(self, worker: WorkerState, load: LoadSnapshot, now: float) -> None:
+        before, worker.load = worker.load, load
+        worker.reported_at = now
+        if load.step_shape.seq != before.step_shape.seq:
+            self.pace.observe(worker.row, load, now)
+            if busy := self.pace.busy_s(worker.row, before.prefill_steps, load.prefill_steps):
                 self.utilisation.add(worker.row, busy, now)
         if worker.reservations:
             self._unbook_reported(worker)
         if len(self._unpriced) < _MOST_UNPRICED:
-            self._unpriced[worker_id] = worker
+            self._unpriced[worker.worker_id] = worker
         else:
             self._tabulate(worker)
         if self.pace.costs is not self._priced_with:

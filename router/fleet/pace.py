@@ -10,11 +10,12 @@ from router.fleet.constants import (
     PACE_BOUND,
     PACE_DECODES,
     PACE_GAIN,
+    PACE_SPACING_S,
     SAME_PACE,
     WINDOW_S,
 )
 from router.fleet.workers import Floats, grown
-from worker.protocol.messages import LoadSnapshot
+from worker.protocol.messages import LoadSnapshot, PrefillSteps
 from worker.protocol.step_time import StepCosts, StepTimeModel
 
 _NUM_COEFFICIENTS = 5
@@ -36,6 +37,8 @@ class FleetPace:
         self.costs = self._model.costs
         self._due = _NUM_COEFFICIENTS
         """Number of observations after which `costs` is computed next."""
+        self._spacing_s = 0.0
+        """Minimum seconds between two observations of a worker."""
         self._usual = 1.0
         """Factor of a worker without observations."""
         # Arrays by row.
@@ -68,6 +71,8 @@ class FleetPace:
             return
         if not shape.prefill_tokens and last < shape.seq < last + PACE_DECODES:
             return
+        if now - self._seen_at.item(row) < self._spacing_s:
+            return
         self._steps[row] = shape.seq
         self._seen_at[row] = now
         seconds = load.step_ms / 1000.0
@@ -91,12 +96,15 @@ class FleetPace:
             self._logs[row] = self._factors[row] = np.nan
             self._steps[row] = 0
 
-    def busy_s(self, row: int, load: LoadSnapshot) -> float:
-        """Seconds of the last step spent on prefills."""
-        if not load.step_shape.prefill_tokens:
+    def busy_s(self, row: int, before: PrefillSteps, after: PrefillSteps) -> float:
+        """Seconds that steps between two reports have spent on prefills."""
+        num_steps = after.num_steps - before.num_steps
+        if num_steps <= 0:
             return 0.0
-        decodes = self.costs.decodes(load.step_shape)
-        return max(load.step_ms / 1000.0 - decodes * self.factor(row), 0.0)
+        costs = self.costs
+        decodes_s = costs.decodes(after.decodes) - costs.decodes(before.decodes)
+        decodes_s += num_steps * costs.constant
+        return max((after.step_ms - before.step_ms) / 1e3 - decodes_s * self.factor(row), 0.0)
 
     def _group(self, now: float) -> int:
         """Computes factors from logarithms: one per group of workers of about equal speed, so that
@@ -105,6 +113,7 @@ class FleetPace:
         Returns the number of workers with observations.
         """
         rows = np.flatnonzero(~np.isnan(self._logs))
+        self._spacing_s = len(rows) * PACE_SPACING_S
         logs = self._logs[rows]
         # A worker that seemed slow gets few requests and thus few observations: its difference from
         # the others decays, so that it is tried again.

@@ -179,7 +179,7 @@ class ServedModel:
     def on_update(self, worker_id: str, update: WorkerUpdate) -> None:
         """Passes load and block events of a worker's step to the fleet."""
         self.fleet.update(worker_id, update)
-        if (entrance := self._placer.entrance) is not None:
+        if (entrance := self._placer.entrance) is not None and update.load is not None:
             entrance.reported(worker_id, update.load)
 
     def on_accepted(self, worker_id: str, request_id: str, epoch: int, ordinal: int) -> None:

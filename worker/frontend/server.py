@@ -56,7 +56,8 @@ MAX_PENDING_EVENTS = 100_000
 """Maximum block events pending for one gateway; a gateway that has stopped reading is detached."""
 
 HEARTBEAT_S = 0.2
-"""Maximum seconds between two items of an attach stream; gateways expect one within 250 ms."""
+"""Seconds between heartbeats of an attach stream, which have the load and all block events since
+the last report; gateways expect one within 250 ms."""
 
 
 class WorkerFrontend:
@@ -330,7 +331,7 @@ class WorkerFrontend:
         self.load = self._total(self.load)
         for gateway_id, attachment in self._attachments.items():
             if gateway_id != submits[0].gateway_id:
-                attachment.put_step(self.epoch, [], [], self.load, prompts=prompts)
+                attachment.put_prompts(self.epoch, prompts, self.load)
 
     def _total(self, load: LoadSnapshot) -> LoadSnapshot:
         """The load with submits that it does not include, and with all gateways' sessions."""
@@ -422,7 +423,7 @@ class WorkerFrontend:
             self.load = self._sessions.added_to(self.load)
             computed = self._prompts.take_computed()
             for attachment in self._attachments.values():
-                attachment.put_step(self.epoch, [], [], self.load, computed=computed)
+                attachment.beat(self.epoch, self.load, computed)
             now = clock()
             # While this process was blocked, the engine's reports could not be read.
             self._watch(min(now - last, 2 * HEARTBEAT_S))

@@ -319,6 +319,32 @@ class StepShape(msgspec.Struct, array_like=True, frozen=True):
     """Prompt tokens whose log-probabilities were computed; each needs a row of logits."""
 
 
+class PrefillSteps(msgspec.Struct, array_like=True, frozen=True):
+    """Totals of an epoch's steps with prompt tokens, of which gateways do not see each one."""
+
+    num_steps: int = 0
+    """Number of steps."""
+    step_ms: float = 0.0
+    """Sum of their `step_ms`."""
+    decodes: StepShape = StepShape()
+    """Sums of the fields of decodes and drafts in their shapes."""
+
+    def with_step(self, shape: StepShape, step_ms: float) -> PrefillSteps:
+        """The totals with one more step."""
+        sums = self.decodes
+        return PrefillSteps(
+            self.num_steps + 1,
+            self.step_ms + step_ms,
+            StepShape(
+                decode_rows=sums.decode_rows + shape.decode_rows,
+                decode_context=sums.decode_context + shape.decode_context,
+                draft_rows=sums.draft_rows + shape.draft_rows,
+                draft_tokens=sums.draft_tokens + shape.draft_tokens,
+                draft_starts=sums.draft_starts + shape.draft_starts,
+            ),
+        )
+
+
 class LoadSnapshot(msgspec.Struct, array_like=True):
     """Load of a worker at the time of a report."""
 
@@ -377,6 +403,8 @@ class LoadSnapshot(msgspec.Struct, array_like=True):
     """Tokens of `num_prefix_queries` that were cached."""
     session_tokens: int = 0
     """Tokens of the contexts of live agent sessions of all gateways, each shared prefix once."""
+    prefill_steps: PrefillSteps = PrefillSteps()
+    """Totals of steps with prompt tokens."""
 
 
 class TokenizerFingerprint(msgspec.Struct, array_like=True, frozen=True):
@@ -495,14 +523,19 @@ class AttachSnapshot(msgspec.Struct, array_like=True, tag="snapshot"):
 
 
 class WorkerUpdate(msgspec.Struct, array_like=True, tag="update"):
-    """Engine steps as seen by one gateway; sent at least every 250 ms, empty when idle."""
+    """Engine steps as seen by one gateway; sent at least every 250 ms, empty when idle.
+
+    Tokens are sent with each step. The other fields follow with a request's first token, its end or
+    another gateway's submit, else within 250 ms.
+    """
 
     epoch: int
     seq: int
     """Number of the update: from 1 in each attach stream, without gaps."""
     deltas: list[TokenDelta]
     block_events: list[BlockEvent]
-    load: LoadSnapshot
+    load: LoadSnapshot | None
+    """None if it follows with a later update."""
     prompts: list[PromptInFlight] = []
     """Prompts that other gateways have sent."""
     computed: list[int] = []

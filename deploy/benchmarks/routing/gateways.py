@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -23,9 +23,11 @@ from deploy.benchmarks.routing.worker import SimWorker
 from deploy.benchmarks.routing.workload import Arrival
 from deploy.benchmarks.routing.workloads import workloads
 from router.config import RoutingConfig
+from worker.frontend.attachment import Attachment
 from worker.frontend.in_flight_submits import InFlightSubmits
 from worker.frontend.prompts_in_flight import PromptsInFlight
-from worker.protocol.messages import LoadSnapshot, StepReport, Submit, WorkerUpdate
+from worker.frontend.server import HEARTBEAT_S
+from worker.protocol.messages import StepReport, Submit, TokenDelta, WorkerUpdate
 
 _MEAN_GOAL = 1.05
 
@@ -52,20 +54,73 @@ class GatewayOptions:
             raise ValueError(f"--gateways must be at least 1, got {self.gateways}")
 
 
-@dataclass(slots=True)
 class _Frontend:
-    """What a worker's frontend adds to the reports of its engine."""
+    """A worker's frontend: the streams of all gateways."""
 
-    load: LoadSnapshot
-    reserved: InFlightSubmits = field(default_factory=InFlightSubmits)
-    prompts: PromptsInFlight = field(default_factory=PromptsInFlight)
+    def __init__(self, worker: SimWorker, gateways: Sequence[GatewayRouter], now: float) -> None:
+        self._worker = worker
+        self._load = worker.load
+        self._reserved = InFlightSubmits()
+        self._prompts = PromptsInFlight()
+        self._beat_at = now
+        self._streams = {id(gateway): (gateway, Attachment(_nothing)) for gateway in gateways}
+
+    def submitted(self, submit: Submit, ordinal: int, owner: GatewayRouter) -> None:
+        """Sends a submit's load and prompt to all gateways but its own."""
+        self._reserved.add([submit], ordinal)
+        prompts = self._prompts.add([submit], ordinal)
+        self._load = self._reserved.added_to(self._load)
+        for gateway, stream in self._streams.values():
+            if gateway is not owner:
+                stream.put_prompts(self._worker.epoch, prompts, self._load)
+        self._deliver()
+
+    def reported(self, report: StepReport, owners: Mapping[str, GatewayRouter]) -> None:
+        """Sends a step to all gateways."""
+        self._prompts.apply(report.deltas)
+        self._load = self._reserved.added_to(report.load)
+        computed = self._prompts.take_computed()
+        deltas: dict[int, list[TokenDelta]] = {}
+        for changes in report.deltas.values():
+            for delta in changes:
+                deltas.setdefault(id(owners[delta.request_id]), []).append(delta)
+        for number, (_, stream) in self._streams.items():
+            stream.put_step(
+                self._worker.epoch,
+                deltas.get(number, []),
+                report.block_events,
+                self._load,
+                computed,
+            )
+        self._deliver()
+
+    def beat(self, now: float) -> None:
+        """Sends a heartbeat if one is due."""
+        if now - self._beat_at >= HEARTBEAT_S:
+            self._beat_at = now
+            for _, stream in self._streams.values():
+                stream.beat(self._worker.epoch, self._load)
+            self._deliver()
+
+    def _deliver(self) -> None:
+        for gateway, stream in self._streams.values():
+            while (item := stream.take_item()) is not None:
+                assert isinstance(item, WorkerUpdate), "snapshots are taken from the worker"
+                gateway.fleet.update(self._worker.worker_id, item)
+                for delta in item.deltas:
+                    if delta.num_cached_tokens >= 0:
+                        gateway.ended(self._worker.worker_id, delta.request_id)
+
+
+def _nothing() -> None:
+    return
 
 
 class GatewaysRouter(SimulatedRouter):
     """Several gateways, each of which receives a random part of the requests.
 
-    Each has its own Fleet. As workers' frontends do, it sends the load and prompts of a submit to
-    all other gateways. Requests that arrive at the same time are placed gateway by gateway.
+    Each has its own Fleet, and attach streams as in the workers' frontends. Requests that arrive at
+    the same time are placed gateway by gateway.
 
     Args:
         number: number of gateways.
@@ -75,6 +130,7 @@ class GatewaysRouter(SimulatedRouter):
 
     def __init__(self, number: int, seed: int, clock: Clock) -> None:
         self._gateways = [GatewayRouter(RoutingConfig(), clock) for _ in range(number)]
+        self._clock = clock
         self._random = random.Random(seed)
         self._owners: dict[str, GatewayRouter] = {}
         """Gateway of each request, by request id."""
@@ -82,7 +138,8 @@ class GatewaysRouter(SimulatedRouter):
 
     def joined(self, worker: SimWorker) -> None:
         """Adds a worker that has started, or whose attach stream was reopened."""
-        self._frontends[worker.worker_id] = _Frontend(worker.load)
+        frontend = _Frontend(worker, self._gateways, self._clock())
+        self._frontends[worker.worker_id] = frontend
         for gateway in self._gateways:
             gateway.joined(worker)
 
@@ -98,6 +155,8 @@ class GatewaysRouter(SimulatedRouter):
 
     def split(self, arrivals: Sequence[Arrival]) -> list[list[Arrival]]:
         """Groups requests by gateway."""
+        for frontend in self._frontends.values():
+            frontend.beat(self._clock())
         groups: dict[int, list[Arrival]] = {}
         for arrival in arrivals:
             number = self._random.randrange(len(self._gateways))
@@ -113,34 +172,13 @@ class GatewaysRouter(SimulatedRouter):
         """Notes that a request was sent to its worker, as the worker's `ordinal`-th."""
         owner = self._owners[submit.request_id]
         owner.submitted(worker, submit, ordinal)
-        frontend = self._frontends[worker.worker_id]
-        frontend.reserved.add([submit], ordinal)
-        prompts = frontend.prompts.add([submit], ordinal)
-        frontend.load = frontend.reserved.added_to(frontend.load)
-        update = WorkerUpdate(worker.epoch, 0, [], [], frontend.load, prompts)
-        for gateway in self._gateways:
-            if gateway is not owner:
-                gateway.fleet.update(worker.worker_id, update)
+        self._frontends[worker.worker_id].submitted(submit, ordinal, owner)
 
     def reported(self, worker: SimWorker, report: StepReport) -> None:
         """Takes the report of a worker's step."""
         frontend = self._frontends[worker.worker_id]
-        frontend.prompts.apply(report.deltas)
-        frontend.load = frontend.reserved.added_to(report.load)
-        update = WorkerUpdate(
-            worker.epoch,
-            report.seq,
-            [],
-            report.block_events,
-            frontend.load,
-            computed=frontend.prompts.take_computed(),
-        )
-        for gateway in self._gateways:
-            gateway.fleet.update(worker.worker_id, update)
-        for deltas in report.deltas.values():
-            for delta in deltas:
-                if delta.num_cached_tokens >= 0:
-                    self.ended(worker.worker_id, delta.request_id)
+        frontend.reported(report, self._owners)
+        frontend.beat(self._clock())
 
     def ended(self, worker_id: str, request_id: str) -> None:
         """Notes that a request or its worker has ended."""

@@ -24,7 +24,7 @@ from tests.support.worker.played_engine import (
     submit,
 )
 from worker.frontend import server as front_module
-from worker.frontend.attachment import CacheMirror
+from worker.frontend.attachment import Attachment, CacheMirror
 from worker.frontend.grammar import service
 from worker.frontend.server import WorkerFrontend
 from worker.protocol import limits
@@ -41,8 +41,10 @@ from worker.protocol.messages import (
     StepShape,
     Submit,
     SubmitBatch,
+    TokenDelta,
     TokenLogprobs,
     WorkerDown,
+    WorkerItem,
     WorkerUpdate,
     share_sampling,
 )
@@ -223,14 +225,51 @@ async def test_each_gateway_gets_its_own_tokens_and_everybodys_blocks(
     await one.next()
     await two.next()
     stored = BlockStored(block_hashes=[7], parent_hash=None)
-    await engine.step({"g1": [delta("a", 5)]}, [stored], running=3)
+    await engine.step({"g1": [delta("a", 5, cached=0)]}, [stored], running=3)
     first, second = await one.news(), await two.news()
     assert isinstance(first, WorkerUpdate)
     assert isinstance(second, WorkerUpdate)
     assert [d.token_ids for d in first.deltas] == [[5]]
     assert second.deltas == []
     assert first.block_events == second.block_events == [stored]
+    assert first.load is not None
+    assert second.load is not None
     assert first.load.num_running == second.load.num_running == 3
+
+
+def test_tokens_are_sent_at_once_and_reports_with_heartbeats_or_if_needed() -> None:
+    stream, load, other = Attachment(lambda: None), LoadSnapshot(), LoadSnapshot(num_waiting=1)
+
+    def step(block: int, *deltas: TokenDelta) -> WorkerUpdate | None:
+        stream.put_step(1, list(deltas), [BlockStored([block], None)], load, computed=[block])
+        item = stream.take_item()
+        assert item is None or isinstance(item, WorkerUpdate)
+        return item
+
+    def blocks(item: WorkerItem | None) -> list[int]:
+        assert isinstance(item, WorkerUpdate)
+        assert item.load is not None
+        assert item.computed == [h for event in item.block_events for h in event.block_hashes]
+        return item.computed
+
+    assert step(1) is None
+    tokens = step(2, delta("a", 5))
+    assert tokens is not None
+    assert (tokens.load, tokens.block_events, tokens.deltas[0].token_ids) == (None, [], [5])
+    assert blocks(step(3, delta("b", 5, cached=0))) == [1, 2, 3], "b's prompt is in the cache now"
+    assert step(4) is None
+    assert blocks(step(5, delta("a", 6, finish="stop"))) == [4, 5], "a's next turn may follow"
+    assert step(6, delta("b", 7)) is not None
+    stream.put_prompts(1, [PromptInFlight(9, b"")], other)
+    item = stream.take_item()
+    assert blocks(item) == [6]
+    assert isinstance(item, WorkerUpdate)
+    assert (item.load, [p.ordinal for p in item.prompts]) == (other, [9])
+    assert step(7) is None
+    stream.beat(1, load, [])
+    assert blocks(stream.take_item()) == [7]
+    stream.beat(1, load)
+    assert blocks(stream.take_item()) == []
 
 
 async def test_steps_that_pile_up_are_merged_in_order(
