@@ -55,4 +55,5 @@ def snapshot(
         host_cache=None if cache.host is None else cache.host.totals,
         num_prefix_queries=stats.num_prefix_queries,
         num_prefix_hits=stats.num_prefix_hits,
+        prefill_steps=stats.prefill_steps,
     )

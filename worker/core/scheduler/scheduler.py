@@ -274,6 +274,9 @@ class Scheduler:
         if result.num_forwards:  # else it had nothing to compute
             stats.step_shape, stats.step_ms = step.measured(result)
             stats.num_step_tokens = step.num_tokens
+            if stats.step_shape.prefill_tokens:
+                totals = stats.prefill_steps.with_step(stats.step_shape, stats.step_ms)
+                stats.prefill_steps = totals
         self.forecast.observe(stats.step_shape, stats.step_ms / 1e3)
         if self._host_loads is not None:
             self._host_loads.observe(step.num_loads, result.load_ms / 1e3)
