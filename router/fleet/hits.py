@@ -87,19 +87,12 @@ class HitFinder:
                     on_device[device] = length * page
                 hits[holders.any] = length * page
                 longest = length
-            if prefixes := self._in_flight.match(hashes):
-                if flying is None:
-                    flying = np.zeros(size)
-                longest = max(longest, prefixes[-1][1])
-                for bits, length in prefixes:  # longer prefixes have fewer rows and come later
-                    flying[_rows_of(bits)] = length * page
-            if prefixes := self._others.match(hashes):
-                if flying is None:
-                    flying = np.zeros(size)
-                longest = max(longest, prefixes[-1][1])
-                for bits, length in prefixes:
-                    rows = _rows_of(bits)
-                    flying[rows] = np.maximum(flying[rows], length * page)
+            for prefixes in (self._in_flight.match(hashes), self._others.match(hashes)):
+                if prefixes:
+                    if flying is None:
+                        flying = np.zeros(size)
+                    longest = max(longest, prefixes[-1][1])
+                    _raise_to(flying, prefixes, page)
             best = max(best, longest * page)
         cached = hits
         if flying is not None:
@@ -140,6 +133,15 @@ class HitFinder:
                 self._slot_rows[anywhere], None if same else self._slot_rows[device]
             )
         return known
+
+
+def _raise_to(
+    flying: NDArray[np.float64], prefixes: Sequence[tuple[int, int]], page_size: int
+) -> None:
+    """Raises tokens in flight per row to those of `prefixes`: rows as a bit set, and blocks."""
+    for bits, length in prefixes:
+        rows = _rows_of(bits)
+        flying[rows] = np.maximum(flying[rows], length * page_size)
 
 
 @lru_cache(_MAX_KNOWN)

@@ -151,6 +151,34 @@ async def test_what_is_ignored_is_counted(agent: Rig) -> None:
     assert 'api="messages",field="tomorrows_field"' in text
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+async def test_hints_on_the_cache_are_accepted_counted_and_change_no_token(
+    agent: Rig, path: str
+) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    body: dict[str, Any] = {"model": "stub", "seed": 1, "max_tokens": 4, "messages": messages}
+    if path == "/v1/responses":
+        body = {"model": "stub", "max_output_tokens": 4, "input": messages}
+    action = {"action_id": "1", "action_version": 1, "payload": {"ttl_s": 1e9}}
+    envelope = {
+        "protocol_version": 1,
+        "message_id": "m",
+        "actions": [action | {"action_type": name} for name in ("retain", "pin_forever")],
+    }
+    responses = [
+        await agent.client.post(path, json=body | hints)
+        for hints in ({}, {"kv_hints": envelope}, {"kv_hints": {"actions": [{}]}})
+    ]
+    plain, hinted, malformed = responses
+    assert (plain.status_code, hinted.status_code, malformed.status_code) == (200, 200, 400)
+    assert "action_type" in malformed.text
+    batches = [batch for worker in agent.workers for batch in worker.batches]
+    first, second = (submit for batch in batches for submit in batch.submits)
+    assert (first.prompt, first.sampling) == (second.prompt, second.sampling)
+    fields = {field for (_, field), count in agent.gateway.http.ignored.counts().items()}
+    assert fields == {"kv_hints.retain", "kv_hints.pin_forever"}
+
+
 def test_labels_of_ignored_fields_are_bounded() -> None:
     fields = IgnoredFields()
     for number in range(1000):

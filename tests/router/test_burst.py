@@ -121,7 +121,7 @@ def test_a_second_gateway_sees_what_the_first_has_sent() -> None:
         cluster.send(0, f"a{number}", prompt_with(number, number), choice)
         worker = cluster.workers[choice.worker_id]
         worker.load = worker.reserved.added_to(worker.load)
-        worker.attachments["1"].put_step(1, [], [], worker.load)
+        worker.attachments["1"].put_prompts(1, [], worker.load)
         taken.append(choice.worker_id)
     cluster.deliver()
     for number in range(8):  # for any request, only one worker is free

@@ -16,7 +16,7 @@ class PromptsInFlight:
 
     def __init__(self) -> None:
         self._open: dict[str, PromptInFlight] = {}
-        """By request id."""
+        """Prompts by request id."""
         self._computed: list[int] = []
         """Ordinals of prompts that have ended since `take_computed` was called."""
 

@@ -502,7 +502,7 @@ class PromptInFlight(msgspec.Struct, array_like=True, frozen=True):
     sampled_blocks: bytes
     """Hashes of its blocks, as in Submit; only gateways interpret them."""
     shared_block: int = 0
-    """As in Submit."""
+    """Hash of the last block of the longest prefix that any worker had, as in Submit."""
 
 
 class AttachSnapshot(msgspec.Struct, array_like=True, tag="snapshot"):

@@ -5,14 +5,17 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, get_args
+from typing import Annotated, Any, NamedTuple, get_args
 
 import msgspec
 
 from router.errors import bad_request
+from worker.protocol.analyzed import analyzed
 
 _LONGEST_NAME = 64
 """Maximum characters of a field name that are compared and quoted in an error."""
+_MAX_HINTS = 128
+"""Maximum number of actions in `kv_hints`."""
 
 
 class UnsupportedField(NamedTuple):
@@ -41,6 +44,16 @@ class Ignored:
     """Counts an ignored part by its field, or `FIELD.TYPE`, in the metrics."""
     is_beta: bool = False
     """Whether the client uses beta features of the API, so that unknown fields are ignored."""
+
+
+class _HintAction(msgspec.Struct):
+    action_type: Annotated[str, msgspec.Meta(max_length=_LONGEST_NAME)]
+
+
+class _KvHints(msgspec.Struct):
+    """Envelope of hints on cached keys and values, as in vLLM's and SGLang's kv_hints."""
+
+    actions: Annotated[list[_HintAction], msgspec.Meta(max_length=_MAX_HINTS)] = []
 
 
 IGNORED = frozenset(
@@ -161,6 +174,8 @@ def check_supported(
 ) -> None:
     """Checks that a route supports or may ignore all fields of a body; null counts as absent.
 
+    `kv_hints` are valid in all APIs.
+
     Args:
         fields: fields of the body.
         supported: field names that the route supports.
@@ -172,6 +187,9 @@ def check_supported(
     """
     for name, value in fields.items():
         if name in supported or value is None or name in known.ignored:
+            continue
+        if name == "kv_hints":
+            _ignore_hints(value, ignored)
             continue
         field = known.unsupported.get(name)
         if field is None:
@@ -206,6 +224,21 @@ def without_unknown(
             value = without_unknown(value, strict, ignored, f"{where}{name}.")
         kept[name] = value
     return kept
+
+
+def _ignore_hints(value: Any, ignored: Ignored | None) -> None:
+    """Counts hints (retain, release, demote, prefetch, ...), of which none is applied.
+
+    Clients such as Claude Code set retention on all requests, which then says nothing about which
+    blocks to keep; in simulations of agents the session gate and the host tier pay more.
+    """
+    try:
+        hints = msgspec.convert(value, analyzed(_KvHints))
+    except msgspec.ValidationError as error:
+        raise bad_request(f"kv_hints: {error}", "kv_hints") from error
+    if ignored is not None:
+        for action in hints.actions:
+            ignored.count(f"kv_hints.{action.action_type}")
 
 
 def _strict_type(kind: Any) -> type[msgspec.Struct] | None:

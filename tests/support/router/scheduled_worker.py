@@ -111,6 +111,7 @@ class ScheduledWorker:
         for gateway_id, attachment in self.attachments.items():
             deltas: list[TokenDelta] = report.deltas.get(gateway_id, [])
             attachment.put_step(self.epoch, deltas, report.block_events, self.load)
+            attachment.beat(self.epoch, self.load)
 
     def restart(self) -> None:
         """The rank group fails with its cache and is rebuilt."""
