@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -38,6 +38,7 @@ from worker.plan.plan import Plan
 from worker.protocol.sampling import SamplingParams
 from worker.protocol.structured import StructuredOutputsParams
 from worker.rank.graphs import StepGraphs
+from worker.rank.host_pages import CUDAHostPages
 from worker.rank.rank import Rank
 from worker.rank.runner import ModelRunner
 from worker.rank.sampling.state import SamplingState
@@ -83,9 +84,22 @@ def test_eager_steps_do_not_race(folder: str) -> None:
     assert served.tokens == on_cpu(folder, prompts(), params())
 
 
-def test_pages_of_the_host_do_not_race(folder: str) -> None:
+def test_pages_of_the_host_do_not_race(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies run beside the step before, which they do not wait for; only their own step waits."""
+    in_flight: list[int] = []
+    copy = CUDAHostPages._copy
+
+    def noting(pages: CUDAHostPages, plan: Plan) -> object:
+        result = copy(pages, plan)
+        copies, compute = cast(Lane, pages._stream), cast(Lane, pages._streams.compute)
+        launched, awaited = compute.clock[compute.number], copies.clock[compute.number]
+        in_flight.append(int(launched - awaited))
+        return result
+
+    monkeypatch.setattr(CUDAHostPages, "_copy", noting)
     given, asked = 2 * prompts(4), 2 * params(4, 4)
     served = on_cuda(folder, given, asked, **HOST)
+    assert max(in_flight) > 0, "copies wait for the compute stream"
     assert (served.findings, served.waits) == ([], [])
     assert served.num_loaded > 3
     assert served.tokens == on_cpu(folder, given, asked)
