@@ -3,9 +3,10 @@
 A checkpoint has its format in config.json's `quantization_config`, or in a file beside it:
 ModelOpt's hf_quant_config.json, GPTQ's quantize_config.json, AWQ's quant_config.json.
 
-Quantization is weight-only: weights are dequantized to the model's data type and multiplied with
-unquantized activations. Scales of activations, static or dynamic, are ignored; results are more
-exact without them. Scales of keys and values are loaded if the KV cache is FP8.
+Weights are dequantized to the model's data type and multiplied with unquantized activations, except
+FP8 weights in large steps on GPUs that multiply FP8 (`kernels.linear.scaled`). Scales of a
+checkpoint's activations are ignored: each token gets its own, at least as exact. Scales of keys and
+values are loaded if the KV cache is FP8.
 """
 
 from __future__ import annotations

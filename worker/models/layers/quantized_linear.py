@@ -2,7 +2,8 @@
 
 Loaded weights of every layout become codes [out, in] with scales, and possibly zero points, per
 block of input features of each row (`kernels.BlockScales`). When packed, they are brought into the
-layout of the kernels on CUDA, which dequantize them tile by tile, and dequantized on CPU.
+layout of the kernels on CUDA, which dequantize them tile by tile or multiply FP8 by FP8, and
+dequantized on CPU. Unquantized checkpoints may be quantized when packed (`online_fp8.py`).
 
 To add a layout, derive from `_PartCodes` and add the class to `_PARTS`.
 """
