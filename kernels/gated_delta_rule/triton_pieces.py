@@ -16,7 +16,8 @@ import triton.language as tl
 
 from kernels.gated_delta_rule.base import DeltaLayer
 from kernels.gated_delta_rule.triton_inputs import PreparedInputs
-from kernels.gated_delta_rule.triton_steps import COLUMNS, store_window
+from kernels.gated_delta_rule.triton_steps import COLUMNS
+from kernels.short_convolution.triton_kernel import store_window
 from kernels.states import PIECE, StateCache, StateRows
 from kernels.tiles import cdiv, next_power_of_2
 
