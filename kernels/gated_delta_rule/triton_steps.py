@@ -12,6 +12,7 @@ import triton.language as tl
 
 from kernels.gated_delta_rule.base import DeltaLayer
 from kernels.gated_delta_rule.triton_inputs import PreparedInputs
+from kernels.short_convolution.triton_kernel import store_window
 from kernels.states import StateCache, StateRows
 from kernels.tiles import cdiv, next_power_of_2
 
@@ -116,28 +117,3 @@ def store_state(
         x_ptr, x_stride, conv_ptr, slot, target, row_first, end, is_first,
         tl.program_id(1) * tl.num_programs(2) + tl.program_id(2), CHANNELS, TAPS, SHARE, IN_PLACE,
     )  # fmt: skip
-
-
-@triton.jit
-def store_window(
-    x_ptr, x_stride, conv_ptr, slot, target, row_first, end, is_first, part,
-    CHANNELS: tl.constexpr, TAPS: tl.constexpr, SHARE: tl.constexpr, IN_PLACE: tl.constexpr,
-    BLOCK: tl.constexpr = 64, BLOCK_TAPS: tl.constexpr = 4,
-):  # fmt: skip
-    """Stores the last inputs of the convolution before token `end` to state `target`, for channels
-    number `part` * SHARE and following. Those before the row's first token are in the state of
-    `slot`, which is `target` if IN_PLACE."""
-    tl.static_assert(TAPS - 1 <= BLOCK_TAPS)
-    tap = tl.arange(0, BLOCK_TAPS)[:, None]
-    index = (end - row_first) + tap - (TAPS - 1)
-    for start in tl.static_range(0, SHARE, BLOCK):
-        column = start + tl.arange(0, BLOCK)[None, :]
-        channel = part * SHARE + column
-        inside = (tap < TAPS - 1) & (column < SHARE) & (channel < CHANNELS)
-        new = x_ptr + (row_first + index) * x_stride + channel
-        x = tl.load(new, mask=inside & (index >= 0), other=0.0)
-        old = conv_ptr + (slot * (TAPS - 1) + index + TAPS - 1) * CHANNELS + channel
-        x += tl.load(old, mask=inside & (index < 0) & (is_first == 0), other=0.0)
-        if IN_PLACE:  # another thread may store where this one loads
-            tl.debug_barrier()
-        tl.store(conv_ptr + (target * (TAPS - 1) + tap) * CHANNELS + channel, x, mask=inside)

@@ -10,7 +10,6 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gated_delta_rule.triton_steps import store_window
 from kernels.registry import implements
 from kernels.short_convolution import short_convolution
 from kernels.states import StateRows
@@ -119,3 +118,28 @@ def _windows_kernel(
         x_ptr, x_stride, state_ptr, slot, slot, row_first, row_end, is_first, block,
         CHANNELS, TAPS, BLOCK, True,
     )  # fmt: skip
+
+
+@triton.jit
+def store_window(
+    x_ptr, x_stride, conv_ptr, slot, target, row_first, end, is_first, part,
+    CHANNELS: tl.constexpr, TAPS: tl.constexpr, SHARE: tl.constexpr, IN_PLACE: tl.constexpr,
+    BLOCK: tl.constexpr = 64, BLOCK_TAPS: tl.constexpr = 4,
+):  # fmt: skip
+    """Stores the last inputs of the convolution before token `end` to state `target`, for channels
+    number `part` * SHARE and following. Those before the row's first token are in the state of
+    `slot`, which is `target` if IN_PLACE."""
+    tl.static_assert(TAPS - 1 <= BLOCK_TAPS)
+    tap = tl.arange(0, BLOCK_TAPS)[:, None]
+    index = (end - row_first) + tap - (TAPS - 1)
+    for start in tl.static_range(0, SHARE, BLOCK):
+        column = start + tl.arange(0, BLOCK)[None, :]
+        channel = part * SHARE + column
+        inside = (tap < TAPS - 1) & (column < SHARE) & (channel < CHANNELS)
+        new = x_ptr + (row_first + index) * x_stride + channel
+        x = tl.load(new, mask=inside & (index >= 0), other=0.0)
+        old = conv_ptr + (slot * (TAPS - 1) + index + TAPS - 1) * CHANNELS + channel
+        x += tl.load(old, mask=inside & (index < 0) & (is_first == 0), other=0.0)
+        if IN_PLACE:  # another thread may store where this one loads
+            tl.debug_barrier()
+        tl.store(conv_ptr + (target * (TAPS - 1) + tap) * CHANNELS + channel, x, mask=inside)

@@ -11,7 +11,7 @@ from typing import Self
 import torch
 
 import kernels
-from deploy.benchmarks.kernels.states import gated_delta_step
+from deploy.benchmarks.kernels.states import MAMBA_STEPS, gated_delta_step
 from kernels import EditRows, PenaltyRows, SamplingParameters, TokenEdits
 from kernels.attention import AttentionMetadata, AttentionSettings, create_attention_backend
 from kernels.linear.base import HALF_BYTES
@@ -105,6 +105,7 @@ def make_cases(
         ("decode_attention", maker.decode),
         ("extend_attention", maker.extend),
         *(("gated_delta_net", partial(maker.states, length)) for length in (1, _CHUNK)),
+        *((op, partial(maker.mamba, op, n)) for op in MAMBA_STEPS for n in (1, _CHUNK)),
         ("gumbel_noise", maker.noise),
         *(("sample_tokens", partial(maker.sample, kind)) for kind in _SAMPLING),
         ("apply_token_bitmask", maker.bitmask),
@@ -336,6 +337,16 @@ class _Maker:
             # Predictions, updates and outputs, each of a state's size.
             num_flops=0.0 if length == 1 else 6.0 * rows * length * s.q_heads * s.head_dim**2,
         )
+
+    def mamba(self, op: str, length: int) -> Case:
+        """Rows of `length` tokens in a part of Mamba-2, as in `states`."""
+        s, rows = self._shape, self._rows if length == 1 else min(self._rows, 4)
+        sizes = {"num_heads": s.q_heads, "head_dim": s.head_dim}
+        run, num_bytes = MAMBA_STEPS[op](
+            rows, length, **sizes, device=self._device, dtype=self._dtype
+        )
+        shape = f"{rows} x {length} tokens, {s.q_heads} heads"
+        return Case(op=op, shape=shape, run=run, num_bytes=num_bytes)
 
     def noise(self) -> Case:
         seeds = torch.arange(self._rows, device=self._device)

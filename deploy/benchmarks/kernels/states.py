@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from kernels import ScanLayer, selective_scan, short_convolution
 from kernels.gated_delta_rule import DeltaLayer, gated_delta_net
 from kernels.states import PIECE, StateCache, StateRows
 
@@ -29,19 +30,7 @@ def gated_delta_step(
         device: device of all tensors.
         dtype: data type of projections and weights.
     """
-    num_pieces, num_tokens = -(-length // PIECE), num_rows * length
-    pieces = torch.arange(num_rows * num_pieces)
-    first = pieces // num_pieces * length + pieces % num_pieces * PIECE
-    rows = StateRows(
-        slots=torch.arange(num_rows, device=device),
-        starts=torch.full((num_rows,), PIECE, device=device),
-        piece_starts=torch.cat((first, torch.tensor([num_tokens]))).to(device),
-        piece_rows=(pieces // num_pieces).to(device),
-        piece_targets=torch.full_like(pieces, -1).to(device),
-        row_pieces=(torch.arange(num_rows + 1) * num_pieces).to(device),
-        num_decodes=num_rows if length == 1 else 0,
-        longest=length,
-    )
+    rows, num_tokens = _rows(num_rows, length, device), num_rows * length
     layer = DeltaLayer(
         conv=torch.randn(4, 2 * num_heads * head_dim, device=device).to(dtype),
         log_rate=torch.zeros(num_heads, device=device),
@@ -63,4 +52,80 @@ def gated_delta_step(
     return (
         lambda: gated_delta_net(x, layer, cache, rows, by_position=False),
         float(states + x.nbytes + outputs),
+    )
+
+
+def short_convolution_step(
+    num_rows: int,
+    length: int,
+    *,
+    num_heads: int,
+    head_dim: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> tuple[Callable[[], object], float]:
+    """A step of a short convolution of all heads' channels over 4 inputs, and the bytes that it
+    needs at least; arguments as above."""
+    rows, channels = _rows(num_rows, length, device), num_heads * head_dim
+    x = torch.randn(num_rows * length, channels, device=device).to(dtype)
+    weight = torch.randn(4, channels, device=device).to(dtype)
+    states = torch.zeros(num_rows, 3, channels, device=device, dtype=dtype)
+    return (
+        lambda: short_convolution(x, weight, None, states, rows, has_silu=True),
+        float(2 * x.nbytes + 2 * states.nbytes),
+    )
+
+
+def selective_scan_step(
+    num_rows: int,
+    length: int,
+    *,
+    num_heads: int,
+    head_dim: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> tuple[Callable[[], object], float]:
+    """A step of a selective scan with one group and states of `head_dim` squared per head, and the
+    bytes that it needs at least; arguments as above."""
+    rows = _rows(num_rows, length, device)
+    zeros = torch.zeros(num_heads, device=device)
+    layer = ScanLayer(
+        log_rate=zeros,
+        step_bias=zeros,
+        skip=zeros,
+        num_groups=1,
+        head_dim=head_dim,
+        state_dim=head_dim,
+    )
+    x = torch.randn(num_rows * length, sum(layer.widths), device=device).to(dtype)
+    steps = torch.randn(len(x), num_heads, device=device).to(dtype)
+    states = torch.zeros(num_rows, num_heads, head_dim, head_dim, device=device)
+    outputs = len(x) * num_heads * head_dim * dtype.itemsize
+    return (
+        lambda: selective_scan(x, steps, layer, states, rows, by_position=False),
+        float(2 * states.nbytes + x.nbytes + steps.nbytes + outputs),
+    )
+
+
+MAMBA_STEPS = {
+    "selective_scan": selective_scan_step,
+    "short_convolution": short_convolution_step,
+}
+"""Steps of Mamba-2, by op."""
+
+
+def _rows(num_rows: int, length: int, device: torch.device) -> StateRows:
+    """Rows of the same length that go on, each with a state."""
+    num_pieces = -(-length // PIECE)
+    pieces = torch.arange(num_rows * num_pieces)
+    first = pieces // num_pieces * length + pieces % num_pieces * PIECE
+    return StateRows(
+        slots=torch.arange(num_rows, device=device),
+        starts=torch.full((num_rows,), PIECE, device=device),
+        piece_starts=torch.cat((first, torch.tensor([num_rows * length]))).to(device),
+        piece_rows=(pieces // num_pieces).to(device),
+        piece_targets=torch.full_like(pieces, -1).to(device),
+        row_pieces=(torch.arange(num_rows + 1) * num_pieces).to(device),
+        num_decodes=num_rows if length == 1 else 0,
+        longest=length,
     )

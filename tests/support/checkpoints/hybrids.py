@@ -122,7 +122,7 @@ _LFM2 = {
 HYBRID_SPECIMENS: dict[str, Specimen] = {
     "lfm2": Specimen(
         name="Lfm2",
-        covers=("positions", "cache", "shards"),
+        covers=("positions", "shards"),
         settings={**_LFM2, "intermediate_size": 72, "block_multiple_of": 16},
         mutations={
             **_CONVOLUTION,
@@ -178,7 +178,7 @@ HYBRID_SPECIMENS: dict[str, Specimen] = {
     ),
     "granite-4-dense": Specimen(
         name="GraniteMoeHybrid",
-        covers=("positions", "cache", "shards"),
+        covers=("shards",),
         settings={
             **_GRANITE,
             "num_local_experts": 0,
@@ -197,7 +197,7 @@ HYBRID_SPECIMENS: dict[str, Specimen] = {
     ),
     "falcon-h1": Specimen(
         name="FalconH1",
-        covers=("positions", "cache", "shards"),
+        covers=("shards",),
         settings=_FALCON,
         mutations={
             **_MAMBA,
@@ -213,6 +213,7 @@ HYBRID_SPECIMENS: dict[str, Specimen] = {
     ),
     "falcon-h1-norm": Specimen(
         name="FalconH1",
+        is_variant=True,
         settings={
             **_FALCON,
             "mamba_n_groups": 2,

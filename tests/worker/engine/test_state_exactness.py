@@ -42,8 +42,8 @@ class StatesEngine(Engine):
         if cache._snapshots is not None:
             free += [states.num_slots + number for number in cache._snapshots._pool._free]
         for layer in states.caches.values():
-            for tensor in (layer.conv, layer.recurrent):
-                tensor.index_fill_(0, torch.tensor(free, dtype=torch.int64), float("nan"))
+            for plane in layer.planes:
+                plane.index_fill_(0, torch.tensor(free, dtype=torch.int64), float("nan"))
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +71,20 @@ def num_hit(engine: Engine, prompt: list[int], num_new: int = 1) -> tuple[int, l
     return request.num_cached, outcome.token_ids
 
 
-def test_outputs_are_bitwise_equal(folder: Path) -> None:
-    prompts = make_prompts()
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("qwen3-next", "nemotron-3"),
+        *(
+            pytest.param(name, marks=pytest.mark.long)
+            for name in ("lfm2", "granite-4", "falcon-h1")
+        ),
+    ],
+)
+def test_outputs_are_bitwise_equal(name: str, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    write_specimen(name, tmp_path)
+    folder, prompts = tmp_path, make_prompts()
     with StatesEngine(folder, enable_prefix_caching=False, overlap_depth=0) as engine:
         pairs = zip(prompts, SAMPLING, strict=True)
         alone = [engine.outcomes([prompt], [params])[0] for prompt, params in pairs]
