@@ -108,10 +108,6 @@ def _pod(spec: Object, name: str, group: Object, secrets: Secrets) -> RayPod:
     return replace(pod, environment=environment)
 
 
-def _bytes(quantity: str) -> int:
-    return int(quantity[:-2]) << {"Mi": 20, "Gi": 30}[quantity[-2:]]
-
-
 def _rendered_environment(container: Object, secrets: Secrets) -> dict[str, str]:
     environment = {}
     for entry in container["env"]:
