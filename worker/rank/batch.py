@@ -247,7 +247,7 @@ class _StagedBatch:
 
     def finish(self, staged: list[StagedArrays], speculative: SpeculativeRows | None) -> Batch:
         """The batch, given the arrays on the device in the order in which they were staged."""
-        placement = None if speculative is None else speculative.placement
+        placement = None if speculative is None else speculative.on_device
         lengths = self._rows[:, 2]
         ends = (self._rows[:, 1] + lengths).tolist()
         rows = None if self._row_group < 0 else staged[self._row_group]
@@ -295,7 +295,7 @@ class _StagedBatch:
         return arrays
 
     def _sampling(self, staged: StagedArrays, speculative: SpeculativeRows | None) -> SamplingBatch:
-        placement = None if speculative is None else speculative.placement
+        placement = None if speculative is None else speculative.on_device
         destinations = staged["destinations"]
         positions = staged["positions"] if self._has_parameters else None
         if placement is not None:

@@ -1,14 +1,17 @@
-"""Placement of speculative rows on the device, since their positions are only known there.
+"""Placement of speculative rows at their newest tokens, and of drafts after these.
 
     planned    start ──────── window of the newest token ──────── end
     computed                  first ── newest ── drafts ── first + length
 
-`first` is the newest token's position, or an earlier one if the window ends less than the row's
-length after it: positions before the newest token are then recomputed, without effect.
+The host places rows as long as their drafts, so that `first` is the newest token's position. While
+positions are only known on the device, it places rows of the planned length: `first` is an earlier
+position if the window ends less than this length after the newest token. Positions before that
+token are then recomputed, without effect.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -18,14 +21,66 @@ import torch
 
 from worker.plan.plan import DraftRow, Plan, Row
 from worker.rank.tables import DeviceTables
-from worker.rank.transfer import IntArray, to_device
+from worker.rank.transfer import IntArray, scatter, to_device
 
 NO_TOKEN = -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DraftPlacement:
-    """Positions of a step's F speculative rows, with D samples in total."""
+class HostPlacement:
+    """Positions of a step's F speculative rows that the host placed.
+
+    Plain integers: with arrays, a step of one row would take 0.1 ms more on CPU.
+    """
+
+    slots: Sequence[int]
+    """[F]: slots of the rows."""
+    newest: Sequence[int]
+    """[F]: positions of the newest tokens, which are the first that are computed."""
+    drafts: Sequence[Sequence[int]]
+    """[F]: drafts of each row."""
+    first_samples: Sequence[int]
+    """[F]: index of each row's first sample among the step's samples."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], drafts: Sequence[Sequence[int]]) -> Self:
+        """Placement of the speculative ones among a step's rows, which are placed.
+
+        Args:
+            rows: all rows of the step.
+            drafts: [F]: drafts of each speculative row.
+        """
+        slots: list[int] = []
+        newest: list[int] = []
+        first_samples: list[int] = []
+        sample = 0
+        for row in rows:
+            if isinstance(row, DraftRow):
+                slots.append(row.slot)
+                newest.append(row.start)
+                first_samples.append(sample)
+            sample += row.num_samples
+        return cls(slots=slots, newest=newest, drafts=drafts, first_samples=first_samples)
+
+    def write(self, tables: DeviceTables) -> None:
+        """Writes the drafts to the token pool after the newest tokens; does not wait for the
+        device."""
+        cells: list[int] = []
+        for slot, newest, draft in zip(self.slots, self.newest, self.drafts, strict=True):
+            first = slot * tables.token_stride + newest + 1
+            cells += range(first, first + len(draft))
+        if cells:
+            scatter(tables.flat_tokens, cells, list(itertools.chain(*self.drafts)))
+
+    def advance(self, newest: torch.Tensor, counts: IntArray | torch.Tensor) -> None:
+        """Updates the positions of newest tokens [slots] by the numbers [F] of accepted tokens."""
+        positions = [start + n for start, n in zip(self.newest, counts.tolist(), strict=True)]
+        scatter(newest, self.slots, positions)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DevicePlacement:
+    """Positions of a step's F speculative rows that the device placed, with D samples in total."""
 
     tables: DeviceTables
     rows: torch.Tensor
@@ -45,7 +100,10 @@ class DraftPlacement:
     last_ends: Sequence[int]
     """Planned ends of all rows of the step, on the host: upper bounds of the computed ones."""
     samples: torch.Tensor
-    """[D] int64: indices of the speculative rows' samples among the step's samples."""
+    """[F, M] int64: index of each position's sample among the step's samples; shorter rows are
+    padded with their last sample."""
+    flat_samples: torch.Tensor
+    """[D] int64: the same without padding."""
     sample_rows: torch.Tensor
     """[D] int64: index of the speculative row of each sample."""
     sample_offsets: torch.Tensor
@@ -56,16 +114,15 @@ class DraftPlacement:
         cls,
         plan: Plan,
         rows: Sequence[Row],
-        samples: IntArray,
         newest: torch.Tensor,
         tables: DeviceTables,
     ) -> Self:
-        """Places each row at its newest token, or earlier so that it ends within its window.
+        """Places each row at its newest token, or earlier so that it ends within its window; does
+        not wait for the device.
 
         Args:
             plan: the Plan, whose speculative rows are the windows.
             rows: the Plan's rows, with the lengths that are computed.
-            samples: [F, M]: samples of each row's positions, as in DeviceRows.
             newest: [slots]: positions of the newest tokens; a later start of a window takes
                 precedence.
             tables: the rank's tables.
@@ -75,6 +132,7 @@ class DraftPlacement:
             for number, row in enumerate(plan.rows)
             if isinstance(row, DraftRow)
         ]
+        samples = samples_of_rows(rows)
         # Kernels take contiguous columns.
         table = np.ascontiguousarray(np.array(windows, dtype=np.int64).T)
         sample_rows, sample_offsets = np.nonzero(np.arange(samples.shape[1]) < table[4][:, None])
@@ -94,7 +152,8 @@ class DraftPlacement:
             lengths=lengths,
             longest=samples.shape[1],
             last_ends=[row.start + row.length for row in plan.rows],
-            samples=index,
+            samples=to_device(torch.from_numpy(samples), device),
+            flat_samples=index,
             sample_rows=index_rows,
             sample_offsets=index_offsets,
         )
@@ -108,14 +167,20 @@ class DraftPlacement:
         cells = torch.where(is_inside, self._cells(positions), self._nowhere)
         self.tables.flat_tokens.index_copy_(0, cells.view(-1), drafts.view(-1))
 
-    def expected(self) -> torch.Tensor:
-        """[F, longest]: the tokens after each computed position in the token pool, as in
-        DeviceRows."""
+    def tokens_after(self) -> torch.Tensor:
+        """[F, M]: the token after each computed position in the token pool: a known one or a draft;
+        NO_TOKEN from a row's last position on."""
         columns = torch.arange(self.longest, device=self.slots.device)
         is_inside = columns + 1 < self.lengths[:, None]
         cells = self._cells(self.firsts[:, None] + 1 + columns)
         tokens = self.tables.flat_tokens[torch.where(is_inside, cells, self._nowhere)]
         return torch.where(is_inside, tokens, NO_TOKEN)
+
+    def advance(self, newest: torch.Tensor, counts: IntArray | torch.Tensor) -> None:
+        """Updates the positions of newest tokens [slots] by the numbers [F] of accepted tokens;
+        does not wait for the device."""
+        assert isinstance(counts, torch.Tensor), "the device verifies rows that it placed"
+        newest.index_copy_(0, self.slots, self.newest + counts)
 
     def starts(self, planned: torch.Tensor) -> torch.Tensor:
         """First positions [R] of all rows of the step, from the planned ones."""
@@ -124,15 +189,15 @@ class DraftPlacement:
     def destinations(self, planned: torch.Tensor) -> torch.Tensor:
         """Cells [S] that all sampled tokens are written to, from the planned ones; samples at
         positions of known tokens go to the dummy slot."""
-        cells = planned[self.samples] + self.shifts[self.sample_rows]
+        cells = planned[self.flat_samples] + self.shifts[self.sample_rows]
         is_new = (
             self.firsts[self.sample_rows] + self.sample_offsets >= self.newest[self.sample_rows]
         )
-        return planned.index_copy(0, self.samples, torch.where(is_new, cells, self._nowhere))
+        return planned.index_copy(0, self.flat_samples, torch.where(is_new, cells, self._nowhere))
 
     def sample_positions(self, planned: torch.Tensor) -> torch.Tensor:
         """Positions [S] of all sampled tokens, from the planned ones."""
-        return planned.index_add(0, self.samples, self.shifts[self.sample_rows])
+        return planned.index_add(0, self.flat_samples, self.shifts[self.sample_rows])
 
     def _cells(self, positions: torch.Tensor) -> torch.Tensor:
         """Cells [F, n] of the flat token pool, for positions [F, n] of the rows' slots."""
@@ -142,3 +207,20 @@ class DraftPlacement:
     def _nowhere(self) -> int:
         """A cell of the dummy slot."""
         return (len(self.tables.token_pool) - 1) * self.tables.token_stride
+
+
+def samples_of_rows(rows: Sequence[Row]) -> IntArray:
+    """[F, M]: indices of the samples of a step's F speculative rows, as in DevicePlacement.
+
+    Args:
+        rows: all rows of the step.
+    """
+    longest = max(row.length for row in rows if isinstance(row, DraftRow))
+    samples: list[list[int]] = []
+    sample = 0
+    for row in rows:
+        if isinstance(row, DraftRow):
+            last = sample + row.length - 1
+            samples.append([*range(sample, last), *[last] * (longest - row.length + 1)])
+        sample += row.num_samples
+    return np.array(samples, dtype=np.int64)

@@ -22,7 +22,7 @@ from worker.rank.sampling.logprobs import Scores, score
 from worker.rank.sampling.masks import MaskRows
 from worker.rank.tables import DeviceTables
 from worker.rank.transfer import to_device
-from worker.rank.verification import Acceptance, HostAcceptance, HostRows
+from worker.rank.verification import Acceptance
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,13 +79,10 @@ def sample(
     acceptance, accepted = None, None
     if batch.speculative is not None:
         acceptance = batch.speculative.accept(tokens)
-    if processed is not None:
-        # Speculative rows placed by the device have no processors, and all samples of other rows
-        # are accepted.
-        if isinstance(acceptance, HostAcceptance):
-            assert isinstance(batch.speculative, HostRows), "the host verifies rows that it placed"
+        if processed is not None:
             accepted = batch.speculative.accepted_samples(acceptance, len(tokens))
-            accepted = to_device(accepted, tokens.device)
+    if processed is not None:
+        accepted = None if accepted is None else to_device(accepted, tokens.device)
         tables.sampling.count(tokens, processed, accepted)
     tables.flat_tokens.index_copy_(0, batch.destinations, tokens.int())
     if processed is None or processed.logprobs is None or raw is None:

@@ -5,7 +5,7 @@ Used for results and for penalties: on the host for rows that it placed, else on
 
 from __future__ import annotations
 
-import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,111 +14,107 @@ import numpy as np
 import torch
 
 from worker.plan.plan import DraftRow, Row, StepResult
-from worker.rank.placement import DraftPlacement
+from worker.rank.placement import DevicePlacement, HostPlacement
 from worker.rank.streams import StepSlot
 from worker.rank.transfer import IntArray
 
 NO_ROW = -1
 
 
+class SpeculativeRows(ABC):
+    """F speculative rows of a step: where they are placed, and the verification of their drafts."""
+
+    placement: HostPlacement | DevicePlacement
+
+    @property
+    def on_device(self) -> DevicePlacement | None:
+        """Placement of rows that the device placed; None for others."""
+        return self.placement if isinstance(self.placement, DevicePlacement) else None
+
+    @abstractmethod
+    def accept(self, tokens: torch.Tensor) -> Acceptance:
+        """Compares a step's sampled tokens, int64 [S], with the drafts."""
+
+    @abstractmethod
+    def accepted_samples(self, acceptance: Acceptance, num_samples: int) -> torch.Tensor | None:
+        """Mask of the step's accepted samples, bool [S] on the host, including all samples of other
+        rows; None for rows that the device placed, which have no logits processors."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HostRows:
-    """F speculative rows of a step, placed by the host: each begins with its newest token."""
+class HostRows(SpeculativeRows):
+    """Rows that the host placed; it waits for the device if there are any drafts."""
 
-    first_samples: Sequence[int]
-    """[F]: index of each row's first sample among the step's samples."""
-    drafts: Sequence[Sequence[int]]
-    """[F]: drafts of each row."""
-    placement: None = None
+    placement: HostPlacement
 
-    def accept(self, tokens: torch.Tensor) -> HostAcceptance:
-        """Compares a step's sampled tokens, int64 [S], with the drafts; waits for the device if
-        there are any."""
-        if not any(self.drafts):
-            return HostAcceptance(counts=[1] * len(self.drafts))
-        sampled: list[int] = tokens.tolist()
-        return HostAcceptance(
-            counts=[
+    def accept(self, tokens: torch.Tensor) -> Acceptance:
+        """Counts the accepted tokens of each row on the host."""
+        drafts, counts = self.placement.drafts, [1] * len(self.placement.drafts)
+        if any(drafts):
+            sampled: list[int] = tokens.tolist()
+            counts = [
                 1 + count_equal(draft, sampled[first : first + len(draft)])
-                for first, draft in zip(self.first_samples, self.drafts, strict=True)
+                for first, draft in zip(self.placement.first_samples, drafts, strict=True)
             ]
-        )
+        return Acceptance(counts=np.array(counts), offsets=np.zeros(len(counts), dtype=np.int64))
 
-    def accepted_samples(self, acceptance: HostAcceptance, num_samples: int) -> torch.Tensor:
-        """Mask of the step's accepted samples, bool [S], including all samples of other rows."""
+    def accepted_samples(self, acceptance: Acceptance, num_samples: int) -> torch.Tensor:
+        """The mask, from the host's counts."""
         accepted = torch.ones(num_samples, dtype=torch.bool)
-        rows = zip(self.first_samples, self.drafts, acceptance.counts, strict=True)
-        for first, draft, count in rows:
+        first_samples, drafts = self.placement.first_samples, self.placement.drafts
+        for first, draft, count in zip(
+            first_samples, drafts, acceptance.counts.tolist(), strict=True
+        ):
             accepted[first + count : first + 1 + len(draft)] = False
         return accepted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeviceRows:
-    """F speculative rows of a step, of at most M positions, placed by the device."""
+class DeviceRows(SpeculativeRows):
+    """Rows that the device placed and verifies, without waiting for it."""
 
-    samples: torch.Tensor
-    """[F, M] int64: index of each position's sample among the step's samples; shorter rows are
-    padded with their last sample."""
+    placement: DevicePlacement
     expected: torch.Tensor
-    """[F, M] int64: the token after each position: a known one or a draft; NO_TOKEN from the row's
-    last position on."""
-    placement: DraftPlacement
+    """[F, M] int64: `tokens_after` of the placement, after its drafts were written."""
 
-    def accept(self, tokens: torch.Tensor) -> DeviceAcceptance:
-        """Compares a step's sampled tokens, int64 [S], with the drafts; does not wait for the
-        device."""
-        offsets = self.placement.newest - self.placement.firsts
-        columns = torch.arange(self.samples.shape[1], device=tokens.device)
+    def accept(self, tokens: torch.Tensor) -> Acceptance:
+        """Counts the accepted tokens of each row by tensor operations."""
+        placement = self.placement
+        offsets = placement.newest - placement.firsts
+        columns = torch.arange(placement.longest, device=tokens.device)
         # Tokens up to the newest one are known: samples at their positions count as equal.
-        sampled = torch.where(columns < offsets[:, None], self.expected, tokens[self.samples])
+        is_known = columns < offsets[:, None]
+        sampled = torch.where(is_known, self.expected, tokens[placement.samples])
         counts = (sampled == self.expected).cumprod(1).sum(1) + 1 - offsets
-        counts = torch.where(offsets < self.placement.lengths, counts, 0)
-        return DeviceAcceptance(counts=counts, offsets=offsets)
+        counts = torch.where(offsets < placement.lengths, counts, 0)
+        return Acceptance(counts=counts, offsets=offsets)
 
-
-SpeculativeRows = HostRows | DeviceRows
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HostAcceptance:
-    """Number of accepted tokens per speculative row, for rows placed by the host."""
-
-    counts: Sequence[int]
-    """[F]: number of accepted tokens."""
-
-    def fetch(self, slot: StepSlot) -> HostAcceptance:
-        """This acceptance, which needs no copy to the host."""
-        return self
-
-    def to_host(self) -> Iterable[tuple[int, int]]:
-        """Offset of the first accepted sample, and number of accepted tokens, per row."""
-        return zip(itertools.repeat(0), self.counts, strict=False)
+    def accepted_samples(self, acceptance: Acceptance, num_samples: int) -> None:
+        """None: these rows have no logits processors."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeviceAcceptance:
-    """First accepted sample and number of accepted tokens per speculative row, for rows placed by
-    the device."""
+class Acceptance:
+    """First accepted sample and number of accepted tokens per speculative row: arrays on the host
+    for rows that it placed, else tensors on the device."""
 
-    counts: torch.Tensor
+    counts: IntArray | torch.Tensor
     """[F] int64: number of accepted tokens."""
-    offsets: torch.Tensor
+    offsets: IntArray | torch.Tensor
     """[F] int64: index within the row of the first accepted sample."""
 
-    def fetch(self, slot: StepSlot) -> DeviceAcceptance:
-        """Launches the copy to the host; returns tensors that hold the values once the slot's step
-        has completed."""
+    def fetch(self, slot: StepSlot) -> Acceptance:
+        """Launches the copy to the host, unless the values are there; returns tensors that hold
+        them once the slot's step has completed."""
         # HAZARD(stream): nothing may be launched here, after the slot's last launch.
-        return DeviceAcceptance(counts=slot.fetch(self.counts), offsets=slot.fetch(self.offsets))
+        if isinstance(self.counts, torch.Tensor) and isinstance(self.offsets, torch.Tensor):
+            return Acceptance(counts=slot.fetch(self.counts), offsets=slot.fetch(self.offsets))
+        return self
 
     def to_host(self) -> Iterable[tuple[int, int]]:
         """Offset of the first accepted sample, and number of accepted tokens, per row; waits for
         the device."""
         return zip(self.offsets.tolist(), self.counts.tolist(), strict=True)
-
-
-Acceptance = HostAcceptance | DeviceAcceptance
 
 
 def count_equal(guesses: Sequence[int], tokens: Sequence[int]) -> int:
@@ -181,20 +177,3 @@ class AcceptedTokens:
             drafted=drafted,
             num_sampled=accepted,
         )
-
-
-def samples_of_rows(rows: Sequence[Row]) -> IntArray:
-    """[F, M]: indices of the samples of a step's F speculative rows, as in DeviceRows.
-
-    Args:
-        rows: all rows of the step.
-    """
-    longest = max(row.length for row in rows if isinstance(row, DraftRow))
-    samples: list[list[int]] = []
-    sample = 0
-    for row in rows:
-        if isinstance(row, DraftRow):
-            last = sample + row.length - 1
-            samples.append([*range(sample, last), *[last] * (longest - row.length + 1)])
-        sample += row.num_samples
-    return np.array(samples, dtype=np.int64)

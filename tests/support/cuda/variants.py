@@ -20,7 +20,7 @@ from tests.support.cuda.counted import Idle, counting
 from tests.support.cuda.runtime import TOTAL, device_properties
 from tests.support.cuda.tensors import DeviceTensor, site
 from tests.support.kernels.aot import Driver
-from worker.rank.verification import DeviceAcceptance
+from worker.rank.verification import Acceptance
 
 CAPABILITY = 90
 _ALIGNED = 512
@@ -87,7 +87,7 @@ def noting_variants() -> Iterator[Variants]:
     with counting(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(triton.runtime.driver, "_active", Driver(CAPABILITY))
         patch.setattr(JITFunction, "run", launch)
-        patch.setattr(DeviceAcceptance, "to_host", lambda step: [(0, 1)] * len(step.counts))
+        patch.setattr(Acceptance, "to_host", lambda step: [(0, 1)] * len(step.counts))
         for name, value in _runtime().items():
             patch.setattr(torch.cuda, name, value)
         yield noted

@@ -16,7 +16,7 @@ from tests.support.engines.speculation_cases import MODEL, RandomGate, prompts
 from worker.protocol.sampling import SamplingParams
 from worker.rank.speculation import factory
 from worker.rank.speculation.drafter import Drafter
-from worker.rank.verification import AcceptedTokens, DeviceAcceptance
+from worker.rank.verification import Acceptance, DeviceRows
 
 NUM_PROMPTS = 12
 
@@ -35,21 +35,21 @@ class Watch:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.placed_on_host = self.placed_on_device = self.accepted = 0
-        place, select = Drafter._place_on_host, AcceptedTokens.select
+        place, accept = Drafter._place_on_host, DeviceRows.accept
 
         def placing(drafter: Drafter, plan: Any) -> Any:
             self.placed_on_host += 1
             return place(drafter, plan)
 
-        def selecting(tokens: AcceptedTokens, result: Any) -> Any:
-            selected = select(tokens, result)
-            if isinstance(tokens.acceptance, DeviceAcceptance):
-                self.placed_on_device += 1
-                self.accepted += sum(max(0, count - 1) for count in selected.num_sampled)
-            return selected
+        def accepting(rows: DeviceRows, tokens: torch.Tensor) -> Acceptance:
+            acceptance = accept(rows, tokens)
+            assert isinstance(acceptance.counts, torch.Tensor)
+            self.placed_on_device += 1
+            self.accepted += int((acceptance.counts - 1).clamp(min=0).sum())
+            return acceptance
 
         patch.setattr(Drafter, "_place_on_host", placing)
-        patch.setattr(AcceptedTokens, "select", selecting)
+        patch.setattr(DeviceRows, "accept", accepting)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
 from worker.plan.plan import DraftRow
-from worker.rank.placement import DraftPlacement
+from worker.rank.placement import DevicePlacement
 from worker.rank.speculation.calibration import Calibration
 
 
@@ -60,7 +60,7 @@ NO_GUESSES = Guesses([], [], 0)
 class DeviceProposer(Protocol):
     """Drafts on the device, for rows whose positions are not known on the host yet."""
 
-    def draft(self, placement: DraftPlacement, windows: Sequence[DraftRow]) -> None:
+    def draft(self, placement: DevicePlacement, windows: Sequence[DraftRow]) -> None:
         """Writes drafts to the token pool after the newest tokens, up to the ends of the rows; does
         not wait for the device.
 

@@ -27,7 +27,7 @@ from worker.models.layers.kv_cache import KVCacheLayout, group_layers
 from worker.plan.plan import DraftRow
 from worker.rank.batch import Batch, gather_inputs
 from worker.rank.kv_cache import allocate_kv_caches
-from worker.rank.placement import DraftPlacement
+from worker.rank.placement import DevicePlacement
 from worker.rank.sampling.state import FILTERS, staged_parameters
 from worker.rank.speculation.base import DraftRequest, Guesses, Proposer
 from worker.rank.speculation.calibration import Calibration
@@ -124,7 +124,7 @@ class DeviceModelProposer(Proposer):
         )
         draft.model.forward(inputs.input_ids, inputs.positions, inputs.context)
 
-    def draft(self, placement: DraftPlacement, windows: Sequence[DraftRow]) -> None:
+    def draft(self, placement: DevicePlacement, windows: Sequence[DraftRow]) -> None:
         """Writes drafts to the token pool after the newest tokens of rows that the device has
         placed; does not wait for the device.
 

@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from worker.plan.plan import DraftRow, Plan, Row
-from worker.rank.placement import DraftPlacement
+from worker.rank.placement import DevicePlacement, HostPlacement
 from worker.rank.sampler import SamplerOutput
 from worker.rank.speculation.base import (
     NO_GUESSES,
@@ -26,16 +26,14 @@ from worker.rank.speculation.base import (
     Proposer,
 )
 from worker.rank.tables import DeviceTables
-from worker.rank.transfer import gather, scatter, to_device
+from worker.rank.transfer import gather, scatter
 from worker.rank.verification import (
     NO_ROW,
     AcceptedTokens,
     DeviceRows,
-    HostAcceptance,
     HostRows,
     SpeculativeRows,
     count_equal,
-    samples_of_rows,
 )
 
 
@@ -146,12 +144,9 @@ class Drafter:
             assert output is not None, "speculative rows sample"
             assert output.tokens is not None, "speculative rows sample"
             assert acceptance is not None, "speculative rows are verified"
-            if isinstance(acceptance, HostAcceptance):
-                self._learn(step, output.tokens.tolist(), acceptance.counts)
-            else:
-                assert rows.placement is not None, "the device verifies rows that it placed"
-                slots, newest = rows.placement.slots, rows.placement.newest
-                self._newest.index_copy_(0, slots, newest + acceptance.counts)
+            if rows.on_device is None:
+                self._learn(step, output.tokens.tolist(), acceptance.counts.tolist())
+            rows.placement.advance(self._newest, acceptance.counts)
         return AcceptedTokens(
             rows=step.plan.rows,
             row_of=step.row_of,
@@ -173,14 +168,9 @@ class Drafter:
     def _place_on_device(self, plan: Plan, proposer: DeviceProposer) -> DraftedStep:
         plan = self._with_pages(plan)
         rows = [_longest(row) if isinstance(row, DraftRow) else row for row in plan.rows]
-        samples = samples_of_rows(rows)
-        placement = DraftPlacement.of(plan, rows, samples, self._newest, self._tables)
+        placement = DevicePlacement.of(plan, rows, self._newest, self._tables)
         proposer.draft(placement, [row for row in plan.rows if isinstance(row, DraftRow)])
-        speculative = DeviceRows(
-            samples=to_device(torch.from_numpy(samples), self._newest.device),
-            expected=placement.expected(),
-            placement=placement,
-        )
+        speculative = DeviceRows(placement=placement, expected=placement.tokens_after())
         return DraftedStep(
             plan=msgspec.structs.replace(plan, rows=rows),
             row_of=range(len(rows)),
@@ -209,7 +199,7 @@ class Drafter:
         return DraftedStep(
             plan=msgspec.structs.replace(plan, rows=rows),
             row_of=row_of,
-            speculative=self._write(rows, guesses) if guesses else None,
+            speculative=self._with_drafts(rows, guesses) if guesses else None,
             guesses=guesses,
         )
 
@@ -250,47 +240,27 @@ class Drafter:
             for row in rows
         ]
 
-    def _write(self, rows: Sequence[Row], guesses: Sequence[Guesses]) -> HostRows:
-        """Writes the drafts of a step's speculative rows to the token pool, after their newest
-        tokens."""
-        found = iter(guesses)
-        first_samples: list[int] = []
-        drafts: list[list[int]] = []
-        cells: list[int] = []
-        sample = 0
-        for row in rows:
-            if isinstance(row, DraftRow):
-                first_samples.append(sample)
-                drafts.append(next(found).drafts)
-                first = row.slot * self._tables.token_stride + row.start + 1
-                cells += range(first, first + row.num_drafts)
-            sample += row.num_samples
-        if cells:
-            scatter(self._tables.flat_tokens, cells, list(itertools.chain(*drafts)))
-        return HostRows(first_samples=first_samples, drafts=drafts)
+    def _with_drafts(self, rows: Sequence[Row], guesses: Sequence[Guesses]) -> HostRows:
+        """The speculative rows of a step, whose drafts are written to the token pool."""
+        placement = HostPlacement.of(rows, [guess.drafts for guess in guesses])
+        placement.write(self._tables)
+        return HostRows(placement=placement)
 
     def _learn(self, step: DraftedStep, tokens: Sequence[int], counts: Sequence[int]) -> None:
-        """Updates the positions of the newest tokens, and the proposer's estimates.
+        """Updates the proposer's estimates.
 
         Args:
             step: a step that the host placed.
             tokens: all sampled tokens of the step.
             counts: number of accepted tokens, by speculative row.
         """
-        found = iter(zip(step.guesses, counts, strict=True))
-        slots: list[int] = []
-        newest: list[int] = []
-        sample = 0
-        for row in step.plan.rows:
-            if isinstance(row, DraftRow):
-                guesses, count = next(found)
-                slots.append(row.slot)
-                newest.append(row.start + count)
-                if guesses.token_ids:
-                    num_right = count_equal(guesses.token_ids, tokens[sample : sample + count])
-                    self._proposer.observe(row.slot, guesses, num_right, count)
-            sample += row.num_samples
-        scatter(self._newest, slots, newest)
+        assert isinstance(step.speculative, HostRows), "the host knows which guesses were right"
+        placement = step.speculative.placement
+        rows = zip(placement.slots, placement.first_samples, step.guesses, counts, strict=True)
+        for slot, first, guesses, count in rows:
+            if guesses.token_ids:
+                num_right = count_equal(guesses.token_ids, tokens[first : first + count])
+                self._proposer.observe(slot, guesses, num_right, count)
 
 
 def _longest(row: DraftRow) -> DraftRow:

@@ -11,7 +11,7 @@ import torch
 
 from kernels import NgramLookup, draft_ngrams, follow_ngram
 from worker.plan.plan import DraftRow
-from worker.rank.placement import DraftPlacement
+from worker.rank.placement import DevicePlacement
 from worker.rank.speculation.base import NO_GUESSES, DraftRequest, Guesses, Proposer
 from worker.rank.speculation.calibration import Calibration
 from worker.rank.tables import DeviceTables
@@ -54,7 +54,7 @@ class NgramProposer(Proposer):
             for request, (tokens, length) in zip(requests, found, strict=True)
         ]
 
-    def draft(self, placement: DraftPlacement, windows: Sequence[DraftRow]) -> None:
+    def draft(self, placement: DevicePlacement, windows: Sequence[DraftRow]) -> None:
         """Writes drafts to the token pool; arguments as in DeviceProposer."""
         if placement.longest > 1:
             drafts, _ = self.look_up(
