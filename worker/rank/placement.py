@@ -72,7 +72,7 @@ class HostPlacement:
         if cells:
             scatter(tables.flat_tokens, cells, list(itertools.chain(*self.drafts)))
 
-    def advance(self, newest: torch.Tensor, counts: torch.Tensor) -> None:
+    def advance(self, newest: torch.Tensor, counts: IntArray | torch.Tensor) -> None:
         """Updates the positions of newest tokens [slots] by the numbers [F] of accepted tokens."""
         positions = [start + n for start, n in zip(self.newest, counts.tolist(), strict=True)]
         scatter(newest, self.slots, positions)
@@ -176,9 +176,10 @@ class DevicePlacement:
         tokens = self.tables.flat_tokens[torch.where(is_inside, cells, self._nowhere)]
         return torch.where(is_inside, tokens, NO_TOKEN)
 
-    def advance(self, newest: torch.Tensor, counts: torch.Tensor) -> None:
+    def advance(self, newest: torch.Tensor, counts: IntArray | torch.Tensor) -> None:
         """Updates the positions of newest tokens [slots] by the numbers [F] of accepted tokens;
         does not wait for the device."""
+        assert isinstance(counts, torch.Tensor), "the device verifies rows that it placed"
         newest.index_copy_(0, self.slots, self.newest + counts)
 
     def starts(self, planned: torch.Tensor) -> torch.Tensor:

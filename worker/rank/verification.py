@@ -10,11 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
+import numpy as np
 import torch
 
 from worker.plan.plan import DraftRow, Row, StepResult
 from worker.rank.placement import DevicePlacement, HostPlacement
 from worker.rank.streams import StepSlot
+from worker.rank.transfer import IntArray
 
 NO_ROW = -1
 
@@ -54,8 +56,7 @@ class HostRows(SpeculativeRows):
                 1 + count_equal(draft, sampled[first : first + len(draft)])
                 for first, draft in zip(self.placement.first_samples, drafts, strict=True)
             ]
-        num_accepted = torch.tensor(counts)
-        return Acceptance(counts=num_accepted, offsets=torch.zeros_like(num_accepted))
+        return Acceptance(counts=np.array(counts), offsets=np.zeros(len(counts), dtype=np.int64))
 
     def accepted_samples(self, acceptance: Acceptance, num_samples: int) -> torch.Tensor:
         """The mask, from the host's counts."""
@@ -94,21 +95,21 @@ class DeviceRows(SpeculativeRows):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Acceptance:
-    """First accepted sample and number of accepted tokens per speculative row; on the host for rows
-    that it placed, else on the device."""
+    """First accepted sample and number of accepted tokens per speculative row: arrays on the host
+    for rows that it placed, else tensors on the device."""
 
-    counts: torch.Tensor
+    counts: IntArray | torch.Tensor
     """[F] int64: number of accepted tokens."""
-    offsets: torch.Tensor
+    offsets: IntArray | torch.Tensor
     """[F] int64: index within the row of the first accepted sample."""
 
     def fetch(self, slot: StepSlot) -> Acceptance:
         """Launches the copy to the host, unless the values are there; returns tensors that hold
         them once the slot's step has completed."""
-        if self.counts.is_cpu:
-            return self
         # HAZARD(stream): nothing may be launched here, after the slot's last launch.
-        return Acceptance(counts=slot.fetch(self.counts), offsets=slot.fetch(self.offsets))
+        if isinstance(self.counts, torch.Tensor) and isinstance(self.offsets, torch.Tensor):
+            return Acceptance(counts=slot.fetch(self.counts), offsets=slot.fetch(self.offsets))
+        return self
 
     def to_host(self) -> Iterable[tuple[int, int]]:
         """Offset of the first accepted sample, and number of accepted tokens, per row; waits for

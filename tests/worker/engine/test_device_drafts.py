@@ -43,6 +43,7 @@ class Watch:
 
         def accepting(rows: DeviceRows, tokens: torch.Tensor) -> Acceptance:
             acceptance = accept(rows, tokens)
+            assert isinstance(acceptance.counts, torch.Tensor)
             self.placed_on_device += 1
             self.accepted += int((acceptance.counts - 1).clamp(min=0).sum())
             return acceptance
@@ -82,7 +83,7 @@ def run(
         if at_random:
             assert gate is not None
             engine.core.scheduler.steps.speculation = RandomGate(
-                gate.config, engine.config.scheduling, stops_itself=gate.stops_itself
+                gate.config, stops_itself=gate.stops_itself
             )
         return engine.outcomes(prompts(NUM_PROMPTS), sampling)
 
