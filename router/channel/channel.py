@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -96,7 +96,9 @@ class WorkerChannel:
         """Number of the stream's last WorkerUpdate."""
         self._heartbeat_timeout = HeartbeatTimeout(lambda: transport.heartbeat(worker_id))
         self._task: asyncio.Task[None] | None = None
-        self._decoder: msgspec.msgpack.Decoder[WorkerItem] = msgspec.msgpack.Decoder(WorkerItem)
+        self._decode = msgspec.msgpack.Decoder[WorkerItem](WorkerItem).decode
+        self._clock: Callable[[], float]
+        """The event loop's clock, in seconds."""
 
     def start(self) -> None:
         """Attaches, and reattaches after each failure until the worker leaves or `close` is
@@ -176,7 +178,7 @@ class WorkerChannel:
     async def _attach_once(self) -> str:
         """Reads one attach stream to its end; returns why it ended."""
         self._epoch, self._seq = None, 0
-        self._heartbeat_timeout.received()
+        self._heartbeat_timeout.received = True
         pump = asyncio.create_task(self._pump())
         try:
             while True:
@@ -198,31 +200,27 @@ class WorkerChannel:
                 await pump
 
     async def _pump(self) -> None:
-        clock = asyncio.get_running_loop().time
-        decode = self._decoder.decode
+        self._clock = asyncio.get_running_loop().time
+        await self._transport.attach(self.worker_id, self._gateway_id, self._on_item)
 
-        def on_item(payload: bytes) -> None:
-            self._heartbeat_timeout.received()
-            self._handle(decode(payload), clock())
-
-        await self._transport.attach(self.worker_id, self._gateway_id, on_item)
-
-    def _handle(self, item: WorkerItem, now: float) -> None:
+    def _on_item(self, payload: bytes) -> None:
+        self._heartbeat_timeout.received = True
+        item = self._decode(payload)
         if isinstance(item, WorkerUpdate):
-            self._on_update(item, now)
+            self._on_update(item)
         elif isinstance(item, AttachSnapshot):
             self._on_snapshot(item)
         else:
             self._on_down(item)
 
-    def _on_update(self, update: WorkerUpdate, now: float) -> None:
+    def _on_update(self, update: WorkerUpdate) -> None:
         self._seq += 1
         if update.seq != self._seq:
             raise ConnectionError(f"received item {update.seq}, expected {self._seq}")
         if update.epoch != self._epoch:
             return  # a report of a former rank group
         self._listener.on_update(self.worker_id, update)
-        in_flight = self._in_flight
+        now, in_flight = self._clock(), self._in_flight
         for delta in update.deltas:
             request = in_flight.get(delta.request_id)
             if request is None or request.attempt != delta.attempt:

@@ -38,16 +38,16 @@ class HeartbeatTimeout:
         self._has_last = False
         """Whether `_last` was read since the last item, so that a different sign of life is a new
         one."""
+        self.received = False
+        """Whether an item has arrived since the last tick; set by the stream."""
         self._pulse_task: asyncio.Task[bytes | None] | None = None
         """Call of `heartbeat`."""
 
-    def received(self) -> None:
-        """Resets the counts: an item has arrived."""
-        self._num_ticks = self._num_lifeless = 0
-
     def tick(self, *, is_attached: bool) -> str | None:
         """Counts a tick; returns the reason if the worker has failed, else None."""
-        if not self._num_ticks:
+        if self.received:
+            self.received = False
+            self._num_ticks = self._num_lifeless = 0
             self.close()
             self._has_last = False  # signs since then were not read
         self._num_ticks += 1

@@ -89,7 +89,7 @@ class ChannelListener(Protocol):
         """The worker has attached or was rebuilt: its state is replaced by the snapshot's."""
         ...
 
-    def on_update(self, worker_id: str, update: WorkerUpdate) -> None:
+    def on_update(self, worker_id: str, update: WorkerUpdate, /) -> None:
         """The worker has reported an engine step. Called before its deltas are delivered."""
         ...
 

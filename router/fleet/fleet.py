@@ -12,6 +12,7 @@ import numpy as np
 from router.config import RoutingConfig
 from router.fleet.blocks import BlockKey, PromptBlocks
 from router.fleet.burst import group_order
+from router.fleet.constants import PACE_DECODES
 from router.fleet.explain import Explainer, Explanation
 from router.fleet.hits import HitFinder
 from router.fleet.in_flight import InFlight
@@ -181,23 +182,18 @@ class Fleet:
             return
         if update.block_events:
             self.index.apply(worker_id, update.block_events)
-        before, worker.load = worker.load, update.load
-        worker.reported_at = now = self._clock()
-        if update.load.step_shape.seq != before.step_shape.seq:
-            self.pace.observe(worker.row, update.load, now)
-            if busy := self.pace.busy_s(worker.row, update.load):
-                self.utilisation.add(worker.row, busy, now)
+        load = worker.load = update.load
+        worker.reported_at = self._clock()
+        # Step times: of all steps with prefills, and of one decode step in PACE_DECODES.
+        seq, last = load.step_shape.seq, worker.observed_seq
+        if seq != last and (load.step_shape.prefill_tokens or not last < seq < last + PACE_DECODES):
+            self._observe_step(worker)
         if worker.reservations:
             self._unbook_reported(worker)
         if len(self._unpriced) < _MOST_UNPRICED:
             self._unpriced[worker_id] = worker
         else:
             self._tabulate(worker)
-        if self.pace.costs is not self._priced_with:
-            # All workers at once: their prices are compared, so they must use the same costs.
-            self._priced_with = self.pace.costs
-            price_all(self._table, self.pace.costs, self.pace.factors(self._table.capacity))
-            self._compare_speeds()
 
     def lose(self, worker_id: str) -> None:
         """Records that a worker's rank group has failed, and its cache is lost."""
@@ -206,7 +202,7 @@ class Fleet:
         if worker is not None:
             before = worker.info if worker.ready else None
             self.pace.forget(worker.row)
-            worker.info = None
+            worker.info, worker.observed_seq = None, 0
             worker.load = LoadSnapshot()
             self._update_ready(worker, before)
 
@@ -342,6 +338,21 @@ class Fleet:
         if sent is not None:
             self._end_prompt(sent, worker.row)
         self._unbook(worker, request_id)
+
+    def _observe_step(self, worker: WorkerState) -> None:
+        """Learns from the step of a worker's last report."""
+        row, load, now = worker.row, worker.load, worker.reported_at
+        worker.observed_seq = load.step_shape.seq
+        if load.step_ms <= 0.0:
+            return
+        self.pace.observe(row, load, now)
+        if load.step_shape.prefill_tokens and (busy_s := self.pace.busy_s(row, load)):
+            self.utilisation.add(row, busy_s, now)
+        if self.pace.costs is not self._priced_with:
+            # All workers at once: their prices are compared, so they must use the same costs.
+            self._priced_with = self.pace.costs
+            price_all(self._table, self.pace.costs, self.pace.factors(self._table.capacity))
+            self._compare_speeds()
 
     def _end_prompt(self, sent: SentPrompt, row: int) -> None:
         self.in_flight.remove(sent.node, row)

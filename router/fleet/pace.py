@@ -8,7 +8,6 @@ import numpy as np
 
 from router.fleet.constants import (
     PACE_BOUND,
-    PACE_DECODES,
     PACE_GAIN,
     SAME_PACE,
     WINDOW_S,
@@ -43,8 +42,6 @@ class FleetPace:
         """Logarithm of the worker's last observed factor; NaN before."""
         self._factors = np.zeros(0)
         """Factor used for the worker; NaN before there is one."""
-        self._steps = np.zeros(0, np.int64)
-        """Number of the last step observed."""
         self._seen_at = np.zeros(0)
         """Time on the fleet's clock of the last observation."""
 
@@ -60,17 +57,10 @@ class FleetPace:
         return np.where(np.isnan(factors), self._usual, factors)
 
     def observe(self, row: int, load: LoadSnapshot, now: float) -> None:
-        """Learns from the last step in a report, if it is new."""
+        """Learns from the last step in a report."""
         self._grow(row + 1)
-        shape = load.step_shape
-        last = self._steps.item(row)
-        if not shape.seq or shape.seq == last or load.step_ms <= 0.0:
-            return
-        if not shape.prefill_tokens and last < shape.seq < last + PACE_DECODES:
-            return
-        self._steps[row] = shape.seq
+        shape, seconds = load.step_shape, load.step_ms / 1000.0
         self._seen_at[row] = now
-        seconds = load.step_ms / 1000.0
         value = self._logs.item(row)
         if value != value:  # NaN
             value = log(self._usual)
@@ -89,12 +79,9 @@ class FleetPace:
         """Removes a worker that has left, or whose rank group has failed."""
         if row < len(self._logs):
             self._logs[row] = self._factors[row] = np.nan
-            self._steps[row] = 0
 
     def busy_s(self, row: int, load: LoadSnapshot) -> float:
         """Seconds of the last step spent on prefills."""
-        if not load.step_shape.prefill_tokens:
-            return 0.0
         decodes = self.costs.decodes(load.step_shape)
         return max(load.step_ms / 1000.0 - decodes * self.factor(row), 0.0)
 
@@ -126,5 +113,4 @@ class FleetPace:
             size = max(size, 2 * len(self._logs))
             self._logs = grown(self._logs, size, np.nan)
             self._factors = grown(self._factors, size, np.nan)
-            self._steps = grown(self._steps, size)
             self._seen_at = grown(self._seen_at, size)

@@ -59,6 +59,8 @@ class WorkerState:
     the first."""
     reported_at: float = 0.0
     """Time on the fleet's clock of the last report."""
+    observed_seq: int = 0
+    """Number of the last step from which the fleet has learned step times; 0 for none."""
     draining: bool = False
     """Whether the worker is draining: it finishes its requests and accepts no new ones."""
     reservations: dict[str, Reservation] = field(default_factory=dict)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
 from router.channel import WorkerChannel
 from router.fleet import Choice, Visit
 from router.serving.completion_times import CompletionSpec, CompletionTimes
-from router.serving.mailbox import Mailbox
 from worker.protocol.messages import FinishReason, Rejection, Submit, TokenDelta, TokenLogprobs
 from worker.protocol.slo import SloOutcome
 from worker.protocol.text.detokenizer import RequestText
@@ -38,6 +38,49 @@ class CompletionOwner(Protocol):
         ...
 
 
+class Mailbox:
+    """Completions of one request with new output, for the task that writes the response.
+
+    The task takes all of them at once, so an engine step wakes it once. Cheaper than asyncio.Queue;
+    for one reader on the event loop of the workers' channels.
+    """
+
+    __slots__ = ("_completions", "_waiter")
+
+    def __init__(self) -> None:
+        self._completions: list[Completion] = []
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._completions)
+
+    def put(self, completion: Completion) -> None:
+        """Adds a completion, unless its output since the last `put` was not taken, and wakes the
+        reader."""
+        if completion.is_in_mailbox:
+            return
+        completion.is_in_mailbox = True
+        self._completions.append(completion)
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def clear(self) -> None:
+        """Drops all completions."""
+        self._completions.clear()
+
+    async def take(self) -> list[Completion]:
+        """Waits until there is a completion; returns all of them."""
+        if not self._completions:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        completions, self._completions = self._completions, []
+        return completions
+
+
 class Completion:
     """Receiver of a worker channel that converts token deltas to text, which the response takes.
 
@@ -56,7 +99,6 @@ class Completion:
     __slots__ = (
         "_awaited",
         "_channel",
-        "_dirty",
         "_earlier_forwards",
         "_earlier_rounds",
         "_logprobs_taken",
@@ -70,6 +112,7 @@ class Completion:
         "draft",
         "error",
         "finish_reason",
+        "is_in_mailbox",
         "logprobs",
         "num_cached_tokens",
         "num_forwards",
@@ -94,7 +137,7 @@ class Completion:
         spec: CompletionSpec,
         *,
         text: RequestText,
-        mailbox: Mailbox[Completion],
+        mailbox: Mailbox,
         stream: bool,
         times: CompletionTimes,
         owner: CompletionOwner,
@@ -149,8 +192,8 @@ class Completion:
         """Number of tokens that `take` has returned."""
         self._logprobs_taken = 0
         """Number of tokens whose log-probabilities `take_logprobs` has returned."""
-        self._dirty = False
-        """Whether the completion is in the mailbox already."""
+        self.is_in_mailbox = False
+        """Whether the completion was put into the mailbox since the last `take`."""
         self._awaited = True
         """Whether this attempt has not produced a token yet."""
         self._earlier_rounds = 0
@@ -241,7 +284,7 @@ class Completion:
             self._end(delta.finish_reason, now)
         is_partial = delta.prompt_logprobs is not None and not delta.token_ids
         if (self._stream and not is_partial) or self.finish_reason is not None:
-            self._notify()
+            self._mailbox.put(self)
 
     def lose(self, reason: str) -> None:
         """Records that the worker has failed; the owner decides whether the completion is
@@ -256,18 +299,18 @@ class Completion:
         if self.finish_reason is None:
             self.error = message
             self._end("error", self.times.last_token_at)
-            self._notify()
+            self._mailbox.put(self)
 
     def abort(self) -> None:
         """Ends the completion after its client has disconnected, and aborts it at the worker."""
         if self.finish_reason is None:
             self._abort_worker()
             self._end("abort", self.times.last_token_at)
-            self._notify()
+            self._mailbox.put(self)
 
     def take(self) -> tuple[str, list[int]]:
         """Text and token ids since the last call."""
-        self._dirty = False
+        self.is_in_mailbox = False
         text = self._new_text[0] if len(self._new_text) == 1 else "".join(self._new_text)
         self._new_text.clear()
         token_ids = self.token_ids[self.num_taken :]
@@ -289,14 +332,10 @@ class Completion:
         start, self._logprobs_taken = self._logprobs_taken, self.num_taken
         return self.logprobs[start : self.num_taken]
 
-    def _notify(self) -> None:
-        if not self._dirty:
-            self._dirty = True
-            self._mailbox.put(self)
-
     def _take_tokens(self, delta: TokenDelta, now: float) -> None:
         before, token_ids = self._text.num_tokens, delta.token_ids
-        text = self._text.push(token_ids, stopped=delta.ends_with_stop_token)
+        stopped = delta.finish_reason is not None and delta.ends_with_stop_token
+        text = self._text.push(token_ids, stopped=stopped)
         if text:
             self._new_text.append(text)
         num_new = self._text.num_tokens - before

@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from router.fleet import Feasibility, PromptBlocks
-from router.serving.completion import Completion
-from router.serving.mailbox import Mailbox
+from router.serving.completion import Completion, Mailbox
 from router.tracing import RequestSpan, Value
 from worker.protocol.messages import DEFAULT_PRIORITY, TokenLogprobs
 from worker.protocol.slo import Slo
@@ -52,7 +51,7 @@ class Generation:
         self,
         request: GenerationRequest,
         completions: Sequence[Completion],
-        mailbox: Mailbox[Completion],
+        mailbox: Mailbox,
         place: Callable[[Completion], Awaitable[None]],
         *,
         explain: bool = False,
@@ -63,6 +62,8 @@ class Generation:
         """Whether responses have headers that explain the routing decision."""
         self.client_left = False
         """Whether the client has disconnected."""
+        self.take: Callable[[], Awaitable[list[Completion]]] = mailbox.take
+        """Waits for completions with new output, and returns them."""
         self._mailbox = mailbox
         self._place = place
 
@@ -138,10 +139,6 @@ class Generation:
         for completion in self.completions:
             if completion.times.flushed(now):
                 return
-
-    def take(self) -> Awaitable[list[Completion]]:
-        """Waits for completions with new output, and returns them."""
-        return self._mailbox.take()
 
     def end_span(self, problem: str | None) -> None:
         """Ends the trace span of the request, with an error if there is a `problem`."""

@@ -7,7 +7,8 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from router.channel import WorkerChannel, WorkerTransport
@@ -17,11 +18,11 @@ from router.fleet import Fleet, PromptBlocks, RejectedGrammars
 from router.metrics.stats import ModelStats, WorkerTarget
 from router.parsers import dialect_of
 from router.serving.admission import AdmissionRules, SettingsStore
-from router.serving.completion import Completion
+from router.serving.completion import Completion, Mailbox
 from router.serving.completion_times import CompletionSpec, CompletionTimes
+from router.serving.entrance import SessionEntrance
 from router.serving.generation import Generation, GenerationRequest
 from router.serving.load import LoadMeter
-from router.serving.mailbox import Mailbox
 from router.serving.placing import Placer
 from router.tokens.encoder import PromptEncoder
 from worker.protocol.admission import AdmissionChange
@@ -80,6 +81,11 @@ class ServedModel:
         self._placer = Placer(
             route, fleet, self._channels, self.stats, self.rejected_grammars, self._log_file
         )
+        self.on_update: Callable[[str, WorkerUpdate], None] = fleet.update
+        """Passes load and block events of a worker's step to the fleet, and its load to the session
+        gate if there is one; see ChannelListener."""
+        if self._placer.entrance is not None:
+            self.on_update = partial(self._on_update, self._placer.entrance)
 
     @property
     def ready(self) -> bool:
@@ -114,7 +120,7 @@ class ServedModel:
 
     def generation(self, request: GenerationRequest) -> Generation:
         """Creates a request's completions, which are not placed yet."""
-        mailbox: Mailbox[Completion] = Mailbox()
+        mailbox = Mailbox()
         sampling = request.feasibility.sampling
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
         now = request.arrived_at
@@ -176,12 +182,6 @@ class ServedModel:
             entrance.attached(worker_id, snapshot.load)
         self._placer.attached(worker_id)
 
-    def on_update(self, worker_id: str, update: WorkerUpdate) -> None:
-        """Passes load and block events of a worker's step to the fleet."""
-        self.fleet.update(worker_id, update)
-        if (entrance := self._placer.entrance) is not None:
-            entrance.reported(worker_id, update.load)
-
     def on_accepted(self, worker_id: str, request_id: str, epoch: int, ordinal: int) -> None:
         """A worker has accepted a request as submit number `ordinal` of `epoch`."""
         self.fleet.accepted(worker_id, request_id, epoch, ordinal)
@@ -199,6 +199,10 @@ class ServedModel:
         self._channels.pop(worker_id, None)
         self._placer.forget(worker_id)
         self.stats.routed.pop(worker_id, None)
+
+    def _on_update(self, entrance: SessionEntrance, worker_id: str, update: WorkerUpdate) -> None:
+        self.fleet.update(worker_id, update)
+        entrance.reported(worker_id, update.load)
 
     def _set_workers(self, worker_ids: Iterable[str]) -> None:
         if self._closed:
@@ -239,7 +243,7 @@ class ServedModel:
         spec: CompletionSpec,
         context: Sequence[int],
         stop: StopStrings,
-        mailbox: Mailbox[Completion],
+        mailbox: Mailbox,
         request: GenerationRequest,
         now: float,
     ) -> Completion:

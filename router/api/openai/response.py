@@ -75,9 +75,7 @@ class GenerationResponse(Response):
         watcher = asyncio.create_task(_close_on_disconnect(receive, generation))
         problem: str | None = None
         try:
-            # A separate task: each part of a stream resumes all coroutines of the task down to this
-            # one, and the server and its middleware have two dozen.
-            problem = await asyncio.create_task(self._answer(scope, send))
+            problem = await self._answer(scope, send)
         finally:
             generation.close()
             watcher.cancel()
@@ -155,7 +153,9 @@ class GenerationResponse(Response):
             self._account.spend_prompt(generation.num_prompt_tokens)
             if pings is not None:
                 pings.accepted()
-            await self._send_events(stream, send_part, pings)
+            # A separate task: each part of a stream resumes all coroutines of its task, and this
+            # one has two dozen, of the server and its middleware.
+            await asyncio.create_task(self._send_events(stream, send_part, pings))
         finally:
             if pings is not None:
                 pings.close()
@@ -174,7 +174,13 @@ class GenerationResponse(Response):
         failed: ApiError | None = None
         is_ended = generation.finished
         while not is_ended and failed is None:
-            completions = await _taken(generation, pings)
+            if pings is not None:
+                pings.is_waiting = True
+            completions = await generation.take()
+            if pings is not None:
+                pings.is_waiting = False
+                if pings.task is not None:
+                    await pings.finish()
             until = 0.0
             for completion in completions:
                 if completion.error is not None:
@@ -282,18 +288,6 @@ class GenerationResponse(Response):
         else:
             headers.append((b"content-length", b"%d" % length))
         return {"type": "http.response.start", "status": 200, "headers": headers}
-
-
-async def _taken(generation: Generation, pings: Pings | None) -> list[Completion]:
-    """Waits for completions with new output, while pings may be sent."""
-    if pings is None:
-        return await generation.take()
-    pings.is_waiting = True
-    completions = await generation.take()
-    pings.is_waiting = False
-    if pings.task is not None:
-        await pings.finish()
-    return completions
 
 
 def _failure(completion: Completion) -> ApiError:

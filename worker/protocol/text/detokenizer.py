@@ -234,6 +234,7 @@ class RequestText:
         "_num_shown",
         "num_tokens",
         "offsets",
+        "stop_reason",
     )
 
     def __init__(
@@ -251,6 +252,8 @@ class RequestText:
             self._checker = StopChecker(stop, include_stop_str_in_output=include_stop_str_in_output)
         self._include = include_stop_str_in_output
         self._min_tokens = min_tokens
+        self.stop_reason: str | None = None
+        """Stop string that ended the text; None if none matched."""
         self._length = 0
         """Characters of the text so far, including those held back."""
         self._num_shown = 0
@@ -261,11 +264,6 @@ class RequestText:
         """Start index in the text of each token, which is the end index of the previous one; None
         if not recorded. A character of several tokens counts as the text of the last of them.
         Tokens of an omitted stop string are at the end of the text."""
-
-    @property
-    def stop_reason(self) -> str | None:
-        """Stop string that ended the text; None if none matched."""
-        return None if self._checker is None else self._checker.matched
 
     def push(self, token_ids: Sequence[int], *, stopped: bool = False) -> str:
         """Adds tokens and returns new text; empty after a stop string has matched.
@@ -298,13 +296,16 @@ class RequestText:
         text = self._detokenizer.flush()
         if self._checker is None:
             return text
-        return self._checker.push(text) + self._checker.flush()
+        text = self._checker.push(text) + self._checker.flush()
+        self.stop_reason = self._checker.matched
+        return text
 
     def _show(self, text: str) -> str:
         """Part of new text that may be returned."""
         self._length += len(text)
         if self._checker is not None and self.num_tokens > self._min_tokens:
             text = self._checker.push(text)
+            self.stop_reason = self._checker.matched
         self._num_shown += len(text)
         if self.stop_reason is not None and self.offsets is not None:
             for place in range(len(self.offsets) - 1, -1, -1):
