@@ -25,7 +25,6 @@ from worker.protocol.frames import (
     FromGateway,
     Item,
     Reply,
-    ToGateway,
     frame,
 )
 
@@ -117,7 +116,7 @@ class _Connection(asyncio.Protocol):
         """Sends pending items, unless the gateway is not reading; then they are merged."""
         attachment = self._attachment
         while not self._paused and (item := attachment.take_item()) is not None:
-            self._write(Item(self._encode(item)))
+            self._transport.write(frame(self._encode(Item(self._encode(item)))))
         if attachment.ended and not self._paused:
             self._transport.close()
 
@@ -129,7 +128,4 @@ class _Connection(asyncio.Protocol):
             logger.exception("error while handling a submit")
             answer = CallFailure(call.number, f"{type(error).__name__}: {error}")
         if not self._transport.is_closing():
-            self._write(answer)
-
-    def _write(self, message: ToGateway) -> None:
-        self._transport.write(frame(self._encode(message)))
+            self._transport.write(frame(self._encode(answer)))

@@ -20,11 +20,12 @@ class InFlightSubmits:
     """Submits of all gateways between the frontend and rank 0 in one epoch.
 
     Every load sent to gateways includes them, so that each gateway immediately sees the requests of
-    the others.
+    the others. A load needs no addition while there are none.
     """
 
     def __init__(self) -> None:
-        self._submits: deque[_SentSubmit] = deque()
+        self.submits: deque[_SentSubmit] = deque()
+        """Submits that the last load given to `added_to` does not include, oldest first."""
         self._num_tokens = 0
         self._last_ordinal = 0
 
@@ -33,17 +34,17 @@ class InFlightSubmits:
         first = last_ordinal - len(submits) + 1
         for ordinal, submit in enumerate(submits, first):
             num_tokens = len(submit.prompt) // TOKEN_BYTES - submit.num_expected_cached
-            self._submits.append(_SentSubmit(ordinal, max(num_tokens, 0)))
-            self._num_tokens += self._submits[-1].num_tokens
+            self.submits.append(_SentSubmit(ordinal, max(num_tokens, 0)))
+            self._num_tokens += self.submits[-1].num_tokens
         self._last_ordinal = max(self._last_ordinal, last_ordinal)
 
     def added_to(self, load: LoadSnapshot) -> LoadSnapshot:
         """Load with the submits that it does not include added as its reserved part."""
-        while self._submits and self._submits[0].ordinal <= load.num_submits_seen:
-            self._num_tokens -= self._submits.popleft().num_tokens
+        while self.submits and self.submits[0].ordinal <= load.num_submits_seen:
+            self._num_tokens -= self.submits.popleft().num_tokens
         return msgspec.structs.replace(
             load,
-            num_reserved=len(self._submits),
+            num_reserved=len(self.submits),
             reserved_prefill_tokens=self._num_tokens,
             num_submits_reserved=self._last_ordinal,
         )

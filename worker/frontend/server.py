@@ -92,7 +92,8 @@ class WorkerFrontend:
         """Last reported load plus submits sent since; all zero while loading."""
         self._traces = traces
         self._reserved = InFlightSubmits()
-        self._sessions = SessionLoad()
+        self._sessions: SessionLoad | None = None
+        """Live sessions in this epoch; None before the first request of a session."""
         self._attachments: dict[str, Attachment] = {}
         self._encode = msgspec.msgpack.Encoder().encode
         self._intake = Intake()
@@ -208,8 +209,9 @@ class WorkerFrontend:
             batch.submits = [s for s in batch.submits if (s.request_id, s.attempt) not in attempts]
             if self._grammars is not None:
                 self._grammars.attach(batch, grammars)
-        for abort in batch.aborts:
-            self._sessions.end(abort.request_id)
+        if self._sessions is not None:
+            for abort in batch.aborts:
+                self._sessions.end(abort.request_id)
         for submit in batch.submits:
             self._attachments[submit.gateway_id].open_requests[submit.request_id] = submit.attempt
         last_ordinal = 0
@@ -236,7 +238,7 @@ class WorkerFrontend:
         self._mirror = CacheMirror()
         self.load = LoadSnapshot()
         self._reserved = InFlightSubmits()
-        self._sessions = SessionLoad()
+        self._sessions = None
         self._watchdog = None
 
     def close(self) -> None:
@@ -284,8 +286,13 @@ class WorkerFrontend:
             attachment.put(snapshot)
 
     def _apply(self, report: StepReport) -> None:
-        self._sessions.apply(report.deltas)
-        self.load = self._sessions.added_to(self._reserved.added_to(report.load))
+        load = report.load
+        if self._reserved.submits:
+            load = self._reserved.added_to(load)
+        if self._sessions is not None:
+            self._sessions.apply(report.deltas)
+            load = self._sessions.added_to(load)
+        self.load = load
         self.latency.add_report(report)
         if self._traces is not None:
             for changes in report.deltas.values():
@@ -296,8 +303,8 @@ class WorkerFrontend:
         for gateway_id, attachment in self._attachments.items():
             deltas = report.deltas.get(gateway_id)
             if deltas or report.block_events:
-                attachment.put_step(self.epoch, deltas or [], report.block_events, self.load)
-                if attachment.num_pending_events > MAX_PENDING_EVENTS:
+                attachment.put_step(self.epoch, deltas or [], report.block_events, load)
+                if report.block_events and attachment.num_pending_events > MAX_PENDING_EVENTS:
                     stalled.append(gateway_id)
         for gateway_id in stalled:
             logger.warning("gateway %s is not reading its stream: disconnecting", gateway_id)
@@ -317,8 +324,12 @@ class WorkerFrontend:
         """Adds submits to the load, and sends it to other gateways immediately, so that they do not
         choose this worker too."""
         self._reserved.add(submits, last_ordinal)
-        self._sessions.begin(submits)
-        self.load = self._sessions.added_to(self._reserved.added_to(self.load))
+        self.load = self._reserved.added_to(self.load)
+        if self._sessions is None and any(submit.session is not None for submit in submits):
+            self._sessions = SessionLoad()
+        if self._sessions is not None:
+            self._sessions.begin(submits)
+            self.load = self._sessions.added_to(self.load)
         for gateway_id, attachment in self._attachments.items():
             if gateway_id != submits[0].gateway_id:
                 attachment.put_step(self.epoch, [], [], self.load)
@@ -382,8 +393,9 @@ class WorkerFrontend:
         """Ends a stream immediately, and aborts its requests, which would hold pages."""
         attachment.drop_stream()
         aborts = [Abort(request_id=r, attempt=a) for r, a in attachment.open_requests.items()]
-        for abort in aborts:
-            self._sessions.end(abort.request_id)
+        if self._sessions is not None:
+            for abort in aborts:
+                self._sessions.end(abort.request_id)
         attachment.open_requests.clear()
         if aborts and self._engine is not None:
             self._engine.send(self._encode(SubmitBatch(aborts=aborts)))
@@ -404,7 +416,8 @@ class WorkerFrontend:
             await asyncio.sleep(HEARTBEAT_S)
             if self._loop_monitor is not None:
                 self._loop_monitor.beat()
-            self.load = self._sessions.added_to(self.load)
+            if self._sessions is not None:
+                self.load = self._sessions.added_to(self.load)
             for attachment in self._attachments.values():
                 attachment.put_step(self.epoch, [], [], self.load)
             now = clock()
