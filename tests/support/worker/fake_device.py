@@ -135,7 +135,7 @@ class FakeDevice:
             assert row.start < store.position <= row.start + row.length, "not a state of the row"
             content = self.slots[store.slot].content(store.position - 1)
             self.snapshots[store.snapshot] = content
-        sampled = [self._sample(row) for row in rows if row.sample]
+        sampled = [self._sample(row) for row in rows if row.num_samples]
         self.num_rows += len(rows)
         self.digest.update(plan.seq, sampled)
         load_ms = 0.0 if plan.loads is None else self.load_ms * len(plan.loads.pages)
@@ -241,6 +241,7 @@ class Harness:
             "eos_token_ids": EOS,
             "block_hash_salt": "m",
             "max_queued_requests": 0,
+            "num_ranks": 2,
         }
         self.config = SchedulerConfig(**{**defaults, **limits})  # type: ignore[arg-type]
         self.now = 0.0
@@ -302,9 +303,9 @@ class Harness:
     def check(self) -> None:
         """Invariants; and what is free now holds garbage from here on."""
         host = self.scheduler.state.cache.host
-        slots = [] if host is None else host._slots._free
+        slots = [] if host is None else host._slots.free
         snapshots = self.scheduler.state.cache._snapshots
-        free = [] if snapshots is None else snapshots._pool._free
+        free = [] if snapshots is None else snapshots._pool.free
         self.device.poison(self.free_pages(), slots, free)
         if self.checked:
             self.scheduler.check_invariants()
@@ -316,7 +317,7 @@ class Harness:
         stored = set() if cache.host is None else set(cache.host._stores.pages)
         for plan in self.device.in_flight:
             stored.update(() if plan.stores is None else plan.stores.pages)
-        return [page for page in cache._pages._free if page not in stored]
+        return [page for page in cache._pages.free if page not in stored]
 
     def finished(self, request_id: str, attempt: int = 0) -> Outcome:
         """The outcome of a request, which must equal its run alone."""

@@ -48,7 +48,7 @@ def test_messages_arrive_at_every_rank_in_order(directory: str) -> None:
         seq=1,
         admits=[Admit(3, b"\x01\0\0\0", 0.0, 0, 1.0, 0.0, -5)],
         page_writes=[PageWrite(3, 0, [7])],
-        rows=[PlannedRow(3, 0, 1, True)],
+        rows=[PlannedRow(3, 0, 1, 1)],
     )
     said = [Start(num_pages=9), PlanMessage(plan=plan), Stop()]
     for message in said:

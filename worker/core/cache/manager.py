@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from worker.core.cache.blocks import BlockPool
+from worker.core.cache.fence import CompletedSteps
 from worker.core.cache.host import HostPool
 from worker.core.cache.lease import Lease, Match
 from worker.core.cache.pool import FencedPool
@@ -58,10 +59,15 @@ class CacheManager:
         self._page_size = page_size
         self._groups = groups
         self._step_tokens = step_tokens
-        self._pages = FencedPool(1, num_pages - 1)
-        self._blocks = BlockPool(self._pages, groups, page_size) if groups.num_window else None
+        steps = CompletedSteps()
+        self.complete: Callable[[int], None] = steps.complete
+        """Marks a step as completed, given its number."""
+        self._pages = FencedPool(1, num_pages - 1, steps)
+        self._slots = FencedPool(0, num_slots, steps)
+        self._blocks: BlockPool | None = None
         """None if all layers use full attention: a block is a page."""
-        self._slots = FencedPool(0, num_slots)
+        if groups.num_window:
+            self._blocks = BlockPool(self._pages, groups, page_size, steps)
         num_snapshots = groups.num_snapshots(num_pages - 1) if enable_prefix_caching else 0
         self.keeps_states = num_snapshots > 0
         """Whether `take_snapshots` has anything to do."""
@@ -69,11 +75,13 @@ class CacheManager:
         self.num_blocks = (num_pages - 1) // self._num_groups
         """Number of blocks on the device."""
         assert not num_snapshots or self._blocks is None, "states and windows in one model"
-        self._snapshots = SnapshotPool(num_snapshots) if num_snapshots else None
+        self._snapshots = SnapshotPool(num_snapshots, steps) if num_snapshots else None
         """None if no layer has states."""
-        self.host = HostPool(num_host_pages) if num_host_pages else None
+        self.host = HostPool(num_host_pages, steps) if num_host_pages else None
         """Host-memory tier; None if disabled."""
-        self._tree = RadixTree(page_size, block_hash_salt, num_pages - 1, self.host)
+        self._tree = RadixTree(page_size, block_hash_salt, num_pages - 1, steps, self.host)
+        self.events = self._tree.events
+        """Blocks that entered or left the prefix cache since the last `take_events`."""
         self._enabled = enable_prefix_caching
 
     @property
@@ -89,7 +97,7 @@ class CacheManager:
     @property
     def num_available(self) -> int:
         """Number of pages that are free, or cached and evictable."""
-        num_pages = self._pages.num_free + self._groups.num_full * self._tree.num_evictable
+        num_pages = len(self._pages.free) + self._groups.num_full * self._tree.num_evictable
         return num_pages if self._blocks is None else num_pages + self._blocks.num_idle_pages
 
     @property
@@ -127,11 +135,6 @@ class CacheManager:
         """Number of pages that a lease needs to grow to `num_tokens`, beyond those that it has."""
         num_blocks = len(lease.pages)
         return self._num_to_take(num_tokens, num_blocks, num_blocks - lease.first_seen)
-
-    @property
-    def has_events(self) -> bool:
-        """Whether `take_events` would return any."""
-        return bool(self._tree.events)
 
     def match(self, token_ids: array[int], cache_salt: str, *, num_left: int = 1) -> Match:
         """Longest cached prefix that leaves `num_left` tokens to compute. Locks nothing."""
@@ -280,18 +283,6 @@ class CacheManager:
         if lease.node is not None:
             self._tree.unlock(lease.node, lease.fence)
 
-    def complete(self, seq: int) -> None:
-        """Marks step `seq` as completed."""
-        self._pages.complete(seq)
-        self._slots.complete(seq)
-        self._tree.complete(seq)
-        if self._blocks is not None:
-            self._blocks.complete(seq)
-        if self._snapshots is not None:
-            self._snapshots.complete(seq)
-        if self.host is not None:
-            self.host.complete(seq)
-
     def take_copies(self, seq: int) -> tuple[PageCopies | None, PageCopies | None]:
         """Stores and loads for Plan `seq`, to be run in this order before its rows; None for none.
 
@@ -329,7 +320,8 @@ class CacheManager:
 
     def take_events(self) -> list[BlockEvent]:
         """Blocks that entered or left the prefix cache since the last call, in that order."""
-        events, self._tree.events = self._tree.events, []
+        events = self.events.copy()
+        self.events.clear()
         return events
 
     def check_invariants(self, leases: Iterable[Lease]) -> None:

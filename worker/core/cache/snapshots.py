@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from worker.core.cache.fence import Fence
+from worker.core.cache.fence import CompletedSteps, Fence
 from worker.core.cache.pool import FencedPool
 from worker.plan.plan import StateLoad
 
@@ -40,10 +40,11 @@ class SnapshotPool:
 
     Args:
         count: number of snapshots.
+        steps: the completed steps.
     """
 
-    def __init__(self, count: int) -> None:
-        self._pool = FencedPool(0, count)
+    def __init__(self, count: int, steps: CompletedSteps) -> None:
+        self._pool = FencedPool(0, count, steps)
         self._of_page: OrderedDict[int, int] = OrderedDict()
         """Snapshots by page, least recently used first."""
         self._rolling: set[int] = set()
@@ -53,7 +54,7 @@ class SnapshotPool:
         """Loads for the next Plan, by slot."""
         self._readers: Counter[int] = Counter()
         """Number of planned loads that have not completed, by snapshot."""
-        self._fence: Fence[int] = Fence()
+        self._fence = Fence(steps, self._end_read)
         """Snapshots being loaded by steps in flight."""
 
     def longest_hit(self, pages: Sequence[int]) -> int:
@@ -128,12 +129,6 @@ class SnapshotPool:
             if page in self._of_page:
                 assert not self._readers[self._of_page[page]], "its page is not locked"
                 self._drop(page)
-
-    def complete(self, seq: int) -> None:
-        """Marks step `seq` as completed."""
-        self._pool.complete(seq)
-        for snapshot in self._fence.complete(seq):
-            self._end_read(snapshot)
 
     def check_invariants(self, pending: Iterable[int], cached: Collection[int]) -> None:
         """Asserts that `pending` are all pending snapshots, that every other one is free or

@@ -93,6 +93,9 @@ class TokenSteps:
             entrant = None
         if entrant is None and not prompts:
             self._deferral.num_steps = self._claims.num_promised = 0
+            if gate is None:
+                self._add_decodes(members, builder)
+                return
             budget = StepBudget(self._config.max_num_batched_tokens, num_decodes)
             self._add_rows(members, {}, budget, builder)
             return
@@ -301,6 +304,20 @@ class TokenSteps:
             share=self._admission.options.max_prefill_share,
             chunked=self._config.enable_chunked_prefill,
         )
+
+    def _add_decodes(self, members: Sequence[Member], builder: StepBuilder) -> None:
+        """Adds the rows of a step without prompts and drafts, whose tokens are within any budget:
+        `max_num_batched_tokens` is not less than `max_num_seqs`."""
+        deferred, page_size = self._lifecycle.deferred, self._config.page_size
+        for request, pending in members:
+            lease = request.lease
+            if pending != 1 or lease is None or request.request_id in deferred:
+                continue
+            if request.num_computed < len(lease.pages) * page_size:
+                builder.add_row(request, lease, 1)
+            else:
+                self._claims.add_row(request, lease, 1, builder)
+        deferred.clear()
 
     def _add_rows(
         self,

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.support.effort import cases
+from worker.core.cache.fence import CompletedSteps
 from worker.core.cache.lease import Lease
 from worker.core.cache.manager import CacheManager
 from worker.core.cache.snapshots import PendingSnapshot, SnapshotPool
@@ -142,9 +143,9 @@ class StateMachine(RuleBasedStateMachine):
     def what_is_free_is_forgotten(self) -> None:
         pool = self.cache._snapshots
         assert pool is not None
-        for snapshot in pool._pool._free:
+        for snapshot in pool._pool.free:
             self.snapshots.pop(snapshot, None)
-        for slot in self.cache._slots._free:
+        for slot in self.cache._slots.free:
             self.slots.pop(slot, None)
 
     @invariant()
@@ -282,7 +283,8 @@ def test_without_room_requests_continue_and_recent_snapshots_are_kept() -> None:
 
 
 def test_snapshots_being_loaded_are_not_evicted() -> None:
-    pool = SnapshotPool(2)
+    steps = CompletedSteps()
+    pool = SnapshotPool(2, steps)
     first = pool.take()
     assert first is not None
     assert pool.attach(7, PendingSnapshot(8, first, False))
@@ -293,7 +295,7 @@ def test_snapshots_being_loaded_are_not_evicted() -> None:
     pool.drop_rolling(7)
     assert pool.take_loads(1) == [StateLoad(3, first)]
     assert pool.take() is None
-    pool.complete(1)
+    steps.complete(1)
     assert pool.take() == first
 
 

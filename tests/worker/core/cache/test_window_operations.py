@@ -144,7 +144,7 @@ class WindowMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_free_is_forgotten(self) -> None:
-        free = set(self.cache._pages._free)
+        free = set(self.cache._pages.free)
         self.memory = {cell: value for cell, value in self.memory.items() if cell[0] not in free}
 
     def teardown(self) -> None:

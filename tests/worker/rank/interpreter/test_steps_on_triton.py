@@ -68,16 +68,16 @@ def make_plans() -> list[Plan]:
     writes = [PageWrite(slot, 0, [10 * slot + 1, 10 * slot + 2]) for slot in range(7)]
     writes.append(PageWrite(2, 2, [77, 3, 78, 79]))
     chunks = [
-        PlannedRow(6, 0, 1, True),
+        PlannedRow(6, 0, 1, 1),
         *(PlannedRow(s, 0, n, s != 2) for s, n in enumerate(lengths[:6])),
     ]
-    chunks[3] = PlannedRow(2, 0, 33, False)
-    decodes = [PlannedRow(s, n, 1, True) for s, n in enumerate(lengths) if s != 2]
-    more = [PlannedRow(s, n + 1, 1, True) for s, n in enumerate(lengths) if s != 2]
+    chunks[3] = PlannedRow(2, 0, 33, 0)
+    decodes = [PlannedRow(s, n, 1, 1) for s, n in enumerate(lengths) if s != 2]
+    more = [PlannedRow(s, n + 1, 1, 1) for s, n in enumerate(lengths) if s != 2]
     return [
         Plan(1, admits, writes, chunks),
-        Plan(2, [], [PageWrite(4, 2, [55])], [*decodes, PlannedRow(2, 33, 7, True)]),
-        Plan(3, [], [], [*more, PlannedRow(2, 40, 1, True)][:5]),
+        Plan(2, [], [PageWrite(4, 2, [55])], [*decodes, PlannedRow(2, 33, 7, 1)]),
+        Plan(3, [], [], [*more, PlannedRow(2, 40, 1, 1)][:5]),
         Plan(4, [], [PageWrite(0, 2, [4])], []),
     ]
 
