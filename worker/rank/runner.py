@@ -316,13 +316,6 @@ class ModelRunner:
             self._drafts.follow(batch)
         return hidden
 
-    def compute_logits(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Logits to sample, fp32 [S, vocab], from the hidden states of `run_model`."""
-        tokens = None if batch.sampling is None else batch.sampling.tokens
-        if tokens is not None and batch.logits_indices is None:
-            hidden = hidden.index_select(0, tokens)
-        return self.model.compute_logits(hidden)
-
     def sample_batch(
         self,
         hidden: torch.Tensor,
@@ -340,7 +333,10 @@ class ModelRunner:
             return SamplerOutput(tokens=self._graphs.sample(batch, masks))
         output = None
         if sampling is not None:
-            logits = self.compute_logits(hidden, batch)
+            sampled = hidden
+            if sampling.tokens is not None and batch.logits_indices is None:
+                sampled = hidden.index_select(0, sampling.tokens)
+            logits = self.model.compute_logits(sampled)
             output = sample(logits, sampling, self._tables, masks)
         if batch.prompts:
             scores = score_prompts(
