@@ -286,7 +286,7 @@ class ModelRunner:
             compute_ms=(finished - resumed + forwarded - started - step.copy_s) * 1e3,
             slot=slot,
             clock=self._clock,
-            wants_logprobs=is_first,
+            reports_logprobs=is_first,
             blocks=blocks,
             loads=step.loads,
         )

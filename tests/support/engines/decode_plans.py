@@ -138,10 +138,10 @@ def assert_same(
     """Tokens are equal, log-probabilities nearly so."""
     assert [result.token_ids for result in results] == [other.token_ids for other in expected]
     for result, other in zip(results, expected, strict=True):
-        for scored, wanted in zip(result.logprobs or [], other.logprobs or [], strict=True):
-            assert (scored is None) == (wanted is None)
-            if scored is not None and wanted is not None:
-                assert scored.logprobs == pytest.approx(wanted.logprobs, abs=tolerance)
+        for scored, reference in zip(result.logprobs or [], other.logprobs or [], strict=True):
+            assert (scored is None) == (reference is None)
+            if scored is not None and reference is not None:
+                assert scored.logprobs == pytest.approx(reference.logprobs, abs=tolerance)
     assert expected[7].logprobs is not None
     assert results[4].token_ids[1] % 2, "masked"
 

@@ -213,12 +213,12 @@ def test_steps_with_prompts_replay_graphs(
 
     monkeypatch.setattr(StepGraphs, "_forward_ragged", noted)
     prompts = make_prompts()
-    asked = mixed_params(len(prompts))
+    params = mixed_params(len(prompts))
     options = {"device": "cuda", "dtype": "float32", "kv_cache_tokens": kv_cache_tokens}
     found = []
     for enforce_eager in (True, False):
         with Engine(folder, enforce_eager=enforce_eager, **options) as engine:
-            twice = [engine.outcomes(prompts, asked) for _ in range(2)]
+            twice = [engine.outcomes(prompts, params) for _ in range(2)]
         found.append([one.token_ids for outcomes in twice for one in outcomes])
         assert bool(replayed) != enforce_eager
     assert found[0] == found[1]

@@ -231,8 +231,8 @@ def test_a_step_replays_the_smallest_graph_that_holds_it() -> None:
     assert recorder.slots == [6], "it is captured on padding"
     assert len(captured) == 9
     decodes = [PlannedRow(slot, 9, 1, 1) for slot in range(9)]
-    wanted = {1: 1, 2: 4, 4: 4, 5: 8, 8: 8, 9: None}
-    assert {count: graphs.size_for(decodes[:count]) for count in wanted} == wanted
+    expected = {1: 1, 2: 4, 4: 4, 5: 8, 8: 8, 9: None}
+    assert {count: graphs.size_for(decodes[:count]) for count in expected} == expected
     assert graphs.size_for([]) is None
     assert graphs.size_for([decodes[0], PlannedRow(7, 0, 2, 1)]) is None
     recorder.journal.clear()

@@ -13,16 +13,16 @@ from tests.support.engines.forked_rank import RANK_FORKER
 from worker.rank import cpu
 
 
-def yielding(enabled: Path, own: Path, leads_session: bool, told: Connection) -> None:
+def yielding(enabled: Path, own: Path, leads_session: bool, priority_of: Connection) -> None:
     """Yields and reports its niceness, in a separate process."""
     if leads_session:
         os.setsid()
     cpu._AUTOGROUP_ENABLED, cpu._OWN_AUTOGROUP = enabled, own
     cpu.yield_cpu_to_others()
-    told.send((os.getpriority(os.PRIO_PROCESS, 0), os.getsid(0) == os.getpid()))
+    priority_of.send((os.getpriority(os.PRIO_PROCESS, 0), os.getsid(0) == os.getpid()))
 
 
-def told(enabled: Path, own: Path, *, leads_session: bool = False) -> tuple[int, bool]:
+def priority_of(enabled: Path, own: Path, *, leads_session: bool = False) -> tuple[int, bool]:
     """Niceness of a process that has yielded, and whether it leads a session."""
     mine, theirs = multiprocessing.Pipe(duplex=False)
     process = RANK_FORKER.start(yielding, enabled, own, leads_session, theirs)
@@ -40,7 +40,7 @@ def niceness() -> int:
 def test_sessions_that_share_cores_are_told(tmp_path: Path, leads_session: bool) -> None:
     enabled, own = tmp_path / "enabled", tmp_path / "autogroup"
     enabled.write_text("1\n")
-    assert told(enabled, own, leads_session=leads_session) == (niceness(), True)
+    assert priority_of(enabled, own, leads_session=leads_session) == (niceness(), True)
     assert own.read_text() == str(niceness())
 
 
@@ -51,5 +51,5 @@ def test_it_stays_in_its_session_where_those_do_not_count(
     enabled, own = tmp_path / "enabled", tmp_path / "autogroup"
     if content is not None:
         enabled.write_text(content)
-    assert told(enabled, own) == (niceness(), False)
+    assert priority_of(enabled, own) == (niceness(), False)
     assert not own.exists()

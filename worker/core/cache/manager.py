@@ -118,7 +118,7 @@ class CacheManager:
     def num_held_alone(self, lease: Lease) -> int:
         """Number of pages that would become available by releasing this lease."""
         cached = self._tree.num_held_alone(lease.node) if lease.node is not None else 0
-        num_pages = self._groups.num_full * (len(self._own_pages(lease)) + cached)
+        num_pages = self._groups.num_full * (len(self._exclusive_pages(lease)) + cached)
         if self._blocks is None:
             return num_pages
         alone = self._blocks.num_used_alone(lease.pages[lease.first_seen :])
@@ -269,11 +269,11 @@ class CacheManager:
     def release(self, lease: Lease) -> None:
         """Ends a lease; its slot and pages are reusable once step `lease.fence` has completed."""
         if self._blocks is None:
-            self._pages.release(self._own_pages(lease), lease.fence)
+            self._pages.release(self._exclusive_pages(lease), lease.fence)
         else:
             seen = lease.pages[lease.first_seen :]
             self._blocks.end_use(seen, lease.fence, lease_ends=True)
-            self._blocks.release(self._own_pages(lease), lease.fence)
+            self._blocks.release(self._exclusive_pages(lease), lease.fence)
         if self._snapshots is not None:
             self._snapshots.cancel(lease.slot)
             self._snapshots.keep(lease.rolling_page)
@@ -329,7 +329,7 @@ class CacheManager:
         leases = list(leases)
         nodes = list(self._tree.nodes())
         cached = [page for node in nodes if not node.on_host for page in node.pages]
-        owned = [page for lease in leases for page in self._own_pages(lease)]
+        owned = [page for lease in leases for page in self._exclusive_pages(lease)]
         if self._blocks is None:
             self._pages.check_invariants([*cached, *owned])
         else:
@@ -383,5 +383,5 @@ class CacheManager:
         blocks.reclaim(count, ends=True)
 
     @staticmethod
-    def _own_pages(lease: Lease) -> list[int]:
+    def _exclusive_pages(lease: Lease) -> list[int]:
         return lease.pages[lease.num_cached_pages :] + lease.duplicates

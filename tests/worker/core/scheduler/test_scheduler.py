@@ -463,14 +463,14 @@ def test_expected_hits_are_reported_for_as_long_as_requests_wait() -> None:
     harness = Harness(max_num_seqs=1)
     for name, expected in (("a", 4), ("b", 8), ("c", 12)):
         harness.submit(make_submit(name, prompt(14), max_tokens=1, num_expected_cached=expected))
-    told = [harness.report().load.queued_cached_tokens]
+    reported = [harness.report().load.queued_cached_tokens]
     harness.step()
-    told.append(harness.report().load.queued_cached_tokens)
+    reported.append(harness.report().load.queued_cached_tokens)
     harness.scheduler.abort("c", 0)
-    told.append(harness.report().load.queued_cached_tokens)
+    reported.append(harness.report().load.queued_cached_tokens)
     harness.drain()
-    told.append(harness.report().load.queued_cached_tokens)
-    assert told == [24, 20, 8, 0]
+    reported.append(harness.report().load.queued_cached_tokens)
+    assert reported == [24, 20, 8, 0]
 
 
 def test_loads_count_every_submit_even_if_it_is_ignored() -> None:

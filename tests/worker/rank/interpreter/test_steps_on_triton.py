@@ -122,9 +122,9 @@ def run(
 
 def assert_equal_tensors(one: object, other: object) -> None:
     for field in fields(type(one)):  # type: ignore[arg-type]  # dataclasses
-        found, wanted = getattr(one, field.name), getattr(other, field.name)
-        if isinstance(wanted, torch.Tensor):
-            assert torch.equal(found, wanted), field.name
+        found, reference_value = getattr(one, field.name), getattr(other, field.name)
+        if isinstance(reference_value, torch.Tensor):
+            assert torch.equal(found, reference_value), field.name
 
 
 def test_steps_equal_those_on_torch() -> None:
@@ -150,9 +150,11 @@ def test_steps_equal_those_on_torch() -> None:
             if own is not None:
                 width = reference.page_table.shape[1]
                 assert torch.equal(own.page_table[:, :width], reference.page_table)
-    for result, wanted in zip(results, expected_results, strict=True):
-        assert result.token_ids == wanted.token_ids
-        for scored, reference in zip(result.logprobs or [], wanted.logprobs or [], strict=True):
+    for result, reference_value in zip(results, expected_results, strict=True):
+        assert result.token_ids == reference_value.token_ids
+        for scored, reference in zip(
+            result.logprobs or [], reference_value.logprobs or [], strict=True
+        ):
             assert (scored is None) == (reference is None)
             if scored is not None and reference is not None:
                 assert scored.token_ids == reference.token_ids
