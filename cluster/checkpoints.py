@@ -51,7 +51,8 @@ def with_commits(engine: EngineConfig) -> EngineConfig:
 
 
 def _models(engine: EngineConfig) -> tuple[str, ...]:
-    return (engine.model, *((engine.speculative_model,) if engine.speculative_model else ()))
+    draft = engine.speculative.model if engine.speculative is not None else ""
+    return (engine.model, *((draft,) if draft else ()))
 
 
 def check_model(engine: EngineConfig) -> None:
@@ -65,8 +66,9 @@ def check_model(engine: EngineConfig) -> None:
     """
     weights = engine.load_format != "dummy"
     require_model(engine.model, engine.revision, weights=weights)
-    if engine.speculative_model:
-        require_model(engine.speculative_model, engine.speculative_revision, weights=weights)
+    draft = engine.speculative
+    if draft is not None and draft.model:
+        require_model(draft.model, draft.revision, weights=weights)
     if all(Path(model).expanduser().is_dir() for model in _models(engine)):
         check_engine(engine)
         return

@@ -4,22 +4,28 @@ files and `build_app` share it."""
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 
 import msgspec
 
 from cluster.autoscaling.config import AutoscalingConfig
 from cluster.ports import is_loopback
-from router.config import GatewayConfig, ModelRoute, RoutingConfig
-from router.parsers import check_parsers
+from router.config import (
+    AccessConfig,
+    ChatConfig,
+    GatewayConfig,
+    ModelRoute,
+    RoutingConfig,
+    TenantConfig,
+)
 from worker.config import EngineConfig
 from worker.metrics.node import NodeMetricsConfig
-from worker.protocol.admission import option_name
 from worker.protocol.analyzed import analyzed
+from worker.protocol.options import from_options, group, options_of
 
 T = TypeVar("T")
 
@@ -55,9 +61,6 @@ _ADAPTERS = "adapters are not supported: merge them into the weights"
 UNSUPPORTED = {
     "trust_remote_code": "code of checkpoints is never executed: only architectures that rayfleet "
     "implements are supported, see README",
-    "quantization": "detected from the checkpoint's config.json: use a quantized checkpoint, such "
-    "as an FP8 one",
-    "q": "quantization is detected from the checkpoint's config.json",
     "ssl_ca_certs": "client certificates are not supported: use API keys",
     "ssl_keyfile_password": "encrypted private keys are not supported: decrypt the key file",
     "data_parallel_size": _SEVERAL_WORKERS,
@@ -103,22 +106,10 @@ class FleetConfig:
     are given on the command line, all of them are accepted."""
     served_model_aliases: tuple[str, ...] = field(default=(), metadata={"flag": None})
     """Additional names of the model, in config files."""
-    chat_template: str = ""
-    """Jinja chat template that replaces the tokenizer's: a file on the gateways' nodes, or the
-    template itself."""
-    generation_config: str = "auto"
-    """Source of the default sampling parameters: auto for the model's generation_config.json, vllm
-    for none, otherwise a folder or Hub repository with that file."""
-    tool_call_parser: str = ""
-    """Parser for the model's tool calls: hermes, qwen3_coder, glm45, llama3_json, pythonic,
-    mistral, deepseek_v31, harmony, json, or none to leave them in the text. Detected from the chat
-    template if unset."""
-    reasoning_parser: str = ""
-    """Parser for the model's reasoning: think, mistral, harmony, or none to leave it in the text.
-    Detected from the chat template if unset."""
+    chat: ChatConfig = field(default_factory=ChatConfig, metadata=group("chat"))
+    """Chat template, default sampling parameters and output parsers."""
 
     def __post_init__(self) -> None:
-        check_parsers(self.tool_call_parser, self.reasoning_parser)
         if self.num_workers < 1:
             raise ValueError(f"--num-workers must be at least 1, got {self.num_workers}")
 
@@ -170,7 +161,7 @@ _METRICS = {"within": "--metrics-config"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EndpointConfig:
-    """Options of the endpoint and of the whole fleet: address, keys, tenants, metrics, logs."""
+    """Options of the endpoint and of the whole fleet: address, metrics, logs, and two groups."""
 
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 for all interfaces."""
@@ -181,40 +172,6 @@ class EndpointConfig:
     ssl_keyfile: str = ""
     """PEM file with the private key of --ssl-certfile; only needed if --ssl-certfile does not
     contain the key."""
-    api_keys: tuple[str, ...] = field(default=(), repr=False, metadata={"flag": "--api-key"})
-    """API key that clients must send as `Authorization: Bearer KEY`; may be repeated, and without
-    any key everyone has access. The flag is visible in the process list: prefer RAYFLEET_API_KEY or
-    --api-key-file."""
-    api_key_file: str = ""
-    """File, or folder of files, with API keys on the gateways' nodes: one key per line, or TOML
-    with a name, limits and an expiry for each (`rayfleet keys new` prints an entry). Reloaded when
-    it changes, so that keys can be rotated while serving."""
-    admin_api_key: str = field(default="", repr=False)
-    """Key for /admin, which changes running workers and accepts no other key; visible in the
-    process list, unlike the environment variable RAYFLEET_ADMIN_API_KEY. /admin is disabled unless
-    one of these or --admin-api-key-file is set."""
-    admin_api_key_file: str = ""
-    """File of admin keys, in the format of --api-key-file."""
-    allowed_origins: tuple[str, ...] = field(default=(), metadata={"separator": ","})
-    """Origins (`https://host:port`, separated by commas) whose pages may call this endpoint from a
-    browser (CORS), or * for all; none by default."""
-    allowed_hosts: tuple[str, ...] = field(default=(), metadata={"separator": ","})
-    """Host names accepted in the Host header, separated by commas, or * for any; IP addresses are
-    always accepted. By default only localhost if --host is a loopback address, otherwise any."""
-    root_path: str = ""
-    """Path prefix of a reverse proxy in front, such as /llm. Requests are accepted with and without
-    it, whether or not the proxy strips it."""
-    audit_log: str = ""
-    """Folder on the gateways' nodes for the audit log: a JSON line per request with time, key name,
-    model, status and token counts, but no prompts or outputs. Disabled if empty."""
-    fairness_key: Literal["auto", "none", "key", "user"] = "auto"
-    """Tenants for fair scheduling: among requests of equal priority, those of the tenant that was
-    served least so far are scheduled first. key: a tenant per API key; user: per API key and
-    request field `user`, which clients set freely; none: disabled; auto: key if there are several
-    keys, otherwise none."""
-    cache_isolation: Literal["auto", "none", "key", "user"] = "auto"
-    """Tenants with separate prefix caches, so that the time to first token does not reveal other
-    tenants' prompts. none: all tenants share one cache; other values as in --fairness-key."""
     num_gateways: int = 1
     """Number of gateway processes, which handle HTTP, tokenization and routing."""
     max_gateways: int = 0
@@ -236,9 +193,6 @@ class EndpointConfig:
     metrics_vllm_names: bool = field(default=False, metadata=_METRICS)
     """Also export the metrics of the Gateway API's model server protocol (running and waiting
     requests, usage and configuration of the KV cache) under their `vllm:` names."""
-    metrics_max_tenants: int = field(default=32, metadata=_METRICS)
-    """Maximum number of tenants (see --fairness-key) with metrics of their own; further ones are
-    counted as `other`."""
     otlp_traces_endpoint: str = ""
     """URL to which OpenTelemetry traces are sent by OTLP over HTTP; requires the extra
     `tracing`."""
@@ -247,6 +201,10 @@ class EndpointConfig:
     temporary: a model folder that is not mounted yet, an unavailable Hub, a failed rank. 0 disables
     retries; inf retries indefinitely and is the default in Ray Serve configs, which do not restart
     a failed deployment."""
+    access: AccessConfig = field(default_factory=AccessConfig, metadata=group("access"))
+    """Keys, accepted hosts and origins, and the audit log."""
+    tenants: TenantConfig = field(default_factory=TenantConfig, metadata=group("tenants"))
+    """What tenants share."""
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 65536:
@@ -257,27 +215,6 @@ class EndpointConfig:
             )
         if self.ssl_keyfile and not self.ssl_certfile:
             raise ValueError("--ssl-keyfile needs --ssl-certfile: set both")
-        if self.metrics_max_tenants < 1:
-            name = option_name(self, "metrics_max_tenants")
-            raise ValueError(f"{name} must be at least 1, got {self.metrics_max_tenants}")
-        if self.admin_api_key and self.admin_api_key in self.api_keys:
-            raise ValueError("--admin-api-key must differ from every --api-key")
-        if self.admin_api_key_file and self.admin_api_key_file == self.api_key_file:
-            raise ValueError("--admin-api-key-file must differ from --api-key-file")
-        for origin in self.allowed_origins:
-            if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
-                raise ValueError(
-                    "--allowed-origins must be * or of the form https://host:port, without a "
-                    f"path, got {origin!r}"
-                )
-        for name in self.allowed_hosts:
-            if name != "*" and not re.fullmatch(r"[\w.-]+", name):
-                raise ValueError(
-                    "--allowed-hosts must be * or host names without a port, such as "
-                    f"llm.example, got {name!r}"
-                )
-        if self.root_path and not re.fullmatch(r"(/[\w.~-]+)+", self.root_path):
-            raise ValueError(f"--root-path must be a path such as /llm, got {self.root_path!r}")
         if self.num_gateways < 1:
             raise ValueError(f"--num-gateways must be at least 1, got {self.num_gateways}")
         if self.max_gateways and self.max_gateways < self.num_gateways:
@@ -304,9 +241,10 @@ def known_hosts(endpoint: EndpointConfig) -> tuple[str, ...]:
     On loopback, other names come from DNS rebinding: a page whose host name resolves to this
     machine.
     """
-    if not endpoint.allowed_hosts and not is_loopback(endpoint.host):
+    names = endpoint.access.allowed_hosts
+    if not names and not is_loopback(endpoint.host):
         return ()
-    return tuple(dict.fromkeys(("localhost", endpoint.host, *endpoint.allowed_hosts)))
+    return tuple(dict.fromkeys(("localhost", endpoint.host, *names)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -330,10 +268,7 @@ class ServeConfig:
                 model=m.engine.model,
                 revision=m.engine.revision,
                 tokenizer=m.engine.tokenizer,
-                chat_template=m.fleet.chat_template,
-                generation_config=m.fleet.generation_config,
-                tool_call_parser=m.fleet.tool_call_parser,
-                reasoning_parser=m.fleet.reasoning_parser,
+                chat=m.fleet.chat,
                 routing=m.routing,
                 on_demand=m.autoscaling.to_zero,
                 min_workers=m.min_workers,
@@ -343,17 +278,9 @@ class ServeConfig:
         )
         return GatewayConfig(
             models=routes,
-            api_keys=self.endpoint.api_keys,
-            api_key_file=self.endpoint.api_key_file,
-            admin_api_keys=(self.endpoint.admin_api_key,) if self.endpoint.admin_api_key else (),
-            admin_api_key_file=self.endpoint.admin_api_key_file,
-            allowed_origins=self.endpoint.allowed_origins,
-            allowed_hosts=known_hosts(self.endpoint),
-            root_path=self.endpoint.root_path,
-            audit_log=self.endpoint.audit_log,
-            fairness_key=self.endpoint.fairness_key,
-            metrics_max_tenants=self.endpoint.metrics_max_tenants,
-            cache_isolation=self.endpoint.cache_isolation,
+            access=self.endpoint.access,
+            known_hosts=known_hosts(self.endpoint),
+            tenants=self.endpoint.tenants,
             responses_store_mib=self.endpoint.responses_store_mib,
             startup_retry_s=self.endpoint.startup_retry_s,
         )
@@ -407,12 +334,13 @@ def _with_keys_of(environment: Mapping[str, str], settings: Mapping[str, Any]) -
 
 
 def dataclass_from_mapping(cls: type[T], settings: Mapping[str, Any], context: str) -> T:
-    """An instance of the dataclass `cls` with fields from `settings`.
+    """An instance of the dataclass `cls` with options from `settings`.
 
     Raises:
         ValueError: an unknown key or a value of the wrong type; the message names it and `context`.
     """
-    known = [f.name for f in fields(cls)]  # type: ignore[arg-type]  # cls is a dataclass
+    kind: type = cls
+    known = options_of(kind)
     unknown = [key for key in settings if key not in known]
     hints = [f"{key} is now {RENAMED[key]}" for key in unknown if key in RENAMED]
     reasons = REMOVED | UNSUPPORTED
@@ -425,9 +353,19 @@ def dataclass_from_mapping(cls: type[T], settings: Mapping[str, Any], context: s
             f"(supported: {', '.join(known)})"
         )
     try:
-        return msgspec.convert(dict(settings), analyzed(cls))
-    except msgspec.ValidationError as error:
+        values = msgspec.convert(dict(settings), analyzed(_settings_type(kind)))
+        return from_options(cls, values)
+    except ValueError as error:
         raise ValueError(f"in {context}: {error}") from error
+
+
+@cache
+def _settings_type(cls: type) -> type[dict[str, Any]]:
+    """TypedDict of a dataclass's options, for msgspec to check types."""
+    hints = {name: option.hint for name, option in options_of(cls).items()}
+    create: Any = TypedDict  # mypy supports literal fields only
+    found: type[dict[str, Any]] = create(cls.__name__, hints, total=False)
+    return found
 
 
 def find_demo_model() -> str:
@@ -451,7 +389,7 @@ def _model_spec(settings: object) -> ModelSpec:
     context = f"the options of model {settings['model']}"
     engine = dict(settings)
     fleet, routing, autoscaling = (
-        {f.name: engine.pop(f.name) for f in fields(cls) if f.name in engine}
+        {name: engine.pop(name) for name in options_of(cls) if name in engine}
         for cls in (FleetConfig, RoutingConfig, AutoscalingConfig)
     )
     return ModelSpec(

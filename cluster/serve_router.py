@@ -37,6 +37,7 @@ from worker.protocol.messages import (
     LoadSnapshot,
     WorkerUpdate,
 )
+from worker.protocol.options import from_options
 from worker.protocol.step_time import StepCosts
 
 _PAGE_SIZE = 16
@@ -69,7 +70,7 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
             prefill_tokens_per_s: prompt tokens that a replica computes per second.
             cache_tokens: tokens that a replica's prefix cache holds.
             max_num_seqs: maximum number of running requests of a replica.
-            settings: other fields of RoutingConfig.
+            settings: other options of RoutingConfig.
 
         Raises:
             ValueError: an unknown policy, or a rate or size that is not positive.
@@ -79,7 +80,7 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
                 "prefill_tokens_per_s and cache_tokens must be positive, got "
                 f"{prefill_tokens_per_s} and {cache_tokens}"
             )
-        config = RoutingConfig(routing_policy=routing_policy, **settings)  # type: ignore[arg-type]
+        config = from_options(RoutingConfig, {"routing_policy": routing_policy, **settings})
         self._fleet = Fleet(config)
         self._fleet.pace.costs = StepCosts(
             constant=_STEP_S,

@@ -7,6 +7,7 @@ from kernels.fused_add_norm import Norm, fused_add_norm
 from kernels.fused_moe import (
     GELU,
     SILU,
+    SQUARED_RELU,
     Activation,
     ExpertBiases,
     Experts,
@@ -16,6 +17,7 @@ from kernels.fused_moe import (
     pack_quantized_experts,
 )
 from kernels.gate_and_mul import clamped_swiglu, gelu_and_mul, silu_and_mul
+from kernels.gated_delta_rule import gated_delta_net
 from kernels.gumbel_noise import gumbel_noise
 from kernels.linear import (
     BlockScales,
@@ -25,13 +27,16 @@ from kernels.linear import (
     linear,
     pack_linear_weight,
     pack_quantized_linear_weight,
+    quantize_weight,
 )
 from kernels.penalties import PenaltyRows, apply_penalties_, count_tokens_
 from kernels.prepare_latents import LatentRows, prepare_latents
 from kernels.qk_norm_rope_store import HeadNorms, qk_norm_rope_store
-from kernels.registry import Backend, Op, OpRegistry, registry
+from kernels.registry import Backend, OpRegistry, registry
 from kernels.rms_norm import rms_norm, rms_norm_pair
 from kernels.sample_tokens import SamplingParameters, TokenCells, sample_tokens
+from kernels.selective_scan import ScanLayer, selective_scan
+from kernels.short_convolution import short_convolution
 from kernels.soft_cap import soft_cap_
 from kernels.step_inputs import StepRows, StepTensors, gather_step_inputs, write_table_rows_
 from kernels.token_bitmask import apply_token_bitmask
@@ -41,6 +46,7 @@ from kernels.token_scores import TokenScores, token_scores
 __all__ = [
     "GELU",
     "SILU",
+    "SQUARED_RELU",
     "Activation",
     "Backend",
     "BlockScales",
@@ -54,12 +60,12 @@ __all__ = [
     "LatentRows",
     "NgramLookup",
     "Norm",
-    "Op",
     "OpRegistry",
     "PackedLinear",
     "PenaltyRows",
     "Routing",
     "SamplingParameters",
+    "ScanLayer",
     "StepRows",
     "StepTensors",
     "TokenCells",
@@ -77,6 +83,7 @@ __all__ = [
     "follow_ngram",
     "fused_add_norm",
     "fused_moe",
+    "gated_delta_net",
     "gather_step_inputs",
     "gelu_and_mul",
     "gumbel_noise",
@@ -86,10 +93,13 @@ __all__ = [
     "pack_quantized_linear_weight",
     "prepare_latents",
     "qk_norm_rope_store",
+    "quantize_weight",
     "registry",
     "rms_norm",
     "rms_norm_pair",
     "sample_tokens",
+    "selective_scan",
+    "short_convolution",
     "silu_and_mul",
     "soft_cap_",
     "squared_relu",

@@ -163,8 +163,8 @@ class Gateway:
     def _load(self, route: ModelRoute) -> ServedModel:
         tokenizer = load_tokenizer(route.tokenizer_checkpoint)
         fleet = Fleet(route.routing, parity=ParityCheck(tokenizer))
-        if route.chat_template:  # after ParityCheck, since workers do not render chats
-            tokenizer = tokenizer.with_chat_template(read_chat_template(route.chat_template))
+        if route.chat.chat_template:  # after ParityCheck, since workers do not render chats
+            tokenizer = tokenizer.with_chat_template(read_chat_template(route.chat.chat_template))
         return ServedModel(
             route,
             self.gateway_id,
@@ -172,7 +172,7 @@ class Gateway:
             tokenizer,
             PromptEncoder(tokenizer, fleet, self.pool, assumed_limits(route.checkpoint)),
             fleet,
-            recommended_sampling(route.checkpoint, route.generation_config),
-            max_tenants=self.config.metrics_max_tenants,
+            recommended_sampling(route.checkpoint, route.chat.generation_config),
+            max_tenants=self.config.tenants.metrics_max_tenants,
             settings=self._settings.get(route.name),
         )

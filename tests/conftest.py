@@ -29,6 +29,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 STARTS_RAY = ("tests/helm/test_chart_runs.py", "tests/e2e/")
 """In this order: the fleet of tests/e2e is up until its last test kills it."""
 READ_SOURCES = "tests/architecture/"
+COMPILE = ("tests/kernels/test_triton_compiles.py", "tests/cuda/test_binaries.py")
+"""They launch the same kernels, which a process compiles once. What `make check-cuda` adds has
+little in common, and takes long."""
 TAKE_LONG = (
     "tests/kernels/test_triton_compiles.py",
     "tests/cuda/test_races.py",
@@ -115,11 +118,16 @@ def tiny_chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class FileScheduling(LoadScopeScheduling):
-    """A file's tests share a process, and so do all that start Ray, and all that read sources."""
+    """A file's tests share a process, and so do all that start Ray, all that read sources, and all
+    that compile most kernels."""
 
     def _split_scope(self, nodeid: str) -> str:
+        from tests.support.effort import IS_LONG
+
         if nodeid.startswith(STARTS_RAY):
             return "ray"
+        if nodeid.startswith(COMPILE) and not IS_LONG:
+            return "compile"
         return READ_SOURCES if nodeid.startswith(READ_SOURCES) else nodeid.split("::")[0]
 
 

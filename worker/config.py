@@ -1,14 +1,16 @@
-"""Configuration of a worker's engine. The options of the CLI and `LLM` are these field names."""
+"""Configuration of a worker's engine, in groups of options. Flags of the CLI, keys of config
+files and arguments of `LLM` are the fields of all groups; see `worker.protocol.options`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
-from typing import Literal, get_args
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
 
-from worker.protocol.admission import IN_SCHEDULER_CONFIG, AdmissionOptions, option_name
+from worker.protocol.admission import IN_SCHEDULER_CONFIG, AdmissionOptions
 from worker.protocol.diffusion import DllmAlgorithm, DllmFeature
 from worker.protocol.host_cache import HostCachePolicy
 from worker.protocol.hub import at_revision, commit_of
+from worker.protocol.options import from_options, group, option_name, option_values
 
 Device = Literal["auto", "cpu", "cuda"]
 CPUBackend = Literal["auto", "native", "torch"]
@@ -16,6 +18,7 @@ AttentionBackendName = Literal["auto", "triton", "flashinfer", "flash", "torch"]
 StructuredOutputsBackend = Literal["auto", "xgrammar", "guidance"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDType = Literal["auto", "bfloat16", "fp8", "fp8_e4m3"]
+Quantization = Literal["auto", "fp8"]
 LoadFormat = Literal["auto", "dummy"]
 SpeculativeMethod = Literal["none", "ngram", "draft"]
 
@@ -24,14 +27,15 @@ _DLLM = {"within": "--dllm-config"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SchedulingOptions(AdmissionOptions):
-    """Engine options that the scheduler uses as well; `SchedulerConfig` adds those of the loaded
-    model.
+class SchedulingConfig:
+    """Limits of steps and queues; `SchedulerConfig` adds properties of the loaded model.
 
     Raises:
         ValueError: a value is out of range; the message names the flag, or its field.
     """
 
+    admission: AdmissionOptions = field(default_factory=AdmissionOptions, metadata=group())
+    """Initial admission options, which can be changed at run time."""
     max_num_seqs: int = 0
     """Maximum number of running requests. 0 (default) selects 1,024 on GPUs with at least 70 GiB
     (except A100), 256 on other GPUs, and 64 on CPU or for models with linear attention, limited to
@@ -56,14 +60,8 @@ class SchedulingOptions(AdmissionOptions):
     they are more urgent than a waiting one. 0 for no limit."""
     max_queued_tokens: int = field(default=0, metadata=IN_SCHEDULER_CONFIG)
     """Maximum total number of tokens of a worker's waiting requests; 0 for no limit."""
-    enable_prefix_caching: bool = True
-    """Prefix caching: keep computed KV pages and reuse them for prompts with the same prefix."""
-    host_cache_policy: HostCachePolicy = field(default="auto", metadata=IN_SCHEDULER_CONFIG)
-    """When to copy offloaded KV pages back from host memory: always, or (auto) only if recent
-    timings predict that copying is faster than recomputing."""
 
     def __post_init__(self) -> None:
-        AdmissionOptions.__post_init__(self)
         if not 0 <= self.preempt_priority_gap <= 9:
             name = option_name(self, "preempt_priority_gap")
             raise ValueError(f"{name} must be in [0, 9], got {self.preempt_priority_gap}")
@@ -71,8 +69,7 @@ class SchedulingOptions(AdmissionOptions):
             *("max_num_seqs", "max_num_batched_tokens", "deadline_margin_ms"),
             *("max_queued_requests", "max_queued_tokens"),
         ):
-            if (value := getattr(self, name)) < 0:
-                raise ValueError(f"{option_name(self, name)} must not be negative, got {value}")
+            _check_not_negative(self, name)
         if 0 < self.max_num_batched_tokens < self.max_num_seqs:
             tokens, seqs = (
                 option_name(self, name) for name in ("max_num_batched_tokens", "max_num_seqs")
@@ -82,16 +79,196 @@ class SchedulingOptions(AdmissionOptions):
                 f"({self.max_num_seqs}): each running request computes one token per step"
             )
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheConfig:
+    """KV cache and prefix cache."""
+
+    page_size: int = 16
+    """Tokens per page of the KV cache (vLLM's block size), which is also the granularity of prefix
+    caching."""
+    kv_cache_dtype: KVCacheDType = "auto"
+    """Data type of the KV cache: fp8 (the same as fp8_e4m3) holds twice the tokens of bfloat16; it
+    needs compute capability 8.9 or higher on CUDA, and implies --cpu-backend torch on CPU. auto
+    selects fp8 if the checkpoint specifies it and such a GPU is used, otherwise --dtype. bfloat16
+    keeps the cache in bfloat16 even if the checkpoint specifies fp8."""
+    kv_cache_tokens: int | None = None
+    """Size of the KV cache in tokens; as many as fit into memory if unset."""
+    gpu_memory_utilization: float = 0.9
+    """Fraction of GPU memory to use for weights, activations and KV cache (CUDA only)."""
+    enable_prefix_caching: bool = True
+    """Prefix caching: keep computed KV pages and reuse them for prompts with the same prefix."""
+    host_cache_gib: float | None = None
+    """KV offloading: host memory in GiB per worker (all ranks together) for pages evicted from the
+    prefix cache, which are copied back instead of recomputed; 0 disables it. On CUDA, an equal
+    share of the node's free memory per GPU if unset, at most twice the KV cache on the device."""
+    host_cache_policy: HostCachePolicy = field(default="auto", metadata=IN_SCHEDULER_CONFIG)
+    """When to copy offloaded KV pages back from host memory: always, or (auto) only if recent
+    timings predict that copying is faster than recomputing."""
+
+    def __post_init__(self) -> None:
+        if self.page_size < 1 or self.page_size & (self.page_size - 1):
+            raise ValueError(f"--page-size must be a power of two, got {self.page_size}")
+        if self.kv_cache_tokens is not None and self.kv_cache_tokens < self.page_size:
+            raise ValueError(
+                f"--kv-cache-tokens must be at least --page-size ({self.page_size}), got "
+                f"{self.kv_cache_tokens}"
+            )
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ValueError(
+                f"--gpu-memory-utilization must be in (0, 1], got {self.gpu_memory_utilization}"
+            )
+        if self.host_cache_gib and not self.enable_prefix_caching:
+            raise ValueError(
+                "--host-cache-gib needs prefix caching: remove --no-enable-prefix-caching"
+            )
+        _check_not_negative(self, "host_cache_gib")
+
     @property
-    def admission(self) -> AdmissionOptions:
-        """Initial admission options of the scheduler."""
-        names = [option.name for option in fields(AdmissionOptions)]
-        return AdmissionOptions(**{name: getattr(self, name) for name in names})
+    def is_fp8(self) -> bool:
+        """Whether the KV cache is FP8 whatever the checkpoint specifies."""
+        return self.kv_cache_dtype in ("fp8", "fp8_e4m3")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EngineConfig(SchedulingOptions):
-    """Configuration of one worker: model, parallelism, cache sizes and backends."""
+class SpeculativeConfig:
+    """Speculative decoding."""
+
+    method: SpeculativeMethod = field(default="none", metadata={"option": "speculative_method"})
+    """Speculative decoding method, which does not change the output. ngram (prompt lookup) proposes
+    the tokens that followed earlier occurrences of the latest tokens in the request's own text;
+    draft uses the model of --speculative-model."""
+    model: str = field(default="", metadata={"option": "speculative_model"})
+    """Draft model for --speculative-method draft: folder or Hub repository of a smaller checkpoint
+    with the same tokenizer as the model."""
+    revision: str = field(default="", metadata=_SPECULATIVE | {"option": "speculative_revision"})
+    """Branch, tag or commit of the draft model; the main branch if empty."""
+    num_speculative_tokens: int = field(default=8, metadata=_SPECULATIVE)
+    """Maximum number of draft tokens per request and step; speculative_adaptive lowers it if fewer
+    are faster."""
+    adaptive: bool = field(default=True, metadata=_SPECULATIVE | {"option": "speculative_adaptive"})
+    """Adapt the number of draft tokens to the measured acceptance rate and cost. If false, always
+    draft the maximum."""
+    max_utilization: float = field(
+        default=0.8, metadata=_SPECULATIVE | {"option": "speculative_max_utilization"}
+    )
+    """Disable drafting when running requests reach this fraction of --max-num-seqs."""
+    max_priority: int = field(
+        default=6, metadata=_SPECULATIVE | {"option": "speculative_max_priority"}
+    )
+    """Maximum priority of requests to draft for; steps with more urgent requests are kept short."""
+
+    def __post_init__(self) -> None:
+        if (self.method == "draft") != bool(self.model):
+            raise ValueError(
+                "--speculative-method draft and --speculative-model must be set together, got "
+                f"{self.method} and {self.model!r}"
+            )
+        if self.revision and not self.model:
+            raise ValueError(
+                f"{option_name(self, 'speculative_revision')} needs --speculative-model"
+            )
+        if self.num_speculative_tokens < 1:
+            raise ValueError(
+                f"{option_name(self, 'num_speculative_tokens')} must be at least 1, got "
+                f"{self.num_speculative_tokens}: use --speculative-method none to disable drafting"
+            )
+        if self.max_utilization < 0.0:
+            name = option_name(self, "speculative_max_utilization")
+            raise ValueError(f"{name} must not be negative, got {self.max_utilization}")
+
+    @property
+    def enabled(self) -> bool:
+        """Whether a method is configured."""
+        return self.method != "none"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DllmConfig:
+    """Decoding of block-diffusion models."""
+
+    algorithm: DllmAlgorithm = field(default="LowConfidence", metadata={"option": "dllm_algorithm"})
+    """Decoding algorithm of block-diffusion models for requests that do not specify one."""
+    fdfo: bool = field(default=True, metadata=_DLLM | {"option": "dllm_fdfo"})
+    """First done, first out: remove a finished block from its batch immediately. If false, all
+    blocks of a batch wait for the last one."""
+    threshold: float | None = field(default=None, metadata=_DLLM | {"option": "dllm_threshold"})
+    """Probability above which a position of a block is decided; the algorithm's default if unset
+    (0.95 for LowConfidence, 0.5 for JointThreshold)."""
+    disable: tuple[str, ...] = field(default=(), metadata=_DLLM | {"option": "dllm_disable"})
+    """List of block-diffusion optimizations to disable, to measure their effect: inplace (running
+    blocks keep their slots and pages until one finishes), mixed_rounds (batch prompts with running
+    blocks, and many blocks together), fused_commit (combine a finished block's last pass with the
+    first pass of the next), skip_last_commit (omit the last pass of a request's last block),
+    report_at_once (an edit that changes nothing finishes its block), early_exit (stop a block at
+    the end-of-sequence token), masked_logits (compute logits of undecided positions only),
+    skip_unread (in the last layer, compute only keys and values for positions without logits)."""
+
+    def __post_init__(self) -> None:
+        features = get_args(DllmFeature)
+        if unknown := [name for name in self.disable if name not in features]:
+            name = option_name(self, "dllm_disable")
+            raise ValueError(f"{name}: unknown {unknown[0]}, choose from {', '.join(features)}")
+        if self.threshold is not None and not 0.0 <= self.threshold <= 1.0:
+            name = option_name(self, "dllm_threshold")
+            raise ValueError(f"{name} must be in [0, 1], got {self.threshold}")
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Optimizations that are enabled."""
+        return tuple(name for name in get_args(DllmFeature) if name not in self.disable)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExecutionConfig:
+    """How ranks run the model: backends, CUDA graphs and threads."""
+
+    attention_backend: AttentionBackendName = "auto"
+    """Attention backend; flashinfer and flash (FlashAttention) must be installed separately. auto
+    selects triton on CUDA and leaves attention to --cpu-backend on CPU, where any other value
+    implies --cpu-backend torch."""
+    overlap_depth: int = 1
+    """Overlap scheduling: number of steps, 0 or 1, launched before the result of the previous step
+    is available. 1 hides scheduling behind model execution."""
+    enforce_eager: bool = False
+    """Disable CUDA graphs, which otherwise replay decode steps, small steps with prompts or draft
+    tokens, and passes over the running blocks of block-diffusion models."""
+    cudagraph_capture_sizes: tuple[int, ...] = ()
+    """Sizes, in tokens, of the steps to capture as CUDA graphs: decode steps up to --max-num-seqs,
+    steps with prompts or draft tokens up to --max-num-batched-tokens, and passes of block-diffusion
+    models in blocks. Default: 1, 2, 4, 8, 16 and so on, up to 512 for decode steps, 512 (large
+    models) to 2,048 (small ones) for steps with prompts or draft tokens, and two blocks per request
+    for passes."""
+    cpu_threads: int = 0
+    """Maximum number of compute threads per rank on CPU; 0 divides the cores among the ranks."""
+    cpu_backend: CPUBackend = "auto"
+    """Backend for model execution on CPU: native (a library compiled for this machine), torch
+    (PyTorch), or auto, which selects native if a C++ compiler is installed and the model's
+    dimensions are supported."""
+    enable_weight_caching: bool = False
+    """Cache the weights on CPU, packed for the native backend, in a file that all workers of a node
+    map into memory (in a pod, in /tmp). Useful if several workers of a model share a node or start
+    often; takes as much disk space as the weights take memory."""
+
+    def __post_init__(self) -> None:
+        if self.cpu_backend == "native" and self.attention_backend != "auto":
+            raise ValueError(
+                "--cpu-backend native has its own attention: remove --attention-backend "
+                f"{self.attention_backend}"
+            )
+        if self.overlap_depth not in (0, 1):
+            raise ValueError(f"--overlap-depth must be 0 or 1, got {self.overlap_depth}")
+        if any(size < 1 for size in self.cudagraph_capture_sizes):
+            raise ValueError(
+                "--cudagraph-capture-sizes must be at least 1 each, got "
+                f"{min(self.cudagraph_capture_sizes)}"
+            )
+        _check_not_negative(self, "cpu_threads")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineConfig:
+    """Configuration of one worker: model, parallelism, and the groups of its other options."""
 
     model: str
     """Folder of a Hugging Face checkpoint, or name of a repository on the Hub."""
@@ -118,31 +295,9 @@ class EngineConfig(SchedulingOptions):
     start found it faster, and --batch-invariant is off."""
     max_model_len: int | None = None
     """Maximum context length, prompt plus completion, in tokens; the model's maximum if unset."""
-    page_size: int = 16
-    """Tokens per page of the KV cache (vLLM's block size), which is also the granularity of prefix
-    caching."""
-    kv_cache_dtype: KVCacheDType = "auto"
-    """Data type of the KV cache: fp8 (the same as fp8_e4m3) holds twice the tokens of bfloat16; it
-    needs compute capability 8.9 or higher on CUDA, and implies --cpu-backend torch on CPU. auto
-    selects fp8 if the checkpoint specifies it and such a GPU is used, otherwise --dtype. bfloat16
-    keeps the cache in bfloat16 even if the checkpoint specifies fp8."""
-    kv_cache_tokens: int | None = None
-    """Size of the KV cache in tokens; as many as fit into memory if unset."""
-    gpu_memory_utilization: float = 0.9
-    """Fraction of GPU memory to use for weights, activations and KV cache (CUDA only)."""
-    host_cache_gib: float = 0.0
-    """KV offloading: host memory in GiB per worker (all ranks together) for pages evicted from the
-    prefix cache, which are copied back instead of recomputed. 0 disables offloading."""
     batch_invariant: bool = False
     """Batch invariance: make outputs bitwise independent of the other requests in a batch, at the
     cost of speed."""
-    attention_backend: AttentionBackendName = "auto"
-    """Attention backend; flashinfer and flash (FlashAttention) must be installed separately. auto
-    selects triton on CUDA and leaves attention to --cpu-backend on CPU, where any other value
-    implies --cpu-backend torch."""
-    overlap_depth: int = 1
-    """Overlap scheduling: number of steps, 0 or 1, launched before the result of the previous step
-    is available. 1 hides scheduling behind model execution."""
     step_timeout_s: float = 10.0
     """Timeout of a step in seconds, or 20 times its predicted duration if that is longer; 0
     disables it. On timeout the worker's ranks are killed and restarted, and their requests are
@@ -151,72 +306,36 @@ class EngineConfig(SchedulingOptions):
     """Backend for structured outputs: xgrammar, guidance (llguidance), or auto, which uses xgrammar
     except for JSON schemas (including those of tools) and patterns that only guidance can
     enforce."""
-    cpu_threads: int = 0
-    """Maximum number of compute threads per rank on CPU; 0 divides the cores among the ranks."""
-    enforce_eager: bool = False
-    """Disable CUDA graphs, which otherwise replay decode steps, small steps with prompts or draft
-    tokens, and passes over the running blocks of block-diffusion models."""
-    cudagraph_capture_sizes: tuple[int, ...] = ()
-    """Sizes, in tokens, of the steps to capture as CUDA graphs: decode steps up to --max-num-seqs,
-    steps with prompts or draft tokens up to --max-num-batched-tokens, and passes of block-diffusion
-    models in blocks. Default: 1, 2, 4, 8, 16 and so on, up to 512 for decode steps, 512 (large
-    models) to 2,048 (small ones) for steps with prompts or draft tokens, and two blocks per request
-    for passes."""
+    quantization: Quantization = field(default="auto", metadata={"aliases": ("-q",)})
+    """Quantization of linear weights: fp8 quantizes an unquantized checkpoint on loading, to half
+    of bfloat16's memory. auto keeps the checkpoint's format (FP8, INT8, AWQ, GPTQ, ...)."""
     load_format: LoadFormat = "auto"
     """Source of the weights: auto loads the checkpoint's safetensors files, dummy initializes
     random weights for benchmarking."""
 
-    cpu_backend: CPUBackend = "auto"
-    """Backend for model execution on CPU: native (a library compiled for this machine), torch
-    (PyTorch), or auto, which selects native if a C++ compiler is installed and the model's
-    dimensions are supported."""
+    scheduling: SchedulingConfig = field(
+        default_factory=SchedulingConfig, metadata=group("scheduling")
+    )
+    """Limits of steps and queues, and admission."""
+    cache: CacheConfig = field(default_factory=CacheConfig, metadata=group("cache"))
+    """KV cache, prefix cache and KV offloading."""
+    speculative: SpeculativeConfig | None = field(default=None, metadata=group("speculative"))
+    """Speculative decoding; None if it is disabled."""
+    dllm: DllmConfig = field(default_factory=DllmConfig, metadata=group("dllm"))
+    """Decoding of block-diffusion models."""
+    execution: ExecutionConfig = field(default_factory=ExecutionConfig, metadata=group("execution"))
+    """Backends, CUDA graphs and threads of the ranks."""
 
-    enable_weight_caching: bool = False
-    """Cache the weights on CPU, packed for the native backend, in a file that all workers of a node
-    map into memory (in a pod, in /tmp). Useful if several workers of a model share a node or start
-    often; takes as much disk space as the weights take memory."""
+    @classmethod
+    def of(cls, **options: Any) -> EngineConfig:
+        """Configuration with the given options, named as the CLI's flags.
 
-    speculative_method: SpeculativeMethod = "none"
-    """Speculative decoding method, which does not change the output. ngram (prompt lookup) proposes
-    the tokens that followed earlier occurrences of the latest tokens in the request's own text;
-    draft uses the model of --speculative-model."""
-    speculative_model: str = ""
-    """Draft model for --speculative-method draft: folder or Hub repository of a smaller checkpoint
-    with the same tokenizer as the model."""
-    speculative_revision: str = field(default="", metadata=_SPECULATIVE)
-    """Branch, tag or commit of the draft model; the main branch if empty."""
-    num_speculative_tokens: int = field(default=8, metadata=_SPECULATIVE)
-    """Maximum number of draft tokens per request and step; speculative_adaptive lowers it if fewer
-    are faster."""
-    speculative_adaptive: bool = field(default=True, metadata=_SPECULATIVE)
-    """Adapt the number of draft tokens to the measured acceptance rate and cost. If false, always
-    draft the maximum."""
-    speculative_max_utilization: float = field(default=0.8, metadata=_SPECULATIVE)
-    """Disable drafting when running requests reach this fraction of --max-num-seqs."""
-    speculative_max_priority: int = field(default=6, metadata=_SPECULATIVE)
-    """Maximum priority of requests to draft for; steps with more urgent requests are kept short."""
-
-    dllm_algorithm: DllmAlgorithm = "LowConfidence"
-    """Decoding algorithm of block-diffusion models for requests that do not specify one."""
-    dllm_fdfo: bool = field(default=True, metadata=_DLLM)
-    """First done, first out: remove a finished block from its batch immediately. If false, all
-    blocks of a batch wait for the last one."""
-    dllm_threshold: float | None = field(default=None, metadata=_DLLM)
-    """Probability above which a position of a block is decided; the algorithm's default if unset
-    (0.95 for LowConfidence, 0.5 for JointThreshold)."""
-    dllm_disable: tuple[str, ...] = field(default=(), metadata=_DLLM)
-    """List of block-diffusion optimizations to disable, to measure their effect: inplace (running
-    blocks keep their slots and pages until one finishes), mixed_rounds (batch prompts with running
-    blocks, and many blocks together), fused_commit (combine a finished block's last pass with the
-    first pass of the next), skip_last_commit (omit the last pass of a request's last block),
-    report_at_once (an edit that changes nothing finishes its block), early_exit (stop a block at
-    the end-of-sequence token), masked_logits (compute logits of undecided positions only),
-    skip_unread (in the last layer, compute only keys and values for positions without logits)."""
+        Raises:
+            ValueError: an option is unknown or out of range; the message names it.
+        """
+        return from_options(cls, options)
 
     def __post_init__(self) -> None:
-        SchedulingOptions.__post_init__(self)
-        self._check_speculation()
-        self._check_diffusion()
         if self.tensor_parallel_size < 1:
             raise ValueError(
                 f"--tensor-parallel-size must be at least 1, got {self.tensor_parallel_size}"
@@ -225,59 +344,26 @@ class EngineConfig(SchedulingOptions):
             raise ValueError(
                 "--enable-expert-parallel needs more than one rank: set --tensor-parallel-size"
             )
-        if self.page_size < 1 or self.page_size & (self.page_size - 1):
-            raise ValueError(f"--page-size must be a power of two, got {self.page_size}")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError(f"--max-model-len must be at least 2, got {self.max_model_len}")
-        if self.kv_cache_tokens is not None and self.kv_cache_tokens < self.page_size:
+        _check_not_negative(self, "step_timeout_s")
+        backend = self.execution.attention_backend
+        if self.batch_invariant and backend in ("flashinfer", "flash"):
             raise ValueError(
-                f"--kv-cache-tokens must be at least --page-size ({self.page_size}), got "
-                f"{self.kv_cache_tokens}"
-            )
-        if not 0.0 < self.gpu_memory_utilization <= 1.0:
-            raise ValueError(
-                f"--gpu-memory-utilization must be in (0, 1], got {self.gpu_memory_utilization}"
-            )
-        if self.host_cache_gib and not self.enable_prefix_caching:
-            raise ValueError(
-                "--host-cache-gib needs prefix caching: remove --no-enable-prefix-caching"
-            )
-        if self.batch_invariant and self.attention_backend in ("flashinfer", "flash"):
-            raise ValueError(
-                f"--attention-backend {self.attention_backend} is not batch-invariant: use auto, "
+                f"--attention-backend {backend} is not batch-invariant: use auto, "
                 "or --no-batch-invariant"
             )
-        if self.cpu_backend == "native" and self.attention_backend != "auto":
+        if self.execution.cpu_backend == "native" and self.cache.is_fp8:
             raise ValueError(
-                "--cpu-backend native has its own attention: remove --attention-backend "
-                f"{self.attention_backend}"
+                "--cpu-backend native does not support --kv-cache-dtype "
+                f"{self.cache.kv_cache_dtype}: use auto for one of them"
             )
-        if self.cpu_backend == "native" and self.has_fp8_cache:
-            raise ValueError(
-                f"--cpu-backend native does not support --kv-cache-dtype {self.kv_cache_dtype}: "
-                "use auto for one of them"
-            )
-        if self.overlap_depth not in (0, 1):
-            raise ValueError(f"--overlap-depth must be 0 or 1, got {self.overlap_depth}")
-        if any(size < 1 for size in self.cudagraph_capture_sizes):
-            raise ValueError(
-                "--cudagraph-capture-sizes must be at least 1 each, got "
-                f"{min(self.cudagraph_capture_sizes)}"
-            )
-        for name in ("cpu_threads", "host_cache_gib", "step_timeout_s"):
-            if (value := getattr(self, name)) < 0:
-                raise ValueError(f"{option_name(self, name)} must not be negative, got {value}")
 
     @property
     def cpu_steps(self) -> CPUBackend:
         """Backend for steps on CPU: torch if an attention backend or an FP8 cache is set."""
-        needs_torch = self.attention_backend != "auto" or self.has_fp8_cache
-        return "torch" if needs_torch else self.cpu_backend
-
-    @property
-    def has_fp8_cache(self) -> bool:
-        """Whether the KV cache is FP8 whatever the checkpoint specifies."""
-        return self.kv_cache_dtype in ("fp8", "fp8_e4m3")
+        needs_torch = self.execution.attention_backend != "auto" or self.cache.is_fp8
+        return "torch" if needs_torch else self.execution.cpu_backend
 
     @property
     def checkpoint(self) -> str:
@@ -291,8 +377,13 @@ class EngineConfig(SchedulingOptions):
 
     @property
     def draft_checkpoint(self) -> str:
-        """Draft model to load, as NAME or NAME@REVISION."""
-        return at_revision(self.speculative_model, self.speculative_revision)
+        """Draft model to load, as NAME or NAME@REVISION; empty without one."""
+        draft = self.speculative
+        return "" if draft is None else at_revision(draft.model, draft.revision)
+
+    def with_options(self, **options: Any) -> EngineConfig:
+        """This configuration with other values of some options, named as the CLI's flags."""
+        return from_options(EngineConfig, option_values(self) | options)
 
     def with_limits(self, max_num_seqs: int, max_num_batched_tokens: int) -> EngineConfig:
         """This configuration with the device's limits in place of those that are unset (0).
@@ -300,45 +391,14 @@ class EngineConfig(SchedulingOptions):
         A limit that is set takes precedence over the other one's default, so that tokens never
         fall below requests.
         """
-        tokens = self.max_num_batched_tokens or max(max_num_batched_tokens, self.max_num_seqs)
-        return replace(
-            self,
-            max_num_seqs=self.max_num_seqs or min(max_num_seqs, tokens),
+        given = self.scheduling
+        tokens = given.max_num_batched_tokens or max(max_num_batched_tokens, given.max_num_seqs)
+        limits = replace(
+            given,
+            max_num_seqs=given.max_num_seqs or min(max_num_seqs, tokens),
             max_num_batched_tokens=tokens,
         )
-
-    def _check_speculation(self) -> None:
-        if (self.speculative_method == "draft") != bool(self.speculative_model):
-            raise ValueError(
-                "--speculative-method draft and --speculative-model must be set together, got "
-                f"{self.speculative_method} and {self.speculative_model!r}"
-            )
-        if self.speculative_revision and not self.speculative_model:
-            raise ValueError(
-                f"{option_name(self, 'speculative_revision')} needs --speculative-model"
-            )
-        if self.num_speculative_tokens < 1:
-            raise ValueError(
-                f"{option_name(self, 'num_speculative_tokens')} must be at least 1, got "
-                f"{self.num_speculative_tokens}: use --speculative-method none to disable drafting"
-            )
-        if self.speculative_max_utilization < 0.0:
-            name = option_name(self, "speculative_max_utilization")
-            raise ValueError(f"{name} must not be negative, got {self.speculative_max_utilization}")
-
-    def _check_diffusion(self) -> None:
-        features = get_args(DllmFeature)
-        if unknown := [name for name in self.dllm_disable if name not in features]:
-            name = option_name(self, "dllm_disable")
-            raise ValueError(f"{name}: unknown {unknown[0]}, choose from {', '.join(features)}")
-        if self.dllm_threshold is not None and not 0.0 <= self.dllm_threshold <= 1.0:
-            name = option_name(self, "dllm_threshold")
-            raise ValueError(f"{name} must be in [0, 1], got {self.dllm_threshold}")
-
-    @property
-    def dllm_features(self) -> tuple[str, ...]:
-        """Block-diffusion optimizations that are enabled."""
-        return tuple(name for name in get_args(DllmFeature) if name not in self.dllm_disable)
+        return replace(self, scheduling=limits)
 
 
 def pinned(config: EngineConfig) -> EngineConfig:
@@ -346,7 +406,12 @@ def pinned(config: EngineConfig) -> EngineConfig:
 
     Raises the errors of `worker.protocol.hub.commit_of`.
     """
-    revision, draft_revision = commit_of(config.checkpoint), ""
-    if config.speculative_model:
-        draft_revision = commit_of(config.draft_checkpoint)
-    return replace(config, revision=revision, speculative_revision=draft_revision)
+    speculative = config.speculative
+    if speculative is not None and speculative.model:
+        speculative = replace(speculative, revision=commit_of(config.draft_checkpoint))
+    return replace(config, revision=commit_of(config.checkpoint), speculative=speculative)
+
+
+def _check_not_negative(options: object, name: str) -> None:
+    if (value := getattr(options, name)) is not None and value < 0:
+        raise ValueError(f"{option_name(options, name)} must not be negative, got {value}")

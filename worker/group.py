@@ -382,7 +382,7 @@ async def _run_rank(
 def _fetch_checkpoints(config: EngineConfig) -> None:
     """Downloads checkpoints from the Hub, rejecting unsupported ones. Raises ValueError."""
     load_model_config(config.checkpoint, weights=config.load_format != "dummy")
-    if config.speculative_method == "draft":
+    if config.draft_checkpoint:
         load_model_config(config.draft_checkpoint, weights=config.load_format != "dummy")
 
 

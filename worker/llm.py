@@ -87,12 +87,12 @@ class _OpenChoice(NamedTuple):
 
 
 class LLM:
-    """A loaded model. Options are the fields of `EngineConfig`, named as the CLI's flags.
+    """A loaded model. Options of the engine are named as the CLI's flags.
 
     Args:
         model: checkpoint folder or Hub repository.
         tokenizer: folder or repository of a tokenizer that replaces the model's.
-        engine_options: fields of EngineConfig.
+        engine_options: options of EngineConfig and its groups, see `EngineConfig.of`.
 
     Raises:
         ValueError: an option is invalid, or the Hub does not have the model; the message names it.
@@ -101,8 +101,8 @@ class LLM:
 
     def __init__(self, model: str, *, tokenizer: str | None = None, **engine_options: Any) -> None:
         # The caller waits for all of its requests: nothing is rejected.
-        engine_options = {"max_queued_requests": 0, **engine_options}
-        self.config = pinned(EngineConfig(model=model, tokenizer=tokenizer or "", **engine_options))
+        options = {"max_queued_requests": 0, **engine_options}
+        self.config = pinned(EngineConfig.of(model=model, tokenizer=tokenizer or "", **options))
         self._tokenizer: Tokenizer | None = None
         self._ids = itertools.count()
         directory = tempfile.mkdtemp(prefix="rf-")

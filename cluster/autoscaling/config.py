@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from worker.protocol.admission import option_name
+from worker.protocol.options import option_name
 
 _RARE = {"within": "--autoscaling-config"}
 """Metadata of options that are keys of --autoscaling-config and have no flag of their own."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from cluster.bench.agents.run import AgentOptions, run_agents
 from cluster.bench.command import command_adder, reject_command, run_command
 from cluster.bench.datasets import DatasetOptions
 from cluster.bench.flags import add_load_flags, dataset_options, serve_options
@@ -13,7 +15,7 @@ from cluster.bench.jobs.flags import add_job_commands
 from cluster.bench.report import Result
 from cluster.bench.serve import run_serve
 from cluster.bench.throughput import ThroughputOptions, run_throughput
-from cluster.cli.options import add_options, given_options
+from cluster.cli.options import add_option_groups, add_options, given_options
 from cluster.cli.parser import CommandParser
 from worker.config import EngineConfig
 
@@ -56,6 +58,7 @@ def add_commands(commands: Subparsers) -> None:
     _add_throughput_flags(
         add("throughput", "benchmark the offline throughput of the engine", _throughput)
     )
+    _add_agent_flags(add("agents", "benchmark sessions of coding agents in closed loops", _agents))
     add_job_commands(add)
     for name, now in _MOVED.items():
         reject_command(commands.add_parser(name), f"bench {name} is now {now}")
@@ -65,14 +68,24 @@ def _serve(args: argparse.Namespace) -> Result:
     return run_serve(serve_options(args))
 
 
+def _add_agent_flags(parser: argparse.ArgumentParser) -> None:
+    add_options(parser, AgentOptions)
+
+
+def _agents(args: argparse.Namespace) -> Result:
+    given = given_options(args, AgentOptions)
+    given["api_key"] = given.get("api_key") or os.environ.get("OPENAI_API_KEY")
+    return run_agents(AgentOptions(**given))
+
+
 def _add_throughput_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, help="folder of a checkpoint, or Hub repository")
-    add_options(parser.add_argument_group("engine"), EngineConfig, exclude=("model", "tokenizer"))
+    add_option_groups(parser, "engine", EngineConfig, exclude=("model", "tokenizer"))
     add_options(parser.add_argument_group("prompts"), DatasetOptions)
     add_options(parser, ThroughputOptions)
 
 
 def _throughput(args: argparse.Namespace) -> Result:
     given = given_options(args, ThroughputOptions)
-    engine = EngineConfig(**given_options(args, EngineConfig))
+    engine = EngineConfig.of(**given_options(args, EngineConfig))
     return run_throughput(ThroughputOptions(**given, engine=engine, dataset=dataset_options(args)))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +45,10 @@ class Request:
     """Seconds from the start of the load to sending, or from the end of `after` if set."""
     after: int | None = None
     """Index of the request of the same client that must finish first."""
+    headers: Mapping[str, str] | None = None
+    """Headers in addition to those of the HTTP session."""
+    keep_text: bool = False
+    """Whether the record gets the text of the response."""
 
 
 def completion_request(
@@ -108,6 +113,8 @@ class Record:
     """Header Retry-After; empty without it."""
     error: str = ""
     """Reason of the failure; empty for a completed request."""
+    text: str = ""
+    """Content of the response's message, if the request keeps it."""
 
 
 def open_session(headers: dict[str, str], keepalive_s: float = _IDLE_S) -> aiohttp.ClientSession:
@@ -127,14 +134,14 @@ async def send(session: aiohttp.ClientSession, url: str, request: Request) -> Re
     )
     record.start = time.perf_counter()
     try:
-        async with session.post(url, data=request.body) as response:
+        async with session.post(url, data=request.body, headers=request.headers) as response:
             record.status = response.status
             record.retry_after = response.headers.get("Retry-After", "")
             record.worker = response.headers.get("x-rayfleet-worker", "")
             if response.status != 200:
                 record.error = f"HTTP {response.status}: {_message(await response.text())}"
             else:
-                await _read_stream(response, record)
+                await _read_stream(response, record, keep_text=request.keep_text)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         record.error = f"{type(error).__name__}: {error}"
     record.latency = record.latency or time.perf_counter() - record.start
@@ -156,8 +163,9 @@ def _message(body: str) -> str:
 class _StreamReader:
     """Fills a record from the events of one stream."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: Record, *, keep_text: bool) -> None:
         self._record = record
+        self._texts: list[str] | None = [] if keep_text else None
         self._last = 0.0
         self._num_text_events = 0
         self.done = False
@@ -173,6 +181,9 @@ class _StreamReader:
             self._decode(data)
             return
         self._num_text_events += 1
+        if self._texts is not None:
+            delta = json.loads(data)["choices"][0].get("delta", {})
+            self._texts.append(delta.get("content") or "")
         if has_usage(data):
             self._read_usage(json.loads(data)["usage"])
 
@@ -183,6 +194,7 @@ class _StreamReader:
             record.error = "the stream ended without [DONE]"
         if self._last and not record.error:
             record.latency = self._last - record.start
+        record.text = "".join(self._texts or ())
         if not record.usage_seen:
             record.output_len = self._num_text_events
 
@@ -209,9 +221,11 @@ class _StreamReader:
         record.cached_tokens = details.get("cached_tokens") or 0
 
 
-async def _read_stream(response: aiohttp.ClientResponse, record: Record) -> None:
+async def _read_stream(
+    response: aiohttp.ClientResponse, record: Record, *, keep_text: bool
+) -> None:
     scanner = EventScanner()
-    reader = _StreamReader(record)
+    reader = _StreamReader(record, keep_text=keep_text)
     try:
         async for chunk in response.content.iter_any():
             now = time.perf_counter()

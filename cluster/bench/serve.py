@@ -28,7 +28,7 @@ _WARMUP_SEED = 1_000_003
 
 _VERSION_S = 5.0
 _NO_FLAG: Mapping[str, Any] = {"flag": None}
-_HEADERS: Mapping[str, Any] = {"flag": "--header", "argparse": {"metavar": "KEY=VALUE"}}
+HEADERS_FLAG: Mapping[str, Any] = {"flag": "--header", "argparse": {"metavar": "KEY=VALUE"}}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +48,7 @@ class ServeOptions:
     api_key: str | None = None
     """API key; by default OPENAI_API_KEY of the environment, which is not visible in the process
     list."""
-    headers: tuple[str, ...] = field(default=(), metadata=_HEADERS)
+    headers: tuple[str, ...] = field(default=(), metadata=HEADERS_FLAG)
     """Additional header for each request; may be repeated."""
     dataset: DatasetOptions = field(default_factory=DatasetOptions, metadata=_NO_FLAG)
     """Type of prompts, and lengths of prompts and completions."""
@@ -131,7 +131,7 @@ def run_serve(options: ServeOptions) -> Result:
 def resolve(options: ServeOptions) -> tuple[ServeOptions, PromptSpace]:
     """Options with model and tokenizer from the server's list of models, and the loaded tokenizer.
     Raises ValueError without a model, or if prompts cannot be generated."""
-    card = _first_model(options)
+    card = model_card(options)
     model = options.model or card.get("id")
     if model is None:
         raise ValueError(f"{options.base_url} lists no model: set --model")
@@ -211,13 +211,14 @@ def load_of(options: ServeOptions, requests: Sequence[Request]) -> Load:
     """Load with these requests on the endpoint of the options."""
     return Load(
         url=options.base_url.rstrip("/") + options.endpoint,
-        headers=_headers(options),
+        headers=request_headers(options),
         requests=tuple(requests),
         max_concurrency=options.max_concurrency,
     )
 
 
-def _headers(options: ServeOptions) -> dict[str, str]:
+def request_headers(options: ServeOptions) -> dict[str, str]:
+    """Headers of all requests, with the API key."""
     headers = {key: value for key, _, value in (h.partition("=") for h in options.headers)}
     if options.api_key:
         headers["Authorization"] = f"Bearer {options.api_key}"
@@ -227,7 +228,7 @@ def _headers(options: ServeOptions) -> dict[str, str]:
 def server_version(options: ServeOptions) -> str | None:
     """Server version from GET /version, supported by vLLM and rayfleet; None without it."""
     request = urllib.request.Request(
-        options.base_url.rstrip("/") + "/version", headers=_headers(options)
+        options.base_url.rstrip("/") + "/version", headers=request_headers(options)
     )
     try:
         with urllib.request.urlopen(request, timeout=_VERSION_S) as response:
@@ -236,9 +237,14 @@ def server_version(options: ServeOptions) -> str | None:
         return None
 
 
-def _first_model(options: ServeOptions) -> dict[str, Any]:
+def model_card(options: ServeOptions) -> dict[str, Any]:
+    """The server's entry for the model, or its first one; empty without any.
+
+    Raises:
+        ValueError: the server is not reachable, or rejects the API key.
+    """
     url = options.base_url.rstrip("/") + "/v1/models"
-    request = urllib.request.Request(url, headers=_headers(options))
+    request = urllib.request.Request(url, headers=request_headers(options))
     try:
         with urllib.request.urlopen(request, timeout=30) as response:
             cards = json.load(response).get("data", [])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from cluster.bench.prompts import PromptSpace
 from cluster.bench.report import Result, checks_json, exactly, note
 from cluster.bench.turns import take_turns
 from worker.config import EngineConfig
+from worker.protocol.options import option_values
 
 if TYPE_CHECKING:
     from worker.llm import LLM, RequestOutput
@@ -108,7 +109,7 @@ def _open(options: ThroughputOptions) -> LLM:
     # Imported here, since importing torch takes seconds.
     from worker.llm import LLM
 
-    return LLM(**{**asdict(options.engine), "tokenizer": options.tokenizer})
+    return LLM(**{**option_values(options.engine), "tokenizer": options.tokenizer})
 
 
 def _measure(llm: LLM, options: ThroughputOptions, number: int) -> Result:
@@ -125,7 +126,7 @@ def _measure(llm: LLM, options: ThroughputOptions, number: int) -> Result:
     num_input = sum(len(sample.prompt_token_ids) for sample in samples)
     num_requested = sum(sample.output_len for sample in samples)
     return {
-        "max_num_seqs": llm.config.max_num_seqs,
+        "max_num_seqs": llm.config.scheduling.max_num_seqs,
         "elapsed_time": elapsed,
         "num_requests": len(outputs),
         "total_num_tokens": num_input + num_output,
@@ -175,7 +176,7 @@ def _summary(options: ThroughputOptions, runs: list[Result]) -> Result:
 def _setting(options: ThroughputOptions) -> Result:
     return {
         "model": options.engine.model,
-        "max_num_seqs": options.engine.max_num_seqs,
+        "max_num_seqs": options.engine.scheduling.max_num_seqs,
         "tensor_parallel_size": options.engine.tensor_parallel_size,
         "dataset_name": options.dataset.dataset_name,
     }

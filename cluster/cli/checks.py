@@ -12,6 +12,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from worker.rank.host_memory import MemoryBound, default_host_bytes
+
 GIB = 1 << 30
 OLDEST_DRIVERS = {11: "450", 12: "525", 13: "580"}
 """Minimum NVIDIA driver version per major version of CUDA (NVIDIA's "CUDA Compatibility")."""
@@ -81,6 +83,30 @@ def check_gpu(index: int, gpu: Gpu) -> Finding:
             "bad", f"{text}: compute capability {found} is not supported, {minimum} is required"
         )
     return Finding("ok", text)
+
+
+def check_offloading(bound: MemoryBound, gpus: Sequence[Gpu], num_gpus: int) -> Finding:
+    """Host memory that workers use by default for KV pages evicted from GPUs.
+
+    Args:
+        bound: memory of this machine or container.
+        gpus: visible GPUs.
+        num_gpus: number of GPUs of the machine, which share the memory.
+    """
+    # The KV cache is not allocated yet; it is at most the GPU's memory.
+    num_bytes = default_host_bytes(bound, num_gpus, min(gpu.memory_bytes for gpu in gpus))
+    memory = f"{bound.free / GIB:.1f} of {bound.total / GIB:.1f} GiB of {bound.source} are free"
+    if not num_bytes:
+        return Finding(
+            "note",
+            f"KV offloading: {memory}, too little to use it by default; evicted prefixes are "
+            "recomputed. Free memory or raise its limit, or set --host-cache-gib",
+        )
+    return Finding(
+        "ok",
+        f"KV offloading: up to {num_bytes / GIB:.1f} GiB of host memory per GPU by default "
+        f"({memory}); set --host-cache-gib to change it",
+    )
 
 
 def check_driver(built_for: str | None, driver: str | None) -> Finding:

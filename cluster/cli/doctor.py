@@ -25,10 +25,11 @@ from cluster import checkpoints
 from cluster.checkpoints import find_hub_problem
 from cluster.cli import checks
 from cluster.cli.checks import Finding, Gpu
-from cluster.cli.options import add_options, given_options
+from cluster.cli.options import add_option_groups, given_options
 from cluster.cli.parser import CommandParser
 from worker.config import EngineConfig
-from worker.protocol.admission import option_name
+from worker.protocol.options import option_name
+from worker.rank.host_memory import count_gpus, tightest_bound
 
 if TYPE_CHECKING:
     from worker.models.config.model_config import ModelConfig
@@ -71,7 +72,7 @@ def add_arguments(parser: CommandParser) -> None:
         help="folder or Hub repository: check that it exists, is supported, and fits into memory",
     )
     parser.add_argument("--address", help="Ray cluster for serve to join: HOST:PORT, or auto")
-    add_options(parser.add_argument_group("engine"), EngineConfig, exclude=["model"])
+    add_option_groups(parser, "engine", EngineConfig, exclude=["model"])
     parser.set_defaults(run=run)
 
 
@@ -83,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     options, engine = given_options(arguments, EngineConfig), None
     if arguments.model is not None:
-        engine = EngineConfig(**options)
+        engine = EngineConfig.of(**options)
     elif flags := [option_name(EngineConfig, name) for name in options if name != "model"]:
         raise ValueError(f"engine flags need --model: {', '.join(flags)}")
     gpus, driver = read_gpus()
@@ -183,6 +184,9 @@ def check_machine(gpus: list[Gpu], driver: str | None) -> Iterator[Finding]:
     yield Finding(verdict, f"{gib:.1f} GiB of memory available")
     for index, gpu in enumerate(gpus):
         yield checks.check_gpu(index, gpu)
+    if gpus:
+        num_gpus = max(len(gpus), count_gpus())
+        yield checks.check_offloading(tightest_bound(), gpus, num_gpus)
     yield checks.check_driver(torch.version.cuda, driver)
     if Path("/dev/shm").is_dir():
         yield checks.check_shared_memory(shutil.disk_usage("/dev/shm").total, len(gpus))
@@ -229,7 +233,7 @@ def check_model(engine: EngineConfig | None, gpus: list[Gpu]) -> Iterator[Findin
         sum(count * width(kind, computed) for kind, count in elements.items()),
         gpus,
         tensor_parallel_size=engine.tensor_parallel_size,
-        gpu_memory_utilization=engine.gpu_memory_utilization,
+        gpu_memory_utilization=engine.cache.gpu_memory_utilization,
         available_bytes=read_available_bytes(),
     )
 
@@ -256,7 +260,7 @@ def check_loading(engine: EngineConfig) -> Finding:
     checked = check_tensors(
         engine, config, engine.tensor_parallel_size, engine.enable_expert_parallel
     )
-    if engine.speculative_method == "draft":  # each rank has the whole draft model
+    if engine.draft_checkpoint:  # each rank has the whole draft model
         draft = load_model_config(engine.draft_checkpoint, weights=False)
         checked = max(checked, check_tensors(engine, draft, world_size=1), key=CHECKED.index)
     if engine.load_format == "dummy":

@@ -10,7 +10,7 @@ import json
 import textwrap
 import types
 import typing
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from worker.protocol.analyzed import analyzed
+from worker.protocol.options import Option, options_of
 
 
 def add_options(
@@ -25,43 +26,90 @@ def add_options(
     cls: type,
     exclude: Collection[str] = (),
 ) -> None:
-    """Adds a flag for each field of the dataclass `cls`; inherited fields come last.
+    """Adds a flag for each option of the dataclass `cls`; inherited fields come last.
 
     A flag that is not given sets no attribute of the namespace.
 
-    Metadata of a field may have:
+    Metadata of a field may have, besides that of `Option`:
         flag: name of the flag if it differs from the field's; None for no flag.
         aliases: additional names of the flag.
         within: flag with a JSON object that has this field as a key; for rarely used options.
         separator: separator of the values of a tuple, which are then given in one argument.
         argparse: additional keyword arguments of `add_argument`.
     """
-    hints = typing.get_type_hints(cls)
-    docs = field_docstrings(cls)
-    shown = [
-        f for f in fields(cls) if f.name not in exclude and f.metadata.get("flag", "") is not None
+    shown = _shown(cls, exclude)
+    _add_flags(parser, sorted(shown, key=lambda o: o.field.name not in cls.__annotations__), shown)
+
+
+def add_option_groups(
+    parser: argparse.ArgumentParser,
+    title: str,
+    cls: type,
+    exclude: Collection[str] = (),
+    *,
+    description: str | None = None,
+) -> None:
+    """Adds the flags of a configuration with a section of the help for each group of options.
+
+    Args:
+        parser: receives the flags.
+        title: title of the section with the options that are in no group.
+        cls: dataclass of the configuration.
+        exclude: names of options without a flag.
+        description: text below that title.
+    """
+    shown, texts = _shown(cls, exclude), {title: description}
+    sections = dict[str, list[Option]]()
+    for option in sorted(shown, key=lambda option: bool(option.title)):
+        sections.setdefault(option.title or title, []).append(option)
+    for name, members in sections.items():
+        _add_flags(parser.add_argument_group(name, texts.get(name)), members, shown)
+
+
+def _shown(cls: type, exclude: Collection[str]) -> list[Option]:
+    """Options of a dataclass that are flags, or keys of a flag's JSON object."""
+    return [
+        option
+        for name, option in options_of(cls).items()
+        if name not in exclude and option.field.metadata.get("flag", "") is not None
     ]
-    shown.sort(key=lambda f: f.name not in cls.__annotations__)
-    for field in shown:
-        if "within" in field.metadata:
+
+
+def _add_flags(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup,
+    options: Sequence[Option],
+    all_options: Sequence[Option],
+) -> None:
+    """Adds the flags of some options, and those of JSON objects whose first key is one of them.
+
+    Args:
+        parser: receives the flags.
+        options: options of this section.
+        all_options: options of all sections, which the keys of an object may be in.
+    """
+    for option in options:
+        metadata = option.field.metadata
+        if "within" in metadata:
             continue
         parser.add_argument(
-            flag_name(field),
-            *field.metadata.get("aliases", ()),
-            dest=field.name,
+            flag_name(option),
+            *metadata.get("aliases", ()),
+            dest=option.name,
             default=argparse.SUPPRESS,
-            help=_help(field, docs[field.name]),
-            **{**_argument_kind(hints[field.name], field), **field.metadata.get("argparse", {})},
+            help=_help(option),
+            **{**_argument_kind(option.hint, option.field), **metadata.get("argparse", {})},
         )
-    for flag in _object_flags(shown):
-        members = [f for f in shown if f.metadata.get("within") == flag]
-        lines = "; ".join(f"{f.name}: {_help(f, docs[f.name])}" for f in members)
+    for flag in _object_flags(options):
+        members = [o for o in all_options if o.field.metadata.get("within") == flag]
+        if members[0] not in options:
+            continue
+        lines = "; ".join(f"{member.name}: {_help(member)}" for member in members)
         parser.add_argument(
             flag,
             dest=_destination(flag),
             default=argparse.SUPPRESS,
             metavar="JSON",
-            type=ObjectOption({f.name: hints[f.name] for f in members}),
+            type=ObjectOption({member.name: member.hint for member in members}),
             help=f"JSON object with any of these keys, as in config files. {lines}",
         )
 
@@ -99,27 +147,26 @@ class ObjectOption:
 
 
 def given_options(namespace: argparse.Namespace, cls: type) -> dict[str, Any]:
-    """Values of the fields of `cls` that were set by flags, by field name; lists as tuples."""
-    given = {f.name: getattr(namespace, f.name) for f in fields(cls) if hasattr(namespace, f.name)}
-    for flag in _object_flags(fields(cls)):
+    """Values of the options of `cls` that were set by flags, by name; lists as tuples."""
+    options = options_of(cls)
+    given = {name: getattr(namespace, name) for name in options if hasattr(namespace, name)}
+    for flag in _object_flags(options.values()):
         given |= getattr(namespace, _destination(flag), {})
     return {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
 
 
-def flag_name(field: Field[Any]) -> str:
-    """Name of a field's flag: the field's name with dashes, unless its metadata sets another."""
-    name = (
-        field.metadata.get("within")
-        or field.metadata.get("flag")
-        or "--" + field.name.replace("_", "-")
-    )
+def flag_name(option: Option) -> str:
+    """Flag of an option: its name with dashes, unless the field's metadata sets another."""
+    metadata = option.field.metadata
+    name = metadata.get("within") or metadata.get("flag") or "--" + option.name.replace("_", "-")
     assert isinstance(name, str)
     return name
 
 
-def _object_flags(options: Iterable[Field[Any]]) -> list[str]:
-    """Flags of the JSON objects that contain some of these fields, in the order of the fields."""
-    return list(dict.fromkeys(f.metadata["within"] for f in options if "within" in f.metadata))
+def _object_flags(options: Iterable[Option]) -> list[str]:
+    """Flags of the JSON objects that contain some of these options, in the options' order."""
+    flags = (option.field.metadata.get("within") for option in options)
+    return list(dict.fromkeys(flag for flag in flags if flag is not None))
 
 
 def _destination(flag: str) -> str:
@@ -190,11 +237,11 @@ def _separated(kind: type, separator: str) -> dict[str, Any]:
     return {"type": parse, "metavar": f"{name}{separator}..."}
 
 
-def _help(field: Field[Any], doc: str) -> str:
-    text = doc.replace("%", "%%")
-    default = field.default
+def _help(option: Option) -> str:
+    text = field_docstrings(option.owner)[option.field.name].replace("%", "%%")
+    default = option.field.default
     if default in (None, MISSING, (), ""):
         return text
-    if separator := field.metadata.get("separator"):
+    if separator := option.field.metadata.get("separator"):
         default = separator.join(map(str, default))
     return f"{text} (default: {default})"

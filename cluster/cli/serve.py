@@ -9,14 +9,13 @@ import os
 import signal
 import threading
 import time
-from dataclasses import fields
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from cluster.autoscaling.config import AutoscalingConfig
 from cluster.checkpoints import check_model
-from cluster.cli.options import add_options, flag_name, given_options
+from cluster.cli.options import add_option_groups, add_options, flag_name, given_options
 from cluster.cli.parser import CommandParser
 from cluster.config import (
     ADMIN_API_KEY,
@@ -33,6 +32,7 @@ from router.config import RoutingConfig
 from router.tokens.defaults import read_chat_template
 from worker.config import EngineConfig
 from worker.protocol.log import setup_logging
+from worker.protocol.options import options_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -100,11 +100,11 @@ def add_arguments(parser: CommandParser) -> None:
         "--address",
         help="address of a running Ray cluster to join (default: start a local one)",
     )
-    add_options(parser.add_argument_group("endpoint"), EndpointConfig)
-    add_options(parser.add_argument_group("fleet"), FleetConfig)
+    add_option_groups(parser, "endpoint", EndpointConfig)
+    add_option_groups(parser, "fleet", FleetConfig)
     add_options(parser.add_argument_group("autoscaling"), AutoscalingConfig)
     add_options(parser.add_argument_group("routing"), RoutingConfig)
-    add_options(parser.add_argument_group("engine"), EngineConfig, exclude=["model"])
+    add_option_groups(parser, "engine", EngineConfig, exclude=["model"])
     parser.set_defaults(run=run)
 
 
@@ -121,8 +121,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.address is None and not config.endpoint.startup_retry_s:
         for model in config.models:
             check_model(model.engine)
-            if model.fleet.chat_template:
-                read_chat_template(model.fleet.chat_template)
+            if model.fleet.chat.chat_template:
+                read_chat_template(model.fleet.chat.chat_template)
     from cluster.launch import LaunchError, LocalFleet
 
     console = _console(config.endpoint)
@@ -220,7 +220,7 @@ def configure(arguments: argparse.Namespace) -> ServeConfig:
 
 def open_listener(endpoint: EndpointConfig) -> str | None:
     """A warning if the endpoint requires no key and listens on more than loopback; else None."""
-    guarded = endpoint.api_keys or endpoint.api_key_file
+    guarded = endpoint.access.api_keys or endpoint.access.api_key_file
     if guarded or is_loopback(endpoint.host):
         return None
     return (
@@ -230,8 +230,8 @@ def open_listener(endpoint: EndpointConfig) -> str | None:
 
 
 def _flag(name: str) -> str:
-    all_fields = {f.name: f for cls in PER_MODEL for f in fields(cls)}
-    return "MODEL" if name == "model" else flag_name(all_fields[name])
+    options = {name: option for cls in PER_MODEL for name, option in options_of(cls).items()}
+    return "MODEL" if name == "model" else flag_name(options[name])
 
 
 def _read_yaml(path: str) -> dict[str, Any]:
@@ -283,7 +283,8 @@ def banner(config: ServeConfig, base_url: str, logs: str) -> str:
         "messages": [{"role": "user", "content": "What is 12 + 30?"}],
         "stream": True,
     }
-    guarded = bool(config.endpoint.api_keys or config.endpoint.api_key_file)
+    access = config.endpoint.access
+    guarded = bool(access.api_keys or access.api_key_file)
     authorization = f' -H "Authorization: Bearer ${API_KEY}"' if guarded else ""
     key = f"Example, with one of the keys in {API_KEY}:\n" if guarded else ""
     return (

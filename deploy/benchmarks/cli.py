@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from cluster.bench.command import command_adder, run_command
 from cluster.bench.report import Result
-from cluster.cli.options import add_options, given_options
+from cluster.cli.options import add_option_groups, add_options, given_options
 from cluster.cli.parser import CommandParser
 from deploy.benchmarks.ab.commands import add_ab_commands
 from deploy.benchmarks.kernels.options import KernelOptions, RooflineOptions
@@ -51,7 +51,7 @@ def _kernels(args: argparse.Namespace) -> Result:
 
 def _add_roofline_flags(parser: argparse.ArgumentParser) -> None:
     set_here = ("model", "overlap_depth", "max_num_seqs", "load_format")
-    add_options(parser.add_argument_group("engine"), EngineConfig, exclude=set_here)
+    add_option_groups(parser, "engine", EngineConfig, exclude=set_here)
     add_options(parser, RooflineOptions)
 
 
@@ -59,5 +59,5 @@ def _roofline(args: argparse.Namespace) -> Result:
     from deploy.benchmarks.kernels.roofline import run_roofline
 
     given = given_options(args, RooflineOptions)
-    engine = EngineConfig(model="", **given_options(args, EngineConfig))
+    engine = EngineConfig.of(model="", **given_options(args, EngineConfig))
     return run_roofline(RooflineOptions(**given, engine=engine))

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple, Self
 
@@ -150,11 +150,10 @@ class BenchEngine:
     """
 
     def __init__(self, config: EngineConfig, *, request_tokens: int | None = None) -> None:
-        if request_tokens is not None and uses_cuda(config) and config.kv_cache_tokens is None:
-            pages = -(-request_tokens // config.page_size) + 1
-            config = replace(config, max_num_seqs=config.max_num_seqs or 64)
-            tokens = config.max_num_seqs * pages * config.page_size
-            config = replace(config, kv_cache_tokens=tokens)
+        cache, max_num_seqs = config.cache, config.scheduling.max_num_seqs or 64
+        if request_tokens is not None and uses_cuda(config) and cache.kv_cache_tokens is None:
+            tokens = max_num_seqs * (-(-request_tokens // cache.page_size) + 1) * cache.page_size
+            config = config.with_options(max_num_seqs=max_num_seqs, kv_cache_tokens=tokens)
         self.config = config
         self._directory = tempfile.mkdtemp(prefix="rf-")
         self._executor = create_executor(config, self._directory, spawn_peers=True)

@@ -82,6 +82,7 @@ def make_steps(python: str, folder: Path, peer: str | None) -> list[Step]:
     offline = [*bench, "throughput", *cuda, "--load-format", "dummy", "--disable-detokenize"]
     offline += ["--tokenizer", str(TOKENIZER), "--max-num-batched-tokens", "8192", "--model"]
     mixed = ["--input-len", "1024", "--output-len", "256", "--random-range-ratio", "0.5"]
+    mixed += ["--num-prompts", "512", "--max-num-seqs", "256"]
     steps = [
         Step(name="tests", command=[python, "-m", "pytest", "-m", "gpu", "-q"], is_json=False),
         Step(name="kernels", command=[*research, "kernels", *cuda]),
@@ -90,9 +91,9 @@ def make_steps(python: str, folder: Path, peer: str | None) -> list[Step]:
         Step(name="decode-quantized", command=[*roofline, *quantized]),
         Step(name="decode-100k", command=[*roofline, *long]),
         *(_prefill(offline, paths, name, 8192, 32) for name in ("8b", "8b-fp8", "8b-int4")),
-        Step(
-            name="mixed-8b",
-            command=[*offline, dense, *mixed, "--num-prompts", "512", "--max-num-seqs", "256"],
+        *(
+            Step(name=f"mixed-8b{name}", command=[*offline, dense, *mixed, *options])
+            for name, options in _FORMATS.items()
         ),
     ]
     for name, options in (("", []), ("-eager", ["--enforce-eager"])):
@@ -114,6 +115,13 @@ def make_steps(python: str, folder: Path, peer: str | None) -> list[Step]:
     return steps
 
 
+_FORMATS: Mapping[str, Sequence[str]] = {
+    "": [],
+    "-fp8-kv": ["--kv-cache-dtype", "fp8"],
+    "-fp8": ["--quantization", "fp8"],
+}
+"""Options of the mixed load by suffix of the step: bf16, an FP8 KV cache, weights quantized on
+loading."""
 _DECODES = (
     *(("30b-a3b", running) for running in (1, 32, 256)),
     *(("gpt-oss-20b", running) for running in (1, 32, 128)),

@@ -7,6 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.activation import squared_relu, xielu
+from kernels.registry import implements
 from kernels.tiles import cdiv
 
 _BLOCK = 1024
@@ -15,12 +17,14 @@ _SERIES_FROM = tl.constexpr(-0.25)
 difference would lose precision."""
 
 
-def squared_relu(x: torch.Tensor) -> torch.Tensor:
+@implements(squared_relu, "triton")
+def launch_squared_relu(x: torch.Tensor) -> torch.Tensor:
     """Launches a grid of (tokens, blocks of columns)."""
     return _activate(x, None)
 
 
-def xielu(x: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+@implements(xielu, "triton")
+def launch_xielu(x: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """Launches a grid of (tokens, blocks of columns)."""
     return _activate(x, numbers)
 

@@ -112,7 +112,7 @@ def decode_blocks(
         group: number of query heads that share a KV head, padded to a power of 2.
         is_fp8: whether the cache is FP8.
     """
-    table = _DECODE_WGMMA if _generation() >= _WGMMA else _DECODE
+    table = _DECODE_WGMMA if compute_capability() >= _WGMMA else _DECODE
     table = _DECODE_FP8 if is_fp8 else table
     return _find(table, head_dim, dtype, group, 128)
 
@@ -129,7 +129,7 @@ def extend_blocks(
         mean_queries: mean number of queries per row; decodes batched with a prompt would leave most
             of a large tile empty.
     """
-    rows, generation = mean_queries * group, _generation()
+    rows, generation = mean_queries * group, compute_capability()
     if generation // 10 == _WGMMA // 10:
         table = _SHORT_HOPPER if rows <= _SHORT_ROWS_HOPPER else _LONG_HOPPER
     elif generation > _WGMMA:
@@ -162,7 +162,7 @@ def dot_precision(dtype: torch.dtype) -> str:
     return "ieee" if dtype == torch.float32 else "tf32"
 
 
-def _generation() -> int:
+def compute_capability() -> int:
     """Compute capability of the current device, 90 for 9.0; 0 without a device (in Triton's
     interpreter)."""
     try:

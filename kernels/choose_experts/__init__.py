@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from kernels.choose_experts import reference
+from kernels import rowwise
 from kernels.choose_experts.base import ExpertChoice, Routing
-from kernels.registry import registry
-
-_CHOOSE = registry.register(
-    "choose_experts",
-    reference.choose_experts,
-    triton="kernels.choose_experts.triton_kernel:choose_experts",
-)
+from kernels.registry import op
 
 
+@op
 def choose_experts(
     scores: torch.Tensor,
     bias: torch.Tensor | None,
@@ -33,7 +28,40 @@ def choose_experts(
             for a weight of 1.
         factors: fp32 [E]: factors of the selected experts' weights; None for 1.
     """
-    return _CHOOSE.select(scores)(scores, bias, routing, gate, factors)
+    choice, (num_tokens, count) = _choose(scores, bias, routing), scores.shape
+    if factors is not None:
+        choice = choice._replace(weights=choice.weights * factors[choice.expert_ids])
+    if not routing.num_always:
+        return choice
+    always = torch.arange(count, count + routing.num_always, device=scores.device)
+    weight = torch.ones_like(choice.weights[:, :1]) if gate is None else rowwise.sigmoid(gate)
+    return ExpertChoice(
+        torch.cat((choice.expert_ids, always.expand(num_tokens, -1)), dim=1),
+        torch.cat((choice.weights, weight.expand(-1, routing.num_always)), dim=1),
+    )
+
+
+def _choose(scores: torch.Tensor, bias: torch.Tensor | None, routing: Routing) -> ExpertChoice:
+    """Selected experts, without shared ones, with their weights."""
+    if routing.scoring in ("softmax of chosen", "sigmoid of chosen"):
+        chosen, expert_ids = scores.topk(routing.top_k, dim=-1)
+        is_softmax = routing.scoring == "softmax of chosen"
+        return ExpertChoice(
+            expert_ids, chosen.softmax(dim=-1) if is_softmax else rowwise.sigmoid(chosen)
+        )
+    shares = rowwise.sigmoid(scores) if routing.scoring == "sigmoid" else scores.softmax(dim=-1)
+    ranking = shares if bias is None else shares + bias
+    if routing.top_k_groups < routing.num_groups:
+        groups = ranking.view(len(ranking), routing.num_groups, -1)
+        best = groups.topk(min(routing.num_summed, groups.shape[2]), dim=-1).values.sum(dim=-1)
+        chosen = best.topk(routing.top_k_groups, dim=-1).indices
+        is_left_out = torch.ones_like(best, dtype=torch.bool).scatter_(1, chosen, False)
+        ranking = groups.masked_fill(is_left_out.unsqueeze(2), -torch.inf).flatten(1)
+    expert_ids = ranking.topk(routing.top_k, dim=-1).indices
+    weights = shares.gather(1, expert_ids)
+    if routing.normalize:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+    return ExpertChoice(expert_ids, weights * routing.scale)
 
 
 __all__ = ["ExpertChoice", "Routing", "choose_experts"]

@@ -7,16 +7,18 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.choose_experts.base import ExpertChoice, Routing
+from kernels.choose_experts import ExpertChoice, Routing, choose_experts
+from kernels.registry import implements
 from kernels.tiles import next_power_of_2
 
 
-def choose_experts(
+@implements(choose_experts, "triton")
+def launch_choose_experts(
     scores: torch.Tensor,
     bias: torch.Tensor | None,
     routing: Routing,
-    gate: torch.Tensor | None,
-    factors: torch.Tensor | None,
+    gate: torch.Tensor | None = None,
+    factors: torch.Tensor | None = None,
 ) -> ExpertChoice:
     """Launches one program per token."""
     num_tokens, num_experts = scores.shape

@@ -7,12 +7,24 @@ import numpy.typing as npt
 import torch
 
 from kernels.draft_ngrams.base import NgramLookup
+from kernels.registry import op
 
 
+@op
 def draft_ngrams(
     token_pool: torch.Tensor, lookup: NgramLookup
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Looks up each row by itself."""
+    """Drafts for the tokens after the newest ones, int32 [F, count], and lengths of the matches,
+    int64 [F], 0 for none.
+
+    The match is the longest earlier occurrence of the latest tokens, the last one of several.
+    Drafts are the tokens after it, starting over when they reach the newest token. Without a match
+    they repeat the newest token.
+
+    Args:
+        token_pool: int32 [slots, positions].
+        lookup: F rows, and the lengths to compare.
+    """
     pool = token_pool.cpu().numpy()
     found = [
         follow_ngram(

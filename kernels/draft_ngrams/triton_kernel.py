@@ -7,7 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.draft_ngrams.base import NgramLookup
+from kernels.draft_ngrams import NgramLookup, draft_ngrams
+from kernels.registry import implements
 from kernels.tiles import next_power_of_2
 
 _BLOCK = 1024
@@ -15,7 +16,8 @@ _LEAST_COUNT = 16
 """Minimum number of drafts that a kernel is compiled for: fewer use the same binary."""
 
 
-def draft_ngrams(
+@implements(draft_ngrams, "triton")
+def launch_draft_ngrams(
     token_pool: torch.Tensor, lookup: NgramLookup
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Launches one program per row."""

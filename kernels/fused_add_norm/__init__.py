@@ -7,20 +7,12 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.fused_add_norm import reference
-from kernels.fused_add_norm.base import Norm
-from kernels.registry import registry
-
-MOST_NORMS = 3
-"""Maximum norms of one sum: an MLP, a router and experts may each have a separate one."""
-
-_FUSED_ADD_NORM = registry.register(
-    "fused_add_norm",
-    reference.fused_add_norm,
-    triton="kernels.fused_add_norm.triton_kernel:fused_add_norm",
-)
+from kernels.fused_add_norm.base import MOST_NORMS, Norm, check_norms
+from kernels.registry import op
+from kernels.rms_norm import rms_norm
 
 
+@op
 def fused_add_norm(
     x: torch.Tensor,
     residual: torch.Tensor | None,
@@ -49,14 +41,27 @@ def fused_add_norm(
         x_scale: factor of x before it is added.
         total_scale: [1]: factor of the returned sum, which norms do not see; None for 1.
     """
-    assert len(norms) <= MOST_NORMS, "too many norms for the kernel"
-    assert len({norm.subtracts_mean for norm in norms}) <= 1, "norms must share one statistic"
-    biased = [norm for norm in norms if norm.bias is not None]
-    assert not biased or len(norms) == 1, "a norm with a bias must be the only one"
-    assert all(norm.subtracts_mean for norm in biased), "only LayerNorm has a bias"
-    assert residual is not None or (x_weight is None and total_scale is None), "no residual"
-    run = _FUSED_ADD_NORM.select(x)
-    return run(x, residual, norms, eps, x_weight, residual_weight, x_scale, total_scale)
+    check_norms(residual, norms, x_weight, total_scale)
+    total = x if x_weight is None else rms_norm(x, x_weight, eps)
+    if x_scale != 1.0:
+        total = total * x_scale
+    if residual is not None:
+        total = total + (
+            residual if residual_weight is None else rms_norm(residual, residual_weight, eps)
+        )
+    normed = tuple(_normalised(total, norm, eps) for norm in norms)
+    return normed, total if total_scale is None else total * total_scale
+
+
+def _normalised(x: torch.Tensor, norm: Norm, eps: float) -> torch.Tensor:
+    if norm.subtracts_mean:
+        bias = None if norm.bias is None else norm.bias.float()
+        normed = torch.nn.functional.layer_norm(
+            x.float(), x.shape[-1:], norm.weight.float(), bias, eps
+        ).to(x.dtype)
+    else:
+        normed = rms_norm(x, norm.weight, eps)
+    return normed.float() if norm.is_fp32 else normed
 
 
 __all__ = ["MOST_NORMS", "Norm", "fused_add_norm"]

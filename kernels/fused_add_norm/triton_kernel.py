@@ -9,22 +9,27 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.fused_add_norm.base import Norm
+from kernels.fused_add_norm import Norm, fused_add_norm
+from kernels.fused_add_norm.base import check_norms
+from kernels.registry import implements
 from kernels.rms_norm.triton_kernel import normalise
 from kernels.tiles import count_warps, next_power_of_2
 
 
-def fused_add_norm(
+@implements(fused_add_norm, "triton")
+def launch_fused_add_norm(
     x: torch.Tensor,
     residual: torch.Tensor | None,
     norms: Sequence[Norm],
     eps: float,
-    x_weight: torch.Tensor | None,
-    residual_weight: torch.Tensor | None,
-    x_scale: float,
-    total_scale: torch.Tensor | None,
+    *,
+    x_weight: torch.Tensor | None = None,
+    residual_weight: torch.Tensor | None = None,
+    x_scale: float = 1.0,
+    total_scale: torch.Tensor | None = None,
 ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
     """Launches one program per token; rows of x and residual are contiguous."""
+    check_norms(residual, norms, x_weight, total_scale)
     num_tokens, width = x.shape
     outs = tuple(
         torch.empty(x.shape, dtype=torch.float32 if norm.is_fp32 else x.dtype, device=x.device)

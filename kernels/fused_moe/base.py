@@ -6,29 +6,38 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from kernels.activation import squared_relu
 from kernels.gate_and_mul import clamped_swiglu, gelu_and_mul, silu_and_mul
 from kernels.linear import BlockScales, PackedCodes, dequantize, pack_codes
 from kernels.registry import registry
 
 
 class Activation(NamedTuple):
-    """Gated activation of an expert."""
+    """Activation of an expert, gated or not."""
 
-    kind: Literal["silu", "gelu", "clamped"] = "silu"
-    """Name of the function: `silu_and_mul`, `gelu_and_mul` or `clamped_swiglu`."""
+    kind: Literal["silu", "gelu", "clamped", "relu2"] = "silu"
+    """Name of the function: `silu_and_mul`, `gelu_and_mul`, `clamped_swiglu` or `squared_relu`."""
     alpha: float = 0.0
     """Factor alpha of `clamped_swiglu`."""
     limit: float = 0.0
     """Limit of `clamped_swiglu`."""
 
+    @property
+    def is_gated(self) -> bool:
+        """Whether experts have a gate projection."""
+        return self.kind != "relu2"
+
     def of(self, both: torch.Tensor) -> torch.Tensor:
-        """Applies the activation: gate and up [T, 2 * I], gates first, to [T, I]."""
+        """Applies the activation: gate and up [T, 2 * I], gates first, or up [T, I] without a gate,
+        to [T, I]."""
+        if self.kind == "relu2":
+            return squared_relu(both)
         if self.kind == "clamped":
             return clamped_swiglu(both, self.alpha, self.limit)
         return (silu_and_mul if self.kind == "silu" else gelu_and_mul)(both)
 
 
-SILU, GELU = Activation("silu"), Activation("gelu")
+SILU, GELU, SQUARED_RELU = Activation("silu"), Activation("gelu"), Activation("relu2")
 
 
 class ExpertWeights(NamedTuple):
@@ -54,10 +63,10 @@ class ExpertWeights(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """Weights of E gated MLPs."""
+    """Weights of E MLPs."""
 
     gate_up: ExpertWeights
-    """[E, 2 * I, H]: gate and up projections, rows of the gate first."""
+    """[E, 2 * I, H]: gate and up projections, rows of the gate first; without gates [E, I, H]."""
     down: ExpertWeights
     """[E, H, I]: down projections."""
 

@@ -7,27 +7,48 @@ from torch.nn.functional import linear
 
 from kernels import rowwise
 from kernels.choose_experts.base import ExpertChoice
-from kernels.fused_moe.base import Activation, ExpertBiases, Experts, ExtraTerms
+from kernels.fused_moe.base import SILU, Activation, ExpertBiases, Experts, ExtraTerms
+from kernels.registry import op
 
 _TILE = 16
 
 
+@op
 def fused_moe(
     x: torch.Tensor,
     experts: Experts,
     choice: ExpertChoice,
-    biases: ExpertBiases | None,
-    extra: ExtraTerms,
-    activation: Activation,
-    first_expert: int,
-    weighs_inputs: bool,
-    batch_invariant: bool,
+    *,
+    biases: ExpertBiases | None = None,
+    extra: ExtraTerms = ExtraTerms(),  # noqa: B008  # a tuple
+    activation: Activation = SILU,
+    first_expert: int = 0,
+    weighs_inputs: bool = False,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
-    """Adds up experts in ascending order of their ids; always batch-invariant.
+    """Sum over each token's experts of weight * down(silu(gate(x)) * up(x)), or with another
+    activation: [T, H] in the type of x.
 
-    HAZARD(invariance): products with another number of rows round differently, so all have exactly
-    `_TILE` rows; the last tile is padded with zeros.
+    Inputs and results of the activation are rounded to the type of x. Quantized weights must be
+    packed on CUDA.
+
+    Args:
+        x: [T, H].
+        experts: weights of the experts.
+        choice: experts of each token, and their weights.
+        biases: biases of both products; None for none.
+        extra: extra terms that are added to the sum.
+        activation: activation, gated or not.
+        first_expert: expert id of the first of `experts`; selected experts that are not among them
+            contribute nothing.
+        weighs_inputs: whether weights multiply the experts' inputs instead of their outputs; not
+            supported with biases.
+        batch_invariant: whether a token's result must not depend, in any bit, on other tokens.
     """
+    # Adds up experts in ascending order of their ids; always batch-invariant.
+    # HAZARD(invariance): products with another number of rows round differently, so all have
+    # exactly `_TILE` rows; the last tile is padded with zeros.
+    assert biases is None or not weighs_inputs, "biases are not weighted"
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     counts = torch.bincount(choice.expert_ids.flatten())
     for expert in counts.nonzero().flatten().tolist():

@@ -2,6 +2,7 @@
 
 Four launches: the alignment to tiles, both products, and the sum over each token's experts and
 further terms. Biases, weights and the activation are applied in the epilogues of the products.
+FP8 experts with many tokens have FP8 inputs, whose quantization is a launch before each product.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -13,13 +14,23 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.attention.triton_config import dot_precision
+from kernels.attention.triton_config import compute_capability, dot_precision
 from kernels.choose_experts.base import ExpertChoice
-from kernels.fused_moe.base import Activation, ExpertBiases, Experts, ExpertWeights, ExtraTerms
+from kernels.fused_moe import (
+    SILU,
+    Activation,
+    ExpertBiases,
+    Experts,
+    ExpertWeights,
+    ExtraTerms,
+    fused_moe,
+)
 from kernels.fused_moe.triton_align import Tiles, align_pairs
 from kernels.gate_and_mul.triton_kernel import activated
-from kernels.linear.packed_codes import TILE_COLUMNS, TILE_DEPTH
+from kernels.linear.packed_codes import TILE_COLUMNS, TILE_DEPTH, PackedCodes
 from kernels.linear.triton_packed import constants, packed_product, stages
+from kernels.quantize_fp8 import quantize_fp8
+from kernels.registry import implements
 from kernels.tiles import cdiv
 
 _SUM_BLOCK = 1024
@@ -45,21 +56,30 @@ _LARGE_STAGES = 3
 """Stages of products of quantized weights with 128 rows, which take most of the shared memory."""
 _SINGLE_SIZES = _Sizes(16, 64, 32, 4, 2)
 """Sizes for fp32."""
+_FP8_SIZES = {64: _Sizes(64, 128, 128, 4, 3), 128: _Sizes(128, 128, 128, 8, 3)}
+"""Sizes of products with FP8 inputs by rows of a tile. Tiles of 16 rows decode weights instead."""
+_FP8_CAPABILITY = 89
+"""Minimum compute capability for products of FP8 numbers."""
+_ADA_COLUMNS = 64
+"""Columns of their tiles before Hopper, whose products take their factors from registers."""
 
 
-def fused_moe(
+@implements(fused_moe, "triton")
+def launch_fused_moe(
     x: torch.Tensor,
     experts: Experts,
     choice: ExpertChoice,
-    biases: ExpertBiases | None,
-    extra: ExtraTerms,
-    activation: Activation,
-    first_expert: int,
-    weighs_inputs: bool,
-    batch_invariant: bool,
+    *,
+    biases: ExpertBiases | None = None,
+    extra: ExtraTerms = ExtraTerms(),  # noqa: B008  # a tuple
+    activation: Activation = SILU,
+    first_expert: int = 0,
+    weighs_inputs: bool = False,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """Launches alignment, products and sum; does not wait for the device, since the number of tiles
     is an upper bound."""
+    assert biases is None or not weighs_inputs, "biases are not weighted"
     num_tokens, num_choices = choice.expert_ids.shape
     if not num_tokens:
         return torch.empty_like(x)
@@ -107,13 +127,13 @@ def _multiply(
 ) -> torch.Tensor:
     """Products [pairs, N] of row pair // pairs_per_row of `x` with its expert's weight [N, K]
     transposed, plus the expert's bias, times the pair's factor; with an activation, its results
-    [pairs, N / 2]. Rows of other ranks' experts are not written."""
+    [pairs, N / 2], or [pairs, N] without gates. Rows of other ranks' experts are not written."""
     values, packed = weights.values, weights.packed
     assert weights.scaling is None, "quantized weights are not packed"
     depth, num_tiles = x.shape[1], len(tiles.experts)
     size = values.shape[1] if packed is None else packed.shape[0]
     tile_rows = len(tiles.pairs) // num_tiles
-    width = size if activation is None else size // 2
+    width = size if activation is None or not activation.is_gated else size // 2
     kind, alpha, limit = ("", 0.0, 0.0) if activation is None else activation
     out = torch.empty(num_pairs, width, dtype=x.dtype, device=x.device)
     common: dict[str, Any] = {
@@ -125,10 +145,21 @@ def _multiply(
         "PAIRS_PER_ROW": pairs_per_row,
         "BLOCK_M": tile_rows,
     }
-    arguments = (
-        *(x, out, tiles.pairs, tiles.experts, x if bias is None else bias),
-        *(x if factors is None else factors, num_pairs, size, depth, x.stride(0)),
+    tensors = (
+        *(out, tiles.pairs, tiles.experts, x if bias is None else bias),
+        *(x if factors is None else factors, num_pairs, size),
     )
+    if packed is not None and _multiplies_fp8(packed, x.dtype, tile_rows):
+        by_block, sizes = packed.group > 0, _fp8_sizes(tile_rows)
+        rows, codes = quantize_fp8(x, by_block=by_block), values.view(torch.float8_e4m3fn)
+        _fp8_multiply_kernel[(num_tiles * cdiv(size, sizes.columns),)](
+            rows.codes, rows.scales, *tensors, len(rows.codes), codes, packed.scales,
+            codes.stride(0), packed.scales.stride(0), cdiv(depth, TILE_DEPTH),
+            **common, BY_BLOCK=by_block, TILE=TILE_COLUMNS, BLOCK_N=sizes.columns,
+            BLOCK_K=TILE_DEPTH, num_warps=sizes.warps, num_stages=sizes.stages,
+        )  # fmt: skip
+        return out
+    arguments = x, *tensors, depth, x.stride(0)
     if packed is not None:
         scales, is_large = packed.scales, tile_rows == max(_SIZES)
         _packed_multiply_kernel[(num_tiles * cdiv(size, TILE_COLUMNS),)](
@@ -147,6 +178,25 @@ def _multiply(
     return out
 
 
+def _fp8_sizes(tile_rows: int) -> _Sizes:
+    """Sizes of products with FP8 inputs on the current device."""
+    sizes = _FP8_SIZES[tile_rows]
+    is_ada = compute_capability() == _FP8_CAPABILITY
+    return sizes._replace(columns=_ADA_COLUMNS) if is_ada else sizes
+
+
+def _multiplies_fp8(packed: PackedCodes, dtype: torch.dtype, tile_rows: int) -> bool:
+    """Whether inputs are quantized, too: those of FP8 weights with a scale per output feature or
+    per 128 input features, in bfloat16, if an expert has more than 16 rows."""
+    return (
+        packed.code == "e4m3"
+        and packed.group in (0, TILE_DEPTH)
+        and dtype == torch.bfloat16
+        and tile_rows in _FP8_SIZES
+        and compute_capability() >= _FP8_CAPABILITY
+    )
+
+
 @triton.jit
 def _find_tile(
     pairs_ptr, experts_ptr, size,
@@ -161,7 +211,7 @@ def _find_tile(
     pair = tl.load(pairs_ptr + tile * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     first = (tl.program_id(0) % num_columns) * BLOCK_N
     column = first + tl.arange(0, BLOCK_N)
-    if ACTIVATION != "":
+    if (ACTIVATION != "") & (ACTIVATION != "relu2"):
         # A gate and its up are adjacent columns, so that they are in one tile.
         column = tl.where(column % 2 == 0, column // 2, column // 2 + size // 2)
     return expert, pair, first, column
@@ -183,6 +233,10 @@ def _finish(
     place = first + tl.arange(0, BLOCK_N)
     if ACTIVATION != "":
         total = total.to(out_ptr.dtype.element_ty).to(tl.float32)
+    if ACTIVATION == "relu2":
+        total = tl.maximum(total, 0.0)
+        total = total * total
+    elif ACTIVATION != "":
         gate, up = tl.split(tl.reshape(total, (BLOCK_M, BLOCK_N // 2, 2)))
         total = activated(gate, up, ACTIVATION, ALPHA, LIMIT)
         size = size // 2
@@ -257,6 +311,51 @@ def _packed_multiply_kernel(
     )  # fmt: skip
     _finish(
         tl.trans(total), out_ptr, bias_ptr, factors_ptr, expert, pair, exists, first, column, size,
+        HAS_BIAS, HAS_FACTORS, ACTIVATION, ALPHA, LIMIT, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_pairs", "num_rows"])
+def _fp8_multiply_kernel(
+    x_ptr, x_scale_ptr, out_ptr, pairs_ptr, experts_ptr, bias_ptr, factors_ptr,
+    num_pairs, size, num_rows,
+    weight_ptr, scale_ptr, weight_stride, scale_stride, num_steps,
+    HAS_BIAS: tl.constexpr, HAS_FACTORS: tl.constexpr,
+    ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
+    PAIRS_PER_ROW: tl.constexpr, BY_BLOCK: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    expert, pair, first, column = _find_tile(
+        pairs_ptr, experts_ptr, size, ACTIVATION, BLOCK_M, BLOCK_N
+    )
+    if expert < 0:
+        return
+    exists = pair < num_pairs
+    column = tl.where(first + tl.arange(0, BLOCK_N) < size, column, 0)
+    # Rows and columns past the last one read the first, so that nothing is masked.
+    row, depth = tl.where(exists, pair // PAIRS_PER_ROW, 0), num_steps * BLOCK_K
+    k = tl.arange(0, BLOCK_K)
+    x_cell = x_ptr + row[:, None] * depth + k[None, :]
+    weight_cell = weight_ptr + expert * weight_stride + column[None, :] * depth + k[:, None]
+    x_scales = x_scale_ptr + row
+    scales = scale_ptr + expert * scale_stride + column % TILE
+    scales += column // TILE * TILE * (num_steps if BY_BLOCK else 1)
+    x_scale, scale = tl.load(x_scales), tl.load(scales)
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for step in range(num_steps):
+        a, b = tl.load(x_cell + step * BLOCK_K), tl.load(weight_cell + step * BLOCK_K)
+        if BY_BLOCK:
+            # Rows' scales are loaded ahead; ahead or multiplied first, the others would be spilled.
+            following = tl.load(x_scales + tl.minimum(step + 1, num_steps - 1) * num_rows)
+            scale = tl.load(scales + step * TILE)
+            total += tl.dot(a, b) * x_scale[:, None] * scale[None, :]
+            x_scale = following
+        else:
+            total = tl.dot(a, b, total)
+    if not BY_BLOCK:
+        total *= x_scale[:, None] * scale[None, :]
+    _finish(
+        total, out_ptr, bias_ptr, factors_ptr, expert, pair, exists, first, column, size,
         HAS_BIAS, HAS_FACTORS, ACTIVATION, ALPHA, LIMIT, BLOCK_M, BLOCK_N,
     )  # fmt: skip
 

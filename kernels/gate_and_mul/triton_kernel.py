@@ -7,6 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.gate_and_mul import clamped_swiglu, gelu_and_mul, silu_and_mul
+from kernels.registry import implements
 from kernels.rowwise import CUBIC, SLOPE
 from kernels.tiles import cdiv
 
@@ -14,17 +16,20 @@ _BLOCK = 1024
 _CUBIC, _SLOPE = tl.constexpr(CUBIC), tl.constexpr(SLOPE)
 
 
-def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+@implements(silu_and_mul, "triton")
+def launch_silu(x: torch.Tensor) -> torch.Tensor:
     """Launches a grid of (tokens, blocks of columns)."""
     return _gate(x, "silu")
 
 
-def gelu_and_mul(x: torch.Tensor) -> torch.Tensor:
+@implements(gelu_and_mul, "triton")
+def launch_gelu(x: torch.Tensor) -> torch.Tensor:
     """Launches a grid of (tokens, blocks of columns)."""
     return _gate(x, "gelu")
 
 
-def clamped_swiglu(x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
+@implements(clamped_swiglu, "triton")
+def launch_clamped_swiglu(x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
     """Launches a grid of (tokens, blocks of columns)."""
     return _gate(x, "clamped", alpha, limit)
 

@@ -11,65 +11,17 @@ matrix products, in three launches more.
 
 from __future__ import annotations
 
-import torch
-
-from kernels.gated_delta_rule import reference
-from kernels.gated_delta_rule.base import (
-    PIECE,
-    DeltaInputs,
-    DeltaLayer,
-    StateCache,
-    StatePart,
-    StateRows,
-)
+from kernels.gated_delta_rule.base import DeltaInputs, DeltaLayer
 from kernels.gated_delta_rule.reference import (
     causal_convolution,
     gated_delta_chunks,
+    gated_delta_net,
     gated_delta_steps,
 )
-from kernels.registry import registry
-
-_GATED_DELTA_NET = registry.register(
-    "gated_delta_net",
-    reference.gated_delta_net,
-    triton="kernels.gated_delta_rule.triton_backend:gated_delta_net",
-)
-
-
-def gated_delta_net(
-    projected: torch.Tensor,
-    layer: DeltaLayer,
-    cache: StateCache,
-    rows: StateRows,
-    *,
-    by_position: bool,
-) -> torch.Tensor:
-    """Short convolution of queries, keys and values, the delta rule, and the gated norm of its
-    outputs; updates and stores the states of all rows.
-
-    Args:
-        projected: [T, W]: projections of the rows' tokens, with `DeltaLayer.widths`.
-        layer: weights.
-        cache: states, which may be those of several rows only if these are padding, whose results
-            are arbitrary.
-        rows: slots, pieces and snapshots of the rows.
-        by_position: whether to advance by single positions, so that the result does not depend, in
-            any bit, on other rows or on how a prompt is split into chunks.
-
-    Returns:
-        [T, H * V] in the type of `projected`.
-    """
-    run = _GATED_DELTA_NET.select(projected)
-    return run(projected, layer, cache, rows, by_position=by_position)
-
 
 __all__ = [
-    "PIECE",
     "DeltaInputs",
     "DeltaLayer",
-    "StateCache",
-    "StatePart",
-    "StateRows",
     "causal_convolution",
     "gated_delta_chunks",
     "gated_delta_net",

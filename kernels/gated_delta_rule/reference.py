@@ -5,17 +5,14 @@ from __future__ import annotations
 import torch
 
 from kernels import rowwise
-from kernels.gated_delta_rule.base import (
-    LENGTH_EPS,
-    PIECE,
-    DeltaInputs,
-    DeltaLayer,
-    StateCache,
-    StateRows,
-)
-from kernels.rms_norm.reference import rms_norm
+from kernels.gated_delta_rule.base import LENGTH_EPS, DeltaInputs, DeltaLayer
+from kernels.registry import op
+from kernels.rms_norm import rms_norm
+from kernels.short_convolution import convolve
+from kernels.states import PIECE, StateCache, StateRows
 
 
+@op
 def gated_delta_net(
     projected: torch.Tensor,
     layer: DeltaLayer,
@@ -24,7 +21,21 @@ def gated_delta_net(
     *,
     by_position: bool,
 ) -> torch.Tensor:
-    """Computes rows of one token together, and longer ones one after another."""
+    """Short convolution of queries, keys and values, the delta rule, and the gated norm of its
+    outputs; updates and stores the states of all rows.
+
+    Args:
+        projected: [T, W]: projections of the rows' tokens, with `DeltaLayer.widths`.
+        layer: weights.
+        cache: states, which may be those of several rows only if these are padding, whose results
+            are arbitrary.
+        rows: slots, pieces and snapshots of the rows.
+        by_position: whether to advance by single positions, so that the result does not depend, in
+            any bit, on other rows or on how a prompt is split into chunks.
+
+    Returns:
+        [T, H * V] in the type of `projected`.
+    """
     widths = layer.widths
     mixed, z, b, a = projected.split([sum(widths[:3]), *widths[3:]], dim=1)
     decay = -layer.log_rate.exp() * rowwise.softplus(a.float() + layer.step_bias)
@@ -46,7 +57,8 @@ def _mix(
     *,
     by_position: bool,
 ) -> torch.Tensor:
-    """Convolution and delta rule of all rows, which updates and stores their states.
+    """Convolution and delta rule of all rows, which updates and stores their states. Rows of one
+    token are computed together, longer ones one after another.
 
     Args:
         mixed: [T, C]: projections before the convolution.
@@ -120,8 +132,6 @@ def unit_length(x: torch.Tensor) -> torch.Tensor:
 def causal_convolution(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Causal convolution of each channel over its last N inputs, then SiLU.
 
-    Terms are added in the order of positions for all shapes.
-
     Args:
         inputs: [..., N - 1 + T, C]: N - 1 earlier inputs, then those of the T positions.
         weight: [C, N]: the newest input's factor is last.
@@ -129,13 +139,7 @@ def causal_convolution(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tens
     Returns:
         [..., T, C] fp32.
     """
-    num_taps = weight.shape[1]
-    count = inputs.shape[-2] - num_taps + 1
-    inputs, weight = inputs.float(), weight.float()
-    total = inputs.narrow(-2, 0, count) * weight[:, 0]
-    for tap in range(1, num_taps):
-        total = total + inputs.narrow(-2, tap, count) * weight[:, tap]
-    return rowwise.silu(total)
+    return rowwise.silu(convolve(inputs, weight.T))
 
 
 def gated_delta_steps(

@@ -10,7 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gated_delta_rule.base import LENGTH_EPS, DeltaLayer, StateCache, StateRows
+from kernels.gated_delta_rule.base import LENGTH_EPS, DeltaLayer
+from kernels.states import StateCache, StateRows
 from kernels.tiles import cdiv, next_power_of_2
 
 _HEADS: Final = 4

@@ -7,7 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gated_delta_rule.base import DeltaLayer, StateRows
+from kernels.gated_delta_rule.base import DeltaLayer
+from kernels.states import StateRows
 from kernels.tiles import next_power_of_2
 
 

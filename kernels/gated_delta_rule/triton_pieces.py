@@ -14,9 +14,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gated_delta_rule.base import PIECE, DeltaLayer, StateCache, StateRows
+from kernels.gated_delta_rule.base import DeltaLayer
 from kernels.gated_delta_rule.triton_inputs import PreparedInputs
-from kernels.gated_delta_rule.triton_steps import COLUMNS, store_window
+from kernels.gated_delta_rule.triton_steps import COLUMNS, store_state
+from kernels.states import PIECE, StateCache, StateRows
 from kernels.tiles import cdiv, next_power_of_2
 
 _FETCHING_AHEAD: Final = (80, 90)
@@ -243,13 +244,11 @@ def _states_kernel(
         state = state * tl.exp(last) + _multiply(tl.trans(left), updates, DTYPE)
         target = tl.load(target_ptr + number)
         if target >= 0:
-            tl.store(own + target * (HEADS * KEY * VALUE), state, mask=in_cell)
-            store_window(
-                x_ptr, x_stride, conv_ptr, slot, target, row_first, end, is_first,
-                head * tl.num_programs(2) + block, CHANNELS, TAPS, SHARE, False,
+            store_state(
+                own, state, in_cell, x_ptr, x_stride, conv_ptr, slot, target, row_first, end,
+                is_first, HEADS * KEY * VALUE, CHANNELS, TAPS, SHARE, False,
             )  # fmt: skip
-    tl.store(own + slot * (HEADS * KEY * VALUE), state, mask=in_cell)
-    store_window(
-        x_ptr, x_stride, conv_ptr, slot, slot, row_first, row_end, is_first,
-        head * tl.num_programs(2) + block, CHANNELS, TAPS, SHARE, True,
+    store_state(
+        own, state, in_cell, x_ptr, x_stride, conv_ptr, slot, slot, row_first, row_end,
+        is_first, HEADS * KEY * VALUE, CHANNELS, TAPS, SHARE, True,
     )  # fmt: skip

@@ -10,8 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gated_delta_rule.base import DeltaLayer, StateCache, StateRows
+from kernels.gated_delta_rule.base import DeltaLayer
 from kernels.gated_delta_rule.triton_inputs import PreparedInputs
+from kernels.states import StateCache, StateRows
 from kernels.tiles import cdiv, next_power_of_2
 
 COLUMNS: Final = 32
@@ -87,15 +88,33 @@ def _steps_kernel(
             tl.store(out_ptr + token * (HEADS * VALUE) + value_column, output, mask=in_value)
         target = tl.load(target_ptr + number)
         if target >= 0:
-            tl.store(own + target * (HEADS * KEY * VALUE), state, mask=in_cell)
-            store_window(
-                x_ptr, x_stride, conv_ptr, slot, target, row_first, end, is_first,
-                head * tl.num_programs(2) + block, CHANNELS, TAPS, SHARE, False,
+            store_state(
+                own, state, in_cell, x_ptr, x_stride, conv_ptr, slot, target, row_first, end,
+                is_first, HEADS * KEY * VALUE, CHANNELS, TAPS, SHARE, False,
             )  # fmt: skip
-    tl.store(own + slot * (HEADS * KEY * VALUE), state, mask=in_cell)
+    store_state(
+        own, state, in_cell, x_ptr, x_stride, conv_ptr, slot, slot, row_first, row_end,
+        is_first, HEADS * KEY * VALUE, CHANNELS, TAPS, SHARE, True,
+    )  # fmt: skip
+
+
+@triton.jit
+def store_state(
+    cells, state, in_cell, x_ptr, x_stride, conv_ptr, slot, target, row_first, end, is_first,
+    SIZE: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, SHARE: tl.constexpr,
+    IN_PLACE: tl.constexpr,
+):  # fmt: skip
+    """Stores a program's part of the state after token `end` - 1 to state `target`.
+
+    The part is a block of the recurrent state, whose `cells` are those in state 0 of SIZE numbers,
+    and the last inputs of the convolution for SHARE channels. Inputs before the row's first token
+    are in the state of `slot`, which is `target` if IN_PLACE. The grid is (rows, heads, blocks of
+    columns).
+    """
+    tl.store(cells + target * SIZE, state, mask=in_cell)
     store_window(
-        x_ptr, x_stride, conv_ptr, slot, slot, row_first, row_end, is_first,
-        head * tl.num_programs(2) + block, CHANNELS, TAPS, SHARE, True,
+        x_ptr, x_stride, conv_ptr, slot, target, row_first, end, is_first,
+        tl.program_id(1) * tl.num_programs(2) + tl.program_id(2), CHANNELS, TAPS, SHARE, IN_PLACE,
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from kernels.gumbel_noise.constants import (
     WEYL,
     signed32,
 )
+from kernels.registry import op
 
 # Elements of a block per thread: its buffers fit in a core's second-level cache, and torch runs a
 # block of fewer elements on one thread.
@@ -25,13 +26,20 @@ _BLOCK_ELEMENTS = 1 << 15
 _PARALLEL_ELEMENTS = 1 << 20
 
 
+@op
 def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Computes noise in blocks of columns, so that scratch memory is small for any vocabulary."""
+    """Noise, fp32 [B, vocab_size], for seeds [B] and positions [B], both int64.
+
+    A pure function of (seed, position, column), independent of the batch, the step and the order of
+    requests. Uses all 64 bits of a seed, and the low 32 bits of a position. Torch and Triton
+    compute the same integers; the logarithms may differ in their last bits.
+    """
     rows = seeds.shape[0]
     noise = torch.empty(rows, vocab_size, dtype=torch.float32, device=seeds.device)
     if rows == 0:
         return noise
     keys = _row_keys(seeds, positions)
+    # Blocks of columns: scratch memory is small for any vocabulary.
     parallel = rows * vocab_size >= _PARALLEL_ELEMENTS
     block = _BLOCK_ELEMENTS * torch.get_num_threads() if parallel else _BLOCK_ELEMENTS - 1
     width = max(1, block // rows)

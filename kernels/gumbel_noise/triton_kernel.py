@@ -7,7 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gumbel_noise import constants
+from kernels.gumbel_noise import constants, gumbel_noise
+from kernels.registry import implements
 from kernels.tiles import cdiv
 
 _BLOCK = 1024
@@ -19,7 +20,10 @@ _UNIT = tl.constexpr(constants.UNIT)
 _LARGEST_BELOW_ONE = tl.constexpr(constants.LARGEST_BELOW_ONE)
 
 
-def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
+@implements(gumbel_noise, "triton")
+def launch_gumbel_noise(
+    seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int
+) -> torch.Tensor:
     """Launches a grid of (rows, blocks of columns)."""
     rows = seeds.shape[0]
     noise = torch.empty(rows, vocab_size, dtype=torch.float32, device=seeds.device)

@@ -8,7 +8,8 @@ from kernels.linear import onednn
 from kernels.linear.base import BlockScales, PackedLinear, WeightCode
 from kernels.linear.packed_codes import PackedCodes, pack_codes
 from kernels.linear.plain import PlainWeight
-from kernels.linear.quantized import TritonQuantizedWeight, dequantize
+from kernels.linear.quantized import TritonQuantizedWeight, dequantize, quantize_weight
+from kernels.linear.scaled import Fp8Weight, product_scales
 from kernels.linear.tiled import TiledWeight, TritonTiledWeight
 from kernels.registry import registry
 
@@ -55,7 +56,8 @@ def pack_quantized_linear_weight(
     batch_invariant: bool = False,
 ) -> PackedLinear:
     """Packs a quantized weight for its device; it is dequantized on CPU, and if fewer than 16
-    adjacent features share a scale.
+    adjacent features share a scale. Products of more than 128 rows with FP8 weights quantize their
+    inputs, too, unless they are batch-invariant or unsupported (`product_scales`).
 
     Args:
         codes: uint8, as in `dequantize`.
@@ -66,6 +68,12 @@ def pack_quantized_linear_weight(
     if registry.uses_triton(codes.device):
         packed = pack_codes(codes, scaling, dtype=dtype)
         if packed is not None:
+            scales = None
+            if codes.is_cuda and not batch_invariant:
+                capability = torch.cuda.get_device_capability(codes.device)
+                scales = product_scales(packed, dtype, capability)
+            if scales is not None:
+                return Fp8Weight(packed, scales)
             return TritonQuantizedWeight(packed, batch_invariant=batch_invariant)
     weight = dequantize(codes, scaling, dtype=dtype)
     return pack_linear_weight(weight, batch_invariant=batch_invariant)
@@ -81,4 +89,5 @@ __all__ = [
     "pack_codes",
     "pack_linear_weight",
     "pack_quantized_linear_weight",
+    "quantize_weight",
 ]

@@ -28,6 +28,8 @@ class BlockScales(NamedTuple):
     """Kind of the codes."""
     zeros: torch.Tensor | None = None
     """uint8 [..., N, blocks], contiguous: zero points; None for none."""
+    rows: int = 1
+    """Number of adjacent output features, from the first one on, that share their scales."""
 
 
 class PackedLinear(ABC):

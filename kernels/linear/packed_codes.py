@@ -1,11 +1,15 @@
 """Layout of quantized weights on CUDA, made once at load.
 
-Weights are cut into tiles of 64 output by 128 input features, each contiguous in memory, so that a
-program of a product copies whole tiles by 16 bytes per thread. Codes are stored in 32-bit words, in
-an order from which two adjacent features are decoded to a pair of bfloat16 by one shift and a mask:
+Weights are cut into tiles of 64 output by 128 input features, which a program of a product copies
+by 16 bytes per thread. Codes are stored in 32-bit words, in an order from which two adjacent
+features are decoded to a pair of bfloat16 by one shift and a mask:
 
     4 bits   feature 2 i in bits 4 i to 4 i + 3 of a word, feature 2 i + 1 in those 16 bits above
     8 bits   features 0, 2, 1 and 3 in bytes 0 to 3
+
+Tiles are contiguous in memory, except those of FP8: these are parts of rows, so that cuBLASLt reads
+the same words as a matrix [N, K] of FP8. Since it adds up the products of all features, the order
+within four of them only has to be that of the inputs (`quantize_fp8`).
 """
 
 from __future__ import annotations
@@ -46,7 +50,8 @@ class PackedCodes(NamedTuple):
     """A quantized weight [..., N, K] in tiles: (decoded - offset) * scale is the value."""
 
     words: torch.Tensor
-    """int32 [..., N tiles, K tiles, 64, 128 / codes per word]: codes."""
+    """int32 [..., N tiles, K tiles, 64, 128 / codes per word]: codes; [..., N, K / 4] for e4m3,
+    padded to whole tiles."""
     scales: torch.Tensor
     """[..., N tiles, groups / inner, 64, inner]: scale of each group of input features, where
     `inner` is the number of groups per tile, or 1. fp32, or bf16 if groups are smaller than
@@ -61,6 +66,8 @@ class PackedCodes(NamedTuple):
     """Input features per group; 0 if all share a scale."""
     shape: tuple[int, int]
     """N and K without padding."""
+    shared_rows: int
+    """Number of adjacent output features, from the first one on, that share their scales."""
 
 
 def pack_codes(
@@ -91,6 +98,7 @@ def pack_codes(
         offset=offset,
         group=group,
         shape=(codes.shape[-2], depth),
+        shared_rows=scaling.rows,
     )
 
 
@@ -148,6 +156,8 @@ def _tile_codes(codes: torch.Tensor, code: WeightCode) -> torch.Tensor:
         if code in ("uint8", "uint8b128"):
             quads ^= 0x80  # to signed integers
     rows = _tile_rows(quads.flatten(-2))
+    if code == "e4m3":
+        return _in_order(rows.flatten(-3, -2)).view(torch.int32)
     tiles = rows.reshape(*rows.shape[:-1], -1, step).transpose(-3, -2)
     return _in_order(tiles).view(torch.int32)
 

@@ -6,7 +6,10 @@ import torch
 
 from kernels.linear.base import HALF_BYTES, BlockScales, PackedLinear, WeightCode
 from kernels.linear.packed_codes import PackedCodes
+from kernels.quantize_fp8.base import LARGEST, LEAST_MAXIMUM
 
+_VALUES_AT_ONCE = 1 << 26
+"""Values that are quantized at once, which limits temporary memory."""
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -24,6 +27,22 @@ def dequantize(codes: torch.Tensor, scaling: BlockScales, *, dtype: torch.dtype)
     if scaling.zeros is not None:
         values -= scaling.zeros.index_select(-1, blocks)
     return (values * scaling.scales.index_select(-1, blocks)).to(dtype)
+
+
+def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, BlockScales]:
+    """Quantizes a weight [..., N, K] to FP8 (e4m3), with a scale per output feature.
+
+    Returns:
+        Codes, uint8 [..., N, K], and their scales.
+    """
+    codes = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
+    scales = weight.abs().amax(dim=-1, keepdim=True).float().clamp_(min=LEAST_MAXIMUM) / LARGEST
+    depth = weight.shape[-1]
+    at_once = max(1, _VALUES_AT_ONCE // depth)
+    parts = (values.reshape(-1, values.shape[-1]).split(at_once) for values in (weight, scales))
+    for rows, factors, out in zip(*parts, codes.view(-1, depth).split(at_once), strict=True):
+        out.copy_(rows / factors)
+    return codes.view(torch.uint8), BlockScales(scales, depth, 0)
 
 
 def _decode(codes: torch.Tensor, code: WeightCode) -> torch.Tensor:

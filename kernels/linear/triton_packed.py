@@ -214,9 +214,15 @@ def _group(step, GROUP: tl.constexpr, BLOCK_K: tl.constexpr):
 
 
 @triton.jit
-def _tile_words(CODE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Words per tile."""
-    return BLOCK_N * BLOCK_K // (8 if CODE == "uint4" or CODE == "e2m1" else 4)
+def _row_words(CODE: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Words per row of a tile."""
+    return BLOCK_K // (8 if CODE == "uint4" or CODE == "e2m1" else 4)
+
+
+@triton.jit
+def _step_words(CODE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Words from a tile to the next one along input features."""
+    return _row_words(CODE, BLOCK_K) * (1 if CODE == "e4m3" else BLOCK_N)
 
 
 @triton.jit
@@ -225,9 +231,10 @@ def _places(
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Indices of the first tile's words [BLOCK_N, words per row] and of first groups [BLOCK_N]."""
-    size: tl.constexpr = _tile_words(CODE, BLOCK_N, BLOCK_K) // BLOCK_N
+    size: tl.constexpr = _row_words(CODE, BLOCK_K)
     tile, row = column // BLOCK_N, column % BLOCK_N
-    word = ((tile * num_steps * BLOCK_N + row) * size)[:, None] + tl.arange(0, size)[None, :]
+    first = column * num_steps if CODE == "e4m3" else tile * num_steps * BLOCK_N + row
+    word = (first * size)[:, None] + tl.arange(0, size)[None, :]
     # Groups of a tile along input features, or of several tiles, or one of all.
     num_groups = num_steps
     if GROUP >= BLOCK_K:
@@ -269,7 +276,7 @@ def packed_product(
         if HAS_ZEROS:
             zero = tl.load(zero_ptr + cell)
     for step in range(first, last):
-        words = tl.load(word + step * _tile_words(CODE, BLOCK_N, BLOCK_K))
+        words = tl.load(word + step * _step_words(CODE, BLOCK_N, BLOCK_K))
         there = exists[None, :]
         if not IS_WHOLE:
             there = there & (k < depth - step * BLOCK_K)[:, None]
@@ -347,7 +354,7 @@ def _unpack_kernel(
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     type: tl.constexpr = tl.float32 if dtype == tl.float32 else tl.bfloat16
     word, place = _places(column, num_steps, CODE, GROUP, BLOCK_N, BLOCK_K)
-    words = tl.load(word_ptr + word + step * _tile_words(CODE, BLOCK_N, BLOCK_K))
+    words = tl.load(word_ptr + word + step * _step_words(CODE, BLOCK_N, BLOCK_K))
     scale, zero = place, place  # unused if groups are smaller than tiles
     if GROUP >= BLOCK_K or GROUP == 0:
         cell = place + _group(step, GROUP, BLOCK_K) * BLOCK_N

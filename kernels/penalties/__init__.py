@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from kernels.penalties import reference
 from kernels.penalties.base import PenaltyRows
-from kernels.registry import registry
-
-_APPLY = registry.register(
-    "apply_penalties_",
-    reference.apply_penalties_,
-    triton="kernels.penalties.triton_kernel:apply_penalties_",
-)
-_COUNT = registry.register(
-    "count_tokens_",
-    reference.count_tokens_,
-    triton="kernels.penalties.triton_kernel:count_tokens_",
-)
+from kernels.registry import op
 
 
+@op
 def apply_penalties_(
     logits: torch.Tensor,
     rows: PenaltyRows,
@@ -38,12 +27,36 @@ def apply_penalties_(
         token_pool: int32 [slots, positions]: prompt, output and drafts; a row's drafts count as
             output.
     """
-    _APPLY.select(logits)(logits, rows, in_prompt, counts, token_pool)
+    # Gathers the logits of each request's tokens and scatters them back, in time linear in the
+    # tokens of all rows; Triton reads the whole vocabulary instead.
+    owner = torch.repeat_interleave(rows.ends)
+    firsts = rows.ends.cumsum(0) - rows.ends
+    slots = rows.slots[owner]
+    positions = torch.arange(len(owner), device=owner.device) - firsts[owner]
+    # Repeated tokens are computed repeatedly, with the same result.
+    tokens = token_pool[slots, positions].long()
+    cells, places = (slots, tokens), (rows.rows[owner], tokens)
+    count = counts[cells]
+    for back in range(1, rows.most_drafts + 1):
+        drafts = token_pool[rows.slots, (rows.ends - back).clamp(min=0)]
+        count += (tokens == drafts[owner]) & (rows.num_drafts >= back)[owner]
+    in_output = count > 0
+    seen = in_prompt[cells].logical_or_(in_output)
+    found = logits[places]
+    repetition = rows.repetition[owner]
+    repeated = torch.where(found > 0, found / repetition, found * repetition)
+    found = torch.where(seen, repeated, found)
+    found -= count * rows.frequency[owner]
+    found -= in_output * rows.presence[owner]
+    logits.index_put_(places, found)
 
 
+@op
 def count_tokens_(counts: torch.Tensor, rows: PenaltyRows, tokens: torch.Tensor) -> None:
     """Adds sampled tokens, int64 [R], of the penalized rows to `counts` [slots, vocab]."""
-    _COUNT.select(counts)(counts, rows, tokens)
+    sampled = tokens.index_select(0, rows.rows)
+    cells = rows.slots * counts.shape[1] + sampled
+    counts.view(-1).index_add_(0, cells, torch.ones_like(cells, dtype=torch.int32))
 
 
 __all__ = ["PenaltyRows", "apply_penalties_", "count_tokens_"]

@@ -10,13 +10,15 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.penalties.base import PenaltyRows
+from kernels.penalties import PenaltyRows, apply_penalties_, count_tokens_
+from kernels.registry import implements
 from kernels.tiles import cdiv
 
 _BLOCK = 4096
 
 
-def apply_penalties_(
+@implements(apply_penalties_, "triton")
+def launch_penalties(
     logits: torch.Tensor,
     rows: PenaltyRows,
     in_prompt: torch.Tensor,
@@ -39,7 +41,8 @@ def apply_penalties_(
     )  # fmt: skip
 
 
-def count_tokens_(counts: torch.Tensor, rows: PenaltyRows, tokens: torch.Tensor) -> None:
+@implements(count_tokens_, "triton")
+def launch_count_tokens(counts: torch.Tensor, rows: PenaltyRows, tokens: torch.Tensor) -> None:
     """Launches one program per penalized row; several rows may have the same slot."""
     num_rows = rows.rows.shape[0]
     if num_rows:

@@ -5,17 +5,13 @@ from __future__ import annotations
 
 import torch
 
-from kernels.prepare_latents import reference
 from kernels.prepare_latents.base import LatentRows
-from kernels.registry import registry
-
-_PREPARE = registry.register(
-    "prepare_latents",
-    reference.prepare_latents,
-    triton="kernels.prepare_latents.triton_kernel:prepare_latents",
-)
+from kernels.qk_norm_rope_store.reference import rotary_embedding, write_cells
+from kernels.registry import op
+from kernels.rms_norm import rms_norm
 
 
+@op
 def prepare_latents(
     q: torch.Tensor,
     queries: torch.Tensor,
@@ -46,8 +42,16 @@ def prepare_latents(
         query_scale: fp32 [positions]: factors of queries by position; None for no factors.
         cache_scale: scale of an FP8 cache, as in `qk_norm_rope_store`.
     """
-    run = _PREPARE.select(q)
-    run(q, queries, rows, cache, slot_mapping, positions, cos_sin_cache, query_scale, cache_scale)
+    value_dim, rotary_dim = rows.latents.shape[1], rows.rotating.shape[1]
+    rotating_q = q[..., -rotary_dim:]
+    rotary_embedding(rotating_q, rows.rotating.unsqueeze(1), positions, cos_sin_cache)
+    if query_scale is not None:
+        q *= query_scale[positions].to(q.dtype)[:, None, None]
+    queries[..., value_dim:] = rotating_q
+    cells = cache.view(-1, value_dim + rotary_dim)
+    latents = rms_norm(rows.latents, rows.weight, rows.eps)
+    write_cells(cells[:, :value_dim], slot_mapping, latents, cache_scale)
+    write_cells(cells[:, value_dim:], slot_mapping, rows.rotating, cache_scale)
 
 
 __all__ = ["LatentRows", "prepare_latents"]

@@ -8,8 +8,9 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.prepare_latents.base import LatentRows
+from kernels.prepare_latents import LatentRows, prepare_latents
 from kernels.qk_norm_rope_store.triton_kernel import to_cache
+from kernels.registry import implements
 from kernels.rms_norm.triton_kernel import normalise
 from kernels.tiles import cdiv, next_power_of_2
 
@@ -17,16 +18,18 @@ _HEADS = 16
 """Maximum heads of a program, so that a prompt has few programs, and a single token several."""
 
 
-def prepare_latents(
+@implements(prepare_latents, "triton")
+def launch_prepare_latents(
     q: torch.Tensor,
     queries: torch.Tensor,
     rows: LatentRows,
     cache: torch.Tensor,
     slot_mapping: torch.Tensor,
+    *,
     positions: torch.Tensor,
     cos_sin_cache: torch.Tensor,
-    query_scale: torch.Tensor | None,
-    cache_scale: float,
+    query_scale: torch.Tensor | None = None,
+    cache_scale: float = 1.0,
 ) -> None:
     """Launches a grid of (tokens, blocks of heads and one for the cache)."""
     num_tokens, num_heads, query_dim = q.shape

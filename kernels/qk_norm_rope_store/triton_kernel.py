@@ -8,7 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.qk_norm_rope_store.base import HeadNorms
+from kernels.qk_norm_rope_store import HeadNorms, qk_norm_rope_store
+from kernels.registry import implements
 from kernels.tiles import cdiv, next_power_of_2
 
 _HEADS = 8
@@ -17,17 +18,19 @@ _BEFORE, _AFTER = tl.constexpr(1), tl.constexpr(2)
 """Values of NORM: norms before, or after, rotary embedding; 0 for no norms."""
 
 
-def qk_norm_rope_store(
+@implements(qk_norm_rope_store, "triton")
+def launch_qk_norm_rope_store(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     caches: tuple[torch.Tensor, torch.Tensor],
     slot_mapping: torch.Tensor,
+    *,
     positions: torch.Tensor,
     cos_sin_cache: torch.Tensor | None,
-    norms: HeadNorms | None,
-    query_scale: torch.Tensor | None,
-    cache_scales: tuple[float, float],
+    norms: HeadNorms | None = None,
+    query_scale: torch.Tensor | None = None,
+    cache_scales: tuple[float, float] = (1.0, 1.0),
 ) -> torch.Tensor:
     """Launches a grid of (tokens, blocks of heads); queries are overwritten in place."""
     (num_tokens, num_q, width), num_k = q.shape, k.shape[1]

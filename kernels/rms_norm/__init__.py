@@ -1,32 +1,29 @@
-"""RMSNorm over rows, or over heads."""
+"""RMSNorm over rows, or over heads. On CPU all operations are elementwise or over single rows, so
+rows do not depend on others."""
 
 from __future__ import annotations
 
 import torch
 
-from kernels.registry import registry
-from kernels.rms_norm import reference
-
-_RMS_NORM = registry.register(
-    "rms_norm", reference.rms_norm, triton="kernels.rms_norm.triton_kernel:rms_norm"
-)
-
-_RMS_NORM_PAIR = registry.register(
-    "rms_norm_pair",
-    reference.rms_norm_pair,
-    triton="kernels.rms_norm.triton_kernel:rms_norm_pair",
-)
+from kernels.registry import op
 
 
+@op
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Normalises the last dimension of `x` ([T, H] or [T, N, D]) and multiplies it by `weight`.
 
     The mean square is computed in fp32; the output has the type of `x`. The last dimension must be
     contiguous, others may be strided (a slice of a fused projection).
     """
-    return _RMS_NORM.select(x)(x, weight, eps)
+    if x.dtype == torch.float32:
+        return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, eps)
+    x_fp32 = x.float()
+    inverse_rms = x_fp32.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+    # Rounded to the type of x before the weight, as in Hugging Face transformers.
+    return (x_fp32 * inverse_rms).to(x.dtype).mul_(weight)
 
 
+@op
 def rms_norm_pair(
     first: torch.Tensor,
     second: torch.Tensor,
@@ -35,7 +32,7 @@ def rms_norm_pair(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`rms_norm` of [T, N] and of [T, M] with two weights, in one launch on CUDA: for QK norm over
     all heads together. Rows may be strided."""
-    return _RMS_NORM_PAIR.select(first)(first, second, weights, eps)
+    return rms_norm(first, weights[0], eps), rms_norm(second, weights[1], eps)
 
 
 __all__ = ["rms_norm", "rms_norm_pair"]

@@ -7,10 +7,13 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.registry import implements
+from kernels.rms_norm import rms_norm, rms_norm_pair
 from kernels.tiles import count_warps, next_power_of_2
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+@implements(rms_norm, "triton")
+def launch_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Launches a grid of (tokens, heads); [T, H] counts as one head."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     num_tokens, width = x.shape[0], x.shape[-1]
@@ -25,7 +28,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return out
 
 
-def rms_norm_pair(
+@implements(rms_norm_pair, "triton")
+def launch_rms_norm_pair(
     first: torch.Tensor,
     second: torch.Tensor,
     weights: tuple[torch.Tensor, torch.Tensor],

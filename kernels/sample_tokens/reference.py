@@ -10,17 +10,31 @@ from __future__ import annotations
 import torch
 
 from kernels.gumbel_noise import gumbel_noise
+from kernels.registry import op
 from kernels.sample_tokens.base import GREEDY_BELOW, SamplingParameters, TokenCells
 from kernels.sample_tokens.thresholds import top_k_threshold, top_p_threshold
 
 
+@op
 def sample_tokens(
     logits: torch.Tensor,
     parameters: SamplingParameters,
-    out: torch.Tensor | None,
-    cells: TokenCells | None,
+    out: torch.Tensor | None = None,
+    cells: TokenCells | None = None,
 ) -> torch.Tensor:
-    """Samples for all rows, and replaces the samples of greedy rows with their likeliest tokens."""
+    """Samples one token per row of fp32 logits [R, vocab]: int64 [R].
+
+    A row's sample is a function of its own logits, parameters, seed and position. Does not wait for
+    the device, and launches only depend on shapes: a captured graph samples any mixture of greedy
+    and random rows. For rows without a finite logit the token is arbitrary.
+
+    Args:
+        logits: fp32 [R, vocab].
+        parameters: sampling parameters of the rows.
+        out: int64 [R], for the result; None for a new tensor.
+        cells: further cells that the tokens are written to; None for none.
+    """
+    # Rows without a temperature are sampled like the others, and replaced.
     is_greedy = parameters.temperature < GREEDY_BELOW
     noise = gumbel_noise(parameters.seeds, parameters.positions, logits.shape[-1])
     sampled = noise.add_(masked_logits(logits, parameters)).argmax(dim=-1)

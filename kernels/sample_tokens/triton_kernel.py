@@ -12,19 +12,20 @@ import triton
 import triton.language as tl
 
 from kernels.gumbel_noise.triton_kernel import noise_of
-from kernels.sample_tokens import base
-from kernels.sample_tokens.base import SamplingParameters, TokenCells
+from kernels.registry import implements
+from kernels.sample_tokens import GREEDY_BELOW, SamplingParameters, TokenCells, sample_tokens
 from kernels.sample_tokens.triton_threshold import CHUNK, find_thresholds
 from kernels.tiles import cdiv, next_power_of_2
 
-_GREEDY_BELOW = tl.constexpr(base.GREEDY_BELOW)
+_GREEDY_BELOW = tl.constexpr(GREEDY_BELOW)
 
 
-def sample_tokens(
+@implements(sample_tokens, "triton")
+def launch_sample_tokens(
     logits: torch.Tensor,
     parameters: SamplingParameters,
-    out: torch.Tensor | None,
-    cells: TokenCells | None,
+    out: torch.Tensor | None = None,
+    cells: TokenCells | None = None,
 ) -> torch.Tensor:
     """Launches two kernels, and five before them if rows may have filters."""
     assert logits.dtype == torch.float32, f"sampling needs fp32 logits, got {logits.dtype}"

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from kernels.registry import registry
-from kernels.soft_cap import reference
-
-_SOFT_CAP = registry.register(
-    "soft_cap_", reference.soft_cap_, triton="kernels.soft_cap.triton_kernel:soft_cap_"
-)
+from kernels.registry import op
 
 
+@op
 def soft_cap_(logits: torch.Tensor, cap: float) -> torch.Tensor:
     """Replaces each element x of fp32 logits [R, V] by cap * tanh(x / cap), in place; returns the
     same tensor."""
-    return _SOFT_CAP.select(logits)(logits, cap)
+    return logits.div_(cap).tanh_().mul_(cap)
 
 
 __all__ = ["soft_cap_"]

@@ -7,12 +7,15 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.registry import implements
+from kernels.soft_cap import soft_cap_
 from kernels.tiles import cdiv
 
 _BLOCK = 1024
 
 
-def soft_cap_(logits: torch.Tensor, cap: float) -> torch.Tensor:
+@implements(soft_cap_, "triton")
+def launch_soft_cap(logits: torch.Tensor, cap: float) -> torch.Tensor:
     """Launches a grid of (rows, blocks of columns)."""
     num_rows, width = logits.shape
     if num_rows:

@@ -1,25 +1,17 @@
-"""Step inputs: writes to the tables on the device, and gathers of a step's tokens and pages."""
+"""Step inputs: writes to the tables on the device, and gathers of a step's tokens and pages.
+
+The references wait for the device, so they are only used to test kernels on CUDA.
+"""
 
 from __future__ import annotations
 
 import torch
 
-from kernels.registry import registry
-from kernels.step_inputs import reference
+from kernels.registry import op
 from kernels.step_inputs.base import StepRows, StepTensors
 
-_WRITE = registry.register(
-    "write_table_rows_",
-    reference.write_table_rows_,
-    triton="kernels.step_inputs.triton_kernel:write_table_rows_",
-)
-_GATHER = registry.register(
-    "gather_step_inputs",
-    reference.gather_step_inputs,
-    triton="kernels.step_inputs.triton_kernel:gather_step_inputs",
-)
 
-
+@op
 def write_table_rows_(
     token_pool: torch.Tensor,
     page_table: torch.Tensor,
@@ -38,9 +30,13 @@ def write_table_rows_(
         values: int32: values of all segments.
         longest: maximum values of a segment.
     """
-    _WRITE.select(token_pool)(token_pool, page_table, segments, values, longest)
+    tables = (token_pool.view(-1), page_table.view(-1))
+    for table, cell, first, length in segments.tolist():
+        assert length <= longest, f"a run of {length} values is longer than {longest}"
+        tables[table][cell : cell + length] = values[first : first + length]
 
 
+@op
 def gather_step_inputs(
     token_pool: torch.Tensor, page_table: torch.Tensor, rows: StepRows
 ) -> StepTensors:
@@ -51,9 +47,19 @@ def gather_step_inputs(
         page_table: int32 [slots, pages].
         rows: rows of the step.
     """
-    device = rows.slots.device
-    out = StepTensors.allocate(len(rows.slots), rows.num_tokens, rows.num_pages, device)
-    _GATHER.select(token_pool)(token_pool, page_table, rows, out)
+    out = StepTensors.allocate(rows)
+    lengths = rows.query_start.diff()
+    assert int(rows.query_start[-1]) == rows.num_tokens, "num_tokens must be exact"
+    assert int(lengths.max()) <= rows.longest_query, "a row has more tokens than the longest"
+    slots = rows.slots.repeat_interleave(lengths)
+    first = (rows.starts - rows.query_start[:-1]).repeat_interleave(lengths)
+    positions = torch.arange(rows.num_tokens, device=slots.device) + first
+    pages = page_table[slots, positions // rows.page_size].long()
+    out.input_ids.copy_(token_pool[slots, positions])
+    out.positions.copy_(positions)
+    out.slot_mapping.copy_(pages * rows.page_size + positions % rows.page_size)
+    out.page_rows.copy_(page_table[rows.slots, : rows.num_pages])
+    out.seq_lens.copy_(rows.starts + lengths)
     return out
 
 

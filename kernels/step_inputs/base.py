@@ -44,12 +44,13 @@ class StepTensors:
     """int32 [B]: tokens in the cache, including the step's."""
 
     @classmethod
-    def allocate(cls, num_rows: int, num_tokens: int, num_pages: int, device: torch.device) -> Self:
-        """Uninitialized tensors for a step."""
+    def allocate(cls, rows: StepRows) -> Self:
+        """Uninitialized tensors for a step, on the device of its rows."""
+        num_rows, num_tokens, device = len(rows.slots), rows.num_tokens, rows.slots.device
         return cls(
             input_ids=torch.empty(num_tokens, dtype=torch.int32, device=device),
             positions=torch.empty(num_tokens, dtype=torch.int64, device=device),
             slot_mapping=torch.empty(num_tokens, dtype=torch.int64, device=device),
-            page_rows=torch.empty(num_rows, num_pages, dtype=torch.int32, device=device),
+            page_rows=torch.empty(num_rows, rows.num_pages, dtype=torch.int32, device=device),
             seq_lens=torch.empty(num_rows, dtype=torch.int32, device=device),
         )

@@ -7,17 +7,20 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.step_inputs.base import StepRows, StepTensors
+from kernels.registry import implements
+from kernels.step_inputs import StepRows, StepTensors, gather_step_inputs, write_table_rows_
 from kernels.tiles import cdiv
 
 _BLOCK = 512
 
 
-def write_table_rows_(
+@implements(write_table_rows_, "triton")
+def launch_write_table_rows(
     token_pool: torch.Tensor,
     page_table: torch.Tensor,
     segments: torch.Tensor,
     values: torch.Tensor,
+    *,
     longest: int,
 ) -> None:
     """Launches a grid of (segments, blocks of the longest segment)."""
@@ -29,10 +32,12 @@ def write_table_rows_(
         )
 
 
-def gather_step_inputs(
-    token_pool: torch.Tensor, page_table: torch.Tensor, rows: StepRows, out: StepTensors
-) -> None:
+@implements(gather_step_inputs, "triton")
+def launch_gather_step_inputs(
+    token_pool: torch.Tensor, page_table: torch.Tensor, rows: StepRows
+) -> StepTensors:
     """Launches a grid of (rows, blocks of tokens and of pages)."""
+    out = StepTensors.allocate(rows)
     num_rows = len(rows.slots)
     num_blocks = cdiv(max(rows.longest_query, rows.num_pages), _BLOCK)
     if num_rows and num_blocks:
@@ -42,6 +47,7 @@ def gather_step_inputs(
             token_pool.stride(0), page_table.stride(0), out.page_rows.stride(0), rows.num_pages,
             PAGE_SIZE=rows.page_size, BLOCK=_BLOCK, num_warps=2,
         )  # fmt: skip
+    return out
 
 
 @triton.jit(do_not_specialize_on_alignment=["segment_ptr", "value_ptr"])

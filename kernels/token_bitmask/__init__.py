@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from typing import Final
+
+import numpy as np
 import torch
 
-from kernels.registry import registry
-from kernels.token_bitmask import reference
-
-_APPLY = registry.register(
-    "apply_token_bitmask",
-    reference.apply_token_bitmask,
-    triton="kernels.token_bitmask.triton_kernel:apply_token_bitmask",
-)
+from kernels.registry import op
 
 
+@op
 def apply_token_bitmask(
     logits: torch.Tensor,
     bitmask: torch.Tensor,
@@ -30,7 +28,37 @@ def apply_token_bitmask(
         rows: int64 [N]: masked rows of the logits; None for all S rows in order.
         mask_rows: int64 [N]: row of the bitmask for each masked row; None for all M rows in order.
     """
-    _APPLY.select(logits)(logits, bitmask, rows, mask_rows)
+    if mask_rows is not None:
+        bitmask = bitmask.index_select(0, mask_rows)
+    penalty = _penalty(bitmask, logits.shape[1])
+    if rows is None:
+        logits.add_(penalty)
+    else:
+        logits.index_copy_(0, rows, logits.index_select(0, rows).add_(penalty))
+
+
+def _penalty(bitmask: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Addends 0 or -inf of the bits, fp32 [M, vocab]; the bytes of a word are in little-endian
+    order."""
+    octets = bitmask.view(torch.uint8)
+    if not bitmask.is_cuda:
+        # A table by byte is 3 to 18 times as fast as booleans and masked_fill_, whose branches
+        # depend on the mask.
+        penalty = torch.from_numpy(_PENALTY_OF_BYTE.take(octets.numpy(), axis=0))
+    else:
+        shifts = torch.arange(8, dtype=torch.uint8, device=bitmask.device)
+        is_banned = (octets.unsqueeze(-1) >> shifts).bitwise_and_(1) == 0
+        penalty = torch.zeros(is_banned.shape, device=bitmask.device)
+        penalty.masked_fill_(is_banned, -math.inf)
+    return penalty.flatten(1)[:, :vocab_size]
+
+
+def _penalties() -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    return np.where(bits == 1, np.float32(0.0), np.float32(-np.inf))
+
+
+_PENALTY_OF_BYTE: Final = _penalties()
 
 
 __all__ = ["apply_token_bitmask"]

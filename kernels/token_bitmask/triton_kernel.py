@@ -7,16 +7,20 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.registry import implements
 from kernels.tiles import cdiv
+from kernels.token_bitmask import apply_token_bitmask
 
 _BLOCK = 4096
 
 
-def apply_token_bitmask(
+@implements(apply_token_bitmask, "triton")
+def launch_token_bitmask(
     logits: torch.Tensor,
     bitmask: torch.Tensor,
-    rows: torch.Tensor | None,
-    mask_rows: torch.Tensor | None,
+    rows: torch.Tensor | None = None,
+    *,
+    mask_rows: torch.Tensor | None = None,
 ) -> None:
     """Launches a grid of (masked rows, blocks of the vocabulary)."""
     assert logits.stride(1) == 1, "a row's logits must lie side by side"

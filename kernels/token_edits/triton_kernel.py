@@ -7,13 +7,15 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.registry import implements
 from kernels.tiles import cdiv
-from kernels.token_edits.base import EditRows, TokenEdits
+from kernels.token_edits import EditRows, TokenEdits, apply_token_edits_
 
 _BLOCK = 128
 
 
-def apply_token_edits_(
+@implements(apply_token_edits_, "triton")
+def launch_token_edits(
     logits: torch.Tensor, edits: TokenEdits, rows: EditRows, token_pool: torch.Tensor
 ) -> None:
     """Launches a grid of (edited rows, blocks of biases and words); programs beyond a row's own

@@ -11,16 +11,18 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.registry import implements
 from kernels.sample_tokens import thresholds
 from kernels.tiles import cdiv, next_power_of_2
-from kernels.token_scores.base import TokenScores
+from kernels.token_scores import TokenScores, token_scores
 
 _CHUNK = 4096
 
 _WEIGHT_SCALE = tl.constexpr(2.0**thresholds.WEIGHT_BITS)
 
 
-def token_scores(logits: torch.Tensor, tokens: torch.Tensor) -> TokenScores:
+@implements(token_scores, "triton")
+def launch_token_scores(logits: torch.Tensor, tokens: torch.Tensor) -> TokenScores:
     """Launches both passes with a grid of (rows, chunks of the vocabulary)."""
     assert logits.dtype == torch.float32, f"scores take fp32 logits, got {logits.dtype}"
     assert logits.stride(1) == 1, "a row's logits must lie side by side"

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from router.api.http.account import Account, attach
 from router.api.http.auth import failed_attempt
 from router.api.http.body import Bodies, Payload
+from router.api.openai.long_strings import CutJson
 from router.api.openai.protocol import json_object
 from router.api.openai.values import check_num_values
 from router.errors import ApiError, bad_request
@@ -84,5 +85,6 @@ class AdminRoutes:
 
 def _fields(payload: Payload) -> dict[str, Any]:
     """Decodes a body. Raises ApiError (400) if it is malformed or has too many values."""
-    check_num_values(payload)
-    return json_object(payload)
+    text = CutJson(payload)
+    check_num_values(text.skeleton)
+    return json_object(text)

@@ -75,9 +75,11 @@ def create_app(
         ValueError: a file of API keys is unreadable, invalid or empty, or the audit log is not
             writable.
     """
-    config = gateway.config
-    keys = KeyRing(config.api_keys, config.api_key_file)
-    admin_keys = KeyRing(config.admin_api_keys, config.admin_api_key_file)
+    access = gateway.config.access
+    keys = KeyRing(access.api_keys, access.api_key_file)
+    admin_keys = KeyRing(
+        (access.admin_api_key,) if access.admin_api_key else (), access.admin_api_key_file
+    )
     bodies, streams = Bodies(body_limits), ClientStreams(stream_limits)
     app = PartsApp(
         routes=_routes(gateway, bodies, streams, keys, admin_keys),
@@ -90,21 +92,23 @@ def create_app(
     gateway.http.keys_are_stale = lambda: keys.is_stale or admin_keys.is_stale
     if not keys.is_empty:
         app.add_middleware(ApiKeys, keys=keys, limits=KeyLimits(gateway.peers))
-    if config.audit_log:
-        app.add_middleware(AuditLog, folder=config.audit_log, gateway_id=gateway.gateway_id)
-    if config.allowed_origins:  # outside of ApiKeys: CORS preflight requests have no key
+    if access.audit_log:
+        app.add_middleware(AuditLog, folder=access.audit_log, gateway_id=gateway.gateway_id)
+    if access.allowed_origins:  # outside of ApiKeys: CORS preflight requests have no key
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=config.allowed_origins,
+            allow_origins=access.allowed_origins,
             allow_methods=["DELETE", "GET", "POST"],
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
         )
     app.add_middleware(
-        BrowserGuard, allowed_hosts=config.allowed_hosts, allowed_origins=config.allowed_origins
+        BrowserGuard,
+        allowed_hosts=gateway.config.known_hosts,
+        allowed_origins=access.allowed_origins,
     )
     # The last one added is the outermost.
-    app.add_middleware(PlainPaths, root_path=config.root_path)
+    app.add_middleware(PlainPaths, root_path=access.root_path)
     app.add_middleware(AnswerCounter, stats=gateway.http, routes=tuple(app.router.routes))
     return app
 
@@ -118,7 +122,7 @@ def _routes(
     tokens = TokenRoutes(gateway, bodies)
     monitor = MonitorRoutes(gateway, keys)
     admin = AdminRoutes(gateway, admin_keys, bodies)
-    page = PageRoutes(gateway.config.root_path)
+    page = PageRoutes(gateway.config.access.root_path)
     return [
         Route(PAGE, page.page),
         Route(f"{PAGE_FILES}{{name}}", page.file),
@@ -185,7 +189,7 @@ class MonitorRoutes:
     def __init__(self, gateway: Gateway, keys: KeyRing) -> None:
         self._gateway = gateway
         self._keys = keys
-        self._document = openapi_document(gateway.config.root_path)
+        self._document = openapi_document(gateway.config.access.root_path)
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models: the models that the key may use."""

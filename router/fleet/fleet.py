@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -92,7 +92,7 @@ class Fleet:
         self.pace = FleetPace()
         self.utilisation = Utilisation()
         self.policy = create_policy(config, self.utilisation)
-        explained = config.explain_routing or bool(config.decision_log)
+        explained = config.explain_routing or config.decision_log is not None
         self._explainer = Explainer() if explained else None
         self._clock = clock
         self._parity = parity
@@ -298,21 +298,20 @@ class Fleet:
 
     def reserve_group(
         self, requests: Sequence[tuple[str, PromptBlocks, Collection[str]]]
-    ) -> list[Choice | None]:
-        """Reserves for requests that arrived together, in the order of `group_order`.
+    ) -> Iterator[tuple[int, Choice | None]]:
+        """Reserves for requests that arrived together, one per item, in the order of `group_order`.
 
         Args:
             requests: the arguments of `reserve` for each request.
 
-        Returns:
-            The choices, in the order of `requests`.
+        Yields:
+            The index of a request, and its choice.
         """
-        if len(requests) == 1:
-            return [self.reserve(*requests[0])]
-        choices: list[Choice | None] = [None] * len(requests)
-        for place in group_order([prompt for _, prompt, _ in requests], self.block_keys()):
-            choices[place] = self.reserve(*requests[place])
-        return choices
+        places: Sequence[int] = range(len(requests))
+        if len(requests) > 1:
+            places = group_order([prompt for _, prompt, _ in requests], self.block_keys())
+        for place in places:
+            yield place, self.reserve(*requests[place])
 
     def accepted(self, worker_id: str, request_id: str, epoch: int, ordinal: int) -> None:
         """Records that a worker accepted a booked request as submit number `ordinal` of `epoch`.

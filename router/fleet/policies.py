@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from router.config import PolicyName, RoutingConfig
+from router.config import PolicyName, PrefixScoreConfig, RoutingConfig
 from router.fleet.adaptive import AdaptivePolicy
 from router.fleet.base import RoutingPolicy, Terms, rendezvous
 from router.fleet.constants import TOLERANCE
@@ -20,7 +20,7 @@ def create_policy(config: RoutingConfig, utilisation: Utilisation) -> RoutingPol
     """The routing policy named in `config`. Raises ValueError, listing known names, for others."""
     policies: dict[PolicyName, Callable[[], RoutingPolicy]] = {
         "adaptive": lambda: AdaptivePolicy(utilisation),
-        "prefix-score": lambda: PrefixScorePolicy(config),
+        "prefix-score": lambda: PrefixScorePolicy(config.prefix_score),
         "least-load": LeastLoadPolicy,
         "power-of-two": PowerOfTwoPolicy,
         "round-robin": RoundRobinPolicy,
@@ -43,26 +43,26 @@ class PrefixScorePolicy(RoutingPolicy):
     - batch_room: free slots of the batch.
 
     Args:
-        config: the four weights.
+        weights: the four weights.
     """
 
-    def __init__(self, config: RoutingConfig) -> None:
-        self._config = config
+    def __init__(self, weights: PrefixScoreConfig) -> None:
+        self._weights = weights
 
     def terms(
         self, request: RequestView, estimate: Estimate, workers: WorkerTable, now: float
     ) -> Terms:
         """The terms of the negative score; see RoutingPolicy.terms."""
-        config = self._config
+        weights = self._weights
         free = workers.free_pages - workers.reserved_tokens / workers.page_size
         kv_free = 100.0 * np.maximum(free, 0.0) / np.maximum(workers.total_pages, 1.0)
         batch_room = np.maximum(workers.max_num_seqs - workers.num_active, 0.0)
         load = workers.num_active / workers.max_num_seqs
         return {
-            "utilisation": config.prefix_score_utilisation_weight * load,
-            "hit-tokens": -config.prefix_score_hit_weight * request.hit_tokens,
-            "kv-free": -config.prefix_score_kv_free_weight * kv_free,
-            "batch-room": -config.prefix_score_batch_room_weight * batch_room,
+            "utilisation": weights.utilisation_weight * load,
+            "hit-tokens": -weights.hit_weight * request.hit_tokens,
+            "kv-free": -weights.kv_free_weight * kv_free,
+            "batch-room": -weights.batch_room_weight * batch_room,
         }
 
 

@@ -538,6 +538,7 @@ _SIGNS = (
     ("<function_calls>", "olmo3"),
     ("<|python_start|>", "pythonic"),
     ("<|tool_call_start|>", "pythonic"),
+    ("<|tool_list_start|>", "pythonic"),
     ("[func_name1(", "pythonic"),
     ("<|python_tag|>", "llama3_json"),
     ("<|observation|>", "glm4"),

@@ -66,7 +66,9 @@ class ServedModel:
         self.encoder = encoder
         self.fleet = fleet
         self.defaults = defaults
-        self.dialect = dialect_of(tokenizer, route.tool_call_parser, route.reasoning_parser)
+        self.dialect = dialect_of(
+            tokenizer, route.chat.tool_call_parser, route.chat.reasoning_parser
+        )
         """The model's formats of reasoning and tool calls."""
         self.stats = ModelStats(max_tenants)
         self.set_target(WorkerTarget(route.min_workers, route.min_workers, route.max_workers))
@@ -273,15 +275,15 @@ class ServedModel:
 
 
 def _decision_log(route: ModelRoute, gateway_id: str) -> DecisionLog | None:
-    options = route.routing
-    if not options.decision_log:
+    options = route.routing.decision_log
+    if options is None:
         return None
     return DecisionLog(
-        options.decision_log,
+        options.folder,
         route.name,
         gateway_id,
-        max_bytes=options.decision_log_mib << 20,
-        key_file=options.decision_log_key_file,
+        max_bytes=options.max_mib << 20,
+        key_file=options.key_file,
     )
 
 

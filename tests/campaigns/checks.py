@@ -15,6 +15,7 @@ from cluster.cli.parser import CommandParser
 from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig, find_demo_model
 from cluster.ports import free_ports
 from worker.config import EngineConfig
+from worker.protocol.options import from_options
 
 T = TypeVar("T")
 
@@ -59,15 +60,16 @@ def serve_config(
         name: that clients use.
         model: checkpoint folder; the demo model where there is none.
         num_workers: worker groups.
-        endpoint: options of EndpointConfig besides its port.
+        endpoint: options of the endpoint besides its port.
         engine: options of the engine.
     """
     spec = ModelSpec(
         fleet=FleetConfig(served_model_name=name, num_workers=num_workers),
-        engine=EngineConfig(model=model or find_demo_model(), device="cpu", **engine),
+        engine=EngineConfig.of(model=model or find_demo_model(), device="cpu", **engine),
     )
     return ServeConfig(
-        endpoint=EndpointConfig(port=free_ports(1)[0], **(endpoint or {})), models=(spec,)
+        endpoint=from_options(EndpointConfig, {"port": free_ports(1)[0], **(endpoint or {})}),
+        models=(spec,),
     )
 
 

@@ -79,7 +79,7 @@ def run_rolling_update(options: RollingUpdateOptions) -> Result:
 def _changed(config: ServeConfig) -> ServeConfig:
     """The same fleet with one engine option changed."""
     (model,) = config.models
-    engine = replace(model.engine, max_num_seqs=model.engine.max_num_seqs + 16)
+    engine = model.engine.with_options(max_num_seqs=model.engine.scheduling.max_num_seqs + 16)
     return replace(config, models=(replace(model, engine=engine),))
 
 

@@ -166,7 +166,7 @@ from cluster.checkpoints import with_commits
 from worker.config import EngineConfig
 for model in ("org/other", "org/model"):
     for revision in ("", "v1"):
-        print(with_commits(EngineConfig(model=model, revision=revision)).revision or "none")
+        print(with_commits(EngineConfig.of(model=model, revision=revision)).revision or "none")
 """
     cache(tmp_path)
     for environment in ({"HF_ENDPOINT": refusing}, {"HF_HUB_OFFLINE": "1"}):
@@ -186,7 +186,7 @@ class Slow:
         time.sleep(2 * (name == "huggingface_hub"))
 sys.meta_path.insert(0, Slow)
 checkpoints.PIN_TIMEOUT_S = 2
-print(checkpoints.with_commits(EngineConfig(model="org/model")).revision)
+print(checkpoints.with_commits(EngineConfig.of(model="org/model")).revision)
 """
     cache(tmp_path)
     result = run(tmp_path, "-c", code, HF_HUB_OFFLINE="1")

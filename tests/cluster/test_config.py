@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
+import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cluster.cli.main import build_parser
@@ -18,9 +19,10 @@ from cluster.config import (
     ServeConfig,
     serve_config_from_mapping,
 )
-from router.config import RoutingConfig
+from router.config import AccessConfig, PrefixScoreConfig, RoutingConfig
 from worker.config import EngineConfig
 from worker.metrics.node import NodeMetricsConfig
+from worker.protocol.options import option_values, options_of
 
 
 def parse(*argv: str) -> ServeConfig:
@@ -29,14 +31,14 @@ def parse(*argv: str) -> ServeConfig:
 
 def test_origins_have_no_path() -> None:
     with pytest.raises(ValueError, match="--allowed-origins"):
-        EndpointConfig(allowed_origins=("https://page.example/path",))
-    assert EndpointConfig(allowed_origins=("*", "http://localhost:3000")).allowed_origins
+        AccessConfig(allowed_origins=("https://page.example/path",))
+    assert AccessConfig(allowed_origins=("*", "http://localhost:3000")).allowed_origins
 
 
 def test_unknown_parsers_are_rejected() -> None:
     parsers = {"tool_call_parser": "hermes", "reasoning_parser": "none"}
     [route] = serve_config_from_mapping({"models": [{"model": "m", **parsers}]}).gateway().models
-    assert (route.tool_call_parser, route.reasoning_parser) == ("hermes", "none")
+    assert (route.chat.tool_call_parser, route.chat.reasoning_parser) == ("hermes", "none")
     for name in parsers:
         with pytest.raises(ValueError, match="choose from"):
             serve_config_from_mapping({"models": [{"model": "m", name: "hermit"}]})
@@ -50,13 +52,15 @@ def test_flags_reach_the_configuration() -> None:
     )
     (model,) = config.models
     assert model.fleet == FleetConfig(num_workers=2, served_model_name="shown")
-    assert model.engine == EngineConfig(
+    assert model.engine == EngineConfig.of(
         model="some/model",
         tensor_parallel_size=2,
         kv_cache_tokens=4096,
         enable_prefix_caching=False,
     )
-    assert config.endpoint == EndpointConfig(port=9000, api_keys=("one", "two"))
+    assert config.endpoint == EndpointConfig(
+        port=9000, access=AccessConfig(api_keys=("one", "two"))
+    )
     assert config.gateway().models[0].name == "shown"
 
 
@@ -71,18 +75,18 @@ def test_flags_of_vllm_users_reach_the_configuration() -> None:
     assert config.models[0].engine.tensor_parallel_size == 2
     assert (route.tokenizer, route.revision) == ("some/tokenizer", "v1")
     assert route.tokenizer_checkpoint == config.models[0].engine.tokenizer_checkpoint
-    assert (route.chat_template, route.generation_config) == ("{{ messages }}", "vllm")
-    assert gateway.allowed_origins == ("https://a.example", "http://b:1")
-    assert gateway.root_path == "/llm"
-    assert parse("m", "--allowed-origins", "https://a.example,*").gateway().allowed_origins == (
-        *("https://a.example", "*"),
-    )
+    assert (route.chat.chat_template, route.chat.generation_config) == ("{{ messages }}", "vllm")
+    assert gateway.access.allowed_origins == ("https://a.example", "http://b:1")
+    assert gateway.access.root_path == "/llm"
+    assert parse(
+        "m", "--allowed-origins", "https://a.example,*"
+    ).gateway().access.allowed_origins == (*("https://a.example", "*"),)
 
 
 @pytest.mark.parametrize("path", ["llm", "/llm/", "/", "/a b"])
 def test_root_path_is_validated(path: str) -> None:
     with pytest.raises(ValueError, match="--root-path"):
-        EndpointConfig(root_path=path)
+        AccessConfig(root_path=path)
 
 
 def test_a_model_may_be_served_under_several_names() -> None:
@@ -109,7 +113,7 @@ def test_endpoint_flags_take_precedence_over_the_file(tmp_path: Path) -> None:
     assert (config.endpoint.host, config.endpoint.port) == ("0.0.0.0", 9001)
     assert [model.name for model in config.models] == ["one", "two"]
     assert config.models[0].fleet.num_workers == 2
-    assert config.models[1].engine.max_num_seqs == 8
+    assert config.models[1].engine.scheduling.max_num_seqs == 8
     with pytest.raises(ValueError, match=r"cannot be combined with --config: set --max-num-seqs"):
         parse("--config", str(file), "--max-num-seqs", "4")
 
@@ -147,8 +151,43 @@ def test_mistakes_in_a_file_are_named(settings: dict[str, object], message: str)
 
 @pytest.mark.parametrize("cls", [EngineConfig, FleetConfig, EndpointConfig, RoutingConfig])
 def test_every_field_is_explained(cls: type) -> None:
-    docs = field_docstrings(cls)
-    assert all(doc.endswith(".") for doc in docs.values()), docs
+    docs = [text for owner in owners(cls) for text in field_docstrings(owner).values()]
+    assert all(doc.endswith(".") for doc in docs), docs
+
+
+def owners(cls: type) -> set[type]:
+    return {cls, *(option.owner for option in options_of(cls).values())}
+
+
+def test_options_keep_their_names() -> None:
+    """`options.json` has a value other than the default for each option of 0.1."""
+    kept = json.loads(Path(__file__).with_name("options.json").read_text())
+    config = serve_config_from_mapping({**kept["endpoint"], "models": [kept["model"]]})
+    [model] = config.models
+    groups = (model.engine, model.fleet, model.routing, model.autoscaling)
+    found = {name: value for group in groups for name, value in option_values(group).items()}
+    assert json.loads(msgspec.json.encode(found)).items() >= kept["model"].items()
+    endpoint = option_values(config.endpoint)
+    assert json.loads(msgspec.json.encode(endpoint)).items() >= kept["endpoint"].items()
+    assert parse(*kept["flags"]) == config
+
+
+def test_a_configuration_survives_a_change_of_one_option() -> None:
+    config = EngineConfig.of(model="m", speculative_method="ngram", kv_cache_tokens=64)
+    assert EngineConfig.of(**option_values(config)) == config
+    plain = config.with_options(speculative_method="none")
+    assert plain.speculative is None
+    assert plain.with_options(speculative_method="ngram") == config
+    with pytest.raises(ValueError, match="unknown options max_num_seq "):
+        config.with_options(max_num_seq=3)
+
+
+def test_the_help_has_a_section_per_group(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["serve", "--help=cache"])
+    text = capsys.readouterr().out
+    assert "--page-size" in text
+    assert "--max-num-seqs" not in text
 
 
 def test_each_node_has_a_metrics_port_if_set() -> None:
@@ -158,7 +197,7 @@ def test_each_node_has_a_metrics_port_if_set() -> None:
     assert config.node_metrics() == NodeMetricsConfig(host="::", port=9464)
     vllm = parse("m", "--metrics-config", '{"metrics_vllm_names": true}')
     assert vllm.node_metrics() == NodeMetricsConfig(vllm_names=True)
-    assert config.gateway().metrics_max_tenants == 32
+    assert config.gateway().tenants.metrics_max_tenants == 32
 
 
 def test_old_names_are_rejected_with_the_new_name() -> None:
@@ -171,7 +210,7 @@ def test_old_names_are_rejected_with_the_new_name() -> None:
 
 
 def test_new_names_are_options() -> None:
-    names = {f.name for cls in (*PER_MODEL, EndpointConfig) for f in fields(cls)}
+    names = {name for cls in (*PER_MODEL, EndpointConfig) for name in options_of(cls)}
     assert names.issuperset(RENAMED.values())
     assert names.isdisjoint(RENAMED)
 
@@ -184,7 +223,9 @@ def test_startup_retry_is_validated() -> None:
 def test_routing_is_chosen_per_model() -> None:
     settings = {"model": "m", "routing_policy": "least-load", "prefix_score_hit_weight": 3.0}
     route = serve_config_from_mapping({"models": [settings]}).gateway().models[0]
-    expected = RoutingConfig(routing_policy="least-load", prefix_score_hit_weight=3.0)
+    expected = RoutingConfig(
+        routing_policy="least-load", prefix_score=PrefixScoreConfig(hit_weight=3.0)
+    )
     assert route.routing == expected
     flags = ("--routing-policy", "least-load", "--routing-config", '{"prefix_score_hit_weight": 3}')
     assert parse("m", *flags).gateway().models[0].routing == expected
@@ -218,15 +259,15 @@ def test_the_admin_key_is_read_from_the_environment_and_is_no_api_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     models = {"models": [{"model": "org/name"}]}
-    assert serve_config_from_mapping(models).gateway().admin_api_keys == ()
+    assert serve_config_from_mapping(models).gateway().access.admin_api_key == ""
     monkeypatch.setenv("RAYFLEET_ADMIN_API_KEY", "omega")
-    assert serve_config_from_mapping(models).gateway().admin_api_keys == ("omega",)
+    assert serve_config_from_mapping(models).gateway().access.admin_api_key == "omega"
     given = serve_config_from_mapping({**models, "admin_api_key": "given"})
-    assert given.gateway().admin_api_keys == ("given",)
+    assert given.gateway().access.admin_api_key == "given"
     with pytest.raises(ValueError, match="--admin-api-key must differ"):
         serve_config_from_mapping({**models, "api_keys": ["omega"]})
     files = {"api_key_file": "/keys", "admin_api_key_file": "/keys"}
     with pytest.raises(ValueError, match="--admin-api-key-file must differ"):
         serve_config_from_mapping({**models, **files})
     monkeypatch.setenv("RAYFLEET_ADMIN_API_KEY", "")
-    assert serve_config_from_mapping(models).gateway().admin_api_keys == ()
+    assert serve_config_from_mapping(models).gateway().access.admin_api_key == ""

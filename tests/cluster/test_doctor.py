@@ -23,6 +23,7 @@ from tests.support.worker.real_configs import load_corpus, verdict
 from worker.config import EngineConfig
 from worker.models.config.model_config import load_model_config
 from worker.models.loading.loader import build_without_weights
+from worker.rank.host_memory import MemoryBound
 
 pytestmark = pytest.mark.randomized  # with all configurations
 
@@ -116,6 +117,17 @@ def test_limits_of_the_machine() -> None:
     assert "about 512 concurrent clients" in few.text
 
 
+def test_default_host_memory_for_offloading_is_reported() -> None:
+    node = MemoryBound("this node", 1000 * GIB, 900 * GIB)
+    found = checks.check_offloading(node, [H100], 8)
+    assert found.verdict == "ok"
+    assert "up to 50.0 GiB of host memory per GPU" in found.text
+    pod = MemoryBound("the cgroup", 64 * GIB, 40 * GIB)
+    found = checks.check_offloading(pod, [H100], 8)
+    assert found.verdict == "note"
+    assert "40.0 of 64.0 GiB of the cgroup are free" in found.text
+
+
 def test_disk_space_is_checked() -> None:
     def disk(free: int, needed: int = 0) -> Finding:
         return checks.check_disk(
@@ -191,7 +203,7 @@ def test_unsupported_gpus_are_reported() -> None:
 def findings(*arguments: str) -> list[Finding]:
     """Findings of `rayfleet doctor --model`."""
     namespace = build_parser().parse_args(["doctor", *arguments])
-    engine = EngineConfig(**given_options(namespace, EngineConfig))
+    engine = EngineConfig.of(**given_options(namespace, EngineConfig))
     return list(doctor.check_model(engine, []))
 
 
@@ -247,7 +259,7 @@ def test_a_draft_model_is_checked_too(tmp_path: Path) -> None:
 
 def test_before_weights_are_downloaded_their_index_is_checked(tmp_path: Path) -> None:
     folder = changed_demo(tmp_path, config={}, without="model.safetensors")
-    engine = EngineConfig(model=folder)
+    engine = EngineConfig.of(model=folder)
     assert "downloaded yet, so they were not checked" in doctor.check_loading(engine).text
     with safe_open(Path(find_demo_model()) / "model.safetensors", framework="np") as file:
         weight_map = dict.fromkeys(file.offset_keys(), "model-1.safetensors")

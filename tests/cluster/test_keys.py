@@ -28,18 +28,18 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ServeConfig]:
 
 
 def test_keys_of_the_environment_are_added_to_those_of_flags(served: Any) -> None:
-    assert served({"RAYFLEET_API_KEY": "sesame-1"}).gateway().api_keys == KEYS[:1]
-    assert served({"RAYFLEET_API_KEY": " sesame-1,sesame-2,"}).gateway().api_keys == KEYS
+    assert served({"RAYFLEET_API_KEY": "sesame-1"}).gateway().access.api_keys == KEYS[:1]
+    assert served({"RAYFLEET_API_KEY": " sesame-1,sesame-2,"}).gateway().access.api_keys == KEYS
     both = served({"RAYFLEET_API_KEY": "sesame-2"}, "--api-key", "sesame-1")
-    assert both.gateway().api_keys == KEYS
-    assert served({}).gateway().api_keys == ()
+    assert both.gateway().access.api_keys == KEYS
+    assert served({}).gateway().access.api_keys == ()
 
 
 def test_keys_of_the_environment_apply_to_serve_configs(monkeypatch: pytest.MonkeyPatch) -> None:
     """`serve deploy` and the chart have no flags: ignoring the variable would disable keys."""
     monkeypatch.setenv("RAYFLEET_API_KEY", "sesame-2")
     config = serve_config_from_mapping({"models": [{"model": "m"}], "api_keys": ["sesame-1"]})
-    assert config.gateway().api_keys == KEYS
+    assert config.gateway().access.api_keys == KEYS
 
 
 @pytest.mark.parametrize("empty", ["", " ", ","])
@@ -65,7 +65,7 @@ def test_the_banner_has_the_variable_and_no_key(served: Any) -> None:
 def test_representations_of_a_configuration_have_no_key() -> None:
     settings = {"models": [{"model": "m"}], "api_keys": list(KEYS), "admin_api_key": "sesame"}
     config = serve_config_from_mapping(settings)
-    assert config.endpoint.api_keys == config.gateway().api_keys == KEYS
+    assert config.endpoint.access.api_keys == config.gateway().access.api_keys == KEYS
     assert "sesame" not in f"{config} {config!r} {config.gateway()}"
 
 

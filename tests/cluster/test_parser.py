@@ -113,7 +113,10 @@ def test_serve_has_at_most_eighty_options_and_lists_the_25_most_common(
     assert shown == COMMON
     assert len(shown) == 25
     assert shown < everything
-    groups = ("endpoint", "fleet", "autoscaling", "routing", "engine")
+    groups = (
+        *("endpoint", "access", "tenants", "fleet", "chat", "autoscaling", "routing", "engine"),
+        *("scheduling", "cache", "speculative", "dllm", "execution"),
+    )
     by_group = [listed_flags(f"--help={group}", capsys) for group in groups]
     assert set().union(*by_group) == everything - {"-h", "--config", "--address"}
     assert sum(map(len, by_group)) == len(set().union(*by_group))
@@ -123,15 +126,13 @@ def test_help_on_an_unknown_group_lists_the_groups(capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit) as exit_:
         build_parser().parse_args(["serve", "--help=fleets"])
     assert exit_.value.code == 2
-    assert "choose from all, endpoint, fleet" in capsys.readouterr().err
+    assert "choose from all, endpoint, access" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("flag", "reason"),
     [
         ("--trust-remote-code", "code of checkpoints is never executed"),
-        ("--quantization=awq", "detected from the checkpoint's config.json"),
-        ("-q=awq", "detected from the checkpoint's config.json"),
         ("--ssl-ca-certs=a.pem", "client certificates are not supported"),
         ("-dp=2", "use --num-workers"),
         ("--pipeline-parallel-size=2", "use --tensor-parallel-size"),

@@ -30,6 +30,7 @@ from kernels.linear.packed_codes import TILE_DEPTH
 from tests.support.cuda.binaries import (
     CAPABILITIES,
     OTHER_REGISTERS,
+    PRODUCTS,
     REGISTERS,
     SHARED_LIMITS,
     SPILLS,
@@ -204,14 +205,14 @@ def multiply_quantized(name: str) -> None:
         linear(torch.zeros(rows, 256, dtype=DTYPE), weight)
 
 
-def mix_quantized(name: str) -> None:
+def mix_quantized(name: str, numbers: tuple[int, ...] = MIXED_TOKENS) -> None:
     """Experts, whose products have tiles of each size."""
     code, block = FORMATS[name]
     parts = []
     for rows, columns in ((512, 256), (256, 256)):
         codes, scaling = make_codes(4, rows, columns, code=code, block=block, offset=0)
         parts.append(pack_quantized_experts(ExpertWeights(codes, scaling), DTYPE))
-    mix(Experts(*parts), MIXED_TOKENS, DTYPE, with_extras=False)
+    mix(Experts(*parts), numbers, DTYPE, with_extras=False)
 
 
 QUANTIZED: dict[str, tuple[Callable[[str], None], int]] = {
@@ -219,6 +220,8 @@ QUANTIZED: dict[str, tuple[Callable[[str], None], int]] = {
     "_packed_multiply_kernel": (mix_quantized, 6),
 }
 """Launches of products with quantized weights, by kernel, and the number of binaries."""
+FP8_FORMATS = ("fp8-blocks", "fp8-channel")
+"""Formats whose experts have FP8 inputs from 64 rows of a tile on."""
 
 
 def exceeded_by_codes(kernel: str, name: str, capability: int) -> list[str]:
@@ -227,6 +230,8 @@ def exceeded_by_codes(kernel: str, name: str, capability: int) -> list[str]:
     launch, number = QUANTIZED[kernel]
     with compiling_for(capability) as compiled, registry.using("triton"):
         launch(name)
+    if kernel == "_packed_multiply_kernel" and name in FP8_FORMATS and capability >= 89:
+        number = 2
     own = {one.key: one for one in compiled if one.kernel == kernel}.values()
     found = [] if len(own) == number else [f"{len(own)} binaries"]
     # Scales of groups within a tile are fetched ahead, too, but are fewer bytes.
@@ -254,6 +259,31 @@ SHORT = {("_packed_matmul_kernel", "awq", 90), ("_packed_multiply_kernel", "mxfp
 )
 def test_codes_are_fetched_ahead_by_16_bytes(kernel: str, name: str, capability: int) -> None:
     assert exceeded_by_codes(kernel, name, capability) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "rows"),
+    [
+        pytest.param(*case, marks=() if case == ("fp8-blocks", 90, 128) else pytest.mark.long)
+        for case in itertools.product(FP8_FORMATS, CAPABILITIES[1:], (64, 128))
+    ],
+)
+def test_experts_with_fp8_inputs_stay_within_their_budgets(
+    name: str, capability: int, rows: int
+) -> None:
+    """Products of FP8, all of whose codes are fetched ahead."""
+    compiled: list[Binary]
+    with compiling_for(capability) as compiled, registry.using("triton"):
+        mix_quantized(name, MIXED_TOKENS[1:2] if rows == 64 else MIXED_TOKENS[2:])
+    own = {one.key: one for one in compiled if one.kernel == "_fp8_multiply_kernel"}.values()
+    assert [one.tile_rows for one in own] == 2 * [rows]
+    for one in own:
+        expected = PRODUCTS[capability]
+        assert re.search(rf"{expected}\S*(e4m3\S*e4m3|f8f6f4)", one.ptx)
+        assert 16 in {int(size, 0) for size in _FETCH.findall(one.ptx)}
+        assert set(re.findall(r"ld\.global[.\w]*", one.ptx)) <= {"ld.global.b32"}, "of scales"
+        assert one.usage().spilled_bytes <= SPILLS.get((one.kernel, capability), 0)
+        assert one.shared_bytes <= SHARED_LIMITS[capability]
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from tests.support.checkpoints.families import write_specimen
 from tests.support.checkpoints.specimen import VOCAB_SIZE
-from tests.support.cuda.serving import KINDS, Served, on_cpu, on_cuda, prompts
+from tests.support.cuda.serving import HOST, KINDS, Served, on_cpu, on_cuda, prompts
 from worker.protocol.sampling import SamplingParams
 from worker.rank.runner import ModelRunner
 
@@ -68,6 +68,17 @@ def test_graphs_yield_what_eager_steps_do(folder: str, options: dict[str, Any]) 
     assert found.waits == []
     assert replays > 20
     assert found.tokens == on_cpu(folder, *requests(1, 12), **options)
+
+
+@pytest.mark.long
+def test_states_in_host_memory_do_not_race(folder: str) -> None:
+    given, asked = requests(1, 4)
+    given, asked = 2 * given[1:6:2], 2 * asked[1:6:2]
+    options = {**HOST, "host_cache_gib": 0.004, "max_num_seqs": 2}
+    found = on_cuda(folder, given, asked, enforce_eager=True, **options)
+    assert (found.findings, found.waits) == ([], [])
+    assert found.num_loaded > 3
+    assert found.tokens == on_cpu(folder, given, asked)
 
 
 @pytest.mark.long

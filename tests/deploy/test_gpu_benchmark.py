@@ -26,7 +26,7 @@ def python(script: str) -> list[str]:
 
 def test_every_command_is_one(tmp_path: Path) -> None:
     steps = gpu.make_steps("python", tmp_path, "vllm")
-    assert len({step.name for step in steps}) == len(steps) == 30
+    assert len({step.name for step in steps}) == len(steps) == 32
     parsers = {"cluster.bench": add_commands, "deploy.benchmarks": benchmarks.add_commands}
     for step in steps:
         program, *rest = step.command

@@ -105,7 +105,7 @@ def main(address: str, base_url: str, model: str) -> None:
 
     cloudpickle.register_pickle_by_value(routing)  # the fleet is that of the wheel
     fleet = FleetConfig(served_model_name="paced")
-    engine = EngineConfig(model=model, device="cpu")
+    engine = EngineConfig.of(model=model, device="cpu")
     config = ServeConfig(endpoint=EndpointConfig(), models=(ModelSpec(fleet=fleet, engine=engine),))
     others = _links()
     serve.run(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import importlib
+import inspect
 import subprocess
 import sys
 
@@ -34,9 +36,12 @@ def test_every_op_has_a_triton_kernel() -> None:
         "choose_experts",
         "fused_moe",
         "gated_delta_net",
+        "selective_scan",
+        "short_convolution",
         "draft_ngrams",
+        "quantize_fp8",
     }
-    assert all(registry[name].has_triton for name in registry)
+    assert all(registry[name].has_kernel("triton") for name in registry)
 
 
 def test_importing_and_running_on_cpu_loads_no_triton() -> None:
@@ -53,15 +58,50 @@ def test_importing_and_running_on_cpu_loads_no_triton() -> None:
 
 def test_backend_selects_the_implementation() -> None:
     own = OpRegistry()
-    op = own.register("double", lambda x: x * 2, triton="operator:neg")
+
+    @own.op
+    def scale(x: torch.Tensor, factor: float = 2.0, *, offset: float = 0.0) -> torch.Tensor:
+        """Scaled tensor."""
+        return x * factor + offset
+
+    @own.implements(scale, "triton")
+    def negate(x: torch.Tensor, factor: float = 2.0, *, offset: float = 0.0) -> torch.Tensor:
+        return -x * factor + offset
+
     x = torch.ones(1)
-    assert op.select(x)(x).item() == 2
+    assert scale(x).item() == 2
+    assert scale(x, factor=3.0, offset=1.0).item() == 4
     with own.using("triton"):
-        assert op.select(x)(x).item() == -1
+        assert scale(x, 3.0, offset=1.0).item() == -2
+    assert scale(x).item() == 2
     assert own.backend == "auto"
-    plain = own.register("triple", lambda x: x * 3)
+    assert scale.__doc__ == "Scaled tensor."
+    assert inspect.signature(scale) == inspect.signature(own["scale"].reference)
+    with pytest.raises(TypeError, match=r"scale\(\) takes from 1 to 2 positional arguments"):
+        scale(x, 2.0, 0.0)  # type: ignore[misc]
+
+
+def test_an_op_without_a_kernel_runs_its_reference() -> None:
+    own = OpRegistry()
+
+    def triple(x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+    triple.__module__ = "kernels"  # which has no triton_kernel.py
+    declared = own.op(triple)
     with own.using("triton"):
-        assert plain.select(x)(x).item() == 3
+        assert [declared(torch.ones(1)).item() for _ in range(2)] == [3, 3]
+
+
+def test_every_kernel_has_the_parameters_and_defaults_of_its_op() -> None:
+    pytest.importorskip("triton")
+    for name in registry:
+        op = registry[name]
+        importlib.import_module(f"{op.package}.triton_kernel")
+        with registry.using("triton"):
+            kernel = op.on_cpu
+        assert kernel is not op.reference
+        assert inspect.signature(kernel) == inspect.signature(op.reference), name
 
 
 def test_unknown_backend_is_refused() -> None:

@@ -26,12 +26,14 @@ from triton.runtime.jit import JITFunction
 from kernels.attention import triton_kernel
 from kernels.attention.triton_config import MAX_HEAD_DIM
 from kernels.linear.triton_kernel import matmul_fixed_tiles
+from kernels.quantize_fp8 import quantize_fp8
 from tests.support.kernels.aot import Binary, compiling_for
 from tests.support.kernels.experts import make_experts
 from tests.support.kernels.launches import (
     MIXED_TOKENS,
     attention,
     draw,
+    mamba,
     mix,
     prepare,
     quantized_products,
@@ -67,6 +69,17 @@ def test_every_kernel_compiles(capability: int) -> None:
             draw(2, torch.Tensor.clone)
             prepare(2, torch.Tensor.clone)
     assert len({binary.kernel for binary in compiled}) == (18 if capability == 89 else 34)
+    assert all(binary.shared_bytes <= SHARED_LIMITS[capability] for binary in compiled), compiled
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.long)]
+)
+@pytest.mark.parametrize("capability", [90, pytest.param(80, marks=pytest.mark.long)])
+def test_kernels_of_mamba_compile(capability: int, dtype: torch.dtype) -> None:
+    with compiling_for(capability) as compiled, registry.using("triton"):
+        mamba(dtype)
+    assert len({binary.kernel for binary in compiled}) == 3
     assert all(binary.shared_bytes <= SHARED_LIMITS[capability] for binary in compiled), compiled
 
 
@@ -164,6 +177,24 @@ def test_kernels_of_fp8_caches_compile(capability: int) -> None:
     assert all(one.shared_bytes <= SHARED_LIMITS.get(capability, 227 << 10) for one in own), own
 
 
+@pytest.mark.parametrize("capability", FP8_MARKS)
+def test_activations_are_quantized_by_16_bytes(capability: int) -> None:
+    """Swaps within four features stay in registers, and no row spills."""
+    with compiling_for(capability) as compiled, registry.using("triton"):
+        for width in (4096, 28672):
+            for by_block in (False, True):
+                quantize_fp8(torch.zeros(3, width, dtype=torch.bfloat16), by_block=by_block)
+    assert len({one.key for one in compiled}) == 4
+    for one in compiled:
+        assert re.search(r"cvt\.rn\.\S*e4m3x2", one.ptx)
+        assert set(re.findall(r"ld\.global[.\w]*", one.ptx)) == {"ld.global.v4.b32"}
+        assert "st.global.v4.b32" in one.ptx
+        assert one.shared_bytes <= 64, "of maxima alone"
+        usage = one.usage()
+        assert usage.spilled_bytes == 0
+        assert usage.registers <= 96
+
+
 def latents(dtype: torch.dtype) -> None:
     """Stores, decodes and extends of DeepSeek's latents in an FP8 cache."""
     case = make_paged([160], num_kv_heads=1, head_dim=576, value_dim=512, dtype=dtype).in_fp8()
@@ -254,11 +285,11 @@ def test_attention_needs_one_binary_per_kernel(
 ) -> None:
     def launch(number: int) -> None:
         lens = [number * 16 + row for row in range(number)]
-        case = make_paged(lens, num_kv_heads=2, head_dim=64, dtype=torch.bfloat16)
+        case = make_paged(lens, num_kv_heads=2, head_dim=MAX_HEAD_DIM, dtype=torch.bfloat16)
         if number % 2:
             unaligned = shifted(torch.tensor(lens, dtype=torch.int32))
             monkeypatch.setattr(type(case), "seq_lens", property(lambda _: unaligned))
-        q = torch.randn(2 * number, 4, 64).to(torch.bfloat16)
+        q = torch.randn(2 * number, 8, MAX_HEAD_DIM).to(torch.bfloat16)
         case.decode(q[:number], batch_invariant=invariant)
         case.extend(q, [2] * number, batch_invariant=invariant)
         monkeypatch.undo()

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from router.api.app import create_app
-from router.config import GatewayConfig
+from router.config import AccessConfig, GatewayConfig
 from router.gateway import Gateway
 from router.serving import admission as admission_module
 from worker.protocol.admission import AdmissionChange, AdmissionOptions
@@ -56,7 +56,7 @@ async def post(rig: Any, body: Any, headers: dict[str, str] | None = None) -> ht
 
 
 async def test_rules_go_to_every_worker_and_to_those_that_come_later(rig):
-    await rig.start(admin_api_keys=(ADMIN,))
+    await rig.start(admin_api_key=ADMIN)
     response = await post(rig, {"model": "stub", **PACK})
     assert response.status_code == 200, response.text
     assert sorted(response.json()["workers"]) == ["w0", "w1"]
@@ -95,7 +95,7 @@ async def test_rules_go_to_every_worker_and_to_those_that_come_later(rig):
     ],
 )
 async def test_wrong_rules_are_a_400_and_reach_nobody(rig, body, complaint):
-    await rig.start(admin_api_keys=(ADMIN,))
+    await rig.start(admin_api_key=ADMIN)
     response = await post(rig, body)
     assert response.status_code == 400
     assert complaint in response.json()["error"]["message"]
@@ -107,7 +107,7 @@ async def test_wrong_rules_are_a_400_and_reach_nobody(rig, body, complaint):
 )
 async def test_no_number_keeps_requests_from_the_workers(rig, field):
     """Every accepted change can be sent, and rejected ones have no effect."""
-    await rig.start(admin_api_keys=(ADMIN,))
+    await rig.start(admin_api_key=ADMIN)
     for value in (2**31 - 1, 2**31, 2**63, 2**64, 2**200, -1, 0, 0.5, 1e308):
         response = await post(rig, {field: value})
         assert response.status_code in (200, 400)
@@ -137,7 +137,7 @@ async def test_without_an_admin_key_the_routes_are_off_and_say_how_to_open_them(
 async def test_keys_of_users_do_not_open_admin_nor_the_admin_s_the_rest(rig, tmp_path: Path):
     file = tmp_path / "admins"
     file.write_text("# who\nsecond\n")
-    await rig.start(api_keys=USERS, admin_api_keys=(ADMIN,), admin_api_key_file=str(file))
+    await rig.start(api_keys=USERS, admin_api_key=ADMIN, admin_api_key_file=str(file))
     for key in (*USERS, "", "nobody"):
         response = await post(rig, PACK, {"authorization": f"Bearer {key}"})
         assert response.status_code == 401
@@ -161,7 +161,9 @@ class Gateways:
         self.gateways: list[Gateway] = []
 
     async def start(self) -> httpx.AsyncClient:
-        config = GatewayConfig(models=self.rig.config.models, admin_api_keys=(ADMIN,))
+        config = GatewayConfig(
+            models=self.rig.config.models, access=AccessConfig(admin_api_key=ADMIN)
+        )
         gateway = Gateway(config, {"stub": self.rig.transport}, settings={"stub": self.store})
         self.gateways.append(gateway)
         await gateway.start()

@@ -405,7 +405,7 @@ async def test_why_nothing_is_ready_is_told_to_holders_of_a_key(rig):
     """Reasons contain folders, repositories and processes; probes only need the status."""
     for worker in rig.workers:
         worker.ready = False
-    await rig.start(attached=0, api_keys=KEYS, admin_api_keys=("admin",))
+    await rig.start(attached=0, api_keys=KEYS, admin_api_key="admin")
 
     async def delayed():
         return [{"name": "stub", "reason": "the model folder /models/stub does not exist"}]

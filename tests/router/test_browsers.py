@@ -9,6 +9,7 @@ import pytest
 
 from cluster.config import EndpointConfig, known_hosts
 from router.api.http.browsers import MAX_SHOWN
+from router.config import AccessConfig
 
 BODY = json.dumps({"prompt": "hi", "max_tokens": 1})
 ROUTES = (
@@ -47,7 +48,7 @@ OWN: tuple[dict[str, str], ...] = (
 
 @pytest.mark.parametrize("headers", FOREIGN, ids=str)
 async def test_pages_of_other_origins_change_nothing(rig: Any, headers: dict[str, str]) -> None:
-    await rig.start(admin_api_keys=("admin",))
+    await rig.start(admin_api_key="admin")
     for method, path in ROUTES:
         response = await rig.client.request(method, path, content=BODY, headers=headers)
         assert response.status_code == 403, (path, response.text)
@@ -74,7 +75,7 @@ async def test_allowed_origins_may_send_requests(rig: Any, allowed: str) -> None
     assert response.status_code == 200, response.text
 
 
-LOOPBACK = known_hosts(EndpointConfig(allowed_hosts=("llm.example",)))
+LOOPBACK = known_hosts(EndpointConfig(access=AccessConfig(allowed_hosts=("llm.example",))))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ LOOPBACK = known_hosts(EndpointConfig(allowed_hosts=("llm.example",)))
     ],
 )
 async def test_on_loopback_only_known_hosts_are_answered(rig: Any, host: str, status: int) -> None:
-    await rig.start(allowed_hosts=LOOPBACK)
+    await rig.start(known_hosts=LOOPBACK)
     for path in ("/", "/health", "/v1/models"):
         response = await rig.client.get(path, headers={"host": host})
         assert response.status_code == status, response.text
@@ -110,10 +111,13 @@ async def test_on_loopback_only_known_hosts_are_answered(rig: Any, host: str, st
         (EndpointConfig(host="0.0.0.0"), ()),
         (EndpointConfig(host="llm.example"), ()),
         (
-            EndpointConfig(host="0.0.0.0", allowed_hosts=("a.example",)),
+            EndpointConfig(host="0.0.0.0", access=AccessConfig(allowed_hosts=("a.example",))),
             ("localhost", "0.0.0.0", "a.example"),
         ),
-        (EndpointConfig(allowed_hosts=("*",)), ("localhost", "127.0.0.1", "*")),
+        (
+            EndpointConfig(access=AccessConfig(allowed_hosts=("*",))),
+            ("localhost", "127.0.0.1", "*"),
+        ),
     ],
 )
 def test_known_hosts_of_an_endpoint(endpoint: EndpointConfig, hosts: tuple[str, ...]) -> None:
@@ -123,4 +127,4 @@ def test_known_hosts_of_an_endpoint(endpoint: EndpointConfig, hosts: tuple[str, 
 @pytest.mark.parametrize("name", ["http://a.example", "a.example:80", ""])
 def test_allowed_hosts_are_names(name: str) -> None:
     with pytest.raises(ValueError, match="--allowed-hosts"):
-        EndpointConfig(allowed_hosts=(name,))
+        AccessConfig(allowed_hosts=(name,))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from itertools import pairwise
 from math import ceil
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from router.fleet import BatchWindow, Choice, Fleet, PromptBlocks
+from router.fleet.batch_window import SLICE_S
 from router.fleet.burst import group_order
 from tests.support.router.scheduled_worker import ScheduledWorker
 from worker.protocol.messages import AttachSnapshot, Submit, WorkerUpdate
@@ -88,8 +91,8 @@ def test_two_gateways_share_a_burst_fairly(num_prefixes: int) -> None:
     choices: list[tuple[int, str, Choice]] = []
     for gateway, fleet in enumerate(cluster.fleets):  # without reports about each other yet
         mine = [name for name in prompts if int(name[1:]) % 2 == gateway]
-        answers = fleet.reserve_group([(name, prompts[name], ()) for name in mine])
-        for name, choice in zip(mine, answers, strict=True):
+        for place, choice in fleet.reserve_group([(name, prompts[name], ()) for name in mine]):
+            name = mine[place]
             assert choice is not None
             placed[name] = choice.worker_id
             choices.append((gateway, name, choice))
@@ -187,6 +190,41 @@ async def test_a_request_that_is_cancelled_while_it_is_placed_leaves_nothing() -
     assert all(isinstance(result, asyncio.CancelledError) for result in results)
     assert not any(worker.reservations for worker in fleet.workers)
     assert len(fleet.in_flight) == 0
+
+
+async def test_a_large_batch_is_placed_in_slices() -> None:
+    fleet = Cluster(num_workers=2, num_gateways=1).fleets[0]
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += SLICE_S / 4  # a call before each slice, and one after each placement
+        return now
+
+    window = BatchWindow(fleet, clock)
+    tasks = [asyncio.create_task(window.place(f"r{n}", prompt_with(n, n))) for n in range(10)]
+    await asyncio.sleep(0)  # all are waiting
+    late = asyncio.create_task(window.place("late", prompt_with(0, 99)))
+    num_placed = []
+    while not late.done():
+        await asyncio.sleep(0)
+        num_placed.append(sum(task.done() for task in tasks))
+    assert max(after - before for before, after in pairwise([0, *num_placed])) <= 5
+    assert num_placed[-1] == 10
+    assert late.result() is not None
+
+
+async def test_a_failure_reaches_all_that_wait_for_it() -> None:
+    fleet = Cluster(num_workers=2, num_gateways=1).fleets[0]
+    window = BatchWindow(fleet)
+    with patch.object(fleet, "reserve", side_effect=RuntimeError("broken")):
+        results = await asyncio.gather(
+            window.place("r", prompt_with(0, 0)),
+            window.place("other", prompt_with(1, 1)),
+            return_exceptions=True,
+        )
+    assert all(isinstance(result, RuntimeError) for result in results)
+    assert await window.place("next", prompt_with(0, 1)) is not None
 
 
 async def test_an_idle_turn_adds_no_wait() -> None:

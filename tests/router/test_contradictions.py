@@ -73,7 +73,7 @@ class Served:
 
     async def _start(self) -> None:
         self._front = WorkerFrontend("w0")
-        config = EngineConfig(
+        config = EngineConfig.of(
             model=MODEL, device="cpu", cpu_threads=1, max_model_len=128, kv_cache_tokens=4096
         )
         spawn = multiprocessing.get_context("spawn")

@@ -14,12 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from router.config import ModelRoute, RoutingConfig
+from router.config import DecisionLogConfig, ModelRoute, RoutingConfig
 from router.explain import DecisionLine, DecisionLog, WorkerSeen, read_decisions
 from router.explain.keyed import KEY_BYTES, KeyedNames
 from router.explain.log import MAX_BLOCKS
 from router.fleet import Fleet
 from router.fleet.explain import PooledCache
+from worker.protocol.options import from_options
 
 PAGE = 16
 TEXT = "one two three four five six the quick brown fox jumps over the lazy dog " * 4
@@ -27,7 +28,7 @@ PREFIX = "x-rayfleet-"
 
 
 def routes(rig, **routing: object) -> tuple[ModelRoute, ...]:
-    return (replace(rig.config.models[0], routing=RoutingConfig(**routing)),)  # type: ignore[arg-type]
+    return (replace(rig.config.models[0], routing=from_options(RoutingConfig, routing)),)
 
 
 async def test_headers_tell_what_was_expected_and_what_came(rig):
@@ -221,7 +222,7 @@ def test_gateways_may_share_a_key(tmp_path):
         with pytest.raises(ValueError, match=f"decision_log_key_file .*{problem}"):
             written(folder, key_file=str(path))
     with pytest.raises(ValueError, match="decision_log_mib in --routing-config"):
-        RoutingConfig(decision_log_mib=0)
+        DecisionLogConfig(max_mib=0)
 
 
 def test_keyed_names_are_siphash():

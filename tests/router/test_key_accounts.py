@@ -197,7 +197,7 @@ async def test_named_keys_are_tenants_by_their_name(rig, key_file):
 
 async def test_the_audit_log_tells_who_and_how_much_and_nothing_of_it(rig, key_file, tmp_path):
     folder = tmp_path / "audit"
-    await rig.start(api_key_file=key_file, audit_log=str(folder), admin_api_keys=("root",))
+    await rig.start(api_key_file=key_file, audit_log=str(folder), admin_api_key="root")
     be(rig, "free")
     usage = (await rig.chat("a secret word")).json()["usage"]
     await rig.chat("a secret word", stream=True, user="a secret user")

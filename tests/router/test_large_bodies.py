@@ -110,7 +110,7 @@ def test_values_are_counted_whatever_texts_hold(value: Any, chunk: int) -> None:
         return values.CONTAINER + inner + max(len(value) - 1, 0)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(values, "_CHUNK", chunk)
+        patch.setattr(values, "CHUNK_BYTES", chunk)
         assert values.num_values(msgspec.json.encode(value)) == cost(value)
 
 

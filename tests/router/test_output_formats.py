@@ -81,6 +81,7 @@ QWEN3_CODER = Excerpt("<tool_call>\n<function={{ name }}>\n<parameter=", "qwen3_
 QWEN3_5 = QWEN3_CODER._replace(text=QWEN3_CODER.text + "</think>", thoughts="think")
 THINKING = Excerpt("{{ content.split('</think>') }}", None, "think")
 LLAMA3 = Excerpt('{"name": function name, "parameters": dictionary of argument name', "llama3_json")
+LFM2 = Excerpt("<|tool_list_start|>[{{ tools }}]<|tool_list_end|>", "pythonic")
 LLAMA4 = Excerpt("<|python_start|>{{ calls }}<|python_end|>", "pythonic")
 NEMOTRON = Excerpt('<TOOLCALL>[{"name": ', "nemotron")
 MISTRAL = Excerpt("{{ '[TOOL_CALLS]' }}[AVAILABLE_TOOLS]", "mistral")
@@ -168,6 +169,11 @@ FAMILIES: dict[str, tuple[Excerpt, ...]] = {
     "GraniteForCausalLM": (GRANITE, GRANITE_32, GRANITE_33),
     "GraniteMoeForCausalLM": (GRANITE,),
     "GraniteSWAForCausalLM": (HERMES,),
+    "GraniteMoeHybridForCausalLM": (HERMES,),
+    "Lfm2ForCausalLM": (LFM2,),
+    "Lfm2MoeForCausalLM": (LFM2,),
+    "FalconH1ForCausalLM": (HERMES,),
+    "NemotronHForCausalLM": (QWEN3_5,),
     "Olmo3ForCausalLM": (OLMO3,),
     "Ernie4_5_MoeForCausalLM": (ERNIE,),
     "HunYuanDenseV1ForCausalLM": (HUNYUAN,),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,19 @@ from router.config import GatewayConfig, ModelRoute
 from router.gateway import Gateway
 from router.tokens.encoder import ParityCheck
 from tests.support.router.rig import build_checkpoint
+from worker.protocol.options import from_options, option_values
 from worker.protocol.text.tokenizer import Tokenizer, load_tokenizer
 from worker.protocol.tokenizer_fingerprint import fingerprint
 
 SHOUTED = "{% for m in messages %}{{ m.content | upper }}!{% endfor %}"
 
 
+def changed(route: ModelRoute, **options: Any) -> ModelRoute:
+    return from_options(ModelRoute, option_values(route) | options)
+
+
 async def start(rig: Any, **options: Any) -> ModelRoute:
-    route = replace(rig.config.models[0], **options)
+    route = changed(rig.config.models[0], **options)
     await rig.start(models=(route,))
     return route
 
@@ -54,7 +58,7 @@ async def test_another_chat_template_makes_the_prompt(rig: Any, tmp_path: Path, 
 async def test_what_cannot_be_read_ends_the_start(
     rig: Any, options: dict[str, str], problem: str
 ) -> None:
-    config = GatewayConfig(models=(replace(rig.config.models[0], **options),))
+    config = GatewayConfig(models=(changed(rig.config.models[0], **options),))
     gateway = Gateway(config, {"stub": rig.transport})
     with pytest.raises(ValueError, match=problem):
         await gateway.start()

@@ -65,7 +65,7 @@ def test_a_draft_model_cannot_reference_other_files(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((DEMO / "config.json").read_bytes())
     index = {"weight_map": {"a": str(DEMO / "model.safetensors")}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    config = EngineConfig(
+    config = EngineConfig.of(
         model=str(DEMO), speculative_method="draft", speculative_model=str(tmp_path)
     )
     with pytest.raises(ValueError, match=r"weights are \*\.safetensors files beside it"):

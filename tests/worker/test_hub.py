@@ -36,7 +36,7 @@ from worker.protocol.text.tokenizer import load_tokenizer
 retry.FIRST_DELAY_S = 0.1
 
 def start(repository):
-    config = EngineConfig(model=repository, device="cpu")
+    config = EngineConfig.of(model=repository, device="cpu")
     async def attempt():
         await asyncio.to_thread(_fetch_checkpoints, config)
         return load_tokenizer(repository).vocab_size
@@ -71,7 +71,7 @@ tagged = {"speculative_revision": "v1", "served_model_name": "m"}
 deployment = build_app({"models": [{"model": sys.argv[1], **options, **tagged}]})._bound_deployment
 config = deployment.init_args[0]
 engine = deployment.init_args[1]["m"]._bound_deployment.init_args[0]
-told = [config.models[0].revision, engine.revision, engine.speculative_revision]
+told = [config.models[0].revision, engine.revision, engine.speculative.revision]
 print(json.dumps(told), flush=True)
 sys.stdin.readline()
 Gateway(config, {"m": None})._load(config.models[0])
@@ -137,7 +137,7 @@ def test_a_folder_has_no_revisions(tmp_path: Path) -> None:
     assert commit_of(str(tmp_path)) == commit_of(str(tmp_path / "later")) == ""
     assert commit_of(f"org/name@{COMMIT}") == COMMIT  # no request to the Hub
     with pytest.raises(ValueError, match="speculative_revision in --speculative-config"):
-        EngineConfig(model="org/name", speculative_revision="main")
+        EngineConfig.of(model="org/name", speculative_revision="main")
 
 
 def test_a_failing_hub_is_retried_and_a_refusal_is_not(tmp_path: Path) -> None:

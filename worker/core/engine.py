@@ -66,7 +66,7 @@ class EngineCore:
         config = config.with_limits(info.max_num_seqs, info.max_num_batched_tokens)
         self._on_launch = on_launch
         self._executor = executor
-        self._overlap_depth = min(config.overlap_depth, executor.max_overlap_depth)
+        self._overlap_depth = min(config.execution.overlap_depth, executor.max_overlap_depth)
         self._follows_prompts = info.block_size > 1 or executor.overlaps_prompts
         self._launches_before_report = info.block_size > 1 and self._overlap_depth > 0
         self._in_flight: deque[AwaitResult] = deque()
@@ -115,6 +115,10 @@ class EngineCore:
         if isinstance(grammar, GrammarProblem):
             self.scheduler.provide(request_id, attempt, grammar)
         elif self.scheduler.provide(request_id, attempt, GrammarStatus.of(grammar)):
+            if grammar.is_free:  # a resumed request, or one held for the end of its reasoning
+                if self._guided is not None:
+                    self._guided.drop([(request_id, attempt)])
+                return
             if self._guided is None:
                 self._guided = GuidedRequests(self.grammars.advance, self.info.vocab_size)
             self._guided.add(request_id, attempt, grammar)
@@ -154,7 +158,7 @@ class EngineCore:
     def report(self) -> StepReport:
         """Report of everything since the last one, with the current load; runs no step."""
         if self._guided is not None:
-            self._guided.drop(self.scheduler.take_ended())
+            self._guided.drop(self.scheduler.take_unguided())
         report = self.scheduler.take_report()
         report.load.step_times = self.timeline.totals()
         return report

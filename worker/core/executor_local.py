@@ -46,7 +46,7 @@ class LocalExecutor(Executor):
         with self._naming_failed_peer():
             device = select_device(self._config, 0)
             self.overlaps_prompts = device.type == "cuda"
-            await_free_memory(device, self._config.gpu_memory_utilization)
+            await_free_memory(device, self._config.cache.gpu_memory_utilization)
             group = TensorParallelGroup.create(
                 0,
                 self._config.tensor_parallel_size,

@@ -56,7 +56,10 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello], salt: str) 
             "--tensor-parallel-size, or set --kv-cache-tokens"
         )
     config = config.with_limits(hellos[0].max_num_seqs, hellos[0].max_num_batched_tokens)
-    max_total_tokens = groups.max_tokens(num_pages, config.page_size, config.max_num_batched_tokens)
+    limits = config.scheduling
+    max_total_tokens = groups.max_tokens(
+        num_pages, config.cache.page_size, limits.max_num_batched_tokens
+    )
     if groups.num_window:
         max_total_tokens = min(max_total_tokens, max_model_len)
     return EngineInfo(
@@ -65,16 +68,16 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello], salt: str) 
         max_model_len=max_model_len,
         max_total_tokens=max_total_tokens,
         vocab_size=hellos[0].vocab_size,
-        page_size=config.page_size,
-        max_num_seqs=config.max_num_seqs,
+        page_size=config.cache.page_size,
+        max_num_seqs=limits.max_num_seqs,
         eos_token_ids=_eos_token_ids(config, model, hellos[0].vocab_size),
-        block_hash_salt="-".join(filter(None, (salt, hellos[0].dtype, hellos[0].kv_cache_dtype))),
+        block_hash_salt=_salt(config, hellos[0], salt),
         block_size=model.block_size,
-        dllm_algorithm=config.dllm_algorithm if model.block_size > 1 else "",
+        dllm_algorithm=config.dllm.algorithm if model.block_size > 1 else "",
         structured_outputs_backend=config.structured_outputs_backend,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_queued_requests=config.max_queued_requests,
-        max_queued_tokens=config.max_queued_tokens,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_queued_requests=limits.max_queued_requests,
+        max_queued_tokens=limits.max_queued_tokens,
         num_host_pages=min(hello.num_host_pages for hello in hellos),
         device=hellos[0].device,
         dtype=hellos[0].dtype,
@@ -84,6 +87,12 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello], salt: str) 
         page_groups=groups,
         processes={"rank 0": os.getpid()} | _processes(hellos),
     )
+
+
+def _salt(config: EngineConfig, hello: Hello, salt: str) -> str:
+    """The checkpoint's salt of block hashes, and what else determines keys and values."""
+    quantization = "" if config.quantization == "auto" else config.quantization
+    return "-".join(filter(None, (salt, hello.dtype, hello.kv_cache_dtype, quantization)))
 
 
 def _eos_token_ids(config: EngineConfig, model: ModelConfig, vocab_size: int) -> list[int]:

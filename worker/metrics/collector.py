@@ -138,8 +138,7 @@ def worker_metrics(view: WorkerView, *, vllm_names: bool = False) -> Iterator[Me
         phase.add_metric(labels, times.num_steps, seconds(times))
         yield phase
     yield from speculation_metrics(labels, load.speculation or SpeculationTotals.of(0))
-    page_size = 0 if view.info is None else view.info.page_size
-    yield from host_cache_metrics(labels, load.host_cache or HostCacheTotals(), page_size)
+    yield from host_cache_metrics(labels, load.host_cache or HostCacheTotals())
 
 
 def _share_in_use(load: LoadSnapshot) -> float:

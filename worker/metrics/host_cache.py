@@ -11,15 +11,12 @@ from worker.protocol.host_cache import HostCacheTotals
 _LABELS = ["model_name", "worker_id"]
 
 
-def host_cache_metrics(
-    labels: Sequence[str], totals: HostCacheTotals, page_size: int
-) -> Iterator[Metric]:
+def host_cache_metrics(labels: Sequence[str], totals: HostCacheTotals) -> Iterator[Metric]:
     """Metric families of a worker's host-memory tier; 0 if disabled.
 
     Args:
         labels: values of (model_name, worker_id).
         totals: totals of the tier.
-        page_size: tokens per page.
     """
     usage = GaugeMetricFamily(
         "rayfleet_cpu_cache_usage_perc",
@@ -36,9 +33,12 @@ def host_cache_metrics(
     pages.add_metric([*labels, "GPU_to_CPU"], totals.num_stored)
     pages.add_metric([*labels, "CPU_to_GPU"], totals.num_loaded)
     yield pages
-    hit_tokens = totals.num_loaded * page_size
     for name, text, count in (
-        ("external_prefix_cache_hits", "Tokens whose KV was loaded from host memory.", hit_tokens),
+        (
+            "external_prefix_cache_hits",
+            "Tokens whose KV was loaded from host memory.",
+            totals.num_hit_tokens,
+        ),
         ("kv_offload_load_time_seconds", "Time of loads from host memory.", totals.load_s),
         (
             "kv_offload_evicted_pages",

@@ -212,6 +212,12 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
     state_stores: list[StateStore] = []
     """Stores of state snapshots, for layers with states; made while the rows are computed. No
     earlier step in flight reads or writes these snapshots."""
+    host_state_stores: PageCopies | None = None
+    """Copies of state snapshots to host memory, as (snapshot, host snapshot); made before anything
+    else writes to these snapshots."""
+    host_state_loads: PageCopies | None = None
+    """Copies from host memory to states, as (slot of a request, host snapshot); made before the
+    rows, and after the stores, which may use the same host snapshots."""
 
     @property
     def drafts_under_grammar(self) -> bool:

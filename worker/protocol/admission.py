@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from worker.protocol.analyzed import analyzed
+from worker.protocol.options import option_name
 
 SchedulePolicy = Literal["fcfs", "lpm"]
 AdmissionPolicyName = Literal["fifo", "pack"]
@@ -27,8 +28,8 @@ cluster.cli."""
 class AdmissionOptions:
     """Options of admission, which runs in every step that has room for prefill.
 
-    They are part of the engine's options (`worker.config` inherits them), and each can be changed
-    at run time (`AdmissionChange`).
+    They are part of `SchedulingConfig` (`worker.config`), and each can be changed at run time
+    (`AdmissionChange`).
 
     Raises:
         ValueError: a value is out of range; the message names the flag or the field.
@@ -100,15 +101,3 @@ class AdmissionChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def then(self, later: AdmissionChange) -> AdmissionChange:
         """Merges a later change into this one."""
         return AdmissionChange({**self.given, **later.given})
-
-
-def option_name(options: Any, name: str) -> str:
-    """User-visible name of an option: its flag, or its key in the JSON object of another flag.
-
-    Args:
-        options: a dataclass of options, or an instance.
-        name: name of a field.
-    """
-    (option,) = (option for option in fields(options) if option.name == name)
-    flag = option.metadata.get("within")
-    return f"{name} in {flag}" if flag else "--" + name.replace("_", "-")

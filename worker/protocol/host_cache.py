@@ -38,3 +38,5 @@ class HostCacheTotals(msgspec.Struct, array_like=True):
     """Tokens of `num_resumed_tokens` that were copied back from the host."""
     load_s: float = 0.0
     """Seconds spent on copies back to the device."""
+    num_hit_tokens: int = 0
+    """Cached tokens of requests that were copied back from the host."""

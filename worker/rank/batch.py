@@ -23,7 +23,7 @@ import torch
 
 from kernels import SamplingParameters, StepRows, StepTensors, gather_step_inputs
 from kernels.attention import AttentionBackend, AttentionMetadata, CapturableBackend
-from kernels.gated_delta_rule import StateCache, StateRows
+from kernels.states import StateCache, StateRows
 from worker.models.layers.context import AttentionInputs, ForwardContext, KVCache
 from worker.models.layers.kv_cache import KVCacheGroup, KVCacheSpec
 from worker.plan.plan import Plan, StateStore

@@ -1,4 +1,4 @@
-"""Settings of a rank's process on CPU: priority, threads, allocator, memory."""
+"""Settings of a rank's process on CPU: threads, allocator, memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 import mmap
 import os
 import sys
-from pathlib import Path
 
 import torch
 
@@ -18,43 +17,6 @@ from worker.models.loading.native import NativeOptions
 logger = logging.getLogger(__name__)
 
 _KEEP_BYTES = 1 << 30
-_NICENESS = 10
-"""Niceness that a rank adds to its own. Measured with two workers at 1.3 times their sustainable
-load on two cores, shared with gateway and clients: at 0, 5 and 10 the median TTFT of urgent
-requests was 68, 56 and 53 ms, and throughput 2,850, 2,906 and 3,097 tokens/s."""
-
-_AUTOGROUP_ENABLED = Path("/proc/sys/kernel/sched_autogroup_enabled")
-_OWN_AUTOGROUP = Path("/proc/self/autogroup")
-
-
-def yield_cpu_to_others() -> None:
-    """Lowers the priority of this process, so that other processes get a core when they need one.
-
-    Steps use all available CPU time, whatever their priority. Gateways, frontends, schedulers and
-    clients use little, but need it immediately: on cores shared with steps of the same priority,
-    they wait several milliseconds each time they become runnable.
-
-    Only for a process that runs nothing but steps. Threads that start later inherit the priority.
-    """
-    niceness = min(os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS, 19)
-    os.setpriority(os.PRIO_PROCESS, 0, niceness)
-    _yield_cpu_to_other_sessions(niceness)
-
-
-def _yield_cpu_to_other_sessions(niceness: int) -> None:
-    """Applies the niceness relative to processes of other sessions, too.
-
-    With autogroups, Linux's default outside containers, cores are shared evenly among sessions, and
-    niceness only applies within a session. HAProxy, which Ray starts in a separate session, waited
-    up to three seconds for a core next to two busy ranks, which stalled all streams.
-    """
-    try:
-        if _AUTOGROUP_ENABLED.read_text().strip() == "1":
-            if os.getsid(0) != os.getpid():
-                os.setsid()
-            _OWN_AUTOGROUP.write_text(str(niceness))
-    except OSError as error:
-        logger.info("failed to lower the priority of this session: %s", error)
 
 
 def tune_cpu_process(num_threads: int, world_size: int) -> None:
@@ -77,10 +39,10 @@ def native_options(
     if device.type != "cpu" or config.cpu_steps == "torch":
         return None
     return NativeOptions(
-        page_size=config.page_size,
-        num_threads=config.cpu_threads or max(1, available_cores() // world_size),
-        required=config.cpu_backend == "native",
-        weight_cache=config.enable_weight_caching and config.load_format != "dummy",
+        page_size=config.cache.page_size,
+        num_threads=config.execution.cpu_threads or max(1, available_cores() // world_size),
+        required=config.execution.cpu_backend == "native",
+        weight_cache=config.execution.enable_weight_caching and config.load_format != "dummy",
     )
 
 

@@ -79,17 +79,17 @@ def resolve_cache_dtype(
         ValueError: FP8 is configured, but the GPU does not support it; or bfloat16 is, but the
             model computes in another type.
     """
-    if config.kv_cache_dtype == "bfloat16":
+    if config.cache.kv_cache_dtype == "bfloat16":
         if dtype != torch.bfloat16:
             raise ValueError(
                 f"--kv-cache-dtype bfloat16 needs --dtype bfloat16, this model computes in "
                 f"{str(dtype).removeprefix('torch.')}: use auto"
             )
         return None
-    is_auto, capability = config.kv_cache_dtype == "auto", FP8_CAPABILITY
+    is_auto, capability = config.cache.kv_cache_dtype == "auto", FP8_CAPABILITY
     if is_auto:
         is_specified = model.quantization is not None and model.quantization.has_fp8_cache
-        is_other = device.type != "cuda" or config.attention_backend in _WITHOUT_FP8
+        is_other = device.type != "cuda" or config.execution.attention_backend in _WITHOUT_FP8
         if is_other or not is_specified:
             return None
     if device.type == "cuda":
@@ -99,7 +99,8 @@ def resolve_cache_dtype(
             return None
         needed, found = (".".join(map(str, pair)) for pair in (FP8_CAPABILITY, capability))
         raise ValueError(
-            f"--kv-cache-dtype {config.kv_cache_dtype} needs a GPU of compute capability {needed} "
+            f"--kv-cache-dtype {config.cache.kv_cache_dtype} needs a GPU of compute capability "
+            f"{needed} "
             f"or higher (L4, L40S, H100 or later), this one has {found}: use auto"
         )
     return torch.float8_e4m3fn

@@ -62,12 +62,12 @@ def capture_sizes(config: EngineConfig, block_size: int = 1) -> tuple[int, ...]:
     block-diffusion model are blocks; a request may compute two in one pass: one to commit, one to
     decide.
     """
-    most = config.max_num_seqs
+    most = config.scheduling.max_num_seqs
     if block_size > 1:
         most = min(2 * most, max(1, _MOST_TOKENS // block_size))
-    if config.cudagraph_capture_sizes:
+    if config.execution.cudagraph_capture_sizes:
         # No step has more rows than `most`.
-        return tuple(sorted({min(size, most) for size in config.cudagraph_capture_sizes}))
+        return tuple(sorted({min(size, most) for size in config.execution.cudagraph_capture_sizes}))
     limit = min(most, _LARGEST_DEFAULT)
     steps = (1, 2, 4, *range(8, 257, 8), *range(272, limit + 1, 16))
     return (*(size for size in steps if size < limit), limit)
@@ -80,9 +80,10 @@ def token_capture_sizes(config: EngineConfig, hidden_size: int) -> tuple[int, ..
         config: the engine's configuration.
         hidden_size: the model's hidden size, to estimate operations per token.
     """
-    most = config.max_num_batched_tokens
-    if config.cudagraph_capture_sizes:
-        return tuple(sorted({min(size, most) for size in config.cudagraph_capture_sizes}))
+    most = config.scheduling.max_num_batched_tokens
+    if config.execution.cudagraph_capture_sizes:
+        sizes = config.execution.cudagraph_capture_sizes
+        return tuple(sorted({min(size, most) for size in sizes}))
     # A layer with Llama's proportions has about 13 * hidden_size ** 2 weights, with two operations
     # per token each.
     flop = 26 * hidden_size**2 / config.tensor_parallel_size
@@ -470,7 +471,7 @@ def create_capture(
         draft_backend: attention backend of a draft model on the device; None without one.
     """
     can_capture = registry.uses_triton(group.device) and not group.is_through_host
-    if streams is None or config.enforce_eager or not can_capture:
+    if streams is None or config.execution.enforce_eager or not can_capture:
         return None
     if not isinstance(backend, CapturableBackend):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import weakref
 from abc import ABC, abstractmethod
@@ -10,11 +11,14 @@ from functools import partial
 
 import torch
 
-from worker.models.layers.context import KVCache
 from worker.plan.plan import PageCopies, Plan
 from worker.rank.cpu import lazy_zeros
+from worker.rank.host_states import HostStates
+from worker.rank.states import RequestStates
 from worker.rank.streams import DeviceStreams
 from worker.rank.transfer import to_device
+
+logger = logging.getLogger(__name__)
 
 _STAGED_BYTES = 32 << 20
 """Maximum bytes of the staging buffer on the device."""
@@ -25,16 +29,19 @@ LoadMs = Callable[[], float]
 
 
 class HostPages(ABC):
-    """Slots in host memory, each for the content of one page on this rank: all layers and planes.
+    """Slots in host memory, each for the content of one page on this rank: all layers and planes;
+    and snapshots of states, if the model has any.
 
     Args:
         num_slots: number of slots.
-        caches: KV caches of the layers; all pages have the same size.
+        planes: tensors of all pages, of equal shape (`allocate_planes`).
     """
 
-    def __init__(self, num_slots: int, caches: Sequence[KVCache]) -> None:
-        self._planes = [_rows(plane) for cache in caches for plane in cache.planes]
-        """Planes of the layers' caches, [pages, values] each."""
+    def __init__(self, num_slots: int, planes: Sequence[torch.Tensor]) -> None:
+        self._planes = [_rows(plane) for plane in planes]
+        """Planes, [pages, values] each."""
+        self.states: HostStates | None = None
+        """Snapshots of states; None for models without states."""
         first = self._planes[0]
         self.slots = lazy_zeros((num_slots, len(self._planes), first.shape[1]), first.dtype)
         """[slots, planes, values] in host memory."""
@@ -42,12 +49,23 @@ class HostPages(ABC):
     def copy(self, plan: Plan) -> LoadMs | None:
         """Runs a Plan's copies, before anything else in the step; returns the time of its loads, or
         None without loads."""
-        if plan.stores is None and plan.loads is None:
-            return None
-        return self._copy(plan)
+        copies = (plan.stores, plan.loads, plan.host_state_stores, plan.host_state_loads)
+        return None if copies == (None,) * 4 else self._copy(plan)
+
+    def add_states(self, states: RequestStates, num_snapshots: int) -> None:
+        """Adds `num_snapshots` snapshots in host memory."""
+        self.states = HostStates(num_snapshots, states)
 
     @abstractmethod
     def _copy(self, plan: Plan) -> LoadMs | None: ...
+
+    def _store_states(self, plan: Plan) -> None:
+        if self.states is not None and plan.host_state_stores is not None:
+            self.states.store(plan.host_state_stores)
+
+    def _load_states(self, plan: Plan) -> None:
+        if self.states is not None and plan.host_state_loads is not None:
+            self.states.load(plan.host_state_loads)
 
 
 class CPUHostPages(HostPages):
@@ -58,12 +76,15 @@ class CPUHostPages(HostPages):
             pages, slots = _indices(plan.stores)
             for number, plane in enumerate(self._planes):
                 self.slots[:, number].index_copy_(0, slots, plane.index_select(0, pages))
-        if plan.loads is None:
+        self._store_states(plan)
+        if plan.loads is None and plan.host_state_loads is None:
             return None
         started = time.perf_counter()
-        pages, slots = _indices(plan.loads)
-        for number, plane in enumerate(self._planes):
-            plane.index_copy_(0, pages, self.slots[:, number].index_select(0, slots))
+        if plan.loads is not None:
+            pages, slots = _indices(plan.loads)
+            for number, plane in enumerate(self._planes):
+                plane.index_copy_(0, pages, self.slots[:, number].index_select(0, slots))
+        self._load_states(plan)
         elapsed_ms = (time.perf_counter() - started) * 1e3
         return lambda: elapsed_ms
 
@@ -85,11 +106,17 @@ class CUDAHostPages(HostPages):
         ValueError: the host memory cannot be pinned.
     """
 
-    def __init__(self, num_slots: int, caches: Sequence[KVCache], streams: DeviceStreams) -> None:
-        super().__init__(num_slots, caches)
-        _pin(self.slots)
-        # Unpin with this object: the process's next engine may map and pin the same addresses.
-        weakref.finalize(self, _unpin, self.slots.data_ptr()).atexit = False
+    def __init__(
+        self,
+        num_slots: int,
+        planes: Sequence[torch.Tensor],
+        streams: DeviceStreams,
+        *,
+        must_pin: bool,
+    ) -> None:
+        super().__init__(num_slots, planes)
+        self._must_pin = must_pin
+        self._pin(self.slots)
         self._streams = streams
         self._stream = torch.cuda.Stream(streams.device)
         slot_bytes = self.slots[0].numel() * self.slots.itemsize
@@ -101,19 +128,39 @@ class CUDAHostPages(HostPages):
                 device=streams.device,
             )
 
+    def add_states(self, states: RequestStates, num_snapshots: int) -> None:
+        """Adds `num_snapshots` snapshots in pinned memory."""
+        super().add_states(states, num_snapshots)
+        assert self.states is not None
+        self._pin(self.states.snapshots)
+
     def _copy(self, plan: Plan) -> LoadMs | None:
         load_ms: LoadMs | None = None
         with torch.cuda.stream(self._stream):
             if plan.stores is not None:
                 self._store(plan.stores)
-            if plan.loads is not None:
+            self._store_states(plan)
+            if plan.loads is not None or plan.host_state_loads is not None:
                 started, stopped = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 started.record()
-                self._load(plan.loads)
+                if plan.loads is not None:
+                    self._load(plan.loads)
+                self._load_states(plan)
                 stopped.record()
                 load_ms = partial(started.elapsed_time, stopped)
         self._streams.compute.wait_stream(self._stream)
         return load_ms
+
+    def _pin(self, tensor: torch.Tensor) -> None:
+        try:
+            _pin(tensor)
+        except ValueError as error:
+            if self._must_pin:
+                raise
+            logger.warning("copies to and from host memory are slower: %s", error)
+            return
+        # Unpin with this object: the process's next engine may map and pin the same addresses.
+        weakref.finalize(self, _unpin, tensor.data_ptr()).atexit = False
 
     def _store(self, copies: PageCopies) -> None:
         for pages, slots in self._batches(copies):
@@ -140,20 +187,26 @@ class CUDAHostPages(HostPages):
 
 
 def create_host_pages(
-    num_slots: int, caches: Sequence[KVCache], streams: DeviceStreams | None
+    num_slots: int,
+    planes: Sequence[torch.Tensor],
+    streams: DeviceStreams | None,
+    *,
+    must_pin: bool = True,
 ) -> HostPages | None:
     """The host pages of one rank; None without a host-memory tier.
 
     Args:
         num_slots: number of pages in host memory; 0 for no tier.
-        caches: KV caches of the layers.
+        planes: tensors of all pages.
         streams: the rank's streams; None on CPU.
+        must_pin: whether memory that cannot be pinned is an error; otherwise, copies from and to it
+            are slower.
     """
     if not num_slots:
         return None
     if streams is None:
-        return CPUHostPages(num_slots, caches)
-    return CUDAHostPages(num_slots, caches, streams)
+        return CPUHostPages(num_slots, planes)
+    return CUDAHostPages(num_slots, planes, streams, must_pin=must_pin)
 
 
 def _rows(plane: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,8 @@ from worker.rank.cpu import lazy_zeros
 
 def page_groups(config: EngineConfig, layout: KVCacheLayout) -> PageGroups:
     """The layout's page groups, for the scheduler."""
-    num_pages = layout.snapshot_pages(config.page_size) if config.enable_prefix_caching else 0
+    cache = config.cache
+    num_pages = layout.snapshot_pages(cache.page_size) if cache.enable_prefix_caching else 0
     return msgspec.structs.replace(layout.page_groups, snapshot_pages=num_pages)
 
 
@@ -26,28 +27,34 @@ def page_bytes(
 ) -> int:
     """Bytes of one page on this rank, with its share of state snapshots, and with its `draft_bytes`
     in a draft model's cache."""
-    num_bytes = layout.page_bytes(config.page_size) + draft_bytes
+    num_bytes = layout.page_bytes(config.cache.page_size) + draft_bytes
     if groups.snapshot_pages:
         num_bytes += -(-layout.state_bytes // groups.snapshot_pages)
     return num_bytes
 
 
-def allocate_kv_caches(
+def allocate_planes(
     num_pages: int, page_size: int, layout: KVCacheLayout, device: torch.device
+) -> list[list[torch.Tensor]]:
+    """Tensors of all pages, [num_pages, tokens, heads, head_dim] per tensor and plane of the
+    layout. Initialized to zeros, since attention reads unused slots of a page and masks them."""
+    spec = layout.spec
+    shape = (num_pages, *spec.page_shape(page_size))
+    return [
+        [lazy_zeros(shape, spec.dtype, device) for _ in range(spec.num_planes)]
+        for _ in range(layout.group_size)
+    ]
+
+
+def kv_caches(
+    tensors: Sequence[Sequence[torch.Tensor]], page_size: int, layout: KVCacheLayout
 ) -> Mapping[int, KVCache]:
-    """KV caches by layer with pages. Initialized to zeros, since attention reads unused slots of a
-    page and masks them.
+    """KV caches by layer with pages, as views of `allocate_planes`.
 
     Layers at the same index in different groups share one tensor: their groups own different pages
     of it. If a page holds several layers of a group (`layers_per_page`), each has a view that
     begins at its part of page 0; page `p` is then index `layers_per_page * p` of the view.
     """
-    spec = layout.spec
-    shape = (num_pages, *spec.page_shape(page_size))
-    tensors = [
-        [lazy_zeros(shape, spec.dtype, device) for _ in range(spec.num_planes)]
-        for _ in range(layout.group_size)
-    ]
     by_layer: dict[int, KVCache] = {}
     for group in layout.groups:
         for place, layer in enumerate(group.layers):
@@ -56,6 +63,13 @@ def allocate_kv_caches(
             planes = [plane.view(-1, *group_shape)[first:] for plane in tensors[number]]
             by_layer[layer] = _make_cache(planes, group.spec)
     return {layer: by_layer[layer] for layer in sorted(by_layer)}
+
+
+def allocate_kv_caches(
+    num_pages: int, page_size: int, layout: KVCacheLayout, device: torch.device
+) -> Mapping[int, KVCache]:
+    """KV caches by layer with pages, in new memory."""
+    return kv_caches(allocate_planes(num_pages, page_size, layout, device), page_size, layout)
 
 
 def _make_cache(planes: Sequence[torch.Tensor], spec: KVCacheSpec) -> KVCache:

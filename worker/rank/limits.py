@@ -42,18 +42,19 @@ def resolve_limits(
             allocated for each of `max_num_seqs`: the default leaves memory for weights and pages.
         group: the ranks, all of which must call this, since their GPUs may differ.
     """
-    if config.max_num_seqs and config.max_num_batched_tokens:
+    given = config.scheduling
+    if given.max_num_seqs and given.max_num_batched_tokens:
         return config
     limits = _limits(group)
-    if state_bytes and not config.max_num_seqs and group.device.type == "cuda":
+    if state_bytes and not given.max_num_seqs and group.device.type == "cuda":
         most = _fitting_states(limits.max_num_seqs, state_bytes, group)
         limits = limits._replace(max_num_seqs=most)
     resolved = config.with_limits(*limits)
     if group.rank == 0:
         logger.info(
             "max_num_seqs=%d, max_num_batched_tokens=%d",
-            resolved.max_num_seqs,
-            resolved.max_num_batched_tokens,
+            resolved.scheduling.max_num_seqs,
+            resolved.scheduling.max_num_batched_tokens,
         )
     return resolved
 

@@ -14,6 +14,7 @@ import msgspec
 
 from worker.config import EngineConfig
 from worker.memory import freeze_gc
+from worker.niceness import RANK_NICENESS, yield_cpu_to_others
 from worker.plan.channel import RankChannel
 from worker.plan.messages import (
     Drafts,
@@ -71,15 +72,14 @@ def _load_and_serve(
     # Imported lazily: the coordinator on CPU imports this module's package and must stay
     # torch-free.
     from worker.models.layers.tensor_parallel import TensorParallelGroup
-    from worker.rank.cpu import yield_cpu_to_others
     from worker.rank.memory import await_free_memory
     from worker.rank.rank import Rank, select_device
 
     device = select_device(config, number)
     if device.type == "cpu":
-        yield_cpu_to_others()
+        yield_cpu_to_others(RANK_NICENESS)
     rank = Rank(config)
-    await_free_memory(device, config.gpu_memory_utilization)
+    await_free_memory(device, config.cache.gpu_memory_utilization)
     group = TensorParallelGroup.create(
         number, config.tensor_parallel_size, device, directory, rendezvous=rendezvous
     )

@@ -10,9 +10,9 @@ import psutil
 import torch
 
 from worker.config import EngineConfig
-from worker.models.layers.kv_cache import KVCacheLayout
 from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.protocol.page_groups import PageGroups
+from worker.rank.host_memory import count_gpus, default_host_bytes, tightest_bound
 
 logger = logging.getLogger(__name__)
 
@@ -96,19 +96,20 @@ def plan_pages(
     Raises:
         ValueError: there is no room for a single page of each group.
     """
-    if config.kv_cache_tokens is not None:
-        return -(-config.kv_cache_tokens // config.page_size) * page_groups.num_groups + 1
+    cache = config.cache
+    if cache.kv_cache_tokens is not None:
+        return -(-cache.kv_cache_tokens // cache.page_size) * page_groups.num_groups + 1
     if group.device.type == "cuda":
         available = _cuda_cache_bytes(config, group, profile, graphs)
     else:
         share = int(_available_cpu_bytes() * _CPU_SHARE)
         available = min(share // config.tensor_parallel_size, _CPU_MOST_BYTES) - state_bytes
     pages = available // page_bytes
-    if group.device.type == "cpu" or not config.enable_prefix_caching:
+    if group.device.type == "cpu" or not cache.enable_prefix_caching:
         # Capped at the use of all slots at full length. With prefix caching on a GPU, whose memory
         # has no other use, the rest caches prefixes.
-        useful = config.max_num_seqs * page_groups.num_pages(
-            max_model_len, config.page_size, config.max_num_batched_tokens
+        useful = config.scheduling.max_num_seqs * page_groups.num_pages(
+            max_model_len, cache.page_size, config.scheduling.max_num_batched_tokens
         )
         pages = min(useful + 1, pages)
     if pages <= page_groups.num_groups:
@@ -120,33 +121,64 @@ def plan_pages(
     return pages
 
 
-def plan_host_pages(config: EngineConfig, layout: KVCacheLayout) -> int:
+def plan_host_pages(
+    config: EngineConfig, *, group: TensorParallelGroup, page_bytes: int, num_pages: int
+) -> int:
     """Number of pages of one rank's host-memory tier; 0 without one.
 
     A draft model's part of a page is not offloaded: it is recomputed for each request that enters a
     slot, even if its prefix is cached.
 
+    Args:
+        config: the engine's configuration.
+        group: the rank's tensor-parallel group.
+        page_bytes: bytes of one page, with its share of state snapshots.
+        num_pages: pages on the device.
+
     Raises:
         ValueError: the machine has less memory than configured, or not even one page fits.
     """
-    if not config.host_cache_gib:
+    if config.cache.host_cache_gib is None:
+        return _default_host_pages(config, group, page_bytes, num_pages)
+    if not config.cache.host_cache_gib:
         return 0
-    num_bytes = int(config.host_cache_gib * 2**30)
+    num_bytes = int(config.cache.host_cache_gib * 2**30)
     most = psutil.virtual_memory().total
     if num_bytes >= most:
         raise ValueError(
-            f"--host-cache-gib {config.host_cache_gib:g} exceeds this machine's memory "
+            f"--host-cache-gib {config.cache.host_cache_gib:g} exceeds this machine's memory "
             f"({most / 2**30:.1f} GiB): lower it"
         )
-    page_bytes = layout.page_bytes(config.page_size)
-    num_pages = num_bytes // config.tensor_parallel_size // page_bytes
-    if not num_pages:
+    num_host_pages = num_bytes // config.tensor_parallel_size // page_bytes
+    if not num_host_pages:
         least = page_bytes * config.tensor_parallel_size / 2**30
         raise ValueError(
-            f"--host-cache-gib {config.host_cache_gib:g} is smaller than one page: use at least "
-            f"{least:.4f}"
+            f"--host-cache-gib {config.cache.host_cache_gib:g} is smaller than one page: "
+            f"use at least {least:.4f}"
         )
-    return num_pages
+    return num_host_pages
+
+
+def _default_host_pages(
+    config: EngineConfig, group: TensorParallelGroup, page_bytes: int, num_pages: int
+) -> int:
+    """Pages of the tier if its size is not configured: none on CPU, or where CPU and GPU share
+    their memory, since the KV cache is in host memory there."""
+    device = group.device
+    if device.type != "cuda" or not config.cache.enable_prefix_caching:
+        return 0
+    if getattr(torch.cuda.get_device_properties(device), "is_integrated", 0):
+        return 0
+    bound = tightest_bound()
+    num_ranks = max(count_gpus(), torch.cuda.device_count())
+    num_bytes = default_host_bytes(bound, num_ranks, num_pages * page_bytes)
+    if group.rank == 0:
+        logger.info(
+            "KV offloading: %.1f GiB of host memory per rank (%.1f of %.1f GiB of %s free, half is "
+            "reserved, %d GPUs share the rest); set --host-cache-gib to change it",
+            *(num_bytes / 2**30, bound.free / 2**30, bound.total / 2**30, bound.source, num_ranks),
+        )
+    return num_bytes // page_bytes
 
 
 def _cuda_cache_bytes(
@@ -168,7 +200,7 @@ def _cuda_cache_bytes(
     # step.
     ranks = group.gather_on_device([peak + graph_bytes, torch.cuda.memory_reserved(device)])
     free, total = torch.cuda.mem_get_info(device)
-    share = cache_share(total, free, config.gpu_memory_utilization, ranks)
+    share = cache_share(total, free, config.cache.gpu_memory_utilization, ranks)
     logger.info(
         "memory: %.1f GB total, %.1f GB free, %.1f GB peak of a step, %.1f GB for CUDA graphs, "
         "%.1f GB for the KV cache",

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from worker.config import EngineConfig
 from worker.models.config.model_config import ModelConfig, load_model_config
+from worker.models.config.quantization import ScaledConfig
 from worker.models.layers.sharing import check_sharing
 
 
@@ -27,11 +28,28 @@ def check_engine(config: EngineConfig) -> ModelConfig:
     model = load_model_config(config.checkpoint, weights=False)
     max_model_len = model.resolve_max_model_len(config.max_model_len)
     check_sharing(model, config.tensor_parallel_size, expert_parallel=config.enable_expert_parallel)
+    check_quantization(config, model)
     check_blocks(config, model)
     check_windows(config, model.windows_within(max_model_len))
     check_states(config, model)
     check_draft_model(config, model, max_model_len=max_model_len)
     return model
+
+
+def check_quantization(config: EngineConfig, model: ModelConfig) -> None:
+    """Checks an engine's quantization; FP8 is the format of unquantized and of FP8 checkpoints.
+
+    Raises:
+        ValueError: the checkpoint is quantized in another format.
+    """
+    if config.quantization == "auto" or model.quantization is None:
+        return
+    formats = {model.quantization.weights, *model.quantization.by_module.values()} - {None}
+    if any(not isinstance(one, ScaledConfig) or one.code != "e4m3" for one in formats):
+        raise ValueError(
+            f"--quantization {config.quantization} needs an unquantized or an FP8 checkpoint, this "
+            "one is quantized in another format: use auto, or the model's unquantized checkpoint"
+        )
 
 
 def check_blocks(config: EngineConfig, model: ModelConfig) -> None:
@@ -43,17 +61,18 @@ def check_blocks(config: EngineConfig, model: ModelConfig) -> None:
     size = model.block_size
     if size == 1:
         return
-    if config.page_size % size:
+    if config.cache.page_size % size:
         raise ValueError(
-            f"--page-size {config.page_size} must be a multiple of this model's block size, {size}"
+            f"--page-size {config.cache.page_size} must be a multiple of this model's block size, "
+            f"{size}"
         )
-    if 0 < config.max_num_batched_tokens < 2 * size:
+    if 0 < config.scheduling.max_num_batched_tokens < 2 * size:
         raise ValueError(
             f"--max-num-batched-tokens must be at least {2 * size}, two blocks of this model"
         )
-    if config.speculative_method != "none":
+    if config.speculative is not None:
         raise ValueError(
-            f"--speculative-method {config.speculative_method} is not supported for "
+            f"--speculative-method {config.speculative.method} is not supported for "
             "block-diffusion models: use none"
         )
 
@@ -80,9 +99,8 @@ def check_windows(
         models = f"models with sliding windows (this model's: {min(windows)} tokens)"
         remedy = f"{remedy}, or set --max-model-len {min(windows)}"
     unsupported = {
-        "--host-cache-gib": config.host_cache_gib > 0.0,
-        "--speculative-method draft": config.speculative_method == "draft",
-        "--cpu-backend native": config.cpu_backend == "native",
+        "--speculative-method draft": bool(config.draft_checkpoint),
+        "--cpu-backend native": config.execution.cpu_backend == "native",
     }
     for option, is_set in unsupported.items():
         if is_set:
@@ -96,11 +114,10 @@ def check_states(config: EngineConfig, model: ModelConfig) -> None:
     Raises:
         ValueError: an option is not supported; the message names it.
     """
-    method = config.speculative_method
+    method = "none" if config.speculative is None else config.speculative.method
     unsupported = {
-        "--host-cache-gib": config.host_cache_gib > 0.0,
         f"--speculative-method {method}": method != "none",
-        "--cpu-backend native": config.cpu_backend == "native",
+        "--cpu-backend native": config.execution.cpu_backend == "native",
     }
     for option, is_set in unsupported.items():
         if model.linear_layers and is_set:
@@ -115,7 +132,7 @@ def check_draft_model(config: EngineConfig, model: ModelConfig, *, max_model_len
     Raises:
         ValueError: it cannot; the message gives the reason.
     """
-    if config.speculative_method != "draft":
+    if not config.draft_checkpoint:
         return
     draft = load_model_config(config.draft_checkpoint, weights=False)
     if draft.block_size > 1:

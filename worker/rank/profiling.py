@@ -40,14 +40,15 @@ def profile_plans(config: EngineConfig, *, max_model_len: int, block_size: int) 
         max_model_len: tokens of the longest request.
         block_size: block size of a block-diffusion model; else 1.
     """
-    slots = range(config.max_num_seqs)
-    chunk = min(config.max_num_batched_tokens, max_model_len - 1) // block_size * block_size
-    num_chunks = min(len(slots), -(-config.max_num_batched_tokens // chunk))
+    max_num_tokens = config.scheduling.max_num_batched_tokens
+    slots = range(config.scheduling.max_num_seqs)
+    chunk = min(max_num_tokens, max_model_len - 1) // block_size * block_size
+    num_chunks = min(len(slots), -(-max_num_tokens // chunk))
     block, known = None, chunk
     if block_size > 1:
         block = BlockAdmit(None, [], max_model_len)
         known = chunk - block_size
-        slots = range(min(len(slots), config.max_num_batched_tokens // block_size))
+        slots = range(min(len(slots), max_num_tokens // block_size))
     # Random sampling with top-p takes the most memory.
     admits = [Admit(slot, bytes(4 * known), 1.0, 0, 0.5, 0.0, slot, block=block) for slot in slots]
     processed = admits

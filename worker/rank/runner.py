@@ -14,7 +14,7 @@ from kernels.attention import AttentionBackend, AttentionSettings, create_attent
 from worker.config import EngineConfig
 from worker.models.config.model_config import ModelConfig, load_model_config
 from worker.models.layers.context import KVCache
-from worker.models.layers.kv_cache import group_layers
+from worker.models.layers.kv_cache import layout_of
 from worker.models.layers.linear_method import LayerOptions
 from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.models.loading.loader import build_model, fill_dummy_weights, load_weights
@@ -27,12 +27,13 @@ from worker.rank.diffusion.decoder import BlockDecoder
 from worker.rank.dtype import resolve_cache_dtype, resolve_dtype
 from worker.rank.graphs import StepGraphs, create_capture
 from worker.rank.host_pages import HostPages, create_host_pages
-from worker.rank.kv_cache import allocate_kv_caches, page_bytes, page_groups
+from worker.rank.kv_cache import allocate_planes, kv_caches, page_bytes, page_groups
 from worker.rank.limits import resolve_limits
 from worker.rank.memory import plan_host_pages, plan_pages
 from worker.rank.preflight import (
     check_blocks,
     check_draft_model,
+    check_quantization,
     check_states,
     check_windows,
 )
@@ -77,7 +78,7 @@ class ModelRunner:
         is_dummy = config.load_format == "dummy"
         self.model_config = model or load_model_config(config.checkpoint, weights=not is_dummy)
         if self.device.type == "cpu":
-            tune_cpu_process(config.cpu_threads, group.world_size)
+            tune_cpu_process(config.execution.cpu_threads, group.world_size)
         self.max_model_len = self.model_config.resolve_max_model_len(config.max_model_len)
         self.dtype = resolve_dtype(config, self.model_config.dtype, group)
         self.cache_dtype = resolve_cache_dtype(config, self.model_config, self.device, self.dtype)
@@ -87,12 +88,14 @@ class ModelRunner:
             device=self.device,
             batch_invariant=config.batch_invariant,
             expert_parallel=config.enable_expert_parallel,
+            quantizes_fp8=config.quantization == "fp8",
             cache_dtype=self.cache_dtype,
         )
         self.model = build_model(self.model_config, options, self.max_model_len)
-        self._layout = group_layers([layer.kv_cache_spec for layer in self.model.layers])
+        self._layout = layout_of(self.model.layers)
         config = self.config = resolve_limits(config, group, state_bytes=self._layout.state_bytes)
         self._attention = self._create_attention()
+        check_quantization(config, self.model_config)
         check_blocks(config, self.model_config)
         groups = self._layout.groups
         check_windows(config, [group.window for group in groups], num_groups=len(groups))
@@ -107,11 +110,12 @@ class ModelRunner:
                 self.model, self.model_config, show_progress=group.rank == 0, native=native
             )
         self._draft_model: DeviceDraftModel | None = None
-        if config.speculative_method == "draft" and self.device.type == "cuda":
+        if config.draft_checkpoint and self.device.type == "cuda":
             self._draft_model = DeviceDraftModel(config, self.device, self.max_model_len)
         self._drafts: DeviceModelProposer | None = None
         self._tables: DeviceTables
         self._builder: BatchBuilder
+        self._planes: list[torch.Tensor] = []
         self._kv_caches: Mapping[int, KVCache] = {}
         self._states: RequestStates | None = None
         self._streams = DeviceStreams(self.device) if self.device.type == "cuda" else None
@@ -134,18 +138,18 @@ class ModelRunner:
         config, model = self.config, self.model_config
         windows = model.windows_within(self.max_model_len)
         return create_attention_backend(
-            config.attention_backend,
+            config.execution.attention_backend,
             AttentionSettings(
                 device=self.device,
                 dtype=self.dtype,
-                page_size=config.page_size,
+                page_size=config.cache.page_size,
                 batch_invariant=config.batch_invariant,
                 block_size=model.block_size,
                 window=min(filter(None, windows), default=0),
                 cap=model.attention_cap,
                 has_sinks=model.has_sinks,
                 has_latents=model.mla is not None,
-                most_decodes=config.max_num_seqs,
+                most_decodes=config.scheduling.max_num_seqs,
                 num_heads=model.num_heads,
                 head_dims=model.head_dims,
                 has_fp8_cache=self.cache_dtype is not None,
@@ -171,10 +175,15 @@ class ModelRunner:
             num_pages=num_pages,
             max_model_len=self.max_model_len,
             vocab_size=self.model_config.vocab_size,
-            num_host_pages=plan_host_pages(self.config, self._layout),
+            num_host_pages=plan_host_pages(
+                self.config,
+                group=self.group,
+                page_bytes=page_bytes(self.config, self._layout, self._page_groups),
+                num_pages=num_pages,
+            ),
             page_groups=self._page_groups,
-            max_num_seqs=self.config.max_num_seqs,
-            max_num_batched_tokens=self.config.max_num_batched_tokens,
+            max_num_seqs=self.config.scheduling.max_num_seqs,
+            max_num_batched_tokens=self.config.scheduling.max_num_batched_tokens,
         )
 
     def allocate(self, num_pages: int, num_host_pages: int = 0) -> None:
@@ -185,11 +194,16 @@ class ModelRunner:
         collectives, so every rank must call this.
         """
         assert num_pages >= 2, "a cache needs a page besides the dummy page"
+        config = self.config
         with self._on_compute_stream():
             self._allocate(num_pages)
             self._host_pages = create_host_pages(
-                num_host_pages, [*self._kv_caches.values()], self._streams
+                *(num_host_pages, self._planes, self._streams),
+                must_pin=config.cache.host_cache_gib is not None,
             )
+            if self._host_pages is not None and self._states is not None:
+                num_snapshots = self._page_groups.num_snapshots(num_host_pages)
+                self._host_pages.add_states(self._states, num_snapshots)
             self._drafter = create_drafter(
                 *(self.config, self._tables, self._attention, num_pages, self._drafts)
             )
@@ -365,7 +379,7 @@ class ModelRunner:
         if batch.size is not None:
             assert self._graphs is not None, "a padded batch without graphs"
             hidden = self._graphs.forward(batch)
-        elif logits_indices is not None and "skip_unread" in self.config.dllm_features:
+        elif logits_indices is not None and "skip_unread" in self.config.dllm.features:
             return self.run_model(replace(batch, logits_indices=logits_indices))
         else:
             hidden = self.run_model(batch)
@@ -381,21 +395,23 @@ class ModelRunner:
 
     def _allocate(self, num_pages: int) -> None:
         config, page_groups = self.config, self._page_groups
-        self._kv_caches = allocate_kv_caches(num_pages, config.page_size, self._layout, self.device)
+        tensors = allocate_planes(num_pages, config.cache.page_size, self._layout, self.device)
+        self._planes = [plane for planes in tensors for plane in planes]
+        self._kv_caches = kv_caches(tensors, config.cache.page_size, self._layout)
         if self.model.native is not None:
             self.model.native.bind([(cache.k, cache.v) for cache in self._kv_caches.values()])
         if self._layout.states:
-            num_slots = config.max_num_seqs + 1
+            num_slots = config.scheduling.max_num_seqs + 1
             num_snapshots = page_groups.num_snapshots(num_pages - 1)
             self._states = RequestStates(self._layout, num_slots, num_snapshots, self.device)
         # A request can be no longer than the whole cache.
         most = page_groups.max_tokens(
-            num_pages - 1, config.page_size, config.max_num_batched_tokens
+            num_pages - 1, config.cache.page_size, config.scheduling.max_num_batched_tokens
         )
         self._tables = DeviceTables(
-            max_num_seqs=config.max_num_seqs,
+            max_num_seqs=config.scheduling.max_num_seqs,
             max_model_len=min(self.max_model_len, most),
-            page_size=config.page_size,
+            page_size=config.cache.page_size,
             vocab_size=self.model_config.vocab_size,
             device=self.device,
             native_sampling=self.model.native is not None,
@@ -405,7 +421,7 @@ class ModelRunner:
         )
         if self._draft_model is not None:
             self._drafts = DeviceModelProposer(
-                self._draft_model, self._tables, num_pages, config.page_size
+                self._draft_model, self._tables, num_pages, config.cache.page_size
             )
         self._builder = BatchBuilder(self._tables, is_native=self.model.native is not None)
         if self.model_config.mask_token_id is not None:
@@ -417,7 +433,7 @@ class ModelRunner:
 
     def _slot_bytes(self) -> int:
         """Bytes of the states and of the tables of logits processors of all slots."""
-        num_rows = self.config.max_num_seqs + 1
+        num_rows = self.config.scheduling.max_num_seqs + 1
         processors = 0
         if self.model_config.block_size == 1:
             processors = table_bytes(num_rows, self.model_config.vocab_size)
@@ -425,7 +441,7 @@ class ModelRunner:
 
     def _draft_page_bytes(self) -> int:
         if self._draft_model is not None:
-            return self._draft_model.layout.page_bytes(self.config.page_size)
+            return self._draft_model.layout.page_bytes(self.config.cache.page_size)
         return draft_page_bytes(self.config)
 
     def _profile(self) -> None:
@@ -435,7 +451,7 @@ class ModelRunner:
             self.config, max_model_len=self.max_model_len, block_size=self.model_config.block_size
         )
         with self._on_compute_stream():
-            num_blocks = -(-largest.num_tokens // self.config.page_size)
+            num_blocks = -(-largest.num_tokens // self.config.cache.page_size)
             self._allocate(num_blocks * self._page_groups.num_groups + 1)
         for plan in largest.plans:
             self.execute(plan)
@@ -461,5 +477,5 @@ class ModelRunner:
                 num_bytes = self._capture.measure(
                     self.run_model, self.model.compute_logits, self._tables, self._drafts
                 )
-        self._kv_caches, self._states, self._drafts = {}, None, None
+        self._planes, self._kv_caches, self._states, self._drafts = [], {}, None, None
         return num_bytes

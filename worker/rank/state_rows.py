@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kernels.gated_delta_rule import PIECE
+from kernels.states import PIECE
 from worker.plan.plan import StateStore
 from worker.rank.transfer import IntArray
 

@@ -1,4 +1,4 @@
-"""States of requests in linear-attention layers on one rank, and snapshots of these states."""
+"""States of requests in layers that keep one, on one rank, and snapshots of these states."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from kernels.gated_delta_rule import StateCache, StateRows
+from kernels.states import StateCache, StateRows
 from worker.models.layers.kv_cache import KVCacheLayout, StateSpec
 from worker.plan.plan import StateLoad
 from worker.rank.batch import Batch, longest_row
@@ -27,7 +27,8 @@ class RequestStates:
     def __init__(
         self, layout: KVCacheLayout, num_slots: int, num_snapshots: int, device: torch.device
     ) -> None:
-        self._num_slots = num_slots
+        self.num_slots = num_slots
+        """Number of slots; snapshot `n` is state `num_slots + n` of the caches."""
         self._device = device
         self.caches: Mapping[int, StateCache] = {
             layer: _allocate(spec, num_slots + num_snapshots, device)
@@ -39,7 +40,7 @@ class RequestStates:
         """Copies snapshots into the states of slots."""
         if not loads:
             return
-        snapshots = self._index([self._num_slots + load.snapshot for load in loads])
+        snapshots = self._index([self.num_slots + load.snapshot for load in loads])
         slots = self._index([load.slot for load in loads])
         for cache in self.caches.values():
             cache.copy(snapshots, slots)
@@ -62,7 +63,5 @@ class RequestStates:
 
 
 def _allocate(spec: StateSpec, count: int, device: torch.device) -> StateCache:
-    return StateCache(
-        conv=lazy_zeros((count, *spec.conv_shape), spec.dtype, device),
-        recurrent=lazy_zeros((count, *spec.recurrent_shape), torch.float32, device),
-    )
+    planes = (lazy_zeros((count, *plane.shape), plane.dtype, device) for plane in spec.planes)
+    return StateCache(planes=tuple(planes))

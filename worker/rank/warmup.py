@@ -99,15 +99,16 @@ def warm_up_limits(config: EngineConfig, *, max_model_len: int, block_size: int)
         max_model_len: tokens of the longest request that the rank's tables hold.
         block_size: block size of a block-diffusion model; else 1.
     """
-    longest = min(config.max_num_batched_tokens, max_model_len - 1)
-    drafts = config.speculative_method != "none"
+    limits, speculative = config.scheduling, config.speculative
+    longest = min(limits.max_num_batched_tokens, max_model_len - 1)
+    most_drafts = 0 if speculative is None else speculative.num_speculative_tokens
     return WarmUpLimits(
-        max_num_seqs=config.max_num_seqs,
-        max_num_tokens=config.max_num_batched_tokens,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_tokens=limits.max_num_batched_tokens,
         longest_row=longest // block_size * block_size,
         max_model_len=max_model_len,
         block_size=block_size,
-        num_drafts=min(config.num_speculative_tokens, longest - 1) if drafts else 0,
+        num_drafts=min(most_drafts, longest - 1),
     )
 
 

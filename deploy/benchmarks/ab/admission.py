@@ -13,32 +13,24 @@ changed before each turn:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import Final
 
-from cluster.bench.report import Check, Result, at_least, at_most, checks_json, note
+from cluster.bench.report import Result, checks_json, note
 from cluster.bench.stats import percentile
 from cluster.bench.turns import Turns, take_turns
 from deploy.benchmarks.ab.options import AdmissionOptions
+from deploy.benchmarks.ab.presets import PRESETS
 from deploy.benchmarks.engine import BenchEngine, Request, Turn, random_prompt
 from worker.config import EngineConfig
 from worker.protocol.admission import AdmissionChange
+from worker.protocol.options import option_values
 from worker.protocol.sampling import SamplingParams
 
 _PATTERN = (512, 1, 1, 1)
 """Lengths of consecutive prompts, in units of `base_len`."""
-_FIRST_STEPS = 64
-"""`prefill_first_steps` under pack: more steps than all prompts take."""
-_AT_MOST: Final = {
-    "a_ttft_p99_ratio": 0.70,
-    "a_ttft_p50_ratio": 0.40,
-    "b_short_ttft_p99_ratio": 0.40,
-    "b_short_ttft_p50_ratio": 0.35,
-    "b_ttft_p99_ratio": 1.10,
-    "tpot_p50_ratio": 1.03,
-}
-_LEAST_THROUGHPUT = 0.99
+_PRESET: Final = PRESETS["admission"]
 
 Figure = Callable[[Turn], float]
 
@@ -52,10 +44,10 @@ def run(options: AdmissionOptions) -> Result:
         "b_short_ttft_p99_ratio": _ratio(b, lambda turn: _ttft(turn, 99, _short)),
         "b_short_ttft_p50_ratio": _ratio(b, lambda turn: _ttft(turn, 50, _short)),
         "b_ttft_p99_ratio": _ratio(b, lambda turn: _ttft(turn, 99)),
+        "tpot_p50_ratio": _ratio(b, _tpot),
         "throughput_ratio": min(
             (_ratio(turns, _throughput) for turns in (a, b)), key=lambda found: found["median"]
         ),
-        "tpot_p50_ratio": _ratio(b, _tpot),
     }
     medians = {name: float(found["median"]) for name, found in ratios.items()}
     return {
@@ -65,17 +57,8 @@ def run(options: AdmissionOptions) -> Result:
         "spread": ratios,
         "a": {policy: _summary(a, policy) for policy in ("fifo", "pack")},
         "b": {policy: _summary(b, policy) for policy in ("fifo", "pack")},
-        "checks": checks_json(admission_checks(medians)),
+        "checks": checks_json(_PRESET.checks(medians)),
     }
-
-
-def admission_checks(medians: dict[str, float]) -> list[Check]:
-    """Checks of the median ratios of pack to fifo."""
-    throughput = medians["throughput_ratio"]
-    return [
-        *(at_most(name, medians[name], "", limit) for name, limit in _AT_MOST.items()),
-        at_least("throughput_ratio", throughput, "", _LEAST_THROUGHPUT),
-    ]
 
 
 def _settings(
@@ -83,39 +66,29 @@ def _settings(
 ) -> list[tuple[EngineConfig, AdmissionChange, AdmissionChange]]:
     """Engine configuration, rules of fifo and rules of pack, for settings a and b."""
     longest = max(_PATTERN) * options.base_len
-    engine = replace(
-        options.engine,
+    engine = options.engine.with_options(
         max_num_seqs=options.num_prompts,
         prefill_max_batch_size=options.num_prompts,
         max_queued_requests=0,
         enable_prefix_caching=False,
     )
-    whole = replace(
-        engine,
+    whole = engine.with_options(
         enable_chunked_prefill=False,
         prefill_max_tokens=options.budget,
         max_num_batched_tokens=max(2 * longest, options.budget) + options.num_prompts,
     )
-    fifo = AdmissionChange({"prefill_admission_policy": "fifo"})
-    pack = AdmissionChange(
-        {
-            "prefill_admission_policy": "pack",
-            "prefill_force_fifo_every": options.force_fifo_every,
-        }
-    )
-    share = options.engine.max_prefill_share
     return [
-        (
-            whole,
-            fifo.then(AdmissionChange({"prefill_first_steps": 0})),
-            pack.then(AdmissionChange({"prefill_first_steps": _FIRST_STEPS})),
-        ),
-        (
-            replace(engine, max_num_batched_tokens=options.budget),
-            fifo.then(AdmissionChange({"max_prefill_share": 1.0})),
-            pack.then(AdmissionChange({"max_prefill_share": share})),
-        ),
+        (whole, *_rules("a", options)),
+        (engine.with_options(max_num_batched_tokens=options.budget), *_rules("b", options)),
     ]
+
+
+def _rules(setting: str, options: AdmissionOptions) -> tuple[AdmissionChange, AdmissionChange]:
+    """Rules of fifo and of pack. Both set the same options, since they change one engine's."""
+    given = option_values(options.engine) | {"prefill_force_fifo_every": options.force_fifo_every}
+    fifo, pack = (_PRESET.variants[f"{setting}_{policy}"] for policy in ("fifo", "pack"))
+    common = {name: given[name] for name in ("prefill_force_fifo_every", *fifo, *pack)}
+    return AdmissionChange({**common, **fifo}), AdmissionChange({**common, **pack})
 
 
 def _take_turns(

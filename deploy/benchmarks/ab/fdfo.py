@@ -36,12 +36,12 @@ from typing import Final
 
 import numpy as np
 
-from cluster.bench.report import Check, Result, at_least, at_most, checks_json, exactly, note
+from cluster.bench.report import Check, Result, checks_json, exactly, note
 from cluster.bench.turns import Turns, take_turns
 from deploy.benchmarks.ab.fdfo_prompts import Prompts, long_prompts, questions, replayed_requests
-from deploy.benchmarks.ab.fdfo_variants import LONG_VARIANTS, VARIANTS, Variant
 from deploy.benchmarks.ab.forward_counts import CountedRequest, count_joined, count_separate
 from deploy.benchmarks.ab.options import FdfoOptions, rounds_of_blocks
+from deploy.benchmarks.ab.presets import PRESETS
 from deploy.benchmarks.engine import BenchEngine, Engines, Request, Turn
 from deploy.benchmarks.kernels.shapes import BLOCK_SHAPES, write_shape
 from worker.config import EngineConfig
@@ -49,17 +49,11 @@ from worker.models.config.model_config import load_model_config
 from worker.protocol.sampling import SamplingParams
 from worker.protocol.text.tokenizer import load_tokenizer
 
-_GOALS: Final[Mapping[str, Mapping[int, float]]] = {
-    "forwards_ratio": {4: 1.68, 16: 2.27},
-    "fused_forwards_ratio": {4: 2.38, 16: 3.21},
-    "wall_ratio": {4: 1.30, 16: 1.60},
-    "inplace_ratio": {},
-}
-"""Minimum ratios by number of running requests; 1 for other numbers. Those of forward passes were
-counted for rounds per block of mean 2.5 and standard deviation 2.3."""
-_LONG_GOAL: Final = 2.5
+_PRESET: Final = PRESETS["fdfo"]
+_VARIANTS: Final = ("synchronous", "fdfo", "fused", "full", "cached", "reentry")
+"""Variants for questions; `cached` is the baseline of `reentry`."""
+_LONG_VARIANTS: Final = ("long_synchronous", "long_fdfo", "full")
 _JUDGED: Final = ("synchronous", "fdfo", "full")
-_ACCURACY_SLACK: Final = 0.02
 _FORWARDS: Final = "blocks.num_forwards"
 _NUM_REPLAYED = 64
 
@@ -72,7 +66,7 @@ def run(options: FdfoOptions) -> Result:
         return {**result, "checks": checks_json(checks)}
     prompts, answers = questions(options)
     result |= {
-        "algorithm": options.engine.dllm_algorithm,
+        "algorithm": options.engine.dllm.algorithm,
         "questions": len(prompts),
         "repeats": options.repeats,
     }
@@ -91,17 +85,15 @@ def _run_questions(
     decode = load_tokenizer(options.engine.checkpoint).decode
     block_size = result["block_size"] = _block_size(options.engine)
     for running in options.running:
-        turns = _take_turns(options, prompts, running, VARIANTS)
-        result |= summarise(running, turns)
+        turns = _take_turns(options, prompts, _configs(options, running, _VARIANTS))
+        figures = summarise(running, turns)
+        result |= figures
         checks += _counts(running, turns, block_size)
-        checks += [
-            at_least(f"{name}_{running}", result[f"{name}_{running}"], "", goals.get(running, 1.0))
-            for name, goals in _GOALS.items()
-        ]
+        checks += _PRESET.checks(figures)
         accuracies = {name: _accuracy(decode, turns[name][0], answers) for name in _JUDGED}
         result |= {f"accuracy_{name}_{running}": share for name, share in accuracies.items()}
         change = max(abs(accuracies["synchronous"] - accuracies[name]) for name in _JUDGED)
-        checks.append(at_most(f"accuracy_change_{running}", change, "", _ACCURACY_SLACK))
+        checks += _PRESET.checks({f"accuracy_change_{running}": change})
     for running in options.running:
         result |= _overlap(options, prompts, running)
         if options.shares:
@@ -111,16 +103,16 @@ def _run_questions(
 
 def _run_long(options: FdfoOptions, prompts: Prompts, result: Result) -> list[Check]:
     for running in options.running:
-        turns = _take_turns(options, prompts, running, LONG_VARIANTS)
-        for variant, name in (("fdfo", "long_prompt_fdfo"), ("full", "long_prompt")):
-            figures = _against(turns, variant, "synchronous")
+        turns = _take_turns(options, prompts, _configs(options, running, _LONG_VARIANTS))
+        for variant, name in (("long_fdfo", "long_prompt_fdfo"), ("full", "long_prompt")):
+            figures = _against(turns, variant, "long_synchronous")
             result |= {f"{name}_{key}_{running}": value for key, value in figures.items()}
     # With many running requests, prompts fill a pass even one block at a time.
     fewest = min(options.running)
     if options.shares:
         result |= _shares(options, prompts, fewest, "long_prompt_share")
     ratio = result[f"long_prompt_wall_ratio_{fewest}"]
-    return [at_least("long_prompt_wall_ratio", ratio, "", _LONG_GOAL)]
+    return _PRESET.checks({"long_prompt_wall_ratio": ratio})
 
 
 def _run_replay(options: FdfoOptions, result: Result) -> list[Check]:
@@ -128,7 +120,7 @@ def _run_replay(options: FdfoOptions, result: Result) -> list[Check]:
     histogram = rounds_of_blocks(options.replay_rounds)
     checks: list[Check] = []
     with ExitStack() as stack:
-        engine = replace(options.engine, dllm_algorithm="LowConfidence", dllm_threshold=1.0)
+        engine = options.engine.with_options(dllm_algorithm="LowConfidence", dllm_threshold=1.0)
         if engine.model in BLOCK_SHAPES:
             directory = stack.enter_context(tempfile.TemporaryDirectory())
             engine = replace(engine, model=write_shape(engine.model, directory))
@@ -139,7 +131,8 @@ def _run_replay(options: FdfoOptions, result: Result) -> list[Check]:
         count = options.num_questions or _NUM_REPLAYED
         prompts, rounds = replayed_requests(histogram, block_size, count)
         for running in options.running:
-            turns = _take_turns(options, prompts, running, VARIANTS, limits=rounds)
+            configs = _configs(options, running, _VARIANTS)
+            turns = _take_turns(options, prompts, configs, limits=rounds)
             found = [answer.rounds for answer in turns["full"][0].answers]
             assert found == [[number] for number in rounds], "a round decides one position"
             result |= summarise(running, turns)
@@ -153,8 +146,9 @@ def _overlap(options: FdfoOptions, prompts: Prompts, running: int) -> Result:
     with Engines() as engines:
         by_depth = {}
         for depth in (0, 1):
-            engine = replace(options.engine, overlap_depth=depth)
-            by_depth[str(depth)] = engines.get(VARIANTS["full"].config(engine, running))
+            engine = options.engine.with_options(overlap_depth=depth)
+            config = _PRESET.config("full", engine, max_num_seqs=running)
+            by_depth[str(depth)] = engines.get(config)
         # In waves of `running` requests none waits for a slot.
         for suffix, wave in (("", len(prompts)), ("_unqueued", running)):
             variants = {
@@ -169,29 +163,29 @@ def _overlap(options: FdfoOptions, prompts: Prompts, running: int) -> Result:
 
 def _shares(options: FdfoOptions, prompts: Prompts, running: int, prefix: str) -> Result:
     """Ratios of `full` to `full` without one feature, for each; 1 if the feature is not used."""
-    full = VARIANTS["full"]
-    without = {
-        name: full._replace(features=tuple(other for other in full.features if other != name))
-        for name in full.features
-    }
-    turns = _take_turns(options, prompts, running, {"full": full, **without})
+    full = _PRESET.config("full", options.engine, max_num_seqs=running)
+    without = {name: full.with_options(dllm_disable=(name,)) for name in full.dllm.features}
+    turns = _take_turns(options, prompts, {"full": full, **without})
     return {f"{prefix}_{name}_{running}": _against(turns, "full", name) for name in without}
+
+
+def _configs(
+    options: FdfoOptions, running: int, variants: Sequence[str]
+) -> Mapping[str, EngineConfig]:
+    """Configurations of variants with at most `running` requests."""
+    return {name: _PRESET.config(name, options.engine, max_num_seqs=running) for name in variants}
 
 
 def _take_turns(
     options: FdfoOptions,
     prompts: Prompts,
-    running: int,
-    variants: Mapping[str, Variant],
+    configs: Mapping[str, EngineConfig],
     limits: Sequence[int] = (),
 ) -> Turns[Turn]:
     """Takes turns of all variants, each on an engine of its own; `limits` as in `_turn`."""
     limits = limits or [options.max_tokens] * len(prompts)
     with Engines() as engines:
-        started = {
-            name: engines.get(variant.config(options.engine, running))
-            for name, variant in variants.items()
-        }
+        started = {name: engines.get(config) for name, config in configs.items()}
         exact = bool(options.replay_rounds)
         turns = {
             name: partial(_turn, engine, prompts, limits, len(prompts), exact=exact)

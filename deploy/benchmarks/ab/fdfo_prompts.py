@@ -47,7 +47,7 @@ def long_prompts(options: FdfoOptions, short_prompts: Prompts) -> list[list[int]
     """Prompts of a fifth to all of `options.long_prompt_blocks`: questions one after another, the
     last of which is to be answered."""
     rng = np.random.default_rng(0)
-    size, most = options.engine.page_size, options.long_prompt_blocks
+    size, most = options.engine.cache.page_size, options.long_prompt_blocks
     prompts = []
     for _ in range(options.num_long):
         length = int(rng.integers(most // 5, most + 1)) * size

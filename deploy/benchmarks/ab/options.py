@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from worker.config import EngineConfig
 
@@ -19,9 +19,6 @@ FDFO_KINDS = ("questions", "long")
 class Comparison:
     """Options that every comparison has. Field names are the flags."""
 
-    SET_HERE: ClassVar[frozenset[str]] = frozenset({"model", "max_num_seqs"})
-    """Engine options that the comparison sets, so that they have no flags."""
-
     engine: EngineConfig
     """Engine options that all variants share."""
     pairs: int = 10
@@ -30,14 +27,12 @@ class Comparison:
     @classmethod
     def from_flags(cls, engine: Mapping[str, Any], own: Mapping[str, Any]) -> Self:
         """Options from given flags: `engine` those of EngineConfig, `own` those of this class."""
-        return cls(engine=EngineConfig(**engine), **own)
+        return cls(engine=EngineConfig.of(**engine), **own)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OverlapOptions(Comparison):
     """Options of benchmark `overlap`."""
-
-    SET_HERE: ClassVar[frozenset[str]] = Comparison.SET_HERE | {"overlap_depth"}
 
     running: tuple[int, ...] = field(default=(1, 8, 32), metadata=_COMMAS)
     """Numbers of requests that decode at once."""
@@ -60,13 +55,6 @@ class OverlapOptions(Comparison):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdmissionOptions(Comparison):
     """Options of benchmark `admission`."""
-
-    SET_HERE: ClassVar[frozenset[str]] = (
-        Comparison.SET_HERE
-        | {f.name for f in fields(EngineConfig) if f.name.startswith("prefill_")}
-        | {"max_num_batched_tokens", "enable_chunked_prefill", "max_queued_requests"}
-        | {"enable_prefix_caching"}
-    )
 
     pairs: int = 5
     """Measured turns per policy and setting."""
@@ -128,7 +116,7 @@ class SpeculativeOptions(Comparison):
     by the engine's method, as all others."""
 
     def __post_init__(self) -> None:
-        if self.engine.speculative_method == "none":
+        if self.engine.speculative is None:
             raise ValueError("--speculative-method none has no drafts: choose ngram or draft")
         if self.turn_s < 0.0:
             raise ValueError("--turn-seconds must not be negative")
@@ -146,10 +134,10 @@ class SpeculativeOptions(Comparison):
         model = Path(engine["model"]).resolve()
         chosen = {"questions": str(model.with_name("demo_heldout.jsonl")), **own}
         if "speculative_method" in engine:
-            return cls(engine=EngineConfig(**engine), **chosen)
+            return cls(engine=EngineConfig.of(**engine), **chosen)
         draft_model = model.with_name(f"{model.name}-draft")
         return cls(
-            engine=EngineConfig(speculative_method="ngram", **engine),
+            engine=EngineConfig.of(speculative_method="ngram", **engine),
             draft_model=str(draft_model) if draft_model.is_dir() else "",
             **chosen,
         )
@@ -158,12 +146,6 @@ class SpeculativeOptions(Comparison):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FdfoOptions(Comparison):
     """Options of benchmark `fdfo`."""
-
-    SET_HERE: ClassVar[frozenset[str]] = Comparison.SET_HERE | {
-        "dllm_fdfo",
-        "dllm_disable",
-        "enable_prefix_caching",
-    }
 
     questions: str = ""
     """JSON lines with `messages` and `answer`; MODEL_heldout.jsonl unless given, or for a MODEL

@@ -12,19 +12,20 @@ each other down, and may exceed 1 if a rank that never sleeps computes faster.
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import Final
 
-from cluster.bench.report import Check, Result, at_least, checks_json, note
+from cluster.bench.report import Check, Result, checks_json, note
 from cluster.bench.stats import spread
 from cluster.bench.turns import Turns, take_turns
 from deploy.benchmarks.ab.options import OverlapOptions
+from deploy.benchmarks.ab.presets import PRESETS
 from deploy.benchmarks.engine import DecodeTurn, Engines, decode_tokens
 from deploy.benchmarks.idle import idle_checks
 from worker.core.executor_factory import uses_cuda
 
-_GOALS: Final = {"hidden": {8: 0.8, 32: 0.8}, "ratio": {1: 0.98, 8: 1.03, 32: 1.03}}
+_PRESET: Final = PRESETS["overlap"]
 
 
 def run(options: OverlapOptions) -> Result:
@@ -43,15 +44,13 @@ def run(options: OverlapOptions) -> Result:
     with Engines() as engines:
         for running in options.running:
             variants = {}
-            for depth in (0, 1):
-                config = replace(
-                    options.engine, overlap_depth=depth, max_num_seqs=max(options.running)
-                )
+            for depth in _PRESET.variants:
+                config = _PRESET.config(depth, options.engine, max_num_seqs=max(options.running))
                 engine = engines.get(config, request_tokens=decode_tokens(**sizes))
-                variants[str(depth)] = partial(engine.decode, running, **sizes)
+                variants[depth] = partial(engine.decode, running, **sizes)
             turns = take_turns(variants, options.pairs, warmups=1)
             figures = summarise(running, turns)
-            checks += _checks(running, figures)
+            checks += _PRESET.checks(figures)
             idle.append((figures[f"idle_gap_us_{running}"], figures[f"idle_share_{running}"]))
             result |= figures
             note(f"{running} running: {figures[f'ratio_{running}']:.3f} times depth 0's speed")
@@ -91,11 +90,3 @@ def _per_step(running: int, turns: Turns[DecodeTurn], depth: str) -> Result:
     }
     host = turns.median(depth, lambda turn: turn.wall_us - turn.rank_us)
     return {"tokens_per_second": running * 1e6 / wall, "wall_us": wall, "host_us": host, **phases}
-
-
-def _checks(running: int, figures: Result) -> list[Check]:
-    return [
-        at_least(f"{name}_{running}", figures[f"{name}_{running}"], "", goals[running])
-        for name, goals in _GOALS.items()
-        if running in goals
-    ]

@@ -20,23 +20,24 @@ costs include them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import Final
 
-from cluster.bench.report import Check, Result, at_least, checks_json, note
+from cluster.bench.report import Check, Result, checks_json, note
 from cluster.bench.stats import percentile
 from cluster.bench.turns import Turns, take_turns
 from deploy.benchmarks.ab.options import SpeculativeOptions
+from deploy.benchmarks.ab.presets import PRESETS
 from deploy.benchmarks.ab.tasks import make_tasks
 from deploy.benchmarks.engine import BenchEngine, Engines, Request, Turn
 from worker.config import EngineConfig
 
-_GOALS: Final = {("heldout", 1): 1.3, ("copy", 1): 2.0}
-_NEVER_BELOW = 0.98
+_PRESET: Final = PRESETS["speculative"]
 _ALONE = 2.0
 """Factor of the length of turns with one request at a time, since a pause stops all work."""
-_OF_EXPECTED = 0.9
+_SMALLEST_GAIN = 0.05
+"""Expected gain below which the measured one is indistinguishable from noise."""
 _RANK_TIMES: Final = tuple(f"step_times.{name}" for name in ("prepare", "forward", "sample"))
 _DRAFTED, _ACCEPTED = "speculation.num_draft_tokens", "speculation.num_accepted_tokens"
 
@@ -47,7 +48,7 @@ def run(options: SpeculativeOptions) -> Result:
     checks: list[Check] = []
     highs: list[float] = []
     configs = {kind: _drafting(options, kind) for kind in options.kinds}
-    plain = replace(configs[options.kinds[0]], speculative_method="none", speculative_model="")
+    plain = _PRESET.config("off", configs[options.kinds[0]])
     with Engines() as engines:
         off = engines.get(plain)
         for kind, config in configs.items():
@@ -55,9 +56,9 @@ def run(options: SpeculativeOptions) -> Result:
             for running in options.running:
                 turns = _take_turns(options, engines.get(config), off, tasks, running)
                 figures = summarise(turns)
-                figures["method"] = config.speculative_method
+                figures["method"] = config.speculative.method if config.speculative else "none"
                 cell = f"{kind}_{running}"
-                checks += _checks(kind, running, figures)
+                checks += _PRESET.checks(_rated(cell, figures))
                 highs.append(figures["spread"]["interval_high"])
                 result |= {f"ratio_{cell}": figures["ratio"], cell: figures}
                 note(
@@ -66,16 +67,16 @@ def run(options: SpeculativeOptions) -> Result:
                     f"acceptance {figures['acceptance']:.2f}"
                 )
     result["min_ratio"] = min(highs)
-    checks.append(at_least("min_ratio", min(highs), "", _NEVER_BELOW))
+    checks += _PRESET.checks({"min_ratio": min(highs)})
     return {**result, "checks": checks_json(checks)}
 
 
 def _drafting(options: SpeculativeOptions, kind: str) -> EngineConfig:
     # Twice the slots, as an engine whose slots are all taken does not draft.
-    engine = replace(options.engine, max_num_seqs=2 * max(options.running))
+    engine = options.engine.with_options(max_num_seqs=2 * max(options.running))
     if kind != "heldout" or not options.draft_model:
         return engine
-    return replace(engine, speculative_method="draft", speculative_model=options.draft_model)
+    return engine.with_options(speculative_method="draft", speculative_model=options.draft_model)
 
 
 def _take_turns(
@@ -132,20 +133,12 @@ def _busy_token_s(turn: Turn) -> float:
     return sum(map(turn.growth, _RANK_TIMES)) / turn.num_tokens
 
 
-def _checks(kind: str, running: int, figures: Result) -> list[Check]:
-    cell = f"{kind}_{running}"
-    gain, expected = figures["ratio"] - 1.0, figures["expected_ratio"] - 1.0
-    checks = [
-        at_least(f"interval_{cell}", figures["spread"]["interval_high"], "", _NEVER_BELOW),
-    ]
-    if (kind, running) in _GOALS:
-        checks.append(at_least(f"ratio_{cell}", figures["ratio"], "", _GOALS[kind, running]))
-    else:
-        goal = f"interval reaches {_NEVER_BELOW}"
-        holds = checks[0].holds
-        checks.append(
-            Check(name=f"ratio_{cell}", value=figures["ratio"], unit="", goal=goal, holds=holds)
-        )
-    if expected > 0.05:  # a smaller gain is indistinguishable from noise
-        checks.append(at_least(f"of_expected_{cell}", gain / expected, "", _OF_EXPECTED))
-    return checks
+def _rated(cell: str, figures: Result) -> Result:
+    """Figures of a cell that may have a goal."""
+    rated = {
+        f"interval_{cell}": figures["spread"]["interval_high"],
+        f"ratio_{cell}": figures["ratio"],
+    }
+    if (expected := figures["expected_ratio"] - 1.0) > _SMALLEST_GAIN:
+        rated[f"of_expected_{cell}"] = (figures["ratio"] - 1.0) / expected
+    return rated

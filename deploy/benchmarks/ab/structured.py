@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import msgspec
 
-from cluster.bench.report import Check, Result, at_least, checks_json, note
+from cluster.bench.report import Check, Result, checks_json, note
 from cluster.bench.turns import take_turns
 from deploy.benchmarks.ab.options import StructuredOptions
+from deploy.benchmarks.ab.presets import PRESETS
 from deploy.benchmarks.engine import BenchEngine, Request, random_prompt
 from worker.frontend.grammar.process import GrammarCompiler, setting_of
 from worker.protocol.messages import SubmitBatch
 from worker.protocol.sampling import SamplingParams
 from worker.protocol.structured import StructuredOutputsParams
 
-LEAST_RATIO = 0.95
+_PRESET = PRESETS["structured"]
 _COMPILE_S = 60.0
 _RECORD = {
     "type": "object",
@@ -53,7 +54,7 @@ GRAMMARS: dict[str, StructuredOutputsParams] = {
 
 def run(options: StructuredOptions) -> Result:
     """Measures each kind of grammar against unconstrained requests of the same lengths."""
-    config = replace(options.engine, max_num_seqs=options.streams)
+    config = options.engine.with_options(max_num_seqs=options.streams)
     result: Result = {"model": config.model, "streams": options.streams, "pairs": options.pairs}
     checks: list[Check] = []
     tokens = options.input_len + 2 * options.max_tokens + 64
@@ -63,7 +64,7 @@ def run(options: StructuredOptions) -> Result:
     ):
         for kind, params in GRAMMARS.items():
             result[kind] = figures = _measure(options, engine, compiler, params)
-            checks.append(at_least(f"ratio_{kind}", figures["ratio"], "", LEAST_RATIO))
+            checks += _PRESET.checks({f"ratio_{kind}": figures["ratio"]})
             note(f"{kind}: {figures['ratio']:.3f} times the speed of free requests")
     return {**result, "checks": checks_json(checks)}
 

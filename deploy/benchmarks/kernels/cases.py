@@ -15,6 +15,7 @@ from deploy.benchmarks.kernels.states import gated_delta_step
 from kernels import EditRows, PenaltyRows, SamplingParameters, TokenEdits
 from kernels.attention import AttentionMetadata, AttentionSettings, create_attention_backend
 from kernels.linear.base import HALF_BYTES
+from kernels.quantize_fp8 import quantize_fp8
 from worker.protocol.sampling import MAX_LOGPROBS
 
 PAGE_SIZE = 16
@@ -132,6 +133,7 @@ _TOKEN_OPS = (
     "squared_relu",
     "xielu",
     "prepare_latents",
+    "quantize_fp8",
 )
 _LATENTS = (512, 64)
 """Values per token in the cache of multi-head latent attention, without and with rotary position:
@@ -201,6 +203,9 @@ class _Maker:
             run = partial(kernels.squared_relu, ups)
             run = run if name == "squared_relu" else partial(kernels.xielu, ups, numbers)
             size = 2 * ups.numel()
+        elif name == "quantize_fp8":
+            run = partial(quantize_fp8, x, by_block=True)
+            size = x.numel() + x.numel() // item
         elif name == "prepare_latents":
             run = self._latents()
             size = 2 * rows * (sum(_LATENTS) + s.q_heads * _LATENTS[1])
@@ -267,7 +272,7 @@ class _Maker:
         size = (*rows, inputs // per_byte)
         codes = torch.full(size, 0x11, dtype=torch.uint8, device=self._device)
         scales = torch.ones(*rows, -(-inputs // block), device=self._device)
-        return codes, kernels.BlockScales(scales, block, 0, code)
+        return codes, kernels.BlockScales(scales, block, 0, code, rows=128)
 
     def decode(self) -> Case:
         s, rows, length = self._shape, self._rows, self._context

@@ -8,7 +8,7 @@ of its time goes to launches, gaps, slower kernels and sampling.
 from __future__ import annotations
 
 import tempfile
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -99,8 +99,7 @@ def _weight_bytes(model: ModelConfig, value_bytes: int) -> float:
 def _measure(name: str, options: RooflineOptions, peaks: Peaks, dtype: torch.dtype) -> Result:
     with tempfile.TemporaryDirectory(prefix="rf-", ignore_cleanup_errors=True) as directory:
         folder = write_shape(name, directory) if name in SHAPES else name
-        config = replace(
-            options.engine,
+        config = options.engine.with_options(
             model=folder,
             load_format="dummy",
             overlap_depth=1,

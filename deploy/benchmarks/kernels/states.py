@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from kernels.gated_delta_rule import PIECE, DeltaLayer, StateCache, StateRows, gated_delta_net
+from kernels.gated_delta_rule import DeltaLayer, gated_delta_net
+from kernels.states import PIECE, StateCache, StateRows
 
 
 def gated_delta_step(
@@ -51,8 +52,10 @@ def gated_delta_step(
         key_dim=head_dim,
     )
     cache = StateCache(
-        conv=torch.randn(num_rows, 3, layer.conv.shape[1], device=device).to(dtype),
-        recurrent=torch.zeros(num_rows, num_heads, head_dim, head_dim, device=device),
+        planes=(
+            torch.randn(num_rows, 3, layer.conv.shape[1], device=device).to(dtype),
+            torch.zeros(num_rows, num_heads, head_dim, head_dim, device=device),
+        )
     )
     x = torch.randn(num_tokens, sum(layer.widths), device=device).to(dtype)
     states = 2 * (cache.recurrent.nbytes + cache.conv.nbytes)

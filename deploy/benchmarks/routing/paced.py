@@ -128,9 +128,9 @@ def steady_shape(step_s: float, config: EngineConfig) -> FleetShape:
         costs=StepCosts(
             constant=step_s, prefill_token=0.0, attended=0.0, decode_row=0.0, context_token=0.0
         ),
-        page_size=config.page_size,
+        page_size=config.cache.page_size,
         num_pages=_PAGES,
-        max_num_seqs=config.max_num_seqs or FleetShape().max_num_seqs,
+        max_num_seqs=config.scheduling.max_num_seqs or FleetShape().max_num_seqs,
         max_num_batched_tokens=_STEP_TOKENS,
     )
 

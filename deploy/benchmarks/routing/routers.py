@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 from deploy.benchmarks.routing.simulated import Clock, GatewayRouter, SimulatedRouter
 from router.config import PolicyName, RoutingConfig
+from worker.protocol.options import from_options
 
 Settings = Mapping[str, Any]
 
@@ -76,7 +77,7 @@ def find_routers(names: tuple[str, ...]) -> tuple[list[Entry], list[str]]:
 
 
 def _fleet(policy: str, settings: Settings, seed: int, clock: Clock) -> SimulatedRouter:
-    return GatewayRouter(RoutingConfig(routing_policy=policy, **settings), clock)  # type: ignore[arg-type]
+    return GatewayRouter(from_options(RoutingConfig, {"routing_policy": policy, **settings}), clock)
 
 
 def _ray(settings: Settings, seed: int, clock: Clock) -> SimulatedRouter:

@@ -88,16 +88,15 @@ class GatewayRouter(SimulatedRouter):
     def place(self, arrivals: Sequence[Arrival]) -> list[Placement | None]:
         """Chooses workers for requests that arrive at the same time."""
         memo = self.fleet.memo
-        choices = self.fleet.reserve_group(
-            [
-                (a.request_id, PromptBlocks(a.tokens, session=a.session, memo=memo), ())
-                for a in arrivals
-            ]
-        )
-        return [
-            None if c is None else Placement(c.worker_id, c.hit_tokens, c.first_token_s)
-            for c in choices
+        requests = [
+            (a.request_id, PromptBlocks(a.tokens, session=a.session, memo=memo), ())
+            for a in arrivals
         ]
+        placed: list[Placement | None] = [None] * len(arrivals)
+        for place, c in self.fleet.reserve_group(requests):
+            if c is not None:
+                placed[place] = Placement(c.worker_id, c.hit_tokens, c.first_token_s)
+        return placed
 
     def submitted(self, worker: SimWorker, request_id: str, ordinal: int) -> None:
         """Notes that a request was sent to its worker, as the worker's `ordinal`-th."""

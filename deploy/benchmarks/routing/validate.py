@@ -56,7 +56,7 @@ class ValidateOptions:
 
 def run_validate(options: ValidateOptions) -> Result:
     """Times to first token of both, and the relative error of the simulated mean."""
-    config = EngineConfig(
+    config = EngineConfig.of(
         model=options.model,
         max_num_seqs=_MAX_NUM_SEQS,
         max_num_batched_tokens=_BUDGET,

@@ -8,6 +8,7 @@ from deploy.benchmarks.routing.workload import FleetShape
 from worker.core.scheduler import Scheduler, SchedulerConfig
 from worker.frontend.attachment import CacheMirror
 from worker.plan.plan import PageCopies, Plan, StepResult
+from worker.protocol.admission import AdmissionOptions
 from worker.protocol.messages import (
     PROTOCOL_VERSION,
     AttachSnapshot,
@@ -68,7 +69,7 @@ class SimWorker:
             block_hash_salt=SALT,
             max_queued_requests=0,
             num_host_pages=fleet.num_host_pages,
-            prefill_max_ms=fleet.prefill_max_ms,
+            admission=AdmissionOptions(prefill_max_ms=fleet.prefill_max_ms),
         )
         self.info = EngineInfo(
             model="simulated",

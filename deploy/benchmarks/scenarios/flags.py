@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import replace
 from typing import Any
 
 from cluster.bench.command import AddCommand
 from cluster.bench.jobs.scenario_options import SCENARIOS, ScenarioOptions, ScenarioRun
 from cluster.bench.report import Result
-from cluster.cli.options import add_options, given_options
+from cluster.cli.options import add_option_groups, add_options, given_options
 from cluster.config import find_demo_model
 from worker.config import EngineConfig
 
@@ -35,8 +34,9 @@ def add_scenarios_command(add: AddCommand) -> None:
     )
     add_options(parser.add_argument_group("traffic"), ScenarioOptions, exclude=("scenario",))
     settings = ", ".join(f"{name} {value}" for name, value in _ENGINE.items())
-    group = parser.add_argument_group("engine", f"different defaults: {settings}")
-    add_options(group, EngineConfig, exclude=("model",))
+    add_option_groups(
+        *(parser, "engine", EngineConfig, ("model",)), description=f"different defaults: {settings}"
+    )
 
 
 def scenario_run(args: argparse.Namespace) -> ScenarioRun:
@@ -47,9 +47,9 @@ def scenario_run(args: argparse.Namespace) -> ScenarioRun:
     cores = len(os.sched_getaffinity(0))
     defaults = {**_ENGINE, "cpu_threads": max(1, cores // options.workers)}
     model = args.model or find_demo_model()
-    engine = EngineConfig(**(defaults | given | {"model": model}))
-    if options.speculative_compare and engine.speculative_method == "none":
-        engine = replace(engine, speculative_method="ngram")
+    engine = EngineConfig.of(**(defaults | given | {"model": model}))
+    if options.speculative_compare and engine.speculative is None:
+        engine = engine.with_options(speculative_method="ngram")
     return ScenarioRun(options=options, engine=engine)
 
 

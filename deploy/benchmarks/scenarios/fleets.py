@@ -22,11 +22,10 @@ def serve_config(run: ScenarioRun) -> ServeConfig:
     preempts a request for a more urgent one, and is routed round-robin.
     """
     engine, options = run.engine, run.options
-    plain = replace(engine, speculative_method="none", speculative_model="")
+    plain = replace(engine, speculative=None)
     specs = [_spec(OURS, run, ModelSpec(fleet=FleetConfig(), engine=plain))]
     if options.compare_fifo:
-        fifo = replace(
-            plain,
+        fifo = plain.with_options(
             schedule_policy="fcfs",
             prefill_admission_policy="fifo",
             prefill_force_fifo_every=0,

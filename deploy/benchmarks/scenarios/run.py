@@ -203,7 +203,7 @@ class ScenarioBench:
 
     def _sustainable(self) -> float:
         """Requests per second that the baseline completes while all its slots are taken."""
-        places = self._engine.max_num_seqs * self._options.workers
+        places = self._engine.scheduling.max_num_seqs * self._options.workers
         traffic = self._traffic(self._effort.per_place * places, _WARM_SEED - 1)
         at_once = [replace(one, arrival_s=0.0) for one in traffic]
         turn = run_turn(self._targets[self._baseline], at_once, 0.0, concurrency=places)

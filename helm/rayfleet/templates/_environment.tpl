@@ -72,6 +72,12 @@ Ray does not start without a token if KubeRay is too old to support authOptions.
 - name: {{ $name }}
   value: {{ $value | quote }}
 {{- end }}
+{{- if eq .component "worker" }}
+- name: RAYFLEET_MEMORY_REQUEST
+  valueFrom:
+    resourceFieldRef:
+      resource: requests.memory
+{{- end }}
 {{- with include "rayfleet.huggingFaceSecret" . }}
 - name: HF_TOKEN
   valueFrom:

@@ -181,7 +181,7 @@ class CompletionRoutes:
                 owner=account.name,
                 num_bytes=num_bytes,
                 cache_salt=checked.cache_salt,
-                tenant=account.tenant(body.user, self._gateway.config.cache_isolation),
+                tenant=account.tenant(body.user, self._gateway.config.tenants.cache_isolation),
                 session=_session(request, body, account),
                 last=body.truncate_prompt_tokens,
             )
@@ -241,7 +241,7 @@ class CompletionRoutes:
             checked.feasibility,
             owner=account.name,
             cache_salt=checked.cache_salt,
-            tenant=account.tenant(body.user, self._gateway.config.cache_isolation),
+            tenant=account.tenant(body.user, self._gateway.config.tenants.cache_isolation),
             session=_session(request, body, account),
             add_special_tokens=body.add_special_tokens is not False,
             last=body.truncate_prompt_tokens,
@@ -373,7 +373,7 @@ class CompletionRoutes:
                 slo=checked.slo,
                 shown_tokens=model.dialect.special if prepared.parsing else frozenset(),
                 with_offsets=with_offsets,
-                tenant=account.tenant(body.user, self._gateway.config.fairness_key),
+                tenant=account.tenant(body.user, self._gateway.config.tenants.fairness_key),
                 arrived_at=prepared.arrived_at,
                 span=self._span(request, model, prepared.arrived_at),
             )

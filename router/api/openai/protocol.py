@@ -17,6 +17,7 @@ from router.api.openai.fields import (
     check_supported,
     without_unknown,
 )
+from router.api.openai.long_strings import CutJson
 from router.api.openai.structured import check_grammar_sizes
 from router.api.openai.values import check_num_values
 from router.errors import ApiError, bad_request
@@ -193,9 +194,10 @@ def parse_body(
         ApiError: 400 for malformed JSON or too many values, and for a field that is missing,
             unsupported or of the wrong type, which it names.
     """
-    check_num_values(body)
-    check_grammar_sizes(body)
-    fields = json_object(body)
+    text = CutJson(body)
+    check_num_values(text.skeleton)
+    check_grammar_sizes(text)
+    fields = json_object(text)
     check_supported(fields, kind.__struct_fields__, known, ignored)
     if ignored is not None and ignored.is_beta:
         supported = {name: fields[name] for name in kind.__struct_fields__ if name in fields}
@@ -206,10 +208,10 @@ def parse_body(
         raise bad_request(*_explain(fields, kind, error)) from error
 
 
-def json_object(body: Payload) -> dict[str, Any]:
+def json_object(body: CutJson) -> dict[str, Any]:
     """Decodes a body that is a JSON object. Raises ApiError (400) for others."""
     try:
-        fields = msgspec.json.decode(body)
+        fields = body.decode()
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise bad_request(f"the body is not valid JSON: {error}") from error
     except RecursionError:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from router.api.http.body import Payload
+from router.api.openai.long_strings import CutJson
 from router.errors import bad_request
 from worker.protocol.analyzed import analyzed
 from worker.protocol.structured import MAX_GRAMMAR_BYTES, StructuredOutputsParams
@@ -42,7 +42,7 @@ def structured_outputs(
     return _convert(given, "structured_outputs")
 
 
-def check_grammar_sizes(body: Payload) -> None:
+def check_grammar_sizes(body: CutJson) -> None:
     """Checks the size of grammars in a large body without decoding them.
 
     Decoding many megabytes would block all streams of this process for 0.1 s.
@@ -50,14 +50,14 @@ def check_grammar_sizes(body: Payload) -> None:
     Raises:
         ApiError: 400 if one exceeds the maximum size of a grammar.
     """
-    if len(body) <= MAX_GRAMMAR_BYTES:
+    if body.num_bytes(memoryview(body.skeleton)) <= MAX_GRAMMAR_BYTES:
         return
     try:
-        fields = msgspec.json.decode(body, type=analyzed(dict[str, msgspec.Raw]))
+        fields = msgspec.json.decode(body.skeleton, type=analyzed(dict[str, msgspec.Raw]))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return  # the full decoding fails too, and reports it
     for name in _FIELDS:
-        size = len(memoryview(fields.get(name, msgspec.Raw())))
+        size = body.num_bytes(memoryview(fields.get(name, msgspec.Raw())))
         # Twice the limit, since white space and names around a schema do not count.
         if size > 2 * MAX_GRAMMAR_BYTES:
             raise bad_request(

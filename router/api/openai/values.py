@@ -16,7 +16,7 @@ CONTAINER = 16
 """Values that an object or a list counts as, by the time it takes to decode."""
 MEMBER = 4
 """Values that a member of an object counts as, besides its value."""
-_CHUNK = 1 << 20
+CHUNK_BYTES = 1 << 20
 """Bytes scanned at a time; some ten arrays of that size are in memory."""
 
 _COST: NDArray[np.uint8] = np.zeros(256, np.uint8)
@@ -43,9 +43,9 @@ def check_num_values(*texts: Payload) -> None:
 def num_values(body: Payload) -> int:
     """Number of values as counted for the limit; numpy releases the GIL meanwhile."""
     total, is_inside, is_escaped = 0, False, False
-    for start in range(0, len(body), _CHUNK):
-        data = np.frombuffer(body, np.uint8, min(_CHUNK, len(body) - start), start)
-        quotes, is_escaped = _quotes(data, is_escaped)
+    for start in range(0, len(body), CHUNK_BYTES):
+        data = np.frombuffer(body, np.uint8, min(CHUNK_BYTES, len(body) - start), start)
+        quotes, is_escaped = delimiting_quotes(data, is_escaped)
         inside = np.bitwise_xor.accumulate(quotes)
         if is_inside:
             inside = ~inside
@@ -60,7 +60,7 @@ def _bound(body: Payload) -> int:
     return CONTAINER * containers + MEMBER * body.count(b":") + body.count(b",")
 
 
-def _quotes(data: NDArray[np.uint8], is_escaped: bool) -> tuple[NDArray[np.bool_], bool]:
+def delimiting_quotes(data: NDArray[np.uint8], is_escaped: bool) -> tuple[NDArray[np.bool_], bool]:
     """Finds quotes that start or end a string.
 
     Args:

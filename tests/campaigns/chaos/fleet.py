@@ -60,14 +60,14 @@ def serve_config(options: ChaosOptions) -> ServeConfig:
         "step_timeout_s": options.step_timeout_s,
     }
     drafting = {"speculative_method": "draft", "speculative_model": options.draft_model}
-    engine = EngineConfig(
+    engine = EngineConfig.of(
         model=options.model or find_demo_model(),
-        **common,  # type: ignore[arg-type]  # of several types
-        **(drafting if options.draft_model else {}),  # type: ignore[arg-type]
+        **common,
+        **(drafting if options.draft_model else {}),
     )
     engines = {MODEL: engine}
     if options.diffusion_model:
-        engines[DIFFUSION] = EngineConfig(model=options.diffusion_model, **common)  # type: ignore[arg-type]
+        engines[DIFFUSION] = EngineConfig.of(model=options.diffusion_model, **common)
     models = tuple(
         ModelSpec(
             fleet=FleetConfig(served_model_name=name, num_workers=options.num_workers),

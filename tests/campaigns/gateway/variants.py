@@ -29,7 +29,7 @@ def rayfleet(options: GatewayOptions) -> Iterator[Target]:
         models=(
             ModelSpec(
                 fleet=FleetConfig(),
-                engine=EngineConfig(
+                engine=EngineConfig.of(
                     model=options.model, device="cpu", max_num_seqs=max(256, *options.streams)
                 ),
             ),

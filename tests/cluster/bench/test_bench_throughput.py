@@ -31,7 +31,7 @@ def test_counts_and_names(tiny_chat_model: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_the_cost_of_a_mode_needs_pairs(tiny_chat_model: Path) -> None:
-    engine = EngineConfig(model=str(tiny_chat_model))
+    engine = EngineConfig.of(model=str(tiny_chat_model))
     with pytest.raises(ValueError, match="--rounds of at least 5"):
         ThroughputOptions(engine=engine, batch_invariant_cost=True, rounds=4)
     with pytest.raises(ValueError, match="at least 1"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.benchmarks.ab.admission import admission_checks
+from deploy.benchmarks.ab.presets import PRESETS
 from deploy.benchmarks.cli import main
 from tests.support.engines.forked_rank import forking_ranks
 
@@ -39,7 +39,7 @@ def test_both_settings_are_compared(
 
 def test_goals() -> None:
     held = dict.fromkeys(FIGURES, 0.3) | {"throughput_ratio": 1.0}
-    assert all(check.holds for check in admission_checks(held))
+    assert all(check.holds for check in PRESETS["admission"].checks(held))
     missed = {
         "a_ttft_p99_ratio": 0.71,
         "a_ttft_p50_ratio": 0.41,
@@ -49,4 +49,4 @@ def test_goals() -> None:
         "tpot_p50_ratio": 1.04,
         "throughput_ratio": 0.98,
     }
-    assert not any(check.holds for check in admission_checks(missed))
+    assert not any(check.holds for check in PRESETS["admission"].checks(missed))

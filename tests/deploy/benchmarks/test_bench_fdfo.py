@@ -107,7 +107,7 @@ def test_requests_of_a_replay() -> None:
 
 
 def test_options_are_checked() -> None:
-    config = EngineConfig(model="m")
+    config = EngineConfig.of(model="m")
     with pytest.raises(ValueError, match="--pairs"):
         FdfoOptions(engine=config, pairs=0)
     with pytest.raises(ValueError, match="--long-prompt-blocks"):

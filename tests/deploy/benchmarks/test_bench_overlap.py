@@ -68,7 +68,7 @@ def test_a_device_idles_from_a_draw_to_the_next_forward_pass() -> None:
 
 
 def test_options_are_checked() -> None:
-    engine = EngineConfig(model="m")
+    engine = EngineConfig.of(model="m")
     with pytest.raises(ValueError, match="--pairs"):
         OverlapOptions(engine=engine, pairs=0)
     with pytest.raises(ValueError, match="--running"):

@@ -168,7 +168,7 @@ async def test_the_workers_front_is_told_blocks_and_tokens(tmp_path: Path) -> No
 
 def serve(directory: str) -> None:
     try:
-        run_steady(0.001, EngineConfig(model=MODEL, page_size=16), directory)
+        run_steady(0.001, EngineConfig.of(model=MODEL, page_size=16), directory)
     except EOFError:
         return
 
@@ -184,7 +184,7 @@ def submit(request_id: str, max_tokens: int) -> Submit:
 
 
 def steady_worker() -> SimWorker:
-    shape = steady_shape(0.02, EngineConfig(model=MODEL, max_num_seqs=8))
+    shape = steady_shape(0.02, EngineConfig.of(model=MODEL, max_num_seqs=8))
     return paced_worker(MODEL, shape, 1.0, (5, 6, 7))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import io
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +26,7 @@ from deploy.benchmarks.scenarios.turn import Target, Turn, run_turn
 from deploy.benchmarks.scenarios.watch import Moment, read_moment
 from tests.support.cluster.openai_backend import Backend
 from tests.support.worker.played_engine import INFO
+from worker.config import SpeculativeConfig
 from worker.metrics.collector import WorkerView, worker_metrics
 from worker.metrics.latency import WorkerLatency
 from worker.protocol.exposition import TEXT, render
@@ -224,20 +224,18 @@ def test_fleets_differ_in_what_is_compared_alone() -> None:
     ours, fifo = serve_config(run).models
     assert (ours.name, fifo.name) == (OURS, FIFO)
     assert fifo.routing.routing_policy == "round-robin"
-    assert (fifo.engine.preempt_priority_gap, fifo.engine.prefill_first_steps) == (0, 0)
-    plain = replace(
-        fifo.engine,
-        preempt_priority_gap=ours.engine.preempt_priority_gap,
-        prefill_first_steps=ours.engine.prefill_first_steps,
-        max_prefill_share=ours.engine.max_prefill_share,
+    rules, default = fifo.engine.scheduling, ours.engine.scheduling
+    assert (rules.preempt_priority_gap, rules.admission.prefill_first_steps) == (0, 0)
+    plain = fifo.engine.with_options(
+        preempt_priority_gap=default.preempt_priority_gap,
+        prefill_first_steps=default.admission.prefill_first_steps,
+        max_prefill_share=default.admission.max_prefill_share,
     )
     assert plain == ours.engine
-    assert ours.engine.max_num_seqs == 7
+    assert default.max_num_seqs == 7
     plain_model, drafts = serve_config(parsed("--model", "m", "--speculative-compare")).models
-    assert (plain_model.engine.speculative_method, drafts.engine.speculative_method) == (
-        "none",
-        "ngram",
-    )
+    assert plain_model.engine.speculative is None
+    assert drafts.engine.speculative == SpeculativeConfig(method="ngram")
     assert drafts.name == DRAFTS
 
 

@@ -10,14 +10,14 @@ from deploy.benchmarks.ab.speculative import run, summarise
 from deploy.benchmarks.engine import Answer, Turn
 from tests.support.engines.forked_rank import forking_ranks
 from tests.support.paths import MODELS
-from worker.config import EngineConfig
+from worker.config import EngineConfig, SpeculativeConfig
 from worker.protocol.messages import LoadSnapshot
 from worker.protocol.speculation import SpeculationTotals
 from worker.protocol.times import StepTimes
 
 
 def test_both_engines_take_turns() -> None:
-    engine = EngineConfig(
+    engine = EngineConfig.of(
         model=str(MODELS / "demo"),
         device="cpu",
         kv_cache_tokens=4096,
@@ -48,7 +48,7 @@ def test_both_engines_take_turns() -> None:
 def test_each_kind_has_the_method_that_suits_it_unless_one_is_given() -> None:
     demo = {"model": str(MODELS / "demo")}
     best = SpeculativeOptions.from_flags(demo, {})
-    assert best.engine.speculative_method == "ngram"
+    assert best.engine.speculative == SpeculativeConfig(method="ngram")
     assert best.draft_model == str(MODELS / "demo-draft")
     assert best.questions == str(MODELS / "demo_heldout.jsonl")
     given = SpeculativeOptions.from_flags({**demo, "speculative_method": "ngram"}, {"pairs": 3})

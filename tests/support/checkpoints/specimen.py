@@ -116,7 +116,8 @@ class Specimen:
     @property
     def has_states(self) -> bool:
         """Whether layers keep a state per request, which no draft may change."""
-        return "linear_attention" in (self.keys.get("layer_types") or ())
+        kinds = self.keys.get("layer_types") or self.keys.get("layers_block_type") or ()
+        return "mamba_n_heads" in self.keys or bool({"linear_attention", "conv"} & set(kinds))
 
 
 _SIZES: dict[str, Any] = {

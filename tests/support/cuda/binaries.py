@@ -18,6 +18,7 @@ MULTIPLYING: dict[str, int] = {
     "_states_kernel": -1,
     "_packed_matmul_kernel": 0,
     "_packed_multiply_kernel": 0,
+    "_fp8_multiply_kernel": 0,
 }
 """Kernels with matrix products, and the number of tile rows up to which mma.sync suffices: that is
 the case for single queries and for heads of 512 dimensions, and optional for experts. Pieces of
@@ -38,6 +39,8 @@ REGISTERS: dict[str, int] = {
     # With tiles of 64 rows before Hopper, whose products take the decoded weights in registers.
     "_packed_matmul_kernel": 255,
     "_packed_multiply_kernel": 255,
+    # Each thread holds a block's sums beside the total; nothing is spilt.
+    "_fp8_multiply_kernel": 255,
     # Tiles of 64 rows and 128 columns by four warps.
     "_multiply_kernel": 224,
     # Square matrices of 64 rows and their powers; nothing is spilt.
@@ -64,6 +67,7 @@ SPILLS: dict[tuple[str, int], int] = {
     ("_packed_multiply_kernel", 80): 16,
     ("_packed_multiply_kernel", 89): 16,
     ("_packed_multiply_kernel", 100): 24,
+    ("_fp8_multiply_kernel", 100): 8,  # one slot, with scales per output feature and 64 rows
     # Two programs per multiprocessor were 15 % faster than one with twice the warps and no spills,
     # also with window masks.
     ("_attention_kernel", 90): 560,

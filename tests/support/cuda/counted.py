@@ -164,7 +164,7 @@ def count_launches(
     by_layer: list[int] = []
     limits = {"max_num_seqs": ROWS, "max_num_batched_tokens": 1024}
     options = {"device": "cuda", "load_format": "dummy", **limits, **further}
-    config = EngineConfig(model=str(folder), max_model_len=1024, page_size=32, **options)  # type: ignore[arg-type]
+    config = EngineConfig.of(model=str(folder), max_model_len=1024, page_size=32, **options)
     with counting() as counter:
         built = ModelRunner(config, TensorParallelGroup.alone(DEVICE))
         built._allocate(64)
@@ -207,12 +207,18 @@ def _count_calls(layer: Any, counter: Counter, found: list[int]) -> None:
     layer.forward = counted
 
 
+def _is_per_layer(key: str, value: Any, num_layers: int) -> bool:
+    """Whether a value has an entry for each layer."""
+    has_entries = isinstance(value, list) or key == "hybrid_override_pattern"
+    return has_entries and len(value) == num_layers
+
+
 def write_config(folder: Path, config: dict[str, Any], num_layers: int) -> Path:
     """The folder, with a config.json of this number of layers."""
     text = config.get("text_config", config)
     most = text.get("num_hidden_layers", num_layers)
     short = {
-        key: value[:num_layers] if isinstance(value, list) and len(value) == most else value
+        key: value[:num_layers] if _is_per_layer(key, value, most) else value
         for key, value in text.items()
     }
     short["num_hidden_layers"] = min(most, num_layers)

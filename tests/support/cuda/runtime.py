@@ -13,7 +13,7 @@ import torch
 from kernels.attention import AttentionMetadata, triton_backend
 from kernels.attention.triton_config import AttentionBlocks
 from kernels.attention.triton_schedule import AttentionRows, Schedule
-from kernels.registry import Op
+from kernels.registry import Op, registry
 from tests.support.cuda.clocks import Event, Graph, Lane, World
 from tests.support.cuda.tensors import Memory, patched_tensors
 from worker.rank import runner
@@ -30,10 +30,9 @@ def pretended_cuda(*, warms_up: bool = False) -> Iterator[World]:
     Nothing is compiled. Warm-up steps only run with `warms_up`, on CPU.
     """
     world = World()
-    with pytest.MonkeyPatch.context() as patch, patched_tensors():
+    with _launches_of_ops(world), pytest.MonkeyPatch.context() as patch, patched_tensors():
         for name, value in _runtime(world).items():
             patch.setattr(torch.cuda, name, value)
-        patch.setattr(Op, "select", _select(world, Op.select))
         patch.setattr(
             triton_backend, "make_schedule", _as_launch(world, "make_schedule", _schedule)
         )
@@ -108,13 +107,25 @@ class _Cudart:
         return 0
 
 
-def _select(world: World, select: Callable[..., Any]) -> Callable[..., Any]:
-    def selected(op: Any, tensor: torch.Tensor) -> Any:
-        if not tensor.is_cuda:
-            return select(op, tensor)
-        return _as_launch(world, op.name, op.reference)
+@contextmanager
+def _launches_of_ops(world: World) -> Iterator[None]:
+    """Context in which ops on device tensors are launches of their references."""
+    select = Op.select
 
-    return selected
+    def select_launches(op: Op[..., Any]) -> None:
+        select(op)
+        op.on_cuda = _as_launch(world, op.name, op.reference)
+
+    ops = [registry[name] for name in registry]
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Op, "select", select_launches)
+            for op in ops:
+                op.select()
+            yield
+    finally:
+        for op in ops:
+            op.select()
 
 
 def _as_launch(world: World, name: str, function: Callable[P, R]) -> Callable[P, R]:

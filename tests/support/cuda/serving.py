@@ -18,6 +18,7 @@ from worker.protocol.sampling import SamplingParams
 from worker.rank.runner import ModelRunner
 
 OPTIONS: dict[str, Any] = {
+    "host_cache_gib": 0.0,
     "kv_cache_tokens": 256,
     "page_size": 8,
     "max_num_seqs": 4,

@@ -138,7 +138,7 @@ def _interleave(engine: Engine, kinds: Sequence[dict[str, Any]]) -> None:
     """Adds one request per step, up to the limit: prompts follow a growing number of decode rows,
     so that their arrays have a new offset each time."""
     outputs: dict[str, Outcome] = {}
-    for number in range(engine.config.max_num_seqs):
+    for number in range(engine.config.scheduling.max_num_seqs):
         length = ARRIVALS[number % len(ARRIVALS)]
         prompt, params = _request(engine, length, kinds[number % len(kinds)], max_tokens=20)
         request_id, outcome = engine.submit(prompt, params)

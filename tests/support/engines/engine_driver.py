@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 import numpy as np
 
 from tests.support.engines.forked_rank import forking_ranks
 from worker.config import EngineConfig
 from worker.core.engine import EngineCore
 from worker.core.executor_local import LocalExecutor
-from worker.frontend.grammar.process import GrammarCompiler, setting_of
+from worker.frontend.grammar.process import GrammarCompiler, Setting, setting_of
 from worker.protocol.messages import Submit, SubmitBatch, TokenLogprobs
 from worker.protocol.sampling import SamplingParams
 from worker.rank.runner import ModelRunner
@@ -32,6 +33,34 @@ class Outcome:
     finish_reason: str | None = None
     ended_by_grammar: bool = False
     error: str | None = None
+
+
+class _Compilers:
+    """Keeps the last engine's compiling process for the next one with the same vocabulary, as it
+    takes half a second to start; it exits with this process, whose pipe it reads."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[bytes, GrammarCompiler] | None = None
+
+    def take(self, setting: Setting) -> GrammarCompiler:
+        """The kept one if it has this setting, else a new one."""
+        kept = self._kept
+        if kept is None or kept[0] != msgspec.json.encode(setting):
+            return GrammarCompiler(setting, 60.0)
+        self._kept = None
+        return kept[1]
+
+    def give_back(self, setting: Setting, compiler: GrammarCompiler) -> None:
+        """Keeps a compiler if it has started a process, and closes the one kept before."""
+        if compiler.vocabulary is None:
+            compiler.close()
+            return
+        if self._kept is not None:
+            self._kept[1].close()
+        self._kept = msgspec.json.encode(setting), compiler
+
+
+_COMPILERS = _Compilers()
 
 
 class Engine:
@@ -57,9 +86,10 @@ class Engine:
             "device": "cpu",
             "dtype": "float32",
             "cpu_threads": 1,
+            "host_cache_gib": 0.0,
             "max_num_seqs": min(32, options.get("max_num_batched_tokens", 32)),
         }
-        self.config = EngineConfig(model=model, **{**settings, **options})
+        self.config = EngineConfig.of(model=model, **{**settings, **options})
         self._directory = tempfile.mkdtemp(prefix="rf-")
         world = self.config.tensor_parallel_size
         with forking_ranks() if forks else nullcontext():
@@ -70,7 +100,8 @@ class Engine:
             self._executor.close()  # the process group, too, which the next engine may need
             raise
         self.core = EngineCore(self.config, info, self._executor, clock)
-        self._compiler = GrammarCompiler(setting_of(info), 60.0)
+        self._setting = setting_of(info)
+        self._compiler = _COMPILERS.take(self._setting)
         self._num_submitted = 0
 
     def __enter__(self) -> Self:
@@ -82,7 +113,7 @@ class Engine:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._compiler.close()
+        _COMPILERS.give_back(self._setting, self._compiler)
         self.core.close()
         self._executor.close()
         shutil.rmtree(self._directory, ignore_errors=True)

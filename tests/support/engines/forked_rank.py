@@ -62,11 +62,11 @@ class ForkedRank:
 def _run(arguments: tuple[str, ...], stdin: Connection) -> None:
     """What `python -m worker.rank.main` does, but for letting others on the machine go first: they
     are other tests, and rank 0 would wait."""
-    from worker.rank import cpu, main
+    from worker.rank import main
 
     os.dup2(stdin.fileno(), 0)
     sys.argv = ["rank", *arguments]
-    with patch.object(cpu, "yield_cpu_to_others", lambda: None):
+    with patch.object(main, "yield_cpu_to_others", lambda added: None):
         main.main()
 
 

@@ -79,10 +79,10 @@ class InventedEngine:
         **options: object,
     ) -> None:
         self.block_size, self._page_size, self._flat = block_size, 2 * block_size, flat
-        config = EngineConfig(
+        config = EngineConfig.of(
             model="",
             page_size=self._page_size,
-            **options,  # type: ignore[arg-type]  # test options
+            **options,
         )
         self.scheduler = Scheduler(
             SchedulerConfig(
@@ -92,7 +92,7 @@ class InventedEngine:
                 page_size=self._page_size,
                 num_pages=num_pages + 1,
                 eos_token_ids=(1,),
-                blocks=BlockPolicy.of(config, block_size),
+                blocks=BlockPolicy.of(config.dllm, block_size),
             ),
             lambda: 0.0,
         )

@@ -58,7 +58,7 @@ def make_runner(
         **options,
     }
     group = group or TensorParallelGroup.alone(torch.device("cpu"))
-    runner = ModelRunner(EngineConfig(**settings), group)  # type: ignore[arg-type]  # test options
+    runner = ModelRunner(EngineConfig.of(**settings), group)
     runner.allocate(runner.hello().num_pages)
     return runner
 
@@ -77,7 +77,7 @@ def generate(
                 continue
             if request.computed == 0:
                 admits.append(_admit(request))
-                _allocate(request, free, runner.config.page_size)
+                _allocate(request, free, runner.config.cache.page_size)
                 for group in range(len(runner._tables.group_tables)):
                     pages = [free.pop() for _ in request.pages] if group else request.pages
                     # In two writes, as a scheduler that allocates page by page would do.

@@ -80,9 +80,9 @@ class SpeculatingEngine(Engine):
     def __init__(self, *, at_random: bool = False, **options: Any) -> None:
         super().__init__(MODEL, batch_invariant=True, max_model_len=1024, **options)
         gate = self.core.scheduler.steps.speculation
-        if gate is not None and (at_random or gate.config.speculative_adaptive):
+        if gate is not None and (at_random or gate.config.adaptive):
             kind = RandomGate if at_random else TimedGate
-            own = kind(gate.config, stops_itself=gate.stops_itself)
+            own = kind(gate.config, self.config.scheduling, stops_itself=gate.stops_itself)
             self.core.scheduler.steps.speculation = own
 
     @property

@@ -19,6 +19,7 @@ from openai import OpenAI
 
 from cluster.drain import find_raylets
 from cluster.ports import free_ports
+from tests.support.reaper import kill_with_this_process, marked
 
 API_KEY = "key-of-the-tests"
 ADMIN_KEY = "key-of-the-admin"
@@ -63,13 +64,7 @@ class RunningFleet:
 
     def processes(self) -> list[int]:
         """All processes of this fleet, the command included, by a variable that they inherit."""
-        mark = f"RAYFLEET_TEST={self.base_url}".encode()
-        found = []
-        for entry in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-        return found
+        return list(marked(f"RAYFLEET_TEST={self.base_url}"))
 
     def ranks(self, worker: str, rank: int) -> set[int]:
         """Process ids of a worker's rank: one that ends, and one that begins."""
@@ -161,6 +156,7 @@ def start_fleet(
     if installed is not None:
         command = [str(installed / "rayfleet")]
         environment.pop("PYTHONPATH", None)
+    kill_with_this_process(f"RAYFLEET_TEST={base_url}")
     process = subprocess.Popen(
         [*command, "serve", "--port", str(port), *arguments],
         cwd=folder,

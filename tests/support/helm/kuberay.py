@@ -113,6 +113,9 @@ def _rendered_environment(container: Object, secrets: Secrets) -> dict[str, str]
     for entry in container["env"]:
         if "value" in entry:
             environment[entry["name"]] = entry["value"]
+        elif field := entry["valueFrom"].get("resourceFieldRef"):
+            kind, name = field["resource"].split(".")
+            environment[entry["name"]] = str(_bytes(container["resources"][kind][name]))
         else:
             reference = entry["valueFrom"]["secretKeyRef"]
             environment[entry["name"]] = secrets[reference["name"]][reference["key"]]

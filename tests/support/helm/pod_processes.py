@@ -39,6 +39,7 @@ from tests.support.helm.kuberay import (
     RayPod,
 )
 from tests.support.paths import ROOT
+from tests.support.reaper import kill_with_this_process, marked
 
 MARK = "RAYFLEET_TEST_PODS"
 """In the environment of all processes of a cluster; its value is the cluster's folder."""
@@ -200,11 +201,7 @@ class PodCluster:
 
     def processes(self) -> Iterator[int]:
         """All processes that the pods have started."""
-        mark = f"{MARK}={self.directory}".encode()
-        for entry in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    yield int(entry.name)
+        return marked(f"{MARK}={self.directory}")
 
     def haproxies(self) -> list[int]:
         """Process ids of HAProxy."""
@@ -331,6 +328,7 @@ def _start(pod: RayPod, directory: Path, gcs_port: int, shared: dict[str, str]) 
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(gateway_ports.first),
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(gateway_ports.first + 99),
     }
+    kill_with_this_process(f"{MARK}={directory}")
     log_file = directory / f"{pod.group}-{agent_port}.log"
     with log_file.open("wb") as log:
         process = subprocess.Popen(

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from kernels import registry
-from kernels.gated_delta_rule import PIECE, DeltaLayer, StateCache, StateRows, gated_delta_net
+from kernels.gated_delta_rule import DeltaLayer, gated_delta_net
+from kernels.states import PIECE, StateCache, StateRows
 
 
 class Row(NamedTuple):
@@ -39,8 +40,10 @@ def make_layer(
 def make_cache(layer: DeltaLayer, count: int, dtype: torch.dtype) -> StateCache:
     num_heads, value = len(layer.log_rate), len(layer.norm)
     return StateCache(
-        conv=torch.randn(count, len(layer.conv) - 1, layer.conv.shape[1]).to(dtype),
-        recurrent=torch.randn(count, num_heads, layer.key_dim, value),
+        planes=(
+            torch.randn(count, len(layer.conv) - 1, layer.conv.shape[1]).to(dtype),
+            torch.randn(count, num_heads, layer.key_dim, value),
+        )
     )
 
 
@@ -79,7 +82,7 @@ def run_step(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Outputs, and the states afterwards, of a step on a copy of its cache."""
     x, layer, cache, rows = step
-    own = StateCache(conv=cache.conv.clone(), recurrent=cache.recurrent.clone())
+    own = StateCache(planes=tuple(plane.clone() for plane in cache.planes))
     out = gated_delta_net(x, layer, own, rows, by_position=by_position)
     return out, own.conv, own.recurrent
 
@@ -87,14 +90,17 @@ def run_step(
 Moved = TypeVar("Moved", DeltaLayer, StateCache, StateRows)
 
 
-def _to(device: str, value: Moved) -> Moved:
+def _moved(device: str, one: Any) -> Any:
+    if isinstance(one, tuple):
+        return tuple(_moved(device, part) for part in one)
+    return one.to(device) if isinstance(one, torch.Tensor) else one
+
+
+def to_device(device: str, value: Moved) -> Moved:
     """The same on a device."""
     names = value._fields if isinstance(value, DeltaLayer) else list(value.__dataclass_fields__)
     fields: dict[str, Any] = {name: getattr(value, name) for name in names}
-    moved = {
-        name: one.to(device) if isinstance(one, torch.Tensor) else one
-        for name, one in fields.items()
-    }
+    moved = {name: _moved(device, one) for name, one in fields.items()}
     kind: Any = type(value)
     made: Moved = kind(**moved)
     return made
@@ -121,7 +127,7 @@ def make_step(
     cache = make_cache(layer, 14, dtype)
     x = torch.randn(int(rows.piece_starts[-1]), sum(layer.widths)).to(device, dtype)
     x[len(x) // 2 :] = x[-1]
-    return x, _to(device, layer), _to(device, cache), _to(device, rows)
+    return x, to_device(device, layer), to_device(device, cache), to_device(device, rows)
 
 
 def delta_net_case(device: str, dtype: torch.dtype) -> None:
@@ -148,7 +154,7 @@ def delta_invariance_case(device: str, dtype: torch.dtype) -> None:
     with registry.using("triton"):
         expected = run_step((x, layer, cache, rows), by_position=True)
         for one, first in ((whole[1], 1), (whole[3], 25)):
-            own = _to(device, make_rows([one]))
+            own = to_device(device, make_rows([one]))
             alone = x[first : first + one.length].contiguous()
             out, conv, state = run_step((alone, layer, cache, own), by_position=True)
             assert torch.equal(out, expected[0][first : first + one.length])
@@ -156,9 +162,9 @@ def delta_invariance_case(device: str, dtype: torch.dtype) -> None:
             assert torch.equal(state[one.slot], expected[2][one.slot])
         outputs = []
         for part, tokens in ((Row(2, 0, 2), x[2:4]), (Row(2, 2, 21), x[4:25])):
-            own = _to(device, make_rows([part]))
+            own = to_device(device, make_rows([part]))
             out, conv, state = run_step((tokens.contiguous(), layer, cache, own), by_position=True)
-            cache = StateCache(conv=conv, recurrent=state)
+            cache = StateCache(planes=(conv, state))
             outputs.append(out)
     assert torch.equal(torch.cat(outputs), expected[0][2:25])
     assert torch.equal(conv[2], expected[1][2])

@@ -1,4 +1,5 @@
-"""FP8 caches of the Triton kernels and the torch references; run as `triton_cases`."""
+"""FP8 caches and activations of the Triton kernels and the torch references; run as
+`triton_cases`."""
 
 from __future__ import annotations
 
@@ -9,7 +10,25 @@ from typing import Literal
 import pytest
 import torch
 
-from kernels import HeadNorms, LatentRows, prepare_latents, qk_norm_rope_store, registry
+from kernels import (
+    HeadNorms,
+    LatentRows,
+    linear,
+    pack_quantized_linear_weight,
+    prepare_latents,
+    qk_norm_rope_store,
+    registry,
+)
+from kernels.fused_moe import (
+    ExpertChoice,
+    Experts,
+    ExpertWeights,
+    fused_moe,
+    pack_quantized_experts,
+)
+from kernels.linear import BlockScales, dequantize
+from kernels.quantize_fp8 import quantize_fp8
+from tests.support.kernels.experts import make_codes
 from tests.support.kernels.paged_cases import make_paged
 
 FP8 = torch.float8_e4m3fn
@@ -117,6 +136,84 @@ def fp8_store_case(device: str, dtype: torch.dtype) -> None:
     _both_ways(store_latents)
 
 
+def quantize_fp8_case(device: str, dtype: torch.dtype) -> None:
+    """A scale per row or per block; rows that are slices of wider ones, of zeros, and padding."""
+    _skip_without_fp8(device)
+    for rows, depth in ((5, 200), (17, 1284), (1, 4096)):
+        x = torch.randn(rows, depth + 8).to(device, dtype)[:, :depth]
+        x[0] = 0.0
+        for by_block in (False, True):
+            scales: list[torch.Tensor] = []
+
+            def run(
+                x: torch.Tensor = x,
+                by_block: bool = by_block,
+                scales: list[torch.Tensor] = scales,
+            ) -> torch.Tensor:
+                quantized = quantize_fp8(x, by_block=by_block)
+                scales.append(quantized.scales)
+                return quantized.codes
+
+            _both_ways(run)
+            torch.testing.assert_close(*scales, rtol=1e-6, atol=0.0)
+
+
+def fp8_product_case(device: str, dtype: torch.dtype) -> None:
+    """FP8 products of many rows, which take a GPU, against the dequantized weight."""
+    if device == "cpu" or dtype != torch.bfloat16 or torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("FP8 products need bfloat16 and a GPU of compute capability 8.9")
+    for columns, depth, block in ((48, 200, 400), (512, 640, 1280), (256, 640, 128)):
+        codes, scaling = make_codes(columns, depth, code="e4m3", block=block, offset=0)
+        scales = scaling.scales[::128].repeat_interleave(128, 0)[:columns].contiguous()
+        scaling = BlockScales(scales.to(device), block, 0, rows=128)
+        weight = pack_quantized_linear_weight(codes.to(device), scaling, dtype=dtype)
+        plain = dequantize(codes.to(device), scaling, dtype=torch.float32)
+        for rows in (129, 1000):
+            x, bias = (torch.randn(*size).to(device, dtype) for size in ((rows, depth), (columns,)))
+            expected = x.float() @ plain.T
+            error = linear(x, weight, bias).float() - expected - bias.float()
+            assert error.norm() < 0.04 * expected.norm(), (columns, block, rows)
+
+
+def fp8_experts_case(device: str, dtype: torch.dtype) -> None:
+    """Experts with FP8 inputs, against the dequantized weights: scales per output feature and per
+    block, tiles of 64 and 128 rows; sizes that fill no tile, and another rank's expert."""
+    _skip_without_fp8(device)
+    from kernels.fused_moe import triton_kernel
+
+    dtype = torch.bfloat16
+    for tokens, block in ((40, 999), (70, 128)):  # 64 and 128 rows
+        hidden, inner, quantized, plain = 200, 136, [], []
+        for shape in ((3, 2 * inner, hidden), (3, hidden, inner)):
+            codes, scaling = make_codes(
+                *shape, code="e4m3", device=device, block=block, offset=0, scale=0.001
+            )
+            weights = ExpertWeights(codes, scaling)
+            with registry.using("triton"):
+                quantized.append(pack_quantized_experts(weights, dtype))
+            plain.append(ExpertWeights(dequantize(codes, scaling, dtype=torch.float32)))
+        x = torch.randn(tokens, hidden).to(device, dtype)
+        ids = torch.stack([torch.randperm(4)[:2] for _ in range(tokens)]).to(device)
+        choice = ExpertChoice(ids, torch.rand(tokens, 2, device=device))
+        with registry.using("torch"):
+            expected = fused_moe(x.float(), Experts(*plain), choice)
+        with registry.using("triton"), pytest.MonkeyPatch.context() as patch:
+            if device == "cpu":
+                patch.setattr(triton_kernel, "compute_capability", lambda: 90)
+            calls: list[bool] = []
+            patch.setattr(
+                triton_kernel,
+                "quantize_fp8",
+                lambda x, *, by_block, calls=calls: (
+                    calls.append(by_block) or quantize_fp8(x, by_block=by_block)
+                ),
+            )
+            actual = fused_moe(x, Experts(*quantized), choice)
+        assert calls == 2 * [block == 128]
+        error = (actual.float() - expected).norm() / expected.norm()
+        assert error < 0.06, (tokens, block, error)
+
+
 def _both_ways(run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """A cache as the reference and as Triton store it; at most a few numbers, near the middle
     between two, are rounded differently, and by one step."""
@@ -135,4 +232,10 @@ def _skip_without_fp8(device: str) -> None:
         pytest.skip("FP8 caches need compute capability 8.9")
 
 
-FP8_CASES = [fp8_attention_case, fp8_store_case]
+FP8_CASES = [
+    fp8_attention_case,
+    fp8_store_case,
+    quantize_fp8_case,
+    fp8_product_case,
+    fp8_experts_case,
+]

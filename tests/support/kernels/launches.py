@@ -9,6 +9,7 @@ import torch
 
 from kernels import (
     GELU,
+    SQUARED_RELU,
     Activation,
     BlockScales,
     EditRows,
@@ -59,6 +60,7 @@ from kernels.linear.triton_kernel import matmul_fixed_tiles
 from tests.support.kernels.delta_cases import Row, make_cache, make_layer, make_rows
 from tests.support.kernels.experts import make_codes, make_experts, make_quantized_experts
 from tests.support.kernels.paged_cases import make_paged
+from tests.support.kernels.scan_cases import make_scan_step
 
 MIXED_TOKENS = (2, 99, 257)
 """Numbers of tokens for which `fused_moe` uses different tile sizes."""
@@ -169,6 +171,13 @@ def linear_attention(dtype: torch.dtype, lengths: tuple[int, ...] = (1, 70)) -> 
     gated_delta_net(x, layer, make_cache(layer, len(lengths), dtype), rows, by_position=False)
 
 
+def mamba(dtype: torch.dtype) -> None:
+    """A short convolution and a selective scan, with heads and states of Nemotron 3's sizes."""
+    rows = make_rows([Row(number, 0, length) for number, length in enumerate((1, 70))])
+    step = make_scan_step(71, "cpu", dtype, head_dim=64, state_dim=128, num_states=2)
+    step.run(rows)
+
+
 def mix(
     experts: Experts, numbers: tuple[int, ...], dtype: torch.dtype, *, with_extras: bool = True
 ) -> None:
@@ -186,7 +195,7 @@ def mix(
     fused_moe(
         x, experts, choice, extra=ExtraTerms(x, gate, first_zero_expert=3), weighs_inputs=True
     )
-    for activation in (GELU, Activation("clamped", 1.702, 7.0)):
+    for activation in (GELU, Activation("clamped", 1.702, 7.0), SQUARED_RELU):
         fused_moe(x, experts, choice, activation=activation)
 
 

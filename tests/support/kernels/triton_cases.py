@@ -40,6 +40,7 @@ from kernels.attention.triton_backend import TritonAttention
 from kernels.attention.triton_config import extend_blocks
 from kernels.fused_moe import (
     GELU,
+    SQUARED_RELU,
     Activation,
     ExpertBiases,
     ExpertChoice,
@@ -56,6 +57,7 @@ from tests.support.kernels.experts import make_codes, make_experts, make_quantiz
 from tests.support.kernels.fp8_cases import FP8_CASES
 from tests.support.kernels.paged_cases import Paged, make_paged, naive_decode
 from tests.support.kernels.sampling_cases import SAMPLING_CASES
+from tests.support.kernels.scan_cases import SCAN_CASES
 from tests.support.kernels.schedule_cases import SCHEDULE_CASES
 
 Case = Callable[[str, torch.dtype], None]
@@ -523,6 +525,8 @@ def fused_moe_case(device: str, dtype: torch.dtype) -> None:
         upper = Experts(*(ExpertWeights(one.values[2:]) for one in plain))
         _compare(partial(fused_moe, x, upper, choice, first_expert=2), dtype)
         _compare(partial(fused_moe, x, plain, choice, weighs_inputs=True, activation=GELU), dtype)
+        plain_up = Experts(ExpertWeights(plain.gate_up.values[:, :48]), plain.down)
+        _compare(partial(fused_moe, x, plain_up, choice, activation=SQUARED_RELU), dtype)
         shared = _randn(num_tokens, 72, **own)
         gate = torch.randn(num_tokens, 3, device=device)[:, 2:]
         for extra in (
@@ -662,6 +666,7 @@ CASES: list[Case] = [
     empty_row_case,
     *SCHEDULE_CASES,
     *DELTA_CASES,
+    *SCAN_CASES,
     latent_case,
     latent_steps_case,
     *FP8_CASES,

@@ -13,7 +13,9 @@ def filled(begin: str, item: str, end: str) -> Shape:
     """`item` repeated, with `#` replaced by its number, between `begin` and `end`."""
 
     def shape(size: int) -> bytes:
-        items, left, number = [], size - len(begin) - len(end), 0
+        items, left, number = list[str](), size - len(begin) - len(end), 0
+        if "#" not in item:
+            items, left = [item] * -(-left // (len(item) + 1)), 0
         while left > 0:
             items.append(item.replace("#", str(number)))
             left -= len(items[-1]) + 1

@@ -18,6 +18,7 @@ from worker.protocol.messages import (
     LoadSnapshot,
     WorkerUpdate,
 )
+from worker.protocol.options import from_options
 
 PAGE = 16
 INFO = EngineInfo("m", 10**6, 10**6, 10**5, PAGE, 32, [0], "salt", max_num_batched_tokens=2048)
@@ -43,7 +44,7 @@ class PlayedFleet:
         **options: float,
     ) -> None:
         self.now = 0.0
-        config = RoutingConfig(routing_policy=policy, **options)  # type: ignore[arg-type]
+        config = from_options(RoutingConfig, {"routing_policy": policy, **options})
         self.fleet = Fleet(config, clock=lambda: self.now)
         self.names = list(names) or [f"w{number}" for number in range(num_workers)]
         for name in self.names:

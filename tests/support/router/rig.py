@@ -23,6 +23,7 @@ from router.gateway import Gateway
 from router.peers import Peers
 from tests.support.router.stub_worker import StubTransport, StubWorker
 from worker.protocol.messages import Submit
+from worker.protocol.options import from_options
 from worker.protocol.text.tokenizer import Tokenizer
 from worker.protocol.tracing import Tracing
 
@@ -91,7 +92,7 @@ class Rig:
         fields = {"models": self.config.models, **config}
         if routing is not None:
             fields["models"] = tuple(replace(m, routing=routing) for m in self.config.models)
-        self.config = GatewayConfig(**fields)  # type: ignore[arg-type]
+        self.config = from_options(GatewayConfig, fields)
         self.gateway = Gateway(
             self.config, {"stub": self.transport}, self.tracing, peers=self.peers
         )

@@ -23,6 +23,7 @@ from worker.protocol.messages import (
     Submit,
     TokenDelta,
 )
+from worker.protocol.options import from_options
 from worker.protocol.sampling import SamplingParams
 
 VOCAB = 50
@@ -72,6 +73,7 @@ class FakeDevice:
         self.pages = [[POISON] * config.page_size for _ in range(config.num_pages)]
         self.host = [[POISON] * config.page_size for _ in range(config.num_host_pages)]
         self.snapshots = [POISON] * config.page_groups.num_snapshots(config.num_pages - 1)
+        self.host_snapshots = [POISON] * config.page_groups.num_snapshots(config.num_host_pages)
         self.in_flight: deque[Plan] = deque()
         self.launched = 0
         self.digest = SampleDigest()
@@ -120,6 +122,16 @@ class FakeDevice:
             for page, slot in zip(plan.loads.pages, plan.loads.slots, strict=True):
                 assert POISON not in self.host[slot], "a slot was used again too early"
                 self.pages[page] = list(self.host[slot])
+        if plan.host_state_stores is not None:
+            copies = plan.host_state_stores
+            for snapshot, host_snapshot in zip(copies.pages, copies.slots, strict=True):
+                assert self.snapshots[snapshot] != POISON, "a snapshot was used again too early"
+                self.host_snapshots[host_snapshot] = self.snapshots[snapshot]
+        if plan.host_state_loads is not None:
+            copies = plan.host_state_loads
+            for number, host_snapshot in zip(copies.pages, copies.slots, strict=True):
+                assert self.host_snapshots[host_snapshot] != POISON, "used again too early"
+                self.slots[number].state = self.host_snapshots[host_snapshot]
         for load in plan.state_loads:
             assert self.snapshots[load.snapshot] != POISON, "a snapshot was used again too early"
             self.slots[load.slot].state = self.snapshots[load.snapshot]
@@ -142,9 +154,13 @@ class FakeDevice:
         compute_ms = 1.5 + self.token_ms * sum(row.length for row in rows)
         return StepResult(plan.seq, sampled, compute_ms, load_ms=load_ms)
 
-    def poison(self, pages: list[int], slots: list[int], snapshots: list[int]) -> None:
+    def poison(
+        self, pages: list[int], slots: list[int], snapshots: list[int], host_snapshots: list[int]
+    ) -> None:
         for snapshot in snapshots:
             self.snapshots[snapshot] = POISON
+        for snapshot in host_snapshots:
+            self.host_snapshots[snapshot] = POISON
         for page in pages:
             self.pages[page] = [POISON] * self.config.page_size
         for slot in slots:
@@ -243,7 +259,7 @@ class Harness:
             "max_queued_requests": 0,
             "num_ranks": 2,
         }
-        self.config = SchedulerConfig(**{**defaults, **limits})  # type: ignore[arg-type]
+        self.config = from_options(SchedulerConfig, {**defaults, **limits})
         self.now = 0.0
         self.scheduler = Scheduler(self.config, lambda: self.now)
         self.device = FakeDevice(self.config)
@@ -305,8 +321,13 @@ class Harness:
         host = self.scheduler.state.cache.host
         slots = [] if host is None else host._slots.free
         snapshots = self.scheduler.state.cache._snapshots
-        free = [] if snapshots is None else snapshots._pool.free
-        self.device.poison(self.free_pages(), slots, free)
+        in_host = None if snapshots is None else snapshots.host
+        self.device.poison(
+            self.free_pages(),
+            slots,
+            self.free_snapshots(),
+            [] if in_host is None else in_host._pool.free,
+        )
         if self.checked:
             self.scheduler.check_invariants()
 
@@ -318,6 +339,17 @@ class Harness:
         for plan in self.device.in_flight:
             stored.update(() if plan.stores is None else plan.stores.pages)
         return [page for page in cache._pages.free if page not in stored]
+
+    def free_snapshots(self) -> list[int]:
+        """Snapshots that anybody may write to now, as in `free_pages`."""
+        snapshots = self.scheduler.state.cache._snapshots
+        if snapshots is None:
+            return []
+        stored = set() if snapshots.host is None else set(snapshots.host._stores.pages)
+        for plan in self.device.in_flight:
+            copies = plan.host_state_stores
+            stored.update(() if copies is None else copies.pages)
+        return [snapshot for snapshot in snapshots._pool.free if snapshot not in stored]
 
     def finished(self, request_id: str, attempt: int = 0) -> Outcome:
         """The outcome of a request, which must equal its run alone."""
@@ -344,7 +376,11 @@ class Harness:
             assert sorted(cached) == sorted(mirror)
         if cache.host is not None:
             assert cache.host._slots.num_fenced == 0
-            assert cache.host.num_free + len(self.host_mirror) == self.config.num_host_pages
+            held = [entry for node in nodes if node.on_host for entry in node.pages]
+            if cache._host_blocks is not None:
+                held = cache._host_blocks.slots(held)
+            assert cache.host.num_free + len(held) == self.config.num_host_pages
+            assert cache.host.totals.num_used == len(held)
 
     def _take_delta(self, gateway_id: str, delta: TokenDelta) -> None:
         outcome = self.outcomes[delta.request_id, delta.attempt]

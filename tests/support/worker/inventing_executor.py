@@ -83,7 +83,7 @@ def make_core(
     overlap_depth: int, *, overlaps_prompts: bool = False
 ) -> tuple[EngineCore, InventingExecutor]:
     executor = InventingExecutor(overlaps_prompts=overlaps_prompts)
-    config = EngineConfig(
+    config = EngineConfig.of(
         model="invented", page_size=4, max_num_seqs=4, overlap_depth=overlap_depth
     )
     core = EngineCore(config, INFO, executor, lambda: 0.0)

@@ -55,7 +55,9 @@ class Recording:
         again = Scheduler(
             recorded.config,
             lambda: next(readings),
-            None if gate is None else SpeculationGate(gate.config, stops_itself=gate.stops_itself),
+            None
+            if gate is None
+            else SpeculationGate(gate.config, recorded.config, stops_itself=gate.stops_itself),
         )
         num_steps = 0
         for number, call in enumerate(self.calls):

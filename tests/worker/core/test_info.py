@@ -23,7 +23,7 @@ CONFIG = {
 def test_block_hashes_are_of_a_type_of_cache(tmp_path: Path) -> None:
     """A cache of another type has other keys and values for the same tokens."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    config = EngineConfig(model=str(tmp_path), load_format="dummy")
+    config = EngineConfig.of(model=str(tmp_path), load_format="dummy")
 
     def salt(dtype: str, cache: str = "") -> str:
         hello = Hello(0, 9, 256, 100, dtype=dtype, kv_cache_dtype=cache)
@@ -38,7 +38,7 @@ def test_limits_default_to_the_devices(tmp_path: Path) -> None:
     hello = Hello(0, 9, 256, 100, max_num_seqs=256, max_num_batched_tokens=2048)
 
     def limits(**options: int) -> tuple[int, int]:
-        config = EngineConfig(model=str(tmp_path), load_format="dummy", **options)  # type: ignore[arg-type]
+        config = EngineConfig.of(model=str(tmp_path), load_format="dummy", **options)
         info = build_engine_info(config, [hello], "salt")
         return info.max_num_seqs, info.max_num_batched_tokens
 
@@ -51,7 +51,7 @@ def test_end_tokens_are_those_of_all_files(tmp_path: Path) -> None:
     hello = Hello(0, 9, 256, 100)
 
     def ends(**options: str) -> list[int]:
-        config = EngineConfig(model=str(tmp_path), load_format="dummy", **options)  # type: ignore[arg-type]
+        config = EngineConfig.of(model=str(tmp_path), load_format="dummy", **options)
         return build_engine_info(config, [hello], "salt").eos_token_ids
 
     def write(name: str, **content: object) -> None:

@@ -12,15 +12,19 @@ from worker.core.grammar.state import GrammarProblem
 from worker.protocol.messages import Abort
 
 ONES = b"\xff\xff\xff"
+NO_MASK = b"\xff" * 16  # of all tokens
 
 
 class CountingGrammar:
     """Its mask is the number of its tokens; complete after `length` of them; rejects token number
-    `refuse_at`."""
+    `refuse_at`; free text follows token number `free_from`."""
 
-    def __init__(self, length: int = 99, refuse_at: int = -1, slow_from: int = 99) -> None:
+    def __init__(
+        self, length: int = 99, refuse_at: int = -1, slow_from: int = 99, free_from: int = 99
+    ) -> None:
         self.taken: list[int] = []
         self._slow_from = slow_from
+        self._free_from = free_from
         self._length = length
         self._refuse_at = refuse_at
 
@@ -39,6 +43,10 @@ class CountingGrammar:
     @property
     def may_draft(self) -> bool:
         return False
+
+    @property
+    def is_free(self) -> bool:
+        return len(self.taken) >= self._free_from
 
     def walk(self, drafts: Sequence[int]) -> list[bytes]:
         raise AssertionError("nothing is drafted here")
@@ -90,6 +98,38 @@ def test_only_rows_with_a_grammar_are_masked_and_only_their_steps_wait(depth: in
     assert [len(tokens[name]) for name in ("plain", "a")] == [6, 2]
     assert [plan.masked for plan in executor.plans] == [[1], [1], [], [], [], []]
     assert executor.masks == [ONES + b"\0", ONES + b"\1"]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_free_text_is_not_masked(depth: int) -> None:
+    """From the first step that is launched after the token before it."""
+    core, executor = make_core(depth)
+    grammar = CountingGrammar(free_from=2)
+    add(core, "a", grammar, max_tokens=6)
+    assert run(core) == {"a": [1, 2, 3, 4, 5, 6]}
+    in_flight = [[0]] * depth
+    assert [plan.masked for plan in executor.plans] == [[0], [0], *in_flight, *[[]] * (4 - depth)]
+    assert executor.masks == [ONES + b"\0", ONES + b"\1", *[NO_MASK] * depth]
+    assert grammar.taken == [1, 2]
+    assert not core._guided
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("free_from", [0, 2])
+def test_free_text_may_follow_a_slow_token_or_a_resumption(depth: int, free_from: int) -> None:
+    core, executor = make_core(depth)
+    add(core, "other", CountingGrammar(), max_tokens=1)
+    run(core)
+    executor.plans.clear()
+    add(core, "a", CountingGrammar(slow_from=1, free_from=free_from), max_tokens=4)
+    while core.has_work() or core.grammars.num_due:
+        if not core.has_work():
+            core.take_grammars(wait=True)
+        core.step()
+    masked = [bool(plan.masked) for plan in executor.plans]
+    assert sum(masked) == (0 if free_from == 0 else 2 + depth)
+    assert not core._guided
+    core.close()
 
 
 @pytest.mark.parametrize("depth", [0, 1])

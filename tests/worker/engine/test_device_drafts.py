@@ -83,7 +83,7 @@ def run(
         if at_random:
             assert gate is not None
             engine.core.scheduler.steps.speculation = RandomGate(
-                gate.config, stops_itself=gate.stops_itself
+                gate.config, engine.config.scheduling, stops_itself=gate.stops_itself
             )
         return engine.outcomes(prompts(NUM_PROMPTS), sampling)
 

@@ -85,7 +85,7 @@ def test_the_cache_is_sized_from_memory_and_given_back(checkpoint: Checkpoint) -
 
 
 def test_a_step_waits_for_the_device_only_for_its_tokens(checkpoint: Checkpoint) -> None:
-    config = EngineConfig(
+    config = EngineConfig.of(
         model=checkpoint.folder, device="cuda", max_num_seqs=4, kv_cache_tokens=1024
     )
     runner = ModelRunner(config, TensorParallelGroup.alone(select_device(config, 0)))

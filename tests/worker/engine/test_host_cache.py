@@ -142,9 +142,9 @@ def test_a_prefix_that_went_to_the_host_is_a_hit(folder: str, block_folder: str,
 
 def test_what_cannot_be_is_refused(folder: str) -> None:
     with pytest.raises(ValueError, match="--host-cache-gib must not be negative"):
-        EngineConfig(model=folder, host_cache_gib=-1.0)
+        EngineConfig.of(model=folder, host_cache_gib=-1.0)
     with pytest.raises(ValueError, match="--host-cache-gib needs prefix caching"):
-        EngineConfig(model=folder, host_cache_gib=1.0, enable_prefix_caching=False)
+        EngineConfig.of(model=folder, host_cache_gib=1.0, enable_prefix_caching=False)
     with pytest.raises(ValueError, match="smaller than one page"):
         HostEngine(folder, host_cache_gib=1e-6)
     with pytest.raises(ValueError, match="exceeds this machine"):

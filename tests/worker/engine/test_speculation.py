@@ -73,7 +73,7 @@ def test_outcomes_are_those_of_plain_decoding(
     with SpeculatingEngine(**{"kv_cache_tokens": 16384, **NGRAM, **options}) as engine:
         outcomes = run(engine)
         assert engine.num_accepted > 0, "no draft was right: nothing was tried"
-        if engine.config.kv_cache_tokens == 192:
+        if engine.config.cache.kv_cache_tokens == 192:
             assert engine.num_preemptions > 0, "pages were not scarce"
     assert check_grammars(outcomes) > 2
     for setting, (expected, outcome) in enumerate(zip(plain, outcomes, strict=True)):

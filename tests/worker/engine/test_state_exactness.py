@@ -40,7 +40,7 @@ class StatesEngine(Engine):
         assert states is not None
         free = list(cache._slots.free)
         if cache._snapshots is not None:
-            free += [states._num_slots + number for number in cache._snapshots._pool.free]
+            free += [states.num_slots + number for number in cache._snapshots._pool.free]
         for layer in states.caches.values():
             for tensor in (layer.conv, layer.recurrent):
                 tensor.index_fill_(0, torch.tensor(free, dtype=torch.int64), float("nan"))
@@ -127,7 +127,6 @@ def test_an_aborted_request_leaves_nothing_behind(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "refusal"),
     [
-        ({"host_cache_gib": 1.0}, "--host-cache-gib"),
         ({"cpu_backend": "native"}, "--cpu-backend native"),
         ({"speculative_method": "ngram"}, "--speculative-method ngram"),
         (

@@ -12,6 +12,7 @@ import torch
 
 from tests.support.effort import IS_LONG
 from tests.support.engines.engine_driver import Engine, Outcome
+from worker.core.grammar.matcher_state import MatcherState
 from worker.protocol.sampling import SamplingParams
 from worker.protocol.structured import StructuredOutputsParams, ThoughtTokens
 from worker.protocol.text.tokenizer import Tokenizer, load_tokenizer
@@ -125,6 +126,22 @@ def test_reasoning_ends_at_its_budget(outcomes: dict[str, list[Outcome]]) -> Non
     assert len(limited) == len(EXTRAS)
     assert all(THOUGHT.closing in token_ids[:6] or len(token_ids) < 6 for token_ids in limited)
     assert any(token_ids[5:6] == [THOUGHT.closing] for token_ids in limited)
+
+
+def test_masks_after_reasoning_would_change_no_token(
+    outcomes: dict[str, list[Outcome]], tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MatcherState, "is_free", False)
+    limited = [
+        (number, sampling)
+        for number, (_, sampling) in enumerate(requests())
+        if sampling.thought is not None
+    ]
+    prompts = [tokenizer.encode(f"Tell me of {number}.") for number, _ in limited]
+    with Engine(MODEL, batch_invariant=True, overlap_depth=1) as engine:
+        masked = engine.outcomes(prompts, [sampling for _, sampling in limited])
+    for (number, _), outcome in zip(limited, masked, strict=True):
+        assert outcome.token_ids == outcomes["depth 1"][number].token_ids
 
 
 @pytest.mark.randomized  # with more of them

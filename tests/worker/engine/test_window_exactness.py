@@ -104,7 +104,6 @@ def test_batch_invariant_outputs_are_bitwise_equal(
 @pytest.mark.parametrize(
     ("options", "refusal"),
     [
-        ({"host_cache_gib": 1.0}, "--host-cache-gib is not supported"),
         ({"cpu_backend": "native"}, "--cpu-backend native is not supported"),
         (
             {"speculative_method": "draft", "speculative_model": "any"},

@@ -67,7 +67,7 @@ def payload(request_id: str) -> bytes:
 async def test_a_stopped_process_is_killed(
     tiny_chat_model: Path, num_ranks: int, name: str
 ) -> None:
-    config = EngineConfig(
+    config = EngineConfig.of(
         model=str(tiny_chat_model),
         device="cpu",
         cpu_threads=1,

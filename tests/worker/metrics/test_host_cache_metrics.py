@@ -8,11 +8,17 @@ from worker.protocol.host_cache import HostCacheTotals
 
 def test_every_total_is_a_sample_under_its_labels() -> None:
     totals = HostCacheTotals(
-        num_pages=8, num_used=2, num_stored=9, num_loaded=4, num_evicted=3, load_s=0.5
+        num_pages=8,
+        num_used=2,
+        num_stored=9,
+        num_loaded=4,
+        num_evicted=3,
+        load_s=0.5,
+        num_hit_tokens=64,
     )
     samples = {
         (sample.name, tuple(sample.labels.values())): sample.value
-        for family in host_cache_metrics(["demo", "w"], totals, 16)
+        for family in host_cache_metrics(["demo", "w"], totals)
         for sample in family.samples
     }
     labels = ("demo", "w")

@@ -9,14 +9,16 @@ import pytest
 import torch
 
 from worker.config import EngineConfig
-from worker.models.layers.kv_cache import KVCacheSpec, StateSpec, group_layers
+from worker.models.layers.kv_cache import KVCacheSpec, StatePlane, StateSpec, group_layers
 from worker.protocol.page_groups import MIN_SNAPSHOTS, UNBOUNDED, PageGroups
 from worker.rank.kv_cache import allocate_kv_caches
 from worker.rank.preflight import check_windows
 
 FULL = KVCacheSpec(num_kv_heads=2, head_dim=64, dtype=torch.bfloat16)
 WINDOW = replace(FULL, window=100)
-STATE = StateSpec(conv_shape=(3, 80), recurrent_shape=(4, 32, 16), dtype=torch.bfloat16)
+STATE = StateSpec(
+    planes=(StatePlane((3, 80), torch.bfloat16), StatePlane((4, 32, 16), torch.float32))
+)
 
 
 def test_equal_layers_are_one_group() -> None:
@@ -79,7 +81,6 @@ def test_layers_that_keep_less_share_pages() -> None:
 @pytest.mark.parametrize(
     ("options", "refusal"),
     [
-        ({"host_cache_gib": 1.0}, "--host-cache-gib is not supported"),
         (
             {"speculative_method": "draft", "speculative_model": "any"},
             "--speculative-method draft is not supported",
@@ -90,7 +91,7 @@ def test_layers_that_share_pages_are_no_matter_for_all(
     options: dict[str, Any], refusal: str
 ) -> None:
     wide = replace(FULL, num_kv_heads=1)
-    config = EngineConfig(model="any", **options)
+    config = EngineConfig.of(model="any", **options)
 
     def check(*specs: KVCacheSpec) -> None:
         groups = group_layers(specs).groups
@@ -104,11 +105,11 @@ def test_layers_that_share_pages_are_no_matter_for_all(
 
 
 def test_a_state_takes_as_much_memory_as_some_pages() -> None:
-    layout = group_layers([STATE, STATE, FULL, STATE])
-    assert [group.layers for group in layout.groups] == [(2,)]
+    layout = group_layers([None, FULL, FULL, None], [STATE, STATE, None, STATE])
+    assert [group.layers for group in layout.groups] == [(1, 2)]
     assert list(layout.states) == [0, 1, 3]
     assert layout.state_bytes == 3 * (3 * 80 * 2 + 4 * 32 * 16 * 4)
-    assert layout.snapshot_pages(16) == -(-layout.state_bytes // FULL.page_bytes(16)) == 4
+    assert layout.snapshot_pages(16) == -(-layout.state_bytes // layout.page_bytes(16)) == 2
     assert group_layers([FULL]).snapshot_pages(16) == 0
     groups = PageGroups(snapshot_pages=4)
     assert groups.num_snapshots(401) == 100
@@ -118,8 +119,8 @@ def test_a_state_takes_as_much_memory_as_some_pages() -> None:
 
 @pytest.mark.parametrize("others", [[], [WINDOW], [FULL, WINDOW]], ids=len)
 def test_states_need_layers_that_see_everything(others: list[KVCacheSpec]) -> None:
-    with pytest.raises(ValueError, match="linear attention requires full-attention layers"):
-        group_layers([STATE, *others])
+    with pytest.raises(ValueError, match="require full-attention layers"):
+        group_layers([None, *others], [STATE])
 
 
 def test_a_window_bounds_the_pages_of_a_request() -> None:

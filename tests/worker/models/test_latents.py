@@ -20,7 +20,7 @@ from tests.support.engines.engine_driver import Engine, Outcome
 from tests.support.engines.plan_driver import Request, generate, make_runner
 from tests.support.worker.real_configs import load_corpus
 from worker.models.config.model_config import ModelConfig, load_model_config
-from worker.models.layers.kv_cache import group_layers
+from worker.models.layers.kv_cache import layout_of
 from worker.models.layers.linear_method import LayerOptions
 from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.models.loading.loader import build_model
@@ -57,7 +57,7 @@ def test_every_rank_keeps_a_tokens_latents_once(folder: Path) -> None:
         )
         options = LayerOptions(group=group, dtype=torch.bfloat16, device=CPU, batch_invariant=False)
         model = build_model(load_model_config(str(folder)), options, 64)
-        layout = group_layers([layer.kv_cache_spec for layer in model.layers])
+        layout = layout_of(model.layers)
         assert layout.page_bytes(16) == 16 * 28 * 2 * 3
         caches = allocate_kv_caches(5, 16, layout, CPU).values()
         assert [[plane.shape for plane in cache.planes] for cache in caches] == 3 * [

@@ -125,6 +125,8 @@ IGNORED = {
     "of sound": "audio_token_id audio_config boa_token_id eoa_token_id eoa_token_index",
     "where the text says it itself": "tie_word_embeddings dtype torch_dtype vocab_size",
     "while layers are listed": "full_attention_interval",
+    "while a model has no experts": "intermediate_size num_experts_per_tok",
+    "of Mamba without a norm, or whose size is given": "mamba_norm_before_gate mamba_expand",
     "beside rope_parameters": "rope_theta",
     "while no layers share keys or have embeddings of their own": "use_double_wide_mlp "
     "vocab_size_per_layer_input",

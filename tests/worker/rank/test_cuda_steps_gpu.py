@@ -247,7 +247,7 @@ def test_graphs_fit_the_memory_that_was_set_aside(folder: str) -> None:
 
 @pytest.mark.parametrize("running", [1, 8, 32])
 def test_the_device_idles_little_between_steps(tmp_path: Path, running: int) -> None:
-    config = EngineConfig(
+    config = EngineConfig.of(
         model=write_shape("qwen3-0.6b", str(tmp_path)),
         device="cuda",
         load_format="dummy",

@@ -32,7 +32,7 @@ class Voters(TensorParallelGroup):
 
 
 def resolve(stored: str | None, group: TensorParallelGroup | None = None, **options: Any) -> str:
-    config = EngineConfig(model="any", **options)
+    config = EngineConfig.of(model="any", **options)
     group = group or TensorParallelGroup.alone(torch.device("cpu"))
     return str(resolve_dtype(config, stored, group)).removeprefix("torch.")
 
@@ -117,7 +117,7 @@ def test_an_engine_computes_in_what_auto_takes(tmp_path: Path) -> None:
     write_checkpoint("qwen3", tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": "bfloat16"}))
-    config = EngineConfig(model=str(tmp_path), device="cpu", cpu_threads=1, kv_cache_tokens=64)
+    config = EngineConfig.of(model=str(tmp_path), device="cpu", cpu_threads=1, kv_cache_tokens=64)
     hello = Rank(config).load(TensorParallelGroup.alone(torch.device("cpu")))
     assert hello.dtype == "bfloat16"
 
@@ -150,10 +150,10 @@ def t4(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 def test_gpus_below_8_0_are_refused_by_name(t4: SimpleNamespace) -> None:
     with pytest.raises(ValueError, match=r"Tesla T4 has compute capability 7\.5.*8\.0"):
-        select_device(EngineConfig(model="any"), 0)
-    assert select_device(EngineConfig(model="any", device="cpu"), 0).type == "cpu"
+        select_device(EngineConfig.of(model="any"), 0)
+    assert select_device(EngineConfig.of(model="any", device="cpu"), 0).type == "cpu"
     t4.major, t4.minor = 8, 0
-    assert select_device(EngineConfig(model="any"), 0).type == "cuda"
+    assert select_device(EngineConfig.of(model="any"), 0).type == "cuda"
 
 
 def test_cuda_takes_the_checkpoints_type(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +211,7 @@ def cache_dtype(
         quantization=QuantizationConfig(weights=None, has_fp8_cache=specified)
     )
     device = torch.device("cpu" if capability is None else "cuda")
-    return resolve_cache_dtype(EngineConfig(model="any", **options), model, device, dtype)
+    return resolve_cache_dtype(EngineConfig.of(model="any", **options), model, device, dtype)
 
 
 def test_a_bfloat16_cache_needs_a_model_in_bfloat16() -> None:
@@ -220,7 +220,7 @@ def test_a_bfloat16_cache_needs_a_model_in_bfloat16() -> None:
 
 
 def test_the_compiled_library_has_no_fp8_caches() -> None:
-    assert EngineConfig(model="any", kv_cache_dtype="bfloat16").cpu_steps == "auto"
-    assert EngineConfig(model="any", kv_cache_dtype="fp8").cpu_steps == "torch"
+    assert EngineConfig.of(model="any", kv_cache_dtype="bfloat16").cpu_steps == "auto"
+    assert EngineConfig.of(model="any", kv_cache_dtype="fp8").cpu_steps == "torch"
     with pytest.raises(ValueError, match="native does not support --kv-cache-dtype fp8"):
-        EngineConfig(model="any", kv_cache_dtype="fp8", cpu_backend="native")
+        EngineConfig.of(model="any", kv_cache_dtype="fp8", cpu_backend="native")

@@ -36,7 +36,7 @@ CPU = torch.device("cpu")
 
 
 def config(max_num_seqs: int, *sizes: int) -> EngineConfig:
-    return EngineConfig(model="m", max_num_seqs=max_num_seqs, cudagraph_capture_sizes=sizes)
+    return EngineConfig.of(model="m", max_num_seqs=max_num_seqs, cudagraph_capture_sizes=sizes)
 
 
 def test_default_sizes_end_with_the_largest_step() -> None:
@@ -56,21 +56,21 @@ def test_given_sizes_are_sorted_and_no_larger_than_a_step() -> None:
 
 
 def test_numbers_of_tokens_follow_from_what_a_token_computes() -> None:
-    large = EngineConfig(model="m", max_num_batched_tokens=8192)
+    large = EngineConfig.of(model="m", max_num_batched_tokens=8192)
     sizes = token_capture_sizes(large, 1024)
     assert sizes[:8] == (1, 2, 4, 8, 16, 32, 64, 128)
     assert sizes[-3:] == (1792, 1920, 2048)
     assert sizes == tuple(sorted(set(sizes)))
     assert token_capture_sizes(large, 2048)[-2:] == (768, 896)
     assert token_capture_sizes(large, 4096)[-2:] == (448, 512)
-    ranks = EngineConfig(model="m", max_num_batched_tokens=8192, tensor_parallel_size=4)
+    ranks = EngineConfig.of(model="m", max_num_batched_tokens=8192, tensor_parallel_size=4)
     assert token_capture_sizes(ranks, 4096)[-1] == 896
 
 
 def test_steps_of_tokens_are_no_larger_than_there_can_be() -> None:
-    small = EngineConfig(model="m", max_num_batched_tokens=100)
+    small = EngineConfig.of(model="m", max_num_batched_tokens=100)
     assert token_capture_sizes(small, 1024) == (1, 2, 4, 8, 16, 32, 64, 100)
-    given = EngineConfig(
+    given = EngineConfig.of(
         model="m", max_num_seqs=2, max_num_batched_tokens=100, cudagraph_capture_sizes=(64, 1, 256)
     )
     assert token_capture_sizes(given, 1024) == (1, 64, 100)
@@ -154,7 +154,7 @@ def capture_of(
 ) -> StepCapture | None:
     """Of a rank on CUDA by itself."""
     return create_capture(
-        *(EngineConfig(model="m", max_num_seqs=4, max_num_batched_tokens=64, **options),),
+        *(EngineConfig.of(model="m", max_num_seqs=4, max_num_batched_tokens=64, **options),),
         *(TensorParallelGroup.alone(torch.device("cuda")), cast("DeviceStreams", object())),
         *(backend, cast("ModelConfig", SimpleNamespace(block_size=1, hidden_size=64))),
         draft_backend,

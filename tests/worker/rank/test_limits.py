@@ -24,8 +24,8 @@ class Voters(TensorParallelGroup):
 
 
 def limits(group: TensorParallelGroup, state_bytes: int = 0, **options: int) -> tuple[int, int]:
-    config = resolve_limits(EngineConfig(model="any", **options), group, state_bytes=state_bytes)
-    return config.max_num_seqs, config.max_num_batched_tokens
+    config = resolve_limits(EngineConfig.of(model="any", **options), group, state_bytes=state_bytes)
+    return config.scheduling.max_num_seqs, config.scheduling.max_num_batched_tokens
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_states_take_a_share_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_negative_ones_are_refused() -> None:
     with pytest.raises(ValueError, match="--max-num-seqs must not be negative"):
-        EngineConfig(model="any", max_num_seqs=-1)
+        EngineConfig.of(model="any", max_num_seqs=-1)
 
 
 def test_each_running_request_needs_a_token_of_the_step() -> None:
@@ -82,5 +82,6 @@ def test_each_running_request_needs_a_token_of_the_step() -> None:
         r"--max-num-batched-tokens \(8\) must be greater than or equal to --max-num-seqs \(9\)"
     )
     with pytest.raises(ValueError, match=expected):
-        EngineConfig(model="any", max_num_seqs=9, max_num_batched_tokens=8)
-    assert EngineConfig(model="any", max_num_seqs=8, max_num_batched_tokens=8).max_num_seqs == 8
+        EngineConfig.of(model="any", max_num_seqs=9, max_num_batched_tokens=8)
+    equal = EngineConfig.of(model="any", max_num_seqs=8, max_num_batched_tokens=8)
+    assert equal.scheduling.max_num_seqs == 8

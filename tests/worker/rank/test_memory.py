@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from worker.config import EngineConfig
-from worker.models.layers.kv_cache import KVCacheSpec, StateSpec, group_layers
+from worker.models.layers.kv_cache import KVCacheSpec, StatePlane, StateSpec, group_layers
 from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.protocol.page_groups import ONE_GROUP
 from worker.rank.kv_cache import page_bytes, page_groups
@@ -40,7 +40,7 @@ def test_states_come_before_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker.rank.memory._available_cpu_bytes", lambda: 10 * GB)
     plan = partial(
         plan_pages,
-        EngineConfig(model="any", max_num_seqs=64),
+        EngineConfig.of(model="any", max_num_seqs=64),
         group=TensorParallelGroup.alone(torch.device("cpu")),
         page_bytes=1 << 20,
         page_groups=ONE_GROUP,
@@ -58,7 +58,7 @@ def pages_on_gpu(monkeypatch: pytest.MonkeyPatch, **options: Any) -> int:
     """Pages of 1 MiB, four per request of full length, with 60 GiB available."""
     monkeypatch.setattr("worker.rank.memory._cuda_cache_bytes", lambda *_: 60 * GB)
     return plan_pages(
-        EngineConfig(model="any", max_num_seqs=3, max_num_batched_tokens=64, **options),
+        EngineConfig.of(model="any", max_num_seqs=3, max_num_batched_tokens=64, **options),
         group=TensorParallelGroup.alone(torch.device("cuda")),
         page_bytes=1 << 20,
         page_groups=ONE_GROUP,
@@ -88,7 +88,7 @@ def test_what_the_largest_step_takes_at_its_peak_is_left_to_it(
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     pages = plan_pages(
-        EngineConfig(model="any", gpu_memory_utilization=0.75),
+        EngineConfig.of(model="any", gpu_memory_utilization=0.75),
         group=TensorParallelGroup.alone(torch.device("cuda")),
         page_bytes=GB,
         page_groups=ONE_GROUP,
@@ -100,16 +100,19 @@ def test_what_the_largest_step_takes_at_its_peak_is_left_to_it(
 
 
 def test_half_of_what_pages_take_is_snapshots() -> None:
-    state = StateSpec(conv_shape=(3, 80), recurrent_shape=(4, 32, 64), dtype=torch.bfloat16)
-    layout = group_layers([state, KVCacheSpec(num_kv_heads=2, head_dim=64, dtype=torch.bfloat16)])
-    config = EngineConfig(model="any", page_size=16)
+    state = StateSpec(
+        planes=(StatePlane((3, 80), torch.bfloat16), StatePlane((4, 32, 64), torch.float32))
+    )
+    spec = KVCacheSpec(num_kv_heads=2, head_dim=64, dtype=torch.bfloat16)
+    layout = group_layers([None, spec], [state, None])
+    config = EngineConfig.of(model="any", page_size=16)
     groups = page_groups(config, layout)
     num_bytes = page_bytes(config, layout, groups)
     assert groups.snapshot_pages == 5
     snapshots = groups.num_snapshots(1000) * layout.state_bytes
     assert 1000 * num_bytes >= 1000 * layout.page_bytes(16) + snapshots
     assert 0.8 < snapshots / (1000 * layout.page_bytes(16)) <= 1
-    none = EngineConfig(model="any", page_size=16, enable_prefix_caching=False)
+    none = EngineConfig.of(model="any", page_size=16, enable_prefix_caching=False)
     assert page_groups(none, layout).snapshot_pages == 0
     assert page_bytes(none, layout, page_groups(none, layout)) == layout.page_bytes(16)
 
@@ -117,7 +120,7 @@ def test_half_of_what_pages_take_is_snapshots() -> None:
 def test_the_largest_draw_has_all_that_takes_memory_later() -> None:
     """Tables of processors are allocated for the first request that needs them; planning includes
     them."""
-    config = EngineConfig(model="none", max_num_seqs=3, max_num_batched_tokens=1024)
+    config = EngineConfig.of(model="none", max_num_seqs=3, max_num_batched_tokens=1024)
     prefill, draw = profile_plans(config, max_model_len=64, block_size=1).plans
     assert [admit.slot for admit in draw.admits] == [0, 1, 2]
     for admit in draw.admits:

@@ -20,7 +20,7 @@ PHASES = ["connect", "download", "load_weights", "profile"]
 
 def test_each_phase_is_timed_and_waiting_for_others_is_none(tmp_path: Path) -> None:
     write_checkpoint("qwen3", tmp_path)
-    config = EngineConfig(model=str(tmp_path), device="cpu", cpu_threads=1, kv_cache_tokens=64)
+    config = EngineConfig.of(model=str(tmp_path), device="cpu", cpu_threads=1, kv_cache_tokens=64)
     moments = itertools.chain((0.0, 1.0, 3.0, 7.0, 15.0), (1000.0, 1016.0))
     rank = Rank(config, lambda: next(moments))
     hello = rank.load(TensorParallelGroup.alone(torch.device("cpu")))
@@ -42,7 +42,7 @@ def test_an_engine_reports_on_all_its_ranks(tmp_path: Path) -> None:
     (model := tmp_path / "model").mkdir()
     write_checkpoint("qwen3", model)
     (directory := tmp_path / "group").mkdir()
-    config = EngineConfig(
+    config = EngineConfig.of(
         model=str(model),
         device="cpu",
         cpu_threads=1,

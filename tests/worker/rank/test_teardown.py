@@ -23,7 +23,7 @@ from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.plan.messages import Failure, Start, Stop
 from worker.plan.plan import Plan
 from worker.protocol.retry import may_heal
-from worker.rank import cpu, main, memory
+from worker.rank import main, memory
 from worker.rank.memory import await_free_memory
 from worker.rank.rank import Rank
 from worker.rank.runner import ModelRunner
@@ -57,7 +57,8 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append("group ended")
         return True
 
-    monkeypatch.setattr(cpu, "yield_cpu_to_others", lambda: None)  # this process runs other tests
+    # This process runs other tests.
+    monkeypatch.setattr(main, "yield_cpu_to_others", lambda added: None)
     monkeypatch.setattr(main, "RankChannel", Channel)
     monkeypatch.setattr(Rank, "load", fail)
     monkeypatch.setattr(TensorParallelGroup, "close", end)
@@ -66,7 +67,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_a_failure_is_told_before_the_group_ends(events: list[str]) -> None:
     with pytest.raises(RuntimeError, match="out of memory"):
-        main.run_rank(0, EngineConfig(model="none", device="cpu"), "")
+        main.run_rank(0, EngineConfig.of(model="none", device="cpu"), "")
     assert events == ["told RuntimeError: out of memory", "group ended", "channel closed"]
 
 
@@ -80,7 +81,7 @@ def test_a_rank_whose_group_does_not_end_ends_its_process(
     monkeypatch.setattr(TensorParallelGroup, "close", lambda _: False)
     monkeypatch.setattr(os, "_exit", leave)
     with pytest.raises(Ended):
-        main.run_rank(0, EngineConfig(model="none", device="cpu"), "")
+        main.run_rank(0, EngineConfig.of(model="none", device="cpu"), "")
     assert events[:2] == ["told RuntimeError: out of memory", "left with 1"]
 
 
@@ -120,7 +121,9 @@ def test_a_device_without_memory_is_told_with_a_remedy(
     """Retriable: memory of a dead rank may not have been freed yet."""
     monkeypatch.setattr(ModelRunner, step, out_of_memory)
     write_checkpoint("qwen3", tmp_path)
-    rank = Rank(EngineConfig(model=str(tmp_path), device="cpu", cpu_threads=1, kv_cache_tokens=64))
+    rank = Rank(
+        EngineConfig.of(model=str(tmp_path), device="cpu", cpu_threads=1, kv_cache_tokens=64)
+    )
 
     def start() -> None:
         rank.load(TensorParallelGroup.alone(torch.device("cpu")))
@@ -192,7 +195,9 @@ def meetings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.usefixtures("events")
 def test_a_rank_waits_for_memory_before_it_meets_the_others(meetings: list[str]) -> None:
     with pytest.raises(Ended):
-        main.run_rank(0, EngineConfig(model="none", device="cpu", gpu_memory_utilization=0.5), "")
+        main.run_rank(
+            0, EngineConfig.of(model="none", device="cpu", gpu_memory_utilization=0.5), ""
+        )
     assert meetings == ["waited for 0.5 of cpu", "met"]
 
 
@@ -203,7 +208,7 @@ def test_so_does_rank_0_beside_its_scheduler(
     """Also launches after prompts, if the device is not shared."""
     monkeypatch.setattr(executor_local, "select_device", lambda *_: torch.device(kind))
     monkeypatch.setattr(executor_local, "begin_salt", lambda _: lambda: "salt")
-    config = EngineConfig(model="none", gpu_memory_utilization=0.5)
+    config = EngineConfig.of(model="none", gpu_memory_utilization=0.5)
     executor = LocalExecutor(config, str(tmp_path), [])
     try:
         with pytest.raises(Ended):
@@ -227,7 +232,7 @@ class Noted:
 
 def test_an_executor_leaves_its_group_beside_the_other_ranks(tmp_path: Path) -> None:
     """NCCL shuts down a group once all ranks leave: none may be killed before."""
-    executor = LocalExecutor(EngineConfig(model="none", device="cpu"), str(tmp_path), [])
+    executor = LocalExecutor(EngineConfig.of(model="none", device="cpu"), str(tmp_path), [])
     executor._others.close()
     events = list[str]()
     executor._others = cast("RankGroup", Noted("others", events))
@@ -238,7 +243,7 @@ def test_an_executor_leaves_its_group_beside_the_other_ranks(tmp_path: Path) -> 
 
 def test_ranks_are_asked_to_end_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = list[object]()
-    group = RankGroup(EngineConfig(model="none", device="cpu"), str(tmp_path), [1], [])
+    group = RankGroup(EngineConfig.of(model="none", device="cpu"), str(tmp_path), [1], [])
     monkeypatch.setattr(group, "send", sent.append)
     for end in (group.stop, group.close, group.close):
         end()

@@ -24,7 +24,7 @@ MASK_BYTES = 8
 def steps_of(
     max_model_len: int, block_size: int = 1, **options: object
 ) -> tuple[EngineConfig, list[tuple[Plan, bytes]]]:
-    config = EngineConfig(model="m", **options)  # type: ignore[arg-type]
+    config = EngineConfig.of(model="m", **options)
     limits = warm_up_limits(config, max_model_len=max_model_len, block_size=block_size)
     ran: list[tuple[Plan, bytes]] = []
 
@@ -52,9 +52,9 @@ def test_steps_are_within_limits_and_reach_them(
         lengths = [row.length for row in plan.rows]
         assert lengths == sorted(lengths), "decodes come first"
         assert sorted({row.slot for row in plan.rows}) == list(range(len(plan.rows)))
-        assert len(plan.rows) <= config.max_num_seqs
+        assert len(plan.rows) <= config.scheduling.max_num_seqs
         assert all(length % block_size == 0 for length in lengths)
-        assert sum(lengths) <= config.max_num_batched_tokens
+        assert sum(lengths) <= config.scheduling.max_num_batched_tokens
         assert max(lengths) < max_model_len, "what it samples has a place, too"
         known = {admit.slot: len(admit.token_ids) // 4 for admit in plan.admits}
         own = block_size if block_size > 1 else 0
@@ -88,7 +88,7 @@ def test_without_drafts_none_are_run() -> None:
 
 def test_it_is_told_how_far_start_up_is(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    config = EngineConfig(model="m", max_num_seqs=64, max_num_batched_tokens=1000)
+    config = EngineConfig.of(model="m", max_num_seqs=64, max_num_batched_tokens=1000)
     limits = warm_up_limits(config, max_model_len=5000, block_size=1)
     ran: list[Plan] = []
     for show in (False, True):

@@ -64,15 +64,25 @@ class BlockPool:
         """Uses waiting for a step in flight."""
         return len(self._fence)
 
-    def take(self, count: int) -> list[int]:
-        """Allocates blocks for one lease; the caller has checked that enough pages are free."""
+    def take(self, count: int, *, seen: bool = True) -> list[int]:
+        """Allocates blocks for one lease; the caller has checked that enough pages are free.
+
+        Args:
+            count: number of blocks.
+            seen: whether the lease reads their window pages; otherwise, they have none.
+        """
         blocks = list(range(self._next, self._next + count))
         self._next += count
         for block in blocks:
             self._full[block] = self._pages.take(self.groups.num_full)
-            self._window[block] = self._pages.take(self.groups.num_window)
-            self._users[block] = 1
+            if seen:
+                self._window[block] = self._pages.take(self.groups.num_window)
+                self._users[block] = 1
         return blocks
+
+    def pages(self, block: int) -> tuple[list[int], list[int]]:
+        """Pages of a block in full-attention groups, and in window groups if it has them."""
+        return self._full[block], self._window.get(block, [])
 
     def rows(self, blocks: Sequence[int], start: int, first: int) -> list[tuple[int, list[int]]]:
         """Page-table entries of a request from a given block on: for each group, the index of the
@@ -90,13 +100,22 @@ class BlockPool:
         seen = [self._window[block] for block in blocks[start:]]
         return rows + [(start, [pages[group] for pages in seen]) for group in range(num_window)]
 
-    def longest_hit(self, blocks: Sequence[int]) -> int:
+    def longest_hit(self, blocks: Sequence[int], on_host: Sequence[bool] = ()) -> int:
         """Length in blocks of the longest prefix that a request can continue, given that the blocks
-        in its window need their window pages."""
-        count = index = len(blocks)
+        in its window need their window pages.
+
+        Args:
+            blocks: blocks on the device.
+            on_host: for each block in host memory that follows them, whether it has window pages.
+        """
+        num_device = len(blocks)
+        count = index = num_device + len(on_host)
         while index > self.first_seen(count):
             index -= 1
-            if blocks[index] not in self._window:
+            is_seen = (
+                blocks[index] in self._window if index < num_device else on_host[index - num_device]
+            )
+            if not is_seen:
                 count = index  # prefixes that end within its window cannot be continued either
         return count
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -10,6 +11,39 @@ from worker.core.cache.fence import CompletedSteps
 from worker.core.cache.pool import FencedPool
 from worker.plan.plan import PageCopies
 from worker.protocol.host_cache import HostCacheTotals
+
+
+class HostTier(Protocol):
+    """Host memory of the radix tree: entries that stand for evicted pages.
+
+    An entry is a slot (HostPool) or, for models with sliding windows, a block of slots
+    (HostBlocks).
+    """
+
+    def num_missing(self, pages: Sequence[int]) -> int:
+        """Number of slots to free before all these pages can be stored; 0 or less if they fit."""
+
+    def num_fitting(self, pages: Sequence[int]) -> int:
+        """Number of leading pages that can be stored now."""
+
+    def num_kept(self, entries: Sequence[int], count: int) -> int:
+        """Number of leading entries that can stay when at least `count` slots are freed from the
+        end; 0 if all must go."""
+
+    def is_idle(self, entries: Sequence[int]) -> bool:
+        """Whether no copy in flight uses any of these entries."""
+
+    def store(self, pages: Sequence[int]) -> list[int]:
+        """Schedules copies of evicted pages with the next Plan; returns their entries."""
+
+    def load(self, entries: Sequence[int], pages: Sequence[int]) -> None:
+        """Schedules copies to device pages with the next Plan, which then frees the entries."""
+
+    def forget(self, entries: Sequence[int]) -> None:
+        """Releases entries that are evicted from the cache."""
+
+    def supersede(self, entries: Sequence[int], pages: Sequence[int]) -> None:
+        """Releases entries whose content was recomputed in these device pages."""
 
 
 class HostPool:
@@ -52,6 +86,18 @@ class HostPool:
         used = self._totals.num_pages - self._slots.num_free - self._slots.num_fenced
         return replace(self._totals, num_used=used)
 
+    def num_missing(self, pages: Sequence[int]) -> int:
+        """Number of slots to free before all these pages can be stored; 0 or less if they fit."""
+        return len(pages) - self._slots.num_free
+
+    def num_fitting(self, pages: Sequence[int]) -> int:
+        """Number of leading pages that can be stored now."""
+        return min(len(pages), self._slots.num_free)
+
+    def num_kept(self, slots: Sequence[int], count: int) -> int:
+        """Number of leading slots that can stay when `count` are freed from the end."""
+        return max(0, len(slots) - count)
+
     def is_idle(self, slots: Iterable[int]) -> bool:
         """Whether no copy in flight uses any of these slots, so that they can be reused at once."""
         return all(self._slots.passed(self._touched[slot]) for slot in slots)
@@ -69,6 +115,13 @@ class HostPool:
         self._totals.num_stored += len(pages)
         return slots
 
+    def reserve(self) -> int:
+        """Takes a slot without storing anything; the caller has checked that one is free."""
+        self._totals.num_stored += 1
+        (slot,) = self._slots.take(1)
+        self._touched[slot] = 0
+        return slot
+
     def load(self, slots: Sequence[int], pages: Sequence[int]) -> None:
         """Schedules copies of slots to device pages with the next Plan, which then frees the
         slots."""
@@ -82,7 +135,7 @@ class HostPool:
         self._totals.num_evicted += len(slots)
         self._release(slots)
 
-    def supersede(self, slots: Sequence[int]) -> None:
+    def supersede(self, slots: Sequence[int], pages: Sequence[int] = ()) -> None:
         """Releases slots whose content was recomputed on the device."""
         self._totals.num_recomputed += len(slots)
         self._release(slots)
@@ -93,6 +146,10 @@ class HostPool:
         self._totals.num_resumed_tokens += num_tokens
         self._totals.num_resumed_cached_tokens += min(num_cached, num_tokens)
         self._totals.num_resumed_loaded_tokens += num_loaded
+
+    def note_hit(self, num_tokens: int) -> None:
+        """Counts the cached tokens of a request that are loaded from the host."""
+        self._totals.num_hit_tokens += num_tokens
 
     def note_load(self, seconds: float) -> None:
         """Adds the duration of one step's loads in seconds."""

@@ -22,6 +22,9 @@ class Match(NamedTuple):
     """Last node of the match if it ends in host memory, else None."""
     num_host: int = 0
     """Pages in host memory, following those on the device."""
+    num_alone: int = 0
+    """Leading device pages that can be reused without those in host memory: fewer than `pages` if
+    the window pages or the state at their end are missing. Set if `num_host` is."""
     borders: tuple[int, ...] = ()
     """Positions at which a request that continues here should snapshot its state, if any layer has
     one: the end of the cached pages (the match ends at the last snapshot before) and the end of the

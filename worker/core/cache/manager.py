@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable
 
 from worker.core.cache.blocks import BlockPool
 from worker.core.cache.fence import CompletedSteps
-from worker.core.cache.host import HostPool
+from worker.core.cache.host import HostPool, HostTier
+from worker.core.cache.host_blocks import HostBlocks
+from worker.core.cache.host_snapshots import HostSnapshots, Place
 from worker.core.cache.lease import Lease, Match
 from worker.core.cache.pool import FencedPool
 from worker.core.cache.radix import RadixTree
-from worker.core.cache.snapshots import PendingSnapshot, SnapshotPool
+from worker.core.cache.snapshots import HostStatePages, PendingSnapshot, SnapshotPool
 from worker.plan.plan import PageCopies, StateLoad
 from worker.protocol.blocks import TOKEN_BYTES
 from worker.protocol.messages import BlockEvent
@@ -32,6 +34,10 @@ class CacheManager:
 
     For layers with a state per request (linear attention), the state is in the request's slot. A
     cached prefix can be continued at snapshots of the state (see SnapshotPool).
+
+    In host memory, blocks keep the window pages that they had when they were evicted (HostBlocks),
+    and pages their snapshots (HostSnapshots). A prefix ends where both tiers together have what its
+    continuation needs.
 
     Args:
         num_pages: pages on the device; page 0 is the dummy page and never allocated.
@@ -65,9 +71,11 @@ class CacheManager:
         self._pages = FencedPool(1, num_pages - 1, steps)
         self._slots = FencedPool(0, num_slots, steps)
         self._blocks: BlockPool | None = None
-        """None if all layers use full attention: a block is a page."""
-        if groups.num_window:
+        """None with a single group of full-attention layers: a block is a page."""
+        if groups.num_groups > 1 or groups.num_window > 0:
             self._blocks = BlockPool(self._pages, groups, page_size, steps)
+        self.host = HostPool(num_host_pages, steps) if num_host_pages else None
+        """Host-memory tier; None if disabled."""
         num_snapshots = groups.num_snapshots(num_pages - 1) if enable_prefix_caching else 0
         self.keeps_states = num_snapshots > 0
         """Whether `take_snapshots` has anything to do."""
@@ -75,11 +83,16 @@ class CacheManager:
         self.num_blocks = (num_pages - 1) // self._num_groups
         """Number of blocks on the device."""
         assert not num_snapshots or self._blocks is None, "states and windows in one model"
-        self._snapshots = SnapshotPool(num_snapshots, steps) if num_snapshots else None
+        self._snapshots: SnapshotPool | None = None
         """None if no layer has states."""
-        self.host = HostPool(num_host_pages, steps) if num_host_pages else None
-        """Host-memory tier; None if disabled."""
-        self._tree = RadixTree(page_size, block_hash_salt, num_pages - 1, steps, self.host)
+        if num_snapshots:
+            in_host = None
+            if num_host_pages:
+                in_host = HostSnapshots(groups.num_snapshots(num_host_pages), steps)
+            self._snapshots = SnapshotPool(num_snapshots, steps, in_host)
+        self._host_blocks: HostBlocks | None = None
+        """Blocks in host memory; None unless layers have windows and the tier is enabled."""
+        self._tree = RadixTree(page_size, block_hash_salt, num_pages - 1, steps, self._host_tier())
         self.events = self._tree.events
         """Blocks that entered or left the prefix cache since the last `take_events`."""
         self._enabled = enable_prefix_caching
@@ -88,6 +101,11 @@ class CacheManager:
     def num_free_slots(self) -> int:
         """Number of slots available to `open`."""
         return self._slots.num_free
+
+    @property
+    def snapshot_pages(self) -> int:
+        """Number of pages with the size of a state; 0 without states."""
+        return self._groups.snapshot_pages
 
     @property
     def has_windows(self) -> bool:
@@ -128,34 +146,46 @@ class CacheManager:
         """Pages that a request needs to grow to `num_tokens`, beyond the device pages of a
         match."""
         num_cached = len(match.pages)
-        first_seen = 0 if self._blocks is None else self._blocks.first_seen(num_cached)
-        return self._num_to_take(num_tokens, num_cached, num_cached - first_seen)
+        first_seen = 0 if self._blocks is None else self._blocks.first_seen(match.num_pages)
+        return self._num_to_take(num_tokens, num_cached, max(0, num_cached - first_seen))
 
     def num_still_needed(self, num_tokens: int, lease: Lease) -> int:
         """Number of pages that a lease needs to grow to `num_tokens`, beyond those that it has."""
         num_blocks = len(lease.pages)
         return self._num_to_take(num_tokens, num_blocks, num_blocks - lease.first_seen)
 
-    def match(self, token_ids: array[int], cache_salt: str, *, num_left: int = 1) -> Match:
-        """Longest cached prefix that leaves `num_left` tokens to compute. Locks nothing."""
+    def match(
+        self, token_ids: array[int], cache_salt: str, *, num_left: int = 1, with_host: bool = True
+    ) -> Match:
+        """Longest cached prefix that leaves `num_left` tokens to compute. Locks nothing.
+
+        Args:
+            token_ids: tokens of the request.
+            cache_salt: its cache salt.
+            num_left: minimum number of tokens to compute.
+            with_host: whether pages in host memory count.
+        """
         if not self._enabled:
             return Match(None, [], 0)
         max_pages = (len(token_ids) - num_left) // self._page_size
         key = token_ids.tobytes()
         match = self._tree.match(key, max_pages, cache_salt)
-        blocks = self._blocks
+        num_cached = match.num_pages
+        if not with_host and match.num_host:
+            match = match._replace(host_node=None, num_host=0)
+        num_hit = self._longest_hit(match)
+        if num_hit < match.num_pages:
+            match = self._tree.match(key, num_hit, cache_salt)
+        if match.num_host:
+            alone = match._replace(host_node=None, num_host=0)
+            match = match._replace(num_alone=self._longest_hit(alone))
         if self._snapshots is not None:
-            num_hit = self._snapshots.longest_hit(match.pages)
-            borders = (len(match.pages) * self._page_size, max_pages * self._page_size)
-            if num_hit < len(match.pages):
-                match = self._tree.match(key, num_hit, cache_salt)
+            borders = (num_cached * self._page_size, max_pages * self._page_size)
             return match._replace(borders=borders)
+        blocks = self._blocks
         if blocks is None or not match.pages:
             return match
-        num_blocks = blocks.longest_hit(match.pages)
-        if num_blocks < len(match.pages):
-            match = self._tree.match(key, num_blocks, cache_salt)
-        idle = blocks.num_idle(match.pages[blocks.first_seen(num_blocks) :])
+        idle = blocks.num_idle(match.pages[blocks.first_seen(match.num_pages) :])
         num_unlocked = self._groups.num_full * match.num_unlocked + self._groups.num_window * idle
         return match._replace(num_unlocked=num_unlocked)
 
@@ -177,14 +207,16 @@ class CacheManager:
             num_cached_pages=match.num_pages,
             borders=match.borders,
         )
-        if self._snapshots is not None and match.pages:
-            self._snapshots.load(match.pages[-1], lease.slot)
+        if self._snapshots is not None and end is not None:
+            # Before pages are loaded: the evictions for them must not take its snapshot.
+            on_host, last = match.host_node is not None, self._tree.last_pages(end, 1)[0]
+            self._snapshots.load(Place(on_host, last), lease.slot)
         if self._blocks is not None:
-            lease.first_seen = self._blocks.first_seen(len(lease.pages))
+            lease.first_seen = self._blocks.first_seen(match.num_pages)
             self._blocks.use(lease.pages[lease.first_seen :])
         if match.num_host:
             assert node is not None
-            self._tree.load(node, self.allocate(lease, match.num_host))
+            self._tree.load(node, self._allocate_for_load(lease, match.num_host))
         return lease
 
     def allocate(self, lease: Lease, count: int) -> list[int]:
@@ -220,7 +252,8 @@ class CacheManager:
         return self._blocks.rows(lease.pages, start, lease.first_seen)
 
     def advance(self, lease: Lease, position: int) -> None:
-        """Gives back pages of window groups that no query from `position` on attends to.
+        """Gives back pages of window groups that no query attends to from the last full page before
+        `position` on.
 
         All steps that compute earlier positions have completed, and their pages are committed.
         """
@@ -297,6 +330,15 @@ class CacheManager:
         """
         return [] if self._snapshots is None else self._snapshots.take_loads(seq)
 
+    def take_state_copies(self, seq: int) -> tuple[PageCopies | None, PageCopies | None]:
+        """Copies between states and host memory for Plan `seq`, as in `Plan`; None for none.
+
+        Called for every Plan, after `take_snapshots`, which may move snapshots to the host.
+        """
+        if self._snapshots is None or self._snapshots.host is None:
+            return None, None
+        return self._snapshots.host.take_copies(seq)
+
     def take_snapshots(self, lease: Lease, start: int, end: int) -> list[PendingSnapshot]:
         """Takes snapshots for the step `lease.fence`, which computes positions [start, end) of a
         lease and stores its state at some of them.
@@ -340,8 +382,57 @@ class CacheManager:
             pending = [snapshot.snapshot for lease in leases for snapshot in lease.snapshots]
             self._snapshots.check_invariants(pending, cached)
         if self.host is not None:
-            self.host.check_invariants(slot for n in nodes if n.on_host for slot in n.pages)
+            self._check_host([entry for n in nodes if n.on_host for entry in n.pages], cached)
         self._tree.check_invariants([lease.node for lease in leases if lease.node is not None])
+
+    def _check_host(self, held: list[int], cached: list[int]) -> None:
+        """Asserts that `held` are all entries of the host tier."""
+        assert self.host is not None
+        if self._host_blocks is not None:
+            self._host_blocks.check_invariants(held)
+            held = self._host_blocks.slots(held)
+        self.host.check_invariants(held)
+        if self._snapshots is not None and self._snapshots.host is not None:
+            places = [*(Place(False, page) for page in cached), *(Place(True, s) for s in held)]
+            self._snapshots.host.check_invariants(places)
+
+    def _host_tier(self) -> HostTier | None:
+        """The tree's host tier; with windows or states, what belongs to its pages follows them."""
+        if self.host is None:
+            return None
+        if self._blocks is not None:
+            self._host_blocks = HostBlocks(self.host, self._blocks)
+            return self._host_blocks
+        return self.host if self._snapshots is None else HostStatePages(self.host, self._snapshots)
+
+    def _longest_hit(self, match: Match) -> int:
+        """Leading pages of a match that a request can continue: with windows, those in its window
+        need their window pages; with states, the last one needs a snapshot."""
+        slots: list[int] = []
+        if match.host_node is not None and (self._snapshots or self._blocks):
+            slots = self._tree.last_pages(match.host_node, match.num_host)
+        if self._snapshots is not None:
+            return self._snapshots.longest_hit(match.pages, slots)
+        if self._blocks is None:
+            return match.num_pages
+        on_host = [] if self._host_blocks is None else map(self._host_blocks.has_window, slots)
+        return self._blocks.longest_hit(match.pages, list(on_host))
+
+    def _allocate_for_load(self, lease: Lease, count: int) -> list[int]:
+        """Adds `count` pages to a lease, for pages of its match in host memory; returns them.
+
+        With windows, blocks behind the window get no window pages.
+        """
+        if self._blocks is None:
+            return self.allocate(lease, count)
+        num_seen = min(count, len(lease.pages) + count - lease.first_seen)
+        groups = self._groups
+        self._make_free(groups.num_full * count + groups.num_window * num_seen, self._blocks)
+        behind = self._blocks.take(count - num_seen, seen=False)
+        loaded = behind + self._blocks.take(num_seen)
+        self._blocks.cache(loaded)
+        lease.pages += loaded
+        return loaded
 
     def _attach_snapshots(self, lease: Lease, start: int, end: int) -> None:
         """Attaches stored snapshots to the newly cached pages from index `start` to `end`."""
@@ -368,7 +459,10 @@ class CacheManager:
         return num_pages
 
     def _first_seen_from(self, position: int, lease: Lease) -> int:
-        return min(self._groups.first_block(position, self._page_size), len(lease.pages))
+        """Index of the first block whose window pages a lease at `position` keeps: those that it
+        reads, and those that a request needs which continues at the last full page before."""
+        border = position - position % self._page_size
+        return min(self._groups.first_block(border, self._page_size), len(lease.pages))
 
     def _make_free(self, count: int, blocks: BlockPool) -> None:
         """Frees pages until `count` are free: window pages behind windows, then evictions from the

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from worker.core.cache.fence import CompletedSteps, Fence
-from worker.core.cache.host import HostPool
+from worker.core.cache.host import HostTier
 from worker.core.cache.lease import Match
 from worker.core.cache.leaves import Leaves
 from worker.core.cache.node import Node
@@ -43,7 +43,7 @@ class RadixTree:
         block_hash_salt: str,
         capacity: int,
         steps: CompletedSteps,
-        host: HostPool | None = None,
+        host: HostTier | None = None,
     ) -> None:
         self.num_evictable = 0
         """Number of device pages that are not locked."""
@@ -132,9 +132,9 @@ class RadixTree:
                 break
             node, count = child, len(child.pages)
             if node.on_host:
-                slots = self._promote(node, pages[num_known : num_known + count])
+                computed = pages[num_known : num_known + count]
                 assert self._host is not None
-                self._host.supersede(slots)
+                self._host.supersede(self._promote(node, computed), computed)
             else:
                 num_duplicates += count
             num_known += count
@@ -305,7 +305,7 @@ class RadixTree:
 
     def _leave_device(self, node: Node) -> None:
         """Moves the head of a node to the host as far as there is room; drops the rest."""
-        num_stored = self._make_room(len(node.pages))
+        num_stored = self._make_room(node.pages)
         if num_stored < len(node.pages):
             tail = self._split_tail(node, num_stored) if num_stored else node
             self._drop_below(tail)
@@ -314,18 +314,22 @@ class RadixTree:
         if num_stored:
             self._demote(node)
 
-    def _make_room(self, count: int) -> int:
-        """Evicts pages from the host to make room for `count`; returns how many fit."""
-        if self._host is None:
+    def _make_room(self, pages: Sequence[int]) -> int:
+        """Evicts pages from the host to make room for `pages`; returns how many fit."""
+        host = self._host
+        if host is None:
             return 0
-        while self._host.num_free < count and (leaf := self._host_leaves.pop()) is not None:
-            if not self._host.is_idle(leaf.pages):
+        while (count := host.num_missing(pages)) > 0:
+            leaf = self._host_leaves.pop()
+            if leaf is None:
+                break
+            if not host.is_idle(leaf.pages):
                 # Neither this leaf nor more recently used ones would be freed now.
                 self._host_leaves.push(leaf, self._num_nodes)
                 break
-            keep = max(0, len(leaf.pages) - (count - self._host.num_free))
+            keep = host.num_kept(leaf.pages, count)
             self._drop(self._split_tail(leaf, keep) if keep else leaf)
-        return min(count, self._host.num_free)
+        return host.num_fitting(pages)
 
     def _demote(self, node: Node) -> None:
         """Moves an unlocked run without children on the device to the host."""

@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from worker.core.cache.fence import CompletedSteps, Fence
+from worker.core.cache.host import HostPool
+from worker.core.cache.host_snapshots import HostSnapshots, Place
 from worker.core.cache.pool import FencedPool
 from worker.plan.plan import StateLoad
 
@@ -36,14 +38,19 @@ class SnapshotPool:
                           └── its lease ends: free     └─ its page is evicted: free
 
     The state of each running request is in its slot and not managed here. Snapshots are kept while
-    there is room; a prefix without one is recomputed.
+    there is room; a prefix without one is recomputed. With a host-memory tier, snapshots that are
+    taken again or freed with their page are copied there first.
 
     Args:
         count: number of snapshots.
         steps: the completed steps.
+        host: snapshots in host memory; None if that tier is disabled.
     """
 
-    def __init__(self, count: int, steps: CompletedSteps) -> None:
+    def __init__(
+        self, count: int, steps: CompletedSteps, host: HostSnapshots | None = None
+    ) -> None:
+        self.host = host
         self._pool = FencedPool(0, count, steps)
         self._of_page: OrderedDict[int, int] = OrderedDict()
         """Snapshots by page, least recently used first."""
@@ -57,10 +64,19 @@ class SnapshotPool:
         self._fence = Fence(steps, self._end_read)
         """Snapshots being loaded by steps in flight."""
 
-    def longest_hit(self, pages: Sequence[int]) -> int:
-        """Number of leading pages of a cached prefix up to its last snapshot."""
+    def longest_hit(self, pages: Sequence[int], slots: Sequence[int] = ()) -> int:
+        """Number of leading pages of a cached prefix up to its last snapshot.
+
+        Args:
+            pages: pages on the device.
+            slots: slots of the pages in host memory, which follow them.
+        """
+        if self.host is not None:
+            for index in range(len(slots), 0, -1):
+                if Place(True, slots[index - 1]) in self.host:
+                    return len(pages) + index
         count = len(pages)
-        while count and pages[count - 1] not in self._of_page:
+        while count and not self._has(pages[count - 1]):
             count -= 1
         return count
 
@@ -69,6 +85,8 @@ class SnapshotPool:
         if not self._pool.num_free:
             for page, snapshot in self._of_page.items():
                 if not self._readers[snapshot]:
+                    if self.host is not None and page not in self._rolling:
+                        self.host.store(snapshot, Place(False, page))
                     self._drop(page)
                     break
             else:
@@ -98,8 +116,13 @@ class SnapshotPool:
         """Keeps the snapshot of this page, the last one of a lease that has ended."""
         self._rolling.discard(page)
 
-    def load(self, page: int, slot: int) -> None:
+    def load(self, place: Place, slot: int) -> None:
         """Schedules a copy of a page's snapshot into the state of a slot with the next Plan."""
+        page = place.number
+        if place.on_host or page not in self._of_page:
+            assert self.host is not None
+            self.host.load(place, slot)
+            return
         snapshot = self._of_page[page]
         self._of_page.move_to_end(page)
         self._rolling.discard(page)
@@ -111,6 +134,8 @@ class SnapshotPool:
         load = self._loads.pop(slot, None)
         if load is not None:
             self._end_read(load.snapshot)
+        elif self.host is not None:
+            self.host.cancel(slot)
 
     def take_loads(self, seq: int) -> list[StateLoad]:
         """Loads for Plan `seq`."""
@@ -129,6 +154,18 @@ class SnapshotPool:
             if page in self._of_page:
                 assert not self._readers[self._of_page[page]], "its page is not locked"
                 self._drop(page)
+            if self.host is not None:
+                self.host.forget([Place(False, page)])
+
+    def leave(self, pages: Sequence[int], slots: Sequence[int]) -> None:
+        """Moves the snapshots of pages to host memory, with the pages."""
+        assert self.host is not None
+        for page, slot in zip(pages, slots, strict=True):
+            self.host.move(Place(False, page), Place(True, slot))
+            if page in self._of_page:
+                assert not self._readers[self._of_page[page]], "its page is not locked"
+                self.host.store(self._of_page[page], Place(True, slot))
+                self._drop(page)
 
     def check_invariants(self, pending: Iterable[int], cached: Collection[int]) -> None:
         """Asserts that `pending` are all pending snapshots, that every other one is free or
@@ -140,6 +177,10 @@ class SnapshotPool:
         assert Counter([*waiting, *self._fence]) == +self._readers, "loads miscounted"
         assert all(load.page in self._of_page for load in self._loads.values()), "nothing to load"
 
+    def _has(self, page: int) -> bool:
+        in_host = self.host is not None and Place(False, page) in self.host
+        return in_host or page in self._of_page
+
     def _drop(self, page: int) -> None:
         self._rolling.discard(page)
         self._pool.release([self._of_page.pop(page)], 0)
@@ -148,3 +189,48 @@ class SnapshotPool:
         self._readers[snapshot] -= 1
         if not self._readers[snapshot]:
             del self._readers[snapshot]
+
+
+class HostStatePages:
+    """Host-memory tier of models with states: slots of pages, and the snapshots that follow the
+    pages from one tier to the other.
+
+    Args:
+        slots: all slots in host memory.
+        snapshots: snapshots on the device, and in host memory.
+    """
+
+    def __init__(self, slots: HostPool, snapshots: SnapshotPool) -> None:
+        assert snapshots.host is not None
+        self._slots = slots
+        self._snapshots = snapshots
+        self._host = snapshots.host
+        self.num_missing = slots.num_missing
+        self.num_fitting = slots.num_fitting
+        self.num_kept = slots.num_kept
+        self.is_idle = slots.is_idle
+
+    def store(self, pages: Sequence[int]) -> list[int]:
+        """Schedules copies of evicted pages and their snapshots; returns the slots."""
+        slots = self._slots.store(pages)
+        self._snapshots.leave(pages, slots)
+        return slots
+
+    def load(self, slots: Sequence[int], pages: Sequence[int]) -> None:
+        """Schedules copies of slots to device pages; their snapshots stay in host memory."""
+        self._slots.load(slots, pages)
+        self._follow(slots, pages)
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Releases slots that are evicted from the cache, and their snapshots."""
+        self._slots.forget(slots)
+        self._host.forget(Place(True, slot) for slot in slots)
+
+    def supersede(self, slots: Sequence[int], pages: Sequence[int]) -> None:
+        """Releases slots whose content was recomputed in these device pages."""
+        self._slots.supersede(slots)
+        self._follow(slots, pages)
+
+    def _follow(self, slots: Sequence[int], pages: Sequence[int]) -> None:
+        for slot, page in zip(slots, pages, strict=True):
+            self._host.move(Place(True, slot), Place(False, page))

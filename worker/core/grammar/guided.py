@@ -34,7 +34,7 @@ class GuidedRequests:
         self._grammars[request_id, attempt] = grammar
 
     def drop(self, keys: Iterable[RequestKey]) -> None:
-        """Removes the states of requests that have ended."""
+        """Removes the states of requests that have ended, or continue with free text."""
         for key in keys:
             self._grammars.pop(key, None)
 
@@ -67,6 +67,8 @@ class GuidedRequests:
         grammar = self._grammars[sampled.request_id, sampled.attempt]
         count = len(sampled.token_ids)
         for number, token_id in enumerate(sampled.token_ids, 1):
+            if grammar.is_free:
+                break
             if not _allows(grammar.mask, token_id):
                 if sampled.are_proposals and number > 1:
                     return GrammarAdvance(number - 1, GrammarStatus.of(grammar))

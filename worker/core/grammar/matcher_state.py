@@ -17,6 +17,7 @@ from worker.core.grammar.base import (
     words_of,
 )
 from worker.core.grammar.state import GrammarProblem
+from worker.core.grammar.thoughts import ThoughtMatcher
 from worker.protocol.sampling import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -85,6 +86,13 @@ class MatcherState:
         for token_id in output:
             self._accept(token_id)
         self._fill()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether free text follows, which needs no masks: `min_tokens` and `allowed_token_ids` are
+        also applied by the ranks. With `ignore_eos`, masks exclude end tokens to the end."""
+        matcher = self._matcher
+        return isinstance(matcher, ThoughtMatcher) and matcher.is_free and not self._ignore_eos
 
     @property
     def may_draft(self) -> bool:

@@ -29,11 +29,13 @@ class GrammarStatus(NamedTuple):
     """Whether the next token takes so long that steps must not wait for it."""
     may_draft: bool = True
     """Whether masks of drafts are computed fast enough."""
+    is_free: bool = False
+    """Whether free text follows, which needs no masks."""
 
     @classmethod
     def of(cls, grammar: GrammarState) -> GrammarStatus:
         """Current status of a grammar state."""
-        return cls(grammar.is_complete, grammar.is_slow, grammar.may_draft)
+        return cls(grammar.is_complete, grammar.is_slow, grammar.may_draft, grammar.is_free)
 
 
 class SampledTokens(NamedTuple):
@@ -67,7 +69,7 @@ class GrammarAdvance(NamedTuple):
 class GrammarState(Protocol):
     """Grammar state of one request, which is kept during preemption.
 
-    `advance` is called for every sampled token; `mask` is for the next one.
+    `advance` is called for every sampled token until free text follows; `mask` is for the next one.
     """
 
     @property
@@ -88,6 +90,11 @@ class GrammarState(Protocol):
     @property
     def may_draft(self) -> bool:
         """Whether `walk` computes masks of drafts fast enough."""
+        ...
+
+    @property
+    def is_free(self) -> bool:
+        """Whether free text follows, which needs no masks and no further calls."""
         ...
 
     def walk(self, drafts: Sequence[int]) -> list[bytes]:

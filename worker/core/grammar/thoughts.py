@@ -78,6 +78,11 @@ class ThoughtMatcher:
             return not self._is_open or self._forced() is None
         return not self._is_open and self._matcher.may_end()
 
+    @property
+    def is_free(self) -> bool:
+        """Whether free text follows: reasoning has ended, or can no longer begin."""
+        return self._matcher is None and not self._is_open and not self._may_open
+
     def fill(self, words: Words) -> None:
         """Writes the mask of the next token, including end tokens if the text may end."""
         if self._is_open:

@@ -252,7 +252,11 @@ class Admission:
         # A running block is always computed, and may not contain any known token.
         num_left = 1 if request.block_size == 1 else 0
         match = self._cache.match(request.token_ids, request.cache_salt, num_left=num_left)
-        return match if self._host_loads is None else self._host_loads.choose(match)
+        if not match.num_host or self._host_loads is None or self._host_loads.pays(match):
+            return match
+        return self._cache.match(
+            *(request.token_ids, request.cache_salt), num_left=num_left, with_host=False
+        )
 
     def _placement(self, request: Request, only_preempting: bool) -> _Placement:
         """Decides where a request gets its slot and pages: free ones, or less urgent requests'."""
@@ -295,8 +299,10 @@ class Admission:
 
     def _start(self, request: Request, match: Match) -> Lease:
         self._count(request, match)
-        if self._host_loads is not None and request.preemption.count:
-            self._host_loads.note_resumed(request, match)
+        if self._host_loads is not None:
+            self._host_loads.note_hit(match)
+            if request.preemption.count:
+                self._host_loads.note_resumed(request, match)
         lease = self._lifecycle.start(request, match)
         if self._reserve is not None:
             self._reserve += self._num_still_needed(request)

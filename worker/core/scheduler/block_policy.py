@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from worker.config import EngineConfig
+from worker.config import DllmConfig
 from worker.core.scheduler.policy import StepHeadroom
 
 MAX_ROUNDS = 8
@@ -32,9 +32,9 @@ class BlockPolicy:
     finished block is then combined with the first one of the next block."""
 
     @classmethod
-    def of(cls, config: EngineConfig, size: int) -> Self:
+    def of(cls, config: DllmConfig, size: int) -> Self:
         """Policy for an engine whose model has blocks of `size` positions."""
-        features = config.dllm_features
+        features = config.features
         return cls(
             size=size,
             inplace="inplace" in features,

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Self
 
-from worker.config import EngineConfig, SchedulingOptions
+from worker.config import EngineConfig, SchedulingConfig
 from worker.core.scheduler.block_policy import BlockPolicy
+from worker.protocol.host_cache import HostCachePolicy
 from worker.protocol.messages import EngineInfo
 from worker.protocol.page_groups import ONE_GROUP, PageGroups
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SchedulerConfig(SchedulingOptions):
+class SchedulerConfig(SchedulingConfig):
     """Configuration of a worker group's scheduler: options, and properties of the loaded engine."""
 
     max_num_seqs: int = 64
@@ -27,6 +28,10 @@ class SchedulerConfig(SchedulingOptions):
     """Pages on the device, including dummy page 0."""
     eos_token_ids: tuple[int, ...] = ()
     """The model's end tokens."""
+    enable_prefix_caching: bool = True
+    """Whether computed pages are reused for prompts with the same prefix."""
+    host_cache_policy: HostCachePolicy = "auto"
+    """When to copy evicted pages back from host memory."""
     block_hash_salt: str = ""
     """Salt of block hashes: identifies the checkpoint and its data type."""
     num_host_pages: int = 0
@@ -40,7 +45,7 @@ class SchedulerConfig(SchedulingOptions):
     """Policy of a block-diffusion model; None for an autoregressive one."""
 
     def __post_init__(self) -> None:
-        SchedulingOptions.__post_init__(self)
+        SchedulingConfig.__post_init__(self)
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             if (value := getattr(self, name)) < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
@@ -50,14 +55,10 @@ class SchedulerConfig(SchedulingOptions):
             raise ValueError(
                 f"num_pages must be more than {self.page_groups.num_groups}, got {self.num_pages}"
             )
-        if self.page_groups.num_window and (self.num_host_pages or self.blocks is not None):
-            raise ValueError(
-                "sliding-window layers are incompatible with a host tier and block diffusion"
-            )
-        if self.page_groups.snapshot_pages and (self.num_host_pages or self.blocks is not None):
-            raise ValueError(
-                "linear-attention layers are incompatible with a host tier and block diffusion"
-            )
+        if self.page_groups.num_window and self.blocks is not None:
+            raise ValueError("sliding-window layers are incompatible with block diffusion")
+        if self.page_groups.snapshot_pages and self.blocks is not None:
+            raise ValueError("linear-attention layers are incompatible with block diffusion")
         if self.num_host_pages and not self.enable_prefix_caching:
             raise ValueError("num_host_pages requires enable_prefix_caching")
         if self.max_model_len < 2:
@@ -76,8 +77,11 @@ class SchedulerConfig(SchedulingOptions):
             config: the engine's options, with limits filled in.
             info: properties loaded by its executor.
         """
+        limits = config.scheduling
         return cls(
-            **{option.name: getattr(config, option.name) for option in fields(SchedulingOptions)},
+            **{item.name: getattr(limits, item.name) for item in fields(SchedulingConfig)},
+            enable_prefix_caching=config.cache.enable_prefix_caching,
+            host_cache_policy=config.cache.host_cache_policy,
             max_model_len=info.max_model_len,
             page_size=info.page_size,
             num_pages=(info.num_pages or info.max_total_tokens // info.page_size) + 1,
@@ -86,7 +90,7 @@ class SchedulerConfig(SchedulingOptions):
             block_hash_salt=info.block_hash_salt,
             num_host_pages=info.num_host_pages,
             num_ranks=info.tensor_parallel_size,
-            blocks=BlockPolicy.of(config, info.block_size) if info.block_size > 1 else None,
+            blocks=BlockPolicy.of(config.dllm, info.block_size) if info.block_size > 1 else None,
         )
 
     @property

@@ -7,6 +7,7 @@ from worker.core.cache.lease import Match
 from worker.core.request import Request
 from worker.core.step_forecast import StepForecast
 from worker.protocol.host_cache import HostCachePolicy
+from worker.protocol.page_groups import ONE_GROUP, PageGroups
 
 _WEIGHT = 0.2
 """Weight of the newest copies in the moving average of their time."""
@@ -25,6 +26,7 @@ class HostLoadPolicy:
         page_size: tokens per page.
         host: the host-memory tier.
         forecast: predicts the time to compute.
+        groups: groups of layers with separate pages.
     """
 
     def __init__(
@@ -33,27 +35,29 @@ class HostLoadPolicy:
         page_size: int,
         host: HostPool,
         forecast: StepForecast,
+        groups: PageGroups = ONE_GROUP,
     ) -> None:
         self._always = policy == "always"
         self._page_size = page_size
         self._host = host
         self._forecast = forecast
+        self._groups = groups
         self._page_s: float | None = None
         """Estimated seconds per copied page; None before the first copies."""
 
-    def choose(self, match: Match) -> Match:
-        """Part of a match to reuse: all of it, or only its pages on the device."""
-        if not match.num_host or self._always:
-            return match
-        num_cached = len(match.pages) * self._page_size
-        if self._part(match.num_host * self._page_size, num_cached) <= 1.0:
-            return match
-        return match._replace(host_node=None, num_host=0)
+    def pays(self, match: Match) -> bool:
+        """Whether copying the host part of a match back is at least as fast as recomputing the
+        tokens that would not be cached without it."""
+        if self._always:
+            return True
+        num_alone, size = match.num_alone, self._page_size
+        num_lost = (match.num_pages - num_alone) * size
+        return self._part(match.num_host * size, num_lost, num_alone * size) <= 1.0
 
     def cost(self, num_tokens: int) -> int:
         """Cost of evicting the first `num_tokens` of a request, in tokens to compute: all of them,
         or as many as could be computed while they are copied back, if that is quicker."""
-        return int(num_tokens * min(1.0, self._part(num_tokens, 0)))
+        return int(num_tokens * min(1.0, self._part(num_tokens, num_tokens, 0)))
 
     def observe(self, num_pages: int, seconds: float) -> None:
         """Records that a step copied `num_pages` pages back in this time."""
@@ -73,11 +77,25 @@ class HostLoadPolicy:
             request.preemption.num_computed, len(match.pages) * size, match.num_host * size
         )
 
-    def _part(self, num_tokens: int, num_cached: int) -> float:
-        """Ratio of the time to copy the pages of `num_tokens` to the time to compute these tokens
-        after `num_cached`; 0 while either is unknown."""
-        computing = self._forecast.prefill_s(num_tokens, num_cached)
+    def note_hit(self, match: Match) -> None:
+        """Counts the tokens of a match that are copied back."""
+        self._host.note_hit(match.num_host * self._page_size)
+
+    def _part(self, num_copied: int, num_computed: int, num_cached: int) -> float:
+        """Ratio of the time to copy the pages of `num_copied` tokens to the time to compute
+        `num_computed` tokens after `num_cached`; 0 while either is unknown."""
+        computing = self._forecast.prefill_s(num_computed, num_cached)
         if self._page_s is None or computing is None:
             return 0.0
-        copying = self._page_s * num_tokens / self._page_size
+        copying = self._page_s * self._num_copies(num_copied)
         return copying / computing if computing > 0.0 else float(copying > 0.0) * 2.0
+
+    def _num_copies(self, num_tokens: int) -> int:
+        """Pages to copy for a prefix of `num_tokens`: with windows, those within them; with states,
+        also a snapshot, which is as large as several pages."""
+        groups = self._groups
+        num_blocks = num_tokens // self._page_size
+        num_pages = groups.num_full * num_blocks + groups.snapshot_pages
+        if not groups.num_window:
+            return num_pages
+        return num_pages + groups.num_window * min(num_blocks, -(-groups.window // self._page_size))

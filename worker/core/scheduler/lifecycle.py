@@ -32,8 +32,8 @@ class Lifecycle:
         self.deferred: dict[str, Request] = {}
         """Requests about to be preempted, by id: they have no rows in the step being built."""
         self._state = state
-        self._ended_guided: list[tuple[str, int]] = []
-        """Ended requests with grammars, by id and attempt, to be returned by `take_ended`."""
+        self._unguided: list[tuple[str, int]] = []
+        """Requests to be returned by `take_unguided`."""
 
     def start(self, request: Request, match: Match) -> Lease:
         """Moves a waiting request to the running set, with a slot and a lock on its cached pages.
@@ -117,7 +117,7 @@ class Lifecycle:
             state.cache.release(request.lease)
             request.lease = None
         if request.grammar is not None:
-            self.note_ended(request.request_id, request.attempt)
+            self.note_unguided(request)
         state.tenants.charge_output((request,))
         request.move_to(ended)
         del state.requests[request.request_id]
@@ -130,14 +130,15 @@ class Lifecycle:
             extra={"request_id": request.request_id},
         )
 
-    def note_ended(self, request_id: str, attempt: int) -> None:
-        """Records that a request with a grammar has ended, for `take_ended`."""
-        self._ended_guided.append((request_id, attempt))
+    def note_unguided(self, request: Request) -> None:
+        """Records that a request has ended or needs no more masks, for `take_unguided`."""
+        self._unguided.append((request.request_id, request.attempt))
 
-    def take_ended(self) -> list[tuple[str, int]]:
-        """Requests with grammars that have ended since the last call, by id and attempt."""
-        ended, self._ended_guided = self._ended_guided, []
-        return ended
+    def take_unguided(self) -> list[tuple[str, int]]:
+        """Requests with grammars that have ended, or continue with free text, since the last call,
+        by id and attempt."""
+        unguided, self._unguided = self._unguided, []
+        return unguided
 
     def _vacate(self, request: Request) -> None:
         """Moves a request out of the running set as PREEMPTED; the caller queues or holds it."""

@@ -67,7 +67,9 @@ class Scheduler:
         self._host_loads: HostLoadPolicy | None = None
         """Policy for pages in host memory; None without that tier."""
         if host is not None:
-            self._host_loads = HostLoadPolicy(config.host_cache_policy, size, host, state.forecast)
+            self._host_loads = HostLoadPolicy(
+                *(config.host_cache_policy, size, host, state.forecast, config.page_groups)
+            )
         self.admission = Admission(state, self.lifecycle, self._host_loads)
         """Admits waiting requests to steps."""
         self.steps: TokenSteps | BlockSteps
@@ -165,7 +167,7 @@ class Scheduler:
             self.state.outputs.put(request)
         else:
             del self.state.held[request_id]
-            request.grammar = grammar
+            request.grammar = None if grammar.is_free else grammar
             now = self._clock()
             if request.state is RequestState.PREEMPTED or request.is_resubmitted:
                 self.state.queue.push_back(request, now)
@@ -232,7 +234,7 @@ class Scheduler:
         Read-only: the engine advances the grammars by these tokens before `apply`.
         """
         step = self._in_flight[0] if self._in_flight else None
-        if step is None or not step.is_guided or step.seq != result.seq:
+        if step is None or not step.masked or step.seq != result.seq:
             return []
         found: list[SampledTokens] = []
         next_token = 0
@@ -287,14 +289,15 @@ class Scheduler:
     def masked_rows(self) -> list[tuple[str, int] | None]:
         """Requests of the masked rows of the only step in flight, by id and attempt.
 
-        None for rows whose request has ended or was preempted in the meantime.
+        None for rows whose request has ended, was preempted or continues with free text since.
         """
         assert len(self._in_flight) == 1, "masks depend on the results of all earlier steps"
         return self._in_flight[0].masked_rows()
 
-    def take_ended(self) -> list[tuple[str, int]]:
-        """Requests under a grammar that have ended since the last call, by id and attempt."""
-        return self.lifecycle.take_ended()
+    def take_unguided(self) -> list[tuple[str, int]]:
+        """Requests under a grammar that have ended, or continue with free text, since the last
+        call, by id and attempt."""
+        return self.lifecycle.take_unguided()
 
     def take_report(self) -> StepReport:
         """Report of everything since the last one, with the current load."""

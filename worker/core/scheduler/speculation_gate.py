@@ -19,7 +19,7 @@ from worker.protocol.speculation import Decision, SpeculationTotals
 from worker.protocol.step_time import StepCosts
 
 if TYPE_CHECKING:
-    from worker.config import EngineConfig
+    from worker.config import EngineConfig, SchedulingConfig, SpeculativeConfig
     from worker.core.request import Request
     from worker.core.scheduler.step import InFlightRow, StepInFlight
 
@@ -57,13 +57,18 @@ class SpeculationGate:
     there are. Decisions depend on the calls only, not on clocks or random numbers.
 
     Args:
-        config: the engine configuration.
+        config: the options of speculative decoding.
+        scheduling: the engine's limits; `max_num_seqs` and `deadline_margin_ms` are used.
         stops_itself: whether the proposer stops at the threshold; otherwise the request's
             acceptance rate limits the number of drafts.
     """
 
-    def __init__(self, config: EngineConfig, *, stops_itself: bool) -> None:
+    def __init__(
+        self, config: SpeculativeConfig, scheduling: SchedulingConfig, *, stops_itself: bool
+    ) -> None:
         self.config = config
+        self._max_running = config.max_utilization * scheduling.max_num_seqs
+        self._deadline_margin_s = scheduling.deadline_margin_ms / 1e3
         self.stops_itself = stops_itself
         self.totals = SpeculationTotals.of(config.num_speculative_tokens)
         self._rate = FIRST_RATE
@@ -114,10 +119,9 @@ class SpeculationGate:
         self._costs = costs
         self._closed = None
         self._threshold = 0.0
-        if self.config.speculative_adaptive:
+        if self.config.adaptive:
             self._begin_size(num_decodes)
-        max_running = self.config.speculative_max_utilization * self.config.max_num_seqs
-        if num_running >= max_running:
+        if num_running >= self._max_running:
             self._closed = Decision.UTILIZATION
         if self._closed is not None:
             self.totals.count(self._closed, num_decodes)
@@ -214,16 +218,16 @@ class SpeculationGate:
 
     def _decide(self, request: Request) -> tuple[int, Decision]:
         config = self.config
-        if request.priority > config.speculative_max_priority:
+        if request.priority > config.max_priority:
             return 0, Decision.PRIORITY
         if request.times.slo is not None and (
-            0.0 <= request.due_s - self._now <= config.deadline_margin_ms / 1e3
+            0.0 <= request.due_s - self._now <= self._deadline_margin_s
         ):
             return 0, Decision.DEADLINE
         grammar = request.grammar
         if grammar is not None and (grammar.is_slow or not grammar.may_draft):
             return 0, Decision.GRAMMAR
-        if not config.speculative_adaptive:
+        if not config.adaptive:
             return config.num_speculative_tokens, Decision.DRAFT
         record, common = self._record(request), self._batch.gain
         number = config.num_speculative_tokens
@@ -314,7 +318,8 @@ def create_gate(config: EngineConfig, *, on_cuda: bool) -> SpeculationGate | Non
         config: the engine configuration.
         on_cuda: whether it runs on CUDA, where prompt lookup does not stop by itself.
     """
-    if config.speculative_method == "none":
+    speculative = config.speculative
+    if speculative is None:
         return None
-    stops_itself = config.speculative_method == "draft" or not on_cuda
-    return SpeculationGate(config, stops_itself=stops_itself)
+    stops_itself = speculative.method == "draft" or not on_cuda
+    return SpeculationGate(speculative, config.scheduling, stops_itself=stops_itself)

@@ -54,10 +54,10 @@ class StepInFlight:
     shape: StepShape
     has_chunks: bool
     """Whether any row computes a chunk of a prompt, or a block."""
-    is_guided: bool = False
-    """Whether any row samples under a grammar."""
+    masked: Sequence[int] = ()
+    """Masked rows among those that sample, as in the Plan."""
     num_loads: int = 0
-    """Pages that the Plan copies from host memory."""
+    """Pages that the Plan copies from host memory; a state counts as several."""
 
     def measured(self, result: StepResult) -> tuple[StepShape, float]:
         """Shape of the average forward pass of a step with drafts or running blocks, and its
@@ -109,11 +109,14 @@ class StepInFlight:
         )
 
     def masked_rows(self) -> list[tuple[str, int] | None]:
-        """Requests of the Plan's masked rows, by id and attempt; None for stale rows."""
+        """Requests of the Plan's masked rows, by id and attempt; None for stale rows, and for
+        requests that continue with free text."""
+        sampling = [planned for planned in self.rows if planned.row.num_samples]
         return [
-            None if planned.is_stale else (planned.request.request_id, planned.request.attempt)
-            for planned in self.rows
-            if planned.row.num_samples and planned.request.grammar is not None
+            None
+            if planned.is_stale or planned.request.grammar is None
+            else (planned.request.request_id, planned.request.attempt)
+            for planned in (sampling[number] for number in self.masked)
         ]
 
 
@@ -151,6 +154,9 @@ class StepBuilder:
         self._loads: PageCopies | None = None
         self._state_loads: list[StateLoad] = []
         self._state_stores: list[StateStore] = []
+        self._num_loads = 0
+        self._host_state_stores: PageCopies | None = None
+        self._host_state_loads: PageCopies | None = None
 
     @property
     def has_rows_without_samples(self) -> bool:
@@ -174,14 +180,19 @@ class StepBuilder:
     def copy_pages(self, stores: PageCopies | None, loads: PageCopies | None) -> None:
         """Sets the copies of pages to and from host memory at the start of the step."""
         self._stores, self._loads = stores, loads
+        if loads is not None:
+            self._num_loads += len(loads.pages)
 
     def copy_states(self, cache: CacheManager) -> None:
-        """Adds the loads of state snapshots and the stores of new ones; call it after all rows are
-        added."""
+        """Adds the loads of state snapshots, the stores of new ones, and their copies to and from
+        host memory; call it after all rows are added."""
         self._state_loads = cache.take_loads(self.seq)
         for row, _, lease in self._rows():
             for store in cache.take_snapshots(lease, row.start, row.start + row.length):
                 self._state_stores.append(StateStore(lease.slot, store.position, store.snapshot))
+        self._host_state_stores, self._host_state_loads = cache.take_state_copies(self.seq)
+        if self._host_state_loads is not None:
+            self._num_loads += cache.snapshot_pages * len(self._host_state_loads.pages)
 
     def add_row(self, request: Request, lease: Lease, length: int) -> None:
         """Adds a row for the next `length` positions of a request, and counts them as computed.
@@ -264,6 +275,8 @@ class StepBuilder:
             loads=self._loads,
             state_loads=self._state_loads,
             state_stores=self._state_stores,
+            host_state_stores=self._host_state_stores,
+            host_state_loads=self._host_state_loads,
         )
         speculative = [
             planned for planned in self._speculative if isinstance(planned.row, DraftRow)
@@ -284,8 +297,8 @@ class StepBuilder:
                 scored_tokens=self._num_scored,
             ),
             has_chunks=bool(self._chunks),
-            is_guided=self._any_masked,
-            num_loads=0 if self._loads is None else len(self._loads.pages),
+            masked=masked,
+            num_loads=self._num_loads,
         )
         return plan, step
 

@@ -222,6 +222,9 @@ class TokenSteps:
             self._state.outputs.put(request)
             if guided is not None and guided.is_pending:
                 self._lifecycle.hold(request)
+            elif guided is not None and guided.status.is_free:
+                request.grammar = None
+                self._lifecycle.note_unguided(request)
         return False
 
     def _drop(self, request: Request, count: int) -> None:

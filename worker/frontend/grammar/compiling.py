@@ -21,6 +21,7 @@ from worker.core.grammar.base import GrammarBackend, GrammarError, GrammarTooHea
 from worker.core.grammar.guidance_backend import GuidanceBackend
 from worker.core.grammar.xgrammar_backend import NOT_ENFORCED, XGrammarBackend
 from worker.frontend.grammar.process import Job, Setting, Verdict
+from worker.niceness import COMPILER_NICENESS, yield_cpu_to_others
 from worker.protocol.analyzed import analyzed
 from worker.protocol.frames import FrameReader, frame
 from worker.protocol.messages import Vocabulary
@@ -154,7 +155,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # kills the process, even within a library
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
-    os.nice(5)  # lower priority than engine steps
+    yield_cpu_to_others(COMPILER_NICENESS)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of libraries must not corrupt the frames
     setting = msgspec.json.decode(sys.argv[1], type=analyzed(Setting))

@@ -45,8 +45,10 @@ class FeedForward(Module, Protocol):
 class DecoderLayer(Module, Protocol):
     """One decoder layer: its topology of norms, mixer, feed-forward block and residuals."""
 
-    kv_cache_spec: KVCacheSpec | StateSpec
-    """Specification of the layer's KV cache, or of its state per request."""
+    kv_cache_spec: KVCacheSpec | None
+    """Specification of the layer's KV cache; None for none."""
+    state_spec: StateSpec | None
+    """Specification of the layer's state per request; None for none."""
 
     def forward(
         self,

@@ -75,13 +75,15 @@ class LatentAttention:
             config.num_heads, options.group.world_size, "the number of attention heads"
         )
         self._scale = mla.query_dim**-0.5 * mla.score_factor
-        self.kv_cache_spec: KVCacheSpec | StateSpec = KVCacheSpec(
+        self.kv_cache_spec: KVCacheSpec | None = KVCacheSpec(
             num_kv_heads=1,
             head_dim=mla.cached_dim,
             dtype=options.cache_dtype or options.dtype,
             value_dim=mla.kv_rank,
         )
         """Specification of the layer's cache of latents."""
+        self.state_spec: StateSpec | None = None
+        """Attention keeps no state."""
         self.cache_scales = CacheScales(
             options, keys=("k_proj.k_scale", "k_scale", "kv_scale"), values=_UNUSED_SCALES
         )

@@ -11,7 +11,7 @@ import torch
 
 from worker.models.architectures.decoder import DecoderModel
 from worker.models.architectures.llama import LlamaLayer
-from worker.models.layers.attention import AttentionTraits, GatedMLP
+from worker.models.layers.attention import FUSED_NAMES, AttentionTraits, GatedMLP
 
 
 class SandwichLayer(LlamaLayer):
@@ -40,7 +40,7 @@ class Glm4ForCausalLM(DecoderModel):
 
     def build_layer(self, index: int) -> SandwichLayer:
         """Builds a layer; all are alike."""
-        mlp = GatedMLP(self.config, self.options, is_fused=True)
+        mlp = GatedMLP(self.config, self.options, names=FUSED_NAMES)
         return SandwichLayer(self, index, mlp, traits=AttentionTraits(is_interleaved=True))
 
 
@@ -49,5 +49,5 @@ class GlmForCausalLM(DecoderModel):
 
     def build_layer(self, index: int) -> LlamaLayer:
         """Builds a layer; all are alike."""
-        mlp = GatedMLP(self.config, self.options, is_fused=True)
+        mlp = GatedMLP(self.config, self.options, names=FUSED_NAMES)
         return LlamaLayer(self, index, mlp, traits=AttentionTraits(is_interleaved=True))

@@ -6,14 +6,19 @@ Schemas: `config/vendors/ibm.py` and `config/vendors/openbmb.py`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 
 from worker.models.architectures.decoder import DecoderModel, FeedForward
-from worker.models.architectures.llama import LlamaLayer
+from worker.models.architectures.llama import LlamaLayer, PreNormLayer
+from worker.models.config.model_config import ModelConfig
 from worker.models.layers.attention import AttentionTraits, GatedMLP
+from worker.models.layers.linear_method import LayerOptions, WeightSlot
+from worker.models.layers.mamba import Mamba2
 from worker.models.layers.moe import MoeMLP, MoeNames, StackedNames
 from worker.models.layers.norms import RMSNorm
 from worker.models.layers.rope import cos_sin_table
@@ -22,6 +27,7 @@ _NAMES = MoeNames(
     router="router.layer",
     stacked=StackedNames(gate_up="input_linear.weight", down="output_linear.weight"),
 )
+_FUSED_NAMES = ("input_linear", "input_linear", "output_linear")
 _MINICPM_NAMES = MoeNames(gate="w1", up="w3", down="w2")
 
 
@@ -49,7 +55,7 @@ class GraniteLayer(LlamaLayer):
 class GraniteForCausalLM(DecoderModel):
     """Granite 3, dense: embeddings times `embedding_multiplier`, logits over `logits_scaling`."""
 
-    def build_layer(self, index: int) -> GraniteLayer:
+    def build_layer(self, index: int) -> PreNormLayer:
         """Builds a layer; all are alike."""
         return GraniteLayer(self, index, GatedMLP(self.config, self.options))
 
@@ -109,10 +115,62 @@ class GraniteSWAForCausalLM(GraniteForCausalLM):
         }
 
 
+class SharedExperts:
+    """Experts beside an MLP, whose outputs are added; one all-reduce sums both.
+
+    Args:
+        config: the model's configuration, with experts.
+        options: options of the model's layers.
+        shared_size: intermediate size of the MLP.
+    """
+
+    needs_fp32: ClassVar[bool] = True
+
+    def __init__(self, config: ModelConfig, options: LayerOptions, shared_size: int) -> None:
+        self._experts = MoeMLP(config, options, _NAMES)
+        self._shared = GatedMLP(config, options, shared_size, names=_FUSED_NAMES)
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of the experts and the MLP; `prefix` is the layer's and ends with a dot."""
+        yield from self._experts.weight_slots(f"{prefix}block_sparse_moe.")
+        yield from self._shared.weight_slots(f"{prefix}shared_mlp.")
+
+    def process_after_loading(self) -> None:
+        """Packs the experts and the MLP after loading."""
+        self._experts.process_after_loading()
+        self._shared.process_after_loading()
+
+    def forward(self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, hidden] to [T, hidden]; the router reads `fp32_input`, the same input in fp32."""
+        choice = self._experts.choose(hidden, fp32_input)
+        return self._experts.run(hidden, choice, self._shared.forward_share(hidden))
+
+
+class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
+    """Granite 4: Mamba-2 in most layers, attention in the others, perhaps without rotary embedding;
+    a shared MLP, perhaps beside experts."""
+
+    def build_layer(self, index: int) -> PreNormLayer:
+        """Builds a layer with Mamba-2, or with attention."""
+        mlp, name = self._build_mlp()
+        if index in (self.config.linear_layers or ()):
+            mixer = Mamba2(self.config, self.options, index)
+            return PreNormLayer(self, mixer, mlp, mixer_name="mamba", mlp_name=name)
+        assert self.config.rotating is not None, "config.json says which layers rotate"
+        return GraniteLayer(self, index, mlp, name, rotates=self.config.rotating[index])
+
+    def _build_mlp(self) -> tuple[FeedForward, str]:
+        """The feed-forward block, and its name in a checkpoint, within the layer."""
+        if self.config.moe is None:
+            return GatedMLP(self.config, self.options, names=_FUSED_NAMES), "shared_mlp"
+        size = int(self.extra("shared_intermediate_size"))
+        return SharedExperts(self.config, self.options, size), ""
+
+
 class MiniCPMForCausalLM(GraniteForCausalLM):
     """MiniCPM, whose scales are translated to Granite's; experts in all layers, or in none."""
 
-    def build_layer(self, index: int) -> GraniteLayer:
+    def build_layer(self, index: int) -> PreNormLayer:
         """Builds a layer; all are alike."""
         if self.config.moe is None:
             return super().build_layer(index)

@@ -20,8 +20,10 @@ from worker.models.layers.linear_method import WeightSlot
 class Mixer(Module, Protocol):
     """Sequence mixer of a layer: attention, or linear attention."""
 
-    kv_cache_spec: KVCacheSpec | StateSpec
-    """Specification of the mixer's KV cache, or of its state per request."""
+    kv_cache_spec: KVCacheSpec | None
+    """Specification of the mixer's KV cache; None for none."""
+    state_spec: StateSpec | None
+    """Specification of the mixer's state per request; None for none."""
 
     def forward(
         self,
@@ -41,8 +43,10 @@ class PreNormLayer:
         model: the model that the layer belongs to.
         mixer: attention, or linear attention.
         mlp: feed-forward block.
-        mixer_name: name of the mixer in a checkpoint, within the layer.
-        mlp_name: name of the feed-forward block in a checkpoint, within the layer.
+        mixer_name: name of the mixer in a checkpoint, within the layer; empty if its parts are the
+            layer's.
+        mlp_name: name of the feed-forward block in a checkpoint, within the layer; empty if its
+            parts are the layer's.
     """
 
     norm_names: ClassVar[tuple[str, ...]] = ("input_layernorm", "post_attention_layernorm")
@@ -57,7 +61,7 @@ class PreNormLayer:
         mixer_name: str,
         mlp_name: str = "mlp",
     ) -> None:
-        self.kv_cache_spec = mixer.kv_cache_spec
+        self.kv_cache_spec, self.state_spec = mixer.kv_cache_spec, mixer.state_spec
         self.mlp = mlp
         self.norms = [model.build_norm() for _ in self.norm_names]
         self._needs_fp32 = mlp.needs_fp32
@@ -66,8 +70,8 @@ class PreNormLayer:
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of the layer; `prefix` ends with a dot."""
-        yield from self._mixer.weight_slots(f"{prefix}{self._mixer_name}.")
-        yield from self.mlp.weight_slots(f"{prefix}{self._mlp_name}.")
+        yield from self._mixer.weight_slots(_within(prefix, self._mixer_name))
+        yield from self.mlp.weight_slots(_within(prefix, self._mlp_name))
         for name, norm in zip(self.norm_names, self.norms, strict=True):
             yield from norm.weight_slots(f"{prefix}{name}")
 
@@ -115,6 +119,11 @@ class PreNormLayer:
         """Feed-forward block: normalised [T, hidden] to [T, hidden]; `fp32_input` is the same input
         in fp32, for blocks that need it."""
         return self.mlp.forward(hidden, fp32_input)
+
+
+def _within(prefix: str, name: str) -> str:
+    """Prefix of the tensors of a layer's part."""
+    return f"{prefix}{name}." if name else prefix
 
 
 class LlamaLayer(PreNormLayer):

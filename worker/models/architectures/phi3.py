@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from worker.models.architectures.decoder import DecoderModel
 from worker.models.architectures.llama import LlamaLayer
-from worker.models.layers.attention import AttentionNames, AttentionTraits, GatedMLP
+from worker.models.layers.attention import FUSED_NAMES, AttentionNames, AttentionTraits, GatedMLP
 
 _NAMES = AttentionNames(q="qkv_proj", k="qkv_proj", v="qkv_proj", is_fused=True)
 
@@ -18,5 +18,5 @@ class Phi3ForCausalLM(DecoderModel):
 
     def build_layer(self, index: int) -> LlamaLayer:
         """Builds a layer; all are alike."""
-        mlp = GatedMLP(self.config, self.options, is_fused=True)
+        mlp = GatedMLP(self.config, self.options, names=FUSED_NAMES)
         return LlamaLayer(self, index, mlp, traits=AttentionTraits(names=_NAMES))

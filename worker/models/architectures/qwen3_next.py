@@ -17,7 +17,7 @@ from worker.models.architectures.llama import LlamaLayer, PreNormLayer
 from worker.models.architectures.qwen3_moe import Qwen2MoeForCausalLM
 from worker.models.layers.attention import AttentionTraits, GatedMLP
 from worker.models.layers.context import ForwardContext
-from worker.models.layers.kv_cache import KVCacheSpec, StateSpec
+from worker.models.layers.kv_cache import KVCacheSpec, StatePlane, StateSpec
 from worker.models.layers.linear import ColumnParallelLinear, ColumnPart, RowParallelLinear
 from worker.models.layers.linear_method import WeightSlot
 from worker.models.layers.norms import RMSNorm
@@ -62,12 +62,16 @@ class GatedDeltaNet:
         keys, values = self._key_heads * self._key_dim, self._value_heads * self._value_dim
         self._widths = [keys, keys, values, values, self._value_heads, self._value_heads]
         """Widths of q, k, v, z, b and a on this rank, in the order of the projection's output."""
-        self.kv_cache_spec: KVCacheSpec | StateSpec = StateSpec(
-            conv_shape=(self._num_taps - 1, 2 * keys + values),
-            recurrent_shape=(self._value_heads, self._key_dim, self._value_dim),
-            dtype=options.dtype,
+        self.kv_cache_spec: KVCacheSpec | None = None
+        """Linear attention keeps no keys and values."""
+        self.state_spec: StateSpec | None = StateSpec(
+            planes=(
+                StatePlane((self._num_taps - 1, 2 * keys + values), options.dtype),
+                StatePlane((self._value_heads, self._key_dim, self._value_dim), torch.float32),
+            )
         )
-        """Specification of the layer's state per request."""
+        """Specification of the layer's state per request: last inputs of the convolution, and the
+        recurrent state."""
         self._projection = ColumnParallelLinear(
             config.hidden_size, self._parts(), bias=False, options=options
         )

@@ -22,6 +22,7 @@ from worker.models.config.vendors import (
     iquest,
     kyutai,
     lg,
+    liquid,
     meituan,
     meta,
     microsoft,
@@ -43,8 +44,9 @@ from worker.models.config.vendors import (
 
 _VENDORS = (
     *(meta, qwen, deepseek, google, mistral, zai, openai, microsoft, minimax, cohere, ibm, ai2),
-    *(baidu, tencent, bytedance, huggingface, inclusionai, internlm, lg, meituan, nvidia, openbmb),
-    *(upstage, xiaomi, arcee, baichuan, bigcode, iquest, kyutai, orion, stability, swiss_ai, tii),
+    *(baidu, tencent, bytedance, huggingface, inclusionai, internlm, lg, liquid, meituan, nvidia),
+    *(openbmb, upstage, xiaomi, arcee, baichuan, bigcode, iquest, kyutai, orion, stability),
+    *(swiss_ai, tii),
 )
 FAMILIES: dict[str, type[FamilyConfig]] = {
     family.architecture: family for vendor in _VENDORS for family in vendor.FAMILIES

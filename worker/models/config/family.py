@@ -8,12 +8,14 @@ methods compute what the keys stand for in `ModelConfig`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import msgspec
 from msgspec import Meta
 
+from worker.models.config.mamba_config import MambaConfig
 from worker.models.config.mla_config import MlaConfig
 from worker.models.config.moe_config import MoeConfig
 from worker.models.config.rope_config import RopeConfig
@@ -82,6 +84,8 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     layer_kinds: ClassVar[tuple[str, ...]] = (FULL,)
     """Types of layers that `layer_types` may list; the last one is the type of layers if it is
     missing, unless `layer_kind` says otherwise."""
+    kind_aliases: ClassVar[Mapping[str, str]] = {}
+    """Other names of types of layers in `layer_types`."""
     has_chunks: ClassVar[bool] = False
     """Whether attention is chunked: windows begin at multiples of their length, and a token attends
     to its chunk up to itself."""
@@ -201,10 +205,11 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         count, kinds = self.num_hidden_layers, self.layer_types
         if kinds is None:
             return tuple(map(self.layer_kind, range(count)))
+        kinds = [self.kind_aliases.get(kind, kind) for kind in kinds]
         if len(kinds) != count or any(kind not in self.layer_kinds for kind in kinds):
             raise ValueError(
-                f"layer_types = {short(kinds)} in config.json is not supported: it must be "
-                f"{' or '.join(self.layer_kinds)} for each of {count} layers"
+                f"layer_types = {short(self.layer_types)} in config.json is not supported: it must "
+                f"be {' or '.join(self.layer_kinds)} for each of {count} layers"
             )
         return tuple(kinds)
 
@@ -221,12 +226,17 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         )
 
     def linear_layers(self) -> frozenset[int] | None:
-        """Layers with linear attention, which have a state per request instead of keys and values;
-        None if the family has none."""
+        """Layers with linear attention or a convolution, which keep a state per request; None if
+        the family has none."""
         if LINEAR not in self.layer_kinds:
             return None
         kinds = enumerate(self.kinds_of_layers())
         return frozenset(index for index, kind in kinds if kind == LINEAR)
+
+    def divided(self) -> dict[str, int]:
+        """Sizes that ranks have to share evenly, besides attention heads, MLPs and experts, by a
+        description."""
+        return {}
 
     def rotating(self) -> tuple[bool, ...] | None:
         """Layers with rotary embedding; None if all have, or if the class decides by the
@@ -247,6 +257,10 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def mla(self, rope: RopeConfig) -> MlaConfig | None:
         """Multi-head latent attention; None for other attention."""
+        return None
+
+    def mamba(self) -> MambaConfig | None:
+        """The Mamba-2 layers; None without any."""
         return None
 
     def block_diffusion(self) -> tuple[int, int | None]:

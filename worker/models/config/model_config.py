@@ -14,6 +14,7 @@ import msgspec
 from worker.models.config.checkpoint import check_files, read_json, resolve_checkpoint
 from worker.models.config.families import read_family
 from worker.models.config.family import FamilyConfig, HeadSizes
+from worker.models.config.mamba_config import MambaConfig
 from worker.models.config.mla_config import MlaConfig
 from worker.models.config.moe_config import MoeConfig, checked
 from worker.models.config.multimodal import TensorNames
@@ -64,8 +65,10 @@ class ModelConfig:
     """Whether queries and keys have rotary embedding, per layer; None if they do in all, or if the
     family's class decides by the windows."""
     linear_layers: frozenset[int] | None = None
-    """Linear-attention layers, which keep a state per request instead of keys and values; None
-    without any."""
+    """Layers that keep a state per request (linear attention, convolutions); None without any."""
+    divided: Mapping[str, int] | None = None
+    """Sizes that ranks have to share evenly, besides attention heads, MLPs and experts, by a
+    description; None without any."""
     attention_cap: float = 0.0
     """Soft cap of attention scores (by tanh); 0 for none."""
     has_sinks: bool = False
@@ -86,6 +89,8 @@ class ModelConfig:
     """Mixture of experts; None for a dense model."""
     mla: MlaConfig | None = None
     """Multi-head latent attention; None for other attention."""
+    mamba: MambaConfig | None = None
+    """Mamba-2 layers; None without any."""
     quantization: QuantizationConfig | None = None
     """Quantization format of linear weights; None if they are not quantized."""
     extra: Mapping[str, Any] | None = None
@@ -101,7 +106,7 @@ class ModelConfig:
         check_files(folder)
         rope, window_rope = _ropes(family)
         quantization = read_quantization(_keys(family), folder, mxfp4=family.mxfp4_experts)
-        mla, moe = family.mla(rope), _experts(family)
+        mla, moe, mamba = family.mla(rope), _experts(family), family.mamba()
         windows, biases = family.windows(), family.biases()
         block_size, mask_token_id = family.block_diffusion()
         limit, reason = _length_limit(family, rope, windows if block_size > 1 else ())
@@ -117,6 +122,7 @@ class ModelConfig:
             head_dim=family.head_size() if mla is None else mla.query_dim,
             rotary_dim=family.rotary_size(),
             mla=mla,
+            mamba=mamba,
             moe=moe,
             rms_norm_eps=family.rms_norm_eps,
             rope=rope,
@@ -130,6 +136,7 @@ class ModelConfig:
             rotating=family.rotating(),
             full_heads=family.full_heads(),
             linear_layers=family.linear_layers(),
+            divided=_divided(family, mamba) or None,
             attention_cap=family.attention_cap(),
             has_sinks=family.has_sinks,
             tie_word_embeddings=family.tie_word_embeddings,
@@ -245,6 +252,12 @@ def _experts(family: FamilyConfig) -> MoeConfig | None:
             "other keys have it"
         )
     return None if moe is None else checked(moe, family.top_k_key)
+
+
+def _divided(family: FamilyConfig, mamba: MambaConfig | None) -> dict[str, int]:
+    """Sizes that ranks have to share evenly, by a description."""
+    heads = {} if mamba is None else {"the number of Mamba heads": mamba.num_heads}
+    return {**family.divided(), **heads}
 
 
 def _keys(family: FamilyConfig) -> dict[str, Any]:

@@ -165,7 +165,7 @@ class Attention:
         head_dim = config.head_dim
         num_heads, num_kv_heads = local_heads(config, options.group.world_size)
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
-        self.kv_cache_spec: KVCacheSpec | StateSpec = KVCacheSpec(
+        self.kv_cache_spec: KVCacheSpec | None = KVCacheSpec(
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             dtype=options.cache_dtype or options.dtype,
@@ -173,6 +173,8 @@ class Attention:
             is_chunked=bool(window and config.has_chunks),
         )
         """Specification of the layer's KV cache."""
+        self.state_spec: StateSpec | None = None
+        """Attention keeps no state."""
         assert traits.has_gate or not traits.names.gate, "a name of what there is"
         self._query_parts = 2 if traits.has_gate and not traits.names.gate else 1
         assert traits.has_value_norm or not traits.values_are_keys, "keys rotate in place"
@@ -414,6 +416,10 @@ class MLP:
         return self._down.forward(self._activate(self._up.forward(hidden)))
 
 
+FUSED_NAMES = ("gate_up_proj", "gate_up_proj", "down_proj")
+"""Names of `GatedMLP` if gate and up are one tensor of the checkpoint."""
+
+
 class GatedMLP:
     """Gated MLP: down(silu(gate(x)) * up(x)), or with another activation of the gate.
 
@@ -421,9 +427,9 @@ class GatedMLP:
         config: the model's configuration.
         options: options of the model's layers.
         size: intermediate size; 0 for the configuration's.
-        is_fused: whether gate and up are one tensor of the checkpoint, "gate_up_proj".
         activate: gated activation, [T, 2 * size] of gate and up to [T, size].
-        names: names of gate, up and down in a checkpoint.
+        names: names of gate, up and down in a checkpoint; gate and up have the same name if they
+            are one tensor.
     """
 
     needs_fp32: ClassVar[bool] = False
@@ -434,7 +440,6 @@ class GatedMLP:
         options: LayerOptions,
         size: int = 0,
         *,
-        is_fused: bool = False,
         activate: Callable[[torch.Tensor], torch.Tensor] = silu_and_mul,
         names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     ) -> None:
@@ -446,7 +451,7 @@ class GatedMLP:
         """Intermediate size on this rank."""
         self.gate_up = ColumnParallelLinear(
             config.hidden_size,
-            _gate_up_parts(size, options, is_fused, gate_and_up),
+            _gate_up_parts(size, options, gate_and_up),
             bias=bias,
             options=options,
         )
@@ -476,20 +481,13 @@ class GatedMLP:
         return self.down.forward_share(self._activate(self.gate_up.forward(hidden)))
 
 
-def _gate_up_parts(
-    size: int, options: LayerOptions, is_fused: bool, names: Sequence[str]
-) -> list[ColumnPart]:
+def _gate_up_parts(size: int, options: LayerOptions, names: Sequence[str]) -> list[ColumnPart]:
     """This rank's output features of gate and up."""
     parts = [divided_part(name, size, options) for name in names]
-    if not is_fused:
+    if len(set(names)) > 1:
         return parts
     return [
-        ColumnPart(
-            name="gate_up_proj",
-            full_size=2 * size,
-            local_size=part.local_size,
-            start=index * size + part.start,
-        )
+        replace(part, full_size=2 * size, start=index * size + part.start)
         for index, part in enumerate(parts)
     ]
 

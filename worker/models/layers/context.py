@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from kernels.attention import AttentionStep
-from kernels.gated_delta_rule import StateCache, StateRows
+from kernels.states import StateCache, StateRows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -49,21 +50,26 @@ class KVCacheSpec:
         return page_size, self.num_kv_heads, self.head_dim
 
 
+class StatePlane(NamedTuple):
+    """One tensor of a layer's state."""
+
+    shape: tuple[int, ...]
+    """Shape per request."""
+    dtype: torch.dtype
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StateSpec:
-    """State of one linear-attention layer on one rank, per request, independent of its length."""
+    """State of one layer on one rank, per request, independent of its length: last inputs of a
+    convolution, a recurrent state, or both."""
 
-    conv_shape: tuple[int, int]
-    """Shape of the last inputs of the convolution: [positions, channels]."""
-    recurrent_shape: tuple[int, int, int]
-    """Shape of the recurrent state, fp32: [heads, key dim, value dim]."""
-    dtype: torch.dtype
-    """Data type of the convolution's inputs."""
+    planes: tuple[StatePlane, ...]
+    """Tensors that the state consists of."""
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the state of one request."""
-        return prod(self.conv_shape) * self.dtype.itemsize + prod(self.recurrent_shape) * 4
+        return sum(prod(plane.shape) * plane.dtype.itemsize for plane in self.planes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,11 +112,11 @@ class KVCacheLayout:
     spec: KVCacheSpec
     """Specification of the layer that caches the most bytes per token."""
     states: Mapping[int, StateSpec] = field(default_factory=dict)
-    """States of linear-attention layers, which are in no group, by layer."""
+    """States by layer that keeps one; such a layer may be in a group, too."""
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of one request's state in all linear-attention layers."""
+        """Bytes of one request's state in all layers."""
         return sum(spec.num_bytes for spec in self.states.values())
 
     def snapshot_pages(self, page_size: int) -> int:
@@ -137,23 +143,45 @@ class KVCacheLayout:
         return self.group_size * self.spec.page_bytes(page_size)
 
 
-def group_layers(specs: Sequence[KVCacheSpec | StateSpec]) -> KVCacheLayout:
-    """Groups the layers of a model by their specs; linear-attention layers are in no group.
+class CachingLayer(Protocol):
+    """A layer of a model, as far as its caches are concerned."""
+
+    kv_cache_spec: KVCacheSpec | None
+    """Specification of the layer's KV cache; None for none."""
+    state_spec: StateSpec | None
+    """Specification of the layer's state per request; None for none."""
+
+
+def layout_of(layers: Sequence[CachingLayer]) -> KVCacheLayout:
+    """Layout of the caches of a model's layers; raises ValueError as `group_layers`."""
+    return group_layers(
+        [layer.kv_cache_spec for layer in layers], [layer.state_spec for layer in layers]
+    )
+
+
+def group_layers(
+    specs: Sequence[KVCacheSpec | None], state_specs: Sequence[StateSpec | None] = ()
+) -> KVCacheLayout:
+    """Groups the layers of a model by their specs.
 
     If there are more layers of one spec than of another, they form several groups. The last group
     may have fewer layers, and its pages are then partly unused.
 
+    Args:
+        specs: specification of each layer's KV cache; None for a layer without, which is in no
+            group.
+        state_specs: specification of each layer's state per request; None for a layer without.
+
     Raises:
         ValueError: page sizes of two specs are not multiples of each other, or types or planes
-            differ; or a model with linear-attention layers has sliding windows, or no
-            full-attention layer.
+            differ; or a model with states has sliding windows, or no full-attention layer.
     """
-    states = {layer: spec for layer, spec in enumerate(specs) if isinstance(spec, StateSpec)}
-    paged = [(layer, spec) for layer, spec in enumerate(specs) if isinstance(spec, KVCacheSpec)]
-    if states and (not paged or any(spec.window for _, spec in paged)):
+    states = {layer: spec for layer, spec in enumerate(state_specs) if spec is not None}
+    paged = [(layer, spec) for layer, spec in enumerate(specs) if spec is not None]
+    if not paged or (states and any(spec.window for _, spec in paged)):
         raise ValueError(
-            "unsupported layers: linear attention requires full-attention layers and no "
-            "sliding windows"
+            "unsupported layers: layers with a state per request require full-attention layers "
+            "and no sliding windows"
         )
     most_layer, most = max(paged, key=lambda entry: entry[1].page_bytes(1))
     kinds: dict[KVCacheSpec, list[int]] = {}

@@ -82,6 +82,18 @@ class LinearWeight(ABC):
     def dense(self) -> torch.Tensor:
         """The loaded weight [out, in], dequantized, in the model's data type."""
 
+    def destination(self) -> torch.Tensor:
+        """Tensor [out, in] that the loader fills with values, for checkpoints that store the parts
+        in another way than `slots`.
+
+        Raises:
+            ValueError: the weight is quantized in the checkpoint.
+        """
+        raise ValueError(
+            "quantized experts that are stacked in one tensor are not supported: use the "
+            "checkpoint's unquantized version"
+        )
+
     @abstractmethod
     def reorder(self, rows: torch.Tensor) -> None:
         """Reorders the loaded rows to those with the indices `rows` [out], on the host."""
@@ -142,6 +154,9 @@ class _UnquantizedWeight(LinearWeight):
     def dense(self) -> torch.Tensor:
         return self._values
 
+    def destination(self) -> torch.Tensor:
+        return self._values
+
     def reorder(self, rows: torch.Tensor) -> None:
         self._values = self._values[rows.to(self._values.device)]
 
@@ -166,6 +181,8 @@ class LayerOptions:
     """Whether each rank holds whole experts (expert parallelism) instead of columns of all."""
     linear_method: LinearMethod = field(default_factory=UnquantizedMethod)
     """Format of linear weights."""
+    quantizes_fp8: bool = False
+    """Whether weights that are not quantized in the checkpoint are quantized to FP8 on loading."""
     cache_dtype: torch.dtype | None = None
     """Data type of the KV cache if it differs from `dtype` (FP8); else None."""
 

@@ -73,8 +73,8 @@ def as_stored(names: MoeNames, config: ModelConfig) -> MoeNames:
 
 
 class RoutedExperts:
-    """Routed experts: gated MLPs, of which each token uses some. Each rank holds columns of every
-    expert, or whole experts (`ExpertShare`).
+    """Routed experts: MLPs, gated or not, of which each token uses some. Each rank holds columns of
+    every expert, or whole experts (`ExpertShare`).
 
     Args:
         config: the model's configuration.
@@ -83,7 +83,7 @@ class RoutedExperts:
         names: names of the parts in a checkpoint.
         num_shared: number of additional experts, used by every token, into which the shared expert
             is split; 0 if there is none or it is computed separately.
-        activation: gated activation.
+        activation: activation, gated or not.
     """
 
     def __init__(
@@ -106,16 +106,18 @@ class RoutedExperts:
         method = options.linear_method
         full = moe.intermediate_size, hidden_size
         here = range(share.first, share.first + share.count)
-        up_parts, down_parts = _expert_parts(full, share, names, here, (share.size, hidden_size))
+        ups = (names.gate, names.up) if activation.is_gated else (names.up,)
+        own = (share.size, hidden_size)
+        up_parts, down_parts = _expert_parts(full, share, (*ups, names.down), here, own)
         self._gate_up: LinearWeight | None = method.allocate(
-            (2 * count * share.size, hidden_size), up_parts, options
+            (len(ups) * count * share.size, hidden_size), up_parts, options
         )
         self._down: LinearWeight | None = method.allocate(
             (count * hidden_size, share.size), down_parts, options
         )
         # Slots of other ranks' experts have no rows, but let the headers of all tensors be checked.
         elsewhere = [expert for expert in range(moe.num_experts) if expert not in here]
-        others = _expert_parts(full, share, names, elsewhere, (0, 0))
+        others = _expert_parts(full, share, (*ups, names.down), elsewhere, (0, 0))
         self._elsewhere = [
             method.allocate((0, size), parts, options)
             for size, parts in zip((hidden_size, share.size), others, strict=True)
@@ -142,8 +144,8 @@ class RoutedExperts:
         assert self._gate_up is not None, "slots exist until the weights are packed"
         assert self._down is not None, "slots exist until the weights are packed"
         names, share, hidden = self._names, self._share, self._hidden_size
-        ups = self._gate_up.dense().view(-1, 2, share.size, hidden)[share.count :]
-        downs = self._down.dense().view(-1, hidden, share.size)[share.count :]
+        ups = self._gate_up.destination().view(-1, 2, share.size, hidden)[share.count :]
+        downs = self._down.destination().view(-1, hidden, share.size)[share.count :]
         full = self._num_shared * self._moe.intermediate_size
         for index, (both, down) in enumerate(zip(ups, downs, strict=True)):
             start = index * self._moe.intermediate_size + share.start
@@ -166,9 +168,10 @@ class RoutedExperts:
         """Slots of a checkpoint with all experts in two tensors."""
         assert self._gate_up is not None, "slots exist until the weights are packed"
         assert self._down is not None, "slots exist until the weights are packed"
+        assert self._activation.is_gated, "stacked experts have gates"
         full_size, hidden, share = self._moe.intermediate_size, self._hidden_size, self._share
-        both = self._gate_up.dense().view(-1, 2 * share.size, hidden)[: share.count]
-        down = self._down.dense().view(-1, hidden, share.size)[: share.count]
+        both = self._gate_up.destination().view(-1, 2 * share.size, hidden)[: share.count]
+        down = self._down.destination().view(-1, hidden, share.size)[: share.count]
 
         def slot(name: str, part: torch.Tensor, dim: int, length: int, start: int) -> WeightSlot:
             full = [self._moe.num_experts, hidden, hidden]
@@ -343,7 +346,7 @@ def num_joined(config: ModelConfig, moe: MoeConfig, options: LayerOptions) -> in
 def _expert_parts(
     full: tuple[int, int],
     share: ExpertShare,
-    names: MoeNames,
+    names: Sequence[str],
     experts: Sequence[int],
     local: tuple[int, int],
 ) -> tuple[list[WeightPart], list[WeightPart]]:
@@ -352,13 +355,14 @@ def _expert_parts(
     Args:
         full: shape of an expert's gate projection in the checkpoint, [size, hidden].
         share: the rank's expert share.
-        names: names of the parts in a checkpoint.
+        names: names in a checkpoint of gate and up, or only of up, and of down.
         experts: the experts whose parts are listed.
         local: numbers of rows of each gate and of each down projection on this rank.
     """
     up_parts, down_parts = [], []
+    *ups, down = names
     for place, expert in enumerate(experts):
-        for index, name in enumerate((names.gate, names.up), start=2 * place):
+        for index, name in enumerate(ups, start=len(ups) * place):
             up_parts.append(
                 WeightPart(
                     name=f"{expert}.{name}",
@@ -370,7 +374,7 @@ def _expert_parts(
             )
         down_parts.append(
             WeightPart(
-                name=f"{expert}.{names.down}",
+                name=f"{expert}.{down}",
                 full_shape=full[::-1],
                 rows=slice(place * local[1], (place + 1) * local[1]),
                 dim=0 if share.is_whole else 1,

@@ -46,17 +46,21 @@ from worker.models.layers.linear_method import (
     WeightSlot,
     check_words,
 )
+from worker.models.layers.online_fp8 import OnlineFp8Method
 
 
 def create_linear_method(
-    config: QuantizationConfig | None, tensors: TensorNames | None
+    config: QuantizationConfig | None, tensors: TensorNames | None, *, quantizes_fp8: bool = False
 ) -> LinearMethod:
     """The linear method for a checkpoint.
 
     Args:
         config: quantization of the checkpoint; None for none.
         tensors: alternative names of tensors in the checkpoint; None for the family's.
+        quantizes_fp8: whether an unquantized checkpoint is quantized to FP8 on loading.
     """
+    if config is None and quantizes_fp8:
+        return OnlineFp8Method()
     if config is None or isinstance(config.weights, GptOssMxfp4Config):
         return UnquantizedMethod()
     return QuantizedMethod(config, tensors or TensorNames())
@@ -144,11 +148,7 @@ class _NamedWeight(LinearWeight):
         return self._loaded().pack_experts(num_experts)
 
     def _loaded(self) -> LinearWeight:
-        if self._weight is None:
-            raise ValueError(
-                "quantized experts that are stacked in one tensor are not supported: use the "
-                "checkpoint's unquantized version"
-            )
+        assert self._weight is not None, "slots are created before the weight is loaded"
         return self._weight
 
 
@@ -228,7 +228,7 @@ class _QuantizedWeight(LinearWeight):
         scaling, rows = self._loaded(), rows.to(self._codes.device)
         self._codes = self._codes[rows]
         zeros = None if scaling.zeros is None else scaling.zeros[rows]
-        self._scaling = scaling._replace(scales=scaling.scales[rows], zeros=zeros)
+        self._scaling = scaling._replace(scales=scaling.scales[rows], zeros=zeros, rows=1)
 
     def pack(self) -> PackedLinear:
         scaling = self._loaded()
@@ -260,6 +260,7 @@ class _QuantizedWeight(LinearWeight):
                 first.offset,
                 first.code,
                 None if zeros[0] is None else torch.cat(zeros),
+                rows=first.block[0] if all(part.has_whole_blocks for part in self._parts) else 1,
             )
             self._parts = []  # frees words in the checkpoint's layout
         return self._scaling
@@ -304,6 +305,11 @@ class _PartCodes(ABC):
             -(-(self.offset + columns) // self.block[1]),
         )
         """[blocks of rows, blocks of columns]: scales of this rank's blocks."""
+
+    @property
+    def has_whole_blocks(self) -> bool:
+        """Whether the rows are whole blocks."""
+        return not (self._row_offset or self._shape[0] % self.block[0])
 
     @abstractmethod
     def slots(self, name: str) -> Iterator[WeightSlot]:

@@ -96,9 +96,8 @@ def _share(config: ModelConfig, world_size: int, expert_parallel: bool) -> None:
     else:
         for heads in (config, config.for_full_layers()):
             local_heads(heads, world_size)
-    if config.linear_layers:
-        extra = config.extra or {}
-        divide(extra["linear_num_key_heads"], world_size, "the number of linear key heads")
+    for what, size in (config.divided or {}).items():
+        divide(size, world_size, what)
     moe = config.moe
     if moe is None or moe.dense_layers:
         divide(config.intermediate_size, world_size, "the intermediate size")

@@ -64,7 +64,9 @@ def build_model(config: ModelConfig, options: LayerOptions, max_model_len: int) 
     check_sharing(config, options.group.world_size, expert_parallel=options.expert_parallel)
     module, name = FAMILIES[config.architecture].implementation.split(":")
     implementation = getattr(importlib.import_module(f"worker.models.architectures.{module}"), name)
-    method = create_linear_method(config.quantization, config.tensors)
+    method = create_linear_method(
+        config.quantization, config.tensors, quantizes_fp8=options.quantizes_fp8
+    )
     options = replace(options, linear_method=method)
     model = implementation(config, options, max_model_len)
     assert isinstance(model, DecoderModel)

@@ -70,7 +70,7 @@ def weight_memory(
     group = model.options.group
     content = (
         f"{block_hash_salt(model.config.folder)} rank {group.rank} of {group.world_size} "
-        f"{model.options.dtype} {_packing_digest()}"
+        f"{model.options.dtype} {'fp8 ' * model.options.quantizes_fp8}{_packing_digest()}"
     )
     return cached_memory(content, packed_bytes(_model_tensors(model), options.page_size))
 

@@ -90,8 +90,8 @@ class BlockDecoder:
         self._tables = tables
         self._forward = forward
         self._score = score
-        self._first_done_first_out = config.dllm_fdfo
-        features = config.dllm_features
+        self._first_done_first_out = config.dllm.fdfo
+        features = config.dllm.features
         self._early_exit = "early_exit" in features
         self._masked_logits = "masked_logits" in features
         self._report_at_once = "report_at_once" in features
@@ -102,8 +102,8 @@ class BlockDecoder:
             num_slots=tables.token_pool.shape[0],
             block_size=model.block_size,
             mask_token_id=model.mask_token_id,
-            algorithm=config.dllm_algorithm,
-            threshold=config.dllm_threshold,
+            algorithm=config.dllm.algorithm,
+            threshold=config.dllm.threshold,
         )
 
     def prepare(self, plan: Plan) -> BlockStep:

@@ -23,7 +23,7 @@ from kernels import TokenCells, sample_tokens
 from kernels.attention import AttentionBackend, AttentionSettings, create_attention_backend
 from worker.config import EngineConfig
 from worker.models.architectures.decoder import DecoderModel
-from worker.models.layers.kv_cache import KVCacheLayout, group_layers
+from worker.models.layers.kv_cache import KVCacheLayout, layout_of
 from worker.plan.plan import DraftRow
 from worker.rank.batch import Batch, gather_inputs
 from worker.rank.kv_cache import allocate_kv_caches
@@ -59,18 +59,16 @@ class DeviceDraftModel:
             AttentionSettings(
                 device=device,
                 dtype=DRAFT_DTYPE,
-                page_size=config.page_size,
+                page_size=config.cache.page_size,
                 batch_invariant=config.batch_invariant,
                 cap=model_config.attention_cap,
                 has_sinks=model_config.has_sinks,
                 has_latents=model_config.mla is not None,
-                most_decodes=config.max_num_seqs,
+                most_decodes=config.scheduling.max_num_seqs,
                 num_heads=model_config.num_heads,
             ),
         )
-        self.layout: KVCacheLayout = group_layers(
-            [layer.kv_cache_spec for layer in self.model.layers]
-        )
+        self.layout: KVCacheLayout = layout_of(self.model.layers)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -115,10 +115,10 @@ class DraftModelProposer(Proposer):
 
 def draft_page_bytes(config: EngineConfig) -> int:
     """Bytes of one page in the draft model's KV cache on CPU; 0 without a draft model."""
-    if config.speculative_method != "draft":
+    if not config.draft_checkpoint:
         return 0
     model = load_model_config(config.draft_checkpoint)
-    values = model.num_kv_heads * model.head_dim * config.page_size
+    values = model.num_kv_heads * model.head_dim * config.cache.page_size
     return 2 * model.num_layers * values * DRAFT_DTYPE.itemsize
 
 
@@ -143,10 +143,10 @@ def load_draft_model(
     native = None
     if device.type == "cpu":
         native = NativeOptions(
-            page_size=config.page_size,
+            page_size=config.cache.page_size,
             num_threads=torch.get_num_threads(),
             required=True,
-            weight_cache=config.enable_weight_caching,
+            weight_cache=config.execution.enable_weight_caching,
         )
     load_weights(model, model_config, show_progress=False, native=native)
     return model

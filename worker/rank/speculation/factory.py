@@ -28,15 +28,16 @@ def create_drafter(
         num_pages: number of pages of the KV cache.
         on_device: proposer with a draft model on CUDA; None without one.
     """
-    if config.speculative_method == "none":
+    speculative = config.speculative
+    if speculative is None:
         return None
-    if config.speculative_method == "ngram":
+    if speculative.method == "ngram":
         ngram = NgramProposer(tables)
         return Drafter(tables, ngram, ngram if drafts_on_device(tables, backend) else None)
     if on_device is not None:
         return Drafter(tables, on_device, on_device if drafts_on_device(tables, backend) else None)
     model = load_draft_model(config, tables.device, tables.max_model_len)
-    most = config.num_speculative_tokens
+    most = speculative.num_speculative_tokens
     return Drafter(tables, DraftModelProposer(model, tables, num_pages, most))
 
 

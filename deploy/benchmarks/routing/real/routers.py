@@ -52,7 +52,7 @@ def missing(options: RealOptions, peer: str) -> str:
 @contextmanager
 def _rayfleet(options: RealOptions) -> Iterator[str]:
     shape = options.shape
-    engine = EngineConfig(model=options.model, device="cpu", max_num_seqs=shape.max_num_seqs)
+    engine = EngineConfig.of(model=options.model, device="cpu", max_num_seqs=shape.max_num_seqs)
     fleet_config = FleetConfig(num_workers=options.num_workers, served_model_name="paced")
     config = ServeConfig(
         endpoint=EndpointConfig(host=_HOST, port=free_ports(1)[0], log_level="warning"),

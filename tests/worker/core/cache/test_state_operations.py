@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import random
 from array import array
 from collections import deque
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.support.effort import cases
 from worker.core.cache.fence import CompletedSteps
+from worker.core.cache.host_snapshots import Place
 from worker.core.cache.lease import Lease
 from worker.core.cache.manager import CacheManager
 from worker.core.cache.snapshots import PendingSnapshot, SnapshotPool
-from worker.plan.plan import StateLoad
+from worker.plan.plan import PageCopies, StateLoad
 from worker.protocol.page_groups import MIN_SNAPSHOTS, PageGroups
 
 SIZE = 2
@@ -43,6 +46,8 @@ class Step:
     end: int
     loads: list[StateLoad]
     stores: list[PendingSnapshot]
+    to_host: PageCopies
+    from_host: PageCopies
 
 
 class StateMachine(RuleBasedStateMachine):
@@ -50,6 +55,7 @@ class StateMachine(RuleBasedStateMachine):
 
     snapshot_pages = 3
     num_pages = 31
+    num_host_pages = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,10 +67,15 @@ class StateMachine(RuleBasedStateMachine):
             block_hash_salt="m",
             enable_prefix_caching=True,
             groups=groups,
+            num_host_pages=self.num_host_pages,
         )
         self.num_snapshots = groups.num_snapshots(self.num_pages - 1)
         self.running: list[Running] = []
+        self.ended: list[list[int]] = []
+        """Tokens of the last requests that `churn` ended."""
         self.snapshots: dict[int, Content] = {}
+        self.host_snapshots: dict[int, Content] = {}
+        self.num_loads = 0
         self.slots: dict[int, Content] = {}
         self.steps: deque[Step] = deque()
         self.seq = self.completed = 0
@@ -74,19 +85,30 @@ class StateMachine(RuleBasedStateMachine):
         row = array("i", tokens)
         match = self.cache.match(row, salt)
         assert match.num_pages * SIZE < len(tokens), "nothing left to compute"
-        assert match.num_pages == self._longest(row, salt)
+        assert match.num_pages == self._longest(row, salt, with_host=True)
+        alone = self.cache.match(row, salt, with_host=False)
+        assert alone.num_pages == self._longest(row, salt, with_host=False)
+        assert match.num_alone == (alone.num_pages if match.num_host else 0)
         if not self.cache.num_free_slots:
             return
         if self.cache.num_needed(len(row), match) > self.cache.num_available - match.num_unlocked:
             return
         lease = self.cache.open(match, salt)
         self.running.append(Running(lease, row, salt, match.num_pages * SIZE))
+        if match.num_host:
+            # Its pages are loaded by the next Plan, which must have its row.
+            before = self.seq
+            self._compute(self.running[-1], 1)
+            assert self.seq > before
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), count=st.integers(1, 7), more=TOKENS)
     def compute(self, data: st.DataObject, count: int, more: list[int]) -> None:
         one = data.draw(st.sampled_from(self.running))
         one.row.extend(more[: max(0, 40 - len(one.row))])
+        self._compute(one, count)
+
+    def _compute(self, one: Running, count: int) -> None:
         start, end = one.computed, min(one.computed + count, len(one.row))
         missing = -(-end // SIZE) - len(one.lease.pages)
         if missing > self.cache.num_allocatable or start == end:
@@ -105,12 +127,18 @@ class StateMachine(RuleBasedStateMachine):
         for step in self.steps:
             busy |= {one.snapshot for one in (*step.loads, *step.stores)}
         assert busy.isdisjoint(stored), "stored under a step in flight"
-        self.steps.append(Step(one, start, end, loads, stores))
+        self.cache.take_copies(self.seq)
+        copies = self.cache.take_state_copies(self.seq)
+        to_host, from_host = (one or PageCopies([], []) for one in copies)
+        self.num_loads += len(from_host.slots)
+        self.steps.append(Step(one, start, end, loads, stores, to_host, from_host))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        one = data.draw(st.sampled_from(self.running))
+        self._release(data.draw(st.sampled_from(self.running)))
+
+    def _release(self, one: Running) -> None:
         self.running.remove(one)
         self.cache.release(one.lease)
 
@@ -119,6 +147,10 @@ class StateMachine(RuleBasedStateMachine):
     def complete(self) -> None:
         self.completed += 1
         step = self.steps.popleft()
+        for snapshot, number in zip(step.to_host.pages, step.to_host.slots, strict=True):
+            self.host_snapshots[number] = self.snapshots[snapshot]
+        for slot, number in zip(step.from_host.pages, step.from_host.slots, strict=True):
+            self.slots[slot] = self.host_snapshots[number]
         for load in step.loads:
             self.slots[load.slot] = self.snapshots[load.snapshot]
         one = step.running
@@ -143,7 +175,14 @@ class StateMachine(RuleBasedStateMachine):
     def what_is_free_is_forgotten(self) -> None:
         pool = self.cache._snapshots
         assert pool is not None
-        for snapshot in pool._pool.free:
+        waiting: set[int] = set()
+        if pool.host is not None:
+            # What is evicted without need is free, but waits to be stored.
+            for stores in (pool.host._stores, *(step.to_host for step in self.steps)):
+                waiting.update(stores.pages)
+            for number in pool.host._pool.free:
+                self.host_snapshots.pop(number, None)
+        for snapshot in {*pool._pool.free} - waiting:
             self.snapshots.pop(snapshot, None)
         for slot in self.cache._slots.free:
             self.slots.pop(slot, None)
@@ -158,10 +197,15 @@ class StateMachine(RuleBasedStateMachine):
                 node, before = stack.pop()
                 tokens = before + tuple(array("i", () if node.is_root else node.key))
                 for number, page in enumerate(node.pages, 1):
-                    snapshot = pool._of_page.get(page)
+                    content = root.key.decode(), tokens[: len(before) + number * SIZE]
+                    snapshot = None if node.on_host else pool._of_page.get(page)
                     if snapshot is not None:
-                        seen = tokens[: len(before) + number * SIZE]
-                        assert self.snapshots[snapshot] == (root.key.decode(), seen)
+                        assert self.snapshots[snapshot] == content
+                    if pool.host is None:
+                        continue
+                    in_host = pool.host._at.get(Place(node.on_host, page))
+                    if in_host is not None and pool.host._pool.passed(pool.host._touched[in_host]):
+                        assert self.host_snapshots[in_host] == content
                 stack += [(child, tokens) for child in node.children.values()]
 
     def teardown(self) -> None:
@@ -177,12 +221,48 @@ class StateMachine(RuleBasedStateMachine):
         assert not +pool._readers
         self.cache.evict(self.num_pages)
         assert pool._pool.num_free == self.num_snapshots
+        if pool.host is not None:
+            for root in [*self.cache._tree._roots.values()]:
+                self.cache._tree._drop_below(root)
+            assert not pool.host._at
 
-    def _longest(self, row: array[int], salt: str) -> int:
-        pool = self.cache._snapshots
+    def churn(self, rng: random.Random) -> None:
+        """One random operation; many of them make pages scarce."""
+        kind = rng.randrange(10)
+        more = rng.choices((0, 1), k=rng.randint(1, 14))
+        if kind < 2:
+            # Often the next turn of a conversation that has ended.
+            past = rng.choice(self.ended) if self.ended and rng.random() < 0.7 else []
+            self.open([*past, *more][:39], "" if past else rng.choice(("", "x")))
+        elif kind < 5 and self.completed < self.seq:
+            self.complete()
+        elif kind < 9 and self.running:
+            one = rng.choice(self.running)
+            one.row.extend(more[: max(0, 40 - len(one.row))])
+            self._compute(one, rng.randint(1, 7))
+        elif self.running:
+            one = rng.choice(self.running)
+            self.ended = [*self.ended[-5:], [*one.row]]
+            self._release(one)
+        self.every_page_and_snapshot_is_somewhere_once()
+        self.what_is_free_is_forgotten()
+
+    def _longest(self, row: array[int], salt: str, *, with_host: bool) -> int:
+        pool, tree = self.cache._snapshots, self.cache._tree
         assert pool is not None
-        pages = self.cache._tree.match(row.tobytes(), (len(row) - 1) // SIZE, salt).pages
-        return max((n for n, page in enumerate(pages, 1) if page in pool._of_page), default=0)
+        match = tree.match(row.tobytes(), (len(row) - 1) // SIZE, salt)
+        places = [Place(False, page) for page in match.pages]
+        if with_host and match.host_node is not None:
+            places += [
+                Place(True, slot) for slot in tree.last_pages(match.host_node, match.num_host)
+            ]
+        hits = [
+            count
+            for count, place in enumerate(places, 1)
+            if (not place.on_host and place.number in pool._of_page)
+            or (pool.host is not None and place in pool.host)
+        ]
+        return max(hits, default=0)
 
 
 def _content(one: Running, position: int) -> Content:
@@ -191,6 +271,16 @@ def _content(one: Running, position: int) -> Content:
 
 class ScarceMachine(StateMachine):
     snapshot_pages = 30
+
+
+class HostMachine(StateMachine):
+    num_pages = 21
+    num_host_pages = 60
+
+
+class ScarceHostMachine(ScarceMachine):
+    num_pages = 21
+    num_host_pages = 30
 
 
 def manager(snapshot_pages: int, num_pages: int = 101) -> CacheManager:
@@ -288,7 +378,7 @@ def test_snapshots_being_loaded_are_not_evicted() -> None:
     first = pool.take()
     assert first is not None
     assert pool.attach(7, PendingSnapshot(8, first, False))
-    pool.load(7, slot=3)
+    pool.load(Place(False, 7), slot=3)
     second = pool.take()
     assert second not in (None, first)
     assert pool.take() is None
@@ -299,7 +389,24 @@ def test_snapshots_being_loaded_are_not_evicted() -> None:
     assert pool.take() == first
 
 
+@pytest.mark.parametrize("machine_class", [HostMachine, ScarceHostMachine])
+def test_snapshots_move_between_tiers(machine_class: type[StateMachine]) -> None:
+    machine, rng = machine_class(), random.Random(3)
+    for number in range(1000):
+        machine.churn(rng)
+        if number % 10 == 0:
+            machine.a_snapshot_is_of_its_prefix()
+    assert machine.cache.host is not None
+    assert machine.num_loads > 4
+    totals = machine.cache.host.totals
+    assert min(totals.num_loaded, totals.num_evicted, totals.num_recomputed) > 4
+    machine.teardown()
+
+
 SETTINGS = settings(max_examples=cases(60), stateful_step_count=50, deadline=None, derandomize=True)
 TestStateMachine = StateMachine.TestCase
 TestScarceMachine = ScarceMachine.TestCase
+TestHostMachine = HostMachine.TestCase
+TestScarceHostMachine = ScarceHostMachine.TestCase
 TestStateMachine.settings = TestScarceMachine.settings = SETTINGS
+TestHostMachine.settings = TestScarceHostMachine.settings = SETTINGS

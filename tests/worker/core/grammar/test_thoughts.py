@@ -121,6 +121,8 @@ def test_reasoning_ends_at_its_budget(
         has_ended = has_ended or (has_begun and output[-3:] == [7, 8, CLOSING])
         if has_begun and not has_ended:
             assert len(thought) < budget + 4, "the budget, then at most the tokens that end it"
+        assert state.is_free == (has_ended or not has_begun)
+        assert not state.is_free or allowed(state) == set(range(VOCAB_SIZE))
 
 
 def test_a_budget_before_structured_output() -> None:
@@ -132,6 +134,18 @@ def test_a_budget_before_structured_output() -> None:
     assert allowed(state) == {CLOSING}
     assert state.advance(CLOSING) is None
     assert allowed(state) == FIRST
+
+
+def test_text_that_must_match_or_must_not_end_is_not_free() -> None:
+    assert not make_state(is_open=True, output=[CLOSING]).is_free
+    thought = ThoughtTokens(opening=OPENING, closing=CLOSING, is_open=True, budget=1)
+    matcher = ThoughtMatcher(None, thought, eos_token_ids=[EOS], vocab_size=VOCAB_SIZE)
+    sampling = SamplingParams(ignore_eos=True)
+    state = MatcherState(
+        matcher, sampling, eos_token_ids=[EOS], vocab_size=VOCAB_SIZE, output=[CLOSING]
+    )
+    assert allowed(state) == ANY
+    assert not state.is_free
 
 
 def test_drafts_cross_the_end_of_reasoning() -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.support.worker.fake_device import Harness
 from tests.support.worker.scheduler_campaign import Campaign
 from worker.protocol.host_cache import HostCachePolicy, HostCacheTotals
+from worker.protocol.page_groups import ONE_GROUP, PageGroups
 
 
 def totals(harness: Harness) -> HostCacheTotals:
@@ -19,20 +20,28 @@ def totals(harness: Harness) -> HostCacheTotals:
 
 
 @pytest.mark.parametrize(
-    ("seed", "depth", "num_host_pages", "policy"),
-    [(1, 1, 150, "always"), (2, 0, 10, "always"), (3, 1, 60, "auto")],
+    ("seed", "depth", "num_host_pages", "policy", "page_groups"),
+    [
+        (1, 1, 150, "always", ONE_GROUP),
+        (2, 0, 10, "always", ONE_GROUP),
+        (3, 1, 60, "auto", ONE_GROUP),
+        (4, 1, 120, "always", PageGroups(num_full=1, num_window=1, window=6)),
+        (6, 1, 90, "always", PageGroups(snapshot_pages=3)),
+    ],
 )
 def test_hundreds_of_operations_leak_no_page_or_slot(
     seed: int,
     depth: int,
     num_host_pages: int,
     policy: HostCachePolicy,
+    page_groups: PageGroups,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("ERROR")
     rng = random.Random(seed)
     harness = Harness(
-        num_pages=24,
+        num_pages=23 * page_groups.num_groups + 1,
+        page_groups=page_groups,
         max_num_seqs=8,
         max_num_batched_tokens=20,
         num_host_pages=num_host_pages,
@@ -68,6 +77,8 @@ def test_hundreds_of_operations_leak_no_page_or_slot(
     found = totals(harness)
     assert found.num_loaded > 10
     assert found.num_evicted > 15
-    assert (found.num_recomputed > 3) == (policy == "auto")
+    if page_groups == ONE_GROUP:
+        assert (found.num_recomputed > 3) == (policy == "auto")
+    assert found.num_hit_tokens > 20
     used = found.num_stored - found.num_loaded - found.num_evicted - found.num_recomputed
     assert found.num_used == used

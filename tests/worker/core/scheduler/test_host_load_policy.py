@@ -28,33 +28,35 @@ def make_policy(policy: HostCachePolicy = "auto") -> HostLoadPolicy:
 
 def match(num_host: int = 4) -> Match:
     node = Node(None, b"", [1], [1], 1)
-    return Match(node, [1], 0, node, num_host)
+    return Match(node, [1], 0, node, num_host, num_alone=1)
 
 
 def test_pages_are_copied_until_copies_are_measured_to_be_slower() -> None:
     policy = make_policy()
-    assert policy.choose(match()).num_host == 4
+    assert policy.pays(match())
     policy.observe(4, 4 * 0.001)
-    assert policy.choose(match()).num_host == 4
+    assert policy.pays(match())
     for _ in range(20):
         policy.observe(4, 4 * 0.030)
-    found = policy.choose(match())
-    assert (found.num_pages, found.num_host, found.host_node) == (1, 0, None)
+    assert not policy.pays(match())
+    # Without them, nothing could be reused: 17 pages would have to be computed.
+    node = Node(None, b"", [1], [1], 1)
+    assert policy.pays(Match(node, [1] * 13, 0, node, 4, num_alone=0))
 
 
 def test_a_slow_copy_is_eventually_retried() -> None:
     policy = make_policy()
     policy.observe(1, 0.030)
-    assert not policy.choose(match()).num_host
+    assert not policy.pays(match())
     for _ in range(1500):
         policy.observe(0, 0.0)
-    assert policy.choose(match()).num_host == 4
+    assert policy.pays(match())
 
 
 def test_always_copies_at_any_cost() -> None:
     policy = make_policy("always")
     policy.observe(1, 100.0)
-    assert policy.choose(match()).num_host == 4
+    assert policy.pays(match())
 
 
 def test_copied_tokens_count_by_the_time_of_the_copy() -> None:

@@ -19,6 +19,7 @@ WINDOWS = (
     PageGroups(num_full=1, num_window=1, window=6),
     PageGroups(num_full=0, num_window=1, window=5),
     PageGroups(num_full=2, num_window=1, window=3),
+    PageGroups(num_full=2),
 )
 
 STATES = PageGroups(snapshot_pages=3), PageGroups(snapshot_pages=50)
@@ -99,8 +100,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         page_groups: PageGroups,
     ) -> None:
         self.rng = random.Random(seed)
-        if page_groups != ONE_GROUP:
-            num_host_pages = 0
         self.harness = Harness(
             num_pages=(num_pages - 1) * page_groups.num_groups + 1,
             page_groups=page_groups,

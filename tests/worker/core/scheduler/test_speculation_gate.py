@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.config import EngineConfig
+from worker.config import SchedulingConfig, SpeculativeConfig
 from worker.core.draft_acceptance import CommonGain, RequestRecord
 from worker.core.request import Request
 from worker.core.scheduler.speculation_gate import SpeculationGate
@@ -82,10 +82,8 @@ def make_request(priority: int = 4, slo: Slo | None = None) -> Request:
 def test_each_limit_disables_drafts(
     now: float, num_running: int, request_: Request, decision: Decision
 ) -> None:
-    config = EngineConfig(
-        model="any", num_speculative_tokens=4, max_num_seqs=10, speculative_adaptive=False
-    )
-    gate = SpeculationGate(config, stops_itself=True)
+    config = SpeculativeConfig(num_speculative_tokens=4, adaptive=False)
+    gate = SpeculationGate(config, SchedulingConfig(max_num_seqs=10), stops_itself=True)
     gate.begin_step(num_running, num_running, now, None)
     drafts = gate.is_open and gate.num_drafts(request_) > 0
     assert drafts == (decision is Decision.DRAFT)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from worker.config import EngineConfig
+from worker.config import SchedulingConfig, SpeculativeConfig
 from worker.core.cache.lease import Lease
 from worker.core.request import Request
 from worker.core.scheduler.speculation_gate import SpeculationGate
@@ -146,13 +146,8 @@ def make_request(request_id: str) -> Request:
 def make_gate(
     *, max_drafts: int = MAX_DRAFTS, adaptive: bool = True, stops: bool = True
 ) -> SpeculationGate:
-    config = EngineConfig(
-        model="any",
-        num_speculative_tokens=max_drafts,
-        max_num_seqs=999,
-        speculative_adaptive=adaptive,
-    )
-    return SpeculationGate(config, stops_itself=stops)
+    config = SpeculativeConfig(num_speculative_tokens=max_drafts, adaptive=adaptive)
+    return SpeculationGate(config, SchedulingConfig(max_num_seqs=999), stops_itself=stops)
 
 
 def often(rng: random.Random, now_ms: float) -> float:

@@ -117,10 +117,3 @@ def test_more_requests_fit_with_windows() -> None:
     for number in range(4):
         harness.finished(f"r{number}")
     harness.check_drained()
-
-
-def test_features_that_need_all_pages_are_rejected() -> None:
-    with pytest.raises(ValueError, match="a host tier"):
-        Harness(page_groups=FULL_AND_WINDOW, num_host_pages=3)
-    with pytest.raises(ValueError, match="incompatible with a host tier"):
-        Harness(page_groups=PageGroups(snapshot_pages=4), num_host_pages=3)

@@ -237,7 +237,7 @@ def test_what_does_not_suit_blocks(
 
 
 def test_a_model_of_blocks_drafts_for_none(checkpoint: SdarCheckpoint) -> None:
-    config = EngineConfig(
+    config = EngineConfig.of(
         model="", speculative_method="draft", speculative_model=str(checkpoint.folder)
     )
     with pytest.raises(ValueError, match="block-diffusion models are not supported"):
@@ -246,11 +246,11 @@ def test_a_model_of_blocks_drafts_for_none(checkpoint: SdarCheckpoint) -> None:
 
 def test_names_of_switches() -> None:
     with pytest.raises(ValueError, match="dllm_disable in --dllm-config: unknown nothing"):
-        EngineConfig(model="", dllm_disable=("nothing",))
+        EngineConfig.of(model="", dllm_disable=("nothing",))
     with pytest.raises(ValueError, match=r"dllm_threshold in --dllm-config must be in \[0, 1\]"):
-        EngineConfig(model="", dllm_threshold=1.5)
-    defaults = EngineConfig(model="", dllm_disable=("early_exit",))
-    assert "early_exit" not in defaults.dllm_features
+        EngineConfig.of(model="", dllm_threshold=1.5)
+    defaults = EngineConfig.of(model="", dllm_disable=("early_exit",))
+    assert "early_exit" not in defaults.dllm.features
 
 
 def test_server_defaults_and_request_parameters(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_requests_that_arrive_while_steps_run(checkpoint: SdarCheckpoint) -> Non
     """Each report brings a new request; one is aborted. The rest are served as if alone."""
     with BlockEngine(checkpoint.folder, kv_cache_tokens=2048, max_num_seqs=1) as engine:
         alone = engine.serve(prompts(COUNT), sampling(COUNT))
-    config = EngineConfig(
+    config = EngineConfig.of(
         model=checkpoint.folder, device="cpu", cpu_threads=1, kv_cache_tokens=2048, max_num_seqs=4
     )
     submits = [

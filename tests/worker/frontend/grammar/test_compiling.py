@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from worker.core.grammar.base import GrammarError, GrammarTooHeavy
 from worker.core.info import build_engine_info
 from worker.frontend.grammar import process
 from worker.frontend.grammar.process import CompilerFailure, GrammarCompiler, Setting, setting_of
+from worker.niceness import COMPILER_NICENESS, RANK_NICENESS
 from worker.plan.messages import Hello
 from worker.protocol.messages import CompiledGrammar
 from worker.protocol.structured import MAX_GRAMMAR_BYTES, StructuredOutputsParams
@@ -166,6 +169,17 @@ def test_a_process_that_cannot_start_is_reported() -> None:
 def test_grammars_use_the_configured_tokenizer() -> None:
     hello = Hello(rank=0, num_pages=9, max_model_len=64, vocab_size=2560)
     for tokenizer, expected in (("", MODEL), ("other", "other")):
-        config = EngineConfig(model=MODEL, tokenizer=tokenizer)
+        config = EngineConfig.of(model=MODEL, tokenizer=tokenizer)
         assert config.tokenizer_checkpoint == expected
         assert setting_of(build_engine_info(config, [hello], "salt")).tokenizer == expected
+
+
+def test_ranks_run_before_a_compiler(compiler: GrammarCompiler) -> None:
+    assert compiler._process is not None
+    pid = compiler._process.pid
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getpriority(os.PRIO_PROCESS, pid) == min(own + COMPILER_NICENESS, 19)
+    autogroups = Path("/proc/sys/kernel/sched_autogroup_enabled")
+    if autogroups.exists() and autogroups.read_text().strip() == "1":
+        assert os.getsid(pid) == pid
+    assert COMPILER_NICENESS > RANK_NICENESS

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-from worker.models.config.family import FULL, SLIDING, FamilyConfig
+from worker.models.config.family import FULL, LINEAR, SLIDING, FamilyConfig
+from worker.models.config.mamba_config import MambaConfig, checked_mamba, mamba_head_dim
 from worker.models.config.moe_config import MoeConfig
-from worker.models.config.schema import ROUTER_KEYS, Count, Index, No, Number, short
+from worker.models.config.schema import ROUTER_KEYS, Count, Index, No, Number, short, words
 
 
 class GraniteConfig(FamilyConfig):
@@ -91,4 +92,72 @@ class GraniteSWAConfig(GraniteConfig):
         return self.sliding_window
 
 
-FAMILIES = (GraniteConfig, GraniteMoeConfig, GraniteSWAConfig)
+class GraniteMoeHybridConfig(GraniteConfig):
+    """Granite 4: Mamba-2 in most layers, attention in the others, or in all; dense, or with experts
+    beside a shared MLP."""
+
+    architecture = "GraniteMoeHybridForCausalLM"
+    model_types = ("granitemoehybrid",)
+    implementation = "granite:GraniteMoeHybridForCausalLM"
+    layer_kinds = (FULL, LINEAR)
+    kind_aliases: ClassVar[dict[str, str]] = {"attention": FULL, "mamba": LINEAR}
+    aliases = (("layers_block_type", "layer_types"),)
+    harmless = ROUTER_KEYS | words("init_method mamba_chunk_size")
+    extra_keys = (*GraniteConfig.extra_keys, "shared_intermediate_size")
+
+    mlp_bias: No = False
+    num_local_experts: Index = 8
+    num_experts_per_tok: Index = 2
+    shared_intermediate_size: Count = 1024
+    position_embedding_type: Literal["nope", "rope"] | None = None
+    normalization_function: Literal["rmsnorm"] = "rmsnorm"
+    mamba_n_heads: Count = 128
+    mamba_n_groups: Count = 1
+    mamba_d_state: Count = 256
+    mamba_d_head: Count | Literal["auto"] = "auto"
+    mamba_d_conv: Count = 4
+    mamba_expand: Count = 2
+    mamba_conv_bias: bool = True
+    mamba_proj_bias: bool = False
+    time_step_limit: list[Any] | None = None
+
+    def derive(self) -> None:
+        """Sets the size of a dense model's MLP."""
+        if not self.num_local_experts:
+            self.intermediate_size = self.shared_intermediate_size
+
+    def rotating(self) -> tuple[bool, ...]:
+        """All layers or none."""
+        return (self.position_embedding_type == "rope",) * self.num_hidden_layers
+
+    def moe(self) -> MoeConfig | None:
+        """Experts as in Granite 3, if there are any."""
+        if not self.num_local_experts:
+            return None
+        return MoeConfig(
+            num_experts=self.num_local_experts,
+            top_k=self.num_experts_per_tok,
+            intermediate_size=self.intermediate_size,
+        )
+
+    def mamba(self) -> MambaConfig:
+        """Mamba-2, gated before its norm."""
+        size, num_heads = self.mamba_expand * self.hidden_size, self.mamba_n_heads
+        config = MambaConfig(
+            num_heads=num_heads,
+            head_dim=mamba_head_dim(size, num_heads, self.mamba_d_head, "mamba_expand"),
+            num_groups=self.mamba_n_groups,
+            state_dim=self.mamba_d_state,
+            num_taps=self.mamba_d_conv,
+            conv_bias=self.mamba_conv_bias,
+            input_bias=self.mamba_proj_bias,
+            output_bias=self.mamba_proj_bias,
+        )
+        return checked_mamba(config, "mamba_n_heads", "mamba_n_groups", self.time_step_limit)
+
+    def divided(self) -> dict[str, int]:
+        """The shared MLP."""
+        return {"the size of the shared MLP": self.shared_intermediate_size}
+
+
+FAMILIES = (GraniteConfig, GraniteMoeConfig, GraniteSWAConfig, GraniteMoeHybridConfig)

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
 
-from worker.models.config.family import FamilyConfig
-from worker.models.config.schema import Count, Number
+from worker.models.config.family import FULL, LINEAR, FamilyConfig
+from worker.models.config.mamba_config import MambaConfig, checked_mamba
+from worker.models.config.moe_config import MoeConfig, grouped_experts
+from worker.models.config.schema import (
+    ROUTER_KEYS,
+    Count,
+    No,
+    Number,
+    RawConfig,
+    only,
+    short,
+    words,
+)
 
 
 class NemotronConfig(FamilyConfig):
@@ -28,4 +40,116 @@ class NemotronConfig(FamilyConfig):
         self.rms_norm_eps = self.norm_eps
 
 
-FAMILIES = (NemotronConfig,)
+_PATTERN = {"M": LINEAR, "*": FULL, "-": "mlp", "E": "moe"}
+"""Types of layers by their letter in `hybrid_override_pattern`."""
+
+
+class NemotronHConfig(FamilyConfig):
+    """Nemotron-H and Nemotron 3: each layer is Mamba-2, attention, an MLP or experts."""
+
+    architecture = "NemotronHForCausalLM"
+    model_types = ("nemotron_h",)
+    implementation = "nemotron_h:NemotronHForCausalLM"
+    layer_kinds = (FULL, LINEAR, "mlp", "moe")
+    kind_aliases: ClassVar[dict[str, str]] = {"attention": FULL, "mamba": LINEAR}
+    aliases = (("attention_head_dim", "head_dim"), ("layers_block_type", "layer_types"))
+    skipped = ("mtp.",)
+    harmless = ROUTER_KEYS | words(
+        """
+        chunk_size expand mamba_ssm_cache_dtype moe_shared_expert_overlap mtp_layers_block_type
+        mtp_hybrid_override_pattern num_logits_to_keep num_nextn_predict_layers time_step_floor
+        rescale_prenorm_residual time_step_max time_step_min time_step_rank use_mamba_kernels
+        """
+    )
+
+    hybrid_override_pattern: str | None = None
+    head_dim: Count | None = 128
+    num_key_value_heads: Count | None = 8
+    intermediate_size: Count = 21504
+    max_position_embeddings: Count = 4096
+    layer_norm_epsilon: Number = 1e-5
+    eos_token_id: Any = 2
+    mlp_bias: bool = False
+    mlp_hidden_act: Literal["relu2"] = "relu2"
+    mamba_hidden_act: Literal["silu"] = "silu"
+    mamba_num_heads: Count = 128
+    mamba_head_dim: Count = 64
+    n_groups: Count = 8
+    ssm_state_size: Count = 128
+    conv_kernel: Count = 4
+    use_conv_bias: bool = True
+    use_bias: bool = False
+    mamba_proj_bias: No = False
+    residual_in_fp32: No = False
+    time_step_limit: list[Any] | None = None
+    n_routed_experts: Count = 8
+    num_experts_per_tok: Count = 2
+    moe_intermediate_size: Count = 7688
+    n_shared_experts: Annotated[int, only(1)] = 1
+    moe_shared_expert_intermediate_size: Count = 7688
+    moe_latent_size: Count | None = None
+    n_group: Count = 1
+    topk_group: Count = 1
+    norm_topk_prob: bool = True
+    routed_scaling_factor: Number = 1.0
+
+    @classmethod
+    def prepare(cls, raw: RawConfig) -> RawConfig:
+        """config.json with the number of layers, which may follow from their types."""
+        keys = super().prepare(raw)
+        kinds = keys.get("layer_types") or keys.get("hybrid_override_pattern")
+        if isinstance(kinds, list | str):
+            keys.setdefault("num_hidden_layers", len(kinds))
+        elif "num_hidden_layers" not in keys:
+            raise ValueError(
+                "layers_block_type is missing in config.json: add it; it must be a list of types"
+            )
+        return keys
+
+    def derive(self) -> None:
+        """Sets the types of layers and the epsilon of norms."""
+        self.rms_norm_eps = self.layer_norm_epsilon
+        if self.layer_types is not None:
+            return
+        pattern, count = self.hybrid_override_pattern, self.num_hidden_layers
+        if pattern is None:
+            raise ValueError(
+                f"num_hidden_layers {count} in config.json requires hybrid_override_pattern or "
+                "layers_block_type: fix it"
+            )
+        if len(pattern) != count or set(pattern) - set(_PATTERN):
+            raise ValueError(
+                f"hybrid_override_pattern = {short(pattern)} in config.json is not supported: it "
+                f"must be {', '.join(_PATTERN)} for each of {count} layers"
+            )
+        self.layer_types = [_PATTERN[letter] for letter in pattern]
+
+    def mamba(self) -> MambaConfig:
+        """Mamba-2, gated before its norm."""
+        config = MambaConfig(
+            num_heads=self.mamba_num_heads,
+            head_dim=self.mamba_head_dim,
+            num_groups=self.n_groups,
+            state_dim=self.ssm_state_size,
+            num_taps=self.conv_kernel,
+            conv_bias=self.use_conv_bias,
+            input_bias=self.use_bias,
+            output_bias=self.use_bias,
+        )
+        return checked_mamba(config, "mamba_num_heads", "n_groups", self.time_step_limit)
+
+    def moe(self) -> MoeConfig | None:
+        """DeepSeek V3's routing, with a shared expert of a size of its own."""
+        kinds = enumerate(self.kinds_of_layers())
+        others = frozenset(index for index, kind in kinds if kind != "moe")
+        if len(others) == self.num_hidden_layers:
+            return None
+        shared = self.moe_shared_expert_intermediate_size
+        return replace(grouped_experts(self, others), shared_size=shared)
+
+    def extra(self) -> dict[str, Any]:
+        """Types of layers, and the size of the experts' latent."""
+        return {"layer_kinds": self.kinds_of_layers(), "moe_latent_size": self.moe_latent_size}
+
+
+FAMILIES = (NemotronConfig, NemotronHConfig)

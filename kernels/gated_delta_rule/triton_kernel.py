@@ -12,11 +12,13 @@ from typing import Final
 
 import torch
 
-from kernels.gated_delta_rule.base import DeltaLayer, StateCache, StateRows
+from kernels.gated_delta_rule import DeltaLayer, gated_delta_net
 from kernels.gated_delta_rule.triton_inputs import prepare_inputs
 from kernels.gated_delta_rule.triton_outputs import gate_outputs
 from kernels.gated_delta_rule.triton_pieces import advance_by_pieces
 from kernels.gated_delta_rule.triton_steps import advance_by_position
+from kernels.registry import implements
+from kernels.states import StateCache, StateRows
 
 MOST_STEPS: Final = 16
 """Maximum tokens of a row that is advanced by position, estimated: a position takes about 1 us, the
@@ -24,7 +26,8 @@ launches for pieces 20 us."""
 _ALL: Final = 1 << 30
 
 
-def gated_delta_net(
+@implements(gated_delta_net, "triton")
+def launch_gated_delta_net(
     projected: torch.Tensor,
     layer: DeltaLayer,
     cache: StateCache,

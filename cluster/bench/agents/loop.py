@@ -1,0 +1,145 @@
+"""Closed loops: each slot runs one session after the other, turn by turn, with the real answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import aiohttp
+import numpy as np
+
+from cluster.bench.agents.sessions import AgentSession, AgentTurn
+from cluster.bench.client import Record, Request, send
+from cluster.bench.prompts import PromptSpace
+
+SESSION_HEADER: Final = "x-session-id"
+"""Header with the session's id, for routers that use one; servers ignore unknown headers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TurnRecord:
+    """A turn that has ended, successfully or not."""
+
+    is_first: bool
+    """Whether it was its session's first turn."""
+    record: Record
+    ended_at: float
+    """Seconds since the loops started."""
+
+
+class AgentLoops:
+    """Sessions at an endpoint, a fixed number at a time.
+
+    Args:
+        session: HTTP session with the headers of all requests.
+        url: URL of the chat completions.
+        fields: fields of all bodies.
+        sessions: sessions to run.
+        space: tokenizer for the texts.
+        max_model_len: maximum tokens of a context, at which a session ends; None for no limit.
+        seed: seed of the texts.
+    """
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        fields: Mapping[str, Any],
+        sessions: Iterator[AgentSession],
+        space: PromptSpace,
+        max_model_len: int | None,
+        seed: int,
+    ) -> None:
+        self.ended: list[TurnRecord] = []
+        """Turns in the order of their ends."""
+        self._session, self._url, self._fields = session, url, fields
+        self._sessions, self._space, self._max_model_len = sessions, space, max_model_len
+        self._random = np.random.default_rng(seed)
+        self._seed = seed
+        self._num_sessions = 0
+        self._vocabulary = space.vocabulary
+        self._systems: dict[int, asyncio.Future[str]] = {}
+        self._started = 0.0
+        self._waiting: dict[int, float] = {}
+        """Start of each request in flight, by its number."""
+        self._num_requests = 0
+
+    async def run(self, num_sessions: int, duration_s: float) -> float:
+        """Runs for `duration_s`; returns the seconds that the oldest request had been waiting then.
+
+        Requests in flight at the end are cancelled.
+        """
+        self._started = time.perf_counter()
+        slots = [asyncio.create_task(self._slot()) for _ in range(num_sessions)]
+        done, _ = await asyncio.wait(slots, timeout=duration_s, return_when=asyncio.FIRST_EXCEPTION)
+        oldest = max((self._now() - start for start in self._waiting.values()), default=0.0)
+        for slot in slots:
+            slot.cancel()
+        await asyncio.gather(*slots, return_exceptions=True)
+        for slot in done:
+            slot.result()
+        return oldest
+
+    def _now(self) -> float:
+        return time.perf_counter() - self._started
+
+    async def _slot(self) -> None:
+        while True:
+            await self._run(next(self._sessions))
+
+    async def _run(self, session: AgentSession) -> None:
+        """Runs a session to its end, which a failed request is as well."""
+        self._num_sessions += 1
+        # Ids of an earlier run at the same endpoint would be sessions with other contexts.
+        headers = {SESSION_HEADER: f"bench-{self._seed}-{self._num_sessions}"}
+        messages: list[dict[str, str]] = []
+        if session.num_system:
+            messages.append({"role": "system", "content": await self._system(session)})
+        num_context = session.num_system
+        for number, turn in enumerate(session.turns):
+            num_context += turn.num_appended + turn.num_output
+            if self._max_model_len is not None and num_context > self._max_model_len:
+                return
+            messages.append({"role": "user", "content": await self._text(turn.num_appended)})
+            record = await self._send(messages, turn, headers)
+            self.ended.append(TurnRecord(is_first=not number, record=record, ended_at=self._now()))
+            if record.error:
+                return
+            messages.append({"role": "assistant", "content": record.text})
+            num_context = record.prompt_len + record.output_len
+            await asyncio.sleep(turn.gap_s)
+
+    async def _send(
+        self, messages: list[dict[str, str]], turn: AgentTurn, headers: Mapping[str, str]
+    ) -> Record:
+        number = self._num_requests = self._num_requests + 1
+        body = {**self._fields, "messages": messages, "max_tokens": turn.num_output}
+        request = Request(
+            index=number,
+            body=json.dumps(body).encode(),
+            prompt_len=0,
+            output_len=turn.num_output,
+            headers=headers,
+            keep_text=True,
+        )
+        self._waiting[number] = self._now()
+        try:
+            return await send(self._session, self._url, request)
+        finally:
+            del self._waiting[number]
+
+    async def _system(self, session: AgentSession) -> str:
+        """The system prompt of the session's product; sessions that start together share it too."""
+        if session.product not in self._systems:
+            text = asyncio.ensure_future(self._text(session.num_system))
+            self._systems[session.product] = text
+        return await self._systems[session.product]
+
+    async def _text(self, num_tokens: int) -> str:
+        """A random text; made in a thread, since a long one would delay the streams of others."""
+        ids = self._random.choice(self._vocabulary, num_tokens).tolist()
+        return await asyncio.to_thread(self._space.as_text, ids)

@@ -1,0 +1,120 @@
+"""Sessions of coding agents as loads: turns with appended tokens, answers and gaps."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle, groupby
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+_PRODUCT_SHARES: Final = (0.6, 0.3, 0.1)
+"""Shares of sessions by system prompt with tools: three agents are in use."""
+_COLUMNS: Final = ("session_id", "round_idx", "prefix_len", "input_len", "output_len")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentTurn:
+    """One request of a session."""
+
+    num_appended: int
+    """Tokens that the user or a tool adds to the context before the request."""
+    num_output: int
+    """Tokens of the answer, which stay in the context."""
+    gap_s: float
+    """Seconds from the end of the answer to the next turn: tools run, or a person reads."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentSession:
+    """One agent from its first request to its last."""
+
+    product: int
+    """Number of the system prompt; sessions with the same number share it."""
+    num_system: int
+    """Tokens of the system prompt."""
+    turns: tuple[AgentTurn, ...]
+
+
+def random_sessions(scale: float, seed: int) -> Iterator[AgentSession]:
+    """Endless random sessions, with lengths and gaps like those of recorded coding agents.
+
+    A system prompt has 8,000 to 20,000 tokens, the first message 2,000 to 8,000, the result of a
+    tool 1,000 to 6,000, an answer 100 to 800. 15 to 40 turns, of which 86 % follow within a second.
+
+    Args:
+        scale: factor for all lengths in tokens.
+        seed: seed of all random numbers.
+    """
+    random = np.random.default_rng(seed)
+
+    def tokens(low: int, high: int) -> int:
+        return max(1, round(scale * int(random.integers(low, high))))
+
+    systems = [tokens(8_000, 20_000) for _ in _PRODUCT_SHARES]
+    while True:
+        product = int(random.choice(len(systems), p=_PRODUCT_SHARES))
+        turns = [
+            AgentTurn(
+                num_appended=tokens(1_000, 6_000) if number else tokens(2_000, 8_000),
+                num_output=max(1, round(scale * np.clip(random.lognormal(5.5, 0.6), 100, 800))),
+                gap_s=_random_gap_s(random),
+            )
+            for number in range(int(random.integers(15, 41)))
+        ]
+        yield AgentSession(product=product, num_system=systems[product], turns=tuple(turns))
+
+
+def _random_gap_s(random: np.random.Generator) -> float:
+    place, exponent = random.random(), random.random()
+    if place < 0.86:
+        return float(random.uniform(0.1, 1.0))
+    return float(10.0**exponent if place < 0.95 else 10.0 * 6.0**exponent)
+
+
+def recorded_sessions(file: Path, scale: float) -> Iterator[AgentSession]:
+    """The sessions of a file in their order, over and over.
+
+    Args:
+        file: CSV as in TraceLab (https://github.com/uw-syfi/TraceLab): a row per turn with
+            session_id, round_idx, prefix_len, input_len, output_len and tool_wait_after_ms.
+        scale: factor for all lengths in tokens.
+
+    Raises:
+        ValueError: the file cannot be read, or is not in this format.
+    """
+    try:
+        with file.open(newline="") as lines:
+            rows = list(csv.DictReader(lines))
+        missing = [name for name in _COLUMNS if rows and name not in rows[0]]
+        if missing or not rows:
+            what = f"no column {missing[0]}" if missing else "no rows"
+            raise ValueError(what)
+        sessions = _sessions_of(rows, scale)
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"--trace {file}: {error}") from error
+    return cycle(sessions)
+
+
+def _sessions_of(rows: Sequence[dict[str, str]], scale: float) -> list[AgentSession]:
+    """Sessions of rows; a row with round_idx 0 starts one, since ids are used several times."""
+    starts = 0
+    numbers = []
+    for row in rows:
+        starts += int(row["round_idx"]) == 0
+        numbers.append(starts)
+    sessions = []
+    for _, group in groupby(zip(numbers, rows, strict=True), key=lambda pair: pair[0]):
+        turns = [
+            AgentTurn(
+                num_appended=max(1, round(scale * int(row["input_len"]))),
+                num_output=max(1, round(scale * int(row["output_len"]))),
+                gap_s=float(row.get("tool_wait_after_ms") or 0) / 1e3,
+            )
+            for _, row in group
+        ]
+        sessions.append(AgentSession(product=0, num_system=0, turns=tuple(turns)))
+    return sessions

@@ -1,0 +1,101 @@
+"""FP8 weights on CUDA whose products with many rows have FP8 activations.
+
+Up to 128 rows a product is bound by the weight's bytes, and weights are decoded to bfloat16 as of
+other formats. Above, rows are quantized by one launch, with a scale per token or per block of 128
+features, as the weight has scales per output feature or per block, and cuBLASLt or CUTLASS
+multiplies FP8 by FP8. Scales of activations in a checkpoint are not used: those of tokens are at
+least as exact.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import ScalingType, scaled_mm
+
+from kernels.linear.packed_codes import PackedCodes
+from kernels.linear.quantized import TritonQuantizedWeight
+from kernels.quantize_fp8 import quantize_fp8
+
+FP8_CAPABILITY = (8, 9)
+"""Minimum compute capability for products of FP8 numbers."""
+_BLOCK_CAPABILITY = 9
+"""Major compute capability (Hopper) for which cuBLASLt has products with scales per block."""
+_BLOCK = 128
+"""Features in each direction of a block."""
+_WEIGHT_ONLY_ROWS = 128
+"""Rows up to which weights are decoded instead. Estimated: vLLM measured cuBLASLt 2.2 times slower
+than DeepGEMM up to 64 rows, and as fast from 1,024 (vllm#49932)."""
+
+
+class ProductScales(NamedTuple):
+    """Scales of a weight [N, K] as `scaled_mm` reads them."""
+
+    values: torch.Tensor
+    """fp32 [1, N], or of blocks [K / 128, N / 128], with K / 128 padded to a multiple of 4 and
+    adjacent along it."""
+    by_block: bool
+    """Whether there is one per block of 128 by 128 features."""
+
+
+def product_scales(
+    weight: PackedCodes, dtype: torch.dtype, capability: tuple[int, int]
+) -> ProductScales | None:
+    """Scales for products with FP8 activations; None if these are not supported: for inputs of
+    another type than bfloat16, before compute capability 8.9, for a number of output features that
+    is not a multiple of 16, and for blocks of another size than 128 by 128, or on other GPUs than
+    Hopper.
+
+    Args:
+        weight: the packed weight.
+        dtype: data type of the inputs.
+        capability: compute capability of the GPU.
+    """
+    (columns, depth), group = weight.shape, weight.group
+    if weight.code != "e4m3" or dtype != torch.bfloat16 or capability < FP8_CAPABILITY:
+        return None
+    if group == 0:
+        scales = weight.scales.flatten()[:columns].unsqueeze(0)
+        return None if columns % 16 else ProductScales(scales, by_block=False)
+    if group != _BLOCK or capability[0] != _BLOCK_CAPABILITY or columns % _BLOCK or depth % _BLOCK:
+        return None
+    if weight.shared_rows % _BLOCK:
+        return None  # as of a fused weight whose parts are no whole blocks
+    # [blocks of columns, tiles of a block, blocks of features, columns of a tile]
+    blocks = weight.scales.squeeze(-1).unflatten(0, (columns // _BLOCK, -1))[:, 0, :, 0]
+    padded = torch.nn.functional.pad(blocks, (0, -blocks.shape[1] % 4))
+    return ProductScales(padded.t(), by_block=True)
+
+
+class Fp8Weight(TritonQuantizedWeight):
+    """An FP8 weight on CUDA, multiplied by FP8 rows if there are many.
+
+    Args:
+        weight: the packed weight [N, K].
+        scales: its scales for `scaled_mm`.
+    """
+
+    def __init__(self, weight: PackedCodes, scales: ProductScales) -> None:
+        super().__init__(weight)
+        self._codes = weight.words.view(torch.float8_e4m3fn)[: self.out_features]
+        self._scales = scales
+
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """One launch for up to 128 rows; more are quantized first."""
+        if len(x) <= _WEIGHT_ONLY_ROWS:
+            return super().multiply(x, bias)
+        by_block = self._scales.by_block
+        rows = quantize_fp8(x, by_block=by_block)
+        out = scaled_mm(
+            rows.codes,
+            self._codes.t(),
+            rows.scales,
+            ScalingType.BlockWise1x128 if by_block else ScalingType.RowWise,
+            self._scales.values,
+            ScalingType.BlockWise128x128 if by_block else ScalingType.RowWise,
+            output_dtype=x.dtype,
+            # Sums with a scale per row have Hopper's lower precision, as in vLLM.
+            use_fast_accum=not by_block,
+        )[: len(x)]
+        return out if bias is None else out.add_(bias)

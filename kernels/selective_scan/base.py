@@ -1,0 +1,30 @@
+"""Weights and sizes of a selective scan."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+
+class ScanLayer(NamedTuple):
+    """Weights and sizes of H heads of P values in G groups, which share B and C of N values."""
+
+    log_rate: torch.Tensor
+    """[H] fp32 (A_log): logarithms of the rates of decay."""
+    step_bias: torch.Tensor
+    """[H] fp32 (dt_bias)."""
+    skip: torch.Tensor
+    """[H] fp32 (D): factors of the inputs in the outputs."""
+    num_groups: int
+    """G, a divisor of H: consecutive heads share a group."""
+    head_dim: int
+    """P."""
+    state_dim: int
+    """N."""
+
+    @property
+    def widths(self) -> list[int]:
+        """Widths of x, B and C in an input."""
+        shared = self.num_groups * self.state_dim
+        return [len(self.log_rate) * self.head_dim, shared, shared]

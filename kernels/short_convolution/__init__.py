@@ -1,0 +1,12 @@
+"""Short causal convolution of each channel over its last N inputs, which are a state per request.
+
+    y_t = bias + sum over n < N of weight_n x_(t - N + 1 + n), perhaps followed by SiLU
+
+Layers of LFM2 and Mamba-2 contain it. On CUDA, a step takes two launches.
+"""
+
+from __future__ import annotations
+
+from kernels.short_convolution.reference import convolve, short_convolution
+
+__all__ = ["convolve", "short_convolution"]

@@ -1,0 +1,125 @@
+"""Host-memory tier of linear-attention states: snapshots in host memory, and their copies."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+from worker.core.cache.fence import CompletedSteps
+from worker.core.cache.pool import FencedPool
+from worker.plan.plan import PageCopies
+
+
+class Place(NamedTuple):
+    """Place of a cached page."""
+
+    on_host: bool
+    number: int
+    """Number of the page, or of its slot in host memory."""
+
+
+class HostSnapshots:
+    """Snapshots in host memory, each attached to a cached page in either tier.
+
+        snapshot on the device ──store──> snapshot in host memory ──load──> state of a request
+
+    Unlike a page, a snapshot in host memory stays there after a load, until its page is evicted
+    from both tiers or it is the least recently used one.
+
+    Copies are part of the next Plan, in the order stores, loads, rows.
+
+    HAZARD(fence): a host snapshot is only reused once the last step with a copy from or to it has
+    completed. States of requests need no fence: no step in flight uses the slot of a new request.
+
+    Args:
+        count: number of snapshots.
+        steps: the completed steps.
+    """
+
+    def __init__(self, count: int, steps: CompletedSteps) -> None:
+        self._pool = FencedPool(0, count, steps)
+        self._at: dict[Place, int] = {}
+        """Snapshots by the place of their page."""
+        self._places: OrderedDict[int, Place] = OrderedDict()
+        """Places by snapshot, least recently used first."""
+        self._touched = [0] * count
+        """Last step that copies from or to a snapshot, by snapshot."""
+        self._next_seq = 1
+        """Number of the next Plan, which includes the copies."""
+        self._stores = PageCopies([], [])
+        self._loads: dict[int, int] = {}
+        """Snapshots to load with the next Plan, by slot of the request."""
+
+    def __contains__(self, place: Place) -> bool:
+        return place in self._at
+
+    def store(self, snapshot: int, place: Place) -> None:
+        """Schedules a copy of a snapshot on the device with the next Plan, for the page at `place`,
+        unless that page has one or all snapshots in host memory are in use."""
+        if place in self._at:
+            return
+        host_snapshot = self._take()
+        if host_snapshot is None:
+            return
+        self._at[place] = host_snapshot
+        self._places[host_snapshot] = place
+        self._touched[host_snapshot] = self._next_seq
+        self._stores.pages.append(snapshot)
+        self._stores.slots.append(host_snapshot)
+
+    def load(self, place: Place, slot: int) -> None:
+        """Schedules a copy of a page's snapshot to the state of a slot with the next Plan."""
+        host_snapshot = self._at[place]
+        self._places.move_to_end(host_snapshot)
+        self._touched[host_snapshot] = self._next_seq
+        self._loads[slot] = host_snapshot
+
+    def cancel(self, slot: int) -> None:
+        """Cancels the load into a slot that is freed, unless it is already part of a Plan."""
+        self._loads.pop(slot, None)
+
+    def move(self, before: Place, after: Place) -> None:
+        """Attaches the snapshot of a page, if it has one, to the place that the page moved to."""
+        host_snapshot = self._at.pop(before, None)
+        if host_snapshot is not None:
+            assert after not in self._at
+            self._at[after] = host_snapshot
+            self._places[host_snapshot] = after
+
+    def forget(self, places: Iterable[Place]) -> None:
+        """Frees the snapshots of evicted pages."""
+        for place in places:
+            if place in self._at:
+                self._drop(place)
+
+    def take_copies(self, seq: int) -> tuple[PageCopies | None, PageCopies | None]:
+        """Stores and loads for Plan `seq`, as in `Plan`; None for none. Called for every Plan."""
+        assert seq == self._next_seq, f"Plan {seq} takes the copies of Plan {self._next_seq}"
+        self._next_seq += 1
+        stores, self._stores = self._stores, PageCopies([], [])
+        loads, self._loads = self._loads, {}
+        return (
+            stores if stores.pages else None,
+            PageCopies([*loads], [*loads.values()]) if loads else None,
+        )
+
+    def check_invariants(self, cached: Collection[Place]) -> None:
+        """Asserts that each snapshot is free, fenced or attached to a page in `cached`."""
+        self._pool.check_invariants(self._places)
+        assert {place: number for number, place in self._places.items()} == self._at
+        assert set(self._at) <= set(cached), "a host snapshot of a page that is not cached"
+        assert len(set(self._stores.slots)) == len(self._stores.slots), "stored twice"
+
+    def _take(self) -> int | None:
+        if not self._pool.num_free:
+            oldest = next(iter(self._places), None)
+            if oldest is None or not self._pool.passed(self._touched[oldest]):
+                return None
+            self._drop(self._places[oldest])
+        return self._pool.take(1)[0]
+
+    def _drop(self, place: Place) -> None:
+        host_snapshot = self._at.pop(place)
+        del self._places[host_snapshot]
+        self._pool.release([host_snapshot], self._touched[host_snapshot])

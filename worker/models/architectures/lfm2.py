@@ -1,0 +1,133 @@
+"""LFM2 (huggingface.co/LiquidAI): short convolutions in most layers, attention in the others;
+dense, or with experts.
+
+Schema: `config/vendors/liquid.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+
+from worker.models.architectures.decoder import DecoderModel, FeedForward
+from worker.models.architectures.llama import LlamaLayer, PreNormLayer
+from worker.models.layers.attention import AttentionNames, AttentionTraits, GatedMLP
+from worker.models.layers.context import ForwardContext
+from worker.models.layers.convolution import ChannelPart, ShortConvolution
+from worker.models.layers.kv_cache import KVCacheSpec, StateSpec
+from worker.models.layers.linear import ColumnParallelLinear, ColumnPart, RowParallelLinear
+from worker.models.layers.linear_method import WeightSlot
+from worker.models.layers.moe import MoeMLP, MoeNames
+from worker.models.layers.sharing import divide
+
+_NORMS = ("operator_norm", "ffn_norm")
+_MLP_NAMES = ("w1", "w3", "w2")
+_MOE_NAMES = MoeNames(bias="expert_bias", gate="w1", up="w3", down="w2")
+_TRAITS = AttentionTraits(
+    names=AttentionNames(output="out_proj", q_norm="q_layernorm", k_norm="k_layernorm")
+)
+
+
+class GatedConvolution:
+    """A short convolution between two gates: out(c * conv(b * x)) with projections b, c and x of
+    the input. Each rank computes its share of the channels.
+
+    Args:
+        model: the model that the layer belongs to.
+        index: index of the layer, from 0.
+    """
+
+    def __init__(self, model: DecoderModel, index: int) -> None:
+        size, options = model.config.hidden_size, model.options
+        world_size, rank = options.group.world_size, options.group.rank
+        has_bias, num_taps = bool(model.extra("conv_bias")), int(model.extra("conv_L_cache"))
+        local = divide(size, world_size, "the number of channels of convolutions")
+        starts = [part * size + rank * local for part in range(3)]
+        parts = [
+            ColumnPart(name="in_proj", full_size=3 * size, local_size=local, start=start)
+            for start in starts
+        ]
+        self._layer_index = index
+        self._input = ColumnParallelLinear(size, parts, bias=has_bias, options=options)
+        self._output = RowParallelLinear(size, size, bias=has_bias, options=options)
+        channels = [ChannelPart(rank * local, local)]
+        self._conv = ShortConvolution(
+            *(channels, size, num_taps), has_bias=has_bias, has_silu=False, options=options
+        )
+        self.kv_cache_spec: KVCacheSpec | None = None
+        """A convolution keeps no keys and values."""
+        self.state_spec: StateSpec | None = StateSpec(planes=(self._conv.plane,))
+        """Specification of the state per request: last inputs of the convolution."""
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of the projections and the convolution; `prefix` ends with a dot."""
+        yield from self._input.weight_slots(prefix)
+        yield from self._conv.weight_slots(f"{prefix}conv")
+        yield from self._output.weight_slots(f"{prefix}out_proj")
+
+    def process_after_loading(self) -> None:
+        """Packs the projections, and transposes the weights of the convolution."""
+        self._input.process_after_loading()
+        self._output.process_after_loading()
+        self._conv.process_after_loading()
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
+        logits_indices: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `logits_indices`; updates the
+        states of all rows."""
+        assert ctx.state_rows is not None, "a step of a model that keeps states"
+        b, c, x = self._input.forward(hidden).chunk(3, dim=1)
+        states = ctx.states[self._layer_index].conv
+        out = c * self._conv.forward(b * x, states, ctx.state_rows)
+        return self._output.forward(
+            out if logits_indices is None else out.index_select(0, logits_indices)
+        )
+
+
+class ConvolutionLayer(PreNormLayer):
+    """A layer with a short convolution, and LFM2's names of norms."""
+
+    norm_names: ClassVar[tuple[str, ...]] = _NORMS
+
+
+class AttentionLayer(LlamaLayer):
+    """A layer with attention, and LFM2's names of norms."""
+
+    norm_names: ClassVar[tuple[str, ...]] = _NORMS
+
+
+class Lfm2ForCausalLM(DecoderModel):
+    """LFM2, dense."""
+
+    norm_name: ClassVar[str] = "model.embedding_norm"
+
+    def build_layer(self, index: int) -> PreNormLayer:
+        """Builds a layer with a short convolution, or with attention."""
+        mlp, name = self.build_mlp(index), "feed_forward"
+        if index in (self.config.linear_layers or ()):
+            mixer = GatedConvolution(self, index)
+            return ConvolutionLayer(self, mixer, mlp, mixer_name="conv", mlp_name=name)
+        return AttentionLayer(self, index, mlp, traits=_TRAITS, mlp_name=name)
+
+    def build_mlp(self, index: int) -> FeedForward:
+        """Builds the feed-forward block of a layer."""
+        return GatedMLP(self.config, self.options, names=_MLP_NAMES)
+
+
+class Lfm2MoeForCausalLM(Lfm2ForCausalLM):
+    """LFM2 with experts in all but the first layers."""
+
+    def build_mlp(self, index: int) -> FeedForward:
+        """Builds the feed-forward block of a layer: experts, or an MLP in the first layers."""
+        moe = self.config.moe
+        assert moe is not None, "the architecture has experts"
+        if index in moe.dense_layers:
+            return super().build_mlp(index)
+        return MoeMLP(self.config, self.options, _MOE_NAMES)

@@ -1,0 +1,91 @@
+"""Configuration of Mamba-2 layers. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from worker.models.config.schema import short
+
+GateOrder = Literal["gate first", "norm first", "no norm"]
+"""Whether outputs are gated before the norm over their group or after it, or have no norm."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MambaConfig:
+    """Sizes of a model's Mamba-2 layers, and differences between families."""
+
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    """Number of groups of heads, which share B and C and, in the norm, a mean."""
+    state_dim: int
+    """Size of B and C."""
+    num_taps: int
+    """Number of inputs of the convolution."""
+    conv_bias: bool = True
+    input_bias: bool = False
+    output_bias: bool = False
+    order: GateOrder = "gate first"
+    multipliers: tuple[float, ...] | None = None
+    """Factors of z, x, B, C and dt; None for none."""
+
+    @property
+    def widths(self) -> list[int]:
+        """Widths of z, x, B, C and dt in a projected token."""
+        values, shared = self.num_heads * self.head_dim, self.num_groups * self.state_dim
+        return [values, values, shared, shared, self.num_heads]
+
+
+def checked_mamba(
+    config: MambaConfig, heads_key: str, groups_key: str, step_limit: Any
+) -> MambaConfig:
+    """Returns the configuration after checks.
+
+    Args:
+        config: the configuration.
+        heads_key: key of the number of heads, for messages.
+        groups_key: key of the number of groups.
+        step_limit: `time_step_limit`; None if it is missing.
+
+    Raises:
+        ValueError: groups do not divide the heads, or step sizes are limited.
+    """
+    if config.num_heads % config.num_groups:
+        raise ValueError(
+            f"{heads_key} {config.num_heads} in config.json is not a multiple of {groups_key} "
+            f"({config.num_groups}): fix it"
+        )
+    if step_limit is not None and list(map(_number, step_limit)) != [0.0, math.inf]:
+        raise ValueError(
+            f"time_step_limit = {short(step_limit)} in config.json is not supported: it must be "
+            "[0.0, Infinity]"
+        )
+    return config
+
+
+def mamba_head_dim(size: int, num_heads: int, head_dim: int | str, size_key: str) -> int:
+    """Size of a head, from `mamba_d_head`, which may be "auto".
+
+    Args:
+        size: size of all heads together.
+        num_heads: `mamba_n_heads`.
+        head_dim: `mamba_d_head`.
+        size_key: key that `size` follows from, for messages.
+
+    Raises:
+        ValueError: the keys disagree.
+    """
+    found = size // num_heads if isinstance(head_dim, str) else head_dim
+    if found * num_heads != size:
+        raise ValueError(
+            f"mamba_n_heads {num_heads} and mamba_d_head {head_dim} in config.json do not fit "
+            f"{size_key}, by which heads have {size} values: fix it"
+        )
+    return found
+
+
+def _number(value: Any) -> Any:
+    """A number in `time_step_limit`; transformers 5 writes infinity as an object."""
+    return math.inf if value in ({"__float__": "Infinity"}, "Infinity", "inf") else value
