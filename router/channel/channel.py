@@ -3,7 +3,7 @@
     gateway ──SubmitBatch (one call in flight)──> worker
     gateway <──WorkerItem (one per step)───────── worker
 
-The stream is ordered and reliable, so the gateway's view of the worker is at most one step old. The
+The stream is ordered and reliable, so the gateway's view of the worker is at most 0.2 s old. The
 worker counts as failed if item numbers have a gap, heartbeats time out or the stream breaks; the
 channel then reconnects for as long as the worker is in the set.
 """

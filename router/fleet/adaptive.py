@@ -41,8 +41,12 @@ class AdaptivePolicy(RoutingPolicy):
     def observe(self, request: RequestView, work_s: float, now: float) -> None:
         """Records the request's work and the use of its prefix; see RoutingPolicy.observe."""
         self._congestion.placed(work_s, now)
-        if request.best_hit >= request.page_size:
-            self._popularity.observe(_shared_block(request), now)
+        if shared := request.shared_block:
+            self._popularity.observe(shared, now)
+
+    def observe_prefix(self, block_hash: int, now: float) -> None:
+        """Records the use of a prefix by another gateway; see RoutingPolicy.observe_prefix."""
+        self._popularity.observe(block_hash, now)
 
     def terms(
         self, request: RequestView, estimate: Estimate, workers: WorkerTable, now: float
@@ -73,9 +77,10 @@ class AdaptivePolicy(RoutingPolicy):
 
         None if nothing is saved.
         """
-        if request.best_hit < request.page_size:
+        shared = request.shared_block
+        if not shared:
             return None
-        times, share = self._popularity.recurrence(_shared_block(request), now)
+        times, share = self._popularity.recurrence(shared, now)
         if not times:
             return None
         # A worker with half of the prefix counts as having it: most of a copy is there.
@@ -86,11 +91,6 @@ class AdaptivePolicy(RoutingPolicy):
         shorter = np.maximum(queue_s[holders].min() - queue_s, 0.0)
         saving: Floats = shorter * (times / (num_holders + 1))
         return saving
-
-
-def _shared_block(request: RequestView) -> int:
-    """Hash of the last block of the request's longest prefix that any worker has."""
-    return request.hashes.item(int(request.best_hit) // request.page_size - 1)
 
 
 def _copy_s(request: RequestView, workers: WorkerTable) -> Floats:

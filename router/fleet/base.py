@@ -53,6 +53,11 @@ class RoutingPolicy(ABC):
         seconds."""
         return
 
+    def observe_prefix(self, block_hash: int, now: float) -> None:
+        """Records that another gateway placed a request whose longest prefix that any worker has
+        ends with this block."""
+        return
+
     def choose(
         self, request: RequestView, estimate: Estimate, workers: WorkerTable, now: float
     ) -> Decision | None:

@@ -40,6 +40,9 @@ times that."""
 PACE_BOUND = 1.0
 """Maximum deviation of a step's time from the model, as a logarithm (a factor of e): slower steps
 were delayed by something else and do not reflect the worker's speed."""
+PACE_SPACING_S = 0.002
+"""Seconds between observed steps of a fleet, times its workers. An observation costs a gateway some
+10 µs: at most half a percent of a core."""
 PACE_DECODES = 4
 """Decode steps per observed one. They are many and similar, and an observation costs a gateway some
 10 µs: every fourth of 30 steps/s of 100 workers takes 1 % of a core."""

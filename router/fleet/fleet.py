@@ -18,6 +18,7 @@ from router.fleet.hits import HitFinder
 from router.fleet.in_flight import InFlight
 from router.fleet.index import PrefixIndex
 from router.fleet.memo import HashMemo
+from router.fleet.other_gateways import MIN_TOKENS, OtherGatewaysPrompts, sampled_blocks
 from router.fleet.pace import FleetPace
 from router.fleet.policies import create_policy
 from router.fleet.pricing import price_all, price_load
@@ -55,6 +56,11 @@ class Choice(msgspec.Struct, frozen=True):
     """Predicted seconds for which the worker computes the prompt."""
     explanation: Explanation | None = None
     """Explanation of the decision; None unless enabled in RoutingConfig."""
+    sampled_blocks: bytes = b""
+    """Block hashes for other gateways, see PromptInFlight; empty if hits cover most of the
+    prompt."""
+    shared_block: int = 0
+    """Hash of the last block of the longest prefix that any worker has; 0 for none."""
 
     @property
     def first_token_s(self) -> float:
@@ -87,6 +93,7 @@ class Fleet:
         config = config or RoutingConfig()
         self.index = PrefixIndex()
         self.in_flight = InFlight()
+        self.others = OtherGatewaysPrompts()
         self.memo = HashMemo()
         self._table = WorkerTable()
         self.pace = FleetPace()
@@ -98,7 +105,7 @@ class Fleet:
         self._parity = parity
         self._workers: dict[str, WorkerState] = {}
         self._queue_order = QueueOrder()
-        self._hits = HitFinder(self.index, self.in_flight)
+        self._hits = HitFinder(self.index, self.in_flight, self.others)
         self._priced_with = self.pace.costs
         self._ready_workers = ReadyWorkers()
         self._num_chosen = 0
@@ -170,6 +177,8 @@ class Fleet:
         slot = self.index.slot(worker_id)
         assert slot is not None, "an attached worker has a slot"
         self._hits.placed(slot, worker.row)
+        self.others.drop(worker.row)
+        self.others.add(worker.row, snapshot.prompts)
         self._unbook_reported(worker)
         self._update_ready(worker, before)
         self._unpriced.pop(worker_id, None)
@@ -182,16 +191,33 @@ class Fleet:
             return
         if update.block_events:
             self.index.apply(worker_id, update.block_events)
-        load = worker.load = update.load
-        worker.reported_at = self._clock()
+        now = self._clock()
+        if update.prompts:
+            self.others.add(worker.row, update.prompts)
+            for sent in update.prompts:
+                if sent.shared_block:
+                    self.policy.observe_prefix(sent.shared_block, now)
+        if update.computed:
+            self.others.remove(worker.row, update.computed)
+        if update.load is not None:
+            self._report(worker, update.load, now)
+
+    def _report(self, worker: WorkerState, load: LoadSnapshot, now: float) -> None:
+        """Applies a worker's load, and learns from the steps since its last report."""
+        before, worker.load = worker.load, load
+        worker.reported_at = now
         # Step times: of all steps with prefills, and of one decode step in PACE_DECODES.
         seq, last = load.step_shape.seq, worker.observed_seq
         if seq != last and (load.step_shape.prefill_tokens or not last < seq < last + PACE_DECODES):
             self._observe_step(worker)
+        if load.prefill_steps.num_steps > before.prefill_steps.num_steps:
+            busy_s = self.pace.busy_s(worker.row, before.prefill_steps, load.prefill_steps)
+            if busy_s:
+                self.utilisation.add(worker.row, busy_s, now)
         if worker.reservations:
             self._unbook_reported(worker)
         if len(self._unpriced) < _MOST_UNPRICED:
-            self._unpriced[worker_id] = worker
+            self._unpriced[worker.worker_id] = worker
         else:
             self._tabulate(worker)
 
@@ -202,6 +228,7 @@ class Fleet:
         if worker is not None:
             before = worker.info if worker.ready else None
             self.pace.forget(worker.row)
+            self.others.drop(worker.row)
             worker.info, worker.observed_seq = None, 0
             worker.load = LoadSnapshot()
             self._update_ready(worker, before)
@@ -280,7 +307,8 @@ class Fleet:
         self.policy.observe(request, work_s, now)
         booking = _reservation(table, row, request.num_tokens - hit, work_s)
         assert worker.key is not None, "a worker that has loaded has a key"
-        node = self.in_flight.add(prompt.hashes(worker.key), row)
+        hashes = prompt.hashes(worker.key)
+        node = self.in_flight.add(hashes, row)
         worker.in_flight[request_id] = SentPrompt(node, prompt.priority, booking.work_s)
         worker.reservations[request_id] = booking
         self._book(worker, booking, 1)
@@ -294,6 +322,8 @@ class Fleet:
             waiting_s,
             work_s,
             explanation,
+            sampled_blocks(hashes) if request.num_tokens - hit >= MIN_TOKENS else b"",
+            request.shared_block,
         )
 
     def reserve_group(
@@ -341,12 +371,10 @@ class Fleet:
     def _observe_step(self, worker: WorkerState) -> None:
         """Learns from the step of a worker's last report."""
         row, load, now = worker.row, worker.load, worker.reported_at
-        worker.observed_seq = load.step_shape.seq
-        if load.step_ms <= 0.0:
+        if load.step_ms <= 0.0 or not self.pace.is_due(row, now):
             return
+        worker.observed_seq = load.step_shape.seq
         self.pace.observe(row, load, now)
-        if load.step_shape.prefill_tokens and (busy_s := self.pace.busy_s(row, load)):
-            self.utilisation.add(row, busy_s, now)
         if self.pace.costs is not self._priced_with:
             # All workers at once: their prices are compared, so they must use the same costs.
             self._priced_with = self.pace.costs

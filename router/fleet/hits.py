@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from router.fleet.blocks import BlockKey, PromptBlocks
 from router.fleet.in_flight import InFlight
 from router.fleet.index import PrefixIndex
+from router.fleet.other_gateways import OtherGatewaysPrompts
 from router.fleet.request import RequestView
 from router.fleet.workers import grown
 
@@ -31,16 +32,20 @@ class _Holders(NamedTuple):
 
 
 class HitFinder:
-    """Finds hits in the index of cached blocks and in the tree of prompts in flight.
+    """Finds hits in the index of cached blocks and in the trees of prompts in flight.
 
     Args:
         index: blocks that workers have.
-        in_flight: prompts whose blocks they will have.
+        in_flight: prompts of this gateway whose blocks they will have.
+        others: prompts of other gateways whose blocks they will have.
     """
 
-    def __init__(self, index: PrefixIndex, in_flight: InFlight) -> None:
+    def __init__(
+        self, index: PrefixIndex, in_flight: InFlight, others: OtherGatewaysPrompts
+    ) -> None:
         self._index = index
         self._in_flight = in_flight
+        self._others = others
         self._slot_rows: Rows = np.zeros(0, np.intp)
         """Row of the worker, by slot of the index."""
         # Sets of workers recur; their bits are converted to rows once.
@@ -88,6 +93,13 @@ class HitFinder:
                 longest = max(longest, prefixes[-1][1])
                 for bits, length in prefixes:  # longer prefixes have fewer rows and come later
                     flying[_rows_of(bits)] = length * page
+            if prefixes := self._others.match(hashes):
+                if flying is None:
+                    flying = np.zeros(size)
+                longest = max(longest, prefixes[-1][1])
+                for bits, length in prefixes:
+                    rows = _rows_of(bits)
+                    flying[rows] = np.maximum(flying[rows], length * page)
             best = max(best, longest * page)
         cached = hits
         if flying is not None:

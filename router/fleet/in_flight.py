@@ -41,6 +41,11 @@ class InFlight:
         """Number of prompts in flight."""
         return sum(self._root.counts.values())
 
+    @property
+    def has_prompts(self) -> bool:
+        """Whether any prompt with a full block is in flight."""
+        return bool(self._root.children)
+
     def match(self, hashes: BlockHashes) -> list[tuple[int, int]]:
         """Prefixes that `hashes` shares with prompts in flight, the longest last.
 

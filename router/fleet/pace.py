@@ -9,11 +9,12 @@ import numpy as np
 from router.fleet.constants import (
     PACE_BOUND,
     PACE_GAIN,
+    PACE_SPACING_S,
     SAME_PACE,
     WINDOW_S,
 )
 from router.fleet.workers import Floats, grown
-from worker.protocol.messages import LoadSnapshot
+from worker.protocol.messages import LoadSnapshot, PrefillSteps
 from worker.protocol.step_time import StepCosts, StepTimeModel
 
 _NUM_COEFFICIENTS = 5
@@ -35,6 +36,8 @@ class FleetPace:
         self.costs = self._model.costs
         self._due = _NUM_COEFFICIENTS
         """Number of observations after which `costs` is computed next."""
+        self._spacing_s = 0.0
+        """Minimum seconds between two observations of a worker."""
         self._usual = 1.0
         """Factor of a worker without observations."""
         # Arrays by row.
@@ -55,6 +58,11 @@ class FleetPace:
         self._grow(size)
         factors = self._factors[:size]
         return np.where(np.isnan(factors), self._usual, factors)
+
+    def is_due(self, row: int, now: float) -> bool:
+        """Whether the worker's last observation is long enough ago for another one."""
+        self._grow(row + 1)
+        return now - self._seen_at.item(row) >= self._spacing_s
 
     def observe(self, row: int, load: LoadSnapshot, now: float) -> None:
         """Learns from the last step in a report."""
@@ -80,10 +88,15 @@ class FleetPace:
         if row < len(self._logs):
             self._logs[row] = self._factors[row] = np.nan
 
-    def busy_s(self, row: int, load: LoadSnapshot) -> float:
-        """Seconds of the last step spent on prefills."""
-        decodes = self.costs.decodes(load.step_shape)
-        return max(load.step_ms / 1000.0 - decodes * self.factor(row), 0.0)
+    def busy_s(self, row: int, before: PrefillSteps, after: PrefillSteps) -> float:
+        """Seconds that steps between two reports have spent on prefills."""
+        num_steps = after.num_steps - before.num_steps
+        if num_steps <= 0:
+            return 0.0
+        costs = self.costs
+        decodes_s = costs.decodes(after.decodes) - costs.decodes(before.decodes)
+        decodes_s += num_steps * costs.constant
+        return max((after.step_ms - before.step_ms) / 1e3 - decodes_s * self.factor(row), 0.0)
 
     def _group(self, now: float) -> int:
         """Computes factors from logarithms: one per group of workers of about equal speed, so that
@@ -92,6 +105,7 @@ class FleetPace:
         Returns the number of workers with observations.
         """
         rows = np.flatnonzero(~np.isnan(self._logs))
+        self._spacing_s = len(rows) * PACE_SPACING_S
         logs = self._logs[rows]
         # A worker that seemed slow gets few requests and thus few observations: its difference from
         # the others decays, so that it is tried again.

@@ -40,6 +40,12 @@ class RequestView(msgspec.Struct):
     queue: QueueView | None = None
     """Prompts in flight at the workers by priority; None if the request overtakes none of them."""
 
+    @property
+    def shared_block(self) -> int:
+        """Hash of the last block of the longest prefix that any worker has; 0 for none."""
+        num_blocks = int(self.best_hit) // self.page_size
+        return self.hashes.item(num_blocks - 1) if num_blocks else 0
+
 
 class Estimate(NamedTuple):
     """Predicted times of a request on each worker: seconds, one per row of the WorkerTable."""

@@ -204,7 +204,8 @@ class ServedModel:
 
     def _on_update(self, entrance: SessionEntrance, worker_id: str, update: WorkerUpdate) -> None:
         self.fleet.update(worker_id, update)
-        entrance.reported(worker_id, update.load)
+        if update.load is not None:
+            entrance.reported(worker_id, update.load)
 
     def _set_workers(self, worker_ids: Iterable[str]) -> None:
         if self._closed:

@@ -232,6 +232,7 @@ class Placer:
             return "the worker has left"
         submit = completion.submit_to(channel, asyncio.get_running_loop().time())
         submit.num_expected_cached = choice.hit_tokens
+        submit.sampled_blocks, submit.shared_block = choice.sampled_blocks, choice.shared_block
         if self.entrance is not None:
             submit.session = self.entrance.placed(completion, choice)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Self
 
@@ -40,8 +41,8 @@ def attach(fleet: Fleet, number: int, blocks: list[BlockStored], epoch: int = 1)
     fleet.attach(name, AttachSnapshot(PROTOCOL_VERSION, name, epoch, INFO, blocks, load))
 
 
-def large_fleet(count: int) -> Fleet:
-    fleet = Fleet(RoutingConfig(), clock=lambda: 1.0)
+def large_fleet(count: int, clock: Callable[[], float] = lambda: 1.0) -> Fleet:
+    fleet = Fleet(RoutingConfig(), clock=clock)
     for number in range(count):
         attach(fleet, number, [])
     return fleet
@@ -139,7 +140,8 @@ def test_a_queue_costs_its_tokens_and_its_steps() -> None:
 
 
 def test_speeds_are_learned_per_worker_and_new_ones_get_what_is_usual() -> None:
-    fleet = large_fleet(200)
+    seq = 0
+    fleet = large_fleet(200, lambda: float(seq))
     for seq in range(1, 40):
         for number in range(100):
             slowness = 3.0 if number < 20 else 1.0
@@ -167,7 +169,7 @@ def test_steps_that_should_take_no_time_say_nothing_of_a_workers_speed() -> None
     decodes = StepShape(seq + 4, 0, 0, 4, 2000)
     assert pace.costs.step(decodes) == 0.0
     before = pace._logs.item(0)
-    pace.observe(0, LoadSnapshot(step_ms=5.0, step_shape=decodes), float(seq))
+    pace.observe(0, LoadSnapshot(step_ms=5.0, step_shape=decodes), float(seq + 1))
     assert pace._logs.item(0) == before
 
 

@@ -157,6 +157,7 @@ def test_speeds_are_learned_and_used() -> None:
     random = np.random.default_rng(0)
     factors = {"w0": 1.0, "w1": 1.03, "w2": 4.0}
     for seq in range(1, 400):
+        bench.now += 0.1
         for name, factor in factors.items():
             count = int(random.integers(0, 2) * random.integers(1, 2048))
             shape = StepShape(seq, count, count * count // 2, 8, 8 * 500)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
+from router.fleet.pace import FleetPace
 from router.fleet.utilisation import Utilisation
+from worker.protocol.messages import PrefillSteps, StepShape
 
 
 def _busy(parts: list[float], seconds: int) -> Utilisation:
@@ -46,3 +50,18 @@ def test_what_is_not_known_is_in_the_middle_and_soon_known() -> None:
     assert idle[2] < 0.1
     utilisation.add(0, 0.9, 1.0)
     assert 0.5 < utilisation.of_workers(1, 1.0).item() < 0.8
+
+
+def test_a_report_of_several_steps_counts_as_their_reports_one_by_one() -> None:
+    pace = FleetPace()
+    shapes = [StepShape(n, 100 * n, 5000 * n, n, 500 * n, n, 2 * n, 1) for n in range(1, 9)]
+    all_ms = [1e3 * pace.costs.step(shape) for shape in shapes]
+    totals = [PrefillSteps()]
+    for shape, step_ms in zip(shapes, all_ms, strict=True):
+        totals.append(totals[-1].with_step(shape, step_ms))
+    one_by_one = [pace.busy_s(0, a, b) for a, b in pairwise(totals)]
+    for shape, busy_s in zip(shapes, one_by_one, strict=True):
+        expected = pace.costs.prefill_token * shape.prefill_tokens
+        assert busy_s == pytest.approx(expected + pace.costs.attended * shape.prefill_attended)
+    assert pace.busy_s(0, totals[0], totals[-1]) == pytest.approx(sum(one_by_one))
+    assert pace.busy_s(0, totals[3], totals[3]) == 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from worker.protocol.messages import (
     AttachSnapshot,
@@ -11,6 +11,7 @@ from worker.protocol.messages import (
     BlockRemoved,
     BlockStored,
     LoadSnapshot,
+    PromptInFlight,
     Tier,
     TokenDelta,
     WorkerDown,
@@ -74,9 +75,15 @@ class Attachment:
         self._has_items = asyncio.Event()
         self._on_item = on_item or self._has_items.set
         self._seq = 0
+        self._events: list[BlockEvent] = []
+        """Block events that no item has yet."""
+        self._computed: list[int] = []
+        """Ordinals of computed prompts that no item has yet."""
 
     def put(self, item: AttachSnapshot | WorkerDown) -> None:
         """Adds an item that is never merged."""
+        self._events.clear()  # a snapshot has them; after a failure there are no blocks
+        self._computed.clear()
         self._pending.append(item)
         self._tails = None
         self._on_item()
@@ -87,27 +94,34 @@ class Attachment:
         deltas: list[TokenDelta],
         block_events: list[BlockEvent],
         load: LoadSnapshot,
+        computed: Sequence[int] = (),
     ) -> None:
-        """Adds one step, merged with the last one if that is still pending.
+        """Adds one step. Tokens are sent at once. Load and blocks, which cost a gateway as much as
+        several tokens, wait for the next heartbeat unless they are needed before.
 
-        `deltas` are this gateway's; ownership passes to this object.
+        `deltas` are this gateway's; ownership passes to this object. For the other arguments see
+        WorkerUpdate.
         """
-        update = self._pending[-1] if self._pending else None
-        if isinstance(update, WorkerUpdate):
-            update.block_events.extend(block_events)
-            update.load = load
-            self._merge(update, deltas)
-        else:
-            # A copy, since other gateways get the same events.
-            events = list(block_events)
-            self._tails = None
-            self._pending.append(
-                WorkerUpdate(epoch=epoch, seq=0, deltas=deltas, block_events=events, load=load)
-            )
+        self._events.extend(block_events)
+        self._computed.extend(computed)
+        if _need_report(deltas):
+            self._put_update(epoch, deltas, load)
+        elif deltas:
+            self._put_update(epoch, deltas, None)
         for delta in deltas:
             if delta.finish_reason is not None:
                 self._close_request(delta)
-        self._on_item()
+
+    def put_prompts(
+        self, epoch: int, prompts: Sequence[PromptInFlight], load: LoadSnapshot
+    ) -> None:
+        """Adds prompts that other gateways have just sent, and the load with them."""
+        self._put_update(epoch, [], load, prompts)
+
+    def beat(self, epoch: int, load: LoadSnapshot, computed: Sequence[int] = ()) -> None:
+        """Adds a heartbeat, with everything that waits."""
+        self._computed.extend(computed)
+        self._put_update(epoch, [], load)
 
     def take_item(self) -> WorkerItem | None:
         """Removes and returns the oldest pending item; None if there is none."""
@@ -128,9 +142,10 @@ class Attachment:
 
     @property
     def num_pending_events(self) -> int:
-        """Number of block events in the pending update."""
+        """Number of block events in the pending update, and of those that wait."""
         update = self._pending[-1] if self._pending else None
-        return len(update.block_events) if isinstance(update, WorkerUpdate) else 0
+        pending = len(update.block_events) if isinstance(update, WorkerUpdate) else 0
+        return pending + len(self._events)
 
     def end_stream(self) -> None:
         """Ends the stream after the pending items."""
@@ -141,6 +156,37 @@ class Attachment:
         """Ends the stream immediately, dropping pending items."""
         self._pending.clear()
         self.end_stream()
+
+    def _put_update(
+        self,
+        epoch: int,
+        deltas: list[TokenDelta],
+        load: LoadSnapshot | None,
+        prompts: Sequence[PromptInFlight] = (),
+    ) -> None:
+        """Adds an update, merged with the last one if that is still pending; with a load it has
+        everything that waits."""
+        events: list[BlockEvent] = []
+        computed: list[int] = []
+        if load is not None:
+            events, self._events = self._events, []
+            computed, self._computed = self._computed, []
+        update = self._pending[-1] if self._pending else None
+        if isinstance(update, WorkerUpdate):
+            update.block_events.extend(events)
+            update.load = load or update.load
+            # Prompts that the gateway has not received are dropped: it may have stopped reading.
+            ended = frozenset(computed)
+            update.prompts = [p for p in update.prompts if p.ordinal not in ended]
+            update.prompts.extend(prompts)
+            update.computed.extend(computed)
+            self._merge(update, deltas)
+        else:
+            self._tails = None
+            self._pending.append(
+                WorkerUpdate(epoch, 0, deltas, events, load, list(prompts), computed)
+            )
+        self._on_item()
 
     def _close_request(self, delta: TokenDelta) -> None:
         # The end of an earlier attempt may follow the submit of a later one.
@@ -159,6 +205,12 @@ class Attachment:
                 update.deltas.append(delta)
             else:
                 _extend(tail, delta)
+
+
+def _need_report(deltas: Iterable[TokenDelta]) -> bool:
+    """Whether the gateway needs the blocks of a step: a prompt was computed, which was predicted to
+    be cached until then, or a request has ended, which the next one may continue."""
+    return any(d.num_cached_tokens >= 0 or d.finish_reason is not None for d in deltas)
 
 
 def _extend(tail: TokenDelta, delta: TokenDelta) -> None:

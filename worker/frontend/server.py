@@ -25,6 +25,7 @@ from worker.frontend.event_loop_monitor import EventLoopMonitor
 from worker.frontend.grammar.service import GrammarService
 from worker.frontend.in_flight_submits import InFlightSubmits
 from worker.frontend.intake import Intake, reject_early, slices
+from worker.frontend.prompts_in_flight import PromptsInFlight
 from worker.frontend.rank_processes import RankProcesses
 from worker.frontend.session_load import SessionLoad
 from worker.frontend.traces import WorkerTraces
@@ -55,7 +56,8 @@ MAX_PENDING_EVENTS = 100_000
 """Maximum block events pending for one gateway; a gateway that has stopped reading is detached."""
 
 HEARTBEAT_S = 0.2
-"""Maximum seconds between two items of an attach stream; gateways expect one within 250 ms."""
+"""Seconds between heartbeats of an attach stream, which have the load and all block events since
+the last report; gateways expect one within 250 ms."""
 
 
 class WorkerFrontend:
@@ -94,6 +96,7 @@ class WorkerFrontend:
         self._reserved = InFlightSubmits()
         self._sessions: SessionLoad | None = None
         """Live sessions in this epoch; None before the first request of a session."""
+        self._prompts = PromptsInFlight()
         self._attachments: dict[str, Attachment] = {}
         self._encode = msgspec.msgpack.Encoder().encode
         self._intake = Intake()
@@ -209,9 +212,8 @@ class WorkerFrontend:
             batch.submits = [s for s in batch.submits if (s.request_id, s.attempt) not in attempts]
             if self._grammars is not None:
                 self._grammars.attach(batch, grammars)
-        if self._sessions is not None:
-            for abort in batch.aborts:
-                self._sessions.end(abort.request_id)
+        for abort in batch.aborts:
+            self._end(abort.request_id)
         for submit in batch.submits:
             self._attachments[submit.gateway_id].open_requests[submit.request_id] = submit.attempt
         last_ordinal = 0
@@ -239,6 +241,7 @@ class WorkerFrontend:
         self.load = LoadSnapshot()
         self._reserved = InFlightSubmits()
         self._sessions = None
+        self._prompts = PromptsInFlight()
         self._watchdog = None
 
     def close(self) -> None:
@@ -286,13 +289,9 @@ class WorkerFrontend:
             attachment.put(snapshot)
 
     def _apply(self, report: StepReport) -> None:
-        load = report.load
-        if self._reserved.submits:
-            load = self._reserved.added_to(load)
         if self._sessions is not None:
             self._sessions.apply(report.deltas)
-            load = self._sessions.added_to(load)
-        self.load = load
+        self.load = load = self._total(report.load)
         self.latency.add_report(report)
         if self._traces is not None:
             for changes in report.deltas.values():
@@ -300,10 +299,16 @@ class WorkerFrontend:
         if report.block_events:
             self._mirror.apply(report.block_events)
         stalled = []
+        computed: list[int] = []
+        if self._prompts.open or self._prompts.computed:
+            self._prompts.apply(report.deltas)
+            computed = self._prompts.take_computed()
         for gateway_id, attachment in self._attachments.items():
             deltas = report.deltas.get(gateway_id)
-            if deltas or report.block_events:
-                attachment.put_step(self.epoch, deltas or [], report.block_events, load)
+            if deltas or report.block_events or computed:
+                attachment.put_step(
+                    self.epoch, deltas or [], report.block_events, load, computed=computed
+                )
                 if report.block_events and attachment.num_pending_events > MAX_PENDING_EVENTS:
                     stalled.append(gateway_id)
         for gateway_id in stalled:
@@ -321,18 +326,30 @@ class WorkerFrontend:
             self._traces.submits_sent(submits, arrived_ns)
 
     def _reserve(self, submits: list[Submit], last_ordinal: int) -> None:
-        """Adds submits to the load, and sends it to other gateways immediately, so that they do not
-        choose this worker too."""
+        """Adds submits to the load, and sends it to other gateways immediately with their prompts,
+        so that they choose this worker for the same prefixes only."""
         self._reserved.add(submits, last_ordinal)
-        self.load = self._reserved.added_to(self.load)
         if self._sessions is None and any(submit.session is not None for submit in submits):
             self._sessions = SessionLoad()
         if self._sessions is not None:
             self._sessions.begin(submits)
-            self.load = self._sessions.added_to(self.load)
+        prompts = self._prompts.add(submits, last_ordinal)
+        self.load = self._total(self.load)
         for gateway_id, attachment in self._attachments.items():
             if gateway_id != submits[0].gateway_id:
-                attachment.put_step(self.epoch, [], [], self.load)
+                attachment.put_prompts(self.epoch, prompts, self.load)
+
+    def _total(self, load: LoadSnapshot) -> LoadSnapshot:
+        """The load with submits that it does not include, and with all gateways' sessions."""
+        if self._reserved.submits:
+            load = self._reserved.added_to(load)
+        return load if self._sessions is None else self._sessions.added_to(load)
+
+    def _end(self, request_id: str) -> None:
+        """Ends the session's request and the prompt of an aborted request."""
+        if self._sessions is not None:
+            self._sessions.end(request_id)
+        self._prompts.end(request_id)
 
     def _drop_repeated(self, batch: SubmitBatch, rejections: list[Rejection]) -> list[Rejection]:
         """Drops submits of requests that this or a later attempt has already opened, which
@@ -393,9 +410,8 @@ class WorkerFrontend:
         """Ends a stream immediately, and aborts its requests, which would hold pages."""
         attachment.drop_stream()
         aborts = [Abort(request_id=r, attempt=a) for r, a in attachment.open_requests.items()]
-        if self._sessions is not None:
-            for abort in aborts:
-                self._sessions.end(abort.request_id)
+        for abort in aborts:
+            self._end(abort.request_id)
         attachment.open_requests.clear()
         if aborts and self._engine is not None:
             self._engine.send(self._encode(SubmitBatch(aborts=aborts)))
@@ -408,6 +424,7 @@ class WorkerFrontend:
             info=self.info,
             blocks=self._mirror.chains(),
             load=self.load,
+            prompts=self._prompts.all,
         )
 
     async def _send_heartbeats(self) -> None:
@@ -418,8 +435,9 @@ class WorkerFrontend:
                 self._loop_monitor.beat()
             if self._sessions is not None:
                 self.load = self._sessions.added_to(self.load)
+            computed = self._prompts.take_computed()
             for attachment in self._attachments.values():
-                attachment.put_step(self.epoch, [], [], self.load)
+                attachment.beat(self.epoch, self.load, computed)
             now = clock()
             # While this process was blocked, the engine's reports could not be read.
             self._watch(min(now - last, 2 * HEARTBEAT_S))

@@ -26,7 +26,7 @@ from worker.protocol.speculation import SpeculationTotals
 from worker.protocol.times import FirstTokenTimes, StepTimes
 from worker.protocol.working_sets import SessionUse
 
-PROTOCOL_VERSION = 15
+PROTOCOL_VERSION = 16
 """Incremented whenever a message changes shape or meaning; both sides reject other versions."""
 
 DEFAULT_PRIORITY = 4
@@ -83,6 +83,12 @@ class Submit(msgspec.Struct, kw_only=True, omit_defaults=True):
     """W3C trace context of the gateway's span; empty if the request is not traced."""
     session: SessionUse | None = None
     """The agent session's context; None for other requests."""
+    sampled_blocks: bytes = b""
+    """Hashes of blocks of the prompt, for other gateways (see PromptInFlight); empty if little of
+    the prompt has to be computed."""
+    shared_block: int = 0
+    """Hash of the last block of the longest prefix that any worker had, for other gateways; 0 for
+    none."""
 
     @property
     def is_guided(self) -> bool:
@@ -313,6 +319,32 @@ class StepShape(msgspec.Struct, array_like=True, frozen=True):
     """Prompt tokens whose log-probabilities were computed; each needs a row of logits."""
 
 
+class PrefillSteps(msgspec.Struct, array_like=True, frozen=True):
+    """Totals of an epoch's steps with prompt tokens, of which gateways do not see each one."""
+
+    num_steps: int = 0
+    """Number of steps."""
+    step_ms: float = 0.0
+    """Sum of their `step_ms`."""
+    decodes: StepShape = StepShape()
+    """Sums of the fields of decodes and drafts in their shapes."""
+
+    def with_step(self, shape: StepShape, step_ms: float) -> PrefillSteps:
+        """The totals with one more step."""
+        sums = self.decodes
+        return PrefillSteps(
+            self.num_steps + 1,
+            self.step_ms + step_ms,
+            StepShape(
+                decode_rows=sums.decode_rows + shape.decode_rows,
+                decode_context=sums.decode_context + shape.decode_context,
+                draft_rows=sums.draft_rows + shape.draft_rows,
+                draft_tokens=sums.draft_tokens + shape.draft_tokens,
+                draft_starts=sums.draft_starts + shape.draft_starts,
+            ),
+        )
+
+
 class LoadSnapshot(msgspec.Struct, array_like=True):
     """Load of a worker at the time of a report."""
 
@@ -371,6 +403,8 @@ class LoadSnapshot(msgspec.Struct, array_like=True):
     """Tokens of `num_prefix_queries` that were cached."""
     session_tokens: int = 0
     """Tokens of the contexts of live agent sessions of all gateways, each shared prefix once."""
+    prefill_steps: PrefillSteps = PrefillSteps()
+    """Totals of steps with prompt tokens."""
 
 
 class TokenizerFingerprint(msgspec.Struct, array_like=True, frozen=True):
@@ -460,6 +494,17 @@ class StepLimit(msgspec.Struct, array_like=True, tag="limit"):
 EngineMessage = EngineInfo | StepReport | StepLimit
 
 
+class PromptInFlight(msgspec.Struct, array_like=True, frozen=True):
+    """A prompt that a gateway has sent to a worker, whose blocks the worker will soon have."""
+
+    ordinal: int
+    """Ordinal of its submit in the worker's epoch (see SubmitReply)."""
+    sampled_blocks: bytes
+    """Hashes of its blocks, as in Submit; only gateways interpret them."""
+    shared_block: int = 0
+    """As in Submit."""
+
+
 class AttachSnapshot(msgspec.Struct, array_like=True, tag="snapshot"):
     """State of a worker: first item of an attach stream, repeated after each rebuild."""
 
@@ -473,17 +518,29 @@ class AttachSnapshot(msgspec.Struct, array_like=True, tag="snapshot"):
     blocks: list[BlockStored]
     """All blocks in the prefix cache."""
     load: LoadSnapshot
+    prompts: list[PromptInFlight] = []
+    """Prompts of other gateways that are not computed yet."""
 
 
 class WorkerUpdate(msgspec.Struct, array_like=True, tag="update"):
-    """Engine steps as seen by one gateway; sent at least every 250 ms, empty when idle."""
+    """Engine steps as seen by one gateway; sent at least every 250 ms, empty when idle.
+
+    Tokens are sent with each step. The other fields follow with a request's first token, its end or
+    another gateway's submit, else within 250 ms.
+    """
 
     epoch: int
     seq: int
     """Number of the update: from 1 in each attach stream, without gaps."""
     deltas: list[TokenDelta]
     block_events: list[BlockEvent]
-    load: LoadSnapshot
+    load: LoadSnapshot | None
+    """None if it follows with a later update."""
+    prompts: list[PromptInFlight] = []
+    """Prompts that other gateways have sent."""
+    computed: list[int] = []
+    """Ordinals of prompts that have been computed, or that will not be: `block_events` of this or
+    an earlier update have their blocks."""
 
 
 class WorkerDown(msgspec.Struct, array_like=True, tag="down"):

@@ -56,15 +56,16 @@ def options_of(cls: type) -> Mapping[str, Option]:
 
 @cache
 def _options_of(cls: type) -> Mapping[str, Option]:
-    found = dict[str, Option]()
+    found = list[Option]()
     for item, hint in _fields_of(cls):
         if (title := item.metadata.get(_GROUP)) is not None:
             members = options_of(_group_kind(hint)).values()
-            found |= {m.name: m._replace(title=m.title or title) for m in members}
+            found += (member._replace(title=member.title or title) for member in members)
         else:
-            name = item.metadata.get("option", item.name)
-            found[name] = Option(name, item, hint, cls, "")
-    return found
+            found.append(Option(item.metadata.get("option", item.name), item, hint, cls, ""))
+    by_name = {option.name: option for option in found}
+    assert len(by_name) == len(found), f"two options of {cls.__name__} have the same name"
+    return by_name
 
 
 def option_name(options: Any, name: str) -> str:

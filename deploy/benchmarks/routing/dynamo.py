@@ -26,7 +26,7 @@ from deploy.benchmarks.routing.simulated import Clock, Placement, SimulatedRoute
 from deploy.benchmarks.routing.worker import SALT, TOKEN, SimWorker
 from deploy.benchmarks.routing.workload import Arrival
 from worker.protocol.blocks import TOKEN_BYTES, block_hash_array, root_hash
-from worker.protocol.messages import BlockEvent, BlockRemoved, StepReport
+from worker.protocol.messages import BlockEvent, BlockRemoved, StepReport, Submit
 
 _MODEL = {"model_name": "simulated"}
 _MARK_TOKEN = 2**31 - 1
@@ -99,7 +99,7 @@ class DynamoRouter(SimulatedRouter):
         self._catch_up()
         return [self._place(arrival) for arrival in arrivals]
 
-    def submitted(self, worker: SimWorker, request_id: str, ordinal: int) -> None:
+    def submitted(self, worker: SimWorker, submit: Submit, ordinal: int) -> None:
         """Does nothing, as `place` has already made the reservation."""
 
     def reported(self, worker: SimWorker, report: StepReport) -> None:

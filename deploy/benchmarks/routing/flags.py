@@ -12,19 +12,22 @@ from cluster.config import find_demo_model
 _SIMULATED_TOO = ("workloads", "scale", "first_seed", "plot")
 
 
+_GATEWAYS_TOO = ("workloads", "seeds", "first_seed", "scale", "traces")
 _AGENTS_TOO = ("seeds", "first_seed", "workers")
 
 
 def add_router_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of simulation, agents, replay, micro, real and validate."""
+    """Adds the flags of simulation, gateways, agents, replay, micro, real and validate."""
     from deploy.benchmarks.routing.agents.run import AgentOptions
     from deploy.benchmarks.routing.compare import SimOptions
+    from deploy.benchmarks.routing.gateways import GatewayOptions
     from deploy.benchmarks.routing.micro import MicroOptions
     from deploy.benchmarks.routing.real.options import RealOptions
     from deploy.benchmarks.routing.replay import ReplayOptions
     from deploy.benchmarks.routing.validate import ValidateOptions
 
     add_options(parser.add_argument_group("simulation"), SimOptions)
+    add_options(parser.add_argument_group("gateways"), GatewayOptions, exclude=_GATEWAYS_TOO)
     add_options(parser.add_argument_group("replay"), ReplayOptions, exclude=("policies",))
     parser.add_argument(
         "--agents", action="store_true", help="closed loops of coding agents, with and without gate"
@@ -53,6 +56,7 @@ def run_router(args: argparse.Namespace) -> Result:
     """Runs the benchmark that the flags select."""
     from deploy.benchmarks.routing.agents.run import AgentOptions, run_agents
     from deploy.benchmarks.routing.compare import SimOptions, run_router_sim
+    from deploy.benchmarks.routing.gateways import GatewayOptions, run_gateways
     from deploy.benchmarks.routing.micro import MicroOptions, run_router_micro
     from deploy.benchmarks.routing.replay import ReplayOptions, run_replay
     from deploy.benchmarks.routing.validate import ValidateOptions, run_validate
@@ -60,6 +64,8 @@ def run_router(args: argparse.Namespace) -> Result:
     if args.validate:
         args.model = getattr(args, "model", "") or find_demo_model()
         return run_validate(ValidateOptions(**given_options(args, ValidateOptions)))
+    if getattr(args, "gateways", 1) > 1:
+        return run_gateways(GatewayOptions(**given_options(args, GatewayOptions)))
     if args.agents:
         return run_agents(AgentOptions(**given_options(args, AgentOptions)))
     if args.micro:

@@ -27,7 +27,7 @@ from ray.serve._private.request_router.common import PendingRequest
 from deploy.benchmarks.routing.simulated import Clock, Placement, SimulatedRouter
 from deploy.benchmarks.routing.worker import SimWorker
 from deploy.benchmarks.routing.workload import Arrival
-from worker.protocol.messages import StepReport
+from worker.protocol.messages import StepReport, Submit
 
 _DEPLOYMENT = DeploymentID(name="workers", app_name="simulated")
 _MAX_ONGOING = 10**9
@@ -77,9 +77,9 @@ class RayPrefixRouter(SimulatedRouter):
             return [None] * len(arrivals)
         return self._loop.run_until_complete(self._choose(arrivals))
 
-    def submitted(self, worker: SimWorker, request_id: str, ordinal: int) -> None:
+    def submitted(self, worker: SimWorker, submit: Submit, ordinal: int) -> None:
         """Notes that a request was sent to its worker, as the worker's `ordinal`-th."""
-        self._open[request_id] = worker.worker_id
+        self._open[submit.request_id] = worker.worker_id
 
     def reported(self, worker: SimWorker, report: StepReport) -> None:
         """Does nothing, as Serve sees no steps."""

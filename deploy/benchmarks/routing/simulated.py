@@ -10,7 +10,7 @@ from deploy.benchmarks.routing.worker import SimWorker
 from deploy.benchmarks.routing.workload import Arrival
 from router.config import RoutingConfig
 from router.fleet import Fleet, PromptBlocks
-from worker.protocol.messages import StepReport, WorkerUpdate
+from worker.protocol.messages import StepReport, Submit, WorkerUpdate
 
 Clock = Callable[[], float]
 
@@ -23,6 +23,10 @@ class Placement(NamedTuple):
     """Prompt tokens that the router expects in the worker's cache."""
     predicted_s: float = 0.0
     """Predicted seconds to the first token; 0 if the router predicts none."""
+    sampled_blocks: bytes = b""
+    """Hashes for other gateways, see Submit."""
+    shared_block: int = 0
+    """Hash for other gateways, see Submit."""
 
 
 class SimulatedRouter(ABC):
@@ -40,12 +44,17 @@ class SimulatedRouter(ABC):
         """Ends placing requests on a worker that drains."""
         self.lost(worker)
 
+    def split(self, arrivals: Sequence[Arrival]) -> list[list[Arrival]]:
+        """Splits requests that arrive at the same time into groups that are placed and submitted
+        one after the other."""
+        return [list(arrivals)]
+
     @abstractmethod
     def place(self, arrivals: Sequence[Arrival]) -> list[Placement | None]:
         """Chooses workers for requests that arrive at the same time; None without any worker."""
 
     @abstractmethod
-    def submitted(self, worker: SimWorker, request_id: str, ordinal: int) -> None:
+    def submitted(self, worker: SimWorker, submit: Submit, ordinal: int) -> None:
         """Notes that a request was sent to its worker, as the worker's `ordinal`-th."""
 
     @abstractmethod
@@ -95,12 +104,14 @@ class GatewayRouter(SimulatedRouter):
         placed: list[Placement | None] = [None] * len(arrivals)
         for place, c in self.fleet.reserve_group(requests):
             if c is not None:
-                placed[place] = Placement(c.worker_id, c.hit_tokens, c.first_token_s)
+                placed[place] = Placement(
+                    c.worker_id, c.hit_tokens, c.first_token_s, c.sampled_blocks, c.shared_block
+                )
         return placed
 
-    def submitted(self, worker: SimWorker, request_id: str, ordinal: int) -> None:
+    def submitted(self, worker: SimWorker, submit: Submit, ordinal: int) -> None:
         """Notes that a request was sent to its worker, as the worker's `ordinal`-th."""
-        self.fleet.accepted(worker.worker_id, request_id, worker.epoch, ordinal)
+        self.fleet.accepted(worker.worker_id, submit.request_id, worker.epoch, ordinal)
 
     def reported(self, worker: SimWorker, report: StepReport) -> None:
         """Takes the report of a worker's step."""

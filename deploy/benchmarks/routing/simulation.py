@@ -71,7 +71,8 @@ class Simulation:
         while self._events:
             self._now, _, kind, what = heapq.heappop(self._events)
             if kind == "arrive":
-                self._arrive([what, *self._together()])
+                for arrivals in self._router.split([what, *self._together()]):
+                    self._arrive(arrivals)
             elif kind == "step":
                 self._step(*what)
             elif kind == "incident":
@@ -126,9 +127,11 @@ class Simulation:
             sampling=SamplingParams(max_tokens=arrival.output_len, seed=1, ignore_eos=True),
             attempt=outcome.attempt,
             num_expected_cached=outcome.placement.hit_tokens,
+            sampled_blocks=outcome.placement.sampled_blocks,
+            shared_block=outcome.placement.shared_block,
         )
         ordinal = worker.submit(submit)
-        self._router.submitted(worker, arrival.request_id, ordinal)
+        self._router.submitted(worker, submit, ordinal)
         self._go_on(worker)
 
     def _go_on(self, worker: SimWorker) -> None:

@@ -46,6 +46,17 @@ def test_every_request_is_served_and_a_second_run_is_the_same(name: str) -> None
         assert 0 <= a.cached_tokens < a.arrival.num_tokens
 
 
+def test_eight_gateways_route_cold_bursts_about_as_well_as_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = "router --gateways 8 --workload sibling-burst --seeds 1 --scale 0.06 --json"
+    main(command.split())
+    result = json.loads(capsys.readouterr().out)
+    ratio = result["workloads"]["sibling-burst"]["mean_ttft_ratio"]
+    assert ratio < 1.5, "with prompts that gateways do not share it is over 3"
+    assert [row["gateways"] for row in result["rows"]] == [1, 8]
+
+
 def test_a_lone_request_takes_as_long_as_its_steps() -> None:
     shape = FleetShape(slowness=(2.0,))
     tokens = np.arange(3000, dtype="<i4").tobytes()

@@ -63,6 +63,10 @@ class PlayedFleet:
     def load(self, name: str, *, seq: int = 1, **fields: object) -> None:
         """Reports that a worker is idle except for these fields of LoadSnapshot."""
         load = msgspec.structs.replace(IDLE, **fields)
+        totals = self.fleet.worker(name).load.prefill_steps
+        if load.step_shape.prefill_tokens:
+            totals = totals.with_step(load.step_shape, load.step_ms)
+        load = msgspec.structs.replace(load, prefill_steps=totals)
         self.fleet.update(name, WorkerUpdate(1, seq, [], [], load))
 
     def choose(self, tokens: np.ndarray, *, keep: bool = False, session: str = "") -> str:

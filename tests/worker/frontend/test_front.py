@@ -24,23 +24,27 @@ from tests.support.worker.played_engine import (
     submit,
 )
 from worker.frontend import server as front_module
-from worker.frontend.attachment import CacheMirror
+from worker.frontend.attachment import Attachment, CacheMirror
 from worker.frontend.grammar import service
 from worker.frontend.server import WorkerFrontend
 from worker.protocol import limits
 from worker.protocol.admission import AdmissionChange
 from worker.protocol.messages import (
+    Abort,
     AttachSnapshot,
     BlockEvent,
     BlockRemoved,
     BlockStored,
     LoadSnapshot,
+    PromptInFlight,
     StepReport,
     StepShape,
     Submit,
     SubmitBatch,
+    TokenDelta,
     TokenLogprobs,
     WorkerDown,
+    WorkerItem,
     WorkerUpdate,
     share_sampling,
 )
@@ -221,14 +225,51 @@ async def test_each_gateway_gets_its_own_tokens_and_everybodys_blocks(
     await one.next()
     await two.next()
     stored = BlockStored(block_hashes=[7], parent_hash=None)
-    await engine.step({"g1": [delta("a", 5)]}, [stored], running=3)
+    await engine.step({"g1": [delta("a", 5, cached=0)]}, [stored], running=3)
     first, second = await one.news(), await two.news()
     assert isinstance(first, WorkerUpdate)
     assert isinstance(second, WorkerUpdate)
     assert [d.token_ids for d in first.deltas] == [[5]]
     assert second.deltas == []
     assert first.block_events == second.block_events == [stored]
+    assert first.load is not None
+    assert second.load is not None
     assert first.load.num_running == second.load.num_running == 3
+
+
+def test_tokens_are_sent_at_once_and_reports_with_heartbeats_or_if_needed() -> None:
+    stream, load, other = Attachment(lambda: None), LoadSnapshot(), LoadSnapshot(num_waiting=1)
+
+    def step(block: int, *deltas: TokenDelta) -> WorkerUpdate | None:
+        stream.put_step(1, list(deltas), [BlockStored([block], None)], load, computed=[block])
+        item = stream.take_item()
+        assert item is None or isinstance(item, WorkerUpdate)
+        return item
+
+    def blocks(item: WorkerItem | None) -> list[int]:
+        assert isinstance(item, WorkerUpdate)
+        assert item.load is not None
+        assert item.computed == [h for event in item.block_events for h in event.block_hashes]
+        return item.computed
+
+    assert step(1) is None
+    tokens = step(2, delta("a", 5))
+    assert tokens is not None
+    assert (tokens.load, tokens.block_events, tokens.deltas[0].token_ids) == (None, [], [5])
+    assert blocks(step(3, delta("b", 5, cached=0))) == [1, 2, 3], "b's prompt is in the cache now"
+    assert step(4) is None
+    assert blocks(step(5, delta("a", 6, finish="stop"))) == [4, 5], "a's next turn may follow"
+    assert step(6, delta("b", 7)) is not None
+    stream.put_prompts(1, [PromptInFlight(9, b"")], other)
+    item = stream.take_item()
+    assert blocks(item) == [6]
+    assert isinstance(item, WorkerUpdate)
+    assert (item.load, [p.ordinal for p in item.prompts]) == (other, [9])
+    assert step(7) is None
+    stream.beat(1, load, [])
+    assert blocks(stream.take_item()) == [7]
+    stream.beat(1, load)
+    assert blocks(stream.take_item()) == []
 
 
 async def test_steps_that_pile_up_are_merged_in_order(
@@ -473,6 +514,50 @@ async def test_other_gateways_see_submits_before_rank_0_receives_them(
     down = await two.news()
     assert isinstance(down, WorkerDown)
     for gateway in (one, two, three):
+        await gateway.close()
+
+
+async def test_other_gateways_get_prompts_until_they_are_computed_aborted_or_lost(
+    front: WorkerFrontend, engine: Engine
+) -> None:
+    one, two = Gateway(front, "one"), Gateway(front, "two")
+    await one.next()
+    await two.next()
+    requests = [submit(f"r{number}", "one") for number in range(4)]
+    for number, request in enumerate(requests[:3]):
+        request.sampled_blocks = bytes([number]) * 8
+    requests[3].shared_block = 5
+    await send(front, *requests)
+    prompts: list[PromptInFlight] = []
+    computed: list[int] = []
+
+    async def read() -> None:
+        item = await two.next()
+        assert isinstance(item, WorkerUpdate)
+        prompts.extend(item.prompts)
+        computed.extend(item.computed)
+
+    await read()
+    assert [(p.ordinal, p.sampled_blocks[:1], p.shared_block) for p in prompts] == [
+        (1, b"\0", 0), (2, b"\1", 0), (3, b"\2", 0), (4, b"", 5),
+    ]  # fmt: skip
+    three = Gateway(front, "three")
+    snapshot = await three.next()
+    assert isinstance(snapshot, AttachSnapshot)
+    assert [p.ordinal for p in snapshot.prompts] == [1, 2, 3]
+    # The first token, an abort, and the end of the gateway's stream.
+    await engine.step({"one": [delta("r0", 5, cached=0)]})
+    while computed != [1]:
+        await read()
+    await front.submit(encode(SubmitBatch(aborts=[Abort(request_id="r1")])))
+    while computed != [1, 2]:
+        await read()
+    while not (isinstance(own := await one.next(), WorkerUpdate) and own.deltas):
+        assert not isinstance(own, WorkerUpdate) or not own.prompts
+    await one.close()
+    while computed != [1, 2, 3]:
+        await read()
+    for gateway in (two, three):
         await gateway.close()
 
 

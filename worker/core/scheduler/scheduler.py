@@ -280,6 +280,9 @@ class Scheduler:
             if result.drafted is not None or result.blocks is not None:
                 stats.step_shape, stats.step_ms = step.measured(result)
             stats.num_step_tokens = step.num_tokens
+            if stats.step_shape.prefill_tokens:
+                totals = stats.prefill_steps.with_step(stats.step_shape, stats.step_ms)
+                stats.prefill_steps = totals
         self.forecast.observe(stats.step_shape, stats.step_ms / 1e3)
         if self._host_loads is not None:
             self._host_loads.observe(step.num_loads, result.load_ms / 1e3)
@@ -365,6 +368,7 @@ class Scheduler:
             host_cache=None if cache.host is None else cache.host.totals,
             num_prefix_queries=stats.num_prefix_queries,
             num_prefix_hits=stats.num_prefix_hits,
+            prefill_steps=stats.prefill_steps,
         )
 
     def _shed(self, arrival: Request) -> bool:

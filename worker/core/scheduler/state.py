@@ -17,7 +17,7 @@ from worker.core.scheduler.running import RunningSet
 from worker.core.scheduler.slo import Urgency
 from worker.core.step_forecast import StepForecast
 from worker.protocol.diffusion import BlockTotals
-from worker.protocol.messages import StepShape
+from worker.protocol.messages import PrefillSteps, StepShape
 
 Clock = Callable[[], float]
 """Seconds since some fixed time, such as `time.monotonic`; the only clock used for decisions."""
@@ -41,6 +41,8 @@ class SchedulerStats:
     """Maximum number of tokens computed in the last step."""
     step_shape: StepShape = field(default_factory=StepShape)
     """Shape of the step that took `step_ms`."""
+    prefill_steps: PrefillSteps = field(default_factory=PrefillSteps)
+    """Totals of steps with prompt tokens."""
     blocks: BlockTotals | None = None
     """Totals of block diffusion; None for an autoregressive model."""
     num_submits: int = 0

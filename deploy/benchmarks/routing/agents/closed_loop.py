@@ -194,16 +194,15 @@ class ClosedLoop:
         if self._gate is not None and turn.visit is not None:
             self._gate.placed(turn.visit, choice)
         worker = self._workers[choice.worker_id]
-        ordinal = worker.submit(
-            Submit(
-                request_id=request_id,
-                gateway_id=_GATEWAY,
-                prompt=turn.prompt.token_ids,
-                sampling=SamplingParams(max_tokens=turn.num_output, seed=1, ignore_eos=True),
-                num_expected_cached=choice.hit_tokens,
-            )
+        submit = Submit(
+            request_id=request_id,
+            gateway_id=_GATEWAY,
+            prompt=turn.prompt.token_ids,
+            sampling=SamplingParams(max_tokens=turn.num_output, seed=1, ignore_eos=True),
+            num_expected_cached=choice.hit_tokens,
         )
-        self._router.submitted(worker, request_id, ordinal)
+        ordinal = worker.submit(submit)
+        self._router.submitted(worker, submit, ordinal)
         self._go_on(worker)
 
     def _go_on(self, worker: SimWorker) -> None:

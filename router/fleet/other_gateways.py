@@ -1,0 +1,104 @@
+"""Prompts in flight of other gateways, by hashes of some of their blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from router.fleet.in_flight import InFlight, PrefixNode
+from worker.protocol.blocks import BlockHashes
+from worker.protocol.messages import PromptInFlight
+
+MIN_TOKENS = 256
+"""Minimum tokens to compute for which other gateways receive a prompt: fewer take as long as some
+decode steps, about the time that the message is on its way."""
+_PER_OCTAVE = 512
+"""Sampled lengths between a length and twice that: common prefixes are found exactly up to 1,024
+blocks, and but for 1/512 beyond. With 1/16, eight gateways have 1.05 to 1.2 times the time to first
+token of one in simulations of cold caches, with 1/512 the same."""
+_WORD = np.dtype("<u4")
+"""Half of each hash: a collision affects one decision."""
+_MAX_BLOCKS = 1 << 24
+"""Maximum number of blocks of a prompt."""
+
+
+def sampled_blocks(hashes: BlockHashes) -> bytes:
+    """The hashes at `_sampled_lengths` of a prompt, packed for PromptInFlight."""
+    return _sampled(hashes).tobytes()
+
+
+class OtherGatewaysPrompts:
+    """A tree of the prompts that other gateways have sent and workers have not computed yet.
+
+    Block hashes are chained, and all prompts are sampled at the same lengths: sampled hashes are
+    equal up to the last sampled length within the common prefix, as in InFlight.
+    """
+
+    def __init__(self) -> None:
+        self._tree = InFlight()
+        self._nodes: dict[int, dict[int, PrefixNode]] = {}
+        """Last node of each prompt by its ordinal, by row of the worker."""
+
+    def __len__(self) -> int:
+        """Number of prompts."""
+        return len(self._tree)
+
+    def add(self, row: int, prompts: Iterable[PromptInFlight]) -> None:
+        """Adds prompts sent to the worker in `row`."""
+        nodes = self._nodes.setdefault(row, {})
+        for prompt in prompts:
+            if prompt.sampled_blocks:
+                hashes: NDArray[Any] = np.frombuffer(prompt.sampled_blocks, _WORD)
+                nodes[prompt.ordinal] = self._tree.add(hashes, row)
+
+    def remove(self, row: int, ordinals: Iterable[int]) -> None:
+        """Removes prompts that are computed; other ordinals, such as own prompts', are ignored."""
+        nodes = self._nodes.get(row)
+        if nodes:
+            for ordinal in ordinals:
+                node = nodes.pop(ordinal, None)
+                if node is not None:
+                    self._tree.remove(node, row)
+
+    def drop(self, row: int) -> None:
+        """Removes all prompts of a worker."""
+        for node in self._nodes.pop(row, {}).values():
+            self._tree.remove(node, row)
+
+    def match(self, hashes: BlockHashes) -> list[tuple[int, int]]:
+        """Prefixes that `hashes` shares with the prompts, the longest last, as InFlight.match;
+        lengths are rounded down to sampled ones."""
+        if not self._tree.has_prompts:
+            return []
+        lengths = _sampled_lengths(len(hashes))
+        found = self._tree.match(_sampled(hashes))
+        return [(rows, lengths.item(count - 1)) for rows, count in found]
+
+
+def _sampled(hashes: BlockHashes) -> NDArray[Any]:
+    if len(hashes):
+        hashes = hashes[_sampled_lengths(len(hashes)) - 1]
+    return hashes.astype(_WORD)
+
+
+@lru_cache(4096)
+def _sampled_lengths(num_blocks: int) -> NDArray[np.intp]:
+    """Prefix lengths in blocks whose last hashes represent a prompt, ending with its own."""
+    count = int(_LENGTHS.searchsorted(num_blocks))
+    return np.append(_LENGTHS[:count], num_blocks)
+
+
+def _all_lengths() -> NDArray[np.intp]:
+    lengths = list(range(1, 2 * _PER_OCTAVE))
+    step = 1
+    while lengths[-1] < _MAX_BLOCKS:
+        step *= 2
+        lengths += range(_PER_OCTAVE * step, 2 * _PER_OCTAVE * step, step)
+    return np.array(lengths)
+
+
+_LENGTHS = _all_lengths()
