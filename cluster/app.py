@@ -107,10 +107,10 @@ class GatewayReplica:
     def record_autoscaling_stats(self) -> dict[str, float]:
         """CPU usage of this gateway and load of each model, flattened for Serve. Called if gateways
         or any model autoscale."""
-        told = {CPU: self._cpu.read()}
+        loads = {CPU: self._cpu.read()}
         for model in self._gateway.models:
-            told |= flattened(self._deployments[model.route.name], model.load.read())
-        return told
+            loads |= flattened(self._deployments[model.route.name], model.load.read())
+        return loads
 
     async def answer_peer(self, request: bytes, peer_id: str) -> bytes:
         """Answers a call of another gateway, which PinnedRouter routes by `peer_id`. An empty

@@ -14,7 +14,7 @@ INFO, ADOPT = b"show info", b"adopt"
 ends when that connection is closed."""
 
 
-def ask(path: Path, command: bytes, timeout_s: float = ANSWER_TIMEOUT_S) -> bytes:
+def query(path: Path, command: bytes, timeout_s: float = ANSWER_TIMEOUT_S) -> bytes:
     """The answer to a command at a Unix socket; empty if nothing answers within `timeout_s`."""
     try:
         with contextlib.closing(connect(path, timeout_s)) as connection:

@@ -45,7 +45,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster.haproxy_admin import ADOPT, ANSWER_TIMEOUT_S, INFO, ask, connect, process_id, receive
+from cluster.haproxy_admin import ADOPT, ANSWER_TIMEOUT_S, INFO, connect, process_id, query, receive
 from cluster.stopped_replicas import StoppedReplicas
 
 RAYLET_VARIABLE = "RAY_RAYLET_PID"
@@ -145,7 +145,7 @@ class Guard:
         """pidfd of HAProxy, or of the adopted guard."""
         self._child = 0
         self._is_new = True
-        self._is_told_to_stop = False
+        self._is_stopping = False
         self._tries = 0
         self._pause_s = 0.0
         self._started_at = 0.0
@@ -191,7 +191,7 @@ class Guard:
             return self._status
         if self._start_at is not None and time.monotonic() >= self._start_at:
             self._start()
-        elif self._is_new and self._child and ask(self._file("sock"), INFO):
+        elif self._is_new and self._child and query(self._file("sock"), INFO):
             self._is_new = False
             self._has_started = True
             self._listen()
@@ -213,7 +213,7 @@ class Guard:
     @property
     def _is_checked(self) -> bool:
         """Whether HAProxy runs and is to answer. One that finishes its streams has no socket."""
-        return bool(self._child) and not self._is_new and not self._is_told_to_stop
+        return bool(self._child) and not self._is_new and not self._is_stopping
 
     def _check(self) -> None:
         """Kills HAProxy if it has not answered for too long; sends the next query if it is due."""
@@ -231,7 +231,7 @@ class Guard:
             if self._unanswered_since is None:
                 self._unanswered_since = now
             if self._question is None:
-                self._ask()
+                self._send_query()
 
     @property
     def _patience_s(self) -> float:
@@ -241,7 +241,7 @@ class Guard:
             return limit
         return self._unanswered_since + limit - time.monotonic()
 
-    def _ask(self) -> None:
+    def _send_query(self) -> None:
         question = socket.socket(socket.AF_UNIX)
         question.setblocking(False)  # the queue of one that hangs may be full
         try:
@@ -253,9 +253,9 @@ class Guard:
             return
         self._has_started = True
         self._question = question
-        self._on_readable(question.fileno(), self._hear)
+        self._on_readable(question.fileno(), self._receive_answer)
 
-    def _hear(self) -> None:
+    def _receive_answer(self) -> None:
         assert self._question is not None
         with contextlib.suppress(OSError):
             if self._question.recv(2**16):
@@ -270,8 +270,8 @@ class Guard:
 
     def _start(self) -> None:
         self._start_at = None
-        was_told = self._is_told_to_stop
-        if was_told:
+        was_stopping = self._is_stopping
+        if was_stopping:
             self._status = 0
             return
         others = self._take_over() if self._is_new else []
@@ -282,7 +282,7 @@ class Guard:
         self._child = _spawn([*self._command, *others])
         self._target = os.pidfd_open(self._child)
         self._on_readable(self._target, self._reap)
-        if self._is_told_to_stop:  # meanwhile
+        if self._is_stopping:  # meanwhile
             self._stop(signal.SIGUSR1)
 
     def _take_over(self) -> list[str]:
@@ -290,7 +290,7 @@ class Guard:
         if not self._old:
             return []
         sockets = (self._file("sock", pid) for pid in self._old)
-        answering = next((path for path in sockets if ask(path, INFO)), None)
+        answering = next((path for path in sockets if query(path, INFO)), None)
         given = ["-x", str(answering)] if answering is not None else []
         return [*given, "-sf", *map(str, self._old)]
 
@@ -299,7 +299,7 @@ class Guard:
         _, status = os.waitpid(self._child, 0)
         code = os.waitstatus_to_exitcode(status)
         self._child = 0
-        if self._is_told_to_stop:
+        if self._is_stopping:
             self._status = max(code, 0)
             return
         if self._is_new and not self._is_restart:
@@ -320,7 +320,7 @@ class Guard:
         whether it did."""
         if self._old:
             return False
-        other = process_id(ask(self._admin, INFO))
+        other = process_id(query(self._admin, INFO))
         if other is None:
             return False
         self._old = [other]
@@ -374,7 +374,7 @@ class Guard:
                     stack.pop_all()
                     return
                 began = time.monotonic()
-                answer = ask(
+                answer = query(
                     self._file("sock"), command, max(POLL_S, min(HUNG_S, self._patience_s))
                 )
                 if not answer and self._unanswered_since is None:
@@ -416,7 +416,7 @@ class Guard:
         self._selector.unregister(parent)
         os.close(parent)
         now = time.monotonic()
-        is_stopped = self._is_told_to_stop or now < self._manager_ended_at + STOP_S
+        is_stopped = self._is_stopping or now < self._manager_ended_at + STOP_S
         if self._is_new or is_stopped:
             self._end()
             return
@@ -432,7 +432,7 @@ class Guard:
         signal.pidfd_send_signal(self._manager_pidfd, signal.SIGKILL)
 
     def _stop(self, number: int) -> None:
-        self._is_told_to_stop = True
+        self._is_stopping = True
         self._deadline = None
         if self._target is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -451,8 +451,8 @@ class Guard:
             os.close(descriptor)
 
     def _write_configuration(self) -> None:
-        own = rf"\g<1>{self._file('sock')}"
-        self._file("cfg").write_text(ADMIN_SOCKET.sub(own, self._configuration, count=1))
+        replacement = rf"\g<1>{self._file('sock')}"
+        self._file("cfg").write_text(ADMIN_SOCKET.sub(replacement, self._configuration, count=1))
         self._link()
 
     def _link(self) -> None:

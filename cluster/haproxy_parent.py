@@ -48,7 +48,7 @@ class Parent:
         self._manager: int | None = None
         self._manager_pidfd = -1
         self._guard = 0
-        self._is_told_to_stop = False
+        self._is_stopping = False
 
     def run(self) -> int:
         """Runs guards until HAProxy has ended for good; returns the exit status."""
@@ -66,7 +66,7 @@ class Parent:
         with contextlib.suppress(PermissionError):
             os.setsid()
         is_restart = False
-        while not self._is_told_to_stop:
+        while not self._is_stopping:
             self._start_guard(is_restart=is_restart)
             _, status = os.waitpid(self._guard, 0)
             self._guard = 0
@@ -122,7 +122,7 @@ class Parent:
             os._exit(status)
 
     def _stop(self, number: int) -> None:
-        self._is_told_to_stop = True
+        self._is_stopping = True
         if self._guard:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._guard, number)

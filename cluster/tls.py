@@ -9,7 +9,7 @@ import ssl
 from pathlib import Path
 
 from cluster.haproxy import CERTIFICATE_VARIABLE
-from cluster.haproxy_admin import ask
+from cluster.haproxy_admin import query
 
 NODES_SERVE_TLS = (
     "--ssl-certfile is not supported with --address, since proxies of a running cluster are "
@@ -92,8 +92,8 @@ class Certificate:
             b"".join(line for line in self.bundle.open("rb") if line.strip()),
         )
         for admin_socket in self._directory.glob("haproxy/[0-9]*.sock"):
-            ask(admin_socket, payload)
-            ask(admin_socket, b"commit ssl cert %s" % os.fsencode(self.bundle))
+            query(admin_socket, payload)
+            query(admin_socket, b"commit ssl cert %s" % os.fsencode(self.bundle))
         return True
 
     def _versions(self) -> list[tuple[int, int] | None]:

@@ -205,12 +205,12 @@ def _model_row(before: Scrape | None, now: Scrape, model: str) -> ModelRow:
     met = now.since(before, "rayfleet_slo_requests_total", model_name=model, met="true")
     missed = now.since(before, "rayfleet_slo_requests_total", model_name=model, met="false")
     name = "rayfleet_time_to_first_token_seconds"
-    wanted = [v for _, v in now.items("rayfleet_num_workers_wanted", model_name=model)]
+    targets = [v for _, v in now.items("rayfleet_num_workers_wanted", model_name=model)]
     ready = [v for _, v in now.items("rayfleet_num_workers_ready", model_name=model)]
     return ModelRow(
         model=model,
         workers_ready=int(max(ready, default=0)),
-        workers_wanted=int(max(wanted, default=0)),
+        workers_wanted=int(max(targets, default=0)),
         pending=int(now.total("rayfleet_gateway_pending_requests", model_name=model)),
         requests_per_s=_rate(ended, before, now),
         tokens_per_s=_rate(tokens, before, now),

@@ -33,7 +33,7 @@ from deploy.benchmarks.gpu_models import MODELS
 ROOT = Path(__file__).parents[2]
 TOKENIZER = ROOT / "deploy" / "models" / "demo"
 """Tokenizer of prompts; weights are random."""
-_OWN_URL = "http://127.0.0.1:8100"
+_SERVER_URL = "http://127.0.0.1:8100"
 SERVERS_START_S = 900.0
 _POLL_S = 1.0
 _TAIL_CHARS = 2000
@@ -147,17 +147,17 @@ def _serve(python: str, model: str, running: int) -> Step:
     return Step(
         name=f"serve-8b-{running}",
         command=[
-            *(python, "-m", "cluster.bench", "serve", "--json", "--base-url", _OWN_URL, *load),
+            *(python, "-m", "cluster.bench", "serve", "--json", "--base-url", _SERVER_URL, *load),
             *("--model", model, "--tokenizer", model, "--max-concurrency", str(running)),
             *("--ignore-eos", "--seed", str(running)),  # no prompt of another load
         ],
-        servers=(_own_server(python, model, ["--load-format", "dummy"]),),
+        servers=(_local_server(python, model, ["--load-format", "dummy"]),),
     )
 
 
-def _own_server(python: str, model: str, options: Sequence[str]) -> Server:
+def _local_server(python: str, model: str, options: Sequence[str]) -> Server:
     command = [python, "-m", "cluster.cli.main", "serve", model, *options]
-    return Server(command=[*command, "--device", "cuda", "--port", "8100"], url=_OWN_URL)
+    return Server(command=[*command, "--device", "cuda", "--port", "8100"], url=_SERVER_URL)
 
 
 def write_model(folder: Path, config: Mapping[str, Any]) -> str:
@@ -171,7 +171,7 @@ def write_model(folder: Path, config: Mapping[str, Any]) -> str:
 
 def _beside_peer(python: str, model: str, peer: str) -> Step:
     """Step with both serving at once, each with less than half of the device, measured in turn."""
-    theirs, ours = "http://127.0.0.1:8101", _OWN_URL
+    theirs, ours = "http://127.0.0.1:8101", _SERVER_URL
     share = [
         "--load-format",
         "dummy",
@@ -190,7 +190,7 @@ def _beside_peer(python: str, model: str, peer: str) -> Step:
         limit_s=3600.0,
         servers=(
             Server(command=[peer, "serve", model, *share, "--port", "8101"], url=theirs),
-            _own_server(python, model, share),
+            _local_server(python, model, share),
         ),
     )
 
@@ -287,22 +287,22 @@ def _running(command: Sequence[str], out: Any, log: Any) -> Iterator[subprocess.
 
 def describe_machine() -> dict[str, str]:
     """Host, GPUs and versions."""
-    said = {"host": f"{platform.machine()}, {os.cpu_count()} cores", "python": sys.version}
+    machine = {"host": f"{platform.machine()}, {os.cpu_count()} cores", "python": sys.version}
     for name, command in (
         ("gpus", ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv"]),
         ("commit", ["git", "rev-parse", "HEAD"]),
     ):
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            said[name] = subprocess.run(
+            machine[name] = subprocess.run(
                 command, capture_output=True, text=True, timeout=60, check=True
             ).stdout.strip()
-    return said
+    return machine
 
 
 def write_page(report: Mapping[str, Any]) -> str:
     """Summary of a report in Markdown."""
     lines = ["# GPU results", ""]
-    lines += [f"- {name}: {' / '.join(said.split())}" for name, said in report["machine"].items()]
+    lines += [f"- {name}: {' / '.join(value.split())}" for name, value in report["machine"].items()]
     lines += ["", "| step | | seconds |", "|---|---|---|"]
     steps: Mapping[str, Mapping[str, Any]] = report["steps"]
     lines += [f"| {name} | {step['status']} | {step['seconds']} |" for name, step in steps.items()]
@@ -350,8 +350,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"unknown steps {', '.join(unknown)}: "
                 f"choose from {', '.join(step.name for step in steps)}"
             )
-        wanted = [step for step in steps if not options.steps or step.name in options.steps]
-        report = run_steps(wanted, options.out)
+        selected = [step for step in steps if not options.steps or step.name in options.steps]
+        report = run_steps(selected, options.out)
     print(options.out / "gpu.md")
     return int(any(step["status"] != "ok" for step in report["steps"].values()))
 

@@ -120,7 +120,7 @@ def audit(program: str, lock: Lock) -> list[str]:
         NotAuditedError: the service did not respond, or not for all distributions.
     """
     # The service does not know local versions (+cpu), and returns nothing for unknown versions.
-    wanted = [
+    wanted_pins = [
         f"{name}=={locked.version.partition('+')[0]}" for name, locked in sorted(lock.items())
     ]
     if not any(_audited(program, [CANARY])[0]["vulns"]):
@@ -128,7 +128,7 @@ def audit(program: str, lock: Lock) -> list[str]:
     return [
         f"{package['name']} {package['version']}: {found['id']}, fixed in "
         f"{', '.join(found['fix_versions']) or 'no version'}"
-        for package in _audited(program, wanted)
+        for package in _audited(program, wanted_pins)
         for found in package["vulns"]
     ]
 

@@ -82,8 +82,8 @@ def resolve_project(home: Path, kept: Lock) -> tuple[Lock, Lock]:
 
 def resolve_torch(home: Path, index: str, common: Lock) -> Lock:
     """torch of one of PyTorch's own indexes, and its dependencies that are not in common.txt."""
-    wanted = f"torch=={pins(ROOT / 'constraints.txt')['torch']}"
-    found = resolve(["--default-index", index], home, {}, wanted)
+    torch_version = f"torch=={pins(ROOT / 'constraints.txt')['torch']}"
+    found = resolve(["--default-index", index], home, {}, torch_version)
     return {name: entry for name, entry in found.items() if name not in common}
 
 
@@ -111,8 +111,8 @@ def update_torch(home: Path, index: str, common: Lock) -> None:
         write(name, resolve_torch(home, index, common), f"torch of PyTorch's index of {name}.")
     except IndexUnreachableError as error:
         kept = read(name).get("torch")
-        wanted = pins(ROOT / "constraints.txt")["torch"]
-        if kept is None or kept.version.partition("+")[0] != wanted:
+        torch_version = pins(ROOT / "constraints.txt")["torch"]
+        if kept is None or kept.version.partition("+")[0] != torch_version:
             raise
         print(f"{name}.txt: kept, {index} did not respond: {str(error).splitlines()[0]}")
 

@@ -39,7 +39,7 @@ class AdminRoutes:
 
     async def admission(self, request: Request) -> Response:
         """GET /admin/admission?model=NAME: rules that were changed here. Raises ApiError."""
-        await self._let_in(request)
+        await self._authorize(request)
         model = self._gateway.model(request.query_params.get("model"))
         return JSONResponse({"model": model.route.name, **model.admission.change.given})
 
@@ -49,7 +49,7 @@ class AdminRoutes:
         The new values apply to all current and future workers until they are changed again.
         Responds with the values and the ids of the workers that received them.
         """
-        await self._let_in(request)
+        await self._authorize(request)
         async with self._bodies.read(request) as payload:
             fields = await self._gateway.pool.run_if_large(
                 lambda: _fields(payload), size=len(payload)
@@ -68,7 +68,7 @@ class AdminRoutes:
         workers = await model.admission.set(change)
         return JSONResponse({"model": model.route.name, **change.given, "workers": workers})
 
-    async def _let_in(self, request: Request) -> None:
+    async def _authorize(self, request: Request) -> None:
         """Raises ApiError: 401 without a valid admin key, 403 if the gateway has no admin keys."""
         if self._keys.is_empty:
             raise ApiError(

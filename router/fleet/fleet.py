@@ -210,8 +210,10 @@ class Fleet:
         seq, last = load.step_shape.seq, worker.observed_seq
         if seq != last and (load.step_shape.prefill_tokens or not last < seq < last + PACE_DECODES):
             self._observe_step(worker)
-        if busy_s := self.pace.busy_s(worker.row, before.prefill_steps, load.prefill_steps):
-            self.utilisation.add(worker.row, busy_s, now)
+        if load.prefill_steps.num_steps > before.prefill_steps.num_steps:
+            busy_s = self.pace.busy_s(worker.row, before.prefill_steps, load.prefill_steps)
+            if busy_s:
+                self.utilisation.add(worker.row, busy_s, now)
         if worker.reservations:
             self._unbook_reported(worker)
         if len(self._unpriced) < _MOST_UNPRICED:

@@ -100,11 +100,11 @@ class HashTable:
         result = np.empty(len(keys), np.int64)
         active = np.arange(len(keys))
         while len(active):
-            here, wanted = cells[active], keys[active]
+            here, searched = cells[active], keys[active]
             free = self.keys[here] == 0
             # If several keys want the same free cell, the last is written; the others move on.
-            self.keys[here[free]] = wanted[free]
-            won = self.keys[here] == wanted
+            self.keys[here[free]] = searched[free]
+            won = self.keys[here] == searched
             self.used += int(np.count_nonzero(won & free))
             result[active[won]] = here[won]
             active = active[~won]

@@ -61,7 +61,7 @@ class GapHistogram:
         if not total:
             return FIRST_LIVE_S
         pairs = zip(self._counts, shared._counts, strict=True)
-        reached = accumulate(own + weight * other for own, other in pairs)
+        reached = accumulate(observed + weight * other for observed, other in pairs)
         place = next((n for n, count in enumerate(reached) if count >= QUANTILE * total), _LAST)
         seconds = _SHORTEST_S * float(2.0 ** (place / _PER_OCTAVE))
         return min(max(seconds, MIN_LIVE_S), MAX_LIVE_S)

@@ -234,9 +234,9 @@ class SessionGate:
     def reported(self, worker_id: str, load: LoadSnapshot) -> None:
         """Records a worker's load, with the live contexts of all gateways."""
         sets = self._sets.get(worker_id)
-        own = sets.tokens if sets is not None else 0
-        if load.session_tokens > own:
-            self._others[worker_id] = load.session_tokens - own
+        local_tokens = sets.tokens if sets is not None else 0
+        if load.session_tokens > local_tokens:
+            self._others[worker_id] = load.session_tokens - local_tokens
         else:
             self._others.pop(worker_id, None)
         is_idle = not (load.num_running or load.num_waiting or load.num_reserved)

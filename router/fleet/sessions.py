@@ -108,8 +108,8 @@ class Context:
 
     def use(self, live_s: float = 0.0) -> SessionUse:
         """What it needs in its worker's cache."""
-        own = max(self.num_tokens - self.shared_tokens, 0)
-        return SessionUse(self.key, own, self.shared_key, self.shared_tokens, live_s)
+        unshared = max(self.num_tokens - self.shared_tokens, 0)
+        return SessionUse(self.key, unshared, self.shared_key, self.shared_tokens, live_s)
 
 
 class Sessions:

@@ -68,7 +68,7 @@ class HarmonyParser:
         "_kind",
         "_kinds",
         "_needs_break",
-        "_num_own_calls",
+        "_num_native_calls",
         "_properties",
         "_reads_calls",
         "_single_call",
@@ -107,7 +107,7 @@ class HarmonyParser:
         self._needs_break = False
         """Whether a line break must precede the next text, as its message is not the first of its
         kind."""
-        self._num_own_calls = 0
+        self._num_native_calls = 0
         """Number of calls in harmony's own format."""
         self.has_thoughts = False
         """Whether there has been reasoning."""
@@ -115,7 +115,7 @@ class HarmonyParser:
     @property
     def num_calls(self) -> int:
         """Number of calls so far."""
-        return self._num_own_calls + self._answer.num_calls
+        return self._num_native_calls + self._answer.num_calls
 
     def content_of(self, text: str) -> None:
         """Always None, since a header may begin anywhere; see OutputParser."""
@@ -245,12 +245,12 @@ class HarmonyParser:
     def _begin(self, function: str) -> Iterator[Piece]:
         """Starts a call, unless it exceeds the maximum."""
         self._function, self._header = "", ""
-        self._num_own_calls += 1
-        if not (self._single_call and self._num_own_calls > 1):
+        self._num_native_calls += 1
+        if not (self._single_call and self._num_native_calls > 1):
             yield Call(function)
 
     def _given(self, arguments: str) -> Iterator[Piece]:
-        if arguments and not (self._single_call and self._num_own_calls > 1):
+        if arguments and not (self._single_call and self._num_native_calls > 1):
             yield CallArguments(arguments)
 
     def _emit(self, text: str) -> Iterator[Piece]:

@@ -38,7 +38,7 @@ class JsonObject:
     breaks in strings, as models often write them, are escaped.
     """
 
-    __slots__ = ("_awaited", "_in_text", "_open", "_pending", "is_broken", "num_told", "sound")
+    __slots__ = ("_awaited", "_in_text", "_open", "_pending", "is_broken", "num_given", "sound")
 
     def __init__(self) -> None:
         self._pending = ""
@@ -51,7 +51,7 @@ class JsonObject:
         """Whether the text is within a string."""
         self.is_broken = False
         """Whether the text is invalid JSON from the start of `rest` on."""
-        self.num_told = 0
+        self.num_given = 0
         """Number of characters returned."""
         self.sound = 0
         """Number of returned characters up to the last place at which `closings` would complete the
@@ -60,7 +60,7 @@ class JsonObject:
     @property
     def is_complete(self) -> bool:
         """Whether the object has ended; `rest` is the text after it."""
-        return self.num_told > 0 and not self._open
+        return self.num_given > 0 and not self._open
 
     @property
     def is_over(self) -> bool:
@@ -98,9 +98,9 @@ class JsonObject:
                 break
             at += length
             valid += token
-            self.num_told += len(token)
+            self.num_given += len(token)
             if self._awaited in ("comma", "first value", "first key") and not self._in_text:
-                self.sound = self.num_told
+                self.sound = self.num_given
         self._pending = text[at:]
         return valid
 

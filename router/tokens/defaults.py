@@ -17,7 +17,7 @@ APPLIED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Fields of generation_config.json that become default sampling parameters, as in vLLM."""
 NEUTRAL = {"no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0}
 """Fields that are not supported, with the value that has no effect."""
-UNSAID_LENGTH = 131_072
+DEFAULT_LENGTH = 131_072
 """Assumed context length if config.json omits it: the largest default of
 `max_position_embeddings` in transformers."""
 
@@ -75,7 +75,7 @@ def assumed_limits(model: str) -> Limits:
     """Upper bounds of lengths for all workers of a checkpoint, until workers report their own."""
     config = read_json(checkpoint_folder(model) / "config.json")
     positions = config.get("max_position_embeddings")
-    length = positions if isinstance(positions, int) else UNSAID_LENGTH
+    length = positions if isinstance(positions, int) else DEFAULT_LENGTH
     scaling = config.get("rope_parameters") or config.get("rope_scaling")
     factor = scaling.get("factor") if isinstance(scaling, Mapping) else None
     if isinstance(factor, int | float) and factor > 1:

@@ -9,12 +9,12 @@ import pytest
 from tests.campaigns.agents.main import AgentsOptions, Played, judge
 from tests.campaigns.agents.world import Question, Run, made, parsed
 
-ASKED = Question(question="What is 1 + 2?", calls=(("add", {"a": 1, "b": 2}),))
+QUESTION = Question(question="What is 1 + 2?", calls=(("add", {"a": 1, "b": 2}),))
 
 
 def played(*, is_forced: bool = False, **run: Any) -> Played:
-    found = {"calls": list(ASKED.calls), "answer": "3", **run}
-    return Played(asked=ASKED, is_forced=is_forced, run=Run(**found))
+    found = {"calls": list(QUESTION.calls), "answer": "3", **run}
+    return Played(question=QUESTION, is_forced=is_forced, run=Run(**found))
 
 
 def failing(*runs: Played, min_right: float | None = 0.85) -> set[str]:

@@ -11,28 +11,28 @@ import pytest
 
 from cluster.environment import START_HAPROXY
 from tests.campaigns.chaos.answers import Answer, difference
-from tests.campaigns.chaos.asks import DIFFUSION, Ask, list_asks
 from tests.campaigns.chaos.client import Outcome, Pause, Retry
 from tests.campaigns.chaos.faults import Fault
-from tests.campaigns.chaos.fleet import Look, Wanted, missing
+from tests.campaigns.chaos.fleet import ExpectedFleet, Look, missing
 from tests.campaigns.chaos.kinds import KINDS, Part
 from tests.campaigns.chaos.options import ChaosOptions
+from tests.campaigns.chaos.planned_requests import DIFFUSION, PlannedRequest, list_requests
 from tests.campaigns.chaos.processes import Memory, part_of
 from tests.campaigns.chaos.schedule import schedule
 from tests.campaigns.chaos.scrape import ScrapedMetrics, read
 from tests.campaigns.chaos.tally import Pauses, Tally, all_pauses, longest_pauses, tally
 from tests.campaigns.chaos.verdict import judge, memory_growth
 
-ASK = Ask(index=0, kind="greedy", path="/v1/completions", body=b"{}", stream=True)
+REQUEST = PlannedRequest(index=0, kind="greedy", path="/v1/completions", body=b"{}", stream=True)
 CALM = Pauses(lengths=[0.1], beyond=[-1.9], of_hung_ranks=[])
 
 
 def answer(**changed: Any) -> Answer:
     """Two tokens, as a completion's stream brings them."""
-    told = {"text": "ab", "token_ids": [5, 6], "finish_reason": "length", **changed}
+    metrics = {"text": "ab", "token_ids": [5, 6], "finish_reason": "length", **changed}
     made = Answer()
     made.take({"choices": [{"index": 0, "text": "", "token_ids": [], "finish_reason": None}]})
-    made.take({"choices": [{"index": 0, **told}]})
+    made.take({"choices": [{"index": 0, **metrics}]})
     made.take({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}})
     return made
 
@@ -45,7 +45,7 @@ def outcome(**changed: Any) -> Outcome:
         "end": "whole",
         "answer": answer(),
     }
-    return Outcome(ask=ASK, **(fields | changed))
+    return Outcome(request=REQUEST, **(fields | changed))
 
 
 def fault(kind: str = "kill-step", **changed: Any) -> Fault:
@@ -162,10 +162,10 @@ def test_missing_completions_and_other_counts_are_named() -> None:
 
 
 def test_requests_differ_and_a_diffusion_model_is_asked_what_it_can_do() -> None:
-    asks = list_asks(100, diffusion=True)
-    assert len({(ask.path, ask.body) for ask in asks}) == len(asks)
-    assert [ask.index for ask in asks] == list(range(len(asks)))
-    kinds = {ask.kind for ask in asks if DIFFUSION.encode() in ask.body}
+    requests = list_requests(100, diffusion=True)
+    assert len({(request.path, request.body) for request in requests}) == len(requests)
+    assert [request.index for request in requests] == list(range(len(requests)))
+    kinds = {request.kind for request in requests if DIFFUSION.encode() in request.body}
     assert "sampled" in kinds
     assert not kinds & {"penalties", "logprobs", "whole-several"}
 
@@ -178,8 +178,8 @@ def test_a_stream_that_ends_with_its_gateway_is_no_failure_and_any_other_is() ->
     cut = outcome(end="broken", port=4000, ended=12.5, error="reset")
     elsewhere = replace(cut, port=4001)
     later = replace(cut, begun=13.0, ended=14.0)
-    told = replace(cut, end="error", status=200, error="failed after 3 attempts")
-    counts = tally([cut, elsewhere, later, told], [killed], {0: answer()})
+    metrics = replace(cut, end="error", status=200, error="failed after 3 attempts")
+    counts = tally([cut, elsewhere, later, metrics], [killed], {0: answer()})
     assert (counts.cut, len(counts.failed)) == (1, 3)
     assert counts.by_fault == {0: Counter(failed=3, cut=1)}
     assert "failed after 3 attempts" in counts.failed[2]
@@ -256,20 +256,20 @@ def test_memory_is_compared_per_process() -> None:
 # -- the fleet
 
 
-WANTED = Wanted(
+EXPECTED = ExpectedFleet(
     parts=Counter({Part.FRONT: 2, Part.HAPROXY: 1, Part.COMPILER: 4}),
     ready={"m": 2},
     num_gateways=2,
 )
 WHOLE = Look(
     parts=Counter({Part.FRONT: 2, Part.HAPROXY: 2}),
-    told=ScrapedMetrics(ready={("m", "g1"): 2.0, ("m", "g2"): 2.0}),
+    metrics=ScrapedMetrics(ready={("m", "g1"): 2.0, ("m", "g2"): 2.0}),
     gateways_up=2,
 )
 
 
 def test_a_whole_fleet_lacks_nothing() -> None:
-    assert missing(WANTED, WHOLE) is None
+    assert missing(EXPECTED, WHOLE) is None
 
 
 @pytest.mark.parametrize(
@@ -278,17 +278,17 @@ def test_a_whole_fleet_lacks_nothing() -> None:
         (replace(WHOLE, parts=Counter({Part.FRONT: 1, Part.HAPROXY: 1})), "1 of 2 front"),
         (replace(WHOLE, parts=Counter({Part.FRONT: 3, Part.HAPROXY: 1})), "3 of 2 front"),
         (replace(WHOLE, parts=Counter({Part.FRONT: 2})), "0 of 1 haproxy"),
-        (replace(WHOLE, told=None), "does not answer"),
-        (replace(WHOLE, told=ScrapedMetrics(ready={("m", "g1"): 2.0})), "1 of 2 gateways tell"),
+        (replace(WHOLE, metrics=None), "does not answer"),
+        (replace(WHOLE, metrics=ScrapedMetrics(ready={("m", "g1"): 2.0})), "1 of 2 gateways tell"),
         (
-            replace(WHOLE, told=ScrapedMetrics(ready={("m", "g1"): 2.0, ("m", "g2"): 1.0})),
+            replace(WHOLE, metrics=ScrapedMetrics(ready={("m", "g1"): 2.0, ("m", "g2"): 1.0})),
             "workers of m",
         ),
         (replace(WHOLE, gateways_up=1), "HAProxy sends requests to 1 of 2"),
     ],
 )
 def test_what_a_fleet_lacks_is_named(look: Look, said: str) -> None:
-    assert said in str(missing(WANTED, look))
+    assert said in str(missing(EXPECTED, look))
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_processes_are_known_by_their_command_lines(command: str, part: Part | N
 
 
 def test_metrics_tell_who_is_ready_and_what_is_left() -> None:
-    told = read(
+    metrics = read(
         "\n".join(
             [
                 "# TYPE rayfleet_num_requests_running gauge",
@@ -323,6 +323,6 @@ def test_metrics_tell_who_is_ready_and_what_is_left() -> None:
             ]
         )
     )
-    assert told.ready == {("m", "g"): 2.0}
-    assert told.resubmissions == {("m", "g"): 3.0}
-    assert told.left_over == {"num_requests_running": 1.0}
+    assert metrics.ready == {("m", "g"): 2.0}
+    assert metrics.resubmissions == {("m", "g"): 3.0}
+    assert metrics.left_over == {"num_requests_running": 1.0}

@@ -12,10 +12,10 @@ from dataclasses import replace
 from aiohttp import web
 
 from cluster.ports import free_ports
-from tests.campaigns.chaos.asks import Ask
 from tests.campaigns.chaos.client import Client, Outcome
+from tests.campaigns.chaos.planned_requests import PlannedRequest
 
-ASK = Ask(index=0, kind="greedy", path="/v1/completions", body=b"{}", stream=True)
+REQUEST = PlannedRequest(index=0, kind="greedy", path="/v1/completions", body=b"{}", stream=True)
 Handler = Callable[[web.Request], "asyncio.Future[web.StreamResponse]"]
 
 
@@ -29,13 +29,13 @@ class Server:
 
     def __init__(self, *answers: int | list[bytes]) -> None:
         self.answers = list(answers)
-        self.num_asked = 0
+        self.num_requested = 0
         self.gone = asyncio.Event()
         """A client has left in the middle of an answer."""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         await request.read()
-        self.num_asked += 1
+        self.num_requested += 1
         found = self.answers.pop(0)
         assert request.transport is not None
         if found == 0:
@@ -72,20 +72,22 @@ async def serving(server: Server, port: int = 0) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-async def ask(*answers: int | list[bytes], stream: bool = True) -> Outcome:
+async def send_request(*answers: int | list[bytes], stream: bool = True) -> Outcome:
     async with serving(Server(*answers)) as url, Client(url) as client:
-        return await client.send(replace(ASK, stream=stream))
+        return await client.send(replace(REQUEST, stream=stream))
 
 
 async def test_a_whole_stream_is_put_together() -> None:
-    found = await ask([event(), event(text="b", finish_reason="length"), b"data: [DONE]\n\n"])
+    found = await send_request(
+        [event(), event(text="b", finish_reason="length"), b"data: [DONE]\n\n"]
+    )
     assert (found.end, found.error, found.retries) == ("whole", "", [])
     assert found.answer.choices[0].text == "ab"
     assert found.answer.choices[0].token_ids == [1, 1]
 
 
 async def test_who_is_told_to_come_back_or_is_hung_up_on_before_an_answer_tries_again() -> None:
-    found = await ask(503, 429, 0, [event(), b"data: [DONE]\n\n"])
+    found = await send_request(503, 429, 0, [event(), b"data: [DONE]\n\n"])
     assert found.end == "whole"
     reasons = [retry.reason for retry in found.retries]
     assert reasons == ["HTTP 503", "HTTP 429", "closed before an answer"]
@@ -95,7 +97,7 @@ async def test_a_refused_connection_is_tried_again_until_somebody_listens() -> N
     (port,) = free_ports(1)
     server = Server([event(), b"data: [DONE]\n\n"])
     async with Client(f"http://127.0.0.1:{port}") as client:
-        sending = asyncio.create_task(client.send(ASK))
+        sending = asyncio.create_task(client.send(REQUEST))
         while client.outcome is None or not client.outcome.retries:
             await asyncio.sleep(0.01)
         async with serving(server, port):
@@ -106,22 +108,22 @@ async def test_a_refused_connection_is_tried_again_until_somebody_listens() -> N
 
 async def test_what_has_begun_is_never_repeated() -> None:
     for parts in ([event(), b"cut"], [event()]):
-        found = await ask(parts)
+        found = await send_request(parts)
         assert (found.end, found.status, found.retries) == ("broken", 200, [])
         assert found.error
 
 
 async def test_other_answers_are_failures() -> None:
-    refused = await ask(500)
+    refused = await send_request(500)
     assert (refused.end, refused.status, refused.retries) == ("error", 500, [])
-    told = await ask([event(), b'data: {"error": {"message": "lost"}}\n\n'])
-    assert told.end == "error"
-    assert "lost" in told.error
+    failed = await send_request([event(), b'data: {"error": {"message": "lost"}}\n\n'])
+    assert failed.end == "error"
+    assert "lost" in failed.error
 
 
 async def test_a_body_is_an_answer_too() -> None:
     body = {"choices": [{"index": 0, "message": {"content": "ab"}, "finish_reason": "stop"}]}
-    found = await ask([json.dumps(body).encode()], stream=False)
+    found = await send_request([json.dumps(body).encode()], stream=False)
     assert found.end == "whole"
     assert found.answer.choices[0].text == "ab"
 
@@ -137,7 +139,7 @@ async def test_the_port_of_a_request_is_that_of_its_connection() -> None:
 
     done = [event(), b"data: [DONE]\n\n"]
     async with serving(Noting(done, done)) as url, Client(url) as client:
-        found = [await client.send(ASK), await client.send(ASK)]
+        found = [await client.send(REQUEST), await client.send(REQUEST)]
     assert [outcome.port for outcome in found] == ports
 
 
@@ -145,14 +147,14 @@ async def test_a_client_that_leaves_resets_its_connection_and_comes_back() -> No
     server = Server([event(), b"wait"], [event(), b"data: [DONE]\n\n"])
     async with serving(server) as url, Client(url) as client:
         assert not client.leave()
-        sending = asyncio.create_task(client.send(ASK))
+        sending = asyncio.create_task(client.send(REQUEST))
         while client.outcome is None or not client.outcome.answer.choices:
             await asyncio.sleep(0.01)
         assert client.leave()
         assert (await sending).end == "left"
         async with asyncio.timeout(60):
             await server.gone.wait()
-        assert (await client.send(ASK)).end == "whole"
+        assert (await client.send(REQUEST)).end == "whole"
 
 
 async def test_silence_within_a_stream_is_a_pause() -> None:
@@ -166,7 +168,7 @@ async def test_silence_within_a_stream_is_a_pause() -> None:
             return response
 
     async with serving(Pausing()) as url, Client(url) as client:
-        found = await client.send(ASK)
+        found = await client.send(REQUEST)
     assert max(pause.length_s for pause in found.pauses) >= 0.5
     assert all(pause.begin >= found.begun for pause in found.pauses)
 

@@ -16,8 +16,8 @@ from tests.campaigns.conformance.twins import (
     drawn,
     gathered_choices,
     gathered_message,
-    told_choices,
-    told_message,
+    received_choices,
+    received_message,
 )
 
 GOOD = Outcome("openai: chat", "passed")
@@ -103,28 +103,28 @@ DELTAS: list[dict[str, Any]] = [
 
 
 def chunks() -> list[dict[str, Any]]:
-    told: list[dict[str, Any]] = [
+    stream_chunks: list[dict[str, Any]] = [
         {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in DELTAS
     ]
-    for chunk, logprob in zip(told[1:3], (-0.5, -1.00001), strict=True):
+    for chunk, logprob in zip(stream_chunks[1:3], (-0.5, -1.00001), strict=True):
         chunk["choices"][0]["logprobs"] = {"content": [{"logprob": logprob}]}
     last = {"index": 0, "delta": {}, "finish_reason": "tool_calls", "stop_reason": None}
     usage = {"completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 16}}
-    return [*told, {"choices": [last]}, {"choices": [], "usage": usage}]
+    return [*stream_chunks, {"choices": [last]}, {"choices": [], "usage": usage}]
 
 
 def test_a_stream_that_adds_up_is_no_difference() -> None:
-    assert difference(told_choices(WHOLE), gathered_choices(chunks())) is None
+    assert difference(received_choices(WHOLE), gathered_choices(chunks())) is None
 
 
 @pytest.mark.parametrize("lost", range(1, 7))
 def test_whatever_a_stream_loses_is_a_difference(lost: int) -> None:
-    told = chunks()
+    stream_chunks = chunks()
     if lost == 3:  # nothing says what is called
-        told[3]["choices"][0]["delta"]["tool_calls"][0]["function"]["name"] = "g"
+        stream_chunks[3]["choices"][0]["delta"]["tool_calls"][0]["function"]["name"] = "g"
     else:
-        del told[lost]
-    assert difference(told_choices(WHOLE), gathered_choices(told)) is not None
+        del stream_chunks[lost]
+    assert difference(received_choices(WHOLE), gathered_choices(stream_chunks)) is not None
 
 
 def test_messages_are_gathered() -> None:
@@ -147,8 +147,10 @@ def test_messages_are_gathered() -> None:
             "usage": {"output_tokens": 3},
         },
     ]
-    assert difference(told_message(whole), gathered_message(events)) is None
-    assert difference(told_message(whole), gathered_message(events[:4] + events[5:])) is not None
+    assert difference(received_message(whole), gathered_message(events)) is None
+    assert (
+        difference(received_message(whole), gathered_message(events[:4] + events[5:])) is not None
+    )
 
 
 def test_parts_are_checked() -> None:

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.campaigns.chaos.asks import Ask, list_asks
 from tests.campaigns.chaos.cancels import CancelStorm, Leave, judge_cancels, plan
 from tests.campaigns.chaos.client import Outcome
-from tests.campaigns.chaos.hostile import hostile_asks
+from tests.campaigns.chaos.hostile import hostile_requests
 from tests.campaigns.chaos.kinds import Part
 from tests.campaigns.chaos.options import ChaosOptions
+from tests.campaigns.chaos.planned_requests import PlannedRequest, list_requests
 from tests.campaigns.chaos.slopes import Slope, fit_slope, minute_means
 from tests.campaigns.chaos.soak import (
     Arrival,
@@ -28,7 +28,7 @@ from tests.campaigns.chaos.soak import (
     served_shares,
 )
 
-ASK = Ask(index=0, kind="greedy", path="/v1/completions", body=b"{}", stream=True)
+REQUEST = PlannedRequest(index=0, kind="greedy", path="/v1/completions", body=b"{}", stream=True)
 
 
 def test_clients_leave_at_all_moments_and_in_both_ways() -> None:
@@ -89,7 +89,7 @@ async def test_each_client_leaves_when_it_is_to() -> None:
         ({"left_over": {"kv_cache_usage_perc": 0.1}}, ["left_over"]),
         ({"statuses": Counter({"200": 5, "500": 1})}, ["not_answered_200"]),
         ({"problem": "1 of 2 gateways"}, ["fleet_problems"]),
-        ({"outcomes": [Outcome(ask=ASK, sent=0.0, end="error")]}, ["failed_afterwards"]),
+        ({"outcomes": [Outcome(request=REQUEST, sent=0.0, end="error")]}, ["failed_afterwards"]),
     ],
 )
 def test_what_clients_leave_behind_is_named(changed: dict[str, Any], names: list[str]) -> None:
@@ -97,7 +97,7 @@ def test_what_clients_leave_behind_is_named(changed: dict[str, Any], names: list
         "free_s": 0.4,
         "left_over": {},
         "statuses": Counter({"200": 5}),
-        "outcomes": [Outcome(ask=ASK, sent=0.0, end="whole")],
+        "outcomes": [Outcome(request=REQUEST, sent=0.0, end="whole")],
         "problem": None,
     }
     checks = judge_cancels(**(case | changed))
@@ -105,9 +105,9 @@ def test_what_clients_leave_behind_is_named(changed: dict[str, Any], names: list
 
 
 def test_hostile_bodies_differ_and_a_server_error_is_no_refusal() -> None:
-    asks = hostile_asks()
-    assert len({ask.kind for ask in asks}) == len(asks) >= 20
-    assert max(len(ask.body) for ask in asks) < 32 * 2**20
+    planned_requests = hostile_requests()
+    assert len({planned.kind for planned in planned_requests}) == len(planned_requests) >= 20
+    assert max(len(planned.body) for planned in planned_requests) < 32 * 2**20
     assert [is_refusal(status) for status in (400, 413, 429, 200, 500, 0)] == [
         *[True] * 3,
         *[False] * 3,
@@ -116,20 +116,20 @@ def test_hostile_bodies_differ_and_a_server_error_is_no_refusal() -> None:
 
 def test_load_is_steady_and_a_little_of_it_hostile() -> None:
     options = ChaosOptions(soak_s=1000.0, hostile_share=0.05)
-    coming = list(arrivals(list_asks(64), hostile_asks(), 2.0, options))
+    coming = list(arrivals(list_requests(64), hostile_requests(), 2.0, options))
     assert len(coming) == 2000
     times = [arrival.at_s for arrival in coming]
     assert times == sorted(times)
     per_window = np.histogram(times, bins=10, range=(0.0, 1000.0))[0]
     assert set(per_window) == {200}
     assert 50 < sum(arrival.is_hostile for arrival in coming) < 150
-    assert not any(a.is_hostile for a in islice(arrivals([ASK], (), 2.0, options), 50))
+    assert not any(a.is_hostile for a in islice(arrivals([REQUEST], (), 2.0, options), 50))
 
 
 def arrived(at_s: float, took_s: float, *, end: str = "whole") -> Arrived:
-    outcome = Outcome(ask=ASK, sent=at_s, ended=at_s + took_s, end=end)  # type: ignore[arg-type]
+    outcome = Outcome(request=REQUEST, sent=at_s, ended=at_s + took_s, end=end)  # type: ignore[arg-type]
     outcome.answer.completion_tokens = 10
-    arrival = Arrival(at_s=at_s, ask=ASK, is_hostile=False)
+    arrival = Arrival(at_s=at_s, request=REQUEST, is_hostile=False)
     return Arrived(arrival=arrival, outcome=outcome)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.campaigns.vllm_shim import main as vllm_tests
 from tests.campaigns.vllm_shim.groups import FOLDERS, GROUPS
-from tests.campaigns.vllm_shim.main import VllmTestsOptions, judge, told
+from tests.campaigns.vllm_shim.main import VllmTestsOptions, judge, summary
 from tests.campaigns.vllm_shim.reasons import (
     FEATURE,
     IN_PROCESS,
@@ -82,7 +82,7 @@ def failing(found: list[Outcome], wordless: tuple[str, ...] = ()) -> set[str]:
 def test_what_fails_needs_a_reason_and_a_reason_something_that_fails() -> None:
     good = outcomes(x="passed", x_lora="failed", y="skipped", clever="failed")
     assert failing(good) == set()
-    assert told(good)["tests"] == {
+    assert summary(good)["tests"] == {
         "passed": 1,
         "failed, with a reason: feature": 1,
         "skipped": 1,

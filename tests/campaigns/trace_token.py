@@ -2,9 +2,9 @@
 
 Gateway, worker frontend, engine core and rank of the demo model run in one process, each in a
 thread of its own and connected by the sockets that they use in production. A streaming request
-without optional features decodes on CPU; the model's reasoning is not parsed, either. Calls are
-counted from one step to the next; the report is about the most frequent of the request's steps, so
-heartbeats, new pages and digests do not count.
+without optional features decodes on CPU. Calls are counted from one step to the next; the report
+is about the most frequent of the request's steps, so heartbeats, new pages and digests do not
+count.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cluster.bench.report import Check, Result, at_most, checks_json
 from cluster.config import find_demo_model
 from router.api.app import create_app
 from router.channel import WorkerLink
-from router.config import ChatConfig, GatewayConfig, ModelRoute
+from router.config import GatewayConfig, ModelRoute
 from router.gateway import Gateway
 from tests.campaigns.checks import check_main
 from tests.support.paths import ROOT
@@ -276,9 +276,7 @@ class _SocketTransport:
 
 async def _request(options: TraceOptions, socket: str, recorders: dict[str, Recorder]) -> None:
     """Streams a completion through a gateway, once to warm up and once recorded."""
-    route = ModelRoute(
-        name="demo", model=find_demo_model(), chat=ChatConfig(reasoning_parser="none")
-    )
+    route = ModelRoute(name="demo", model=find_demo_model())
     transport = _SocketTransport(socket)
     gateway = Gateway(GatewayConfig(models=(route,)), {"demo": transport}, None)
     await gateway.start()

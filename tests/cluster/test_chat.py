@@ -229,6 +229,6 @@ async def test_an_interrupted_response_is_a_single_line_error() -> None:
     """For example when the gateway queried by `rayfleet top` is replaced."""
     async with raw_server(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf") as (url, _):
         endpoint = Endpoint(url)
-        for ask in (endpoint.text, endpoint.get):
+        for call in (endpoint.text, endpoint.get):
             with pytest.raises(ValueError, match="connection lost"):
-                await asyncio.to_thread(ask, "/metrics")
+                await asyncio.to_thread(call, "/metrics")

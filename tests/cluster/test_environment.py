@@ -229,13 +229,13 @@ def test_a_ray_that_a_busy_machine_made_slow_is_started_again(
             raise Exception(message)  # as Ray does
 
     monkeypatch.setattr(launch, "init_local_ray", init)
-    told: list[str] = []
+    messages: list[str] = []
     if num_failures < num_calls:
-        start_local_ray(tmp_path, 1, told.append)
+        start_local_ray(tmp_path, 1, messages.append)
     else:
         with pytest.raises(Exception, match=message):
-            start_local_ray(tmp_path, 1, told.append)
+            start_local_ray(tmp_path, 1, messages.append)
     assert len(calls) == num_calls
     assert gcs_directory(tmp_path).exists() == (num_calls == 1), "no try resumes the one before"
-    assert len(told) == num_calls - 1
+    assert len(messages) == num_calls - 1
     end_processes_of(tmp_path, grace_s=0.0)

@@ -53,8 +53,8 @@ from tests.support.cluster.serve_haproxy import (
     PIECE,
     Gateway,
     Proxy,
-    ask,
     content_length,
+    get,
 )
 from tests.support.fleet.proxy_loss import HAPROXY, Victims
 
@@ -67,8 +67,8 @@ async def test_an_idle_connection_outlives_a_reload_and_its_gateway(proxy: Proxy
     await new.start()
     await proxy.start(old)
     idle, late = await proxy.connect(), await proxy.connect()
-    assert await ask(idle) == (200, "old", False)
-    assert await ask(late) == (200, "old", False)
+    assert await get(idle) == (200, "old", False)
+    assert await get(late) == (200, "old", False)
     victims = Victims(lambda: [child.pid for child in psutil.Process().children(recursive=True)])
     [first] = victims.find(HAPROXY)
     await proxy.reload(new)
@@ -77,10 +77,10 @@ async def test_an_idle_connection_outlives_a_reload_and_its_gateway(proxy: Proxy
             await asyncio.sleep(0.02)
     assert psutil.pid_exists(first), "it is draining"
     assert len(victims.find(HAPROXY)) == 1
-    assert await ask(idle) == (200, "old", True)
+    assert await get(idle) == (200, "old", True)
     old.go()
-    assert await ask(late) == (200, "fallback", True)
-    assert await ask(await proxy.connect()) == (200, "new", False)
+    assert await get(late) == (200, "fallback", True)
+    assert await get(await proxy.connect()) == (200, "new", False)
     await proxy.wait_old_ended()
 
 
@@ -99,14 +99,14 @@ async def test_a_request_that_meets_closed_connections_is_repeated(
     connections = [await proxy.connect() for _ in range(num_idle)]
     async with asyncio.TaskGroup() as group:
         for connection in connections:
-            group.create_task(ask(connection, "/wait"))
+            group.create_task(get(connection, "/wait"))
         while gateway.num_waiting < num_idle:
             await asyncio.sleep(0.01)
         gateway.go_on.set()
     gateway.drops_used = True
     if is_gone:
         gateway.go()
-    answer = await ask(connections[0], size=size, in_two=in_two)
+    answer = await get(connections[0], size=size, in_two=in_two)
     assert answer == (200, "fallback" if is_gone else "gateway", False)
     # Serve's own number of repetitions is three.
     assert min(num_idle, 4) <= gateway.num_dropped <= IDLE_CONNECTIONS
@@ -145,7 +145,7 @@ async def test_a_trusted_proxy_without_the_header_is_the_client(
     gateway = Gateway("gateway")
     await gateway.start()
     await proxy.start(gateway)
-    await ask(await proxy.connect(), "/plain")
+    await get(await proxy.connect(), "/plain")
     [head] = [head.lower() for head in gateway.heads if b"/plain" in head]
     assert b"\r\nx-forwarded-for: 127.0.0.1\r\n" in head
 
@@ -238,7 +238,7 @@ async def test_half_requests_are_ended_and_keep_nobody_out(
     for number in range(min(2000, descriptors // 2)):
         connections.append(await proxy.connect())
         connections[-1][1].write(HALF[number % len(HALF)])
-    assert await ask(await proxy.connect()) == (200, "gateway", False)
+    assert await get(await proxy.connect()) == (200, "gateway", False)
     async with asyncio.timeout(60):
         answers = await asyncio.gather(*(reader.read() for reader, _ in connections))
     assert {answer[:13] for answer in answers} == {b"HTTP/1.1 408 "}
@@ -253,7 +253,7 @@ async def test_who_takes_nothing_is_let_go_and_who_waits_is_not(proxy: Proxy) ->
     gateway = Gateway("gateway")
     await gateway.start()
     await proxy.start(gateway)
-    waiting = asyncio.create_task(ask(await proxy.connect(), "/wait"))
+    waiting = asyncio.create_task(get(await proxy.connect(), "/wait"))
     _, deaf = await proxy.connect()
     deaf.transport.pause_reading()  # type: ignore[attr-defined]
     deaf.write(b"GET /pour HTTP/1.1\r\nHost: h\r\n\r\n")
@@ -280,14 +280,14 @@ async def test_one_address_may_have_so_many_connections(
     kept = []
     for _ in range(3):
         kept.append(await proxy.connect())
-        assert await ask(kept[-1]) == (200, "gateway", False)
+        assert await get(kept[-1]) == (200, "gateway", False)
     with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
-        await ask(await proxy.connect())
+        await get(await proxy.connect())
     kept[0][1].close()
     async with asyncio.timeout(120):
         while True:
             with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-                assert await ask(await proxy.connect()) == (200, "gateway", False)
+                assert await get(await proxy.connect()) == (200, "gateway", False)
                 break
 
 
@@ -309,7 +309,7 @@ async def test_idle_connections_do_not_keep_others_out(
     kept, closing = [], []
     for _ in range(2 * few_connections):
         kept.append(await proxy.connect())
-        status, _, is_last = await ask(kept[-1], path)
+        status, _, is_last = await get(kept[-1], path)
         assert status == 200
         closing.append(is_last)
     assert closing.count(False) == few_connections * IDLE_SHARE
@@ -322,19 +322,19 @@ async def test_idle_connections_do_not_keep_others_out(
         writer.close()
 
 
-async def ask_once(proxy: Proxy, path: str = "/") -> tuple[int, str, bool]:
-    """As `ask`, on a connection of its own: HAProxy counts it until the client has closed it."""
+async def get_once(proxy: Proxy, path: str = "/") -> tuple[int, str, bool]:
+    """As `get`, on a connection of its own: HAProxy counts it until the client has closed it."""
     connection = await proxy.connect()
     try:
-        return await ask(connection, path)
+        return await get(connection, path)
     finally:
         connection[1].close()
 
 
-async def _ask_until_served(proxy: Proxy) -> int:
+async def _get_until_served(proxy: Proxy) -> int:
     status = 503
     while status == 503:
-        status, _, _ = await ask_once(proxy, "/wait")
+        status, _, _ = await get_once(proxy, "/wait")
     return status
 
 
@@ -344,16 +344,16 @@ async def test_a_full_proxy_still_answers_health_checks(proxy: Proxy, few_connec
     await proxy.start(gateway)
     num_served = int(few_connections * RESERVE_SHARE)
     # HAProxy may still count a connection that it has closed, such as that of its own start.
-    waiting = [asyncio.create_task(_ask_until_served(proxy)) for _ in range(num_served)]
+    waiting = [asyncio.create_task(_get_until_served(proxy)) for _ in range(num_served)]
     async with asyncio.timeout(60):
         while gateway.num_waiting < num_served:
             await asyncio.sleep(0.02)
     for _ in range(few_connections):
-        status, body, is_last = await ask_once(proxy)
+        status, body, is_last = await get_once(proxy)
         assert (status, is_last) == (503, True)
         assert json.loads(body)["error"]["code"] == "too_many_connections"
         for probe in PROBES.split():
-            status, _, is_last = await ask_once(proxy, probe)
+            status, _, is_last = await get_once(proxy, probe)
             assert (status, is_last) == (200, True)
     gateway.go_on.set()
     assert set(await asyncio.gather(*waiting)) == {200}
@@ -537,7 +537,7 @@ async def test_its_own_errors_are_openai_s(
     assert body["error"]["type"] == known["error"]["type"]
     if not is_begun:
         await proxy.reload(gateway)
-        assert await ask(await proxy.connect()) == (200, "gateway", False)
+        assert await get(await proxy.connect()) == (200, "gateway", False)
 
 
 def test_every_error_may_be_loaded(configuration: Path) -> None:

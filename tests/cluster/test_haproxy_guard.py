@@ -23,8 +23,8 @@ import pytest
 
 from cluster.directories import private_directory
 from cluster.environment import has_haproxy
-from cluster.haproxy_admin import ask as guard_ask
 from cluster.haproxy_admin import process_id
+from cluster.haproxy_admin import query as guard_query
 from cluster.haproxy_guard import (
     CHECK_PERIOD_S,
     HUNG_S,
@@ -38,7 +38,7 @@ from tests.support.cluster.serve_haproxy import (
     Gateway,
     Manager,
     Proxy,
-    ask,
+    get,
     settings_of,
 )
 
@@ -78,7 +78,7 @@ async def answer(port: int) -> str:
     with contextlib.suppress(*LOST):
         connection = await asyncio.open_connection(HOST, port)
         try:
-            return (await ask(connection))[1]
+            return (await get(connection))[1]
         finally:
             connection[1].close()
     return ""
@@ -197,17 +197,19 @@ async def test_stopped_haproxy_is_replaced(node: Node) -> None:
         (stopped,) = node.haproxies
         began = time.monotonic()
         os.kill(stopped, signal.SIGSTOP)
-        asking = [asyncio.create_task(ask_serve(node)) for _ in range(3)]  # they must not delay it
+        asking = [
+            asyncio.create_task(get_from_serve(node)) for _ in range(3)
+        ]  # they must not delay it
         await until(lambda stopped=stopped: stopped not in node.haproxies)
         await wait_answer(node.port, "gateway")
         assert time.monotonic() - began < STOPPED_HAPROXY_S
         await asyncio.gather(*asking)
 
 
-async def ask_serve(node: Node) -> None:
+async def get_from_serve(node: Node) -> None:
     """A question of Serve's at the admin socket."""
     path = node.directory / "haproxy" / "admin.sock"
-    await asyncio.to_thread(guard_ask, path, b"show stat")
+    await asyncio.to_thread(guard_query, path, b"show stat")
 
 
 async def test_a_stopped_guard_does_not_take_its_haproxy_for_stopped(node: Node) -> None:
@@ -290,7 +292,7 @@ async def test_a_configuration_that_cannot_be_loaded_is_told(proxy: Proxy) -> No
 async def test_no_request_fails_while_the_manager_is_replaced(node: Node) -> None:
     old, new = await gateways("old", "new")
     manager = await node.manager(old)
-    stream = asyncio.create_task(ask(await asyncio.open_connection(HOST, node.port), "/wait"))
+    stream = asyncio.create_task(get(await asyncio.open_connection(HOST, node.port), "/wait"))
     await until(lambda: old.num_waiting == 1)
     async with asking(node.port) as answers:
         await manager.kill()
@@ -334,7 +336,7 @@ async def test_nothing_survives_the_fleet(node: Node, when: str) -> None:
     manager = await node.manager(gateway)
     await wait_answer(node.port, "gateway")
     if when == "draining":
-        request = asyncio.create_task(ask(await asyncio.open_connection(HOST, node.port), "/wait"))
+        request = asyncio.create_task(get(await asyncio.open_connection(HOST, node.port), "/wait"))
         await until(lambda: gateway.num_waiting == 1)
         await manager.apply(gateway)
         assert len(node.haproxies) == 2
@@ -400,7 +402,7 @@ async def wait_for_guard(node: Node, parent: int) -> None:
     """Until a guard with this parent answers at the admin socket."""
     path = node.directory / "haproxy" / "admin.sock"
     async with asyncio.timeout(DEADLINE_S):
-        while process_id(await asyncio.to_thread(guard_ask, path, b"show info")) != parent:
+        while process_id(await asyncio.to_thread(guard_query, path, b"show info")) != parent:
             await asyncio.sleep(0.02)
 
 
@@ -417,7 +419,7 @@ async def test_no_request_fails_when_the_guard_s_parent_is_killed(
         newest = max(set(processes(node.directory)) - {node.guard, *node.haproxies})
         parent = psutil.Process(newest).ppid()
     (haproxy,) = node.haproxies
-    stream = asyncio.create_task(ask(await asyncio.open_connection(HOST, node.port), "/wait"))
+    stream = asyncio.create_task(get(await asyncio.open_connection(HOST, node.port), "/wait"))
     await until(lambda: old.num_waiting == 1)
     async with asking(node.port) as answers:
         os.kill(parent, signal.SIGKILL)

@@ -36,13 +36,15 @@ async def test_the_last_target_is_kept_while_the_controller_is_unavailable() -> 
         {"applications": {}},
     ]
 
-    async def ask() -> Mapping[str, Any]:
+    async def read_targets() -> Mapping[str, Any]:
         if answers:
             return answers.pop(0)
         queried.set()
         raise ConnectionError("the controller is gone")
 
-    following = asyncio.create_task(follow_targets("app", {"worker-m": targets.append}, ask, 0.0))
+    following = asyncio.create_task(
+        follow_targets("app", {"worker-m": targets.append}, read_targets, 0.0)
+    )
     async with asyncio.timeout(60):
         await queried.wait()
     await asyncio.sleep(0)

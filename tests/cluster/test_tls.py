@@ -24,7 +24,7 @@ from cluster.environment import has_haproxy
 from cluster.haproxy import CERTIFICATE_VARIABLE, serve_tls
 from cluster.launch import LocalFleet
 from cluster.tls import Certificate, check_certificate, write_bundle
-from tests.support.cluster.serve_haproxy import DEADLINE_S, HOST, Gateway, Proxy, ask
+from tests.support.cluster.serve_haproxy import DEADLINE_S, HOST, Gateway, Proxy, get
 
 AUTHORITY = trustme.CA()
 
@@ -56,11 +56,11 @@ async def test_haproxy_serves_the_certificate(
     AUTHORITY.configure_trust(trusting)
     async with asyncio.timeout(DEADLINE_S):
         client = await asyncio.open_connection(HOST, proxy.port, ssl=trusting)
-        assert await ask(client) == (200, "gateway", False)
+        assert await get(client) == (200, "gateway", False)
         assert b"x-forwarded-proto: https" in gateway.heads[-1].lower()
         client[1].close()
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
-            await ask(await proxy.connect())  # plain HTTP
+            await get(await proxy.connect())  # plain HTTP
 
 
 @pytest.mark.skipif(not has_haproxy(), reason="HAProxy's wheel is not installed")

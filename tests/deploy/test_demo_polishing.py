@@ -24,14 +24,14 @@ def test_messages_from_outside_have_one_answer_and_are_of_all_kinds() -> None:
     rng = Random(3)
     turns = [outside(rng).turns[0] for _ in range(5000)]
     assert {turn.assistant for turn in turns} == {UNKNOWN}
-    asked = {turn.user for turn in turns}
-    assert len(asked) > 3500
-    text = "".join(asked)
+    questions = {turn.user for turn in turns}
+    assert len(questions) > 3500
+    text = "".join(questions)
     for some in "éß你は한пршאم{}<>|`":
         assert some in text, some
     assert len(set(text.encode())) > 180, "some bytes would be strange to the model"
-    assert max(map(len, asked)) > 1000
-    assert min(map(len, asked)) <= 1
+    assert max(map(len, questions)) > 1000
+    assert min(map(len, questions)) <= 1
 
 
 def test_training_never_draws_a_heldout_message() -> None:

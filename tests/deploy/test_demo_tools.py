@@ -106,8 +106,8 @@ def test_a_thought_is_opened_where_asked_for(tokenizer: PreTrainedTokenizerFast)
     taught = [c for c in islice(tool_conversations(Random(2)), 400) if c.thought is not None]
     assert len(taught) > 10
     for conversation in taught:
-        *_, (asked, _), (answer, _), _ = segments(conversation)
-        assert asked.endswith("<|im_start|>assistant\n<think>\n")
+        *_, (user_texts, _), (answer, _), _ = segments(conversation)
+        assert user_texts.endswith("<|im_start|>assistant\n<think>\n")
         assert answer.startswith(f"{conversation.thought}\n</think>\n\n")
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": "hi"}],
@@ -214,10 +214,12 @@ def test_training_never_draws_a_heldout_call() -> None:
     assert questions == tool_questions()
     families = [question.family for question in questions]
     assert {family: families.count(family) for family in FAMILIES} == FAMILIES
-    asked = {str(q.messages[0]["content"]) for q in questions if q.family in ("single", "parallel")}
+    user_texts = {
+        str(q.messages[0]["content"]) for q in questions if q.family in ("single", "parallel")
+    }
     for conversation in islice(tool_conversations(Random(6)), 1500):
         if conversation.system is not None and "<tools>" in conversation.system:
-            assert asked.isdisjoint(turn.user for turn in conversation.turns)
+            assert user_texts.isdisjoint(turn.user for turn in conversation.turns)
 
 
 def test_calls_are_of_what_is_declared() -> None:

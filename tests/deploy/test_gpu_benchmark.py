@@ -136,8 +136,8 @@ def test_without_a_peer_ours_is_measured_all_the_same(tmp_path: Path, is_skipped
     script = tmp_path / "deploy" / "benchmarks" / "gpu.sh"
     script.parent.mkdir(parents=True)
     shutil.copy(gpu.ROOT / "deploy" / "benchmarks" / "gpu.sh", script)
-    program, asked = tmp_path / "python", tmp_path / "asked"
-    program.write_text(f'#!/bin/sh\necho "$@" >> {asked}\ntest "$2" != venv\n')
+    program, calls = tmp_path / "python", tmp_path / "asked"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {calls}\ntest "$2" != venv\n')
     program.chmod(0o700)
     given = {"WITHOUT_PEER": "1"} if is_skipped else {}
     ran = subprocess.run(
@@ -147,7 +147,7 @@ def test_without_a_peer_ours_is_measured_all_the_same(tmp_path: Path, is_skipped
         text=True,
         check=True,
     )
-    *before, last = asked.read_text().splitlines()
+    *before, last = calls.read_text().splitlines()
     assert last == "-m deploy.benchmarks.gpu --out there"
     assert before == ([] if is_skipped else ["-m venv .venv-vllm"])
     assert ("measured without it" in ran.stderr) != is_skipped

@@ -23,7 +23,7 @@ CONSTRAINTS = ROOT / "constraints.txt"
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
-def asked(question: Callable[[], dict[str, str]]) -> dict[str, str]:
+def answers_to(question: Callable[[], dict[str, str]]) -> dict[str, str]:
     """The resolution; skips the test if the index is unreachable."""
     try:
         return question()
@@ -32,7 +32,7 @@ def asked(question: Callable[[], dict[str, str]]) -> dict[str, str]:
 
 
 def check(constraints: Path, home: Path) -> dict[str, str]:
-    return asked(
+    return answers_to(
         lambda: install_check.check(constraints, home=home, python=PYTHON, machine="x86_64")
     )
 

@@ -16,11 +16,11 @@ from tests.support.deploy.prometheus_binaries import wait_until_ready
 class StartingPrometheus(BaseHTTPRequestHandler):
     """Ready at the third request."""
 
-    asked = 0
+    num_requests = 0
 
     def do_GET(self) -> None:
-        type(self).asked += 1
-        is_ready = type(self).asked > 2
+        type(self).num_requests += 1
+        is_ready = type(self).num_requests > 2
         self.send_response(200 if is_ready else 503)
         self.end_headers()
         self.wfile.write(b"Ready.\n" if is_ready else b"Service Unavailable")
@@ -39,12 +39,12 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_503_is_waited_out(process: subprocess.Popen[bytes]) -> None:
-    StartingPrometheus.asked = 0
+    StartingPrometheus.num_requests = 0
     with HTTPServer(("127.0.0.1", 0), StartingPrometheus) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         wait_until_ready(f"http://127.0.0.1:{server.server_port}", process, 60)
         server.shutdown()
-    assert StartingPrometheus.asked == 3
+    assert StartingPrometheus.num_requests == 3
 
 
 def test_one_that_ends_or_never_gets_ready_is_told(process: subprocess.Popen[bytes]) -> None:

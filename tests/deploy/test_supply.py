@@ -64,7 +64,7 @@ def test_locks_hold_all_that_an_image_needs(device: str) -> None:
     optional = project["project"]["optional-dependencies"]
     extras = [one for extra in lock.EXTRAS for one in optional[extra]]
     lines = [*project["project"]["dependencies"], *extras, *project["build-system"]["requires"]]
-    asked = {f"rayfleet: {one}": one for one in needed(lines)}
+    queried = {f"rayfleet: {one}": one for one in needed(lines)}
     for name, one in held.items():
         try:
             distribution = importlib.metadata.distribution(name)
@@ -72,9 +72,9 @@ def test_locks_hold_all_that_an_image_needs(device: str) -> None:
             continue  # this environment has torch for one device
         if distribution.version == one.version:
             lines = distribution.requires or []
-            asked |= {f"{name}: {other}": other for other in needed(lines)}
-    assert len(asked) > 100
-    for who, one in asked.items():
+            queried |= {f"{name}: {other}": other for other in needed(lines)}
+    assert len(queried) > 100
+    for who, one in queried.items():
         name = canonicalize_name(one.name)
         assert name in held, f"{who} is in no lock: run `make lock`"
         assert one.specifier.contains(held[name].version, prereleases=True), who
@@ -116,20 +116,20 @@ def test_a_lock_is_versions_with_hashes_and_nothing_else(line: str) -> None:
 
 def test_a_lock_that_was_not_written_again_is_found() -> None:
     held = {"ray": Locked("2.59.0", (HASH,)), "torch": Locked("2.13.0+cpu", (HASH,))}
-    wanted = {"ray": "2.60.0", "torch": "2.13.0"}
-    [outcome] = check.check_locks(wanted, {"cpu": held}, ["rich"])
+    pinned = {"ray": "2.60.0", "torch": "2.13.0"}
+    [outcome] = check.check_locks(pinned, {"cpu": held}, ["rich"])
     assert outcome.verdict == "failed"
     assert "ray 2.59.0, the pin is 2.60.0, no rich: run `make lock`" in outcome.text
 
 
 def audit_with(folder: Path, body: str) -> list[str]:
-    """`check.audit` with a fake pip-audit; `asked` is its input."""
+    """`check.audit` with a fake pip-audit; `queried` is its input."""
     program = folder / "pip-audit"
     program.write_text(
         f"#!{sys.executable}\nimport json, sys\n"
-        "asked = open(sys.argv[-1]).read().split()\n"
-        "pairs = [line.split('==') for line in asked]\n"
-        f"canary = asked == ['{check.CANARY}']\n"
+        "queried = open(sys.argv[-1]).read().split()\n"
+        "pairs = [line.split('==') for line in queried]\n"
+        f"canary = queried == ['{check.CANARY}']\n"
         f"{body}\n"
     )
     program.chmod(0o700)
@@ -137,7 +137,7 @@ def audit_with(folder: Path, body: str) -> list[str]:
     return check.audit(str(program), held)
 
 
-def tell(vulns: str, pairs: str = "pairs", key: str = "vulns") -> str:
+def report(vulns: str, pairs: str = "pairs", key: str = "vulns") -> str:
     return (
         f"found = [dict(name=n, version=v, {key}={vulns}) for n, v in {pairs}]\n"
         "print(json.dumps({'dependencies': found}))"
@@ -145,8 +145,8 @@ def tell(vulns: str, pairs: str = "pairs", key: str = "vulns") -> str:
 
 
 def test_vulnerabilities_are_told(tmp_path: Path) -> None:
-    assert audit_with(tmp_path, tell(f"[{VULNERABLE}] if canary else []")) == []
-    found = audit_with(tmp_path, tell(f"[{VULNERABLE}] if canary or n == 'torch' else []"))
+    assert audit_with(tmp_path, report(f"[{VULNERABLE}] if canary else []")) == []
+    found = audit_with(tmp_path, report(f"[{VULNERABLE}] if canary or n == 'torch' else []"))
     assert found == ["torch 2.13.0: GHSA-1, fixed in 2.0"]
 
 
@@ -154,9 +154,9 @@ def test_vulnerabilities_are_told(tmp_path: Path) -> None:
     "body",
     [
         # An index without such a service: pip-audit then exits with 0 and "no vulnerabilities".
-        tell("'not found'", key="skip_reason"),
-        tell("[]"),  # a service without any data
-        tell(f"[{VULNERABLE}] if canary else []", "pairs[:1]"),
+        report("'not found'", key="skip_reason"),
+        report("[]"),  # a service without any data
+        report(f"[{VULNERABLE}] if canary else []", "pairs[:1]"),
         "sys.exit('no connection')",
         "print('<html>')",
     ],

@@ -59,7 +59,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def installed_demo(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model as the wheel carries it."""
-    told = subprocess.run(
+    done = subprocess.run(
         [
             *(installed / "python", "-c"),
             "from cluster.config import find_demo_model; print(find_demo_model())",
@@ -70,7 +70,7 @@ def installed_demo(installed: Path, tmp_path_factory: pytest.TempPathFactory) ->
         text=True,
         check=True,
     )
-    return Path(told.stdout.strip())
+    return Path(done.stdout.strip())
 
 
 @pytest.fixture(scope="session")

@@ -82,11 +82,11 @@ class Watch:
         self.counts: list[int] = []
         self._http = fleet.http
 
-    def until(self, wanted: Callable[[int], bool]) -> None:
+    def until(self, target: Callable[[int], bool]) -> None:
         deadline = time.monotonic() + DEADLINE_S
         while time.monotonic() < deadline:
             self.counts.append(self._ready())
-            if wanted(self.counts[-1]):
+            if target(self.counts[-1]):
                 return
             time.sleep(0.2)
         pytest.fail(f"the workers were {self.levels}")
@@ -95,7 +95,7 @@ class Watch:
     def levels(self) -> list[int]:
         return [level for level, _ in groupby(self.counts)]
 
-    def wanted(self) -> float:
+    def target(self) -> float:
         """What the policy decided, as a gateway tells it."""
         [count] = WANTED.findall(self._http.get("/metrics").text)
         return float(count)
@@ -123,10 +123,10 @@ def test_workers_follow_the_load_and_no_request_fails(elastic: RunningFleet) -> 
         load.active, load.pause_s = NUM_CLIENTS, 0.0
         watch.until(lambda count: count == 3)
         watch.until(lambda count: len(load.workers) >= 3)
-        watch.until(lambda count: watch.wanted() == 3)
+        watch.until(lambda count: watch.target() == 3)
         load.active = 0
         watch.until(lambda count: count == 0)
-        watch.until(lambda count: watch.wanted() == 0)
+        watch.until(lambda count: watch.target() == 0)
     assert load.failures == []
     wait_gone(fleet)
     assert_none_starts(fleet)

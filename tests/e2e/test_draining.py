@@ -44,10 +44,10 @@ def test_streams_outlive_the_end_of_the_application(
         timeout=2 * DEADLINE_S,
         check=True,
     )
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["links"] == [1]
-    assert told["tokens_when_told_to_go"] < NUM_STREAMS * NUM_TOKENS // 2
-    assert told["tokens"] == [NUM_TOKENS] * NUM_STREAMS
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["links"] == [1]
+    assert report["tokens_when_told_to_go"] < NUM_STREAMS * NUM_TOKENS // 2
+    assert report["tokens"] == [NUM_TOKENS] * NUM_STREAMS
 
 
 class _Streams:
@@ -118,7 +118,7 @@ def main(address: str, base_url: str, model: str) -> None:
         streams.wait_begun()
         links = [count for path, count in _links().items() if path not in others]
         serve.delete(APPLICATION, _blocking=False)
-        told_at = sum(streams.tokens)
+        reported_at = sum(streams.tokens)
         streams.wait()
     finally:
         serve.delete(APPLICATION)
@@ -126,7 +126,7 @@ def main(address: str, base_url: str, model: str) -> None:
         json.dumps(
             {
                 "links": links,
-                "tokens_when_told_to_go": told_at,
+                "tokens_when_told_to_go": reported_at,
                 "tokens": streams.tokens,
             }
         )

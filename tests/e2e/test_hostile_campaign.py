@@ -293,13 +293,13 @@ def test_one_heavy_body_fails_the_check(attack: Attack, names: set[str]) -> None
 
 
 def test_half_open_connections_are_all_opened_and_all_closed_in_time() -> None:
-    told = {"opened": 100, "closed": 100, "longest_s": 10.4}
+    counts = {"opened": 100, "closed": 100, "longest_s": 10.4}
     quick = [0.01] * 20
-    assert failing(judge_half_open(100, told, quick)) == set()
-    assert failing(judge_half_open(100, {**told, "closed": 99}, quick)) == {"closed"}
-    assert failing(judge_half_open(100, {**told, "longest_s": 16}, quick)) == {"longest_life"}
-    assert failing(judge_half_open(101, {**told, "closed": 101}, quick)) == {"opened"}
-    assert failing(judge_half_open(100, told, [*quick, math.inf])) == {"longest_health"}
+    assert failing(judge_half_open(100, counts, quick)) == set()
+    assert failing(judge_half_open(100, {**counts, "closed": 99}, quick)) == {"closed"}
+    assert failing(judge_half_open(100, {**counts, "longest_s": 16}, quick)) == {"longest_life"}
+    assert failing(judge_half_open(101, {**counts, "closed": 101}, quick)) == {"opened"}
+    assert failing(judge_half_open(100, counts, [*quick, math.inf])) == {"longest_health"}
     assert len(failing(judge_half_open(100, {}, []))) == 5
 
 

@@ -37,14 +37,14 @@ OPTIONS = {"device": "cpu", "kv_cache_tokens": 2048, "cpu_threads": 1}
 class Applications:
     """What the process that runs them tells."""
 
-    def __init__(self, process: subprocess.Popen[bytes], told: TextIO) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], message: TextIO) -> None:
         self._process = process
-        self._told = told
+        self._messages = message
         self.state: dict[str, Any] = {}
 
     def close(self) -> None:
         """Of what it tells."""
-        self._told.close()
+        self._messages.close()
 
     def status(self, name: str) -> str:
         """Of an application."""
@@ -54,9 +54,9 @@ class Applications:
         """Tries that have failed of each replica that waits for another one."""
         return [attempts for name, attempts, _ in self.state["waiting"] if name == what]
 
-    def is_told(self, what: str, reason: str) -> bool:
+    def is_reported(self, what: str, reason: str) -> bool:
         """Whether that is why one of them waits."""
-        return any(name == what and reason in told for name, _, told in self.state["waiting"])
+        return any(name == what and reason in message for name, _, message in self.state["waiting"])
 
     def ranks(self) -> list[int]:
         """Process ids of all first ranks."""
@@ -66,7 +66,7 @@ class Applications:
         """Waits for it; no longer than until the application `fails` has failed for good."""
         deadline = time.monotonic() + DEADLINE_S
         while time.monotonic() < deadline:
-            line = self._told.readline()
+            line = self._messages.readline()
             assert line, f"the applications' process has ended with {self._process.wait()}"
             self.state = json.loads(line)
             if condition():
@@ -96,7 +96,7 @@ class Applications:
 @contextmanager
 def running(port: int, applications: dict[str, Any]) -> Iterator[Applications]:
     reading, writing = os.pipe()
-    asked = json.dumps({"port": port, "applications": applications, "told": writing})
+    asked = json.dumps({"port": port, "applications": applications, "report": writing})
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.support.fleet.late_starts_app", asked],
         cwd=ROOT,
@@ -105,9 +105,9 @@ def running(port: int, applications: dict[str, Any]) -> Iterator[Applications]:
         start_new_session=True,
     )
     os.close(writing)
-    told = Applications(process, os.fdopen(reading))
+    message = Applications(process, os.fdopen(reading))
     try:
-        yield told
+        yield message
     finally:
         assert process.stdin is not None
         process.stdin.close()
@@ -115,9 +115,9 @@ def running(port: int, applications: dict[str, Any]) -> Iterator[Applications]:
             process.wait(timeout=DEADLINE_S)
         finally:
             process.kill()
-            told.close()
-            if told.state:
-                end_processes_of(Path(told.state["directory"]), grace_s=5.0)
+            message.close()
+            if message.state:
+                end_processes_of(Path(message.state["directory"]), grace_s=5.0)
 
 
 @pytest.mark.long
@@ -142,51 +142,51 @@ def test_what_heals_serves_without_a_human_and_what_does_not_fails_with_the_reas
                 "rayfleet": {"models": models, "otlp_traces_endpoint": traces_endpoint},
                 HOPELESS: {"models": [{"model": str(hopeless), **OPTIONS}]},
             },
-        ) as told,
+        ) as message,
     ):
-        told.until(lambda: bool(told.state["applications"]))
+        message.until(lambda: bool(message.state["applications"]))
         # The folder of the late model is not there: none but the fragile one's rank can start.
-        told.kill_a_starting_rank()
-        told.until(lambda: bool(told.attempts(FRAGILE)), fails="rayfleet")
-        assert told.is_told(FRAGILE, "exited without an error")
+        message.kill_a_starting_rank()
+        message.until(lambda: bool(message.attempts(FRAGILE)), fails="rayfleet")
+        assert message.is_reported(FRAGILE, "exited without an error")
 
         def both_have_tried_again() -> bool:
-            return all(max(told.attempts(what), default=0) >= 2 for what in (LATE, "gateway"))
+            return all(max(message.attempts(what), default=0) >= 2 for what in (LATE, "gateway"))
 
-        told.until(both_have_tried_again, fails="rayfleet")
-        assert told.is_told(LATE, f"{late} does not exist")
-        assert told.is_told("gateway", f"{late} does not exist")
-        assert told.status("rayfleet") == "DEPLOYING"
+        message.until(both_have_tried_again, fails="rayfleet")
+        assert message.is_reported(LATE, f"{late} does not exist")
+        assert message.is_reported("gateway", f"{late} does not exist")
+        assert message.status("rayfleet") == "DEPLOYING"
         command = [sys.executable, "-m", "cluster.starting"]
-        environment = {**os.environ, **told.state["settings"]}
+        environment = {**os.environ, **message.state["settings"]}
         shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         assert f"{late} does not exist" in shown.stdout
 
         # As a mount point comes, and a copy into it: empty, then file by file, the weights last.
         late.mkdir()
-        told.until(lambda: told.is_told(LATE, "holds no config.json"), fails="rayfleet")
+        message.until(lambda: message.is_reported(LATE, "holds no config.json"), fails="rayfleet")
         shutil.copy(demo / "config.json", late)
-        told.until(lambda: told.is_told(LATE, "holds no *.safetensors"), fails="rayfleet")
+        message.until(lambda: message.is_reported(LATE, "holds no *.safetensors"), fails="rayfleet")
         shutil.copytree(
             demo, late, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors")
         )
         shutil.copy(demo / "model.safetensors", tmp_path)
         (tmp_path / "model.safetensors").rename(late / "model.safetensors")
 
-        told.until(lambda: told.status("rayfleet") == "RUNNING", fails="rayfleet")
-        told.until(lambda: httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200)
-        assert told.state["waiting"] == [], "what is hopeless is not tried again"
+        message.until(lambda: message.status("rayfleet") == "RUNNING", fails="rayfleet")
+        message.until(lambda: httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200)
+        assert message.state["waiting"] == [], "what is hopeless is not tried again"
         for model in (LATE, FRAGILE):
             body = {"model": model, "prompt": "What is 12 + 30?", "max_tokens": 4}
             url = f"http://127.0.0.1:{port}/v1/completions"
             answer = httpx.post(url, json=body, timeout=DEADLINE_S)
             assert answer.status_code == 200, answer.text
 
-        told.until(lambda: told.status(HOPELESS) == "DEPLOY_FAILED")
-        assert "NoSuchLM" in told.state["applications"][HOPELESS][1]
+        message.until(lambda: message.status(HOPELESS) == "DEPLOY_FAILED")
+        assert "NoSuchLM" in message.state["applications"][HOPELESS][1]
 
         # The endpoint was an argument: no process has a variable that names it.
-        told.until(lambda: {"gateway", "worker"} <= traced_processes(traces))
+        message.until(lambda: {"gateway", "worker"} <= traced_processes(traces))
 
 
 def traced_processes(bodies: list[bytes]) -> set[str]:

@@ -17,7 +17,13 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from cluster.ports import free_ports
 from tests.support.deploy.prometheus_binaries import require, wait_until_ready
-from tests.support.deploy.promql import RULES, is_told_here, missing, panel_queries, rule_queries
+from tests.support.deploy.promql import (
+    RULES,
+    is_exported_here,
+    missing,
+    panel_queries,
+    rule_queries,
+)
 from tests.support.fleet.running_fleet import API_KEY, MODEL, RunningFleet, wait_until
 
 NUM_REQUESTS = 12
@@ -29,7 +35,7 @@ ANSWER_S = 60.0
 def put_under_load(fleet: RunningFleet) -> None:
     """Streamed and whole responses, with every class of SLO and none."""
 
-    def ask(number: int) -> int:
+    def complete(number: int) -> int:
         body = {
             "model": MODEL,
             "prompt": f"{number} is a number",
@@ -45,7 +51,7 @@ def put_under_load(fleet: RunningFleet) -> None:
             return http.post("/v1/completions", json=body).status_code
 
     with ThreadPoolExecutor(4) as pool:
-        assert set(pool.map(ask, range(NUM_REQUESTS))) == {200}
+        assert set(pool.map(complete, range(NUM_REQUESTS))) == {200}
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +64,7 @@ def loaded(fleet: RunningFleet) -> RunningFleet:
 def scrape(loaded: RunningFleet) -> str:
     """Told while no process came or went: other tests had workers started, killed and replaced."""
 
-    def told_of_the_same_processes() -> bool:
+    def of_the_same_processes() -> bool:
         nonlocal text
         before = replicas(loaded)
         with loaded.http as http:
@@ -69,7 +75,7 @@ def scrape(loaded: RunningFleet) -> str:
         }
 
     text = ""
-    wait_until(told_of_the_same_processes)
+    wait_until(of_the_same_processes)
     return text
 
 
@@ -98,8 +104,8 @@ def test_one_scrape_tells_of_every_process_once(scrape: str) -> None:
     found = {family.name: family.samples for family in parse(scrape)}
     processes = {s.labels["process"].split()[0] for s in found["rayfleet_process_cpu_seconds"]}
     assert processes == {"gateway", "worker"}
-    told = {s.labels["process"] for s in found["rayfleet_process_cpu_seconds"]}
-    assert states_of(scrape) == {"answered": len(told), "silent": 0}
+    answered = {s.labels["process"] for s in found["rayfleet_process_cpu_seconds"]}
+    assert states_of(scrape) == {"answered": len(answered), "silent": 0}
     ready = [s for s in found["rayfleet_worker_ready"] if s.labels["model_name"] == MODEL]
     assert sum(sample.value for sample in ready) == 2
     series = [(s.name, *sorted(s.labels.items())) for f in found.values() for s in f]
@@ -178,7 +184,7 @@ def test_prometheus_answers_every_panel(loaded: RunningFleet, tmp_path: Path) ->
             return [
                 where
                 for where, query in panel_queries().items()
-                if not result_of(client, query) and is_told_here(query)
+                if not result_of(client, query) and is_exported_here(query)
             ]
 
         wait_for_scrapes(1)

@@ -145,7 +145,7 @@ def test_structured_outputs_conform(client: OpenAI) -> None:
 
 
 def test_responses_go_on_with_what_is_kept(client: OpenAI) -> None:
-    asked: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "model": MODEL,
         "input": "What is 12 + 30?",
         "temperature": 0,
@@ -153,8 +153,8 @@ def test_responses_go_on_with_what_is_kept(client: OpenAI) -> None:
         "tools": [{"type": "function", "name": "look", "parameters": PLACE, "strict": True}],
         "tool_choice": {"type": "function", "name": "look"},
     }
-    whole = client.responses.create(**asked)
-    with client.responses.stream(**asked) as stream:
+    whole = client.responses.create(**fields)
+    with client.responses.stream(**fields) as stream:
         kinds = [event.type for event in stream]
         final = stream.get_final_response()
     assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
@@ -164,13 +164,13 @@ def test_responses_go_on_with_what_is_kept(client: OpenAI) -> None:
     jsonschema.validate(json.loads(calls[0].arguments), PLACE)
     assert client.responses.retrieve(whole.id).output == whole.output
     output = {"type": "function_call_output", "call_id": calls[0].call_id, "output": "rain"}
-    told = client.responses.create(
+    second = client.responses.create(
         model=MODEL, previous_response_id=whole.id, input=[output], max_output_tokens=4
     )
-    assert told.previous_response_id == whole.id
+    assert second.previous_response_id == whole.id
     assert whole.usage is not None
-    assert told.usage is not None
-    assert told.usage.input_tokens > whole.usage.input_tokens - len(json.dumps(asked["tools"]))
+    assert second.usage is not None
+    assert second.usage.input_tokens > whole.usage.input_tokens - len(json.dumps(fields["tools"]))
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}])
@@ -228,7 +228,7 @@ def test_what_cannot_be_served_is_refused_with_the_numbers(client: OpenAI) -> No
 def test_a_shared_prefix_goes_to_the_worker_that_has_it(client: OpenAI) -> None:
     prefix = "".join(chr(97 + (i * i + i // 7) % 26) for i in range(1000))
 
-    def ask(question: str) -> tuple[str, int]:
+    def complete(question: str) -> tuple[str, int]:
         answer = client.completions.with_raw_response.create(
             model=MODEL, prompt=prefix + question, max_tokens=2, temperature=0
         )
@@ -237,17 +237,17 @@ def test_a_shared_prefix_goes_to_the_worker_that_has_it(client: OpenAI) -> None:
         assert usage.prompt_tokens_details is not None
         return answer.headers["x-rayfleet-worker"], usage.prompt_tokens_details.cached_tokens or 0
 
-    worker, cached = ask("one")
+    worker, cached = complete("one")
     assert cached == 0
-    again, cached = ask("two!")
+    again, cached = complete("two!")
     assert cached >= 960
     assert again == worker
 
 
 def test_urgency_and_rules_of_admission_come_through_every_process(fleet: RunningFleet) -> None:
     with fleet.http as http:
-        told = fleet.admission(MODEL, prefill_admission_policy="pack")
-        assert len(told["workers"]) == 2
+        second = fleet.admission(MODEL, prefill_admission_policy="pack")
+        assert len(second["workers"]) == 2
         for slo, met in (({"e2e_ms": 60_000}, True), ({"ttft_ms": 0.001}, False)):
             body = {"model": MODEL, "prompt": "abc", "max_tokens": 4, "priority": 9, "slo": slo}
             choice = http.post("/v1/completions", json=body).json()["choices"][0]

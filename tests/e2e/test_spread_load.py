@@ -27,8 +27,8 @@ def test_load_generators_of_ray_send_every_request(
         timeout=DEADLINE_S,
     )
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert (said["num_requests"], said["failed_requests"]) == (24, 0)
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert (report["num_requests"], report["failed_requests"]) == (24, 0)
     (stage,) = json.loads((tmp_path / "result.json").read_text())["stages"]
     assert stage["num_client_processes"] == 2
     assert stage["output_lens"] == [4] * 24

@@ -61,7 +61,9 @@ def gateways_of(fleet: RunningFleet) -> dict[str, str]:
     """A response of each gateway that HAProxy sends requests to, by the gateway's id."""
     made = {}
     for _ in range(8):
-        response = ask(fleet, "POST", "/v1/responses", json=BODY | {"max_output_tokens": 4})
+        response = send_request(
+            fleet, "POST", "/v1/responses", json=BODY | {"max_output_tokens": 4}
+        )
         if response.status_code == 200:
             made[str(gateway_of(response.json()["id"]))] = response.json()["id"]
     return made
@@ -73,7 +75,7 @@ LONG = BODY | {"max_output_tokens": 1500, "logit_bias": {str(token): -100 for to
 """Takes longer than all requests of a test: the demo model would end after a sentence."""
 
 
-def ask(
+def send_request(
     fleet: RunningFleet, method: str, path: str, key: str = API_KEY, **arguments: object
 ) -> httpx.Response:
     """A request on a connection of its own, which HAProxy gives to any gateway."""
@@ -85,20 +87,24 @@ def ask(
 def test_every_gateway_answers_for_responses_of_both(fleet: RunningFleet) -> None:
     for response_id in gateways_of(fleet).values():
         path = f"/v1/responses/{response_id}"
-        assert {ask(fleet, "GET", path).status_code for _ in range(8)} == {200}
+        assert {send_request(fleet, "GET", path).status_code for _ in range(8)} == {200}
         going_on = [
-            ask(fleet, "POST", "/v1/responses", json=BODY | {"previous_response_id": response_id})
+            send_request(
+                fleet, "POST", "/v1/responses", json=BODY | {"previous_response_id": response_id}
+            )
             for _ in range(4)
         ]
         assert {response.status_code for response in going_on} == {200}
-        assert {ask(fleet, "GET", path, "ten").status_code for _ in range(4)} == {404}
+        assert {send_request(fleet, "GET", path, "ten").status_code for _ in range(4)} == {404}
 
 
 def test_a_background_stream_is_read_at_every_gateway(fleet: RunningFleet) -> None:
-    made = ask(fleet, "POST", "/v1/responses", json=BODY | {"background": True, "stream": True})
+    made = send_request(
+        fleet, "POST", "/v1/responses", json=BODY | {"background": True, "stream": True}
+    )
     response_id = made.text.split('"id":"')[1].split('"')[0]
     path = f"/v1/responses/{response_id}?stream=true"
-    assert {ask(fleet, "GET", path).text for _ in range(6)} == {made.text}
+    assert {send_request(fleet, "GET", path).text for _ in range(6)} == {made.text}
 
 
 def test_limits_of_keys_are_exact_over_gateways(fleet: RunningFleet) -> None:
@@ -111,15 +117,21 @@ def test_limits_of_keys_are_exact_over_gateways(fleet: RunningFleet) -> None:
     body = LONG | {"background": True}
     with ThreadPoolExecutor(10) as pool:  # one after another, the first would end before the last
         made = list(
-            pool.map(lambda _: ask(fleet, "POST", "/v1/responses", "three", json=body), range(10))
+            pool.map(
+                lambda _: send_request(fleet, "POST", "/v1/responses", "three", json=body),
+                range(10),
+            )
         )
     open_now = [response for response in made if response.status_code == 200]
     assert {response.status_code for response in made} == {200, 429}
     ended = 0
     for response in open_now:
         path = f"/v1/responses/{response.json()['id']}"
-        ended += ask(fleet, "GET", path, "three").json()["status"] not in ("queued", "in_progress")
-        ask(fleet, "POST", f"{path}/cancel", "three")
+        ended += send_request(fleet, "GET", path, "three").json()["status"] not in (
+            "queued",
+            "in_progress",
+        )
+        send_request(fleet, "POST", f"{path}/cancel", "three")
     assert len(open_now) - ended <= 3
     assert len(open_now) >= 3
     assert short(fleet, "three") == 200, "what was cancelled no longer counts"
@@ -129,7 +141,9 @@ def test_after_a_gateway_has_died_its_responses_are_404_and_its_requests_do_not_
     fleet: RunningFleet,
 ) -> None:
     body = LONG | {"background": True}
-    made = [ask(fleet, "POST", "/v1/responses", "three", json=body).json() for _ in range(3)]
+    made = [
+        send_request(fleet, "POST", "/v1/responses", "three", json=body).json() for _ in range(3)
+    ]
     before = gateways_of(fleet)
     victim, _ = fleet.gateways()
     os.kill(victim, signal.SIGKILL)
@@ -138,12 +152,12 @@ def test_after_a_gateway_has_died_its_responses_are_404_and_its_requests_do_not_
     for gateway_id, response_id in before.items():
         expected = 200 if gateway_id in after else 404
         path = f"/v1/responses/{response_id}"
-        assert {ask(fleet, "GET", path).status_code for _ in range(6)} == {expected}
+        assert {send_request(fleet, "GET", path).status_code for _ in range(6)} == {expected}
     for response in made:
-        ask(fleet, "POST", f"/v1/responses/{response.get('id')}/cancel", "three")
+        send_request(fleet, "POST", f"/v1/responses/{response.get('id')}/cancel", "three")
     assert [short(fleet, "three") for _ in range(4)] == [200] * 4
 
 
 def short(fleet: RunningFleet, key: str) -> int:
     body = {"model": MODEL, "prompt": "hello", "max_tokens": 2}
-    return ask(fleet, "POST", "/v1/completions", key, json=body).status_code
+    return send_request(fleet, "POST", "/v1/completions", key, json=body).status_code

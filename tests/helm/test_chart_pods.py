@@ -172,12 +172,12 @@ def test_no_resource_has_a_name_that_ray_keeps_for_placement_groups(
     service = only(rendered, "RayService")["spec"]
     config = yaml.safe_load(service["serveConfigV2"])
     gateway, worker = config["applications"][0]["deployments"]
-    asked = {*gateway["ray_actor_options"]["resources"], *worker["placement_group_bundles"][0]}
+    requested = {*gateway["ray_actor_options"]["resources"], *worker["placement_group_bundles"][0]}
     offered = {"GPU"}
     for pods in service["rayClusterConfig"]["workerGroupSpecs"]:
         offered |= json.loads(json.loads(pods["rayStartParams"]["resources"])).keys()
-    assert asked == offered
-    assert [name for name in asked if re.fullmatch(r".+_group_[0-9a-f_]+", name)] == []
+    assert requested == offered
+    assert [name for name in requested if re.fullmatch(r".+_group_[0-9a-f_]+", name)] == []
 
 
 def test_keys_come_from_secrets_alone(objects: list[Object], helm4: Helm) -> None:
@@ -270,11 +270,11 @@ def test_the_smoke_test_asks_every_model(helm4: Helm, tmp_path: Path) -> None:
     rendered = helm4.template("-f", str(CHART / "values-multi-node.yaml"))
     (container,) = only(rendered, "Pod")["spec"]["containers"]
     environment = {e["name"]: e["value"] for e in container["env"] if "value" in e}
-    with serve_models(["llama-405b", "qwen-8b"]) as (url, asked):
+    with serve_models(["llama-405b", "qwen-8b"]) as (url, requested):
         environment |= {"BASE_URL": url, "API_KEY": "secret\nother", "TIMEOUT_S": "20"}
         script = [sys.executable, "-c", *container["args"]]
         subprocess.run(script, env=environment, check=True, timeout=120)
-        assert asked == ["llama-405b", "qwen-8b"]
+        assert requested == ["llama-405b", "qwen-8b"]
         missing = environment | {"MODELS": "llama-405b,other"}
         done = subprocess.run(script, env=missing, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1

@@ -152,19 +152,19 @@ def test_the_notes_tell_how_numbers_and_tolerations_reach_the_cluster(release: R
     for step, values in STEPS.items():
         running = cluster(release)
         notes = release.apply("upgrade", *as_arguments(groups | values))
-        wanted = cluster(release)
-        for group in pod_groups(wanted):  # none is the same as an empty list
+        expected = cluster(release)
+        for group in pod_groups(expected):  # none is the same as an empty list
             group["template"]["spec"].setdefault("tolerations", [])
         if step == "autoscaler":
-            assert compared(running) != compared(wanted)
+            assert compared(running) != compared(expected)
             continue
-        assert compared(running) == compared(wanted), "KubeRay leaves the cluster as it is"
+        assert compared(running) == compared(expected), "KubeRay leaves the cluster as it is"
         (patch,) = (words for words in commands(notes) if "patch" in words)
         assert patch[1:5] == ["-n", "demo", "patch", "raycluster"]
         assert "get rayservice fleet-rayfleet" in patch[5]
         assert "{.status.activeServiceStatus.rayClusterName}" in patch[5]
         assert patch[6:9] == ["--type", "json", "-p"]
-        assert patched(running, json.loads(patch[9])) == wanted
+        assert patched(running, json.loads(patch[9])) == expected
 
 
 def as_arguments(values: Object) -> list[str]:

@@ -70,17 +70,17 @@ WRONG = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("arguments", "says"), WRONG.values(), ids=WRONG)
-def test_wrong_values_fail_with_a_message(helm4: Helm, arguments: list[str], says: str) -> None:
-    with pytest.raises(HelmError, match=re.escape(says)):
+@pytest.mark.parametrize(("arguments", "message"), WRONG.values(), ids=WRONG)
+def test_wrong_values_fail_with_a_message(helm4: Helm, arguments: list[str], message: str) -> None:
+    with pytest.raises(HelmError, match=re.escape(message)):
         helm4.template(*arguments)
 
 
 @pytest.mark.parametrize("case", ["misspelt", "kind of service", "no such group", "no Redis"])
 def test_helm_3_refuses_alike(helm: Helm, case: str) -> None:
-    arguments, says = WRONG[case]
+    arguments, message = WRONG[case]
     if helm.major == 3:
-        with pytest.raises(HelmError, match=re.escape(says)):
+        with pytest.raises(HelmError, match=re.escape(message)):
             helm.template(*arguments)
 
 

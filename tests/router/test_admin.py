@@ -42,11 +42,11 @@ class Store:
         self.values.update(values)
 
 
-def told(worker: Any) -> list[dict[str, Any]]:
+def changes_at(worker: Any) -> list[dict[str, Any]]:
     return [batch.admission.given for batch in worker.batches if batch.admission]
 
 
-def told_nothing(rig: Any) -> bool:
+def without_changes(rig: Any) -> bool:
     return not any(batch.admission for worker in rig.workers for batch in worker.batches)
 
 
@@ -60,14 +60,14 @@ async def test_rules_go_to_every_worker_and_to_those_that_come_later(rig):
     response = await post(rig, {"model": "stub", **PACK})
     assert response.status_code == 200, response.text
     assert sorted(response.json()["workers"]) == ["w0", "w1"]
-    await rig.until(lambda: all(told(worker) == [PACK] for worker in rig.workers))
+    await rig.until(lambda: all(changes_at(worker) == [PACK] for worker in rig.workers))
     refused = await rig.client.get("/admin/admission")
     assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
     response = await rig.client.get("/admin/admission?model=alias", headers=AS_ADMIN)
     assert response.json() == {"model": "stub", **PACK}
     rig.workers[1].crash()
     rig.workers[1].send(rig.workers[1].snapshot())
-    await rig.until(lambda: told(rig.workers[1]) == [PACK, PACK])
+    await rig.until(lambda: changes_at(rig.workers[1]) == [PACK, PACK])
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ async def test_wrong_rules_are_a_400_and_reach_nobody(rig, body, complaint):
     response = await post(rig, body)
     assert response.status_code == 400
     assert complaint in response.json()["error"]["message"]
-    assert told_nothing(rig)
+    assert without_changes(rig)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ async def test_without_an_admin_key_the_routes_are_off_and_say_how_to_open_them(
         assert response.status_code == 403
         assert "--admin-api-key-file" in response.json()["error"]["message"]
     assert (await post(rig, PACK, {})).status_code == 403
-    assert told_nothing(rig)
+    assert without_changes(rig)
 
 
 async def test_keys_of_users_do_not_open_admin_nor_the_admin_s_the_rest(rig, tmp_path: Path):
@@ -142,7 +142,7 @@ async def test_keys_of_users_do_not_open_admin_nor_the_admin_s_the_rest(rig, tmp
         response = await post(rig, PACK, {"authorization": f"Bearer {key}"})
         assert response.status_code == 401
         assert response.json()["error"]["code"] == "invalid_api_key"
-    assert told_nothing(rig)
+    assert without_changes(rig)
     for key in (ADMIN, "second"):
         headers = {"authorization": f"Bearer {key}"}
         assert (await post(rig, PACK, headers)).status_code == 200
@@ -202,7 +202,7 @@ async def test_a_change_reaches_every_gateway_and_survives_them(rig, gateways):
     for worker in rig.workers:
         worker.batches.clear()
     rig.workers[0].send(rig.workers[0].snapshot())
-    await rig.until(lambda: told(rig.workers[0])[-1:] == [{**PACK, **later}])
+    await rig.until(lambda: changes_at(rig.workers[0])[-1:] == [{**PACK, **later}])
 
 
 async def test_a_change_that_cannot_be_kept_is_a_503_and_changes_nothing(rig, gateways):
@@ -212,7 +212,7 @@ async def test_a_change_that_cannot_be_kept_is_a_503_and_changes_nothing(rig, ga
     assert response.status_code == 503
     assert "the GCS is gone" in response.json()["error"]["message"]
     assert gateways.change(0) == {}
-    assert told_nothing(rig)
+    assert without_changes(rig)
     gateways.store.failure = None
     assert (await client.post("/admin/admission", json=PACK)).status_code == 200
 

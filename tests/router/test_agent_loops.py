@@ -14,7 +14,7 @@ import pytest
 
 from deploy.models.tokenizer import TOOL_TEMPLATE
 from tests.campaigns.agents.loops import LOOPS
-from tests.campaigns.agents.world import Question, asked, made
+from tests.campaigns.agents.world import Question, made, random_question
 from tests.support.effort import IS_LONG
 from tests.support.paths import DEMO
 from tests.support.router.agent import agent_rig
@@ -53,7 +53,8 @@ def questions() -> list[Question]:
     rng = random.Random(1)
     return list(
         {
-            entry.question: entry for entry in (asked(rng) for _ in range(16 if IS_LONG else 8))
+            entry.question: entry
+            for entry in (random_question(rng) for _ in range(16 if IS_LONG else 8))
         }.values()
     )
 

@@ -30,7 +30,7 @@ STREAMED = [False, True]
 USER = [{"role": "user", "content": "hello"}]
 
 
-async def ask(rig: Rig, path: str = "", **fields: Any) -> httpx.Response:
+async def send_request(rig: Rig, path: str = "", **fields: Any) -> httpx.Response:
     body = {"model": "stub", "messages": USER, "max_tokens": 200, **fields}
     return await rig.client.post(f"/v1/messages{path}", json=body)
 
@@ -78,7 +78,7 @@ def joined(response: httpx.Response) -> dict[str, Any]:
 
 
 async def answer(rig: Rig, stream: bool, **fields: Any) -> dict[str, Any]:
-    response = await ask(rig, stream=stream, **fields)
+    response = await send_request(rig, stream=stream, **fields)
     assert response.status_code == 200, response.text
     assert response.headers["request-id"] == response.headers["x-request-id"]
     return joined(response) if stream else response.json()
@@ -259,7 +259,7 @@ async def test_the_form_and_our_own_fields(agent: Rig) -> None:
     ],
 )
 async def test_what_is_wrong_is_named(agent: Rig, fields: Any, what: str) -> None:
-    response = await ask(agent, **fields)
+    response = await send_request(agent, **fields)
     body = response.json()
     assert (response.status_code, body["type"]) == (400, "error")
     assert body["error"]["type"] == "invalid_request_error"
@@ -278,8 +278,8 @@ async def test_effort_is_ignored_where_nothing_reads_it(
         ("", {"thinking": {"type": "enabled", "budget_tokens": 1024}}),
         ("/count_tokens", {"output_config": {"effort": "low"}}),
     ):
-        assert (await ask(rig, path, **fields)).status_code == 200
-    response = await ask(rig, tools=TOOLS)
+        assert (await send_request(rig, path, **fields)).status_code == 200
+    response = await send_request(rig, tools=TOOLS)
     assert "does not support tools" in response.json()["error"]["message"]
 
 
@@ -288,13 +288,13 @@ async def test_fields_without_effect_have_none(agent: Rig) -> None:
     for name, refused in KNOWN.unsupported.items():
         ignored[name] = None
         for value in refused.harmless:
-            assert (await ask(agent, **{name: value})).status_code == 200
-    assert (await ask(agent, **ignored)).status_code == 200
+            assert (await send_request(agent, **{name: value})).status_code == 200
+    assert (await send_request(agent, **ignored)).status_code == 200
 
 
 async def test_errors_are_anthropics(rig: Any) -> None:
     await rig.start(api_keys=("secret",))
-    ask_with = rig.client.post
+    post_with = rig.client.post
     body = {"model": "stub", "messages": USER, "max_tokens": 5}
     kinds = {}
     for name, headers, path, change in (
@@ -304,11 +304,11 @@ async def test_errors_are_anthropics(rig: Any) -> None:
         ("bearer", {"authorization": "Bearer secret"}, "/v1/messages", {}),
         ("both", {"authorization": "Bearer no", "x-api-key": "secret"}, "/v1/messages", {}),
     ):
-        response = await ask_with(path, json={**body, **change}, headers=headers)
+        response = await post_with(path, json={**body, **change}, headers=headers)
         kinds[name] = (response.status_code, response.json().get("error", {}).get("type"))
     for worker in rig.workers:
         worker.rejection, worker.rejection_status = "full", 429
-    response = await ask_with("/v1/messages", json=body, headers={"x-api-key": "secret"})
+    response = await post_with("/v1/messages", json=body, headers={"x-api-key": "secret"})
     assert kinds == {
         "key": (401, "authentication_error"),
         "model": (404, "not_found_error"),
@@ -318,13 +318,13 @@ async def test_errors_are_anthropics(rig: Any) -> None:
     }
     assert (response.status_code, response.json()["error"]["type"]) == (429, "rate_limit_error")
     chat = {"model": "nope", "messages": USER}
-    other = await ask_with("/v1/chat/completions", json=chat, headers={"x-api-key": "secret"})
+    other = await post_with("/v1/chat/completions", json=chat, headers={"x-api-key": "secret"})
     assert other.json()["error"]["code"] == "model_not_found"
 
 
 async def test_an_error_ends_a_stream(rig: Any) -> None:
     await rig.start(running=False)
-    asking = asyncio.create_task(ask(rig, stream=True))
+    asking = asyncio.create_task(send_request(rig, stream=True))
     await rig.until(lambda: any(worker.running for worker in rig.workers))
     for worker in rig.workers:
         if worker.running:
@@ -340,10 +340,10 @@ async def test_an_error_ends_a_stream(rig: Any) -> None:
 
 async def test_tokens_are_counted_as_the_model_gets_them(agent: Rig) -> None:
     fields = {"tools": TOOLS, "system": "Be short.", "stream": True, "temperature": 1.0}
-    counted = await ask(agent, "/count_tokens", **fields)
+    counted = await send_request(agent, "/count_tokens", **fields)
     assert counted.status_code == 200, counted.text
-    await ask(agent, **fields)
+    await send_request(agent, **fields)
     prompt = memoryview(agent.submits()[0].prompt).cast("i")
     assert counted.json() == {"input_tokens": len(prompt)}
-    wrong = await ask(agent, "/count_tokens", messages=[])
+    wrong = await send_request(agent, "/count_tokens", messages=[])
     assert wrong.json()["error"]["type"] == "invalid_request_error"

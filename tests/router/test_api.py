@@ -85,8 +85,8 @@ async def test_continuous_usage_is_in_every_chunk_where_usage_is_asked_for(rig, 
 async def test_continuous_usage_counts_the_tokens_that_were_streamed(rig, events):
     await rig.start()
     options = {"include_usage": True, "continuous_usage_stats": True}
-    for ask in (rig.chat, rig.complete):
-        response = await ask(stream=True, n=2, return_token_ids=True, stream_options=options)
+    for call in (rig.chat, rig.complete):
+        response = await call(stream=True, n=2, return_token_ids=True, stream_options=options)
         num_tokens = 0
         for chunk in events(response):
             num_tokens += sum(len(choice.get("token_ids", ())) for choice in chunk["choices"])

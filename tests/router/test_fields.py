@@ -52,10 +52,10 @@ def test_a_field_is_known_as_one_thing() -> None:
 async def test_what_is_not_served_is_refused_by_name(rig: Any) -> None:
     await rig.start()
     for name, refused in REFUSED.items():
-        for ask, served in ((rig.chat, CHAT), (rig.complete, TEXT)):
+        for call, served in ((rig.chat, CHAT), (rig.complete, TEXT)):
             if name in served:
                 continue
-            response = await ask(**{name: STRANGE})
+            response = await call(**{name: STRANGE})
             error = response.json()["error"]
             assert (response.status_code, error["param"]) == (400, name)
             assert refused.instead in error["message"]
@@ -65,13 +65,13 @@ async def test_what_is_not_served_is_refused_by_name(rig: Any) -> None:
 async def test_values_that_change_nothing_pass(rig: Any) -> None:
     await rig.start()
     ignored = dict.fromkeys(sorted(IGNORED), STRANGE)
-    for ask, served in ((rig.chat, CHAT), (rig.complete, TEXT)):
+    for call, served in ((rig.chat, CHAT), (rig.complete, TEXT)):
         refused = {name: entry for name, entry in REFUSED.items() if name not in served}
         nulls = dict.fromkeys(sorted(set(refused) - {"prompt"}))
-        assert (await ask(**ignored, **nulls, nobody_knows_it=None)).status_code == 200
+        assert (await call(**ignored, **nulls, unknown_field=None)).status_code == 200
         for name, entry in refused.items():
             for value in entry.harmless:
-                response = await ask(**{name: value})
+                response = await call(**{name: value})
                 assert response.status_code == 200, response.text
 
 

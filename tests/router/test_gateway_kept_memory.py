@@ -38,7 +38,7 @@ CALL = 'I look. <tool_call>{"name": "weather", "arguments": {"city": "Bern"}}</t
 STATUS = {"malformed": 400, "failed": 503}
 
 
-async def ask(rig: Rig, client: httpx.AsyncClient, kind: str) -> None:
+async def post(rig: Rig, client: httpx.AsyncClient, kind: str) -> None:
     """A round of requests of one kind, one after another: concurrently, the client keeps more."""
     for number in range(PROMPTS):
         body = {
@@ -97,10 +97,10 @@ def test_nothing_of_a_request_stays_once_it_has_ended(rig: Rig, kind: str) -> No
             httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client,
         ):
             for _ in range(WARM_ROUNDS):
-                await ask(rig, client, kind)
+                await post(rig, client, kind)
             before = traced_bytes()
             for _ in range(ROUNDS):
-                await ask(rig, client, kind)
+                await post(rig, client, kind)
             after = traced_bytes()
         await rig.stop()
         return (after - before) / (ROUNDS * PROMPTS)

@@ -74,13 +74,13 @@ async def test_error_classes(rig, monkeypatch):
     monkeypatch.setattr(body_module, "MAX_BODY_BYTES", 10_000)
     await rig.start(api_keys=("secret",))
     async with client_of(rig, "secret") as client:
-        ask = client.chat.completions.create
+        complete = client.chat.completions.create
         with pytest.raises(openai.BadRequestError) as bad:
-            await ask(model="stub", messages=MESSAGES, temperature=3000)
+            await complete(model="stub", messages=MESSAGES, temperature=3000)
         with pytest.raises(openai.BadRequestError, match="maximum context length is 256"):
             await client.completions.create(model="stub", prompt=[5] * 300)
         with pytest.raises(openai.NotFoundError) as unknown:
-            await ask(model="nope", messages=MESSAGES)
+            await complete(model="nope", messages=MESSAGES)
         with pytest.raises(openai.NotFoundError):
             await client.embeddings.create(model="stub", input="hi")
         with pytest.raises(openai.APIStatusError) as large:
@@ -90,7 +90,7 @@ async def test_error_classes(rig, monkeypatch):
         for worker in rig.workers:
             worker.rejection = "this worker is loading"
         with pytest.raises(openai.InternalServerError) as loading:
-            await ask(model="stub", messages=MESSAGES)
+            await complete(model="stub", messages=MESSAGES)
     assert (bad.value.param, bad.value.type) == ("temperature", "invalid_request_error")
     assert (unknown.value.code, unknown.value.param) == ("model_not_found", "model")
     assert (large.value.status_code, large.value.type) == (413, "invalid_request_error")

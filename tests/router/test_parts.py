@@ -29,7 +29,7 @@ class Wrapper:
         await self.app(scope, receive, noted)
 
 
-async def ask(app: Any, **fields: object) -> list[Message]:
+async def post(app: Any, **fields: object) -> list[Message]:
     """All messages sent to a server."""
     sent: list[Message] = []
     body: bytes | None = json.dumps({"model": "stub", "prompt": "hi", **fields}).encode()
@@ -53,7 +53,7 @@ async def ask(app: Any, **fields: object) -> list[Message]:
 async def test_parts_go_to_the_server_and_head_and_end_by_all_that_wraps_it(rig):
     await rig.start()
     wrapper = Wrapper(rig.app)
-    sent = await ask(ReadableHeaders(wrapper), stream=True, max_tokens=100)
+    sent = await post(ReadableHeaders(wrapper), stream=True, max_tokens=100)
     assert [m["type"] for m in wrapper.passed] == ["http.response.start", "http.response.body"]
     assert wrapper.passed == [sent[0], sent[-1]]
     assert [m["more_body"] for m in sent[1:]] == [True] * (len(sent) - 2) + [False]
@@ -67,7 +67,7 @@ async def test_parts_go_to_the_server_and_head_and_end_by_all_that_wraps_it(rig)
 async def test_an_answer_of_one_piece_goes_by_all_of_it(rig, fields):
     await rig.start()
     wrapper = Wrapper(rig.app)
-    sent = await ask(ReadableHeaders(wrapper), **fields)
+    sent = await post(ReadableHeaders(wrapper), **fields)
     assert wrapper.passed == sent
     assert len(sent) == 2
 
@@ -75,16 +75,16 @@ async def test_an_answer_of_one_piece_goes_by_all_of_it(rig, fields):
 async def test_without_the_outermost_middleware_parts_go_by_the_rest(rig):
     await rig.start()
     wrapper = Wrapper(rig.app)
-    assert await ask(wrapper, stream=True, max_tokens=100) == wrapper.passed
+    assert await post(wrapper, stream=True, max_tokens=100) == wrapper.passed
 
 
 async def test_a_request_does_not_send_to_the_one_before_it(rig):
     """Requests of one connection run one after another on one event loop."""
     await rig.start()
     app = ReadableHeaders(rig.app)
-    first = await ask(app, stream=True, max_tokens=100)
+    first = await post(app, stream=True, max_tokens=100)
     number = len(first)
-    both = await asyncio.gather(*(ask(app, stream=True, max_tokens=100) for _ in range(2)))
+    both = await asyncio.gather(*(post(app, stream=True, max_tokens=100) for _ in range(2)))
     assert len(first) == number
     for sent in both:
         assert b"[DONE]" in sent[-1]["body"]

@@ -26,7 +26,7 @@ STREAMED = [False, True]
 PATH = "/v1/responses"
 
 
-async def ask(rig: Rig, given: Any = "hello", /, **fields: Any) -> httpx.Response:
+async def send_request(rig: Rig, given: Any = "hello", /, **fields: Any) -> httpx.Response:
     body = {"model": "stub", "input": given, **fields}
     return await rig.client.post(PATH, json=body)
 
@@ -43,7 +43,7 @@ def events_of(response: httpx.Response) -> list[dict[str, Any]]:
 
 
 async def answer(rig: Rig, stream: bool, given: Any = "hello", /, **fields: Any) -> dict[str, Any]:
-    response = await ask(rig, given, stream=stream, **fields)
+    response = await send_request(rig, given, stream=stream, **fields)
     assert response.status_code == 200, response.text
     if not stream:
         return response.json()
@@ -93,7 +93,7 @@ async def test_text(agent: Rig, stream: bool) -> None:
 
 async def test_order_of_events(agent: Rig) -> None:
     agent.answer = f"hm\n</think>\n\n{CALLS}"
-    response = await ask(agent, stream=True, tools=TOOLS, reasoning={"effort": "high"})
+    response = await send_request(agent, stream=True, tools=TOOLS, reasoning={"effort": "high"})
     events = events_of(response)
     received: list[str] = []
     for event in events:
@@ -160,7 +160,7 @@ async def test_what_is_kept_can_be_read_and_deleted(agent: Rig) -> None:
         await agent.client.get(path),
         await agent.client.delete(path),
         await agent.client.post(f"{path}/cancel"),
-        await ask(agent, previous_response_id=kept["id"]),
+        await send_request(agent, previous_response_id=kept["id"]),
     ):
         assert response.status_code == 404
         error = response.json()["error"]
@@ -191,7 +191,7 @@ async def test_another_key_sees_none_of_it(rig: Any) -> None:
 
 async def test_background(rig: Any) -> None:
     await rig.start(running=False)
-    response = (await ask(rig, background=True)).json()
+    response = (await send_request(rig, background=True)).json()
     assert (response["status"], response["output"]) == ("queued", [])
     path = f"{PATH}/{response['id']}"
     await rig.until(lambda: any(worker.running for worker in rig.workers))
@@ -249,7 +249,7 @@ async def test_a_stream_in_the_background_that_fails_ends(rig: Any) -> None:
     await rig.start()
     for worker in rig.workers:
         worker.rejection = "this worker is loading"
-    events = events_of(await ask(rig, background=True, stream=True))
+    events = events_of(await send_request(rig, background=True, stream=True))
     assert [event["type"].removeprefix("response.") for event in events] == [
         "created",
         "in_progress",
@@ -303,7 +303,7 @@ async def test_a_failure_in_the_background_is_told(rig: Any) -> None:
     await rig.start()
     for worker in rig.workers:
         worker.rejection = "this worker is loading"
-    begun = (await ask(rig, background=True)).json()
+    begun = (await send_request(rig, background=True)).json()
     found = await outcome(rig, begun["id"])
     assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
 
@@ -362,7 +362,7 @@ async def test_forms_choices_and_truncation(agent: Rig) -> None:
         await answer(agent, False, tools=TOOLS, tool_choice=choice)
         assert agent.submits()[-1].sampling.structured_outputs.structural_tag.count('"tag"') == 1
     turns = [{"role": "user", "content": f"<{i}> " + "x " * 900} for i in range(9)]
-    assert (await ask(agent, turns)).status_code == 400
+    assert (await send_request(agent, turns)).status_code == 400
     await answer(agent, False, turns, truncation="auto", instructions="Stay.")
     kept = prompt_of(agent)
     assert "Stay." in kept
@@ -420,7 +420,7 @@ async def test_fields_without_effect_have_none(agent: Rig) -> None:
     fields: dict[str, Any] = {name: {"surely": "harmless"} for name in KNOWN.ignored}
     for name, refused in KNOWN.unsupported.items():
         fields[name] = refused.harmless[0] if refused.harmless else None
-    assert (await ask(agent, **fields)).status_code == 200
+    assert (await send_request(agent, **fields)).status_code == 200
 
 
 def test_the_store_is_bounded_and_who_has_most_makes_room() -> None:

@@ -113,19 +113,19 @@ def test_a_fleet_reads_the_commits_that_there_were_when_it_was_built(tmp_path: P
         line = process.stdout.readline()
         assert line, process.communicate()[1]
         assert json.loads(line) == [COMMIT, COMMIT, other]
-        assert (hub.asked.count("main"), hub.asked.count("v1")) == (1, 1)
+        assert (hub.requested.count("main"), hub.requested.count("v1")) == (1, 1)
         hub.revisions.update(main=later, v1=later)
-        hub.asked.clear()
+        hub.requested.clear()
         _, errors = process.communicate("\n", timeout=600)
         assert process.returncode == 0, errors
-        assert set(hub.asked) == {COMMIT, other}
+        assert set(hub.requested) == {COMMIT, other}
 
 
 def test_the_engine_alone_reads_one_commit(tmp_path: Path) -> None:
     with fake_hub({GOOD: DEMO}, failures=[]) as hub:
         assert run(GENERATE, hub.url, tmp_path, GOOD) == [4]
-        assert hub.asked.count("main") == 1
-        assert set(hub.asked) == {"main", COMMIT}
+        assert hub.requested.count("main") == 1
+        assert set(hub.requested) == {"main", COMMIT}
 
 
 def test_a_folder_has_no_revisions(tmp_path: Path) -> None:
@@ -146,15 +146,17 @@ def test_a_failing_hub_is_retried_and_a_refusal_is_not(tmp_path: Path) -> None:
     (weightless / "config.json").write_bytes((DEMO / "config.json").read_bytes())
     home = tmp_path / "home"
     with fake_hub({GOOD: DEMO, WEIGHTLESS: weightless}, failures=[500, 503]) as hub:
-        [told] = run(START, hub.url, home, GOOD, MISSPELT, WEIGHTLESS)
+        [printed] = run(START, hub.url, home, GOOD, MISSPELT, WEIGHTLESS)
         assert not hub.failures
-    first, second, last = told[GOOD]["reports"]
+    first, second, last = printed[GOOD]["reports"]
     assert ("500" in first, "503" in second, last) == (True, True, None)
-    assert told[GOOD]["error"] == ""
-    assert told[MISSPELT]["reports"] == told[WEIGHTLESS]["reports"] == []
-    assert f"{MISSPELT} is not a local folder and cannot be downloaded" in told[MISSPELT]["error"]
-    assert "no *.safetensors" in told[WEIGHTLESS]["error"]
+    assert printed[GOOD]["error"] == ""
+    assert printed[MISSPELT]["reports"] == printed[WEIGHTLESS]["reports"] == []
+    assert (
+        f"{MISSPELT} is not a local folder and cannot be downloaded" in printed[MISSPELT]["error"]
+    )
+    assert "no *.safetensors" in printed[WEIGHTLESS]["error"]
 
     # Nothing listens there any more, so the cache is used.
-    [told] = run(START, hub.url, home, GOOD)
-    assert told == {GOOD: {"error": "", "reports": []}}
+    [printed] = run(START, hub.url, home, GOOD)
+    assert printed == {GOOD: {"error": "", "reports": []}}

@@ -15,15 +15,15 @@ class PromptsInFlight:
     """
 
     def __init__(self) -> None:
-        self._open: dict[str, PromptInFlight] = {}
+        self.open: dict[str, PromptInFlight] = {}
         """Prompts by request id."""
-        self._computed: list[int] = []
+        self.computed: list[int] = []
         """Ordinals of prompts that have ended since `take_computed` was called."""
 
     @property
     def all(self) -> list[PromptInFlight]:
         """The prompts, oldest first."""
-        return list(self._open.values())
+        return list(self.open.values())
 
     def add(self, submits: Sequence[Submit], last_ordinal: int) -> list[PromptInFlight]:
         """Adds a batch whose last submit has ordinal `last_ordinal`, preceded by the others.
@@ -39,24 +39,23 @@ class PromptsInFlight:
                 prompt = PromptInFlight(ordinal, submit.sampled_blocks, submit.shared_block)
                 added.append(prompt)
             if submit.sampled_blocks:
-                self._open[submit.request_id] = added[-1]
+                self.open[submit.request_id] = added[-1]
         return added
 
     def apply(self, deltas: Mapping[str, Sequence[TokenDelta]]) -> None:
         """Ends prompts of which a step has generated the first token, given its deltas."""
-        if self._open:
-            for changes in deltas.values():
-                for delta in changes:
-                    if delta.num_cached_tokens >= 0 or delta.finish_reason is not None:
-                        self.end(delta.request_id)
+        for changes in deltas.values():
+            for delta in changes:
+                if delta.num_cached_tokens >= 0 or delta.finish_reason is not None:
+                    self.end(delta.request_id)
 
     def end(self, request_id: str) -> None:
         """Ends a prompt that is computed or will not be. Idempotent."""
-        prompt = self._open.pop(request_id, None)
+        prompt = self.open.pop(request_id, None)
         if prompt is not None:
-            self._computed.append(prompt.ordinal)
+            self.computed.append(prompt.ordinal)
 
     def take_computed(self) -> list[int]:
         """Ordinals of prompts that have ended since the last call."""
-        computed, self._computed = self._computed, []
+        computed, self.computed = self.computed, []
         return computed

@@ -291,7 +291,6 @@ class WorkerFrontend:
     def _apply(self, report: StepReport) -> None:
         if self._sessions is not None:
             self._sessions.apply(report.deltas)
-        self._prompts.apply(report.deltas)
         self.load = load = self._total(report.load)
         self.latency.add_report(report)
         if self._traces is not None:
@@ -300,7 +299,10 @@ class WorkerFrontend:
         if report.block_events:
             self._mirror.apply(report.block_events)
         stalled = []
-        computed = self._prompts.take_computed()
+        computed: list[int] = []
+        if self._prompts.open or self._prompts.computed:
+            self._prompts.apply(report.deltas)
+            computed = self._prompts.take_computed()
         for gateway_id, attachment in self._attachments.items():
             deltas = report.deltas.get(gateway_id)
             if deltas or report.block_events or computed:

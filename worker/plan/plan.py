@@ -120,13 +120,8 @@ class PlannedRow(msgspec.Struct, array_like=True, frozen=True, tag=0):
     slot: int
     start: int
     length: int
-    sample: bool
-    """Whether a token is sampled at the last position, written to position start + length."""
-
-    @property
-    def num_samples(self) -> int:
-        """Number of positions that sample a token."""
-        return int(self.sample)
+    num_samples: int
+    """1 if a token is sampled at the last position, written to position start + length; else 0."""
 
 
 class DraftRow(msgspec.Struct, array_like=True, frozen=True, tag=1):

@@ -221,8 +221,8 @@ def _unsuited(limits: Limits, sampling: SamplingParams) -> Problem | None:
         "thinking_token_budget": sampling.thought is not None
         and sampling.thought.budget is not None,
     }
-    for name, is_asked_for in problems.items():
-        if is_asked_for:
+    for name, is_requested in problems.items():
+        if is_requested:
             return Problem(
                 name,
                 f"{name} is not supported for block-diffusion models, which generate the tokens of "

@@ -67,7 +67,12 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
             self.prefill_token * shape.prefill_tokens
             + self.attended * shape.prefill_attended
             + self.scored_token * shape.scored_tokens
-            + self.decodes(shape)
+            + self.constant
+            + self.decode_row * shape.decode_rows
+            + self.context_token * shape.decode_context
+            + self.draft_row * shape.draft_rows
+            + self.draft_token * shape.draft_tokens
+            + self.draft_start * shape.draft_starts
         )
 
     def decodes(self, shape: StepShape) -> float:

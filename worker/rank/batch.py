@@ -31,7 +31,15 @@ from worker.rank.sampling.logprobs import PromptChunk
 from worker.rank.sampling.state import ProcessedRows, staged_parameters
 from worker.rank.state_rows import most_pieces, state_arrays
 from worker.rank.tables import DeviceTables, ragged_ranges
-from worker.rank.transfer import Arrays, IntArray, StagedArrays, Uploader, send, uploader_to
+from worker.rank.transfer import (
+    Arrays,
+    IntArray,
+    StagedArrays,
+    Tensors,
+    Uploader,
+    send,
+    uploader_to,
+)
 
 if TYPE_CHECKING:
     from worker.rank.verification import SpeculativeRows
@@ -41,20 +49,19 @@ if TYPE_CHECKING:
 class SamplingBatch:
     """Parameters and destinations of the S tokens that a step samples."""
 
-    staged: StagedArrays
+    staged: StagedArrays | None
     """Arrays [S] on the device: destinations and tokens; if any row is random, or a graph samples,
-    also positions, seeds, temperature, top_k, top_p and log_min_p."""
+    also positions, seeds, temperature, top_k, top_p and log_min_p. None if the compiled CPU library
+    samples."""
+    parameters: SamplingParameters | None
+    """Sampling parameters of the rows; None if all are greedy, or if a graph samples."""
     num_samples: int
     tokens: torch.Tensor | None
     """[S] int64: indices of the step's tokens whose logits are sampled; None for all in order."""
     destinations: torch.Tensor
     """[S] int64: cells of the flat token pool that the sampled tokens are written to."""
-    positions: torch.Tensor | None
-    """[S] int64: positions of the new tokens; None if all are greedy."""
     filters: tuple[str, ...]
     """Filters among top_k, top_p and log_min_p that any row applies."""
-    max_top_k: int
-    """Largest top_k of the rows; 0 if none uses it."""
     processed: ProcessedRows | None
     """Rows with logits processors or log-probabilities; None without any."""
     is_captured: bool = False
@@ -63,12 +70,6 @@ class SamplingBatch:
     """Rows that the Plan samples if a graph samples all; None if these are all rows."""
     speculative: SpeculativeRows | None = None
     """Speculative rows, whose sampled tokens verify their drafts; None without any."""
-
-    def parameters(self) -> SamplingParameters | None:
-        """Sampling parameters of the rows; None if all are greedy."""
-        if self.positions is None:
-            return None
-        return staged_parameters(self.staged, self.positions, self.filters, self.max_top_k)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +81,7 @@ class Batch:
     num_rows: int
     """Number of leading rows that come from the Plan; padding follows."""
     num_decodes: int
-    """Number of leading rows of one token."""
+    """Number of leading rows of one token; 0 if the compiled CPU library runs the model."""
     ends: Sequence[int]
     """Upper bounds of the rows' sequence lengths, on the host; exact if the step is eager and the
     host has placed all rows."""
@@ -145,12 +146,17 @@ class BatchBuilder:
             groups.append(writes)
         rows = [(row.slot, row.start, row.length, row.num_samples) for row in plan.rows]
         table = np.array(rows, dtype=np.int64)
-        processed = tables.sampling.gather(table)
+        processed = tables.sampling.gather(table) if tables.sampling.params else None
         graph = _GraphSize(size, num_tokens)
         batch = _StagedBatch(
             *(tables, table, processed, graph, groups, self._is_native), stores=plan.state_stores
         )
-        staged = send(groups, uploader or self._uploader)
+        if self._is_native:  # it reads the host's arrays
+            staged: Sequence[Tensors] = [
+                {name: torch.from_numpy(array) for name, array in group.items()} for group in groups
+            ]
+        else:
+            staged = send(groups, uploader or self._uploader)
         if writes is not None:
             tables.write(staged[0])
         return batch.finish(staged, speculative)
@@ -245,13 +251,17 @@ class _StagedBatch:
             self._sampling_group = len(groups)
             groups.append(self._sampling_arrays(*cells))
 
-    def finish(self, staged: list[StagedArrays], speculative: SpeculativeRows | None) -> Batch:
+    def finish(self, staged: Sequence[Tensors], speculative: SpeculativeRows | None) -> Batch:
         """The batch, given the arrays on the device in the order in which they were staged."""
         placement = None if speculative is None else speculative.on_device
         lengths = self._rows[:, 2]
         ends = (self._rows[:, 1] + lengths).tolist()
-        rows = None if self._row_group < 0 else staged[self._row_group]
-        starts = None if rows is None else rows["starts"]
+        rows: StagedArrays | None = None
+        starts: torch.Tensor | None = None
+        if self._row_group >= 0:
+            found = staged[self._row_group]
+            assert isinstance(found, StagedArrays), "only the compiled library reads host arrays"
+            rows, starts = found, found["starts"]
         if placement is not None and starts is not None:
             starts, ends = placement.starts(starts), placement.last_ends
         if self._size is not None:
@@ -268,7 +278,7 @@ class _StagedBatch:
         return Batch(
             rows=self._rows,
             num_rows=self._num_rows,
-            num_decodes=0 if self._ragged_tokens else count_decodes(lengths),
+            num_decodes=0 if self._ragged_tokens or rows is None else count_decodes(lengths),
             ends=ends,
             staged=rows,
             starts=starts,
@@ -288,28 +298,30 @@ class _StagedBatch:
         }
         state = self._tables.sampling
         if self._is_captured or state.any_random(slots):
-            self._has_parameters = True
+            self._has_parameters = not self._is_captured
             arrays |= state.columns(slots, ends)
             self._filters = state.filters(slots)
             self._max_top_k = int(state.top_k[slots].max())
         return arrays
 
-    def _sampling(self, staged: StagedArrays, speculative: SpeculativeRows | None) -> SamplingBatch:
+    def _sampling(self, staged: Tensors, speculative: SpeculativeRows | None) -> SamplingBatch:
         placement = None if speculative is None else speculative.on_device
-        destinations = staged["destinations"]
-        positions = staged["positions"] if self._has_parameters else None
+        destinations, parameters = staged["destinations"], None
         if placement is not None:
             destinations = placement.destinations(destinations)
-            positions = None if positions is None else placement.sample_positions(positions)
+        if self._has_parameters:
+            positions = staged["positions"]
+            if placement is not None:
+                positions = placement.sample_positions(positions)
+            parameters = staged_parameters(staged, positions, self._filters, self._max_top_k)
         samples_all = self._num_samples == self._num_tokens
         return SamplingBatch(
-            staged=staged,
+            staged=staged if isinstance(staged, StagedArrays) else None,
+            parameters=parameters,
             num_samples=self._num_samples,
             tokens=None if samples_all else staged["tokens"],
             destinations=destinations,
-            positions=positions,
             filters=self._filters,
-            max_top_k=self._max_top_k,
             processed=self._processed,
             is_captured=self._is_captured,
             sampled_rows=self._sampled_rows,

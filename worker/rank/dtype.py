@@ -46,10 +46,10 @@ def resolve_dtype(
     if config.dtype != "auto":
         return _DTYPES[config.dtype]
     if group.device.type == "cuda":
-        wanted = stored if stored in ("bfloat16", "float16") else "bfloat16"
-        if wanted == "bfloat16" and not torch.cuda.is_bf16_supported(including_emulation=False):
-            wanted = "float16"
-        return _DTYPES[wanted]
+        name = stored if stored in ("bfloat16", "float16") else "bfloat16"
+        if name == "bfloat16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+            name = "float16"
+        return _DTYPES[name]
     if stored != "bfloat16" or config.batch_invariant:
         return torch.float32
     is_quick, why = prefers_bf16(config.cpu_steps)

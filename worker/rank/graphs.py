@@ -12,16 +12,22 @@ from functools import partial
 import torch
 from rich.progress import MofNCompleteColumn
 
-from kernels import TokenCells, apply_token_bitmask, registry, sample_tokens
+from kernels import (
+    SamplingParameters,
+    TokenCells,
+    apply_token_bitmask,
+    registry,
+    sample_tokens,
+)
 from kernels.attention import AttentionBackend, CapturableBackend
 from worker.config import EngineConfig
 from worker.models.config.model_config import ModelConfig
 from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.plan.plan import Row
 from worker.progress import progress
-from worker.rank.batch import Batch, BatchBuilder, SamplingBatch
+from worker.rank.batch import Batch, BatchBuilder
 from worker.rank.sampling.masks import MaskRows
-from worker.rank.sampling.state import FILTERS
+from worker.rank.sampling.state import FILTERS, staged_parameters
 from worker.rank.speculation.device_model import DeviceModelProposer
 from worker.rank.streams import DeviceStreams
 from worker.rank.tables import DeviceTables
@@ -261,6 +267,7 @@ class StepGraphs:
         self._rows[: len(batch.staged.packed)].copy_(batch.staged.packed)
         if batch.sampling is not None and batch.sampling.is_captured:
             assert self._samples is not None, "captured sampling covers all rows"
+            assert batch.sampling.staged is not None, "graphs read arrays on the device"
             packed = batch.sampling.staged.packed
             self._samples[: len(packed)].copy_(packed)
 
@@ -272,16 +279,14 @@ class StepGraphs:
         if sampling is None:
             return
         assert self._samples is not None
+        assert sampling.staged is not None, "graphs read arrays on the device"
         samples = sampling.staged.at(self._samples)
-        own = replace(
-            sampling,
-            staged=samples,
-            destinations=samples["destinations"],
-            positions=samples["positions"],
-            max_top_k=self._tables.vocab_size,
-        )
+        cells = TokenCells(self._tables.flat_tokens, samples["destinations"])
         for filters in ((), FILTERS):
-            launch = partial(self._run_sample, size, replace(own, filters=filters))
+            parameters = staged_parameters(
+                samples, samples["positions"], filters, self._tables.vocab_size
+            )
+            launch = partial(self._run_sample, size, parameters, cells)
             self._sample[size, bool(filters)] = capture(launch)
 
     def _captured_forward(self, padding: Batch, capture: Capture) -> Replay:
@@ -299,14 +304,11 @@ class StepGraphs:
             self._hidden = hidden.new_zeros(most, hidden.shape[1])
         self._hidden[: len(hidden)].copy_(hidden)
 
-    def _run_sample(self, size: int, sampling: SamplingBatch) -> None:
+    def _run_sample(self, size: int, parameters: SamplingParameters, cells: TokenCells) -> None:
         """Samples one token for each row, into the token buffer and the token pool."""
         assert self._hidden is not None, "sampling follows a forward pass"
         logits = self._compute_logits(self._hidden[:size])
         apply_token_bitmask(logits, self._masks[:size])
-        parameters = sampling.parameters()
-        assert parameters is not None, "captured sampling has parameters, greedy or not"
-        cells = TokenCells(self._tables.flat_tokens, sampling.destinations)
         sample_tokens(logits, parameters, self._tokens[:size], cells)
 
 

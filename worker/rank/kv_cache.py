@@ -59,8 +59,8 @@ def kv_caches(
     for group in layout.groups:
         for place, layer in enumerate(group.layers):
             number, first = divmod(place, group.layers_per_page)
-            own_shape = group.spec.page_shape(page_size)
-            planes = [plane.view(-1, *own_shape)[first:] for plane in tensors[number]]
+            group_shape = group.spec.page_shape(page_size)
+            planes = [plane.view(-1, *group_shape)[first:] for plane in tensors[number]]
             by_layer[layer] = _make_cache(planes, group.spec)
     return {layer: by_layer[layer] for layer in sorted(by_layer)}
 

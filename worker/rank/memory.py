@@ -50,8 +50,8 @@ def await_free_memory(
     if device.type != "cuda":
         return
     free, total = torch.cuda.mem_get_info(device)
-    wanted = utilization * total
-    if free >= wanted:
+    needed = utilization * total
+    if free >= needed:
         return
     logger.info(
         "%.1f of %.1f GB of %s are free; waiting for memory of exited processes",
@@ -59,7 +59,7 @@ def await_free_memory(
     )
     most, began = free, clock()
     changed = began
-    while most < wanted and clock() < min(changed + _STEADY_S, began + _AWAIT_S):
+    while most < needed and clock() < min(changed + _STEADY_S, began + _AWAIT_S):
         sleep(_POLL_S)
         free, _ = torch.cuda.mem_get_info(device)
         if free > most + _NOISE_BYTES:

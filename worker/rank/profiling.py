@@ -55,8 +55,8 @@ def profile_plans(config: EngineConfig, *, max_model_len: int, block_size: int) 
     if not block:
         # These tables are allocated for the first request with processors, and kept.
         processed = [msgspec.structs.replace(admit, logits_params=PROCESSORS) for admit in admits]
-    prefill: list[Row] = [PlannedRow(slot, 0, chunk, True) for slot in slots[:num_chunks]]
-    sampling: list[Row] = [PlannedRow(slot, 0, 1, True) for slot in slots]
+    prefill: list[Row] = [PlannedRow(slot, 0, chunk, 1) for slot in slots[:num_chunks]]
+    sampling: list[Row] = [PlannedRow(slot, 0, 1, 1) for slot in slots]
     if block:
         prefill = [BlockRow(slot, 0, chunk) for slot in slots[:num_chunks]]
         sampling = [BlockRow(slot, known, block_size) for slot in slots]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import msgspec
 import torch
@@ -71,7 +72,11 @@ def _with_remedy(purpose: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise RuntimeError(f"{error}\nout of device memory {purpose}: {remedy}") from error
+        raise _out_of_memory(error, purpose, remedy) from error
+
+
+def _out_of_memory(error: torch.OutOfMemoryError, purpose: str, remedy: str) -> RuntimeError:
+    return RuntimeError(f"{error}\nout of device memory {purpose}: {remedy}")
 
 
 class Rank:
@@ -93,7 +98,8 @@ class Rank:
         self._seconds: dict[str, float] = {}
         self._group: TensorParallelGroup | None = None
         self._runner: ModelRunner | None = None
-        self._guard = PlanGuard()
+        self._guard: PlanGuard | None = None
+        """Compares this rank with the others; None for a single rank."""
         self._unsampled: RankStep | None = None
         """The last launched step while it waits for masks; else None."""
 
@@ -112,6 +118,7 @@ class Rank:
             RuntimeError: the device is out of memory; the message names the options to change.
         """
         config, self._group = self._config, group
+        self._guard = PlanGuard() if group.world_size > 1 else None
         self._end_phase("connect")
         if group.device.type == "cuda":
             choose_kernel_cache()
@@ -152,9 +159,13 @@ class Rank:
             RuntimeError: the device is out of memory; the message names the options to change.
         """
         assert self._unsampled is None, "got a Plan before the masks of the previous one"
-        self._guard.check(plan)
-        with _with_remedy("for a step", _SMALLER_CACHE):
-            step = RankStep(self.runner.forward(plan), self._guard)
+        assert self._runner is not None, "the model is not loaded"
+        if self._guard is not None:
+            self._guard.check(plan)
+        try:
+            step = RankStep(self._runner.forward(plan), self._guard)
+        except torch.OutOfMemoryError as error:
+            raise _out_of_memory(error, "for a step", _SMALLER_CACHE) from error
         if plan.masked:
             self._unsampled = step
         else:
@@ -190,9 +201,12 @@ class Rank:
         return group is None or group.close()
 
     def _sample(self, step: RankStep, masks: bytes) -> None:
-        with _with_remedy("for sampling", _SMALLER_CACHE):
-            step.sampled = self.runner.sample(step.forwarded, masks)
-        if self.runner.group.rank:
+        assert self._runner is not None, "the model is not loaded"
+        try:
+            step.sampled = self._runner.sample(step.forwarded, masks)
+        except torch.OutOfMemoryError as error:
+            raise _out_of_memory(error, "for sampling", _SMALLER_CACHE) from error
+        if self._guard is not None and self._runner.group.rank:
             self._guard.follow(step.sampled)
 
     def _end_phase(self, phase: str) -> None:
@@ -201,19 +215,16 @@ class Rank:
         self._phase_began = now
 
 
+@dataclass(slots=True)
 class RankStep:
-    """A step in flight.
+    """A step in flight."""
 
-    Args:
-        forwarded: the step up to its forward pass.
-        guard: the rank's guard.
-    """
-
-    def __init__(self, forwarded: ForwardStep, guard: PlanGuard) -> None:
-        self.forwarded = forwarded
-        self.sampled: SampledStep | None = None
-        """The step including sampling; None while it waits for masks."""
-        self._guard = guard
+    forwarded: ForwardStep
+    """The step up to its forward pass."""
+    guard: PlanGuard | None
+    """The rank's guard; None for a single rank."""
+    sampled: SampledStep | None = None
+    """The step including sampling; None while it waits for masks."""
 
     @property
     def seq(self) -> int:
@@ -229,5 +240,6 @@ class RankStep:
         """
         assert self.sampled is not None, f"step {self.seq} still waits for masks"
         result = self.sampled.result()
-        self._guard.record(result)
+        if self.guard is not None:
+            self.guard.record(result)
         return result

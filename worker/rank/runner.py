@@ -300,7 +300,7 @@ class ModelRunner:
             compute_ms=(finished - resumed + forwarded - started - step.copy_s) * 1e3,
             slot=slot,
             clock=self._clock,
-            wants_logprobs=is_first,
+            reports_logprobs=is_first,
             blocks=blocks,
             loads=step.loads,
         )
@@ -330,13 +330,6 @@ class ModelRunner:
             self._drafts.follow(batch)
         return hidden
 
-    def compute_logits(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Logits to sample, fp32 [S, vocab], from the hidden states of `run_model`."""
-        tokens = None if batch.sampling is None else batch.sampling.tokens
-        if tokens is not None and batch.logits_indices is None:
-            hidden = hidden.index_select(0, tokens)
-        return self.model.compute_logits(hidden)
-
     def sample_batch(
         self,
         hidden: torch.Tensor,
@@ -354,7 +347,10 @@ class ModelRunner:
             return SamplerOutput(tokens=self._graphs.sample(batch, masks))
         output = None
         if sampling is not None:
-            logits = self.compute_logits(hidden, batch)
+            sampled = hidden
+            if sampling.tokens is not None and batch.logits_indices is None:
+                sampled = hidden.index_select(0, sampling.tokens)
+            logits = self.model.compute_logits(sampled)
             output = sample(logits, sampling, self._tables, masks)
         if batch.prompts:
             scores = score_prompts(

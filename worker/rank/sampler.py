@@ -75,7 +75,7 @@ def sample(
         masks.apply(logits, native=tables.native_sampling)
     if processed is not None:
         tables.sampling.process(logits, processed, tables.token_pool)
-    tokens = sample_logits(logits, batch.parameters(), native=tables.native_sampling)
+    tokens = sample_logits(logits, batch.parameters, native=tables.native_sampling)
     acceptance, accepted = None, None
     if batch.speculative is not None:
         acceptance = batch.speculative.accept(tokens)

@@ -77,7 +77,7 @@ class SampledStep:
     slot: StepSlot | None = None
     """Buffers and events of the step; None on CPU, where a launched step has completed."""
     clock: DeviceClock | None = None
-    wants_logprobs: bool
+    reports_logprobs: bool
     """Whether this rank reports log-probabilities: rank 0 does."""
     accepted: AcceptedTokens | None = None
     """Acceptance of drafts; None without speculative rows."""
@@ -114,7 +114,7 @@ class SampledStep:
         if self.blocks is not None:
             return self.blocks.add_to(result)
         if (
-            self.wants_logprobs
+            self.reports_logprobs
             and output is not None
             and (output.scores is not None or output.prompt_scores is not None)
         ):

@@ -12,7 +12,7 @@ import torch
 from kernels import write_table_rows_
 from worker.plan.plan import Plan
 from worker.rank.sampling.state import SamplingState
-from worker.rank.transfer import IntArray, StagedArrays, stage, to_device
+from worker.rank.transfer import IntArray, Tensors, stage, to_device
 
 
 class DeviceTables:
@@ -121,7 +121,7 @@ class DeviceTables:
             "values": np.concatenate([values for _, _, values in runs]),
         }
 
-    def write(self, staged: StagedArrays) -> None:
+    def write(self, staged: Tensors) -> None:
         """Applies the writes last returned by `stage`, once on the device."""
         write_table_rows_(
             self.token_pool,

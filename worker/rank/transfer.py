@@ -12,6 +12,15 @@ import torch
 IntArray = npt.NDArray[np.int64]
 Arrays = Mapping[str, npt.NDArray[Any]]
 
+
+class Tensors(Protocol):
+    """A group of arrays on the device."""
+
+    def __getitem__(self, name: str, /) -> torch.Tensor:
+        """The array of that name, [length]."""
+        ...
+
+
 ALIGNMENT = 16
 """Alignment of arrays in bytes: Triton recompiles kernels for addresses that are not multiples of
 16."""

@@ -142,13 +142,13 @@ def warm_up(execute: Execute, limits: WarmUpLimits, *, vocab_size: int, show: bo
 def _steps(limits: WarmUpLimits) -> Iterator[Plan]:
     """Warm-up steps of an autoregressive model, on page tables with only the dummy page."""
     for lengths in _prompts(limits):
-        rows: list[Row] = [PlannedRow(slot, 0, length, True) for slot, length in enumerate(lengths)]
+        rows: list[Row] = [PlannedRow(slot, 0, length, 1) for slot, length in enumerate(lengths)]
         yield Plan(0, [_admit(row, row.length) for row in rows], [], rows)
-    row = PlannedRow(0, 0, 1, True)
+    row = PlannedRow(0, 0, 1, 1)
     for options in (_RANDOM, _FILTERED, _PROCESSED):
         yield Plan(0, [_admit(row, 1, options)], [], [row])
     for count in range(1, min(limits.max_num_seqs, 2) + 1):  # all rows masked, or some
-        rows = [PlannedRow(slot, 0, 1, True) for slot in range(count)]
+        rows = [PlannedRow(slot, 0, 1, 1) for slot in range(count)]
         yield Plan(0, [_admit(row, 1) for row in rows], [], rows, masked=[0])
     for count in _doubling(1, limits.num_drafts):
         draft = DraftRow(0, 0, 1 + count, count)

@@ -129,9 +129,9 @@ def _short(index: int) -> bool:
     return _PATTERN[index % len(_PATTERN)] == 1
 
 
-def _ttft(turn: Turn, q: float, wanted: Callable[[int], bool] = lambda index: True) -> float:
+def _ttft(turn: Turn, q: float, selects: Callable[[int], bool] = lambda index: True) -> float:
     """Percentile of the times to first token of the selected requests, in seconds."""
-    return percentile([one.first_s for i, one in enumerate(turn.answers) if wanted(i)], q)
+    return percentile([one.first_s for i, one in enumerate(turn.answers) if selects(i)], q)
 
 
 def _tpot(turn: Turn) -> float:

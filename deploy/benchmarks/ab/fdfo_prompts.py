@@ -43,7 +43,7 @@ def questions_of(model: str) -> Path:
     return next((path for path in paths if path.is_file()), paths[0])
 
 
-def long_prompts(options: FdfoOptions, asked: Prompts) -> list[list[int]]:
+def long_prompts(options: FdfoOptions, short_prompts: Prompts) -> list[list[int]]:
     """Prompts of a fifth to all of `options.long_prompt_blocks`: questions one after another, the
     last of which is to be answered."""
     rng = np.random.default_rng(0)
@@ -53,7 +53,7 @@ def long_prompts(options: FdfoOptions, asked: Prompts) -> list[list[int]]:
         length = int(rng.integers(most // 5, most + 1)) * size
         prompt: list[int] = []
         while len(prompt) < length:
-            prompt = [*asked[int(rng.integers(len(asked)))], *prompt]
+            prompt = [*short_prompts[int(rng.integers(len(short_prompts)))], *prompt]
         prompts.append(prompt[-length:])
     return prompts
 

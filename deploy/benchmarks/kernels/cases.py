@@ -81,7 +81,7 @@ def make_cases(
     context: int,
     device: torch.device,
     dtype: torch.dtype,
-    wanted: Sequence[str],
+    names: Sequence[str],
 ) -> list[Callable[[], Case]]:
     """Makers of cases, each of which allocates the tensors of its case when it is called.
 
@@ -119,7 +119,7 @@ def make_cases(
         *(("fused_moe", partial(maker.moe, name)) for name in (None, *_FORMATS)),
         ("draft_ngrams", partial(_ngram_case, rows, context, device)),
     ]
-    return [make for name, make in makers if not wanted or name in wanted]
+    return [make for name, make in makers if not names or name in names]
 
 
 _TOKEN_OPS = (

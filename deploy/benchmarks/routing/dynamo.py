@@ -111,11 +111,11 @@ class DynamoRouter(SimulatedRouter):
         for deltas in report.deltas.values():
             for delta in deltas:
                 if delta.num_cached_tokens >= 0:
-                    self._tell(self._service.prefill_complete, delta.request_id)
+                    self._report(self._service.prefill_complete, delta.request_id)
 
     def ended(self, worker_id: str, request_id: str) -> None:
         """Notes that a request or its worker has ended."""
-        self._tell(self._service.free_reservation, request_id)
+        self._report(self._service.free_reservation, request_id)
         self._bookings.pop(request_id, None)
 
     def close(self) -> None:
@@ -162,7 +162,7 @@ class DynamoRouter(SimulatedRouter):
             if self._loop.time() > end:
                 raise RuntimeError("Dynamo's index is incomplete: events were lost")
 
-    def _tell(self, call: Any, request_id: str) -> None:
+    def _report(self, call: Any, request_id: str) -> None:
         booking = self._bookings.get(request_id)
         if booking is None:
             return
@@ -187,8 +187,8 @@ class BlockTokens:
 
     def learn(self, arrival: Arrival, page_size: int) -> None:
         """Adds the blocks of a request's prompt and of its answer, which workers may cache."""
-        said = np.full(arrival.output_len, TOKEN, "<i4").tobytes()
-        data = arrival.tokens + said
+        output = np.full(arrival.output_len, TOKEN, "<i4").tobytes()
+        data = arrival.tokens + output
         hashes = block_hash_array(data, page_size, self._root).tolist()
         width = page_size * TOKEN_BYTES
         for place, value in enumerate(hashes):

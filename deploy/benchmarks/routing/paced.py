@@ -144,8 +144,8 @@ def prose(model: str) -> list[int]:
 def prose_after(model: str, num_prompt: int, num_tokens: int) -> str:
     """Text of a steady worker's answer of `num_tokens` to a prompt of `num_prompt` tokens."""
     ids = prose(model)
-    said = [ids[place % len(ids)] for place in range(num_prompt, num_prompt + num_tokens)]
-    return str(load(model).decode(said))
+    output = [ids[place % len(ids)] for place in range(num_prompt, num_prompt + num_tokens)]
+    return str(load(model).decode(output))
 
 
 def serve_front(worker: SimWorker, directory: str) -> None:

@@ -89,7 +89,7 @@ def multi_turn(seed: int, scale: float = 1.0, rate: float = 9.0) -> Workload:
                     after=last,
                 )
             )
-            prompt = np.concatenate([prompt, _said(), draw.tokens(draw.between(50, 500))])
+            prompt = np.concatenate([prompt, _output(), draw.tokens(draw.between(50, 500))])
             last = name
     return Workload(name="multi-turn", arrivals=tuple(arrivals), fleet=FleetShape())
 
@@ -105,7 +105,7 @@ def agent_tree(seed: int, scale: float = 1.0, rate: float = 1.6) -> Workload:
         nodes = [(f"a{n}", root)]
         for _depth in range(3):
             parent, context = nodes[draw.below(len(nodes))]
-            grown = np.concatenate([context, _said(), draw.tokens(draw.between(200, 1200))])
+            grown = np.concatenate([context, _output(), draw.tokens(draw.between(200, 1200))])
             nodes = []
             for child in range(2 ** draw.below(5)):
                 name = f"{parent}.{child}"
@@ -274,5 +274,5 @@ class _Draw:
         return [int(place) for place in chosen]
 
 
-def _said() -> Tokens:
+def _output() -> Tokens:
     return np.full(_OUTPUT, _ANSWER, np.int32)

@@ -84,11 +84,11 @@ class LiveTable:
         if self._console.is_terminal:
             self._live.update(self.table(), refresh=True)
             return
-        said = {key: _cell(form, result[key]) for key, (_, form) in _ROWS.items()}
+        shown = {key: _cell(form, result[key]) for key, (_, form) in _ROWS.items()}
         note(
-            f"{self._title}, {name}: {said['tokens_per_second']} tokens/s, TTFT p50 "
-            f"{said['ttft_p50_ms']} p99 {said['ttft_p99_ms']} ms, {said['slo_miss']} late, "
-            f"{said['hit_rate']} cached, {said['completed']} completed, {result['failed']} failed"
+            f"{self._title}, {name}: {shown['tokens_per_second']} tokens/s, TTFT p50 "
+            f"{shown['ttft_p50_ms']} p99 {shown['ttft_p99_ms']} ms, {shown['slo_miss']} late, "
+            f"{shown['hit_rate']} cached, {shown['completed']} completed, {result['failed']} failed"
         )
 
     def table(self) -> Table:

@@ -60,7 +60,7 @@ def run_scenarios(run: ScenarioRun) -> Result:
     with LocalFleet(config, report=note) as endpoint:
         targets = {
             model.name: Target(
-                base_url=endpoint.base_url, name=model.name, tells_urgency=model.name != FIFO
+                base_url=endpoint.base_url, name=model.name, sends_urgency=model.name != FIFO
             )
             for model in config.models
         }

@@ -29,7 +29,7 @@ class Target:
     """URL of the endpoint, without /v1."""
     name: str
     """Name of the fleet's model."""
-    tells_urgency: bool = True
+    sends_urgency: bool = True
     """Whether requests are sent with their priorities and SLOs."""
 
 
@@ -98,7 +98,7 @@ async def _drive(
 
 def _request(target: Target, planned: Planned, base_s: float) -> Request:
     urgency: dict[str, Any] = {}
-    if target.tells_urgency:
+    if target.sends_urgency:
         urgency["priority"] = planned.priority
         if base_s:
             urgency["slo"] = {"ttft_ms": 1e3 * planned.slo_factor * base_s}

@@ -462,8 +462,8 @@ def _parsing(
         is_thinking = dialect.opens_thought(end, begun)
         if use.form is not None or _has_form(body):
             # Without reasoning before it, all of the text is structured output.
-            unasked = dialect.has_opened_thoughts and body.add_generation_prompt is not False
-            has_ended = begun or end.endswith(thoughts.closing) or unasked
+            is_disabled = dialect.has_opened_thoughts and body.add_generation_prompt is not False
+            has_ended = begun or end.endswith(thoughts.closing) or is_disabled
             if dialect.thought_tokens is None or (has_ended and not is_thinking):
                 thoughts, is_thinking = None, False
     if use.format is None and thoughts is None:

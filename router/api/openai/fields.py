@@ -160,7 +160,7 @@ REFUSED: dict[str, UnsupportedField] = {
 }
 """Fields that change the result and that one or both routes do not support."""
 
-OWN_OBJECTS = ("slo",)
+RAYFLEET_OBJECTS = ("slo",)
 """Objects of this server's API, whose fields are checked even if the client uses beta features."""
 COMPLETIONS = KnownFields(IGNORED, REFUSED)
 """Unsupported fields of /v1/chat/completions and /v1/completions."""
@@ -218,7 +218,7 @@ def without_unknown(
         if name not in types:
             ignored.count(f"{where}{name}")
             continue
-        is_ours = name in OWN_OBJECTS or not isinstance(value, dict)
+        is_ours = name in RAYFLEET_OBJECTS or not isinstance(value, dict)
         strict = None if is_ours else _strict_type(types[name])
         if strict is not None:
             value = without_unknown(value, strict, ignored, f"{where}{name}.")

@@ -44,7 +44,7 @@ def _chat(base_url: str, model: str, question: str, is_forced: bool, *, streams:
     messages: list[Any] = [{"role": "user", "content": question}]
     with _openai(base_url) as client:
         for turn in range(MAX_TURNS):
-            asked: dict[str, Any] = {
+            fields: dict[str, Any] = {
                 "model": model,
                 "messages": messages,
                 "tools": [{"type": "function", "function": tool} for tool in _functions()],
@@ -52,7 +52,7 @@ def _chat(base_url: str, model: str, question: str, is_forced: bool, *, streams:
                 "max_tokens": MAX_TOKENS,
                 "temperature": 0,
             }
-            choice = _streamed(client, asked) if streams else _whole(client, asked)
+            choice = _streamed(client, fields) if streams else _whole(client, fields)
             calls = choice.message.tool_calls or []
             if choice.finish_reason == "length":
                 break  # a call that was cut off is none
@@ -70,13 +70,13 @@ def _chat(base_url: str, model: str, question: str, is_forced: bool, *, streams:
     return run
 
 
-def _whole(client: OpenAI, asked: dict[str, Any]) -> Any:
-    return client.chat.completions.create(**asked).choices[0]
+def _whole(client: OpenAI, fields: dict[str, Any]) -> Any:
+    return client.chat.completions.create(**fields).choices[0]
 
 
-def _streamed(client: OpenAI, asked: dict[str, Any]) -> Any:
+def _streamed(client: OpenAI, fields: dict[str, Any]) -> Any:
     state: Any = ChatCompletionStreamState()
-    for chunk in client.chat.completions.create(**asked, stream=True):
+    for chunk in client.chat.completions.create(**fields, stream=True):
         state.handle_chunk(chunk)
     try:
         return state.get_final_completion().choices[0]
@@ -91,7 +91,7 @@ def openai_responses(base_url: str, model: str, question: str, is_forced: bool) 
     previous: str | None = None
     with _openai(base_url) as client:
         for turn in range(MAX_TURNS):
-            asked: dict[str, Any] = {
+            fields: dict[str, Any] = {
                 "model": model,
                 "input": given,
                 "tools": [{"type": "function", **tool} for tool in _functions()],
@@ -100,7 +100,7 @@ def openai_responses(base_url: str, model: str, question: str, is_forced: bool) 
                 "temperature": 0,
                 **({} if previous is None else {"previous_response_id": previous}),
             }
-            response: Any = client.responses.create(**asked)
+            response: Any = client.responses.create(**fields)
             if response.previous_response_id != previous:
                 run.faults.append(f"{response.previous_response_id} instead of {previous}")
             previous = response.id
@@ -136,7 +136,7 @@ def anthropic_messages(base_url: str, model: str, question: str, is_forced: bool
         base_url=base_url, api_key=KEY, http_client=http_client, **options
     ) as client:
         for turn in range(MAX_TURNS):
-            asked: dict[str, Any] = {
+            fields: dict[str, Any] = {
                 "model": model,
                 "messages": messages,
                 "tools": tools,
@@ -144,7 +144,7 @@ def anthropic_messages(base_url: str, model: str, question: str, is_forced: bool
                 "max_tokens": MAX_TOKENS,
                 "extra_body": {"temperature": 0},  # the client has no field for it any more
             }
-            message: Any = client.messages.create(**asked)
+            message: Any = client.messages.create(**fields)
             calls = [block for block in message.content if block.type == "tool_use"]
             if message.stop_reason == "max_tokens":
                 break
@@ -192,10 +192,10 @@ def langchain_agent(base_url: str, model: str, question: str, is_forced: bool) -
     )
     agent = create_agent(chat, tools, middleware=[wrap_model_call(force)])
     run = Run()
-    asked = {"messages": [{"role": "user", "content": question}]}
+    fields = {"messages": [{"role": "user", "content": question}]}
     try:
         # A turn is two of its steps: the model's, and that of the tools.
-        found = agent.invoke(asked, {"recursion_limit": 2 * MAX_TURNS})["messages"]
+        found = agent.invoke(fields, {"recursion_limit": 2 * MAX_TURNS})["messages"]
     except GraphRecursionError:
         return run
     for message in found:

@@ -18,8 +18,8 @@ from cluster.bench.report import Check, Result, at_least, checks_json, exactly, 
 from cluster.config import find_demo_model
 from cluster.launch import LocalFleet
 from tests.campaigns.agents.loops import LOOPS, Loop
-from tests.campaigns.agents.model import knows_tools, model_with_tools
-from tests.campaigns.agents.world import Question, Run, asked
+from tests.campaigns.agents.model import model_with_tools, supports_tools
+from tests.campaigns.agents.world import Question, Run, random_question
 from tests.campaigns.checks import check_main, serve_config
 
 MODEL = "demo"
@@ -49,14 +49,14 @@ class AgentsOptions:
 class Played:
     """One run of a loop."""
 
-    asked: Question
+    question: Question
     is_forced: bool
     run: Run
 
     @property
     def is_right(self) -> bool:
         """Whether it made the calls that the question needs, and came to its end."""
-        return self.run.answer is not None and self.run.calls == list(self.asked.calls)
+        return self.run.answer is not None and self.run.calls == list(self.question.calls)
 
 
 def run_agents(options: AgentsOptions) -> Result:
@@ -69,7 +69,7 @@ def run_agents(options: AgentsOptions) -> Result:
                 name: _play(loop, fleet.base_url, random.Random(options.seed), options.num_runs)
                 for name, loop in LOOPS.items()
             }
-    is_taught = knows_tools(Path(options.model or find_demo_model()))
+    is_taught = supports_tools(Path(options.model or find_demo_model()))
     min_right = options.min_right if is_taught else None
     faults = [
         f"{name}: {f}" for name, runs in played.items() for one in runs for f in one.run.faults
@@ -104,13 +104,13 @@ def judge(played: Mapping[str, Sequence[Played]], *, min_right: float | None) ->
 def _play(loop: Loop, base_url: str, rng: random.Random, num_runs: int) -> list[Played]:
     played = []
     for number in range(num_runs):
-        question = asked(rng)
+        question = random_question(rng)
         is_forced = number % 2 == 1
         try:
             run = loop(base_url, MODEL, question.question, is_forced)
         except Exception as error:  # clients raise what they like: each is an error of the protocol
             run = Run(faults=[f"{type(error).__name__}: {error}"])
-        played.append(Played(asked=question, is_forced=is_forced, run=run))
+        played.append(Played(question=question, is_forced=is_forced, run=run))
     return played
 
 

@@ -10,7 +10,7 @@ from deploy.models.tokenizer import TOOL_TEMPLATE
 _TEMPLATE = "chat_template.jinja"
 
 
-def knows_tools(folder: Path) -> bool:
+def supports_tools(folder: Path) -> bool:
     """Whether the checkpoint's own chat template shows functions to the model."""
     return "tools" in (folder / _TEMPLATE).read_text()
 
@@ -24,7 +24,7 @@ def model_with_tools(model: str | None, directory: Path) -> Path:
             the model's own template shows none.
     """
     folder = Path(model or find_demo_model())
-    if knows_tools(folder):
+    if supports_tools(folder):
         return folder
     for path in folder.iterdir():
         (directory / path.name).symlink_to(path.resolve())

@@ -93,7 +93,7 @@ def parsed(run: Run, text: str) -> object:
         return None
 
 
-def asked(rng: random.Random) -> Question:
+def random_question(rng: random.Random) -> Question:
     """A question that takes one call, two at once, or none."""
     kind = rng.randrange(6)
     a, b = rng.randrange(100, 10_000), rng.randrange(100, 10_000)

@@ -32,13 +32,13 @@ class Answer:
 
     def take(self, message: Mapping[str, Any]) -> None:
         """Takes in a chunk of a stream, or a whole body."""
-        for told in message.get("choices") or ():
-            choice = self.choices.setdefault(told["index"], Choice())
-            said = told.get("delta") or told.get("message") or {}
-            choice.text += told.get("text") or said.get("content") or ""
-            choice.token_ids += told.get("token_ids") or ()
-            choice.finish_reason = told.get("finish_reason") or choice.finish_reason
-            choice.logprobs += _logprobs(told.get("logprobs") or {})
+        for chunk in message.get("choices") or ():
+            choice = self.choices.setdefault(chunk["index"], Choice())
+            message_part = chunk.get("delta") or chunk.get("message") or {}
+            choice.text += chunk.get("text") or message_part.get("content") or ""
+            choice.token_ids += chunk.get("token_ids") or ()
+            choice.finish_reason = chunk.get("finish_reason") or choice.finish_reason
+            choice.logprobs += _logprobs(chunk.get("logprobs") or {})
         usage = message.get("usage") or {}
         if usage:
             self.prompt_tokens = usage["prompt_tokens"]
@@ -83,11 +83,11 @@ def _first_of(what: str, expected: Any, found: Any) -> str:
     )
 
 
-def _logprobs(told: Mapping[str, Any]) -> list[tuple[str, float | None]]:
+def _logprobs(chunk: Mapping[str, Any]) -> list[tuple[str, float | None]]:
     """Those of a completion (lists side by side), or of a chat (a list of objects)."""
-    if "content" in told:
-        return [(entry["token"], entry["logprob"]) for entry in told["content"] or ()]
-    return list(zip(told.get("tokens") or (), told.get("token_logprobs") or (), strict=True))
+    if "content" in chunk:
+        return [(entry["token"], entry["logprob"]) for entry in chunk["content"] or ()]
+    return list(zip(chunk.get("tokens") or (), chunk.get("token_logprobs") or (), strict=True))
 
 
 def _is_close(expected: float | None, found: float | None) -> bool:

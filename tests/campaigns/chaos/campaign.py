@@ -13,13 +13,13 @@ from cluster.bench.report import Result, checks_json, note
 from cluster.bench.stats import percentile
 from cluster.launch import LocalFleet
 from tests.campaigns.chaos.answers import Answer
-from tests.campaigns.chaos.asks import Ask, list_asks
 from tests.campaigns.chaos.client import Outcome
 from tests.campaigns.chaos.faults import Fault, NotPossible, Saboteur
 from tests.campaigns.chaos.fleet import FleetWatch, Look, serve_config
 from tests.campaigns.chaos.kinds import KINDS, Part
 from tests.campaigns.chaos.load import ChaosLoad, answers_of
 from tests.campaigns.chaos.options import ChaosOptions
+from tests.campaigns.chaos.planned_requests import PlannedRequest, list_requests
 from tests.campaigns.chaos.processes import Memory, memory
 from tests.campaigns.chaos.schedule import schedule
 from tests.campaigns.chaos.tally import all_pauses, rows_by_kind, tally
@@ -30,7 +30,7 @@ _MAY_GROW = (Part.COMPILER, Part.GUARD)
 """Started when it is needed; kept for the HAProxy that the next one adopted."""
 _EMPTY_S = 30.0
 """In which a fleet without load has to be empty."""
-_MOST_TOLD = 20
+_MAX_EXAMPLES = 20
 
 
 @dataclass(kw_only=True, slots=True)
@@ -56,15 +56,15 @@ class Run:
 def run_faults(options: ChaosOptions) -> Result:
     """Starts a fleet, and makes faults in it until the time is over."""
     config = serve_config(options)
-    asks = list_asks(options.output_len, diffusion=bool(options.diffusion_model))
+    requests = list_requests(options.output_len, diffusion=bool(options.diffusion_model))
     with LocalFleet(config, report=note) as fleet:
-        right = reference(fleet.base_url, asks, options.num_streams)
-        run = Run(calm=answers_of(fleet.base_url, asks, options.num_streams))
-        note(f"{len(asks)} requests have their right answers")
+        right = reference(fleet.base_url, requests, options.num_streams)
+        run = Run(calm=answers_of(fleet.base_url, requests, options.num_streams))
+        note(f"{len(requests)} requests have their right answers")
         watch = FleetWatch(fleet.base_url, config)
         run.before = memory(watch.processes())
         moved_before = _moved(watch)
-        clients = ChaosLoad(fleet.base_url, itertools.cycle(asks), options.num_streams)
+        clients = ChaosLoad(fleet.base_url, itertools.cycle(requests), options.num_streams)
         with clients as load:
             _sabotage(run, watch, load, options)
             run.outcomes = load.stop()
@@ -74,17 +74,19 @@ def run_faults(options: ChaosOptions) -> Result:
     return result_of(run, right, options)
 
 
-def reference(base_url: str, asks: Sequence[Ask], num_clients: int) -> dict[int, Answer]:
+def reference(
+    base_url: str, requests: Sequence[PlannedRequest], num_clients: int
+) -> dict[int, Answer]:
     """The right answers, by index.
 
     Raises:
         RuntimeError: a request fails although nothing is wrong.
     """
-    outcomes = answers_of(base_url, asks, num_clients)
+    outcomes = answers_of(base_url, requests, num_clients)
     for outcome in outcomes:
         if outcome.end != "whole":
-            raise RuntimeError(f"{outcome.ask.kind} fails without a fault: {outcome.error}")
-    return {outcome.ask.index: outcome.answer for outcome in outcomes}
+            raise RuntimeError(f"{outcome.request.kind} fails without a fault: {outcome.error}")
+    return {outcome.request.index: outcome.answer for outcome in outcomes}
 
 
 def _sabotage(run: Run, watch: FleetWatch, load: ChaosLoad, options: ChaosOptions) -> None:
@@ -130,8 +132,9 @@ def _overcome(fault: Fault, saboteur: Saboteur, watch: FleetWatch, options: Chao
     """Waits until the fault is over and the fleet whole."""
 
     def on_look(look: Look) -> None:
-        lost = look.told is not None and any(
-            look.told.ready.get(key, 0) < watch.wanted.ready[key[0]] for key in look.told.ready
+        lost = look.metrics is not None and any(
+            look.metrics.ready.get(key, 0) < watch.expected.ready[key[0]]
+            for key in look.metrics.ready
         )
         if lost and fault.noticed_s is None:
             fault.noticed_s = time.monotonic() - fault.begin
@@ -157,9 +160,9 @@ def _wait_empty(run: Run, watch: FleetWatch) -> None:
     deadline = time.monotonic() + _EMPTY_S
     while True:
         look = watch.look()
-        run.left_over = {"no_answer": 1.0} if look.told is None else look.told.left_over
+        run.left_over = {"no_answer": 1.0} if look.metrics is None else look.metrics.left_over
         extra = Counter(look.parts)
-        extra.subtract(watch.wanted.parts)
+        extra.subtract(watch.expected.parts)
         for part in _MAY_GROW:
             extra.pop(part, None)
         run.extra_processes = sum(number for number in extra.values() if number > 0)
@@ -187,7 +190,7 @@ def result_of(run: Run, right: Mapping[int, Answer], options: ChaosOptions) -> R
         "cut_with_their_gateway": counts.cut,
         "left_by_clients": counts.left,
         "retried": dict(counts.retried),
-        "errors": dict(counts.errors.most_common(_MOST_TOLD)),
+        "errors": dict(counts.errors.most_common(_MAX_EXAMPLES)),
         "calm_wrong": len(calm.wrong) + len(calm.failed),
         "calm_pause_p99_s": percentile(calm_pauses, 99.0),
         "pause_p50_s": percentile(pauses.lengths, 50.0),
@@ -198,9 +201,9 @@ def result_of(run: Run, right: Mapping[int, Answer], options: ChaosOptions) -> R
         "left_over": run.left_over,
         "memory_before": {part.value: asdict(value) for part, value in run.before.items()},
         "memory_after": {part.value: asdict(value) for part, value in run.after.items()},
-        "first_failures": list(counts.examples.values())[:_MOST_TOLD],
-        "first_wrong": counts.wrong[:_MOST_TOLD],
-        "first_calm_wrong": (calm.wrong + calm.failed)[:_MOST_TOLD],
+        "first_failures": list(counts.examples.values())[:_MAX_EXAMPLES],
+        "first_wrong": counts.wrong[:_MAX_EXAMPLES],
+        "first_calm_wrong": (calm.wrong + calm.failed)[:_MAX_EXAMPLES],
         "problems": [
             f"{fault.kind}: {fault.problem}" for fault in run.faults if fault.problem is not None
         ],

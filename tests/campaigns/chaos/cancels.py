@@ -19,12 +19,12 @@ import uvloop
 
 from cluster.bench.report import Check, Result, at_most, checks_json, exactly, note
 from cluster.launch import LocalFleet
-from tests.campaigns.chaos.asks import MODEL, list_asks
 from tests.campaigns.chaos.campaign import reference
 from tests.campaigns.chaos.client import Outcome
 from tests.campaigns.chaos.fleet import FleetWatch, serve_config
 from tests.campaigns.chaos.load import answers_of
 from tests.campaigns.chaos.options import ChaosOptions
+from tests.campaigns.chaos.planned_requests import MODEL, list_requests
 from tests.campaigns.chaos.processes import memory
 from tests.campaigns.chaos.scrape import scrape
 from tests.campaigns.chaos.tally import tally
@@ -153,9 +153,9 @@ def _end(writer: asyncio.StreamWriter, *, resets: bool) -> None:
 def run_cancels(options: ChaosOptions) -> Result:
     """Starts a fleet, has clients leave it, and sees whether it is empty then."""
     config = serve_config(options)
-    asks = list_asks(options.output_len, diffusion=bool(options.diffusion_model))
+    requests = list_requests(options.output_len, diffusion=bool(options.diffusion_model))
     with LocalFleet(config, report=note) as fleet:
-        right = reference(fleet.base_url, asks, options.num_streams)
+        right = reference(fleet.base_url, requests, options.num_streams)
         watch = FleetWatch(fleet.base_url, config)
         leaves = plan(options.cancels, urlsplit(fleet.base_url).netloc, options.seed)
         began = time.monotonic()
@@ -167,7 +167,7 @@ def run_cancels(options: ChaosOptions) -> Result:
         free_s, left_over = _wait_free(watch, ended)
         note(f"{options.cancels} clients left in {ended - began:.1f} s")
         after = memory(watch.processes())
-        outcomes = answers_of(fleet.base_url, asks, options.num_streams)
+        outcomes = answers_of(fleet.base_url, requests, options.num_streams)
         problem = watch.wait_whole(_LOOK_S)
     counts = tally(outcomes, (), right)
     growth = memory_growth(before, after)
@@ -223,9 +223,9 @@ def _wait_free(watch: FleetWatch, ended: float) -> tuple[float, dict[str, float]
     never was."""
     empty_since: float | None = None
     while True:
-        told = scrape(watch.base_url)
+        metrics = scrape(watch.base_url)
         now = time.monotonic()
-        left = {"no_answer": 1.0} if told is None else told.left_over
+        left = {"no_answer": 1.0} if metrics is None else metrics.left_over
         if left:
             empty_since = None
         elif empty_since is None:

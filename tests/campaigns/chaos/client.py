@@ -20,7 +20,7 @@ import msgspec
 
 from cluster.bench.sse import EventScanner
 from tests.campaigns.chaos.answers import Answer
-from tests.campaigns.chaos.asks import Ask
+from tests.campaigns.chaos.planned_requests import PlannedRequest
 
 TRY_AGAIN_S: Final = 120.0
 _FIRST_PAUSE_S = 0.25
@@ -53,7 +53,7 @@ class Retry(NamedTuple):
 class Outcome:
     """What became of a request. Times by the machine's monotonic clock."""
 
-    ask: Ask
+    request: PlannedRequest
     sent: float
     """The first time."""
     begun: float = 0.0
@@ -104,13 +104,13 @@ class Client:
         if self._session is not None:
             await self._session.close()
 
-    async def send(self, ask: Ask) -> Outcome:
+    async def send(self, request: PlannedRequest) -> Outcome:
         """Sends a request until it is answered; whatever happens is told by the outcome."""
-        self.outcome = outcome = Outcome(ask=ask, sent=time.monotonic())
+        self.outcome = outcome = Outcome(request=request, sent=time.monotonic())
         pause, self._left = _FIRST_PAUSE_S, False
         while outcome.end == "open":
             try:
-                await self._attempt(ask, outcome)
+                await self._attempt(request, outcome)
             except _TryAgain as again:
                 if time.monotonic() - outcome.sent > TRY_AGAIN_S:
                     outcome.end = "error"
@@ -149,11 +149,11 @@ class Client:
         except OSError:
             return 0
 
-    async def _attempt(self, ask: Ask, outcome: Outcome) -> None:
+    async def _attempt(self, request: PlannedRequest, outcome: Outcome) -> None:
         assert self._session is not None
         outcome.begun = time.monotonic()
         try:
-            response = await self._session.post(self._base_url + ask.path, data=ask.body)
+            response = await self._session.post(self._base_url + request.path, data=request.body)
         except aiohttp.ClientConnectorError as error:
             raise _TryAgain("connection refused") from error
         except (aiohttp.ClientError, OSError) as error:
@@ -181,7 +181,7 @@ class Client:
             if response.status in (429, 503) and after.isdigit():
                 raise _TryAgain(f"HTTP {response.status}", float(after))
             outcome.end, outcome.error = "error", f"HTTP {response.status}: {text}"
-        elif outcome.ask.stream:
+        elif outcome.request.stream:
             await self._read_events(response, outcome)
         else:
             outcome.answer.take(msgspec.json.decode(await response.read()))

@@ -147,7 +147,7 @@ class Saboteur:
         self._closed.set()
         self._thread.join()
         if self._stopped is not None:
-            _let_go(self._stopped[0].pid)
+            _resume(self._stopped[0].pid)
             self._stopped = None
         if self._hog is not None:
             self._hog.kill()
@@ -167,7 +167,7 @@ class Saboteur:
                 fault.is_given_up = True
                 fault.noticed_s = now - fault.begin
             elif now >= until:
-                _let_go(fault.pid)
+                _resume(fault.pid)
             else:
                 continue
             fault.stopped_s = now - fault.begin
@@ -190,7 +190,7 @@ class Saboteur:
         fault.begin = time.monotonic()  # a starved process is looked at for seconds
         os.kill(fault.pid, sign)
         if part is Part.GUARD:  # it has ended with its guard, or keeps running
-            _let_go(holder)
+            _resume(holder)
         if sign is signal.SIGSTOP:
             lasts = self._options.stop_s
             if KINDS[fault.kind].given_up:
@@ -248,7 +248,7 @@ class Saboteur:
         return pid
 
 
-def _let_go(pid: int) -> None:
+def _resume(pid: int) -> None:
     with suppress(OSError):
         os.kill(pid, signal.SIGCONT)
 

@@ -13,10 +13,10 @@ from typing import Final
 from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig, find_demo_model
 from cluster.directories import DIRECTORY_VARIABLE
 from cluster.ports import free_ports
-from tests.campaigns.chaos.asks import DIFFUSION, MODEL
 from tests.campaigns.chaos.haproxy import gateways_up
 from tests.campaigns.chaos.kinds import Part
 from tests.campaigns.chaos.options import ChaosOptions
+from tests.campaigns.chaos.planned_requests import DIFFUSION, MODEL
 from tests.campaigns.chaos.processes import Process, count, find
 from tests.campaigns.chaos.scrape import ScrapedMetrics, scrape
 from worker.config import EngineConfig
@@ -29,7 +29,7 @@ _AT_LEAST = (Part.HAPROXY, Part.GUARD)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
+class ExpectedFleet:
     """What a whole fleet has."""
 
     parts: Counter[Part]
@@ -44,7 +44,7 @@ class Look:
     """A fleet at one moment."""
 
     parts: Counter[Part] = field(default_factory=Counter)
-    told: ScrapedMetrics | None = None
+    metrics: ScrapedMetrics | None = None
     gateways_up: int | None = None
     """In HAProxy's eyes; None where there is none."""
 
@@ -93,7 +93,7 @@ class FleetWatch:
         self.directory = Path(os.environ[DIRECTORY_VARIABLE])
         self.resubmissions: dict[tuple[str, str], float] = {}
         """By gateway, as it told last: one that was killed has none left."""
-        self.wanted = Wanted(
+        self.expected = ExpectedFleet(
             parts=count(self.processes()),
             ready={model.name: model.max_workers for model in config.models},
             num_gateways=config.endpoint.num_gateways,
@@ -105,13 +105,13 @@ class FleetWatch:
 
     def look(self) -> Look:
         """The fleet as it is now."""
-        told = scrape(self.base_url)
-        if told is not None:
-            self.resubmissions.update(told.resubmissions)
-        has_haproxy = Part.HAPROXY in self.wanted.parts
+        metrics = scrape(self.base_url)
+        if metrics is not None:
+            self.resubmissions.update(metrics.resubmissions)
+        has_haproxy = Part.HAPROXY in self.expected.parts
         return Look(
             parts=count(self.processes()),
-            told=told,
+            metrics=metrics,
             gateways_up=gateways_up(self.directory) if has_haproxy else None,
         )
 
@@ -126,7 +126,7 @@ class FleetWatch:
         while True:
             look = self.look()
             on_look(look)
-            problem = missing(self.wanted, look)
+            problem = missing(self.expected, look)
             num_whole = 0 if problem else num_whole + 1
             if num_whole == 2:
                 return None
@@ -135,22 +135,22 @@ class FleetWatch:
             time.sleep(_POLL_S)
 
 
-def missing(wanted: Wanted, look: Look) -> str | None:
+def missing(expected: ExpectedFleet, look: Look) -> str | None:
     """What a fleet lacks, in words; None where it is whole."""
-    for part, number in wanted.parts.items():
+    for part, number in expected.parts.items():
         if part is Part.COMPILER:
             continue
         found = look.parts[part]
         if found < number or (found > number and part not in _AT_LEAST):
             return f"{found} of {number} {part.value} processes"
-    if look.told is None:
+    if look.metrics is None:
         return "the endpoint does not answer"
-    for model, number in wanted.ready.items():
-        ready = {gateway: n for (name, gateway), n in look.told.ready.items() if name == model}
-        if len(ready) != wanted.num_gateways:
-            return f"{len(ready)} of {wanted.num_gateways} gateways tell of {model}"
+    for model, number in expected.ready.items():
+        ready = {gateway: n for (name, gateway), n in look.metrics.ready.items() if name == model}
+        if len(ready) != expected.num_gateways:
+            return f"{len(ready)} of {expected.num_gateways} gateways tell of {model}"
         if any(n != number for n in ready.values()):
             return f"gateways see {sorted(ready.values())} workers of {model}, not {number}"
-    if look.gateways_up is not None and look.gateways_up != wanted.num_gateways:
-        return f"HAProxy sends requests to {look.gateways_up} of {wanted.num_gateways} gateways"
+    if look.gateways_up is not None and look.gateways_up != expected.num_gateways:
+        return f"HAProxy sends requests to {look.gateways_up} of {expected.num_gateways} gateways"
     return None

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.campaigns.chaos.asks import MODEL, Ask
+from tests.campaigns.chaos.planned_requests import MODEL, PlannedRequest
 
 _DEEP = 50_000
 _CHAT = "/v1/chat/completions"
 _PLAIN = "/v1/completions"
 
 
-def hostile_asks() -> tuple[Ask, ...]:
+def hostile_requests() -> tuple[PlannedRequest, ...]:
     """One of each kind; their indices are their places."""
     return tuple(
-        Ask(index=index, kind=kind, path=path, body=body, stream=False)
+        PlannedRequest(index=index, kind=kind, path=path, body=body, stream=False)
         for index, (kind, path, body) in enumerate(_kinds())
     )
 

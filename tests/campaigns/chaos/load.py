@@ -10,8 +10,8 @@ from typing import Self
 
 import uvloop
 
-from tests.campaigns.chaos.asks import Ask
 from tests.campaigns.chaos.client import Client, Outcome
+from tests.campaigns.chaos.planned_requests import PlannedRequest
 
 _AFTER_FAILURE_S = 0.5
 """So that an endpoint which refuses all at once is not asked a thousand times."""
@@ -20,16 +20,16 @@ _STOP_S = 600.0
 
 
 class ChaosLoad:
-    """So many clients at the same time take requests from `asks`, until there are no more.
+    """So many clients at the same time take requests from `requests`, until there are no more.
 
     They begin at once, and end when `stop` is called or the `with` block ends.
     """
 
-    def __init__(self, base_url: str, asks: Iterable[Ask], num_clients: int) -> None:
+    def __init__(self, base_url: str, requests: Iterable[PlannedRequest], num_clients: int) -> None:
         self.outcomes: list[Outcome] = []
         """Of requests that have ended."""
         self._base_url = base_url
-        self._asks: Iterator[Ask] = iter(asks)
+        self._requests: Iterator[PlannedRequest] = iter(requests)
         self._clients = [Client(base_url) for _ in range(num_clients)]
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = threading.Event()
@@ -87,21 +87,23 @@ class ChaosLoad:
         self._loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
             for client in self._clients:
-                group.create_task(self._ask_on(client))
+                group.create_task(self._send_requests(client))
 
-    async def _ask_on(self, client: Client) -> None:
+    async def _send_requests(self, client: Client) -> None:
         async with client:
             while not self._stopping.is_set():
-                ask = next(self._asks, None)
-                if ask is None:
+                request = next(self._requests, None)
+                if request is None:
                     return
-                outcome = await client.send(ask)
+                outcome = await client.send(request)
                 self.outcomes.append(outcome)
                 if outcome.end in ("error", "broken"):
                     await asyncio.sleep(_AFTER_FAILURE_S)
 
 
-def answers_of(base_url: str, asks: Sequence[Ask], num_clients: int) -> list[Outcome]:
+def answers_of(
+    base_url: str, requests: Sequence[PlannedRequest], num_clients: int
+) -> list[Outcome]:
     """Each request once; the outcomes in the order of the requests."""
-    with ChaosLoad(base_url, asks, num_clients) as load:
-        return sorted(load.wait(), key=lambda outcome: outcome.ask.index)
+    with ChaosLoad(base_url, requests, num_clients) as load:
+        return sorted(load.wait(), key=lambda outcome: outcome.request.index)

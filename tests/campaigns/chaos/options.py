@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tests.campaigns.chaos.asks import LEAST_OUTPUT_LEN
 from tests.campaigns.chaos.kinds import KINDS
+from tests.campaigns.chaos.planned_requests import LEAST_OUTPUT_LEN
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,13 +16,13 @@ import uvloop
 from cluster.bench.report import Check, Result, at_least, checks_json, exactly, note
 from cluster.bench.stats import percentile
 from cluster.launch import LocalFleet
-from tests.campaigns.chaos.asks import Ask, filling_ask, list_asks
 from tests.campaigns.chaos.campaign import reference
 from tests.campaigns.chaos.client import Client, Outcome
 from tests.campaigns.chaos.fleet import KV_CACHE_TOKENS, FleetWatch, serve_config
-from tests.campaigns.chaos.hostile import hostile_asks
+from tests.campaigns.chaos.hostile import hostile_requests
 from tests.campaigns.chaos.load import ChaosLoad, answers_of
 from tests.campaigns.chaos.options import ChaosOptions
+from tests.campaigns.chaos.planned_requests import PlannedRequest, filling_request, list_requests
 from tests.campaigns.chaos.slopes import Slope, SlopeWatch, as_rows
 from tests.campaigns.chaos.tally import tally
 
@@ -46,7 +46,7 @@ class Arrival:
     """A request, and when it is sent."""
 
     at_s: float
-    ask: Ask
+    request: PlannedRequest
     is_hostile: bool
 
 
@@ -64,18 +64,21 @@ class Arrived:
 
 
 def arrivals(
-    asks: Sequence[Ask], hostile: Sequence[Ask], rate: float, options: ChaosOptions
+    requests: Sequence[PlannedRequest],
+    hostile: Sequence[PlannedRequest],
+    rate: float,
+    options: ChaosOptions,
 ) -> Iterator[Arrival]:
     """Requests at a steady rate: each within a slot of its own, at a moment of chance.
 
     By chance alone, two windows of ten minutes would differ by more than what is to be shown.
     """
     chance = random.Random(options.seed)
-    good, bad = itertools.cycle(asks), itertools.cycle(hostile)
+    good, bad = itertools.cycle(requests), itertools.cycle(hostile)
     for number in range(int(rate * options.soak_s)):
         is_hostile = bool(hostile) and chance.random() < options.hostile_share
         at_s = (number + chance.random()) / rate
-        yield Arrival(at_s=at_s, ask=next(bad if is_hostile else good), is_hostile=is_hostile)
+        yield Arrival(at_s=at_s, request=next(bad if is_hostile else good), is_hostile=is_hostile)
 
 
 async def send_all(base_url: str, coming: Iterator[Arrival]) -> list[Arrived]:
@@ -89,7 +92,7 @@ async def send_all(base_url: str, coming: Iterator[Arrival]) -> list[Arrived]:
         client = idle.pop() if idle else await Client(base_url).__aenter__()
         if client not in clients:
             clients.append(client)
-        found.append(Arrived(arrival=arrival, outcome=await client.send(arrival.ask)))
+        found.append(Arrived(arrival=arrival, outcome=await client.send(arrival.request)))
         idle.append(client)
 
     async with asyncio.TaskGroup() as group:
@@ -104,17 +107,17 @@ async def send_all(base_url: str, coming: Iterator[Arrival]) -> list[Arrived]:
 def run_soak(options: ChaosOptions) -> Result:
     """Starts a fleet, finds what it carries, and offers it a part of that for long."""
     config = serve_config(options)
-    asks = list_asks(options.output_len, diffusion=bool(options.diffusion_model))
+    requests = list_requests(options.output_len, diffusion=bool(options.diffusion_model))
     window_s = min(_WINDOW_S, options.soak_s / 6.0)
     with LocalFleet(config, report=note) as fleet:
-        right = reference(fleet.base_url, asks, options.num_streams)
+        right = reference(fleet.base_url, requests, options.num_streams)
         fill_caches(fleet.base_url, options)
-        meet_all_kinds(fleet.base_url, asks, options)
-        capacity = _capacity(fleet.base_url, asks, options)
+        meet_all_kinds(fleet.base_url, requests, options)
+        capacity = _capacity(fleet.base_url, requests, options)
         rate = options.soak_load * capacity
         note(f"carries {capacity:.2f} requests/s; offering {rate:.2f}")
         watch = FleetWatch(fleet.base_url, config)
-        coming = arrivals(asks, hostile_asks(), rate, options)
+        coming = arrivals(requests, hostile_requests(), rate, options)
         minute_s = min(_MINUTE_S, options.soak_s / _FEWEST_MINUTES)
         with SlopeWatch(watch.processes(), minute_s / _SAMPLES_PER_MINUTE) as memory:
             began = time.monotonic()
@@ -164,25 +167,29 @@ def fill_caches(base_url: str, options: ChaosOptions) -> None:
     missing = 2 * options.num_workers * KV_CACHE_TOKENS
     numbers = itertools.count()
     while missing > 0:
-        asks = [filling_ask(number) for number in itertools.islice(numbers, options.num_streams)]
-        answers = reference(base_url, asks, options.num_streams)
+        requests = [
+            filling_request(number) for number in itertools.islice(numbers, options.num_streams)
+        ]
+        answers = reference(base_url, requests, options.num_streams)
         missing -= sum(answer.prompt_tokens or 0 for answer in answers.values())
 
 
-def meet_all_kinds(base_url: str, asks: Sequence[Ask], options: ChaosOptions) -> None:
+def meet_all_kinds(
+    base_url: str, requests: Sequence[PlannedRequest], options: ChaosOptions
+) -> None:
     """Sends each kind of request, the hostile ones too, until every process should have met it.
 
     An hour has about one hostile request of a kind, so that each would be the first of its kind
     somewhere, and what is needed for the first time takes memory that stays.
     """
     times = _MEETINGS * max(options.num_workers, options.num_gateways)
-    answers_of(base_url, [*asks, *hostile_asks()] * times, options.num_streams)
+    answers_of(base_url, [*requests, *hostile_requests()] * times, options.num_streams)
 
 
-def _capacity(base_url: str, asks: Sequence[Ask], options: ChaosOptions) -> float:
+def _capacity(base_url: str, requests: Sequence[PlannedRequest], options: ChaosOptions) -> float:
     """Requests per second that clients get who wait for their answers."""
     seconds = min(_CALIBRATION_S, options.soak_s / 4.0)
-    clients = ChaosLoad(base_url, itertools.cycle(asks), _BUSY * options.num_streams)
+    clients = ChaosLoad(base_url, itertools.cycle(requests), _BUSY * options.num_streams)
     began = time.monotonic()
     with clients as load:
         time.sleep(seconds)
@@ -209,13 +216,13 @@ def served_shares(
 
 def _share_served(arrived: Sequence[Arrived], began: float, begin: float, end: float) -> float:
     good = [one for one in arrived if not one.arrival.is_hostile]
-    asked = sum(one.num_tokens for one in good if begin <= began + one.arrival.at_s < end)
+    num_requested = sum(one.num_tokens for one in good if begin <= began + one.arrival.at_s < end)
     came = sum(
         one.num_tokens
         for one in good
         if begin <= one.outcome.ended < end and one.outcome.end == "whole"
     )
-    return came / asked if asked else 0.0
+    return came / num_requested if num_requested else 0.0
 
 
 def judge_soak(
@@ -256,4 +263,4 @@ def is_refusal(status: int) -> bool:
 
 
 def _told(outcome: Outcome) -> tuple[str, int]:
-    return outcome.ask.kind, outcome.status
+    return outcome.request.kind, outcome.status

@@ -71,22 +71,24 @@ def tally(
         if verdict == "left":
             found.left += 1
             continue
-        told = f"{outcome.ask.kind} (request {outcome.ask.index}) at {outcome.worker or '?'}"
+        where = (
+            f"{outcome.request.kind} (request {outcome.request.index}) at {outcome.worker or '?'}"
+        )
         before = [fault for fault in faults if fault.begin <= outcome.ended]
         if before:
-            told = f"{told} {outcome.ended - before[-1].begin:+.1f} s after {before[-1].kind}"
+            where = f"{where} {outcome.ended - before[-1].begin:+.1f} s after {before[-1].kind}"
             counts = found.by_fault.setdefault(before[-1].number, Counter())
             counts[verdict] += 1
         if verdict == "cut":
             found.cut += 1
         elif verdict == "failed":
-            found.failed.append(f"{told}: {outcome.error}")
+            found.failed.append(f"{where}: {outcome.error}")
             way = outcome.error[:_TELLING]
             found.errors[way] += 1
             found.examples.setdefault(way, found.failed[-1])
         else:
-            problem = difference(right[outcome.ask.index], outcome.answer)
-            found.wrong.append(f"{told}: {problem}")
+            problem = difference(right[outcome.request.index], outcome.answer)
+            found.wrong.append(f"{where}: {problem}")
     return found
 
 
@@ -94,7 +96,7 @@ def _verdict(outcome: Outcome, faults: Sequence[Fault], right: Mapping[int, Answ
     if outcome.end == "left":
         return "left"
     if outcome.end == "whole":
-        is_right = difference(right[outcome.ask.index], outcome.answer) is None
+        is_right = difference(right[outcome.request.index], outcome.answer) is None
         return "completed" if is_right else "wrong"
     return "cut" if _is_cut(outcome, faults) else "failed"
 
@@ -113,7 +115,7 @@ def longest_pauses(outcomes: Sequence[Outcome], fault: Fault, end: float) -> lis
     """Of each stream that was open between a fault and `end`, and came to its own end."""
     lengths = []
     for outcome in outcomes:
-        if not outcome.ask.stream or outcome.end != "whole":
+        if not outcome.request.stream or outcome.end != "whole":
             continue
         if outcome.begun < end and outcome.ended > fault.begin:
             within = [

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from tests.campaigns.conformance.cases import TIMEOUT_S, Case, Endpoint, raised
 from tests.campaigns.conformance.openai_client import PARAMETERS
 
-ASKED: list[Any] = [{"role": "user", "content": "What is 12 + 30?"}]
+QUESTION_MESSAGES: list[Any] = [{"role": "user", "content": "What is 12 + 30?"}]
 TOOL: Any = {"name": "get_weather", "description": "The weather.", "input_schema": PARAMETERS}
 SEEDED: dict[str, Any] = {"temperature": 0.8, "seed": 7}
 """The client has no fields for them."""
@@ -47,11 +47,13 @@ def client_of(endpoint: Endpoint, key: str | None = None) -> Iterator[Any]:
 def messages(endpoint: Endpoint) -> None:
     with client_of(endpoint) as client:
         raw: Any = client.messages.with_raw_response.create(
-            model=endpoint.model, messages=ASKED, max_tokens=24, system="Be brief."
+            model=endpoint.model, messages=QUESTION_MESSAGES, max_tokens=24, system="Be brief."
         )
         answer = raw.parse()
         bearer = client.copy(api_key=None, auth_token=endpoint.key)
-        assert bearer.messages.create(model=endpoint.model, messages=ASKED, max_tokens=2)
+        assert bearer.messages.create(
+            model=endpoint.model, messages=QUESTION_MESSAGES, max_tokens=2
+        )
     assert raw.headers["request-id"]
     assert (answer.type, answer.role, answer.model) == ("message", "assistant", endpoint.model)
     assert answer.stop_reason in ("end_turn", "max_tokens")
@@ -60,11 +62,15 @@ def messages(endpoint: Endpoint) -> None:
 
 def streamed(endpoint: Endpoint) -> None:
     """The stream adds up to the whole, for the same seed."""
-    asked: dict[str, Any] = {"model": endpoint.model, "messages": ASKED, "max_tokens": 48}
+    fields: dict[str, Any] = {
+        "model": endpoint.model,
+        "messages": QUESTION_MESSAGES,
+        "max_tokens": 48,
+    }
     for extra in ({}, {"thinking": {"type": "enabled", "budget_tokens": 1024}}):
         with client_of(endpoint) as client:
-            whole = client.messages.create(**asked, **extra, extra_body=SEEDED)
-            with client.messages.stream(**asked, **extra, extra_body=SEEDED) as stream:
+            whole = client.messages.create(**fields, **extra, extra_body=SEEDED)
+            with client.messages.stream(**fields, **extra, extra_body=SEEDED) as stream:
                 kinds = [event.type for event in stream]
                 final = stream.get_final_message()
         assert (kinds[0], kinds[-1]) == ("message_start", "message_stop")
@@ -79,36 +85,40 @@ def streamed(endpoint: Endpoint) -> None:
 
 
 def stop_sequences(endpoint: Endpoint) -> None:
-    asked: dict[str, Any] = {"model": endpoint.model, "messages": ASKED, "max_tokens": 48}
+    fields: dict[str, Any] = {
+        "model": endpoint.model,
+        "messages": QUESTION_MESSAGES,
+        "max_tokens": 48,
+    }
     with client_of(endpoint) as client:
-        text = client.messages.create(**asked, extra_body=SEEDED).content[0].text
+        text = client.messages.create(**fields, extra_body=SEEDED).content[0].text
         stop = text[-1:]
-        answer = client.messages.create(**asked, stop_sequences=[stop], extra_body=SEEDED)
+        answer = client.messages.create(**fields, stop_sequences=[stop], extra_body=SEEDED)
     assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", stop)
 
 
 def tools(endpoint: Endpoint) -> None:
     """Forced calls, whole and streamed, and the result brought back."""
-    asked: dict[str, Any] = {"model": endpoint.model, "tools": [TOOL], "max_tokens": 96}
+    fields: dict[str, Any] = {"model": endpoint.model, "tools": [TOOL], "max_tokens": 96}
     for choice in ({"type": "any"}, {"type": "tool", "name": "get_weather"}):
-        forced = {**asked, "messages": ASKED}
+        forced = {**fields, "messages": QUESTION_MESSAGES}
         forced["tool_choice"] = {**choice, "disable_parallel_tool_use": True}
         with client_of(endpoint) as client:
             whole: Any = client.messages.create(**forced, extra_body=SEEDED)
             with client.messages.stream(**forced, extra_body=SEEDED) as stream:
-                told = "".join(e.partial_json for e in stream if e.type == "input_json")
+                arguments = "".join(e.partial_json for e in stream if e.type == "input_json")
                 final: Any = stream.get_final_message()
             for answer in (whole, final):
                 call = answer.content[-1]
                 assert (answer.stop_reason, call.type) == ("tool_use", "tool_use")
                 assert call.input["city"] in ("Rome", "Oslo")
             assert whole.content[-1].input == final.content[-1].input
-            assert told
+            assert arguments
             result = {"type": "tool_result", "tool_use_id": call.id, "content": "sunny"}
             after = client.messages.create(
-                **asked,
+                **fields,
                 messages=[
-                    *ASKED,
+                    *QUESTION_MESSAGES,
                     {"role": "assistant", "content": final.content},
                     {"role": "user", "content": [result, {"type": "text", "text": "And?"}]},
                 ],
@@ -120,22 +130,30 @@ def tools(endpoint: Endpoint) -> None:
 def structured(endpoint: Endpoint) -> None:
     with client_of(endpoint) as client:
         parsed = client.messages.parse(
-            model=endpoint.model, messages=ASKED, max_tokens=96, output_format=Where
+            model=endpoint.model, messages=QUESTION_MESSAGES, max_tokens=96, output_format=Where
         )
         assert isinstance(parsed.parsed_output, Where)
 
 
 def count_tokens(endpoint: Endpoint) -> None:
-    asked: dict[str, Any] = {"model": endpoint.model, "messages": ASKED, "tools": [TOOL]}
+    fields: dict[str, Any] = {
+        "model": endpoint.model,
+        "messages": QUESTION_MESSAGES,
+        "tools": [TOOL],
+    }
     with client_of(endpoint) as client:
-        counted = client.messages.count_tokens(**asked, system="Be brief.")
-        usage = client.messages.create(**asked, system="Be brief.", max_tokens=1).usage
+        counted = client.messages.count_tokens(**fields, system="Be brief.")
+        usage = client.messages.create(**fields, system="Be brief.", max_tokens=1).usage
     cached = (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
     assert counted.input_tokens == usage.input_tokens + cached
 
 
 def errors(endpoint: Endpoint) -> None:
-    asked: dict[str, Any] = {"model": endpoint.model, "messages": ASKED, "max_tokens": 4}
+    fields: dict[str, Any] = {
+        "model": endpoint.model,
+        "messages": QUESTION_MESSAGES,
+        "max_tokens": 4,
+    }
     with client_of(endpoint) as client, client_of(endpoint, "another") as stranger:
         for kind, call, changed in (
             (anthropic.BadRequestError, client.messages.create, {"max_tokens": 0}),
@@ -144,7 +162,7 @@ def errors(endpoint: Endpoint) -> None:
             (anthropic.NotFoundError, client.messages.create, {"model": "nope"}),
             (anthropic.AuthenticationError, stranger.messages.create, {}),
         ):
-            body: Any = raised(kind, call, **{**asked, **changed}).body
+            body: Any = raised(kind, call, **{**fields, **changed}).body
             assert body["type"] == "error", body
             assert body["error"]["message"], body
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 
 from tests.campaigns.conformance.cases import TIMEOUT_S, Case, Endpoint, raised
 
-ASKED: list[Any] = [{"role": "user", "content": "What is 12 + 30?"}]
+QUESTION_MESSAGES: list[Any] = [{"role": "user", "content": "What is 12 + 30?"}]
 SETTINGS: Mapping[str, Any] = {"max_tokens": 24, "temperature": 0.8, "seed": 7}
 PARAMETERS = {
     "type": "object",
@@ -76,7 +76,7 @@ def models(endpoint: Endpoint) -> None:
 def chat(endpoint: Endpoint) -> None:
     with client_of(endpoint) as client:
         raw: Any = client.chat.completions.with_raw_response.create(
-            model=endpoint.model, messages=ASKED, **SETTINGS
+            model=endpoint.model, messages=QUESTION_MESSAGES, **SETTINGS
         )
         answer = raw.parse()
     assert answer.id.endswith(raw.headers["x-request-id"])
@@ -89,8 +89,8 @@ def chat(endpoint: Endpoint) -> None:
 def chat_of_every_role(endpoint: Endpoint) -> None:
     """With what clients send back: `model_dump` of an answer, nulls included."""
     with client_of(endpoint) as client:
-        ask = client.chat.completions.create
-        first: Any = ask(model=endpoint.model, messages=ASKED, **SETTINGS)
+        complete = client.chat.completions.create
+        first: Any = complete(model=endpoint.model, messages=QUESTION_MESSAGES, **SETTINGS)
         messages: list[Any] = [
             {"role": "developer", "content": "Be brief."},
             {"role": "system", "content": [{"type": "text", "text": "Be kind."}]},
@@ -98,17 +98,17 @@ def chat_of_every_role(endpoint: Endpoint) -> None:
             first.choices[0].message.model_dump(),
             {"role": "user", "content": "And now?"},
         ]
-        again: Any = ask(model=endpoint.model, messages=messages, **SETTINGS)
+        again: Any = complete(model=endpoint.model, messages=messages, **SETTINGS)
     assert again.usage.prompt_tokens > first.usage.prompt_tokens
 
 
 def chat_streamed(endpoint: Endpoint) -> None:
-    asked: dict[str, Any] = {**SETTINGS, "model": endpoint.model, "messages": ASKED}
-    asked |= {"n": 2, "logprobs": True, "top_logprobs": 2}
+    fields: dict[str, Any] = {**SETTINGS, "model": endpoint.model, "messages": QUESTION_MESSAGES}
+    fields |= {"n": 2, "logprobs": True, "top_logprobs": 2}
     with client_of(endpoint) as client:
-        whole: Any = client.chat.completions.create(**asked)
+        whole: Any = client.chat.completions.create(**fields)
         with client.chat.completions.stream(
-            **asked, stream_options={"include_usage": True}
+            **fields, stream_options={"include_usage": True}
         ) as stream:
             kinds = {event.type for event in stream}
             final: Any = _final(stream)
@@ -124,22 +124,26 @@ def chat_left_early(endpoint: Endpoint) -> None:
     with client_of(endpoint) as client:
         for _ in range(3):
             stream: Any = client.chat.completions.create(
-                model=endpoint.model, messages=ASKED, stream=True, max_tokens=200
+                model=endpoint.model, messages=QUESTION_MESSAGES, stream=True, max_tokens=200
             )
             next(iter(stream))
             stream.close()
-        ask = client.with_options(timeout=0.001).chat.completions.create
-        asked: dict[str, Any] = {"model": endpoint.model, "messages": ASKED, "max_tokens": 200}
-        raised(openai.APITimeoutError, ask, **asked, extra_body={"ignore_eos": True})
+        complete = client.with_options(timeout=0.001).chat.completions.create
+        fields: dict[str, Any] = {
+            "model": endpoint.model,
+            "messages": QUESTION_MESSAGES,
+            "max_tokens": 200,
+        }
+        raised(openai.APITimeoutError, complete, **fields, extra_body={"ignore_eos": True})
         assert list(client.models.list())
 
 
 def stop_strings(endpoint: Endpoint) -> None:
-    asked: dict[str, Any] = {**SETTINGS, "model": endpoint.model, "messages": ASKED}
+    fields: dict[str, Any] = {**SETTINGS, "model": endpoint.model, "messages": QUESTION_MESSAGES}
     with client_of(endpoint) as client:
-        text: Any = client.chat.completions.create(**asked).choices[0].message.content
+        text: Any = client.chat.completions.create(**fields).choices[0].message.content
         stop = text[-1:]
-        answer: Any = client.chat.completions.create(**asked, stop=[stop, "never"])
+        answer: Any = client.chat.completions.create(**fields, stop=[stop, "never"])
     [choice] = answer.choices
     assert (choice.finish_reason, choice.message.content) == ("stop", text[: text.index(stop)])
     assert choice.stop_reason == stop
@@ -148,17 +152,17 @@ def stop_strings(endpoint: Endpoint) -> None:
 def completions(endpoint: Endpoint) -> None:
     """The client's types have no place for nulls that OpenAI's own answers have: `finish_reason` of
     all chunks but the last, and what there is of a first token's probability."""
-    asked: dict[str, Any] = {**SETTINGS, "model": endpoint.model, "max_tokens": 8}
+    fields: dict[str, Any] = {**SETTINGS, "model": endpoint.model, "max_tokens": 8}
     with client_of(endpoint, strict=False) as client:
         for prompt in ("Once", ["Once", "upon"], [5, 6, 7], [[5, 6], [7, 8, 9]]):
             count = 2 if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1
-            whole: Any = client.completions.create(**asked, prompt=prompt, n=2, logprobs=2)
-            chunks = list(client.completions.create(**asked, prompt=prompt, n=2, stream=True))
+            whole: Any = client.completions.create(**fields, prompt=prompt, n=2, logprobs=2)
+            chunks = list(client.completions.create(**fields, prompt=prompt, n=2, stream=True))
             assert [choice.index for choice in whole.choices] == list(range(2 * count))
             for choice in whole.choices:
                 parts = [one.text for c in chunks for one in c.choices if one.index == choice.index]
                 assert "".join(parts) == choice.text
-        echoed: Any = client.completions.create(**asked, prompt="Once", echo=True, logprobs=0)
+        echoed: Any = client.completions.create(**fields, prompt="Once", echo=True, logprobs=0)
     assert echoed.choices[0].text.startswith("Once")
     assert len(echoed.choices[0].logprobs.tokens) == echoed.usage.total_tokens
 
@@ -167,11 +171,11 @@ def tools(endpoint: Endpoint) -> None:
     """Forced calls, whole and streamed, and the result brought back."""
     for choice in ("required", NAMED):
         with client_of(endpoint) as client:
-            asked: dict[str, Any] = {**SETTINGS, "model": endpoint.model, "max_tokens": 96}
-            asked |= {"tools": [STRICT_TOOL], "tool_choice": choice, "messages": ASKED}
-            asked |= {"parallel_tool_calls": False}
-            whole: Any = client.chat.completions.create(**asked).choices[0]
-            with client.chat.completions.stream(**asked) as stream:
+            fields: dict[str, Any] = {**SETTINGS, "model": endpoint.model, "max_tokens": 96}
+            fields |= {"tools": [STRICT_TOOL], "tool_choice": choice, "messages": QUESTION_MESSAGES}
+            fields |= {"parallel_tool_calls": False}
+            whole: Any = client.chat.completions.create(**fields).choices[0]
+            with client.chat.completions.stream(**fields) as stream:
                 kinds = {event.type for event in stream}
                 final: Any = _final(stream).choices[0]
             [call], [streamed] = whole.message.tool_calls, final.message.tool_calls
@@ -181,26 +185,26 @@ def tools(endpoint: Endpoint) -> None:
             assert json.loads(streamed.function.arguments) == json.loads(call.function.arguments)
             assert whole.finish_reason == final.finish_reason
             assert whole.finish_reason == ("tool_calls" if choice == "required" else "stop")
-            told = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
-            messages = [*ASKED, whole.message, told]
+            tool_result = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
+            messages = [*QUESTION_MESSAGES, whole.message, tool_result]
             after: Any = client.chat.completions.create(
-                **{**asked, "messages": messages, "tool_choice": "none"}
+                **{**fields, "messages": messages, "tool_choice": "none"}
             )
             assert not after.choices[0].message.tool_calls
 
 
 def structured(endpoint: Endpoint) -> None:
-    asked: dict[str, Any] = {**SETTINGS, "model": endpoint.model, "messages": ASKED}
-    asked |= {"max_tokens": 96}
+    fields: dict[str, Any] = {**SETTINGS, "model": endpoint.model, "messages": QUESTION_MESSAGES}
+    fields |= {"max_tokens": 96}
     with client_of(endpoint) as client:
-        parsed: Any = client.chat.completions.parse(**asked, response_format=Town)
-        with client.chat.completions.stream(**asked, response_format=Town) as stream:
+        parsed: Any = client.chat.completions.parse(**fields, response_format=Town)
+        with client.chat.completions.stream(**fields, response_format=Town) as stream:
             final: Any = _final(stream)
         called: Any = client.chat.completions.parse(
-            **asked, tools=[openai.pydantic_function_tool(Town)], tool_choice="required"
+            **fields, tools=[openai.pydantic_function_tool(Town)], tool_choice="required"
         )
         loose = {"response_format": {"type": "json_object"}, "temperature": 0}
-        text: Any = client.chat.completions.create(**{**asked, **loose}).choices[0]
+        text: Any = client.chat.completions.create(**{**fields, **loose}).choices[0]
     assert isinstance(parsed.choices[0].message.parsed, Town)
     assert final.choices[0].message.parsed == parsed.choices[0].message.parsed
     assert isinstance(called.choices[0].message.tool_calls[0].function.parsed_arguments, Town)
@@ -210,22 +214,22 @@ def structured(endpoint: Endpoint) -> None:
 def errors(endpoint: Endpoint) -> None:
     """The class, the field and the code of each."""
     with client_of(endpoint) as client, client_of(endpoint, "another") as stranger:
-        ask = client.chat.completions.create
-        good: dict[str, Any] = {"model": endpoint.model, "messages": ASKED}
-        bad: Any = raised(openai.BadRequestError, ask, **good, temperature=3000)
+        complete = client.chat.completions.create
+        good: dict[str, Any] = {"model": endpoint.model, "messages": QUESTION_MESSAGES}
+        bad: Any = raised(openai.BadRequestError, complete, **good, temperature=3000)
         assert (bad.param, bad.type) == ("temperature", "invalid_request_error")
-        bad = raised(openai.BadRequestError, ask, **good, extra_body={"seeed": 1})
+        bad = raised(openai.BadRequestError, complete, **good, extra_body={"seeed": 1})
         assert bad.param == "seeed"
-        bad = raised(openai.BadRequestError, ask, **good, tool_choice="required")
+        bad = raised(openai.BadRequestError, complete, **good, tool_choice="required")
         assert bad.param == "tool_choice"
-        bad = raised(openai.NotFoundError, ask, **{**good, "model": "nope"})
+        bad = raised(openai.NotFoundError, complete, **{**good, "model": "nope"})
         assert (bad.param, bad.code) == ("model", "model_not_found")
         bad = raised(openai.NotFoundError, client.models.retrieve, "nope")
         assert bad.code == "model_not_found"
         bad = raised(openai.AuthenticationError, stranger.models.list)
         assert bad.code == "invalid_api_key"
         long: Any = [{"role": "user", "content": "word " * 5000}]
-        bad = raised(openai.BadRequestError, ask, **{**good, "messages": long})
+        bad = raised(openai.BadRequestError, complete, **{**good, "messages": long})
         assert bad.param == "messages"
 
 

@@ -39,15 +39,15 @@ def stream(endpoint: Endpoint) -> None:
     """Numbers of events, ids of items, and what is kept in the end are of one response."""
     with client_of(endpoint) as client:
         with client.responses.stream(model=endpoint.model, input=QUESTION, **SETTINGS) as events:
-            told: list[Any] = list(events)
-            final: Any = told[-1].response
+            received: list[Any] = list(events)
+            final: Any = received[-1].response
         kept: Any = client.responses.retrieve(final.id)
-    assert [event.sequence_number for event in told] == list(range(len(told)))
-    assert (told[0].type, told[1].type) == ("response.created", "response.in_progress")
-    assert told[-1].type in ("response.completed", "response.incomplete")
-    text = "".join(e.delta for e in told if e.type == "response.output_text.delta")
-    added = [e.item.id for e in told if e.type == "response.output_item.added"]
-    done = [e.item.id for e in told if e.type == "response.output_item.done"]
+    assert [event.sequence_number for event in received] == list(range(len(received)))
+    assert (received[0].type, received[1].type) == ("response.created", "response.in_progress")
+    assert received[-1].type in ("response.completed", "response.incomplete")
+    text = "".join(e.delta for e in received if e.type == "response.output_text.delta")
+    added = [e.item.id for e in received if e.type == "response.output_item.added"]
+    done = [e.item.id for e in received if e.type == "response.output_item.done"]
     assert added == done == [item.id for item in final.output] == [item.id for item in kept.output]
     assert text == kept.output_text
 
@@ -69,11 +69,11 @@ def kept_and_forgotten(endpoint: Endpoint) -> None:
 
 def previous_response(endpoint: Endpoint) -> None:
     with client_of(endpoint) as client:
-        asked: dict[str, Any] = {"model": endpoint.model, **SETTINGS}
-        first: Any = client.responses.create(**asked, input=QUESTION)
-        second: Any = client.responses.create(**asked, input="Why?", previous_response_id=first.id)
+        fields: dict[str, Any] = {"model": endpoint.model, **SETTINGS}
+        first: Any = client.responses.create(**fields, input=QUESTION)
+        second: Any = client.responses.create(**fields, input="Why?", previous_response_id=first.id)
         both: Any = client.responses.create(
-            **asked,
+            **fields,
             input=[
                 {"role": "user", "content": QUESTION},
                 *[item.model_dump() for item in first.output],
@@ -83,7 +83,7 @@ def previous_response(endpoint: Endpoint) -> None:
         raised(
             openai.NotFoundError,
             client.responses.create,
-            **asked,
+            **fields,
             input="Why?",
             previous_response_id="resp_unknown",
         )
@@ -93,19 +93,19 @@ def previous_response(endpoint: Endpoint) -> None:
 
 def background(endpoint: Endpoint) -> None:
     """One that ends, one that is streamed again, and one that is cancelled."""
-    asked: dict[str, Any] = {"model": endpoint.model, "input": QUESTION, "background": True}
+    fields: dict[str, Any] = {"model": endpoint.model, "input": QUESTION, "background": True}
     with client_of(endpoint) as client:
-        queued: Any = client.responses.create(**asked, **SETTINGS)
+        queued: Any = client.responses.create(**fields, **SETTINGS)
         assert queued.status in ("queued", "in_progress")
         ended: Any = _ended(client, queued.id)
         assert ended.status in ("completed", "incomplete")
-        told: list[Any] = list(client.responses.create(**asked, **SETTINGS, stream=True))
+        received: list[Any] = list(client.responses.create(**fields, **SETTINGS, stream=True))
         again: list[Any] = list(
-            client.responses.retrieve(told[0].response.id, stream=True, starting_after=1)
+            client.responses.retrieve(received[0].response.id, stream=True, starting_after=1)
         )
-        assert [e.model_dump() for e in again] == [e.model_dump() for e in told[2:]]
+        assert [e.model_dump() for e in again] == [e.model_dump() for e in received[2:]]
         long: Any = client.responses.create(
-            **asked,
+            **fields,
             max_output_tokens=800,
             text={"format": {"type": "json_schema", "name": "long", "schema": LONG}},
         )
@@ -117,35 +117,37 @@ def background(endpoint: Endpoint) -> None:
 
 def tools(endpoint: Endpoint) -> None:
     """A forced call, whole and streamed; its result goes on from the response that is kept."""
-    asked: dict[str, Any] = {"model": endpoint.model, "tools": [FLAT_TOOL]}
-    asked |= {"max_output_tokens": 96, "parallel_tool_calls": False}
+    fields: dict[str, Any] = {"model": endpoint.model, "tools": [FLAT_TOOL]}
+    fields |= {"max_output_tokens": 96, "parallel_tool_calls": False}
     for choice in ("required", {"type": "function", "name": "get_weather"}):
-        forced = {**asked, "input": QUESTION, "tool_choice": choice}
+        forced = {**fields, "input": QUESTION, "tool_choice": choice}
         with client_of(endpoint) as client:
             made: Any = client.responses.create(**forced)
             with client.responses.stream(**forced) as events:
-                told: list[Any] = list(events)
-            for response in (made, told[-1].response):
+                received: list[Any] = list(events)
+            for response in (made, received[-1].response):
                 [call] = [item for item in response.output if item.type == "function_call"]
                 assert json.loads(call.arguments)["city"] in ("Rome", "Oslo")
-            written = [e.delta for e in told if e.type == "response.function_call_arguments.delta"]
+            written = [
+                e.delta for e in received if e.type == "response.function_call_arguments.delta"
+            ]
             assert "".join(written) == call.arguments
             result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
             after: Any = client.responses.create(
-                **asked,
+                **fields,
                 input=[result],
-                previous_response_id=told[-1].response.id,
+                previous_response_id=received[-1].response.id,
                 tool_choice="none",
             )
             assert [item.type for item in after.output] == ["message"]
 
 
 def structured(endpoint: Endpoint) -> None:
-    asked: dict[str, Any] = {"model": endpoint.model, "input": QUESTION, "max_output_tokens": 96}
+    fields: dict[str, Any] = {"model": endpoint.model, "input": QUESTION, "max_output_tokens": 96}
     with client_of(endpoint) as client:
-        parsed: Any = client.responses.parse(**asked, text_format=Town)
+        parsed: Any = client.responses.parse(**fields, text_format=Town)
         assert isinstance(parsed.output_parsed, Town)
-        with client.responses.stream(**asked, text_format=Town) as events:
+        with client.responses.stream(**fields, text_format=Town) as events:
             list(events)
             final: Any = events.get_final_response()
         assert isinstance(final.output_parsed, Town)
@@ -160,9 +162,9 @@ def logprobs(endpoint: Endpoint) -> None:
             top_logprobs=2,
             **SETTINGS,
         )
-    told = answer.output[0].content[0].logprobs
-    assert "".join(token.token for token in told).startswith(answer.output_text)
-    assert all(len(token.top_logprobs) == 2 for token in told)
+    received = answer.output[0].content[0].logprobs
+    assert "".join(token.token for token in received).startswith(answer.output_text)
+    assert all(len(token.top_logprobs) == 2 for token in received)
 
 
 def errors(endpoint: Endpoint) -> None:

@@ -32,7 +32,7 @@ from tests.campaigns.conformance.cases import (
 )
 
 QUESTION = "What is 12 + 30?"
-ASKED: list[Any] = [{"role": "user", "content": QUESTION}]
+QUESTION_MESSAGES: list[Any] = [{"role": "user", "content": QUESTION}]
 MAX_TOKENS = 96
 FUNCTION = {
     "name": "get_weather",
@@ -66,17 +66,17 @@ class Town(BaseModel):
     kind: Literal["port", "hill"]
 
 
-def _litellm(endpoint: Endpoint, **asked: Any) -> Any:
+def _litellm(endpoint: Endpoint, **fields: Any) -> Any:
     return litellm.completion(
         model=f"openai/{endpoint.model}",
         api_base=f"{endpoint.base_url}/v1",
         api_key=endpoint.key,
-        messages=asked.pop("messages", ASKED),
+        messages=fields.pop("messages", QUESTION_MESSAGES),
         max_tokens=MAX_TOKENS,
         timeout=TIMEOUT_S,
         num_retries=0,
         seed=7,
-        **asked,
+        **fields,
     )
 
 
@@ -88,7 +88,7 @@ def litellm_plain(endpoint: Endpoint) -> None:
 
 def litellm_streamed(endpoint: Endpoint) -> None:
     chunks = list(_litellm(endpoint, stream=True, stream_options={"include_usage": True}))
-    built = litellm.stream_chunk_builder(chunks, messages=ASKED)
+    built = litellm.stream_chunk_builder(chunks, messages=QUESTION_MESSAGES)
     whole = _litellm(endpoint)
     assert built.choices[0].message.content == whole.choices[0].message.content
     assert built.choices[0].finish_reason == whole.choices[0].finish_reason
@@ -96,16 +96,18 @@ def litellm_streamed(endpoint: Endpoint) -> None:
 
 
 def litellm_tool(endpoint: Endpoint) -> None:
-    asked = {"tools": [TOOL], "tool_choice": NAMED}
-    whole = _litellm(endpoint, **asked).choices[0].message
-    chunks = list(_litellm(endpoint, **asked, stream=True))
-    streamed = litellm.stream_chunk_builder(chunks, messages=ASKED).choices[0].message
+    fields = {"tools": [TOOL], "tool_choice": NAMED}
+    whole = _litellm(endpoint, **fields).choices[0].message
+    chunks = list(_litellm(endpoint, **fields, stream=True))
+    streamed = litellm.stream_chunk_builder(chunks, messages=QUESTION_MESSAGES).choices[0].message
     for message in (whole, streamed):
         [call] = message.tool_calls
         assert call.function.name == "get_weather"
         assert json.loads(call.function.arguments)["city"] in ("Rome", "Oslo")
-    told = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
-    after = _litellm(endpoint, messages=[*ASKED, whole.model_dump(), told], tools=[TOOL])
+    tool_result = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
+    after = _litellm(
+        endpoint, messages=[*QUESTION_MESSAGES, whole.model_dump(), tool_result], tools=[TOOL]
+    )
     assert after.choices[0].finish_reason
 
 
@@ -119,7 +121,7 @@ def litellm_anthropic(endpoint: Endpoint) -> None:
         model=f"anthropic/{endpoint.model}",
         api_base=endpoint.base_url,
         api_key=endpoint.key,
-        messages=ASKED,
+        messages=QUESTION_MESSAGES,
         max_tokens=MAX_TOKENS,
         timeout=TIMEOUT_S,
         tools=[TOOL],
@@ -145,14 +147,14 @@ def _instructor(endpoint: Endpoint, mode: Any) -> Any:
     return instructor.from_openai(client, mode=mode)
 
 
-def _form(endpoint: Endpoint, **asked: Any) -> dict[str, Any]:
+def _form(endpoint: Endpoint, **fields: Any) -> dict[str, Any]:
     return {
         "model": endpoint.model,
-        "messages": ASKED,
+        "messages": QUESTION_MESSAGES,
         "max_tokens": MAX_TOKENS,
         "max_retries": 0,
         "response_model": Town,
-        **asked,
+        **fields,
     }
 
 
@@ -218,8 +220,8 @@ def pydantic_streamed(endpoint: Endpoint) -> None:
     for model in _models(endpoint):
         agent = Agent(model, model_settings=_settings())
         stream = agent.run_stream_sync(QUESTION)
-        told = list(stream.stream_text(delta=True))
-        assert "".join(told) == stream.get_output()
+        tool_result = list(stream.stream_text(delta=True))
+        assert "".join(tool_result) == stream.get_output()
         assert stream.usage.output_tokens > 0
 
 

@@ -140,19 +140,19 @@ def _compared(client: httpx.Client, path: str, body: Mapping[str, Any]) -> str |
         if line.startswith("data: ") and line != "data: [DONE]"
     ]
     if path == MESSAGES:
-        one, other = told_message(whole.json()), gathered_message(events)
+        one, other = received_message(whole.json()), gathered_message(events)
     else:
-        one, other = told_choices(whole.json()), gathered_choices(events)
+        one, other = received_choices(whole.json()), gathered_choices(events)
     return difference(one, other)
 
 
-def told_choices(answer: Mapping[str, Any]) -> dict[str, Any]:
+def received_choices(answer: Mapping[str, Any]) -> dict[str, Any]:
     """What a whole answer says, without what differs by nature: ids and times."""
-    said: dict[str, Any] = {"usage": _counts(answer["usage"])}
+    content: dict[str, Any] = {"usage": _counts(answer["usage"])}
     for choice in answer["choices"]:
         message = choice.get("message", choice)
         calls = [call["function"] for call in message.get("tool_calls") or ()]
-        said[f"choice {choice['index']}"] = {
+        content[f"choice {choice['index']}"] = {
             "text": message.get("content", message.get("text")) or "",
             "reasoning": message.get("reasoning") or "",
             "calls": [(call["name"], call["arguments"]) for call in calls],
@@ -161,17 +161,17 @@ def told_choices(answer: Mapping[str, Any]) -> dict[str, Any]:
             "logprobs": choice.get("logprobs"),
             "token_ids": choice.get("token_ids"),
         }
-    return said
+    return content
 
 
 def gathered_choices(events: list[dict[str, Any]]) -> dict[str, Any]:
     """What the chunks of a stream add up to."""
-    said: dict[str, Any] = {}
+    content: dict[str, Any] = {}
     for event in events:
         if event.get("usage"):
-            said["usage"] = _counts(event["usage"])
+            content["usage"] = _counts(event["usage"])
         for choice in event["choices"]:
-            mine = said.setdefault(
+            mine = content.setdefault(
                 f"choice {choice['index']}",
                 {"text": "", "reasoning": "", "calls": [], "logprobs": None, "token_ids": None},
             )
@@ -185,10 +185,10 @@ def gathered_choices(events: list[dict[str, Any]]) -> dict[str, Any]:
             if choice.get("finish_reason") is not None:
                 mine["finish_reason"] = choice["finish_reason"]
                 mine["stop_reason"] = choice["stop_reason"]
-    return said
+    return content
 
 
-def told_message(answer: Mapping[str, Any]) -> dict[str, Any]:
+def received_message(answer: Mapping[str, Any]) -> dict[str, Any]:
     """What a whole answer of Anthropic's API says."""
     blocks = []
     for block in answer["content"]:
@@ -205,7 +205,7 @@ def told_message(answer: Mapping[str, Any]) -> dict[str, Any]:
 def gathered_message(events: list[dict[str, Any]]) -> dict[str, Any]:
     """What the events of Anthropic's API add up to."""
     blocks: list[dict[str, Any]] = []
-    said: dict[str, Any] = {"blocks": blocks}
+    content: dict[str, Any] = {"blocks": blocks}
     inputs: dict[int, str] = {}
     for event in events:
         if event["type"] == "content_block_start":
@@ -220,14 +220,14 @@ def gathered_message(events: list[dict[str, Any]]) -> dict[str, Any]:
                 inputs[event["index"]] = inputs.get(event["index"], "") + delta["partial_json"]
         elif event["type"] == "message_delta":
             delta = event["delta"]
-            said["stop"] = (delta["stop_reason"], delta["stop_sequence"])
-            said["output_tokens"] = event["usage"]["output_tokens"]
+            content["stop"] = (delta["stop_reason"], delta["stop_sequence"])
+            content["output_tokens"] = event["usage"]["output_tokens"]
     for index, text in inputs.items():
         value = _parsed(text)
         # What max_tokens has cut off is told whole as an object without members.
-        is_cut = isinstance(value, str) and said["stop"][0] == "max_tokens"
+        is_cut = isinstance(value, str) and content["stop"][0] == "max_tokens"
         blocks[index]["input"] = {} if is_cut else value
-    return said
+    return content
 
 
 def difference(one: Any, other: Any, where: str = "") -> str | None:

@@ -73,7 +73,7 @@ def measure(options: GatewayOptions) -> Result:
     """
     cells: dict[str, Result] = {}
     with _starter(options)(options) as target:
-        wrong_text = target.says_prose and not _tells(target, options)
+        wrong_text = target.says_prose and not _prints(target, options)
         for streams in options.streams:
             load = _load(options, target, streams)
             run_serve(replace(load, num_prompts=streams, seed=load.seed + 1))
@@ -111,7 +111,7 @@ def _load(options: GatewayOptions, target: Target, streams: int) -> ServeOptions
     )
 
 
-def _tells(target: Target, options: GatewayOptions) -> bool:
+def _prints(target: Target, options: GatewayOptions) -> bool:
     """Whether a streamed completion reads as the engine meant it: nothing lost, nothing twice."""
     body = {
         "messages": [{"role": "user", "content": "Tell me."}],

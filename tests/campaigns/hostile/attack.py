@@ -98,7 +98,7 @@ class Attack:
         """By any process, but those that compile."""
         return max(mib for kind, mib in self.kept_mib.items() if kind != "compiler")
 
-    def told(self) -> Figures:
+    def summary(self) -> Figures:
         """As JSON; of kinds those that grew at all."""
         return {
             "name": self.name,
@@ -133,14 +133,14 @@ def run_heavy(fleet: AttackedFleet, scale: float, named: str = "") -> tuple[Figu
             body = case.make(fleet.model)
             for _ in range(2):
                 attacks.append(_attack(fleet, case, body, bystanders, memory))
-                told = attacks[-1]
+                summary = attacks[-1]
                 note(
-                    f"{told.name}: {told.status}, {told.seconds:.1f} s, gap "
-                    f"{told.longest_gap_ms:.0f} ms ({told.quiet_gap_ms:.0f}), growth beyond "
-                    f"{told.beyond_mib:.0f} MiB, kept {told.most_kept_mib:.0f} MiB"
+                    f"{summary.name}: {summary.status}, {summary.seconds:.1f} s, gap "
+                    f"{summary.longest_gap_ms:.0f} ms ({summary.quiet_gap_ms:.0f}), growth beyond "
+                    f"{summary.beyond_mib:.0f} MiB, kept {summary.most_kept_mib:.0f} MiB"
                 )
         num_failed = bystanders.num_failed
-    figures = {"cases": [attack.told() for attack in attacks], "bystanders_failed": num_failed}
+    figures = {"cases": [attack.summary() for attack in attacks], "bystanders_failed": num_failed}
     return figures, judge_heavy(attacks, num_failed)
 
 
@@ -161,8 +161,8 @@ async def warm_up(fleet: AttackedFleet) -> None:
         {"prompt": prompts[0]["prompt"], "echo": True, "logprobs": 20, "n": 16, "max_tokens": 1},
         {"prompt": "hi", "logprobs": 20, "n": 128, "max_tokens": 16},
     ]
-    wanted = (*prompts, *forms, *(4 * scored))
-    bodies = [json.dumps({"model": fleet.model, **body}).encode() for body in wanted]
+    fields = (*prompts, *forms, *(4 * scored))
+    bodies = [json.dumps({"model": fleet.model, **body}).encode() for body in fields]
     bodies += [b'{"prompt":"' + b"x" * (31 * MIB) + b'"}'] * 2
     bodies += [case.make(fleet.model) for case in heavy_cases() if case.is_wide for _ in range(2)]
 

@@ -187,7 +187,7 @@ class Neighbour:
     """A client that shares the proxy's connections with hostile ones, and knows its own answers."""
 
     def __init__(self, base_url: str, model: str, api_key: str) -> None:
-        self.num_asked = 0
+        self.num_requested = 0
         self.num_wrong = 0
         self._url = base_url + TEXT
         self._body = {"model": model, "prompt": "hi", "max_tokens": 1}
@@ -197,7 +197,7 @@ class Neighbour:
         """One request after the other, until it is cancelled."""
         async with open_session(self._api_key) as session:
             while True:
-                request_id = f"neighbour-{self.num_asked}"
+                request_id = f"neighbour-{self.num_requested}"
                 headers = {"X-Request-Id": request_id}
                 is_own = False
                 with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
@@ -206,10 +206,10 @@ class Neighbour:
                         session.post(self._url, json=self._body, headers=headers) as response,
                     ):
                         answer = await response.read()
-                        told = response.headers.get("x-request-id")
-                        is_own = response.status == 200 and told == request_id
+                        received_id = response.headers.get("x-request-id")
+                        is_own = response.status == 200 and received_id == request_id
                         is_own = is_own and request_id.encode() in answer
-                self.num_asked += 1
+                self.num_requested += 1
                 self.num_wrong += not is_own
 
 

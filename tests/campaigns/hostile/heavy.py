@@ -62,7 +62,7 @@ def _json(body: Callable[[], dict[str, Any]]) -> Callable[[str], bytes]:
 
 _Made = tuple[str, str, Callable[[str], bytes]]
 _PROMPT = '"prompt":"hi",'
-_SAID = '"messages":[{"role":"user","content":"hi"}],'
+_TEXT = '"messages":[{"role":"user","content":"hi"}],'
 
 
 def _fill(begin: str, unit: str, end: str) -> Callable[[str], bytes]:
@@ -83,13 +83,13 @@ def _filled() -> list[_Made]:
     part = '{"type":"text","text":""},'
     return [
         ("32 MiB of messages", CHAT, _fill('"messages":[', user, user[:-1] + "]")),
-        ("32 MiB of parts", CHAT, _fill(f"{_SAID[:-7]}[", part, part[:-1] + "]}]")),
-        ("32 MiB of content", CHAT, _fill(_SAID[:-6], "hi ", '"}]')),
-        ("32 MiB in a message's name", CHAT, _fill(f'{_SAID[:-3]},"name":"', "hi ", '"}]')),
+        ("32 MiB of parts", CHAT, _fill(f"{_TEXT[:-7]}[", part, part[:-1] + "]}]")),
+        ("32 MiB of content", CHAT, _fill(_TEXT[:-6], "hi ", '"}]')),
+        ("32 MiB in a message's name", CHAT, _fill(f'{_TEXT[:-3]},"name":"', "hi ", '"}]')),
         (
             "32 MiB for the template",
             CHAT,
-            _fill(f'{_SAID}"chat_template_kwargs":{{"x":"', "a", '"}'),
+            _fill(f'{_TEXT}"chat_template_kwargs":{{"x":"', "a", '"}'),
         ),
         ("32 MiB of role", CHAT, _fill('"messages":[{"role":"', "a", '"}]')),
         ("32 MiB of token ids", TEXT, _fill('"prompt":[', "7,", "7]")),
@@ -139,7 +139,7 @@ def _counted() -> list[_Made]:
     user, part = '{"role":"user","content":"a"},', '{"type":"text","text":"a"},'
     return [
         ("most messages", CHAT, _count('"messages":[', user, user[:-1] + "]")),
-        ("most parts", CHAT, _count(f"{_SAID[:-7]}[", part, part[:-1] + "]}]")),
+        ("most parts", CHAT, _count(f"{_TEXT[:-7]}[", part, part[:-1] + "]}]")),
         ("most token ids", TEXT, _count('"prompt":[', "7,", "7]")),
         ("most large token ids", TEXT, _count('"prompt":[', "70007,", "7]")),
         ("most allowed ids", TEXT, _count(_PROMPT + '"allowed_token_ids":[', "7,", "7]")),
@@ -152,7 +152,7 @@ def _counted() -> list[_Made]:
         (
             "most for the template",
             CHAT,
-            _count(_SAID + '"chat_template_kwargs":{"x":[', "[1],", "[]]}"),
+            _count(_TEXT + '"chat_template_kwargs":{"x":[', "[1],", "[]]}"),
         ),
     ]
 

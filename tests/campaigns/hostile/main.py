@@ -116,15 +116,16 @@ def run_hostile(options: HostileOptions) -> Figures:
             note(f"{name} ...")
             began = time.monotonic()
             processes = fleet.remember()
-            told, judged = run(fleet, options)
-            told["processes"] = processes
-            told["seconds"] = time.monotonic() - began
-            told["deaths"], told["serves_after"] = fleet.deaths(), _serves_after(fleet)
-            judged += judge_survival(told["deaths"], told["serves_after"])
+            results, judged = run(fleet, options)
+            results["processes"] = processes
+            results["seconds"] = time.monotonic() - began
+            results["deaths"], results["serves_after"] = fleet.deaths(), _serves_after(fleet)
+            judged += judge_survival(results["deaths"], results["serves_after"])
             prefix = name.replace("-", "_")
             checks += with_prefix(prefix, judged)
-            figures[prefix] = told
-            note(f"{name}: {told['seconds']:.0f} s, {sum(not c.holds for c in judged)} checks fail")
+            figures[prefix] = results
+            num_failed = sum(not check.holds for check in judged)
+            note(f"{name}: {results['seconds']:.0f} s, {num_failed} checks fail")
     return {"seed": options.seed, "scale": options.scale, **figures, "checks": checks_json(checks)}
 
 
@@ -241,7 +242,7 @@ async def _send_raws(
     num_sent = await each(cases, work, at_once=RAW_AT_ONCE, deadline=deadline)
     asking.cancel()
     await asyncio.wait([asking])
-    note(f"raw: {num_sent} sent, {neighbour.num_asked} of a neighbour")
+    note(f"raw: {num_sent} sent, {neighbour.num_requested} of a neighbour")
     return num_sent, neighbour.num_wrong
 
 
@@ -261,7 +262,7 @@ def run_half_open(fleet: AttackedFleet, options: HostileOptions) -> tuple[Figure
     began = time.monotonic()
     with subprocess.Popen([*command, str(min(limits.values()))], stdout=subprocess.PIPE) as child:
         while child.poll() is None:
-            seconds = _ask_health(fleet)
+            seconds = _get_health(fleet)
             times.append(seconds)
             num_failed += seconds == math.inf
             time.sleep(0.1)
@@ -274,7 +275,7 @@ def run_half_open(fleet: AttackedFleet, options: HostileOptions) -> tuple[Figure
     return figures, judge_half_open(min(limits.values()), sockets, times)
 
 
-def _ask_health(fleet: AttackedFleet) -> float:
+def _get_health(fleet: AttackedFleet) -> float:
     """Seconds over a new connection; infinite where there is no good answer."""
     began = time.monotonic()
     try:

@@ -134,14 +134,14 @@ def main(arguments: Sequence[str]) -> None:
     sockets.open()
     print("open", flush=True)
     sockets.wait_closed()
-    told = {
+    report = {
         "descriptors": limit,
         "opened": sockets.num_opened,
         "refused": sockets.num_refused,
         "closed": len(sockets.lives),
         "longest_s": max(sockets.lives, default=0.0),
     }
-    print(json.dumps(told), flush=True)
+    print(json.dumps(report), flush=True)
 
 
 if __name__ == "__main__":

@@ -148,8 +148,8 @@ class RealModelRun:
 
     def schemas(self) -> list[Check]:
         """Texts sampled under JSON schemas validate against them."""
-        asked = schemas(self.options.num_schemas, self.options.seed)
-        prompts = [self._schema_prompt(schema) for schema in asked]
+        tried = schemas(self.options.num_schemas, self.options.seed)
+        prompts = [self._schema_prompt(schema) for schema in tried]
         params = [
             SamplingParams(
                 temperature=1.0,
@@ -159,19 +159,19 @@ class RealModelRun:
                     json=schema, disable_any_whitespace=number % 2 == 0
                 ),
             )
-            for number, schema in enumerate(asked)
+            for number, schema in enumerate(tried)
         ]
         with self._engine(max_num_seqs=_MAX_SCHEMAS_AT_ONCE) as engine:
             outcomes = engine.outcomes(prompts, params)
         faults = [
             f"{text}: {fault}"
-            for schema, outcome in zip(asked, outcomes, strict=True)
+            for schema, outcome in zip(tried, outcomes, strict=True)
             if (fault := _schema_fault(schema, text := self.tokenizer.decode(outcome.token_ids)))
         ]
         self.figures["schema_faults"] = faults[:5]
         return [
             exactly("schemas_invalid", len(faults), "texts", 0),
-            at_least("schemas_tried", len(asked), "schemas", self.options.num_schemas),
+            at_least("schemas_tried", len(tried), "schemas", self.options.num_schemas),
         ]
 
     def fleet(self) -> list[Check]:

@@ -66,7 +66,7 @@ def run_scale(options: ScaleOptions) -> Result:
         **_timing("lose", gateway.losses),
         **_timing("join", gateway.joins),
         **_timing("autoscale", gateway.scaler.watch),
-        "autoscale_most_wanted": gateway.scaler.most_wanted,
+        "autoscale_most_wanted": gateway.scaler.max_target,
         "autoscale_targets": gateway.scaler.targets,
         "decisions_per_s_and_core": _rate(needs.decision_s),
         "reports_per_s_and_core": _rate(needs.report_s),

@@ -35,7 +35,7 @@ class Scaler:
         self.stats = ModelStats()
         self.suffer: Callable[[Incident], None] = lambda incident: None
         """Tells the simulation what becomes of a worker."""
-        self.most_wanted = 0.0
+        self.max_target = 0.0
         """Workers that the load needed by itself, when it was highest."""
         self.target = options.workers
         self.targets = [options.workers]
@@ -79,7 +79,7 @@ class Scaler:
         with self.watch:
             load = combined([self._meter.read()])
             target = self._autoscaler.decide(load, self.target, now)
-        self.most_wanted = max(self.most_wanted, self._autoscaler.needed_workers(load))
+        self.max_target = max(self.max_target, self._autoscaler.needed_workers(load))
         if self._acts:
             self._change(target, now)
 

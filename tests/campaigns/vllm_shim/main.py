@@ -66,13 +66,13 @@ def run_vllm_tests(options: VllmTestsOptions) -> Result:
             if group.files:
                 outcomes += pool.submit(_run_group, group, checkout).result()
     return {
-        **told(outcomes),
+        **summary(outcomes),
         "files_without_reason": wordless,
         "checks": checks_json(judge(outcomes, wordless)),
     }
 
 
-def told(outcomes: Sequence[Outcome]) -> Result:
+def summary(outcomes: Sequence[Outcome]) -> Result:
     """What came of the tests, in numbers, and those that have no reason to fail."""
     reasons = [(o, reason_for(o.test, REASONS)) for o in outcomes]
     return {
@@ -130,7 +130,7 @@ def _run_group(group: Group, checkout: Path) -> list[Outcome]:
         with LocalFleet(_config(group, model), report=note) as fleet:
             note(f"{group.name}: {len(group.files)} files")
             found = run(stage, group.files, url=fleet.base_url, models=group.models, model=model)
-    note(f"{group.name}: {told(found)['tests']}")
+    note(f"{group.name}: {summary(found)['tests']}")
     return found
 
 

@@ -83,7 +83,7 @@ def test_scanner_joins_chunks_and_drops_comments() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "message"),
     [
         (b'{"choices":[{"text":" a"}],"usage":null}', "choices text"),
         (b'{"choices":[{"text": ""}]}', "choices"),
@@ -95,12 +95,12 @@ def test_scanner_joins_chunks_and_drops_comments() -> None:
         (b'{"choices":[],"usage":{"prompt_tokens":1}}', "usage"),
     ],
 )
-def test_events_are_classified_without_decoding(data: bytes, says: str) -> None:
+def test_events_are_classified_without_decoding(data: bytes, message: str) -> None:
     tests = {"choices": has_choices, "text": has_text, "usage": has_usage, "opens": opens_chat}
-    assert {name for name, test in tests.items() if test(data)} == set(says.split())
+    assert {name for name, test in tests.items() if test(data)} == set(message.split())
 
 
-async def ask(backend: Backend, endpoint: str, body: dict[str, object]) -> Record:
+async def send_request(backend: Backend, endpoint: str, body: dict[str, object]) -> Record:
     request = Request(index=0, body=json.dumps(body).encode(), prompt_len=2, output_len=3)
     async with open_session({}) as session:
         return await send(session, backend.url + endpoint, request)
@@ -119,7 +119,7 @@ async def test_latency_ends_with_the_last_event_with_choices(
     """As in vLLM's benchmark: three tokens, one without text, and the finish reason."""
     backend.pace_s = 0.01
     backend.empty = 1
-    record = await ask(backend, endpoint, {**prompt, "max_tokens": 3})
+    record = await send_request(backend, endpoint, {**prompt, "max_tokens": 3})
     assert not record.error
     assert (record.output_len, len(record.itl)) == (3, 3)
     assert record.latency == pytest.approx(record.ttft + sum(record.itl)), "no end of the stream"

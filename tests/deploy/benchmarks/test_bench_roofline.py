@@ -37,8 +37,8 @@ def test_random_weights_decode_without_a_checkpoint(
     cells = result["models"][str(tmp_path)]
     for running in (1, 2):
         cell = cells[str(running)]
-        wanted = cell["roofline_us"] / cell["wall_us"] * 100
-        assert cell["percent_of_roofline"] == pytest.approx(wanted)
+        expected = cell["roofline_us"] / cell["wall_us"] * 100
+        assert cell["percent_of_roofline"] == pytest.approx(expected)
         assert cell["tokens_per_second"] * cell["wall_us"] == pytest.approx(running * 1e6)
     # 10 tokens of 2 layers, 2 heads, 16 values: 1280 numbers more for keys and values.
     peak = max(result["peaks"]["copy_gb_s"], result["peaks"]["read_gb_s"])

@@ -255,7 +255,7 @@ def test_only_our_fleet_is_told_what_is_urgent(backend: Backend) -> None:
     traffic = make_traffic("mixed_priority", 20.0, 0.5, VOCABULARY, seed=0)
     for tells in (True, False):
         found = run_turn(
-            Target(base_url=backend.url, name="toy", tells_urgency=tells), traffic, 0.01
+            Target(base_url=backend.url, name="toy", sends_urgency=tells), traffic, 0.01
         )
         assert not any(record.error for record in found.records)
     ours, other = backend.bodies[:10], backend.bodies[10:]
@@ -276,7 +276,7 @@ def test_a_whole_comparison(backend: Backend, tiny_chat_model: Path, tmp_path: P
         *("--plot", str(tmp_path / "plots")),
     )
     targets = {
-        name: Target(base_url=backend.url, name=name, tells_urgency=name == OURS)
+        name: Target(base_url=backend.url, name=name, sends_urgency=name == OURS)
         for name in (OURS, FIFO)
     }
     screen = Console(file=io.StringIO(), force_terminal=True, width=100)

@@ -175,7 +175,7 @@ SWAPPED_SANDWICH = Patch(
     target="worker.models.architectures.glm4:SandwichLayer.forward", value=_swapped_norms
 )
 NO_NAMES = Patch(
-    target="worker.models.config.multimodal:TensorNames.own_name", value=lambda _, name: name
+    target="worker.models.config.multimodal:TensorNames.internal_name", value=lambda _, name: name
 )
 NO_NORM_OFFSET = Patch(
     target="worker.models.architectures.decoder:RMSNorm",

@@ -34,7 +34,7 @@ _SHORT = (1.0, 1.5, 2.0, 2.5, 1.0, 1.5, 2.0, 2.5)
 _SU = {"type": "su", "short_factor": _SHORT, "long_factor": (2.0,) * 8}
 
 
-def _config(architecture: str, model_type: str, *without: str, **said: Any) -> dict[str, Any]:
+def _config(architecture: str, model_type: str, *without: str, **keys: Any) -> dict[str, Any]:
     """A config.json: sizes, keys of this family's own, and without some that it does not have."""
     common = {
         "architectures": [architecture],
@@ -55,7 +55,7 @@ def _config(architecture: str, model_type: str, *without: str, **said: Any) -> d
         "pad_token_id": 0,
         "torch_dtype": "float32",
     }
-    return {**{key: common[key] for key in common if key not in without}, **said}
+    return {**{key: common[key] for key in common if key not in without}, **keys}
 
 
 PUBLISHED_SPECIMENS: dict[str, Specimen] = {

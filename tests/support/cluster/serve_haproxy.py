@@ -106,7 +106,7 @@ class Proxy:
         knows_routes: as a manager that has been told of applications does; a new one does not.
     """
 
-    def __init__(self, settings: dict[str, str], *, knows_routes: bool = True) -> None:
+    def __init__(self, settings: dict[str, str], *, has_routes: bool = True) -> None:
         from ray.serve._private.haproxy import HAProxyApi, HAProxyConfig
         from ray.serve.config import HTTPOptions
 
@@ -132,8 +132,8 @@ class Proxy:
             observe_error_limit=int(ours("OBSERVE_ERROR_LIMIT")),
             health_check_inter=ours("HEALTH_CHECK_INTER"),
             health_check_rise=int(ours("HEALTH_CHECK_RISE")),
-            has_received_routes=knows_routes,
-            has_received_servers=knows_routes,
+            has_received_routes=has_routes,
+            has_received_servers=has_routes,
             http_options=HTTPOptions(host=HOST, port=self.port),
         )
         self.config: Any = config
@@ -179,7 +179,7 @@ def content_length(head: bytes) -> int:
     return sum(int(line.split(b":")[1]) for line in lines if line.startswith(b"content-length:"))
 
 
-async def ask(
+async def get(
     connection: Connection, path: str = "/", size: int = 8, *, in_two: bool = False
 ) -> tuple[int, str, bool]:
     """Status, body, and whether it was said to be the connection's last."""
@@ -212,11 +212,11 @@ class Manager:
 
     async def apply(self, *gateways: Gateway) -> None:
         """Starts HAProxy with these, or has another take over that knows these."""
-        await self._tell([(gateway.name, gateway.port) for gateway in gateways])
+        await self._command([(gateway.name, gateway.port) for gateway in gateways])
 
     async def stop(self) -> None:
         """Stops HAProxy and ends the manager, as Serve's controller does."""
-        await self._tell("stop")
+        await self._command("stop")
         await self.kill()
 
     @property
@@ -227,7 +227,7 @@ class Manager:
         self._process.kill()
         await asyncio.to_thread(self._process.join)
 
-    async def _tell(self, what: object) -> None:
+    async def _command(self, what: object) -> None:
         self._pipe.send(what)
         async with asyncio.timeout(2 * DEADLINE_S):
             assert await asyncio.to_thread(self._pipe.recv) == "done"
@@ -242,14 +242,14 @@ def _manage(settings: dict[str, str], environment: dict[str, str], pipe: Pipe) -
 
 
 async def _carry_out(settings: dict[str, str], pipe: Pipe) -> None:
-    proxy = Proxy(settings, knows_routes=False)
+    proxy = Proxy(settings, has_routes=False)
     apply = proxy.start
     with contextlib.suppress(EOFError):  # the test has ended
         while True:
-            told = await asyncio.to_thread(pipe.recv)
-            if told == "stop":
+            command = await asyncio.to_thread(pipe.recv)
+            if command == "stop":
                 await proxy.stop()
             else:
-                await apply(*(Gateway(name, port=port) for name, port in told))
+                await apply(*(Gateway(name, port=port) for name, port in command))
                 apply = proxy.reload
             pipe.send("done")

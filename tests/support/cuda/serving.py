@@ -69,15 +69,15 @@ def params(count: int = len(LENGTHS), max_tokens: int = 12) -> list[SamplingPara
     ]
 
 
-def outcomes(engine: Engine, *asked: Any) -> list[list[int]]:
+def outcomes(engine: Engine, *arguments: Any) -> list[list[int]]:
     serve = engine.serve if isinstance(engine, BlockEngine) else engine.outcomes
-    return [outcome.token_ids for outcome in serve(*asked)]
+    return [outcome.token_ids for outcome in serve(*arguments)]
 
 
 def on_cuda(
     folder: str,
     given: Sequence[Sequence[int]],
-    asked: Any,
+    arguments: Any,
     *,
     kind: type[Engine] = Engine,
     num_ranks: int = 1,
@@ -95,7 +95,7 @@ def on_cuda(
             meddle(engine.runner)
             world.waits.clear()
             before = clocks.num_launches
-            tokens = outcomes(engine, given, asked)
+            tokens = outcomes(engine, given, arguments)
             num_launches = clocks.num_launches - before
             waits = list(world.waits)
             host = engine.core.scheduler.take_report().load.host_cache
@@ -105,6 +105,6 @@ def on_cuda(
         return Served(tokens, list(world.findings), waits, num_launches, num_loaded)
 
 
-def on_cpu(folder: str, *asked: Any, kind: type[Engine] = Engine, **options: Any) -> Any:
+def on_cpu(folder: str, *arguments: Any, kind: type[Engine] = Engine, **options: Any) -> Any:
     with kind(folder, cpu_backend="torch", **{**OPTIONS, **options}) as engine:
-        return outcomes(engine, *asked)
+        return outcomes(engine, *arguments)

@@ -121,17 +121,17 @@ def new_variants(
 
 def _serve(engine: Engine, kinds: Sequence[dict[str, Any]], *, grammars: bool) -> None:
     for number, asked in enumerate(kinds):  # alone
-        _ask(engine, [LENGTHS[number % len(LENGTHS)]], [asked])
+        _generate(engine, [LENGTHS[number % len(LENGTHS)]], [asked])
     for length in LENGTHS:
-        _ask(engine, [length + 5], [{}])  # with a prefix cached by an earlier one
+        _generate(engine, [length + 5], [{}])  # with a prefix cached by an earlier one
     for count in CROWDS:
         own = [kinds[(count + index) % len(kinds)] for index in range(count)]
-        _ask(engine, [1 + 7 * index for index in range(count)], own)
-        _ask(engine, [3] * count, [{}] * count)
+        _generate(engine, [1 + 7 * index for index in range(count)], own)
+        _generate(engine, [3] * count, [{}] * count)
     if grammars:
         form = {"structured_outputs": StructuredOutputsParams(regex=r"\d{3}-\d{4}")}
         for crowd in ([form], [form, {}], [form] * 3, [form, *kinds]):
-            _ask(engine, [9] * len(crowd), crowd)
+            _generate(engine, [9] * len(crowd), crowd)
 
 
 def _interleave(engine: Engine, kinds: Sequence[dict[str, Any]]) -> None:
@@ -147,7 +147,7 @@ def _interleave(engine: Engine, kinds: Sequence[dict[str, Any]]) -> None:
     engine.drain(outputs)
 
 
-def _ask(engine: Engine, lengths: Sequence[int], kinds: Sequence[dict[str, Any]]) -> None:
+def _generate(engine: Engine, lengths: Sequence[int], kinds: Sequence[dict[str, Any]]) -> None:
     """Serves requests with repetitive prompts, so that there are drafts."""
     pairs = [_request(engine, *one) for one in zip(lengths, kinds, strict=True)]
     prompts, asked = [prompt for prompt, _ in pairs], [params for _, params in pairs]

@@ -71,7 +71,7 @@ def selectors(query: str) -> list[Selector]:
     ]
 
 
-def is_told_here(query: str) -> bool:
+def is_exported_here(query: str) -> bool:
     """Whether a gateway and workers on CPU tell all that a query reads."""
     return not any(selector.name in ELSEWHERE for selector in selectors(query))
 
@@ -91,14 +91,14 @@ def missing(query: str, samples: list[tuple[str, dict[str, str]]]) -> list[str]:
         if found:
             labels.update(*found)
         elif selector.name not in ELSEWHERE:
-            wanted = ", ".join("".join(matcher) for matcher in selector.matchers)
-            lacks.append(f"{selector.name}{{{wanted}}}")
-    if not is_told_here(query):
+            value_pattern = ", ".join("".join(matcher) for matcher in selector.matchers)
+            lacks.append(f"{selector.name}{{{value_pattern}}}")
+    if not is_exported_here(query):
         return lacks
     return lacks + sorted(grouping_labels(query) - labels - TARGET_LABELS)
 
 
-def _holds(value: str, operator: str, wanted: str) -> bool:
+def _holds(value: str, operator: str, value_pattern: str) -> bool:
     if operator in ("=", "!="):
-        return (value == wanted) == (operator == "=")
-    return bool(re.fullmatch(wanted, value)) == (operator == "=~")
+        return (value == value_pattern) == (operator == "=")
+    return bool(re.fullmatch(value_pattern, value)) == (operator == "=~")

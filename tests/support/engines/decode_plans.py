@@ -41,16 +41,16 @@ def make_plans() -> list[tuple[Plan, bytes]]:
     ]
     writes = [PageWrite(slot, 0, [slot + 1]) for slot in SLOTS]
     prompts: list[Row] = [
-        PlannedRow(0, 0, 7, True),
-        PlannedRow(3, 0, 4, True),
-        PlannedRow(5, 0, 4, False),
+        PlannedRow(0, 0, 7, 1),
+        PlannedRow(3, 0, 4, 1),
+        PlannedRow(5, 0, 4, 0),
     ]
     masked: list[Row] = [
-        PlannedRow(6, 0, 1, False),
-        PlannedRow(0, 10, 1, True),
-        PlannedRow(3, 6, 1, True),
+        PlannedRow(6, 0, 1, 0),
+        PlannedRow(0, 10, 1, 1),
+        PlannedRow(3, 6, 1, 1),
     ]
-    last_but_one_of_prompt = PlannedRow(5, 4, 1, False)
+    last_but_one_of_prompt = PlannedRow(5, 4, 1, 0)
     return [
         (Plan(1, admits, writes, prompts), b""),
         # A row draws nothing.
@@ -59,19 +59,19 @@ def make_plans() -> list[tuple[Plan, bytes]]:
                 2,
                 [],
                 [],
-                [PlannedRow(0, 7, 1, True), PlannedRow(3, 4, 1, True), last_but_one_of_prompt],
+                [PlannedRow(0, 7, 1, 1), PlannedRow(3, 4, 1, 1), last_but_one_of_prompt],
             ),
             b"",
         ),
         # A page begins.
-        (Plan(3, [], [PageWrite(0, 1, [20])], [PlannedRow(0, 8, 1, True)]), b""),
-        (Plan(4, [], [], [PlannedRow(s, n, 1, True) for s, n in ((3, 5), (5, 5), (0, 9))]), b""),
+        (Plan(3, [], [PageWrite(0, 1, [20])], [PlannedRow(0, 8, 1, 1)]), b""),
+        (Plan(4, [], [], [PlannedRow(s, n, 1, 1) for s, n in ((3, 5), (5, 5), (0, 9))]), b""),
         # A grammar on the second draw, behind a row that draws nothing, then none again.
         (Plan(5, [], [], masked, masked=[1]), _ODD_TOKENS),
-        (Plan(6, [], [], [PlannedRow(0, 11, 1, True), PlannedRow(5, 6, 1, True)]), b""),
-        (Plan(7, [], [], [PlannedRow(6, 1, 4, True)]), b""),
+        (Plan(6, [], [], [PlannedRow(0, 11, 1, 1), PlannedRow(5, 6, 1, 1)]), b""),
+        (Plan(7, [], [], [PlannedRow(6, 1, 4, 1)]), b""),
         # Rules draw outside of the graph.
-        (Plan(8, [], [], [PlannedRow(0, 12, 1, True), PlannedRow(6, 5, 1, True)]), b""),
+        (Plan(8, [], [], [PlannedRow(0, 12, 1, 1), PlannedRow(6, 5, 1, 1)]), b""),
     ]
 
 
@@ -138,10 +138,10 @@ def assert_same(
     """Tokens are equal, log-probabilities nearly so."""
     assert [result.token_ids for result in results] == [other.token_ids for other in expected]
     for result, other in zip(results, expected, strict=True):
-        for scored, wanted in zip(result.logprobs or [], other.logprobs or [], strict=True):
-            assert (scored is None) == (wanted is None)
-            if scored is not None and wanted is not None:
-                assert scored.logprobs == pytest.approx(wanted.logprobs, abs=tolerance)
+        for scored, reference in zip(result.logprobs or [], other.logprobs or [], strict=True):
+            assert (scored is None) == (reference is None)
+            if scored is not None and reference is not None:
+                assert scored.logprobs == pytest.approx(reference.logprobs, abs=tolerance)
     assert expected[7].logprobs is not None
     assert results[4].token_ids[1] % 2, "masked"
 

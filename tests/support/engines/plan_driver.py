@@ -127,7 +127,9 @@ def _run(runner: ModelRunner, plan: Plan, shares: list[tuple[Request, int]]) -> 
     hidden = runner.run_model(batch)
     draws: Iterator[tuple[int, torch.Tensor]] = iter(())
     if batch.sampling is not None:
-        logits = runner.compute_logits(hidden, batch)
+        if batch.sampling.tokens is not None and batch.logits_indices is None:
+            hidden = hidden.index_select(0, batch.sampling.tokens)
+        logits = runner.model.compute_logits(hidden)
         output = sample(logits.clone(), batch.sampling, runner._tables)
         assert output.tokens is not None
         tokens = output.tokens.tolist()

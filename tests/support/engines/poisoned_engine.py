@@ -33,11 +33,11 @@ class PoisonedEngine(Engine):
 
     def after_step(self) -> None:
         cache, runner = self.core.scheduler.state.cache, self.runner
-        pages = torch.tensor(cache._pages._free, dtype=torch.int64)
+        pages = torch.tensor(cache._pages.free, dtype=torch.int64)
         for group in runner._layout.groups:
             for layer in group.layers:
                 for plane in runner._kv_caches[layer].planes:
                     plane.index_fill_(0, pages * group.layers_per_page, float("nan"))
-        slots = torch.tensor(cache._slots._free, dtype=torch.int64)
+        slots = torch.tensor(cache._slots.free, dtype=torch.int64)
         runner._tables.token_pool.index_fill_(0, slots, 1)
         runner._tables.page_table.index_fill_(0, slots, 0)

@@ -70,8 +70,8 @@ class TimedGate(SpeculationGate):
     def begin_step(
         self, num_running: int, num_decodes: int, now: float, costs: StepCosts | None
     ) -> float:
-        told = None if costs is None else self.costs
-        return super().begin_step(num_running, num_decodes, now, told)
+        known_costs = None if costs is None else self.costs
+        return super().begin_step(num_running, num_decodes, now, known_costs)
 
 
 class SpeculatingEngine(Engine):

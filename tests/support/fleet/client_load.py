@@ -74,8 +74,8 @@ class ClientLoad:
 
     def wait_for(self, count: int) -> None:
         """Returns when `count` more requests have ended."""
-        wanted = len(self.records) + count
-        while len(self.records) < wanted and self._thread.is_alive():
+        num_expected = len(self.records) + count
+        while len(self.records) < num_expected and self._thread.is_alive():
             time.sleep(0.02)
 
     def stop(self) -> list[Record]:
@@ -88,18 +88,18 @@ class ClientLoad:
         num_long = max(1, round(_SHARE_LONG * self._options.num_clients))
         async with asyncio.TaskGroup() as group:
             for number in range(self._options.num_clients):
-                group.create_task(self._ask_on(is_long=number < num_long))
+                group.create_task(self._send_requests(is_long=number < num_long))
             for _ in range(self._options.num_idle_clients):
-                group.create_task(self._ask_twice())
+                group.create_task(self._send_twice())
 
-    async def _ask_on(self, *, is_long: bool) -> None:
+    async def _send_requests(self, *, is_long: bool) -> None:
         length = self._options.long_output_len if is_long else self._options.output_len
         async with open_session(self._headers) as session:
             while not self._stopping.is_set():
                 self.records.append(await send(session, self._url, self._request(length)))
                 await asyncio.sleep(self._options.pause_s)
 
-    async def _ask_twice(self) -> None:
+    async def _send_twice(self) -> None:
         async with open_session(self._headers, keepalive_s=600.0) as session:
             request = self._request(self._options.output_len)
             self.records.append(await send(session, self._url, request))

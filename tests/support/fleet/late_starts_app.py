@@ -22,8 +22,8 @@ PERIOD_S = 0.25
 
 def main() -> None:
     """Runs it."""
-    asked = json.loads(sys.argv[1])
-    environment = prepare(host="127.0.0.1", port=asked["port"], haproxy=False)
+    options = json.loads(sys.argv[1])
+    environment = prepare(host="127.0.0.1", port=options["port"], haproxy=False)
     try:
         init_local_ray(environment.directory, num_cpus=8)
         from ray import serve
@@ -31,21 +31,21 @@ def main() -> None:
 
         from cluster.app import build_app
 
-        serve.start(http_options=HTTPOptions(host="127.0.0.1", port=asked["port"]))
+        serve.start(http_options=HTTPOptions(host="127.0.0.1", port=options["port"]))
         targets = [
             serve.RunTarget(
                 build_app(args), name=name, route_prefix="/" if name == "rayfleet" else f"/{name}"
             )
-            for name, args in asked["applications"].items()
+            for name, args in options["applications"].items()
         ]
         serve.run_many(
             targets,
             wait_for_ingress_deployment_creation=False,
             wait_for_applications_running=False,
         )
-        with open(asked["told"], "w") as told:
+        with open(options["report"], "w") as report:
             while not select.select([sys.stdin], [], [], PERIOD_S)[0]:
-                print(json.dumps(state()), file=told, flush=True)
+                print(json.dumps(state()), file=report, flush=True)
     except Exception:
         traceback.print_exc()
     finally:

@@ -41,14 +41,14 @@ def main(address: str) -> None:
         ray_actor_options={"num_cpus": 0},
     )(Model)
 
-    def ask(talk: int, end: str) -> str:
+    def send_request(talk: int, end: str) -> str:
         answer = handle.remote({"prompt": f"talk {talk}: " + "w " * 2000 + end}).result()
         wait_for_news()
         return str(answer)
 
     try:
         handle = serve.run(deployment.bind(), name=APPLICATION, route_prefix=None)
-        rounds = [[ask(talk, end) for talk in range(NUM_TALKS)] for end in ("", "more")]
+        rounds = [[send_request(talk, end) for talk in range(NUM_TALKS)] for end in ("", "more")]
     finally:
         serve.delete(APPLICATION)
     print(json.dumps(rounds))

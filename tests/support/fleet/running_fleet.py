@@ -59,8 +59,8 @@ class RunningFleet:
         else:
             answer = httpx.get(url, params={"model": model}, headers=headers)
         assert answer.status_code == 200, answer.text
-        told: dict[str, object] = answer.json()
-        return told
+        body: dict[str, object] = answer.json()
+        return body
 
     def processes(self) -> list[int]:
         """All processes of this fleet, the command included, by a variable that they inherit."""

@@ -155,14 +155,14 @@ def _injected_environment(spec: Object, pod: RayPod, secrets: Secrets) -> dict[s
 
 
 def _readiness_probe(is_head: bool) -> list[str]:
-    def ask(timeout_s: int, port: str, path: str) -> str:
+    def probe(timeout_s: int, port: str, path: str) -> str:
         url = f"http://localhost:{port}/{path}"
         return f"wget --tries 1 -T {timeout_s} -q -O- {url} | grep success"
 
     if is_head:  # a GET of the kubelet's
         return ["wget", "-q", "-O", "/dev/null", f"http://localhost:{AGENT_PORT}/api/healthz"]
-    raylet = ask(2, AGENT_PORT, "api/local_raylet_healthz")
-    return ["bash", "-c", f"{raylet} && {ask(10, SERVE_PORT, '-/healthz')}"]
+    raylet = probe(2, AGENT_PORT, "api/local_raylet_healthz")
+    return ["bash", "-c", f"{raylet} && {probe(10, SERVE_PORT, '-/healthz')}"]
 
 
 def _bytes(quantity: object) -> int:

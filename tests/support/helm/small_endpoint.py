@@ -13,7 +13,7 @@ from typing import Any
 @contextmanager
 def serve_models(models: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """Its URL, and the models that were asked, in order. It demands the key `secret`."""
-    asked: list[str] = []
+    requested_models: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *args: Any) -> None:
@@ -24,7 +24,7 @@ def serve_models(models: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            asked.append(body["model"])
+            requested_models.append(body["model"])
             self._answer({"usage": {"completion_tokens": 1}, "choices": [{"text": "two"}]})
 
         def _answer(self, body: dict[str, Any]) -> None:
@@ -37,7 +37,7 @@ def serve_models(models: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}", asked
+        yield f"http://127.0.0.1:{server.server_port}", requested_models
     finally:
         server.shutdown()
         server.server_close()

@@ -50,11 +50,11 @@ class Binary:
             file.write(self.cubin)
             file.flush()
             tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-            told = subprocess.run(
+            output = subprocess.run(
                 [str(tool), "-res-usage", file.name], stdout=subprocess.PIPE, text=True, check=True
             ).stdout
         registers, stack, local = (
-            int(value) for value in re.findall(r"(?:REG|STACK|LOCAL):(\d+)", told)
+            int(value) for value in re.findall(r"(?:REG|STACK|LOCAL):(\d+)", output)
         )
         return Usage(registers, stack + local)
 

@@ -147,7 +147,7 @@ class FakeDevice:
             assert row.start < store.position <= row.start + row.length, "not a state of the row"
             content = self.slots[store.slot].content(store.position - 1)
             self.snapshots[store.snapshot] = content
-        sampled = [self._sample(row) for row in rows if row.sample]
+        sampled = [self._sample(row) for row in rows if row.num_samples]
         self.num_rows += len(rows)
         self.digest.update(plan.seq, sampled)
         load_ms = 0.0 if plan.loads is None else self.load_ms * len(plan.loads.pages)
@@ -257,6 +257,7 @@ class Harness:
             "eos_token_ids": EOS,
             "block_hash_salt": "m",
             "max_queued_requests": 0,
+            "num_ranks": 2,
         }
         self.config = from_options(SchedulerConfig, {**defaults, **limits})
         self.now = 0.0
@@ -318,14 +319,14 @@ class Harness:
     def check(self) -> None:
         """Invariants; and what is free now holds garbage from here on."""
         host = self.scheduler.state.cache.host
-        slots = [] if host is None else host._slots._free
+        slots = [] if host is None else host._slots.free
         snapshots = self.scheduler.state.cache._snapshots
         in_host = None if snapshots is None else snapshots.host
         self.device.poison(
             self.free_pages(),
             slots,
             self.free_snapshots(),
-            [] if in_host is None else in_host._pool._free,
+            [] if in_host is None else in_host._pool.free,
         )
         if self.checked:
             self.scheduler.check_invariants()
@@ -337,7 +338,7 @@ class Harness:
         stored = set() if cache.host is None else set(cache.host._stores.pages)
         for plan in self.device.in_flight:
             stored.update(() if plan.stores is None else plan.stores.pages)
-        return [page for page in cache._pages._free if page not in stored]
+        return [page for page in cache._pages.free if page not in stored]
 
     def free_snapshots(self) -> list[int]:
         """Snapshots that anybody may write to now, as in `free_pages`."""
@@ -348,7 +349,7 @@ class Harness:
         for plan in self.device.in_flight:
             copies = plan.host_state_stores
             stored.update(() if copies is None else copies.pages)
-        return [snapshot for snapshot in snapshots._pool._free if snapshot not in stored]
+        return [snapshot for snapshot in snapshots._pool.free if snapshot not in stored]
 
     def finished(self, request_id: str, attempt: int = 0) -> Outcome:
         """The outcome of a request, which must equal its run alone."""

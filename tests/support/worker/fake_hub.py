@@ -32,7 +32,7 @@ class FakeHub(http.server.ThreadingHTTPServer):
         self.failures = list(failures)
         self.revisions = {"main": COMMIT}
         """Commits by branch or tag, which may be moved; each has the same files."""
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         """Revisions that were asked for, of whatever repository."""
 
     @property
@@ -77,7 +77,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if match is None or folder is None:
             self._send_error("RepoNotFound")
             return
-        hub.asked.append(match[2])
+        hub.requested.append(match[2])
         commit = hub.revisions.get(match[2], match[2])
         if not re.fullmatch("[0-9a-f]{40}", commit):
             self._send_error("RevisionNotFound")

@@ -44,9 +44,9 @@ def test_a_request_joins_the_step_after_the_prompt_it_arrived_in() -> None:
     core.step()
     assert executor.journal == ["result 4", "launch 5"]
     assert executor.plans[4].rows == [
-        PlannedRow(0, 8, 1, True),
-        PlannedRow(1, 6, 1, True),
-        PlannedRow(2, 4, 3, True),
+        PlannedRow(0, 8, 1, 1),
+        PlannedRow(1, 6, 1, 1),
+        PlannedRow(2, 4, 3, 1),
     ]
 
 

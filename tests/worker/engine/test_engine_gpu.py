@@ -113,13 +113,13 @@ def test_a_step_waits_for_the_device_only_for_its_tokens(checkpoint: Checkpoint)
             1,
             admits,
             writes,
-            [PlannedRow(0, 0, 1, False), PlannedRow(1, 0, 9, True), PlannedRow(2, 0, 9, True)],
+            [PlannedRow(0, 0, 1, 0), PlannedRow(1, 0, 9, 1), PlannedRow(2, 0, 9, 1)],
         ),
         Plan(
             2,
             [],
             [],
-            [PlannedRow(0, 1, 1, True), PlannedRow(1, 9, 1, True), PlannedRow(2, 9, 1, True)],
+            [PlannedRow(0, 1, 1, 1), PlannedRow(1, 9, 1, 1), PlannedRow(2, 9, 1, 1)],
         ),
     ]
     for plan in plans:

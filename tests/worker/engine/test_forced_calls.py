@@ -39,7 +39,7 @@ def llm() -> Iterator[LLM]:
 
 
 def test_forced_calls_are_calls(llm: LLM) -> None:
-    asked = [(name, seed) for name in FORCED for seed in SEEDS]
+    pairs = [(name, seed) for name in FORCED for seed in SEEDS]
     params = [
         SamplingParams(
             max_tokens=250,
@@ -49,11 +49,11 @@ def test_forced_calls_are_calls(llm: LLM) -> None:
                 structural_tag=FORMATS[name].calls_tag(SCHEMAS, single_call=True)
             ),
         )
-        for name, seed in asked
+        for name, seed in pairs
     ]
-    outputs = llm.generate(["What is the weather?"] * len(asked), params)
+    outputs = llm.generate(["What is the weather?"] * len(pairs), params)
     called = set()
-    for (name, seed), output in zip(asked, outputs, strict=True):
+    for (name, seed), output in zip(pairs, outputs, strict=True):
         [completion] = output.outputs
         parser = OutputParser(
             thoughts=None, is_thinking=False, tools=FORMATS[name], properties=PROPERTIES

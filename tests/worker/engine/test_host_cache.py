@@ -34,7 +34,7 @@ class HostEngine(PoisonedEngine):
         cache, host = self.core.scheduler.state.cache, self.runner._host_pages
         assert cache.host is not None
         assert host is not None
-        host.slots.index_fill_(0, torch.tensor(cache.host._slots._free), float("nan"))
+        host.slots.index_fill_(0, torch.tensor(cache.host._slots.free), float("nan"))
 
     @property
     def totals(self) -> HostCacheTotals:

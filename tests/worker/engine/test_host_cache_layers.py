@@ -48,11 +48,11 @@ class HostEngine(Engine):
         cache, host = self.core.scheduler.state.cache, self.runner._host_pages
         assert cache.host is not None
         assert host is not None
-        host.slots.index_fill_(0, torch.tensor(cache.host._slots._free), float("nan"))
+        host.slots.index_fill_(0, torch.tensor(cache.host._slots.free), float("nan"))
         if host.states is not None:
             assert cache._snapshots is not None
             assert cache._snapshots.host is not None
-            free = torch.tensor(cache._snapshots.host._pool._free, dtype=torch.int64)
+            free = torch.tensor(cache._snapshots.host._pool.free, dtype=torch.int64)
             host.states.snapshots.index_fill_(0, free, 255)
 
     @property

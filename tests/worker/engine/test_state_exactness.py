@@ -38,9 +38,9 @@ class StatesEngine(Engine):
     def after_step(self) -> None:
         cache, states = self.core.scheduler.state.cache, self.runner._states
         assert states is not None
-        free = list(cache._slots._free)
+        free = list(cache._slots.free)
         if cache._snapshots is not None:
-            free += [states.num_slots + number for number in cache._snapshots._pool._free]
+            free += [states.num_slots + number for number in cache._snapshots._pool.free]
         for layer in states.caches.values():
             for plane in layer.planes:
                 plane.index_fill_(0, torch.tensor(free, dtype=torch.int64), float("nan"))

@@ -113,7 +113,7 @@ def expected_logits(
 ) -> torch.Tensor:
     """One row as the documentation of the parameters has it, token by token."""
     row = raw.tolist()
-    told = {*prompt, *output}
+    known = {*prompt, *output}
     allowed = sampling.allowed_token_ids
     bad = {
         word[-1]
@@ -125,7 +125,7 @@ def expected_logits(
         if token in bad or early or (allowed is not None and token not in allowed):
             row[token] = float("-inf")
         row[token] += (sampling.logit_bias or {}).get(token, 0.0)
-        if token in told:
+        if token in known:
             factor = sampling.repetition_penalty
             row[token] = row[token] / factor if row[token] > 0 else row[token] * factor
         count = output.count(token)

@@ -89,8 +89,8 @@ async def test_a_batch_is_forwarded_without_invalid_submits(
 
 def structured(request_id: str, gateway_id: str = "g0", **params: Any) -> Submit:
     one = submit(request_id, gateway_id)
-    wanted = StructuredOutputsParams(**params)
-    one.sampling = msgspec.structs.replace(one.sampling, structured_outputs=wanted)
+    form = StructuredOutputsParams(**params)
+    one.sampling = msgspec.structs.replace(one.sampling, structured_outputs=form)
     return one
 
 

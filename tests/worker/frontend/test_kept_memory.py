@@ -112,9 +112,9 @@ class Played:
             await link.call(encode(SubmitBatch(aborts=aborts)))
             await self._engine.batch()
         end = "abort" if kind == "cancelled" else "length"
-        wanted = self._num_ended + BATCH
+        form = self._num_ended + BATCH
         await self._report([delta(r, finish=end) for r in request_ids], [BlockRemoved(hashes)])
-        while self._num_ended < wanted:
+        while self._num_ended < form:
             await asyncio.sleep(0)
 
     def close(self) -> None:
@@ -133,8 +133,8 @@ class Played:
         number = next(self._numbers)
         one = submit(f"cmpl-{number}", num_prompt=64 if kind == "refused" else 4)
         if kind == "grammar":
-            wanted = StructuredOutputsParams(regex=f"a{{{number}}}")
-            one.sampling = msgspec.structs.replace(one.sampling, structured_outputs=wanted)
+            form = StructuredOutputsParams(regex=f"a{{{number}}}")
+            one.sampling = msgspec.structs.replace(one.sampling, structured_outputs=form)
         return one
 
     async def _report(self, deltas: list[TokenDelta], events: Sequence[BlockEvent] = ()) -> None:

@@ -58,8 +58,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_any_process_answers_for_all_without_exited_ones(directory: Path) -> None:
     async with process("a", directory) as a:
         async with process("b", directory) as b:
-            for asked in (a, b):
-                body, content_type = await asked.gather()
+            for scraped in (a, b):
+                body, content_type = await scraped.gather()
                 assert content_type == TEXT
                 assert workers(body.decode()) == {"a", "b"}
                 assert processes(body.decode()) == {"answered": 2, "silent": 0}

@@ -40,9 +40,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_released_models_keep_576_values_of_a_token(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    wanted = {"DeepSeek-V3.1", "DeepSeek-V2-Lite-Chat", "Kimi-K2-Instruct", "GLM-4.7-Flash"}
-    found = [real for real in load_corpus() if real.name.split("/")[-1] in wanted]
-    assert len(found) == len(wanted)
+    names = {"DeepSeek-V3.1", "DeepSeek-V2-Lite-Chat", "Kimi-K2-Instruct", "GLM-4.7-Flash"}
+    found = [real for real in load_corpus() if real.name.split("/")[-1] in names]
+    assert len(found) == len(names)
     for real in found:
         mla = ModelConfig.parse(dict(real.config), tmp_path).mla
         assert mla is not None

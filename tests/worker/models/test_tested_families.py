@@ -21,8 +21,8 @@ def test_record_and_readme_are_what_the_tests_say() -> None:
 def test_all_that_is_served_is_told() -> None:
     families = tested_families.tested_families()
     assert [family.architecture for family in families] == [*FAMILIES, *MULTIMODAL]
-    told = {check for family in families for check in family.checks}
-    assert told == set(CHECKS)
+    listed = {check for family in families for check in family.checks}
+    assert listed == set(CHECKS)
     assert all(one.families and one.against for one in tested_families.tested_formats())
 
 

@@ -48,27 +48,27 @@ def test_messages_arrive_at_every_rank_in_order(directory: str) -> None:
         seq=1,
         admits=[Admit(3, b"\x01\0\0\0", 0.0, 0, 1.0, 0.0, -5)],
         page_writes=[PageWrite(3, 0, [7])],
-        rows=[PlannedRow(3, 0, 1, True)],
+        rows=[PlannedRow(3, 0, 1, 1)],
     )
-    said = [Start(num_pages=9), PlanMessage(plan=plan), Stop()]
-    for message in said:
+    sent = [Start(num_pages=9), PlanMessage(plan=plan), Stop()]
+    for message in sent:
         coordinator.send(message)
     for rank in ranks:
-        assert [rank.receive() for _ in said] == said
+        assert [rank.receive() for _ in sent] == sent
 
 
 def test_the_coordinator_receives_messages_of_all_ranks(directory: str) -> None:
     coordinator, ranks = connected(directory, 2)
-    said = [
+    sent = [
         Hello(rank=0, num_pages=4, max_model_len=32, vocab_size=10),
         Result(step=StepResult(seq=1, token_ids=[5], compute_ms=0.5)),
     ]
-    for message in said:
+    for message in sent:
         ranks[0].send(message)
     ranks[1].send(Failure(rank=1, error="out of memory"))
-    heard = [receive(coordinator) for _ in range(3)]
-    assert [message for message in heard if not isinstance(message, Failure)] == said
-    assert Failure(rank=1, error="out of memory") in heard
+    received = [receive(coordinator) for _ in range(3)]
+    assert [message for message in received if not isinstance(message, Failure)] == sent
+    assert Failure(rank=1, error="out of memory") in received
 
 
 def test_no_message_is_dropped_before_a_rank_is_there(directory: str) -> None:

@@ -92,9 +92,9 @@ def long_plans() -> list[Plan]:
     admits = [Admit(0, tokens, 0.0, 0, 1.0, 0.0, 0), Admit(1, tokens, 0.8, 20, 0.9, 0.05, 7)]
     writes = [PageWrite(slot, 0, [2 * slot + 1, 2 * slot + 2]) for slot in (0, 1)]
     return [
-        Plan(1, admits, writes, [PlannedRow(0, 0, 9, True), PlannedRow(1, 0, 9, True)]),
+        Plan(1, admits, writes, [PlannedRow(0, 0, 9, 1), PlannedRow(1, 0, 9, 1)]),
         *(
-            Plan(n, [], [], [PlannedRow(0, 7 + n, 1, True), PlannedRow(1, 7 + n, 1, True)])
+            Plan(n, [], [], [PlannedRow(0, 7 + n, 1, 1), PlannedRow(1, 7 + n, 1, 1)])
             for n in range(2, 6)
         ),
     ]
@@ -129,7 +129,7 @@ def test_a_long_prompt_outgrows_the_staging_buffers(folder: str) -> None:
         for slot, prompt in enumerate(prompts)
     ]
     writes = [PageWrite(slot, 0, [*range(60 * slot + 1, 60 * slot + 61)]) for slot in range(40)]
-    runner.execute(Plan(1, admits, writes, [PlannedRow(39, 0, 900, True)]))
+    runner.execute(Plan(1, admits, writes, [PlannedRow(39, 0, 900, 1)]))
     pool = runner._tables.token_pool.cpu()
     assert all(pool[slot, :900].tolist() == prompt for slot, prompt in enumerate(prompts))
 
@@ -156,8 +156,8 @@ class PoisoningEngine(Engine):
         streams = runner._streams
         assert streams is not None
         with torch.inference_mode():
-            pages = torch.tensor(cache._pages._free, dtype=torch.int64, device=runner.device)
-            slots = torch.tensor(cache._slots._free, dtype=torch.int64, device=runner.device)
+            pages = torch.tensor(cache._pages.free, dtype=torch.int64, device=runner.device)
+            slots = torch.tensor(cache._slots.free, dtype=torch.int64, device=runner.device)
             for layer in runner._kv_caches.values():
                 for plane in layer.planes:
                     plane.index_fill_(0, pages, 1e4)
@@ -213,12 +213,12 @@ def test_steps_with_prompts_replay_graphs(
 
     monkeypatch.setattr(StepGraphs, "_forward_ragged", noted)
     prompts = make_prompts()
-    asked = mixed_params(len(prompts))
+    params = mixed_params(len(prompts))
     options = {"device": "cuda", "dtype": "float32", "kv_cache_tokens": kv_cache_tokens}
     found = []
     for enforce_eager in (True, False):
         with Engine(folder, enforce_eager=enforce_eager, **options) as engine:
-            twice = [engine.outcomes(prompts, asked) for _ in range(2)]
+            twice = [engine.outcomes(prompts, params) for _ in range(2)]
         found.append([one.token_ids for outcomes in twice for one in outcomes])
         assert bool(replayed) != enforce_eager
     assert found[0] == found[1]

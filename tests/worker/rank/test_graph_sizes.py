@@ -230,13 +230,13 @@ def test_a_step_replays_the_smallest_graph_that_holds_it() -> None:
     assert recorder.journal[0] == ("forward", 8), "the largest takes its memory first"
     assert recorder.slots == [6], "it is captured on padding"
     assert len(captured) == 9
-    decodes = [PlannedRow(slot, 9, 1, True) for slot in range(9)]
-    wanted = {1: 1, 2: 4, 4: 4, 5: 8, 8: 8, 9: None}
-    assert {count: graphs.size_for(decodes[:count]) for count in wanted} == wanted
+    decodes = [PlannedRow(slot, 9, 1, 1) for slot in range(9)]
+    expected = {1: 1, 2: 4, 4: 4, 5: 8, 8: 8, 9: None}
+    assert {count: graphs.size_for(decodes[:count]) for count in expected} == expected
     assert graphs.size_for([]) is None
-    assert graphs.size_for([decodes[0], PlannedRow(7, 0, 2, True)]) is None
+    assert graphs.size_for([decodes[0], PlannedRow(7, 0, 2, 1)]) is None
     recorder.journal.clear()
-    rows = [PlannedRow(2, 4, 1, True), PlannedRow(4, 9, 1, False), PlannedRow(0, 7, 1, True)]
+    rows = [PlannedRow(2, 4, 1, 1), PlannedRow(4, 9, 1, 0), PlannedRow(0, 7, 1, 1)]
     batch = BatchBuilder(tables).build(Plan(1, [], [], rows), size=4)
     assert batch is not None
     assert graphs.forward(batch).flatten().tolist() == [2.0, 4.0, 0.0]
@@ -250,7 +250,7 @@ def test_steps_of_any_lengths_replay_graphs_by_their_tokens() -> None:
     graphs, recorder, captured = make_graphs(tables, (1, 2), (4, 16, 300))
     assert recorder.journal[:2] == [("forward", 7), ("forward", 5)], "7 rows cannot hold 300 tokens"
     assert len(captured) == 2 + 6
-    prompt, draft, decode = (PlannedRow(2, 3, n, True) for n in (9, 3, 1))
+    prompt, draft, decode = (PlannedRow(2, 3, n, 1) for n in (9, 3, 1))
     assert graphs.tokens_for([decode, draft]) == (5, 4)
     assert graphs.tokens_for([draft, draft]) == (7, 16)
     assert graphs.tokens_for([prompt, prompt]) is None
@@ -260,7 +260,7 @@ def test_steps_of_any_lengths_replay_graphs_by_their_tokens() -> None:
     assert make_graphs(tables, (1, 2))[0].tokens_for([draft]) is None
 
     recorder.journal.clear()
-    rows = [PlannedRow(2, 4, 1, True), PlannedRow(5, 0, 9, False), PlannedRow(4, 3, 2, True)]
+    rows = [PlannedRow(2, 4, 1, 1), PlannedRow(5, 0, 9, 0), PlannedRow(4, 3, 2, 1)]
     size, num_tokens = graphs.tokens_for(rows) or (0, 0)
     batch = BatchBuilder(tables).build(Plan(1, [], [], rows), size=size, num_tokens=num_tokens)
     assert batch is not None
@@ -284,7 +284,7 @@ def test_blocks_are_captured_two_by_request_and_not_beyond_what_launching_costs(
 
 def test_a_pass_over_blocks_is_padded_with_the_dummy_slot() -> None:
     tables = make_tables(block_size=4)
-    rows = [PlannedRow(2, 8, 4, True), PlannedRow(5, 4, 12, True)]
+    rows = [PlannedRow(2, 8, 4, 1), PlannedRow(5, 4, 12, 1)]
     batch = BatchBuilder(tables).build(Plan(1, [], [], rows), size=6)
     assert batch is not None
     assert batch.rows[:, 0].tolist() == [2, 5, 5, 5, 6, 6]
@@ -306,7 +306,7 @@ def test_a_pass_over_blocks_is_padded_with_the_dummy_slot() -> None:
 
 def test_padded_batches_draw_for_every_row() -> None:
     tables = make_tables()
-    rows = [PlannedRow(2, 4, 1, True), PlannedRow(5, 7, 1, True), PlannedRow(4, 9, 1, False)]
+    rows = [PlannedRow(2, 4, 1, 1), PlannedRow(5, 7, 1, 1), PlannedRow(4, 9, 1, 0)]
     batch = BatchBuilder(tables).build(Plan(1, [], [], rows), size=5)
     assert batch is not None
     assert batch.staged is not None
@@ -332,7 +332,7 @@ def test_padded_batches_draw_for_every_row() -> None:
 def test_rows_with_rules_draw_outside_of_the_graph() -> None:
     tables = make_tables()
     admit = Admit(1, b"", 0.0, 0, 1.0, 0.0, 0, LogitsParams(1, num_logprobs=1))
-    rows = [PlannedRow(2, 4, 1, False), PlannedRow(1, 7, 1, True)]
+    rows = [PlannedRow(2, 4, 1, 0), PlannedRow(1, 7, 1, 1)]
     batch = BatchBuilder(tables).build(Plan(1, [admit], [], rows), size=4)
     assert batch is not None
     assert (len(batch.rows), batch.num_rows) == (4, 2)

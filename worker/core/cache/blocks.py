@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from worker.core.cache.fence import Fence
+from worker.core.cache.fence import CompletedSteps, Fence
 from worker.core.cache.pool import FencedPool
 from worker.protocol.page_groups import PageGroups
 
@@ -27,9 +27,12 @@ class BlockPool:
         pages: pool of all device pages.
         groups: layer groups of the model, including window groups.
         page_size: tokens per page.
+        steps: the completed steps.
     """
 
-    def __init__(self, pages: FencedPool, groups: PageGroups, page_size: int) -> None:
+    def __init__(
+        self, pages: FencedPool, groups: PageGroups, page_size: int, steps: CompletedSteps
+    ) -> None:
         self.groups = groups
         self._pages = pages
         self._page_size = page_size
@@ -48,7 +51,7 @@ class BlockPool:
         self._ends: OrderedDict[int, None] = OrderedDict()
         """Idle blocks within a window of the end of a lease, which a request that continues there
         needs; reclaimed last."""
-        self._fence: Fence[tuple[int, bool]] = Fence()
+        self._fence = Fence[tuple[int, bool]](steps, lambda use: self._end_use(*use))
         """Uses that end with a step: the block, and whether the lease ends within its window."""
 
     @property
@@ -185,11 +188,6 @@ class BlockPool:
         idle = self._ends if ends else self._behind
         while idle and self._pages.num_free < count:
             self._free_window(next(iter(idle)))
-
-    def complete(self, seq: int) -> None:
-        """Ends the uses that waited for steps up to `seq`."""
-        for block, lease_ends in self._fence.complete(seq):
-            self._end_use(block, lease_ends)
 
     def check_invariants(
         self, cached: Sequence[int], uncached: Sequence[int], used: Sequence[int]

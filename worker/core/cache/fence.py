@@ -1,11 +1,33 @@
-"""Fence: defers items until the last step that uses them has completed."""
+"""Fences: defer items until the last step that uses them has completed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+
+class CompletedSteps:
+    """Number of the last completed step, and the fences that wait for later ones.
+
+    Steps complete in the order of their sequence numbers, which start at 1.
+    """
+
+    def __init__(self) -> None:
+        self.last = 0
+        """Last completed step; 0 before the first."""
+        self.num_held = 0
+        """Number of items held back by all fences."""
+        self.fences: list[Fence[Any]] = []
+
+    def complete(self, seq: int) -> None:
+        """Marks all steps up to `seq` as completed, and releases the items held for them."""
+        assert seq > self.last, f"step {seq} completed after step {self.last}"
+        self.last = seq
+        if self.num_held:
+            for fence in self.fences:
+                fence.release_due()
 
 
 class Fence(Generic[T]):
@@ -13,13 +35,18 @@ class Fence(Generic[T]):
 
         step 7 launched ── release(page, fence 7) ── step 7 completed ── page usable again
 
-    Steps complete in the order of their sequence numbers, which start at 1; fence 0 means that no
-    step uses the item.
+    Fence 0 means that no step uses the item.
+
+    Args:
+        steps: the completed steps.
+        release: called with each item once its step has completed.
     """
 
-    def __init__(self) -> None:
-        self._completed = 0
+    def __init__(self, steps: CompletedSteps, release: Callable[[T], None]) -> None:
+        self._steps = steps
+        self._release = release
         self._held: list[tuple[int, T]] = []
+        steps.fences.append(self)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -29,19 +56,21 @@ class Fence(Generic[T]):
 
     def passed(self, seq: int) -> bool:
         """Whether step `seq` has completed."""
-        return seq <= self._completed
+        return seq <= self._steps.last
 
     def hold(self, item: T, seq: int) -> None:
         """Holds `item` until step `seq`, which has not completed yet."""
-        assert seq > self._completed, f"step {seq} has already completed"
+        assert seq > self._steps.last, f"step {seq} has already completed"
         self._held.append((seq, item))
+        self._steps.num_held += 1
 
-    def complete(self, seq: int) -> list[T]:
-        """Marks all steps up to `seq` as completed; returns the items held for them."""
-        assert seq > self._completed, f"step {seq} completed after step {self._completed}"
-        self._completed = seq
+    def release_due(self) -> None:
+        """Releases the items whose steps have completed, in the order in which they came."""
         if not self._held:
-            return []
-        due = [item for fence, item in self._held if fence <= seq]
-        self._held = [(fence, item) for fence, item in self._held if fence > seq]
-        return due
+            return
+        last = self._steps.last
+        due = [item for seq, item in self._held if seq <= last]
+        self._held = [(seq, item) for seq, item in self._held if seq > last]
+        self._steps.num_held -= len(due)
+        for item in due:
+            self._release(item)

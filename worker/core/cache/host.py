@@ -7,6 +7,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from worker.core.cache.fence import CompletedSteps
 from worker.core.cache.pool import FencedPool
 from worker.plan.plan import PageCopies
 from worker.protocol.host_cache import HostCacheTotals
@@ -59,10 +60,11 @@ class HostPool:
 
     Args:
         num_slots: number of slots.
+        steps: the completed steps.
     """
 
-    def __init__(self, num_slots: int) -> None:
-        self._slots = FencedPool(0, num_slots)
+    def __init__(self, num_slots: int, steps: CompletedSteps) -> None:
+        self._slots = FencedPool(0, num_slots, steps)
         self._touched = [0] * num_slots
         """Last step that stores to a slot, by slot."""
         self._next_seq = 1
@@ -160,10 +162,6 @@ class HostPool:
         stores, self._stores = self._stores, PageCopies([], [])
         loads, self._loads = self._loads, PageCopies([], [])
         return stores if stores.pages else None, loads if loads.pages else None
-
-    def complete(self, seq: int) -> None:
-        """Frees the slots that waited for steps up to `seq`."""
-        self._slots.complete(seq)
 
     def check_invariants(self, held: Iterable[int]) -> None:
         """Asserts that each slot is in `held`, free or fenced, exactly once."""

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
+from worker.core.cache.fence import CompletedSteps
 from worker.core.cache.pool import FencedPool
 from worker.plan.plan import PageCopies
 
@@ -33,10 +34,11 @@ class HostSnapshots:
 
     Args:
         count: number of snapshots.
+        steps: the completed steps.
     """
 
-    def __init__(self, count: int) -> None:
-        self._pool = FencedPool(0, count)
+    def __init__(self, count: int, steps: CompletedSteps) -> None:
+        self._pool = FencedPool(0, count, steps)
         self._at: dict[Place, int] = {}
         """Snapshots by the place of their page."""
         self._places: OrderedDict[int, Place] = OrderedDict()
@@ -101,10 +103,6 @@ class HostSnapshots:
             stores if stores.pages else None,
             PageCopies([*loads], [*loads.values()]) if loads else None,
         )
-
-    def complete(self, seq: int) -> None:
-        """Frees the snapshots that waited for steps up to `seq`."""
-        self._pool.complete(seq)
 
     def check_invariants(self, cached: Collection[Place]) -> None:
         """Asserts that each snapshot is free, fenced or attached to a page in `cached`."""

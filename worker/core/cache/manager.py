@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from worker.core.cache.blocks import BlockPool
+from worker.core.cache.fence import CompletedSteps
 from worker.core.cache.host import HostPool, HostTier
 from worker.core.cache.host_blocks import HostBlocks
 from worker.core.cache.host_snapshots import HostSnapshots, Place
@@ -64,12 +65,16 @@ class CacheManager:
         self._page_size = page_size
         self._groups = groups
         self._step_tokens = step_tokens
-        self._pages = FencedPool(1, num_pages - 1)
-        is_block = groups.num_groups > 1 or groups.num_window > 0
-        self._blocks = BlockPool(self._pages, groups, page_size) if is_block else None
+        steps = CompletedSteps()
+        self.complete: Callable[[int], None] = steps.complete
+        """Marks a step as completed, given its number."""
+        self._pages = FencedPool(1, num_pages - 1, steps)
+        self._slots = FencedPool(0, num_slots, steps)
+        self._blocks: BlockPool | None = None
         """None with a single group of full-attention layers: a block is a page."""
-        self._slots = FencedPool(0, num_slots)
-        self.host = HostPool(num_host_pages) if num_host_pages else None
+        if groups.num_groups > 1 or groups.num_window > 0:
+            self._blocks = BlockPool(self._pages, groups, page_size, steps)
+        self.host = HostPool(num_host_pages, steps) if num_host_pages else None
         """Host-memory tier; None if disabled."""
         num_snapshots = groups.num_snapshots(num_pages - 1) if enable_prefix_caching else 0
         self.keeps_states = num_snapshots > 0
@@ -78,14 +83,18 @@ class CacheManager:
         self.num_blocks = (num_pages - 1) // self._num_groups
         """Number of blocks on the device."""
         assert not num_snapshots or self._blocks is None, "states and windows in one model"
-        host_snapshots = None
-        if num_host_pages and num_snapshots:
-            host_snapshots = HostSnapshots(groups.num_snapshots(num_host_pages))
-        self._snapshots = SnapshotPool(num_snapshots, host_snapshots) if num_snapshots else None
+        self._snapshots: SnapshotPool | None = None
         """None if no layer has states."""
+        if num_snapshots:
+            in_host = None
+            if num_host_pages:
+                in_host = HostSnapshots(groups.num_snapshots(num_host_pages), steps)
+            self._snapshots = SnapshotPool(num_snapshots, steps, in_host)
         self._host_blocks: HostBlocks | None = None
         """Blocks in host memory; None unless layers have windows and the tier is enabled."""
-        self._tree = RadixTree(page_size, block_hash_salt, num_pages - 1, self._host_tier())
+        self._tree = RadixTree(page_size, block_hash_salt, num_pages - 1, steps, self._host_tier())
+        self.events = self._tree.events
+        """Blocks that entered or left the prefix cache since the last `take_events`."""
         self._enabled = enable_prefix_caching
 
     @property
@@ -106,7 +115,7 @@ class CacheManager:
     @property
     def num_available(self) -> int:
         """Number of pages that are free, or cached and evictable."""
-        num_pages = self._pages.num_free + self._groups.num_full * self._tree.num_evictable
+        num_pages = len(self._pages.free) + self._groups.num_full * self._tree.num_evictable
         return num_pages if self._blocks is None else num_pages + self._blocks.num_idle_pages
 
     @property
@@ -127,7 +136,7 @@ class CacheManager:
     def num_held_alone(self, lease: Lease) -> int:
         """Number of pages that would become available by releasing this lease."""
         cached = self._tree.num_held_alone(lease.node) if lease.node is not None else 0
-        num_pages = self._groups.num_full * (len(self._own_pages(lease)) + cached)
+        num_pages = self._groups.num_full * (len(self._exclusive_pages(lease)) + cached)
         if self._blocks is None:
             return num_pages
         alone = self._blocks.num_used_alone(lease.pages[lease.first_seen :])
@@ -144,11 +153,6 @@ class CacheManager:
         """Number of pages that a lease needs to grow to `num_tokens`, beyond those that it has."""
         num_blocks = len(lease.pages)
         return self._num_to_take(num_tokens, num_blocks, num_blocks - lease.first_seen)
-
-    @property
-    def has_events(self) -> bool:
-        """Whether `take_events` would return any."""
-        return bool(self._tree.events)
 
     def match(
         self, token_ids: array[int], cache_salt: str, *, num_left: int = 1, with_host: bool = True
@@ -298,11 +302,11 @@ class CacheManager:
     def release(self, lease: Lease) -> None:
         """Ends a lease; its slot and pages are reusable once step `lease.fence` has completed."""
         if self._blocks is None:
-            self._pages.release(self._own_pages(lease), lease.fence)
+            self._pages.release(self._exclusive_pages(lease), lease.fence)
         else:
             seen = lease.pages[lease.first_seen :]
             self._blocks.end_use(seen, lease.fence, lease_ends=True)
-            self._blocks.release(self._own_pages(lease), lease.fence)
+            self._blocks.release(self._exclusive_pages(lease), lease.fence)
         if self._snapshots is not None:
             self._snapshots.cancel(lease.slot)
             self._snapshots.keep(lease.rolling_page)
@@ -311,18 +315,6 @@ class CacheManager:
         self._slots.release([lease.slot], lease.fence)
         if lease.node is not None:
             self._tree.unlock(lease.node, lease.fence)
-
-    def complete(self, seq: int) -> None:
-        """Marks step `seq` as completed."""
-        self._pages.complete(seq)
-        self._slots.complete(seq)
-        self._tree.complete(seq)
-        if self._blocks is not None:
-            self._blocks.complete(seq)
-        if self._snapshots is not None:
-            self._snapshots.complete(seq)
-        if self.host is not None:
-            self.host.complete(seq)
 
     def take_copies(self, seq: int) -> tuple[PageCopies | None, PageCopies | None]:
         """Stores and loads for Plan `seq`, to be run in this order before its rows; None for none.
@@ -370,7 +362,8 @@ class CacheManager:
 
     def take_events(self) -> list[BlockEvent]:
         """Blocks that entered or left the prefix cache since the last call, in that order."""
-        events, self._tree.events = self._tree.events, []
+        events = self.events.copy()
+        self.events.clear()
         return events
 
     def check_invariants(self, leases: Iterable[Lease]) -> None:
@@ -378,7 +371,7 @@ class CacheManager:
         leases = list(leases)
         nodes = list(self._tree.nodes())
         cached = [page for node in nodes if not node.on_host for page in node.pages]
-        owned = [page for lease in leases for page in self._own_pages(lease)]
+        owned = [page for lease in leases for page in self._exclusive_pages(lease)]
         if self._blocks is None:
             self._pages.check_invariants([*cached, *owned])
         else:
@@ -484,5 +477,5 @@ class CacheManager:
         blocks.reclaim(count, ends=True)
 
     @staticmethod
-    def _own_pages(lease: Lease) -> list[int]:
+    def _exclusive_pages(lease: Lease) -> list[int]:
         return lease.pages[lease.num_cached_pages :] + lease.duplicates

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from worker.core.cache.fence import Fence
+from worker.core.cache.fence import CompletedSteps, Fence
 
 
 class FencedPool:
@@ -13,19 +13,21 @@ class FencedPool:
     Args:
         first: lowest id; 1 for pages, since page 0 is the dummy page for padding writes.
         count: number of ids.
+        steps: the completed steps.
     """
 
-    def __init__(self, first: int, count: int) -> None:
+    def __init__(self, first: int, count: int, steps: CompletedSteps) -> None:
         self.first = first
         self.count = count
-        # Popped from the end: lowest ids first in a new pool, then the most recently released.
-        self._free = list(range(first + count - 1, first - 1, -1))
-        self._fence: Fence[int] = Fence()
+        self.free = list(range(first + count - 1, first - 1, -1))
+        """Ids available to `take`, which pops from the end: lowest ids first in a new pool, then
+        the most recently released."""
+        self._fence = Fence(steps, self.free.append)
 
     @property
     def num_free(self) -> int:
         """Number of ids available to `take`."""
-        return len(self._free)
+        return len(self.free)
 
     @property
     def num_fenced(self) -> int:
@@ -38,29 +40,25 @@ class FencedPool:
 
     def take(self, count: int) -> list[int]:
         """Takes `count` ids; the caller has checked that enough are free."""
-        assert count <= len(self._free), f"{count} requested, {len(self._free)} free"
+        assert count <= len(self.free), f"{count} requested, {len(self.free)} free"
         if count == 1:
-            return [self._free.pop()]
-        taken = self._free[len(self._free) - count :]
-        del self._free[len(self._free) - count :]
+            return [self.free.pop()]
+        taken = self.free[len(self.free) - count :]
+        del self.free[len(self.free) - count :]
         taken.reverse()
         return taken
 
     def release(self, ids: Iterable[int], fence: int) -> None:
         """Returns ids; reusable once step `fence`, the last that uses them, has completed."""
         if self._fence.passed(fence):
-            self._free.extend(ids)
+            self.free.extend(ids)
             return
         for item in ids:
             self._fence.hold(item, fence)
 
-    def complete(self, seq: int) -> None:
-        """Frees the ids that waited for steps up to `seq`."""
-        self._free.extend(self._fence.complete(seq))
-
     def check_invariants(self, out: Iterable[int]) -> None:
         """Asserts that each id is free, fenced or in `out`, exactly once."""
-        everything = [*self._free, *self._fence, *out]
+        everything = [*self.free, *self._fence, *out]
         assert len(everything) == self.count, f"{len(everything)} ids, {self.count} expected"
         expected = list(range(self.first, self.first + self.count))
         assert sorted(everything) == expected, "an id is missing or has two owners"

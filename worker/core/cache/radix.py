@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from worker.core.cache.fence import Fence
+from worker.core.cache.fence import CompletedSteps, Fence
 from worker.core.cache.host import HostTier
 from worker.core.cache.lease import Match
 from worker.core.cache.leaves import Leaves
@@ -33,11 +33,17 @@ class RadixTree:
         block_hash_salt: mixed into block hashes.
         capacity: pages on the device. The weight of a use decays to 1/e while this many pages are
             stored, the time that a page used once stays cached.
+        steps: the completed steps.
         host: host-memory tier; None if disabled.
     """
 
     def __init__(
-        self, page_size: int, block_hash_salt: str, capacity: int, host: HostTier | None = None
+        self,
+        page_size: int,
+        block_hash_salt: str,
+        capacity: int,
+        steps: CompletedSteps,
+        host: HostTier | None = None,
     ) -> None:
         self.num_evictable = 0
         """Number of device pages that are not locked."""
@@ -46,7 +52,7 @@ class RadixTree:
         self._block_hash_salt = block_hash_salt
         self._window = float(capacity)
         self._roots: dict[bytes, Node] = {}
-        self._fence: Fence[Node] = Fence()
+        self._fence = Fence(steps, self._unlock)
         self._clock = 0
         """Number of pages stored and locks released so far."""
         self._num_nodes = 0
@@ -55,7 +61,7 @@ class RadixTree:
         self._leaves = Leaves(_can_leave_device)
         self._host_leaves = Leaves(_can_leave_host)
         self.events: list[BlockEvent] = []
-        """Blocks that entered or left the tree, in that order; the owner takes them."""
+        """Blocks that entered or left the tree, in that order; the owner clears them."""
 
     @property
     def num_fenced(self) -> int:
@@ -107,11 +113,6 @@ class RadixTree:
             self._unlock(node)
         else:
             self._fence.hold(node, fence)
-
-    def complete(self, seq: int) -> None:
-        """Releases the locks that waited for steps up to `seq`."""
-        for node in self._fence.complete(seq):
-            self._unlock(node)
 
     def insert(self, node: Node, key: bytes, pages: list[int]) -> tuple[Node, list[int]]:
         """Extends the path at `node`, which the caller has locked, by computed pages.

@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from worker.core.cache.fence import Fence
+from worker.core.cache.fence import CompletedSteps, Fence
 from worker.core.cache.host import HostPool
 from worker.core.cache.host_snapshots import HostSnapshots, Place
 from worker.core.cache.pool import FencedPool
@@ -43,12 +43,15 @@ class SnapshotPool:
 
     Args:
         count: number of snapshots.
+        steps: the completed steps.
         host: snapshots in host memory; None if that tier is disabled.
     """
 
-    def __init__(self, count: int, host: HostSnapshots | None = None) -> None:
+    def __init__(
+        self, count: int, steps: CompletedSteps, host: HostSnapshots | None = None
+    ) -> None:
         self.host = host
-        self._pool = FencedPool(0, count)
+        self._pool = FencedPool(0, count, steps)
         self._of_page: OrderedDict[int, int] = OrderedDict()
         """Snapshots by page, least recently used first."""
         self._rolling: set[int] = set()
@@ -58,7 +61,7 @@ class SnapshotPool:
         """Loads for the next Plan, by slot."""
         self._readers: Counter[int] = Counter()
         """Number of planned loads that have not completed, by snapshot."""
-        self._fence: Fence[int] = Fence()
+        self._fence = Fence(steps, self._end_read)
         """Snapshots being loaded by steps in flight."""
 
     def longest_hit(self, pages: Sequence[int], slots: Sequence[int] = ()) -> int:
@@ -163,14 +166,6 @@ class SnapshotPool:
                 assert not self._readers[self._of_page[page]], "its page is not locked"
                 self.host.store(self._of_page[page], Place(True, slot))
                 self._drop(page)
-
-    def complete(self, seq: int) -> None:
-        """Marks step `seq` as completed."""
-        self._pool.complete(seq)
-        if self.host is not None:
-            self.host.complete(seq)
-        for snapshot in self._fence.complete(seq):
-            self._end_read(snapshot)
 
     def check_invariants(self, pending: Iterable[int], cached: Collection[int]) -> None:
         """Asserts that `pending` are all pending snapshots, that every other one is free or

@@ -293,8 +293,8 @@ class Admission:
         """Pages that a request lacks beyond the reserve; 0 or less if it fits."""
         if self._reserve is None:
             self._reserve = sum(map(self._num_still_needed, self._state.running))
-        wanted = max(request.num_to_compute, len(request.token_ids) + 1)
-        needed = self._cache.num_needed(wanted, match)
+        num_tokens = max(request.num_to_compute, len(request.token_ids) + 1)
+        needed = self._cache.num_needed(num_tokens, match)
         return needed + self._reserve - (self._cache.num_available - match.num_unlocked)
 
     def _start(self, request: Request, match: Match) -> Lease:

@@ -38,6 +38,9 @@ class SchedulerConfig(SchedulingConfig):
     """Slots in host memory for evicted pages; 0 disables the tier."""
     page_groups: PageGroups = ONE_GROUP
     """Layer groups with separate pages."""
+    num_ranks: int = 1
+    """Ranks of the worker group. If there are several, Plans carry digests of sampled tokens, which
+    each rank compares with its own."""
     blocks: BlockPolicy | None = None
     """Policy of a block-diffusion model; None for an autoregressive one."""
 
@@ -86,6 +89,7 @@ class SchedulerConfig(SchedulingConfig):
             eos_token_ids=tuple(info.eos_token_ids),
             block_hash_salt=info.block_hash_salt,
             num_host_pages=info.num_host_pages,
+            num_ranks=info.tensor_parallel_size,
             blocks=BlockPolicy.of(config.dllm, info.block_size) if info.block_size > 1 else None,
         )
 

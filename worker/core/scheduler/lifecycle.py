@@ -43,8 +43,8 @@ class Lifecycle:
         """
         state = self._state
         state.queue.remove(request)
-        wants_all = request.needs_prompt_logprobs
-        lease = state.cache.open(match, request.cache_salt, shared=not wants_all)
+        scores_prompt = request.needs_prompt_logprobs
+        lease = state.cache.open(match, request.cache_salt, shared=not scores_prompt)
         request.move_to(RequestState.RUNNING)
         request.lease = lease
         request.num_computed = match.num_pages * state.config.page_size
@@ -55,7 +55,7 @@ class Lifecycle:
             state.stats.num_prefix_hits += request.num_cached
         if request.preemption.count:
             request.preemption.resumed_at = len(request.token_ids)
-        if wants_all and request.delivery.prompt_logprobs is None:
+        if scores_prompt and request.delivery.prompt_logprobs is None:
             request.delivery.prompt_logprobs = []
         state.running.add(request)
         return lease

@@ -10,10 +10,8 @@ class OutputBuffer:
     """Collects deltas by gateway."""
 
     def __init__(self) -> None:
-        self._deltas: dict[str, list[TokenDelta]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._deltas)
+        self.deltas: dict[str, list[TokenDelta]] = {}
+        """Deltas since the last report, by gateway."""
 
     def put(
         self,
@@ -57,13 +55,8 @@ class OutputBuffer:
         if sent.prompt_logprobs is not None and (token_ids or sent.prompt_logprobs):
             delta.prompt_logprobs = sent.prompt_logprobs
             sent.prompt_logprobs = None if token_ids else []
-        deltas = self._deltas.get(request.gateway_id)
+        deltas = self.deltas.get(request.gateway_id)
         if deltas is None:
-            self._deltas[request.gateway_id] = [delta]
+            self.deltas[request.gateway_id] = [delta]
         else:
             deltas.append(delta)
-
-    def take(self) -> dict[str, list[TokenDelta]]:
-        """All deltas since the last call."""
-        deltas, self._deltas = self._deltas, {}
-        return deltas

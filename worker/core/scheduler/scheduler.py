@@ -6,6 +6,8 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from worker.core.grammar.state import GrammarAdvance, GrammarProblem, GrammarStatus, SampledTokens
 from worker.core.request import Request, RequestState
 from worker.core.scheduler.admission import Admission
@@ -14,7 +16,6 @@ from worker.core.scheduler.config import SchedulerConfig
 from worker.core.scheduler.finish import tokens_up_to_end
 from worker.core.scheduler.host_load_policy import HostLoadPolicy
 from worker.core.scheduler.lifecycle import Lifecycle
-from worker.core.scheduler.load import snapshot
 from worker.core.scheduler.overload import LoadShedder
 from worker.core.scheduler.speculation_gate import SpeculationGate
 from worker.core.scheduler.state import Clock, SchedulerState
@@ -22,7 +23,7 @@ from worker.core.scheduler.step import StepBuilder, StepInFlight
 from worker.core.scheduler.token_steps import TokenSteps
 from worker.plan.plan import BlockRow, Plan, SampleDigest, StepResult
 from worker.protocol.admission import AdmissionChange
-from worker.protocol.messages import StepReport, Submit
+from worker.protocol.messages import LoadSnapshot, StepReport, Submit
 from worker.protocol.queue_limits import QueueLimits
 
 logger = logging.getLogger(__name__)
@@ -83,7 +84,8 @@ class Scheduler:
         self._in_flight: deque[StepInFlight] = deque()
         self.launched: StepInFlight
         """The step that was launched last."""
-        self._digest = SampleDigest()
+        self._digest = SampleDigest() if config.num_ranks > 1 else None
+        """Digest of the sampled tokens; None for a single rank."""
         self._num_arrivals = 0
         self._has_uncharged = False
         """Whether tokens were generated since tenants were last charged on an arrival."""
@@ -190,8 +192,8 @@ class Scheduler:
         return bool(
             len(self.state.requests) > len(self.state.held)
             or self._in_flight
-            or self.state.outputs
-            or self.state.cache.has_events
+            or self.state.outputs.deltas
+            or self.state.cache.events
         )
 
     def schedule(self) -> Plan | None:
@@ -219,8 +221,9 @@ class Scheduler:
             builder.copy_pages(*state.cache.take_copies(seq))
         if state.cache.keeps_states:
             builder.copy_states(state.cache)
-        digest_seq = 0 if seq % DIGEST_INTERVAL else self._completed
-        digest = self._digest.value(digest_seq) if digest_seq else 0
+        digest_seq = digest = 0
+        if self._digest is not None and not seq % DIGEST_INTERVAL:
+            digest_seq, digest = self._completed, self._digest.value(self._completed)
         plan, self.launched = builder.finish(digest_seq, digest)
         self._in_flight.append(self.launched)
         return plan
@@ -269,10 +272,13 @@ class Scheduler:
         counts = self.steps.counts(step, result)
         self._completed = step.seq
         self.state.cache.complete(step.seq)
-        self._digest.update(step.seq, result.token_ids)
+        if self._digest is not None:
+            self._digest.update(step.seq, result.token_ids)
         stats = self.state.stats
         if result.num_forwards:  # else it had nothing to compute
-            stats.step_shape, stats.step_ms = step.measured(result)
+            stats.step_shape, stats.step_ms = step.shape, result.compute_ms
+            if result.drafted is not None or result.blocks is not None:
+                stats.step_shape, stats.step_ms = step.measured(result)
             stats.num_step_tokens = step.num_tokens
             if stats.step_shape.prefill_tokens:
                 totals = stats.prefill_steps.with_step(stats.step_shape, stats.step_ms)
@@ -299,19 +305,13 @@ class Scheduler:
     def take_report(self) -> StepReport:
         """Report of everything since the last one, with the current load."""
         self._num_reports += 1
-        gate, new_prompt_share = self.steps.speculation, 0.0
-        if self.config.enable_chunked_prefill:
-            new_prompt_share = 1.0 - self.admission.options.max_prefill_share
+        outputs, cache = self.state.outputs, self.state.cache
+        deltas, outputs.deltas = outputs.deltas, {}
         return StepReport(
             seq=self._num_reports,
-            deltas=self.state.outputs.take(),
-            block_events=self.state.cache.take_events(),
-            load=snapshot(
-                self.state,
-                retry_after_s=self._shedder.retry_after_s() if self.state.queue.num_requests else 0,
-                speculation=None if gate is None else gate.totals,
-                new_prompt_share=new_prompt_share,
-            ),
+            deltas=deltas,
+            block_events=cache.take_events() if cache.events else [],
+            load=self._load(),
         )
 
     def check_invariants(self) -> None:
@@ -332,6 +332,44 @@ class Scheduler:
         assert state.queue.num_tokens == sum(len(r.token_ids) for r in waiting), "queue miscounted"
         assert len(waiting) == state.queue.num_requests, "a request is queued and running"
         state.cache.check_invariants(leases)
+
+    def _load(self) -> LoadSnapshot:
+        """Current load; takes one pass over the running set."""
+        state, gate, new_prompt_share = self.state, self.steps.speculation, 0.0
+        queue, cache, stats = state.queue, state.cache, state.stats
+        if self.config.enable_chunked_prefill:
+            new_prompt_share = 1.0 - self.admission.options.max_prefill_share
+        to_prefill = attended = 0
+        for request in state.running:
+            left = request.num_prefill - request.num_computed
+            if left > 0:
+                to_prefill += left
+                attended += left * (request.num_computed + request.num_prefill) // 2
+        return LoadSnapshot(
+            num_running=len(state.running),
+            num_waiting=queue.num_requests + len(state.held),
+            num_free_pages=cache.num_allocatable,
+            num_total_pages=cache.num_blocks,
+            queued_prefill_tokens=queue.num_tokens + to_prefill,
+            max_num_seqs=self.config.max_num_seqs,
+            num_preemptions=stats.num_preemptions,
+            step_ms=stats.step_ms,
+            num_step_tokens=stats.num_step_tokens,
+            num_submits_seen=stats.num_submits,
+            speculation=None if gate is None else gate.totals,
+            step_shape=stats.step_shape,
+            queued_cached_tokens=queue.num_expected_cached,
+            num_queued_tokens=queue.num_tokens,
+            least_queued_priority=queue.lowest_level if queue.num_requests else -1,
+            retry_after_s=self._shedder.retry_after_s() if queue.num_requests else 0,
+            blocks=None if stats.blocks is None else replace(stats.blocks),
+            prefilling_attended=attended,
+            new_prompt_share=new_prompt_share,
+            host_cache=None if cache.host is None else cache.host.totals,
+            num_prefix_queries=stats.num_prefix_queries,
+            num_prefix_hits=stats.num_prefix_hits,
+            prefill_steps=stats.prefill_steps,
+        )
 
     def _shed(self, arrival: Request) -> bool:
         """Rejects a request if the queue is full; returns whether it is the arrival."""

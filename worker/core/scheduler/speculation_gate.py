@@ -90,7 +90,7 @@ class SpeculationGate:
         self._now = 0.0
         self._step = 0
         """Number of this step."""
-        self._num_asked = self._num_let = 0
+        self._num_decisions = self._num_allowed = 0
         """Requests of this step with a decision, and the number that may draft."""
         self._rest = 1
         """Number of steps of the next rest, see LONGEST_REST."""
@@ -128,10 +128,10 @@ class SpeculationGate:
         return self._threshold
 
     def _end_step(self) -> None:
-        if self._num_asked:
-            self._rest = 1 if self._num_let else min(2 * self._rest, LONGEST_REST)
-            self._rest_until = 0 if self._num_let else self._step + self._rest
-        self._num_asked = self._num_let = 0
+        if self._num_decisions:
+            self._rest = 1 if self._num_allowed else min(2 * self._rest, LONGEST_REST)
+            self._rest_until = 0 if self._num_allowed else self._step + self._rest
+        self._num_decisions = self._num_allowed = 0
 
     def _begin_size(self, num_decodes: int) -> None:
         batch = self._batch = self._batch_of(num_decodes)
@@ -152,8 +152,8 @@ class SpeculationGate:
         """Maximum drafts of a decoding request in this step; 0 for none. Requires `is_open`."""
         assert self._closed is None, "drafting is disabled in this step"
         number, decision = self._decide(request)
-        self._num_asked += 1
-        self._num_let += number > 0
+        self._num_decisions += 1
+        self._num_allowed += number > 0
         self.totals.count(decision)
         return number
 

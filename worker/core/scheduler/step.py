@@ -60,7 +60,8 @@ class StepInFlight:
     """Pages that the Plan copies from host memory; a state counts as several."""
 
     def measured(self, result: StepResult) -> tuple[StepShape, float]:
-        """Shape of the step's average forward pass, and its milliseconds.
+        """Shape of the average forward pass of a step with drafts or running blocks, and its
+        milliseconds.
 
         Only running blocks take more than one pass, and the later passes compute nothing else.
         Call it before the requests take the result: it reads where their blocks are.
@@ -209,11 +210,11 @@ class StepBuilder:
         row: Row
         if request.block_size == 1:
             request.num_placeholders += is_last
-            row = PlannedRow(lease.slot, start, length, is_last)
+            row = PlannedRow(lease.slot, start, length, int(is_last))
         elif is_last:
             row = BlockRow(lease.slot, start, length)
         else:
-            row = PlannedRow(lease.slot, start, length, False)
+            row = PlannedRow(lease.slot, start, length, 0)
         if length == 1:
             self._decodes.append(InFlightRow(row, request, lease))
             self._num_context += end
@@ -254,7 +255,7 @@ class StepBuilder:
 
     def finish(self, digest_seq: int, digest: int) -> tuple[Plan, StepInFlight]:
         """The Plan, and the step that the scheduler keeps until its result is in."""
-        rows = self._rows()
+        rows = self._decodes + self._speculative + self._chunks
         masked: list[int] = []
         if self._any_masked:
             grammars = [planned.request.grammar for planned in rows if planned.row.num_samples]

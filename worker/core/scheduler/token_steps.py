@@ -92,9 +92,7 @@ class TokenSteps:
         if entrant is not None and not self._admission.can_admit(entrant.level):
             entrant = None
         if entrant is None and not prompts:
-            self._deferral.num_steps = self._claims.num_promised = 0
-            budget = StepBudget(self._config.max_num_batched_tokens, num_decodes)
-            self._add_rows(members, {}, budget, builder)
+            self._add_decodes(members, num_decodes, builder)
             return
 
         # Budget: without the decodes that may be deferred.
@@ -304,6 +302,27 @@ class TokenSteps:
             share=self._admission.options.max_prefill_share,
             chunked=self._config.enable_chunked_prefill,
         )
+
+    def _add_decodes(
+        self, members: Sequence[Member], num_decodes: int, builder: StepBuilder
+    ) -> None:
+        """Adds the rows of a step without prompts. Only drafts need a budget, since
+        `max_num_batched_tokens` is not less than `max_num_seqs`."""
+        self._deferral.num_steps = self._claims.num_promised = 0
+        if self.speculation is not None:
+            budget = StepBudget(self._config.max_num_batched_tokens, num_decodes)
+            self._add_rows(members, {}, budget, builder)
+            return
+        deferred, page_size = self._lifecycle.deferred, self._config.page_size
+        for request, pending in members:
+            lease = request.lease
+            if pending != 1 or lease is None or request.request_id in deferred:
+                continue
+            if request.num_computed < len(lease.pages) * page_size:
+                builder.add_row(request, lease, 1)
+            else:
+                self._claims.add_row(request, lease, 1, builder)
+        deferred.clear()
 
     def _add_rows(
         self,

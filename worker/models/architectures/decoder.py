@@ -198,5 +198,6 @@ class DecoderModel(ABC):
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states of the rows that sample [R, hidden] to fp32 logits [R, vocab_size]."""
         if self.native is not None:
-            return self.lm_head.gather(self.native.logits(hidden))
+            logits = self.native.logits(hidden)
+            return logits if self.options.group.world_size == 1 else self.lm_head.gather(logits)
         return self.lm_head.forward(hidden)

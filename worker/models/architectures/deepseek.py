@@ -221,7 +221,8 @@ class _HeadProducts:
         self._packed: list[PackedLinear] = []
         if batch_invariant:
             self._packed = [
-                pack_linear_weight(own.T.contiguous(), batch_invariant=True) for own in weights
+                pack_linear_weight(head_weight.T.contiguous(), batch_invariant=True)
+                for head_weight in weights
             ]
 
     def multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:

@@ -111,8 +111,8 @@ class SecondHalf(PreNormLayer):
         if logits_indices is not None:
             assert self._first.chosen is not None, "the first half went before"
             inputs, choice = self._first.chosen
-            own = ExpertChoice(*(part.index_select(0, logits_indices) for part in choice))
-            self._first.chosen = inputs.index_select(0, logits_indices), own
+            selected = ExpertChoice(*(part.index_select(0, logits_indices) for part in choice))
+            self._first.chosen = inputs.index_select(0, logits_indices), selected
         return super().forward(hidden, residual, positions, ctx, logits_indices)
 
     def feed_forward(

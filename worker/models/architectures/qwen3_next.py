@@ -167,8 +167,8 @@ class GatedDeltaNet:
 
         if self._is_fused:
             return parts("in_proj_qkvz", q + k + v + z) + parts("in_proj_ba", b + a)
-        own = parts("in_proj_qkv", q, k, v) + parts("in_proj_z", z)
-        return own + parts("in_proj_b", b) + parts("in_proj_a", a)
+        slots = parts("in_proj_qkv", q, k, v) + parts("in_proj_z", z)
+        return slots + parts("in_proj_b", b) + parts("in_proj_a", a)
 
     def _by_kind(self) -> torch.Tensor:
         """Order of the projection's rows by kind: q of all key heads, then k, v, z, b and a. A

@@ -23,7 +23,7 @@ class TensorNames:
     skipped_ends: tuple[str, ...] = ()
     """Suffixes of names of tensors that are not loaded."""
 
-    def own_name(self, name: str) -> str | None:
+    def internal_name(self, name: str) -> str | None:
         """The family's name of a checkpoint's tensor; None for one that is not loaded."""
         if name.startswith(self.skipped) or name.endswith(self.skipped_ends):
             return None
@@ -35,13 +35,13 @@ class TensorNames:
                 return new_prefix + name.removeprefix(prefix)
         return name
 
-    def checkpoint_names(self, own_name: str) -> list[str]:
+    def checkpoint_names(self, internal_name: str) -> list[str]:
         """Names that a checkpoint may have for a module: the family's, and those with other
         prefixes."""
-        return [own_name] + [
-            prefix + own_name.removeprefix(new_prefix)
+        return [internal_name] + [
+            prefix + internal_name.removeprefix(new_prefix)
             for prefix, new_prefix in self.renamed
-            if own_name.startswith(new_prefix)
+            if internal_name.startswith(new_prefix)
         ]
 
 

@@ -274,7 +274,7 @@ class ParallelLMHead:
         self._group = options.group
         self._vocab_size = vocab_size
         self._batch_invariant = options.batch_invariant
-        self._own = None if tied else VocabParallelEmbedding(vocab_size, hidden_size, options)
+        self._untied = None if tied else VocabParallelEmbedding(vocab_size, hidden_size, options)
         self._bias: torch.Tensor | None = None
         if has_bias:
             local = -(-vocab_size // options.group.world_size)
@@ -283,8 +283,8 @@ class ParallelLMHead:
 
     def weight_slots(self, name: str) -> Iterator[WeightSlot]:
         """Slots of `name`.weight, unless it is the embedding's, and of `name`.bias."""
-        if self._own is not None:
-            yield from self._own.weight_slots(name)
+        if self._untied is not None:
+            yield from self._untied.weight_slots(name)
         if self._bias is not None:
             start = min(self._group.rank * len(self._bias), self._vocab_size)
             yield WeightSlot(
@@ -298,16 +298,16 @@ class ParallelLMHead:
         """Packs the loaded weight, or the embedding's if the two are tied."""
         weight = self.source(embedding).weight
         self._packed = pack_linear_weight(weight, batch_invariant=self._batch_invariant)
-        self._own = None
+        self._untied = None
 
     def drop(self) -> None:
         """Drops the loaded weight without packing it."""
-        self._own = None
+        self._untied = None
 
     def source(self, embedding: VocabParallelEmbedding) -> VocabParallelEmbedding:
         """The embedding object with the head's loaded weight: the head's, or the model's if the two
         are tied."""
-        return embedding if self._own is None else self._own
+        return embedding if self._untied is None else self._untied
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states [R, hidden] to fp32 logits [R, vocab_size]."""

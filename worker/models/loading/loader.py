@@ -204,8 +204,8 @@ def _blocks(contents: _Contents, slots: Mapping[str, Sequence[WeightSlot]]) -> I
     """Blocks to read, file by file in the order of the file."""
     for path, names in contents.by_file.items():
         file = TensorFile(path)
-        for name, own_name in names:
-            for slot in slots[own_name]:
+        for name, internal_name in names:
+            for slot in slots[internal_name]:
                 yield from file.blocks(name, slot)
 
 
@@ -222,14 +222,16 @@ class _Matching:
 
     def needed(self, name: str) -> str | None:
         """The family's name of a tensor; None if no slot is read from it."""
-        own_name = name if self._config.tensors is None else self._config.tensors.own_name(name)
-        if own_name is None:
+        internal_name = (
+            name if self._config.tensors is None else self._config.tensors.internal_name(name)
+        )
+        if internal_name is None:
             return None
-        if self._missing.pop(own_name, None) is not None:
-            return own_name
-        if own_name == _TIED_NAME and self._config.tie_word_embeddings:
+        if self._missing.pop(internal_name, None) is not None:
+            return internal_name
+        if internal_name == _TIED_NAME and self._config.tie_word_embeddings:
             self.tied_name = name
-        elif own_name in self._slots:
+        elif internal_name in self._slots:
             self._twice.append(name)
         elif self._config.quantization is not None and name.endswith(CACHE_SCALE_ENDS):
             self._cache_scales.append(name)
@@ -270,10 +272,10 @@ def _check_headers(slots: Mapping[str, Sequence[WeightSlot]], config: ModelConfi
         with safe_open(path, framework="pt", device="cpu") as file:
             by_file[path] = []
             for name in file.offset_keys():
-                own_name = matching.needed(name)
-                if own_name is not None:
-                    by_file[path].append((name, own_name))
-                    _check_tensor(file.get_slice(name), slots[own_name][0], path)
+                internal_name = matching.needed(name)
+                if internal_name is not None:
+                    by_file[path].append((name, internal_name))
+                    _check_tensor(file.get_slice(name), slots[internal_name][0], path)
                 elif name == matching.tied_name:
                     tied_file = path
     matching.check()

@@ -68,7 +68,7 @@ class TensorFile:
         words = np.dtype(f"i{dtype.itemsize}")
         count = math.prod(shape)
         values = np.frombuffer(self._map, words, count, begin).reshape(shape)
-        part = values[own_part(slot, len(shape))]
+        part = values[local_part(slot, len(shape))]
         destination = slot.destination
         if not part.size or not destination.numel():
             return
@@ -154,7 +154,7 @@ class Block:
             file.madvise(number, begin, end - begin)
 
 
-def own_part(slot: WeightSlot, num_dims: int) -> tuple[slice, ...]:
+def local_part(slot: WeightSlot, num_dims: int) -> tuple[slice, ...]:
     """Index of the slot's slice in a tensor with `num_dims` dimensions."""
     index = [slice(None)] * len(slot.full_shape)
     shape = slot.destination.shape if slot.read_shape is None else slot.read_shape

@@ -332,7 +332,7 @@ class BlockDecoder:
 
     def _draft(self, block: RunningBlock) -> list[int] | None:
         slot = block.row.slot
-        if block.is_over or not self.table.wants_drafts[slot]:
+        if block.is_over or not self.table.streams_drafts[slot]:
             return None
         return self.table.draft(slot)
 

@@ -60,7 +60,7 @@ class BlockTable:
         """First position of each slot's block; -1 before the request's first block."""
         self.proposed = np.zeros(shape, dtype=np.int32)
         """Tokens that the last round under a grammar proposed, for `accept`."""
-        self.wants_drafts = np.zeros(num_slots, dtype=np.bool_)
+        self.streams_drafts = np.zeros(num_slots, dtype=np.bool_)
         """Whether the running block is sent to the client after every round."""
         self._is_done = np.zeros(num_slots, dtype=np.bool_)
         """Whether the slot's block is done."""
@@ -218,7 +218,7 @@ class BlockTable:
     def _set_params(self, slot: int, params: DiffusionParams) -> None:
         name = params.algorithm or self._default_algorithm
         self._names[slot] = name
-        self.wants_drafts[slot] = params.stream_drafts
+        self.streams_drafts[slot] = params.stream_drafts
         self._threshold[slot] = _or(params.threshold, self._default_thresholds[name])
         self._edit_threshold[slot] = _or(params.edit_threshold, _EDIT_THRESHOLD)
         self._penalty[slot] = _or(params.penalty, _PENALTY)

@@ -24,7 +24,7 @@ from worker.rank.sampling.logits_processors import (
     penalizes,
 )
 from worker.rank.sampling.logprobs import LogprobRows, PromptChunk
-from worker.rank.transfer import IntArray, StagedArrays, stage, to_device
+from worker.rank.transfer import IntArray, Tensors, stage, to_device
 
 FILTERS = ("top_k", "top_p", "log_min_p")
 """Sampling parameters that exclude tokens."""
@@ -66,9 +66,9 @@ class SamplingState:
             num_rows=num_rows, token_stride=token_stride, vocab_size=vocab_size, device=device
         )
         self._penalties = PenaltyTable(num_rows, vocab_size, device)
-        self._params: dict[int, LogitsParams] = {}
-        """Parameters by slot, for slots with processors or log-probabilities; steps without such
-        slots skip the tables of processors."""
+        self.params: dict[int, LogitsParams] = {}
+        """Parameters by slot, for slots with processors or log-probabilities; steps skip the tables
+        of processors while there are none."""
 
     def admit(self, admit: Admit) -> None:
         """Sets the slot's parameters and processors to those of the request."""
@@ -82,9 +82,9 @@ class SamplingState:
         self.log_min_p[slot] = math.log(admit.min_p) if filters else -math.inf
         self.seeds[slot] = admit.seed
         if params is None:
-            self._params.pop(slot, None)
+            self.params.pop(slot, None)
             return
-        self._params[slot] = params
+        self.params[slot] = params
         self._masks.admit(slot, params)
         self._edits.admit(slot, params)
         if penalizes(params):
@@ -93,7 +93,7 @@ class SamplingState:
 
     def has_processors(self, slot: int) -> bool:
         """Whether the slot's request has logits processors or returns log-probabilities."""
-        return slot in self._params
+        return slot in self.params
 
     def any_random(self, slots: IntArray) -> bool:
         """Whether any of the slots uses random sampling."""
@@ -135,13 +135,11 @@ class SamplingState:
     def gather(self, table: IntArray) -> ProcessedRows | None:
         """Rows with processors or log-probabilities among a step's rows [R, 4] (as in Batch); None
         without any."""
-        if not self._params:
-            return None
         sampled: list[SampledRow] = []
         prompts: list[PromptChunk] = []
         first_token = num_samples = 0
         for index, (slot, start, length, samples) in enumerate(table.tolist()):
-            if (params := self._params.get(slot)) is not None:
+            if (params := self.params.get(slot)) is not None:
                 prompts += self._prompt_chunk(index, slot, (start, start + length), first_token)
                 first = start + length + 1 - samples
                 sampled += (
@@ -193,7 +191,7 @@ class SamplingState:
     ) -> list[PromptChunk]:
         """The chunk of prompt positions to score in a row that computes positions [span[0],
         span[1]); empty without any."""
-        params = self._params[slot]
+        params = self.params[slot]
         # The last prompt position predicts the first output token, not a prompt token.
         length = min(span[1], params.num_prompt - 1) - span[0]
         if params.num_prompt_logprobs < 0 or length <= 0:
@@ -210,7 +208,7 @@ class SamplingState:
 
 
 def staged_parameters(
-    staged: StagedArrays, positions: torch.Tensor, filters: Sequence[str], max_top_k: int
+    staged: Tensors, positions: torch.Tensor, filters: Sequence[str], max_top_k: int
 ) -> SamplingParameters:
     """Sampling parameters of S samples from arrays on the device.
 

@@ -31,21 +31,21 @@ class HttpWorker(msgspec.Struct, frozen=True):
 
 def main(argument: str) -> None:
     """Serves on loopback until the process is terminated."""
-    told = msgspec.json.decode(argument, type=HttpWorker)
+    settings = msgspec.json.decode(argument, type=HttpWorker)
     # sglang-router first probes for gRPC, which aiohttp would log as an error.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     web.run_app(
-        _application(told),
+        _application(settings),
         host="127.0.0.1",
-        port=told.port,
+        port=settings.port,
         print=None,
         loop=uvloop.new_event_loop(),
     )
 
 
-async def _application(told: HttpWorker) -> web.Application:
-    shape = RealOptions(num_workers=told.num_workers, pace=told.pace).shape
-    server = PacedServer(told.model, shape, told.pace)
+async def _application(settings: HttpWorker) -> web.Application:
+    shape = RealOptions(num_workers=settings.num_workers, pace=settings.pace).shape
+    server = PacedServer(settings.model, shape, settings.pace)
 
     async def complete(request: web.Request) -> web.StreamResponse:
         body = await request.json()

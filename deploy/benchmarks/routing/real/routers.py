@@ -95,9 +95,9 @@ def _sglang_router(options: RealOptions) -> Iterator[str]:
     base_url = f"http://{_HOST}:{port}"
     try:
         for worker in worker_ports:
-            told = HttpWorker(worker, options.model, options.num_workers, options.pace)
+            settings = HttpWorker(worker, options.model, options.num_workers, options.pace)
             module = "deploy.benchmarks.routing.real.http_worker"
-            text = msgspec.json.encode(told).decode()
+            text = msgspec.json.encode(settings).decode()
             processes.append(subprocess.Popen([sys.executable, "-m", module, text]))
         for url in urls:
             _wait(f"{url}/health", processes)

@@ -180,9 +180,9 @@ def turn_of(options: RealOptions, variant: str, number: int) -> list[Sent]:
 
 
 def _in_process(options: RealOptions, variant: str, number: int) -> list[Sent]:
-    told = replace(options, variant=variant, first_seed=options.first_seed + number, plot="")
+    of_variant = replace(options, variant=variant, first_seed=options.first_seed + number, plot="")
     command = [sys.executable, "-m", "deploy.benchmarks", "router", "--real", "--json"]
-    command += _flags(told)
+    command += _flags(of_variant)
     timeout_s = _START_S + _TURN_S * options.scale * options.pace
     result = run_measurement(command, f"the turn of {variant}", timeout_s)
     return msgspec.convert(result["sent"], list[Sent])

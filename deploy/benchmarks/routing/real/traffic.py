@@ -79,8 +79,8 @@ def _multi_turn(draw: _Draw, rate: float, workers: int, scale: float) -> Sequenc
             requests.append(
                 Planned(name=f"c{n}.{turn}", at=wait, prompt=draw.text(prompt), after=last)
             )
-            said = np.zeros(OUTPUT, np.int64)  # see `paced.Vocabulary.answer_id`
-            prompt = np.concatenate([prompt, said, draw.words(draw.between(50, 400))])
+            output = np.zeros(OUTPUT, np.int64)  # see `paced.Vocabulary.answer_id`
+            prompt = np.concatenate([prompt, output, draw.words(draw.between(50, 400))])
     return requests
 
 

@@ -159,10 +159,10 @@ class CacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_free_is_overwritten(self) -> None:
-        for page in self.cache._pages._free:
+        for page in self.cache._pages.free:
             self.pages.pop(page, None)
         if self.cache.host is not None:
-            for slot in self.cache.host._slots._free:
+            for slot in self.cache.host._slots.free:
                 self.slots.pop(slot, None)
 
     @invariant()

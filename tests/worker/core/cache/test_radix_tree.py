@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from array import array
 
+from worker.core.cache.fence import CompletedSteps
 from worker.core.cache.node import Node
 from worker.core.cache.radix import RadixTree
 from worker.protocol.blocks import block_hashes, root_hash
@@ -35,7 +36,7 @@ def cached(tree: RadixTree, text: str, salt: str = "") -> list[int]:
 
 
 def test_match_finds_the_longest_prefix_by_its_tokens() -> None:
-    tree = RadixTree(SIZE, "m", CAPACITY)
+    tree = RadixTree(SIZE, "m", CAPACITY, CompletedSteps())
     store(tree, "aabbcc", [1, 2, 3])
     assert cached(tree, "aabbccdd") == [1, 2, 3]
     assert cached(tree, "aabbxx") == [1, 2]
@@ -45,7 +46,7 @@ def test_match_finds_the_longest_prefix_by_its_tokens() -> None:
 
 
 def test_paths_share_their_common_part() -> None:
-    tree = RadixTree(SIZE, "m", CAPACITY)
+    tree = RadixTree(SIZE, "m", CAPACITY, CompletedSteps())
     first = store(tree, "aabbcc", [1, 2, 3])
     second = store(tree, "aabbdd", [1, 2, 4])
     assert cached(tree, "aabbdd") == [1, 2, 4]
@@ -54,7 +55,7 @@ def test_paths_share_their_common_part() -> None:
 
 
 def test_a_long_generation_stays_one_node() -> None:
-    tree = RadixTree(SIZE, "m", CAPACITY)
+    tree = RadixTree(SIZE, "m", CAPACITY, CompletedSteps())
     node = store(tree, "aa", [1])
     for page in range(2, 50):
         node, _ = tree.insert(node, key("bb"), [page])
@@ -63,7 +64,7 @@ def test_a_long_generation_stays_one_node() -> None:
 
 
 def test_two_leases_at_one_node_do_not_extend_each_other() -> None:
-    tree = RadixTree(SIZE, "m", CAPACITY)
+    tree = RadixTree(SIZE, "m", CAPACITY, CompletedSteps())
     first = store(tree, "aa", [1])
     second = tree.lock(tree.match(key("aa"), 1, "").node, "")
     first, _ = tree.insert(first, key("bb"), [2])
@@ -74,7 +75,7 @@ def test_two_leases_at_one_node_do_not_extend_each_other() -> None:
 
 
 def test_already_cached_pages_are_returned() -> None:
-    tree = RadixTree(SIZE, "m", CAPACITY)
+    tree = RadixTree(SIZE, "m", CAPACITY, CompletedSteps())
     store(tree, "aabbcc", [1, 2, 3])
     node = tree.lock(None, "")
     _, duplicates = tree.insert(node, key("aabbdd"), [4, 5, 6])
@@ -83,7 +84,7 @@ def test_already_cached_pages_are_returned() -> None:
 
 
 def test_eviction_takes_the_least_recently_used_leaf_from_its_tail() -> None:
-    tree = RadixTree(SIZE, "m", CAPACITY)
+    tree = RadixTree(SIZE, "m", CAPACITY, CompletedSteps())
     old = store(tree, "aabbcc", [1, 2, 3])
     new = store(tree, "aaddee", [1, 4, 5])
     tree.unlock(old, 0)
@@ -98,7 +99,7 @@ def test_eviction_takes_the_least_recently_used_leaf_from_its_tail() -> None:
 
 
 def test_a_shared_prefix_is_kept_longer_than_later_unshared_ones() -> None:
-    tree = RadixTree(SIZE, "m", CAPACITY)
+    tree = RadixTree(SIZE, "m", CAPACITY, CompletedSteps())
     for text, page in (("aabb", 2), ("aacc", 3)):
         tree.unlock(store(tree, text, [1, page]), 0)
     tree.unlock(store(tree, "xx", [4]), 0)
@@ -107,7 +108,7 @@ def test_a_shared_prefix_is_kept_longer_than_later_unshared_ones() -> None:
 
 
 def test_an_unused_shared_prefix_is_evicted_eventually() -> None:
-    tree = RadixTree(SIZE, "m", CAPACITY)
+    tree = RadixTree(SIZE, "m", CAPACITY, CompletedSteps())
     for text, page in (("aabb", 2), ("aacc", 3)):
         tree.unlock(store(tree, text, [1, page]), 0)
     assert tree.evict(2) == [2, 3]
@@ -117,7 +118,7 @@ def test_an_unused_shared_prefix_is_evicted_eventually() -> None:
 
 
 def test_turns_of_a_conversation_are_evicted_least_recently_used_first() -> None:
-    tree = RadixTree(SIZE, "m", CAPACITY)
+    tree = RadixTree(SIZE, "m", CAPACITY, CompletedSteps())
     for length in range(1, 5):
         tree.unlock(store(tree, "aabbccdd"[: length * SIZE], list(range(1, 1 + length))), 0)
     tree.unlock(store(tree, "xx", [5]), 0)
@@ -125,7 +126,7 @@ def test_turns_of_a_conversation_are_evicted_least_recently_used_first() -> None
 
 
 def test_locked_paths_are_not_evicted() -> None:
-    tree = RadixTree(SIZE, "m", CAPACITY)
+    tree = RadixTree(SIZE, "m", CAPACITY, CompletedSteps())
     kept = store(tree, "aabb", [1, 2])
     gone = store(tree, "aacc", [1, 3])
     tree.unlock(gone, 0)
@@ -136,17 +137,18 @@ def test_locked_paths_are_not_evicted() -> None:
 
 
 def test_a_lock_ends_after_its_fence() -> None:
-    tree = RadixTree(SIZE, "m", CAPACITY)
+    steps = CompletedSteps()
+    tree = RadixTree(SIZE, "m", CAPACITY, steps)
     node = store(tree, "aabb", [1, 2])
-    tree.complete(1)
+    steps.complete(1)
     tree.unlock(node, 2)
     assert (tree.num_fenced, tree.evict(1)) == (1, [])
-    tree.complete(2)
+    steps.complete(2)
     assert tree.evict(2) == [2, 1]
 
 
 def test_a_match_counts_unlocked_pages() -> None:
-    tree = RadixTree(SIZE, "m", CAPACITY)
+    tree = RadixTree(SIZE, "m", CAPACITY, CompletedSteps())
     short = store(tree, "aa", [1])
     long = store(tree, "aabbcc", [1, 2, 3])
     tree.unlock(long, 0)
@@ -155,7 +157,7 @@ def test_a_match_counts_unlocked_pages() -> None:
 
 
 def test_events_are_in_chain_order() -> None:
-    tree = RadixTree(SIZE, "m", CAPACITY)
+    tree = RadixTree(SIZE, "m", CAPACITY, CompletedSteps())
     node = store(tree, "aabb", [1, 2])
     node, _ = tree.insert(node, key("cc"), [3])
     chain = hashes("aabbcc")
@@ -167,14 +169,14 @@ def test_events_are_in_chain_order() -> None:
 
 
 def test_events_do_not_change_after_creation() -> None:
-    tree = RadixTree(SIZE, "m", CAPACITY)
+    tree = RadixTree(SIZE, "m", CAPACITY, CompletedSteps())
     node = store(tree, "aa", [1])
     tree.insert(node, key("bb"), [2])
     assert tree.events[0] == BlockStored(hashes("aa"), None)
 
 
 def test_salts_share_nothing() -> None:
-    tree = RadixTree(SIZE, "m", CAPACITY)
+    tree = RadixTree(SIZE, "m", CAPACITY, CompletedSteps())
     store(tree, "aa", [1], salt="x")
     store(tree, "aa", [2], salt="y")
     assert cached(tree, "aa", salt="x") == [1]
@@ -183,7 +185,7 @@ def test_salts_share_nothing() -> None:
 
 
 def test_candidates_for_eviction_do_not_pile_up() -> None:
-    tree = RadixTree(SIZE, "m", CAPACITY)
+    tree = RadixTree(SIZE, "m", CAPACITY, CompletedSteps())
     tree.unlock(store(tree, "aa", [1]), 0)
     for _ in range(1000):
         tree.unlock(tree.lock(tree.match(key("aa"), 1, "").node, ""), 0)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.support.effort import cases
+from worker.core.cache.fence import CompletedSteps
 from worker.core.cache.host_snapshots import Place
 from worker.core.cache.lease import Lease
 from worker.core.cache.manager import CacheManager
@@ -179,11 +180,11 @@ class StateMachine(RuleBasedStateMachine):
             # What is evicted without need is free, but waits to be stored.
             for stores in (pool.host._stores, *(step.to_host for step in self.steps)):
                 waiting.update(stores.pages)
-            for number in pool.host._pool._free:
+            for number in pool.host._pool.free:
                 self.host_snapshots.pop(number, None)
-        for snapshot in {*pool._pool._free} - waiting:
+        for snapshot in {*pool._pool.free} - waiting:
             self.snapshots.pop(snapshot, None)
-        for slot in self.cache._slots._free:
+        for slot in self.cache._slots.free:
             self.slots.pop(slot, None)
 
     @invariant()
@@ -372,7 +373,8 @@ def test_without_room_requests_continue_and_recent_snapshots_are_kept() -> None:
 
 
 def test_snapshots_being_loaded_are_not_evicted() -> None:
-    pool = SnapshotPool(2)
+    steps = CompletedSteps()
+    pool = SnapshotPool(2, steps)
     first = pool.take()
     assert first is not None
     assert pool.attach(7, PendingSnapshot(8, first, False))
@@ -383,7 +385,7 @@ def test_snapshots_being_loaded_are_not_evicted() -> None:
     pool.drop_rolling(7)
     assert pool.take_loads(1) == [StateLoad(3, first)]
     assert pool.take() is None
-    pool.complete(1)
+    steps.complete(1)
     assert pool.take() == first
 
 

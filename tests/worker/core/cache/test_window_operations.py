@@ -176,12 +176,12 @@ class WindowMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_free_is_forgotten(self) -> None:
-        free = set(self.cache._pages._free)
+        free = set(self.cache._pages.free)
         if self.cache.host is not None:
             # What is evicted without need is free, but waits to be stored.
             for stores in (self.cache.host._stores, *(step.stores for step in self.steps)):
                 free.difference_update(stores.pages)
-            slots = set(self.cache.host._slots._free)
+            slots = set(self.cache.host._slots.free)
             self.host = {cell: value for cell, value in self.host.items() if cell[0] not in slots}
         self.memory = {cell: value for cell, value in self.memory.items() if cell[0] not in free}
 

@@ -169,7 +169,7 @@ def test_the_budget_is_never_exceeded_nor_left_unused(
     available = max_tokens - min(max_tokens, num_decodes)
     assert sum(lengths) == min(available, sum(needs) + sum(costs))
     wants = needs + costs
-    assert all(0 <= length <= want for length, want in zip(lengths, wants, strict=True))
+    assert all(0 <= length <= need for length, need in zip(lengths, wants, strict=True))
     assert all(lengths[len(needs) :]), "every admitted request computes something"
     most = max(1, int(share * available))
     if needs and available and sum(min(cost, most) for cost in costs) >= available:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from worker.core.cache.fence import CompletedSteps
 from worker.core.cache.host import HostPool
 from worker.core.cache.lease import Match
 from worker.core.cache.node import Node
@@ -22,7 +23,7 @@ def make_policy(policy: HostCachePolicy = "auto") -> HostLoadPolicy:
         forecast.observe(
             StepShape(seq, tokens, tokens * tokens // 2, 4, 400), 0.002 + TOKEN_S * tokens
         )
-    return HostLoadPolicy(policy, PAGE_SIZE, HostPool(64), forecast)
+    return HostLoadPolicy(policy, PAGE_SIZE, HostPool(64, CompletedSteps()), forecast)
 
 
 def match(num_host: int = 4) -> Match:

@@ -28,12 +28,12 @@ def test_decodes_and_prefill_chunks_share_a_step() -> None:
         plan = harness.schedule()
         assert plan is not None
         assert [row.length for row in plan.rows] == [1, 7]
-        assert (plan.rows[1].start, plan.rows[1].sample) == (start, False)
+        assert (plan.rows[1].start, plan.rows[1].num_samples) == (start, 0)
         harness.apply()
     plan = harness.schedule()
     assert plan is not None
     assert [row.length for row in plan.rows] == [1, 2]
-    assert plan.rows[1].sample
+    assert plan.rows[1].num_samples == 1
     harness.apply()
     harness.drain()
     harness.finished("a")
@@ -56,7 +56,7 @@ def test_a_prefix_is_hit_in_full_pages_and_leaves_a_token_to_compute() -> None:
     second = harness.submit(make_submit("b", prompt(16), max_tokens=3))
     plan = harness.schedule()
     assert plan is not None
-    assert plan.rows == [PlannedRow(plan.rows[0].slot, 12, 4, True)]
+    assert plan.rows == [PlannedRow(plan.rows[0].slot, 12, 4, 1)]
     harness.apply()
     harness.drain()
     assert (first.num_cached, second.num_cached) == (0, 12)
@@ -463,14 +463,14 @@ def test_expected_hits_are_reported_for_as_long_as_requests_wait() -> None:
     harness = Harness(max_num_seqs=1)
     for name, expected in (("a", 4), ("b", 8), ("c", 12)):
         harness.submit(make_submit(name, prompt(14), max_tokens=1, num_expected_cached=expected))
-    told = [harness.report().load.queued_cached_tokens]
+    reported = [harness.report().load.queued_cached_tokens]
     harness.step()
-    told.append(harness.report().load.queued_cached_tokens)
+    reported.append(harness.report().load.queued_cached_tokens)
     harness.scheduler.abort("c", 0)
-    told.append(harness.report().load.queued_cached_tokens)
+    reported.append(harness.report().load.queued_cached_tokens)
     harness.drain()
-    told.append(harness.report().load.queued_cached_tokens)
-    assert told == [24, 20, 8, 0]
+    reported.append(harness.report().load.queued_cached_tokens)
+    assert reported == [24, 20, 8, 0]
 
 
 def test_loads_count_every_submit_even_if_it_is_ignored() -> None:

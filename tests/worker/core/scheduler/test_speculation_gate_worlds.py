@@ -123,7 +123,7 @@ class World:
 
 
 def row(num_drafts: int) -> Row:
-    return DraftRow(0, 0, 1, num_drafts) if num_drafts else PlannedRow(0, 0, 1, True)
+    return DraftRow(0, 0, 1, num_drafts) if num_drafts else PlannedRow(0, 0, 1, 1)
 
 
 def in_flight(seq: int, rows: list[InFlightRow]) -> StepInFlight:

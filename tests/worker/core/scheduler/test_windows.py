@@ -62,21 +62,21 @@ def test_a_hit_needs_the_window_pages_at_its_end() -> None:
     assert blocks is not None
     prompt = [3 + at % 5 for at in range(60)]
 
-    def ask(name: str, tokens: list[int]) -> int:
+    def run(name: str, tokens: list[int]) -> int:
         harness.submit(make_submit(name, tokens, max_tokens=1))
         harness.drain()
         return harness.finished(name).num_cached
 
-    assert ask("first", prompt) == 0
+    assert run("first", prompt) == 0
     # Pages behind the window are cached until others need them.
-    assert ask("middle", prompt[:30]) == 28
-    assert ask("end", [*prompt, 9, 9]) == 60
+    assert run("middle", prompt[:30]) == 28
+    assert run("end", [*prompt, 9, 9]) == 60
     blocks.reclaim(10**6, ends=False)
-    assert ask("end again", [*prompt, 8, 8]) == 60
+    assert run("end again", [*prompt, 8, 8]) == 60
     # A continuation of the middle hits as far as the second prompt ended; others miss.
-    assert ask("middle again", [*prompt[:30], 8, 8]) == 28
-    assert ask("elsewhere", [*prompt[:44], 9, 9]) == 28
-    assert ask("now here", [*prompt[:44], 7, 7]) == 44
+    assert run("middle again", [*prompt[:30], 8, 8]) == 28
+    assert run("elsewhere", [*prompt[:44], 9, 9]) == 28
+    assert run("now here", [*prompt[:44], 7, 7]) == 44
     harness.check_drained()
 
 

@@ -195,7 +195,7 @@ def test_committed_blocks_are_found_again(checkpoint: SdarCheckpoint) -> None:
 def test_drafts_tell_how_a_block_comes_about(
     checkpoint: SdarCheckpoint, alone: list[BlockOutput]
 ) -> None:
-    asked = [
+    sampling_params = [
         SamplingParams(
             **{
                 **{name: getattr(one, name) for name in ("temperature", "top_k", "top_p", "seed")},
@@ -208,7 +208,7 @@ def test_drafts_tell_how_a_block_comes_about(
         )
         for index, one in enumerate(sampling())
     ]
-    found = serve(checkpoint, [(prompts(), asked)])
+    found = serve(checkpoint, [(prompts(), sampling_params)])
     for index, (one, other) in enumerate(zip(found, alone, strict=True)):
         assert (one.token_ids, sum(one.rounds)) == (other.token_ids, sum(other.rounds))
         assert bool(one.drafts) == bool(index % 3)
@@ -256,9 +256,9 @@ def test_names_of_switches() -> None:
 def test_server_defaults_and_request_parameters(tmp_path: Path) -> None:
     checkpoint = write_sdar(tmp_path, SIZE)
     prompt, own = prompts()[0], DiffusionParams(threshold=0.2)
-    asked = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, diffusion=own)
+    sampling_params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, diffusion=own)
     plain = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
-    (by_request,) = serve(checkpoint, [([prompt], [asked])])
+    (by_request,) = serve(checkpoint, [([prompt], [sampling_params])])
     (by_server,) = serve(checkpoint, [([prompt], [plain])], dllm_threshold=0.2)
     (strict,) = serve(checkpoint, [([prompt], [plain])])
     assert by_request == by_server

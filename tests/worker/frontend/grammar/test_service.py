@@ -44,12 +44,12 @@ async def grammars() -> AsyncIterator[GrammarService]:
     grammars.close()
 
 
-async def ask(
+async def compile_grammar(
     grammars: GrammarService, **params: Any
 ) -> tuple[CompiledGrammar | None, Rejection | None]:
     """Outcome of one request."""
-    wanted = SamplingParams(seed=1, structured_outputs=StructuredOutputsParams(**params))
-    submit = Submit(request_id="r", gateway_id="g", prompt=bytes(4), sampling=wanted)
+    params_of = SamplingParams(seed=1, structured_outputs=StructuredOutputsParams(**params))
+    submit = Submit(request_id="r", gateway_id="g", prompt=bytes(4), sampling=params_of)
     compiled, rejections = await grammars.compile([submit])
     return next(iter(compiled.values()), None), next(iter(rejections), None)
 
@@ -65,7 +65,7 @@ async def compilers(grammars: GrammarService) -> list[int]:
     number = 0
     while len(grammars._compilers) < 2:
         number += 1
-        await asyncio.gather(*(ask(grammars, regex=f"a{{{number}}}{c}") for c in "xyz"))
+        await asyncio.gather(*(compile_grammar(grammars, regex=f"a{{{number}}}{c}") for c in "xyz"))
     await until(lambda: len(grammars._idle) == 2)
     for compiler in grammars._compilers:
         compiler.seconds = 0.5
@@ -80,14 +80,14 @@ def resume(pids: list[int]) -> None:
 
 @pytest.mark.usefixtures("frozen_heap")
 async def test_a_refusal_only_keeps_its_short_message(grammars: GrammarService) -> None:
-    await ask(grammars, regex="a")
+    await compile_grammar(grammars, regex="a")
     gc.collect()
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
         for number in range(6):
             text = f"({number}" + "a" * (MAX_GRAMMAR_BYTES - 2)
-            _, rejection = await ask(grammars, regex=text)
+            _, rejection = await compile_grammar(grammars, regex=text)
             assert rejection is not None
             assert rejection.status == 400
             assert "parenthesis" in rejection.message
@@ -109,7 +109,7 @@ async def test_the_cache_is_bounded_by_the_bytes_of_refusals(
 ) -> None:
     monkeypatch.setattr(service, "CACHE_BYTES", 2048)
     for number in range(20):
-        await ask(grammars, regex=f"({number}" + "é" * 2000)
+        await compile_grammar(grammars, regex=f"({number}" + "é" * 2000)
     assert grammars._cached_bytes <= 2048
     assert 0 < len(grammars._cache) <= 2
 
@@ -120,16 +120,18 @@ async def test_a_schema_is_compiled_when_stopped_compilers_resume(grammars: Gram
         os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
     try:
-        first = asyncio.create_task(ask(grammars, json=SCHEMA))
+        first = asyncio.create_task(compile_grammar(grammars, json=SCHEMA))
         # More than the capacity of a pipe.
-        large = asyncio.create_task(ask(grammars, json=SCHEMA | {"title": "x" * 200_000}))
+        large = asyncio.create_task(
+            compile_grammar(grammars, json=SCHEMA | {"title": "x" * 200_000})
+        )
         await until(lambda: time.monotonic() > began + 3 * 0.5 or first.done())
     finally:
         resume(pids)
     compiled, rejection = await first
     assert rejection is None
     assert compiled is not None
-    assert (await ask(grammars, json=SCHEMA)) == (compiled, None)
+    assert (await compile_grammar(grammars, json=SCHEMA)) == (compiled, None)
     assert (await large)[1] is None
 
 
@@ -140,12 +142,12 @@ async def test_a_hung_compiler_is_replaced_without_a_verdict(
         os.kill(pid, signal.SIGSTOP)
     with monkeypatch.context() as patched:
         patched.setattr(process, "STARVED", 1, raising=False)
-        _, rejection = await ask(grammars, json=SCHEMA)
+        _, rejection = await compile_grammar(grammars, json=SCHEMA)
     assert rejection is not None
     assert rejection.status == 503, "another worker may serve it"
     assert "CPU time" in rejection.message
     resume(pids)
-    compiled, rejection = await ask(grammars, json=SCHEMA)
+    compiled, rejection = await compile_grammar(grammars, json=SCHEMA)
     assert rejection is None
     assert compiled is not None
 
@@ -153,7 +155,7 @@ async def test_a_hung_compiler_is_replaced_without_a_verdict(
 async def test_a_killed_compiler_fails_no_request(grammars: GrammarService) -> None:
     for pid in (pids := await compilers(grammars)):
         os.kill(pid, signal.SIGSTOP)  # so that it is killed while compiling
-    work = asyncio.create_task(ask(grammars, json=SCHEMA))
+    work = asyncio.create_task(compile_grammar(grammars, json=SCHEMA))
     await until(lambda: len(grammars._idle) == 1)
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
@@ -169,11 +171,11 @@ async def test_requests_do_not_wait_longer_than_their_gateways(
         os.kill(pid, signal.SIGSTOP)
     with monkeypatch.context() as patched:
         patched.setattr(service, "PATIENCE_S", 0.2)
-        _, rejection = await ask(grammars, json=SCHEMA)
+        _, rejection = await compile_grammar(grammars, json=SCHEMA)
     assert rejection is not None
     assert rejection.status == 503
     resume(pids)
-    compiled, _ = await ask(grammars, json=SCHEMA)
+    compiled, _ = await compile_grammar(grammars, json=SCHEMA)
     assert compiled is not None, "it was compiled anyway"
 
 
@@ -205,12 +207,12 @@ async def test_a_limit_is_not_a_verdict_and_attempts_are_shared(
     monkeypatch.setattr(SlowCompiler, "num_compiled", 0)
     monkeypatch.setattr(SlowCompiler, "is_heavy", True)
     grammars = GrammarService(INFO)
-    answers = await asyncio.gather(*(ask(grammars, json=SCHEMA) for _ in range(16)))
+    answers = await asyncio.gather(*(compile_grammar(grammars, json=SCHEMA) for _ in range(16)))
     assert [rejection and rejection.status for _, rejection in answers] == [400] * 16
     assert SlowCompiler.num_compiled == 1
     assert not grammars._cache
     monkeypatch.setattr(SlowCompiler, "is_heavy", False)
-    compiled, rejection = await ask(grammars, json=SCHEMA)
+    compiled, rejection = await compile_grammar(grammars, json=SCHEMA)
     assert (compiled is not None, rejection) == (True, None)
     grammars.close()
 
@@ -219,8 +221,8 @@ async def test_waiting_texts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(service, "GrammarCompiler", SlowCompiler)
     monkeypatch.setattr(service, "WAITING_CHARACTERS", 100_000)
     grammars = GrammarService(INFO)
-    asked = (ask(grammars, regex=f"{number}" + "a" * 30_000) for number in range(10))
-    answers = await asyncio.gather(*asked)
+    requests = (compile_grammar(grammars, regex=f"{number}" + "a" * 30_000) for number in range(10))
+    answers = await asyncio.gather(*requests)
     statuses = [rejection and rejection.status for _, rejection in answers]
     assert statuses.count(503) == 6
     assert grammars._waiting_characters == 0

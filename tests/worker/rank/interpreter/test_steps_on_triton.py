@@ -68,16 +68,16 @@ def make_plans() -> list[Plan]:
     writes = [PageWrite(slot, 0, [10 * slot + 1, 10 * slot + 2]) for slot in range(7)]
     writes.append(PageWrite(2, 2, [77, 3, 78, 79]))
     chunks = [
-        PlannedRow(6, 0, 1, True),
+        PlannedRow(6, 0, 1, 1),
         *(PlannedRow(s, 0, n, s != 2) for s, n in enumerate(lengths[:6])),
     ]
-    chunks[3] = PlannedRow(2, 0, 33, False)
-    decodes = [PlannedRow(s, n, 1, True) for s, n in enumerate(lengths) if s != 2]
-    more = [PlannedRow(s, n + 1, 1, True) for s, n in enumerate(lengths) if s != 2]
+    chunks[3] = PlannedRow(2, 0, 33, 0)
+    decodes = [PlannedRow(s, n, 1, 1) for s, n in enumerate(lengths) if s != 2]
+    more = [PlannedRow(s, n + 1, 1, 1) for s, n in enumerate(lengths) if s != 2]
     return [
         Plan(1, admits, writes, chunks),
-        Plan(2, [], [PageWrite(4, 2, [55])], [*decodes, PlannedRow(2, 33, 7, True)]),
-        Plan(3, [], [], [*more, PlannedRow(2, 40, 1, True)][:5]),
+        Plan(2, [], [PageWrite(4, 2, [55])], [*decodes, PlannedRow(2, 33, 7, 1)]),
+        Plan(3, [], [], [*more, PlannedRow(2, 40, 1, 1)][:5]),
         Plan(4, [], [PageWrite(0, 2, [4])], []),
     ]
 
@@ -122,9 +122,9 @@ def run(
 
 def assert_equal_tensors(one: object, other: object) -> None:
     for field in fields(type(one)):  # type: ignore[arg-type]  # dataclasses
-        found, wanted = getattr(one, field.name), getattr(other, field.name)
-        if isinstance(wanted, torch.Tensor):
-            assert torch.equal(found, wanted), field.name
+        found, reference_value = getattr(one, field.name), getattr(other, field.name)
+        if isinstance(reference_value, torch.Tensor):
+            assert torch.equal(found, reference_value), field.name
 
 
 def test_steps_equal_those_on_torch() -> None:
@@ -150,9 +150,11 @@ def test_steps_equal_those_on_torch() -> None:
             if own is not None:
                 width = reference.page_table.shape[1]
                 assert torch.equal(own.page_table[:, :width], reference.page_table)
-    for result, wanted in zip(results, expected_results, strict=True):
-        assert result.token_ids == wanted.token_ids
-        for scored, reference in zip(result.logprobs or [], wanted.logprobs or [], strict=True):
+    for result, reference_value in zip(results, expected_results, strict=True):
+        assert result.token_ids == reference_value.token_ids
+        for scored, reference in zip(
+            result.logprobs or [], reference_value.logprobs or [], strict=True
+        ):
             assert (scored is None) == (reference is None)
             if scored is not None and reference is not None:
                 assert scored.token_ids == reference.token_ids

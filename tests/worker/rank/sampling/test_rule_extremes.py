@@ -81,7 +81,7 @@ def test_every_draw_is_a_token_and_rows_do_not_depend_on_each_other(
 
     def run(chosen: list[int]) -> StepResult:
         tables = make_tables([])
-        own = [PlannedRow(slot, len(rows[slot][1]) - 1, 1, True) for slot in chosen]
+        own = [PlannedRow(slot, len(rows[slot][1]) - 1, 1, 1) for slot in chosen]
         batch = BatchBuilder(tables).build(Plan(1, [admits[slot] for slot in chosen], [], own))
         assert batch is not None
         assert batch.sampling is not None

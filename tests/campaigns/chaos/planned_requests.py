@@ -63,7 +63,7 @@ _OF_TOKENS: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ask:
+class PlannedRequest:
     """A request ready to send."""
 
     index: int
@@ -74,7 +74,7 @@ class Ask:
     stream: bool
 
 
-def list_asks(output_len: int, *, diffusion: bool = False) -> tuple[Ask, ...]:
+def list_requests(output_len: int, *, diffusion: bool = False) -> tuple[PlannedRequest, ...]:
     """All requests, of all models that are served; kinds by turns.
 
     Args:
@@ -90,14 +90,14 @@ def list_asks(output_len: int, *, diffusion: bool = False) -> tuple[Ask, ...]:
         for model, kinds in mixes
         for kind, fields in kinds.items()
     )
-    return tuple(_asks(bodies))
+    return tuple(_requests(bodies))
 
 
-def filling_ask(number: int) -> Ask:
+def filling_request(number: int) -> PlannedRequest:
     """A prompt of some thousand tokens that shares no block with another, and hardly an answer."""
     fields = {"max_tokens": 1, "stream": False, "prompt": f"{number}: {_LONG * 4}"}
     body = {"model": MODEL, "temperature": 0.0, **fields}
-    return Ask(
+    return PlannedRequest(
         index=number,
         kind="fill",
         path="/v1/completions",
@@ -106,9 +106,11 @@ def filling_ask(number: int) -> Ask:
     )
 
 
-def _asks(bodies: Iterator[tuple[str, Mapping[str, Any], dict[str, Any]]]) -> Iterator[Ask]:
+def _requests(
+    bodies: Iterator[tuple[str, Mapping[str, Any], dict[str, Any]]],
+) -> Iterator[PlannedRequest]:
     for index, (kind, fields, body) in enumerate(bodies):
-        yield Ask(
+        yield PlannedRequest(
             index=index,
             kind=kind,
             path="/v1/chat/completions" if fields.get("chat") else "/v1/completions",
