@@ -381,6 +381,7 @@ def _replace_caches(runner: ModelRunner) -> None:
     runner._kv_caches = {
         layer: KVCache(planes=tuple(planes), v=planes[1]) for layer, planes in copies.items()
     }
+    runner._planes = [plane for planes in copies.values() for plane in planes]
 
 
 def _replace_pages(runner: ModelRunner) -> None:

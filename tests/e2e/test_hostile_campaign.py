@@ -190,11 +190,11 @@ async def test_a_neighbour_with_the_answer_of_another_notices() -> None:
         neighbour = Neighbour(f"http://127.0.0.1:{port}", "m", KEY)
         asking = asyncio.create_task(neighbour.ask_on())
         async with asyncio.timeout(60):
-            while neighbour.num_asked < 3:
+            while neighbour.num_requested < 3:
                 await asyncio.sleep(0.01)
         asking.cancel()
         await asyncio.wait([asking])
-    assert neighbour.num_wrong == neighbour.num_asked
+    assert neighbour.num_wrong == neighbour.num_requested
 
 
 # ---- tokens and memory

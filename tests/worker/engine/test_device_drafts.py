@@ -13,6 +13,7 @@ from kernels.attention import AttentionMetadata, AttentionStep
 from kernels.attention.torch_backend import TorchAttention
 from tests.support.engines.engine_driver import Engine, Outcome
 from tests.support.engines.speculation_cases import MODEL, RandomGate, prompts
+from worker.config import SchedulingConfig
 from worker.protocol.sampling import SamplingParams
 from worker.rank.speculation import factory
 from worker.rank.speculation.drafter import Drafter
@@ -83,7 +84,7 @@ def run(
         if at_random:
             assert gate is not None
             engine.core.scheduler.steps.speculation = RandomGate(
-                gate.config, stops_itself=gate.stops_itself
+                *(gate.config, SchedulingConfig()), stops_itself=gate.stops_itself
             )
         return engine.outcomes(prompts(NUM_PROMPTS), sampling)
 

@@ -96,7 +96,7 @@ def test_the_tier_is_on_by_default_on_gpus(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("worker.rank.memory.count_gpus", lambda: 8)
 
     def pages(device: str = "cuda", **options: object) -> int:
-        config = EngineConfig(model="any", **options)  # type: ignore[arg-type]  # test options
+        config = EngineConfig.of(model="any", **options)
         group = TensorParallelGroup.alone(torch.device(device))
         return plan_host_pages(config, group=group, page_bytes=1 << 20, num_pages=40 << 10)
 
