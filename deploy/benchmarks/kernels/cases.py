@@ -91,7 +91,7 @@ def make_cases(
         context: tokens in the KV cache per request.
         device: device of all tensors.
         dtype: data type of weights, activations and KV cache.
-        wanted: names of ops; empty for all.
+        names: names of ops; empty for all.
     """
     maker = _Maker(shape, rows, context, device, dtype)
     makers: list[tuple[str, Callable[[], Case]]] = [
@@ -211,6 +211,7 @@ class _Maker:
             run = self._latents()
             size = 2 * rows * (sum(_LATENTS) + s.q_heads * _LATENTS[1])
         else:
+            assert name == "qk_norm_rope_store", f"{name} has no case"
             run = self._queries_and_keys(q, k)
             size = 2 * q.numel() + 4 * k.numel()
         return Case(op=name, shape=f"{rows} tokens", run=run, num_bytes=size * item)

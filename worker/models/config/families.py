@@ -1,57 +1,24 @@
-"""Model families that are supported, by the vendors' pages. Imports no torch."""
+"""Model families that are supported: those of all pages in `vendors/`. Imports no torch."""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+
+from worker.models.config import vendors
 from worker.models.config.family import FamilyConfig
 from worker.models.config.multimodal import MultimodalConfig, TensorNames
 from worker.models.config.schema import RawConfig, architectures
-from worker.models.config.vendors import (
-    ai2,
-    arcee,
-    baichuan,
-    baidu,
-    bigcode,
-    bytedance,
-    cohere,
-    deepseek,
-    google,
-    huggingface,
-    ibm,
-    inclusionai,
-    internlm,
-    iquest,
-    kyutai,
-    lg,
-    liquid,
-    meituan,
-    meta,
-    microsoft,
-    minimax,
-    mistral,
-    nvidia,
-    openai,
-    openbmb,
-    orion,
-    qwen,
-    stability,
-    swiss_ai,
-    tencent,
-    tii,
-    upstage,
-    xiaomi,
-    zai,
-)
 
-_VENDORS = (
-    *(meta, qwen, deepseek, google, mistral, zai, openai, microsoft, minimax, cohere, ibm, ai2),
-    *(baidu, tencent, bytedance, huggingface, inclusionai, internlm, lg, liquid, meituan, nvidia),
-    *(openbmb, upstage, xiaomi, arcee, baichuan, bigcode, iquest, kyutai, orion, stability),
-    *(swiss_ai, tii),
+_VENDORS = tuple(
+    importlib.import_module(f"{vendors.__name__}.{page.name}")
+    for page in pkgutil.iter_modules(vendors.__path__)
 )
+_UNSORTED = {family.architecture: family for vendor in _VENDORS for family in vendor.FAMILIES}
 FAMILIES: dict[str, type[FamilyConfig]] = {
-    family.architecture: family for vendor in _VENDORS for family in vendor.FAMILIES
+    name: _UNSORTED[name] for name in sorted(_UNSORTED, key=str.lower)
 }
-"""Families by value of `architectures` in config.json."""
+"""Families by value of `architectures` in config.json, in alphabetical order."""
 _BY_ALL_NAMES = FAMILIES | {
     name: family for family in FAMILIES.values() for name in family.other_architectures
 }
