@@ -18,7 +18,7 @@ from kernels.tiles import cdiv
 _ROWS = (16, 32, 64)
 """Rows of a program, the smallest that holds a step's; the last one in batch-invariant mode."""
 _MOST_ROWS = 256
-"""Rows from which on weights are dequantized by a launch of its own, for a dense product: each
+"""Number of rows above which a separate launch dequantizes the weights for a dense product: each
 program would decode them again for 64 rows, and a dense product has larger tiles. Estimated."""
 _PROGRAMS_PER_PROCESSOR = 2
 """Programs per multiprocessor up to which input features are split."""

@@ -188,7 +188,7 @@ class SessionGate:
         self.admit()
 
     def placed(self, visit: Visit, choice: Choice) -> SessionUse | None:
-        """Counts an admitted request on its worker; returns what the worker has to know.
+        """Counts an admitted request on its worker; returns the data to send to the worker.
 
         None for requests that do not count. May be called again for another worker.
         """

@@ -35,8 +35,8 @@ MARGIN = 0.05
 """Margin by which a draft's expected benefit must exceed its cost (as a fraction), and minimum gain
 of a row in tokens: drafts also take time outside of the rank, and estimates are not exact."""
 LONGEST_REST = 8
-"""Maximum steps without decisions per request after steps in which no request was to draft, since
-decisions take time too."""
+"""Maximum number of steps in which decisions are skipped after no request was selected to draft,
+since the decisions themselves take time."""
 
 
 class SpeculationGate:

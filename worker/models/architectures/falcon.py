@@ -1,4 +1,4 @@
-"""Falcon 7B (huggingface.co/tiiuae): attention and an MLP without a gate as parallel blocks behind
+"""Falcon 7B (huggingface.co/tiiuae): attention and an MLP without a gate as parallel blocks after
 one LayerNorm.
 
 Schema: `config/vendors/tii.py`.

@@ -13,7 +13,7 @@ from worker.models.layers.attention import AttentionNames, AttentionTraits, Gate
 
 
 class InternLM2Layer(LlamaLayer):
-    """A layer as Llama's, with InternLM 2's names of norms in a checkpoint."""
+    """Llama's layer, with InternLM 2's names of the norms in a checkpoint."""
 
     norm_names: ClassVar[tuple[str, ...]] = ("attention_norm", "ffn_norm")
 

@@ -1,5 +1,5 @@
 """Phi 1 to 2 (huggingface.co/microsoft): attention and an MLP without a gate as parallel blocks
-behind one LayerNorm.
+after one LayerNorm.
 
 Schema: `config/vendors/microsoft.py`.
 """

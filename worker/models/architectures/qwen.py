@@ -13,7 +13,7 @@ from worker.models.layers.attention import AttentionNames, AttentionTraits, Gate
 
 
 class QWenLayer(LlamaLayer):
-    """A layer as Llama's, with Qwen 1's names of norms in a checkpoint."""
+    """Llama's layer, with Qwen 1's names of the norms in a checkpoint."""
 
     norm_names: ClassVar[tuple[str, ...]] = ("ln_1", "ln_2")
 

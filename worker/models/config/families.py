@@ -1,4 +1,4 @@
-"""Model families that are supported, by the vendors' pages. Imports no torch."""
+"""Supported model families, collected from the modules of their vendors. Imports no torch."""
 
 from __future__ import annotations
 
