@@ -103,7 +103,7 @@ def constants(weight: PackedCodes, dtype: torch.dtype) -> dict[str, object]:
 
 
 def stages(dtype: torch.dtype) -> int:
-    """Tiles that a program holds, all but one ahead."""
+    """Number of pipeline stages: all tiles but one are loaded ahead."""
     return _SINGLE_STAGES if dtype == torch.float32 else _STAGES
 
 

@@ -49,7 +49,7 @@ class SpeculationGate:
 
     The number of its drafts depends on the cost of one more, which is much smaller. A draft is
     worthwhile if its acceptance probability exceeds a threshold: the tokens that steps generate in
-    its time at the current throughput, including drafts. Proposers that know the probability of
+    its time at the current throughput, including drafts. Proposers with a probability for
     each draft get the threshold with the Plan and stop there. For others, the acceptance rate p of
     the request bounds the number: the j-th draft is accepted with probability p^j.
 

@@ -26,7 +26,7 @@ class InternLM2ForCausalLM(DecoderModel):
     head_name: ClassVar[str] = "output"
 
     def build_layer(self, index: int) -> InternLM2Layer:
-        """Builds a layer; all are alike."""
+        """Builds a layer; all layers have the same structure."""
         names = AttentionNames(q="wqkv", k="wqkv", v="wqkv", output="wo", is_grouped=True)
         return InternLM2Layer(
             *(self, index, GatedMLP(self.config, self.options, names=("w1", "w3", "w2"))),

@@ -27,7 +27,7 @@ class QWenLMHeadModel(DecoderModel):
     norm_name: ClassVar[str] = "transformer.ln_f"
 
     def build_layer(self, index: int) -> QWenLayer:
-        """Builds a layer; all are alike. The gate is w2 in a checkpoint."""
+        """Builds a layer; all layers have the same structure. The gate is w2 in a checkpoint."""
         names = AttentionNames(q="c_attn", k="c_attn", v="c_attn", output="c_proj", is_fused=True)
         return QWenLayer(
             *(self, index, GatedMLP(self.config, self.options, names=("w2", "w1", "c_proj"))),
