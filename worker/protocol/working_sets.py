@@ -28,7 +28,7 @@ class SessionUse(msgspec.Struct, array_like=True, frozen=True):
 
 
 class _Held:
-    """A context that counts."""
+    """A context that is included in the working set."""
 
     __slots__ = ("live_until", "num_open", "use")
 
