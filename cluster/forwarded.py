@@ -24,7 +24,7 @@ SECRET_VARIABLE = "RAYFLEET_PROXY_SECRET"
 """Environment variable of the HAProxy process with the secret, so that no file holds it."""
 TRUSTED_PROXIES_VARIABLE = "RAYFLEET_HAPROXY_TRUSTED_PROXIES"
 """Environment variable with the addresses and networks, separated by commas, of proxies in front
-whose X-Forwarded-For is kept. That of all others is replaced by the address that connects."""
+whose X-Forwarded-For is kept. From other senders it is replaced by the sender's address."""
 FORWARDED_FOR = "x-forwarded-for"
 
 _PURPOSE = b"rayfleet: HAProxy to gateways"

@@ -125,7 +125,7 @@ class Guard:
         assert found is not None
         self._pid = os.getpid()
         self._known_pid = parent
-        """Process id that Serve and other guards know: the parent's, until that is killed."""
+        """Process id used by Serve and other guards: the parent's, until that is killed."""
         self._manager = manager
         self._manager_pidfd: int | None = None
         self._manager_ended_at = -math.inf
@@ -212,7 +212,8 @@ class Guard:
 
     @property
     def _is_checked(self) -> bool:
-        """Whether HAProxy runs and is to answer. One that finishes its streams has no socket."""
+        """Whether HAProxy runs and should respond; it has no socket while it finishes its
+        streams."""
         return bool(self._child) and not self._is_new and not self._is_stopping
 
     def _check(self) -> None:
@@ -551,7 +552,7 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[int]]:
 
 
 def has_routes(configuration: str) -> bool:
-    """Whether a configuration routes requests to an application; a manager's first does not."""
+    """Whether a configuration routes requests to an application; not so a manager's initial one."""
     return re.search(r"(?m)^\s*use_backend ", configuration) is not None
 
 

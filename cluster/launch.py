@@ -278,7 +278,9 @@ class LocalFleet:
             except OSError as error:
                 problem = str(error)
             time.sleep(0.05)
-        raise LaunchError(f"{self.base_url}/ready not successful after {timeout_s:g} s: {problem}")
+        raise LaunchError(
+            f"{self.base_url}/ready did not return 200 within {timeout_s:g} s: {problem}"
+        )
 
     def _num_cpus_reserved(self) -> int:
         ranks = sum(m.max_workers * m.engine.tensor_parallel_size for m in self._config.models)

@@ -10,7 +10,7 @@
 
 It is in `cluster` because it subclasses a class of Ray, which gateways and policies do not import.
 rayfleet's deployments do not use it: their workers report cached blocks and load, while Serve only
-knows which requests were sent to a replica and which have finished. The rest is assumed: replicas
+records which requests were sent to a replica and which have finished. The rest is assumed: replicas
 compute prompts at the given rate, and keep them in an LRU prefix cache of the given size.
 """
 

@@ -37,10 +37,11 @@ class _Op(NamedTuple):
     """Writes into the tensor `out`."""
     is_gelu: bool = False
     is_onednn: bool = False
-    """Whether oneDNN computes contiguous tensors, with other bits than torch itself the rest."""
+    """Whether oneDNN computes contiguous tensors; its results differ in bits from torch's own,
+    which computes all others."""
 
     def threads(self, count: int) -> int:
-        """Number of threads between which torch divides so many elements."""
+        """Number of threads that torch uses for `count` elements."""
         if self.is_gelu:
             return torch.get_num_threads() if count > _GELU_GRAIN else 1
         return max(min(torch.get_num_threads(), -(-count // _GRAIN)), 1)

@@ -114,12 +114,13 @@ class ChatConfig:
     """Source of the default sampling parameters: auto for the model's generation_config.json, vllm
     for none, otherwise a folder or Hub repository with that file."""
     tool_call_parser: str = ""
-    """Parser for the model's tool calls: hermes, qwen3_coder, glm45, llama3_json, pythonic,
-    mistral, deepseek_v31, harmony, json, or none to leave them in the text. Detected from the chat
-    template if unset."""
+    """Parser for the model's tool calls: hermes, qwen3_coder, glm45, kimi_k2, minimax_m2, mistral,
+    llama3_json, harmony (the error for an unknown name lists all), or none to leave calls in the
+    text. Detected from the chat template if unset."""
     reasoning_parser: str = ""
-    """Parser for the model's reasoning: think, mistral, harmony, or none to leave it in the text.
-    Detected from the chat template if unset."""
+    """Parser for the model's reasoning: think, mistral, seed_oss, gemma4, harmony (the error for an
+    unknown name lists all), or none to leave it in the text. Detected from the chat template if
+    unset."""
 
     def __post_init__(self) -> None:
         check_parsers(self.tool_call_parser, self.reasoning_parser)

@@ -13,8 +13,9 @@ from typing import BinaryIO
 class RotatedFile:
     """Appends lines to a file of mode 0600; a full file is renamed to NAME.1.SUFFIX.
 
-    The file is locked (flock) while it is open. Files of exited gateways are not: the oldest of
-    them are removed at the start, so that their number does not grow with each restart.
+    The file is locked (flock) while it is open. Files without a lock belong to exited gateways:
+    the oldest of them are removed at the start, so that their number does not grow with each
+    restart.
 
     Args:
         path: path of the file; its folder is created with mode 0700 if it does not exist.

@@ -45,7 +45,8 @@ PROGRAM_TIMEOUT_S = 30
 """Timeout in seconds of `cluster.cli.ray_probe`, and of nvidia-smi, which takes several seconds
 without the driver's persistence mode."""
 CHECKED = ("headers", "names", "configuration")
-"""What is checked of a model's tensors, by what is downloaded: the most first."""
+"""Checks of a model's tensors: of the weights' headers if they are downloaded, of names if only the
+index is, otherwise of the configuration."""
 FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
 """Safetensors types that are converted to the model's data type when loaded."""
 

@@ -92,4 +92,4 @@ def _details(family: TestedFamily, word: str) -> str:
 
 
 def _against(references: Sequence[str]) -> str:
-    return f"; against {', or '.join(references)}" if references else ""
+    return f" (compared with: {'; '.join(references)})" if references else ""

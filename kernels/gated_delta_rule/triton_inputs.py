@@ -62,7 +62,8 @@ def prepare_inputs(
 
 
 _ROW_ARRAYS = ["slot_ptr", "start_ptr", "piece_ptr", "piece_row_ptr", "row_piece_ptr"]
-"""Views of the step's staged inputs: one binary serves all alignments."""
+"""Pointers into the step's staged inputs. Their alignment varies and is not specialized on, so that
+one binary serves all."""
 
 
 @triton.jit(do_not_specialize_on_alignment=_ROW_ARRAYS)

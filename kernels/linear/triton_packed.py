@@ -18,7 +18,7 @@ from kernels.tiles import cdiv
 _ROWS = (16, 32, 64)
 """Rows of a program, the smallest that holds a step's; the last one in batch-invariant mode."""
 _MOST_ROWS = 256
-"""Rows from which on weights are dequantized by a launch of its own, for a dense product: each
+"""Number of rows above which a separate launch dequantizes the weights for a dense product: each
 program would decode them again for 64 rows, and a dense product has larger tiles. Estimated."""
 _PROGRAMS_PER_PROCESSOR = 2
 """Programs per multiprocessor up to which input features are split."""
@@ -103,7 +103,7 @@ def constants(weight: PackedCodes, dtype: torch.dtype) -> dict[str, object]:
 
 
 def stages(dtype: torch.dtype) -> int:
-    """Tiles that a program holds, all but one ahead."""
+    """Number of pipeline stages: all tiles but one are loaded ahead."""
     return _SINGLE_STAGES if dtype == torch.float32 else _STAGES
 
 

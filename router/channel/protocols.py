@@ -46,7 +46,7 @@ class WorkerUnreachable(ConnectionError):
 
     Args:
         reason: the error.
-        had_it: whether the worker failed and may have had the request.
+        had_it: whether the worker failed and may have received the request.
     """
 
     def __init__(self, reason: str, *, had_it: bool = False) -> None:

@@ -55,7 +55,7 @@ class WorkerSeen(msgspec.Struct, kw_only=True, tag="worker"):
 
 
 class FleetSpeed(msgspec.Struct, kw_only=True, tag="speed"):
-    """Step times as learned so far."""
+    """Step times as fitted so far."""
 
     costs: StepCosts
     factors: dict[str, float]

@@ -9,7 +9,8 @@ WINDOW_S = 30.0
 
 
 class IdleShare:
-    """Exponential moving average over time; 0 at first.
+    """Fraction of time in which a worker has no requests, as an exponential moving average; 0 at
+    first.
 
     Args:
         now: time in seconds.

@@ -17,9 +17,9 @@ Reach = tuple[int, int]
 _MANY = 192
 """Minimum blocks of an event for which numpy is faster than a loop over the blocks."""
 _MANY_SLOTS = 1024
-"""Slots by which the loop slows down by its initial time: `_MANY` decreases, down to `_FEW`."""
+"""Number of slots that doubles the time of the loop: `_MANY` is divided by 1 + slots // this."""
 _FEW = 32
-"""Minimum number of blocks for which numpy is used."""
+"""Lower bound of the minimum for many slots."""
 _ZERO = 2**64 - 1
 """Replaces hash 0, which marks free cells of the table."""
 
@@ -40,11 +40,11 @@ class PrefixIndex:
         self._slots: dict[str, int] = {}
         """Current slot by worker id."""
         self._live = 0
-        """Both bits of each current slot."""
+        """Bit mask of the current slots, two bits each."""
         self._held: list[list[int]] = []
         """Number of blocks on the device and in host memory, by slot."""
         self._free: list[int] = []
-        """Slots of which no block in the table has a bit."""
+        """Unused slots: no block in the table refers to them."""
 
     def __len__(self) -> int:
         """Number of blocks in the table, including remaining ones of dropped workers."""

@@ -49,9 +49,9 @@ class PrefixPopularity:
     """Counts uses of prefixes, each identified by the hash of its last block.
 
     A prefix's share is relative to the uses since it was first seen, plus UNKNOWN_S before.
-    Relative to all uses, the first copies of a prefix that suddenly every request has would be made
-    one by one, over WINDOW_S, while other workers idle; without UNKNOWN_S a burst that arrives over
-    0.1 s would look like all of the traffic. Reading changes nothing.
+    If it were relative to all uses, a prefix that suddenly appears in every request would be
+    copied to one worker after another, over WINDOW_S, while other workers idle; without UNKNOWN_S,
+    a burst of 0.1 s would look like all of the traffic. Reading changes nothing.
     """
 
     def __init__(self) -> None:

@@ -27,15 +27,16 @@ PLAIN_TOKENS = 4096
 """Prompts below this length neither wait nor count. A coding agent's first prompt, with its
 instructions and tools, has 5,000 to 20,000 tokens."""
 IDLE = 0.25
-"""Part of its time that a worker has no requests, above which it accepts one more session even if
-its cache is full: it can compute again what it evicts. Sessions of people, who take a minute to
-answer, fill caches without keeping workers busy."""
+"""Fraction of time without requests above which a worker accepts one more session even if
+its cache is full: it has time to recompute evicted pages. Interactive sessions, with pauses of a
+minute, fill caches without keeping workers busy."""
 EXCEED_S = 10.0
 """Seconds between two such sessions, whose prompts must first show in the workers' reports."""
 _MIN_RETURNS = 0.5
 _END_WEIGHT, _RETURN_WEIGHT = 1 / 32, 1 / 16
-"""A new context counts from its first request on if at least half of the recent ones have come
-back. So requests with tools that are not an agent's, each on its own, soon count no longer."""
+"""A new context counts from its first request on if at least half of the recent new ones were
+followed by a second request. So single requests with tools, which are not an agent's, soon stop
+counting."""
 MAX_WAITING = 4096
 """Maximum number of waiting requests; further ones are not delayed."""
 
@@ -82,13 +83,13 @@ class Visit:
 class SessionGate:
     """Admits the requests of agent sessions. Does no I/O; its methods take microseconds.
 
-    A context is live while a request of it is in flight, and for a time after its last end that is
-    learned from its session's gaps. Requests of live contexts pass. Others wait, the oldest session
-    first, until a worker has room for their context beside the live ones, at most `max_wait_s`.
-    None is overtaken by a younger one. If over 10 % of all gaps exceed MAX_LIVE_S, as those of
-    people, sessions wait with their first request only. A sub-agent waits with the age of its
-    session: without that, simulations had a third fewer turns per minute. Workers report the live
-    contexts of all gateways, so that several gateways agree.
+    A context is live while a request of it is in flight, and for some time after the last one,
+    estimated from its session's gaps. Requests of live contexts pass. Others wait, the oldest
+    session first, until a worker has room for their context beside the live ones, at most
+    `max_wait_s`. None is overtaken by a younger one. If over 10 % of all gaps exceed MAX_LIVE_S, as
+    in interactive sessions, only the first request of a session waits. A sub-agent's request waits
+    with the age of its session: without that, simulations had a third fewer turns per minute.
+    Workers report the live contexts of all gateways, so that several gateways agree.
 
     Args:
         fleet: the workers.
@@ -109,7 +110,7 @@ class SessionGate:
         """Part of the time without requests, by worker id."""
         self._waiting: list[Visit] = []
         self._first_returns = 1.0
-        """How often new contexts have come back recently: 0.5 if every second one has."""
+        """Fraction of recent new contexts that had a second request."""
         self._exceeded_at = -EXCEED_S
         """Time at which a session was last admitted to a full worker that was often idle."""
         self._num_visits = 0
@@ -188,7 +189,7 @@ class SessionGate:
         self.admit()
 
     def placed(self, visit: Visit, choice: Choice) -> SessionUse | None:
-        """Counts an admitted request on its worker; returns what the worker has to know.
+        """Counts an admitted request on its worker; returns the data to send to the worker.
 
         None for requests that do not count. May be called again for another worker.
         """
@@ -336,7 +337,7 @@ class SessionGate:
         return use
 
     def _is_inside(self, context: Context, now: float) -> bool:
-        """Whether a context is live, or comes back where most gaps are too long to be live."""
+        """Whether a context is live, or continues while too many gaps are too long to be live."""
         if context.is_live(now):
             return True
         return context.ended_at > 0.0 and not self.sessions.gaps.is_mostly_short

@@ -31,7 +31,7 @@ class Reservation(msgspec.Struct):
 
 
 class SentPrompt(NamedTuple):
-    """A prompt sent to a worker and not computed yet, as far as this gateway knows."""
+    """A prompt sent to a worker and not reported as computed yet."""
 
     node: PrefixNode
     """Last node of the prompt in the tree InFlight."""

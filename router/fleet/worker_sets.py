@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 class WorkerSets:
-    """Interned bit sets: a set has a number while exactly its members have some block.
+    """Interned bit sets of slots: each distinct set that is the set of some block has a number.
 
     A slot is one generation of a worker's cache. It has two bits in a set, one per tier: 2·slot for
     the device, 2·slot + 1 for host memory. Number 0 is the empty set.

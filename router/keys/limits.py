@@ -39,9 +39,9 @@ class KeyLimits:
     time for all keys. Limits are therefore exact while the set of gateways is stable.
 
     When the set changes, or an owner does not respond within TIMEOUT_S, another gateway becomes the
-    owner: every gateway reports its open requests and what was left when it last heard. Requests of
-    an exited gateway no longer count. While gateways disagree about the set, for some 100 ms, a key
-    may have two owners, each of which admits up to what is left.
+    owner: every gateway reports its open requests, and what was left in the owner's last response.
+    Requests of an exited gateway no longer count. While gateways see different sets, for some
+    100 ms, a key may have two owners, each of which admits up to what is left.
 
     Args:
         peers: the gateways of the fleet; None for a single one.
@@ -121,7 +121,8 @@ class KeyLimits:
                 self._settle(use)
 
     def _handover(self, use: KeyUse) -> tuple[float, float] | None:
-        """Requests and tokens left as far as known, for an owner that may not know."""
+        """Estimate of the requests and tokens left, for a new owner; None without an estimate, or
+        if the owner is unchanged."""
         if use.owner == use.reported_to:
             return None
         counters = self._counters.get(use.entry.name)

@@ -28,7 +28,7 @@ class Arguments(Protocol):
 
     @property
     def rest(self) -> str:
-        """Pushed text that is not, or not yet known to be, part of the arguments."""
+        """Pushed text that is not part of the arguments, or not yet parsed."""
         ...
 
     def push(self, text: str) -> str:

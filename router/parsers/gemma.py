@@ -42,7 +42,7 @@ class GemmaArguments:
 
     @property
     def rest(self) -> str:
-        """Pushed text that is not, or not yet known to be, part of the arguments."""
+        """Pushed text that is not part of the arguments, or not yet parsed."""
         return self._pending
 
     def push(self, text: str) -> str:

@@ -32,7 +32,7 @@ def test_a_name_prints_the_details_of_its_family(
 ) -> None:
     text = output(capsys, name)
     assert text.startswith("Qwen3ForCausalLM\n  model_type: qwen3\n")
-    assert "two ranks; against transformers" in text
+    assert "two ranks (compared with: transformers)" in text
     assert "Qwen/Qwen3-8B" in text
 
 

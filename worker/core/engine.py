@@ -33,7 +33,7 @@ class EngineCore:
         depth 0   launch 1 │ masks 1 │ result 1 │ apply 1 │ launch 2 │ masks 2 │ …
         depth 1   launch 1 │ masks 1 │ launch 2 │ result 1 │ apply 1 │ masks 2 │ launch 3 │ …
 
-    On CPU no step is launched behind one that computes part of a prompt, whatever the depth. Such a
+    On CPU no step is queued after one that computes part of a prompt, at any depth. Such a
     step takes much longer than scheduling, so overlap would gain little, but a request that arrives
     while it runs would wait for another whole step instead of joining the next one. A GPU computes
     prompts in little more time than the host takes to launch them and would idle between them, so

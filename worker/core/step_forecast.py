@@ -45,7 +45,7 @@ class StepForecast:
         which is triggered by `_FIRST_SOLVED`."""
         self._last = StepShape()
         self._num_sampled = 0
-        """Number of sampled steps: all with prefill, and one in so many of those without."""
+        """Number of sampled steps: all with prefill, and a part of the others, see `observe`."""
         self._num_drafting = 0
         """Number of steps with drafts; the first ones are all observed, and solved for at once."""
         self._max_prompts = self._max_decodes = 0

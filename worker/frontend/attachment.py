@@ -164,8 +164,8 @@ class Attachment:
         load: LoadSnapshot | None,
         prompts: Sequence[PromptInFlight] = (),
     ) -> None:
-        """Adds an update, merged with the last one if that is still pending; with a load it has
-        everything that waits."""
+        """Adds an update, merged with the last one if that is still pending. An update with a
+        load also includes all waiting block events and computed prompts."""
         events: list[BlockEvent] = []
         computed: list[int] = []
         if load is not None:

@@ -320,7 +320,7 @@ class StepShape(msgspec.Struct, array_like=True, frozen=True):
 
 
 class PrefillSteps(msgspec.Struct, array_like=True, frozen=True):
-    """Totals of an epoch's steps with prompt tokens, of which gateways do not see each one."""
+    """Totals of an epoch's steps with prompt tokens, not all of which are reported one by one."""
 
     num_steps: int = 0
     """Number of steps."""

@@ -28,7 +28,7 @@ class SessionUse(msgspec.Struct, array_like=True, frozen=True):
 
 
 class _Held:
-    """A context that counts."""
+    """A context that is included in the working set."""
 
     __slots__ = ("live_until", "num_open", "use")
 
@@ -60,7 +60,8 @@ class WorkingSets:
         return len(self._held)
 
     def needed(self, use: SessionUse) -> int:
-        """Tokens that the context adds if it does not count yet; else those by which it grows."""
+        """Tokens that `begin` would add: the growth of a context that already counts, all of a new
+        one."""
         held = self._held.get(use.key)
         if held is not None:
             return max(use.tokens - held.use.tokens, 0)

@@ -12,8 +12,8 @@ from worker.rank.transfer import IntArray
 
 
 def most_pieces(num_rows: int, num_tokens: int, page_size: int) -> int:
-    """Maximum pieces of rows of so many tokens in all: each row has one that is not full, and
-    states are stored at its end or at borders of pages."""
+    """Maximum number of pieces of rows with `num_tokens` in total: each row has one that is not
+    full, and states are stored at its end or at page boundaries."""
     return 2 * num_rows + num_tokens // PIECE + num_tokens // page_size
 
 

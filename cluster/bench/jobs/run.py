@@ -163,7 +163,7 @@ def _wait_ready(url: str, seconds: float) -> None:
             reported = problem
         if time.monotonic() + _POLL_S > deadline:
             raise ValueError(
-                f"{url} was not successful within --wait-ready-s {seconds:g}: {problem}"
+                f"{url} did not return 200 within --wait-ready-s {seconds:g}: {problem}"
             )
         time.sleep(_POLL_S)
 

@@ -21,7 +21,7 @@ _MIN_REQUESTS = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """A named load."""
+    """A stage of a benchmark job: a load with a name."""
 
     label: str
     rate: float

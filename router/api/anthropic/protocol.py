@@ -124,8 +124,8 @@ SERVER_TOOLS = (
 )
 """Prefixes of the types of tools that Anthropic's servers run."""
 CLIENT_TOOLS = ("bash_", "computer_", "memory_", "text_editor_")
-"""Prefixes of the types of tools that clients run and whose schemas only Anthropic's models
-know."""
+"""Prefixes of the types of tools that clients run, with schemas built into Anthropic's
+models."""
 _OF_SERVER = UnsupportedField(([],), "only tools that the client runs are supported: use tools")
 
 KNOWN = KnownFields(

@@ -94,8 +94,8 @@ class ClientStreams:
 class ClientStream:
     """The client of one response, and the messages that it has received.
 
-    Code that sends to it by other means sets `begun` and `done` itself: two assignments, since a
-    stream has a message per token.
+    Code that sends messages without this class sets `begun` and `done` itself. They are plain
+    attributes because they are set for each token.
 
     Args:
         send: sends to the client.

@@ -28,7 +28,7 @@ class UnsupportedField(NamedTuple):
 
 
 class KnownFields(NamedTuple):
-    """Body fields that an API knows but does not support."""
+    """Body fields of an API that are not supported."""
 
     ignored: frozenset[str]
     """Fields that do not change the result."""
@@ -179,7 +179,7 @@ def check_supported(
     Args:
         fields: fields of the body.
         supported: field names that the route supports.
-        known: fields that the API knows but does not support.
+        known: fields of the API that are not supported.
         ignored: how unknown fields are ignored; None rejects them.
 
     Raises:

@@ -187,7 +187,7 @@ def parse_body(
     Args:
         body: JSON.
         kind: type of the body.
-        known: additional fields that the API knows but does not support.
+        known: additional fields of the API that are not supported.
         ignored: how unknown fields are ignored; None rejects them.
 
     Raises:

@@ -30,7 +30,7 @@ _HALF = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}$")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClientTool:
-    """A tool as the client named it."""
+    """A tool under the name that the client gave it."""
 
     kind: Literal["function", "custom"]
     name: str

@@ -106,7 +106,7 @@ def test_waiting_for_an_endpoint_times_out(
     flags = ["--out", str(tmp_path / "out"), *LOAD.split(), "--wait-ready-s", "1.5"]
     assert main(["job", "soak", "--base-url", backend.url, *flags]) == 2
     assert (
-        "/ready was not successful within --wait-ready-s 1.5: HTTP 503" in capsys.readouterr().err
+        "/ready did not return 200 within --wait-ready-s 1.5: HTTP 503" in capsys.readouterr().err
     )
     with socket.socket() as bound:  # nobody listens on it
         bound.bind(("127.0.0.1", 0))

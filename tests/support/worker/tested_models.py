@@ -82,9 +82,13 @@ def table(families: Iterable[TestedFamily]) -> str:
             compared.setdefault(check, set()).update(against)
     rows.append("")
     for check, meaning in CHECKS.items():
-        rows.append(f"- {check}: {meaning}; against {', or '.join(sorted(compared[check]))}")
-    formats = (f"{row.name} ({' and '.join(row.against)})" for row in tested_formats())
-    return "\n".join([*rows, f"\nFormats of weights: {', '.join(formats)}.", ""])
+        rows.append(f"- {check}: {meaning} (compared with: {'; '.join(sorted(compared[check]))})")
+    formats: dict[str, list[str]] = {}
+    for row in tested_formats():
+        formats.setdefault(" and ".join(row.against), []).append(row.name)
+    for reference, names in formats.items():
+        rows.append(f"\nFormats of weights, compared with {reference}: {', '.join(names)}.")
+    return "\n".join([*rows, ""])
 
 
 def generated_part() -> str:

@@ -14,7 +14,7 @@ from worker.protocol.host_cache import HostCacheTotals
 
 
 class HostTier(Protocol):
-    """Host memory of the radix tree: entries that stand for evicted pages.
+    """Host memory of the radix tree: entries for evicted pages.
 
     An entry is a slot (HostPool) or, for models with sliding windows, a block of slots
     (HostBlocks).

@@ -460,7 +460,7 @@ class CacheManager:
 
     def _first_seen_from(self, position: int, lease: Lease) -> int:
         """Index of the first block whose window pages a lease at `position` keeps: those that it
-        reads, and those that a request needs which continues at the last full page before."""
+        reads, and those needed by a request that continues at its last full page."""
         border = position - position % self._page_size
         return min(self._groups.first_block(border, self._page_size), len(lease.pages))
 

@@ -27,7 +27,7 @@ FREE_S = 0.02
 CREDIT_S = 1.0
 """Total seconds in excess of FREE_S after which the request fails."""
 SLOW_S = 0.01
-"""Duration of the last token from which on a grammar counts as slow, in seconds: steps do not wait
+"""Duration of the last token in seconds above which a grammar counts as slow: steps do not wait
 for it, and the request is held until its next mask is ready."""
 _PAUSE_TOKENS = 32
 """Tokens without drafts after the first walk that took SLOW_S, doubled after each further one:
@@ -81,7 +81,7 @@ class MatcherState:
         self._pause_tokens = _PAUSE_TOKENS
         """Tokens without drafts after the next slow walk."""
         self._next_walk_at = 0
-        """Number of output tokens from which on drafts are walked again."""
+        """Number of output tokens at which drafts are walked again."""
         self._spent_s = 0.0
         for token_id in output:
             self._accept(token_id)

@@ -7,7 +7,7 @@ from worker.protocol.messages import TokenDelta
 
 
 class OutputBuffer:
-    """Collects deltas by gateway."""
+    """Collects token deltas by gateway."""
 
     def __init__(self) -> None:
         self.deltas: dict[str, list[TokenDelta]] = {}

@@ -63,7 +63,7 @@ class DrainRate:
         self._has_backlog = False
 
     def retry_after_s(self, num_requests: int, num_tokens: int) -> int:
-        """Whole seconds, 1 to MAX_RETRY_AFTER_S, until so many should have left the queue.
+        """Whole seconds, 1 to MAX_RETRY_AFTER_S, until these should have left the queue.
 
         A new backlog has had no admissions yet: it starts with one request of average length.
         """

@@ -27,7 +27,7 @@ class RequestUrgency(NamedTuple):
     deadline_s: float
     """Deadline of the next token; infinite without an SLO, or if it can no longer be met."""
     until_s: float
-    """Time from which on level and deadline are outdated; infinite for never."""
+    """Time at which level and deadline become outdated; infinite for never."""
 
 
 class Urgency:

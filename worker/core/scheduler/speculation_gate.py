@@ -35,8 +35,8 @@ MARGIN = 0.05
 """Margin by which a draft's expected benefit must exceed its cost (as a fraction), and minimum gain
 of a row in tokens: drafts also take time outside of the rank, and estimates are not exact."""
 LONGEST_REST = 8
-"""Maximum steps without decisions per request after steps in which no request was to draft, since
-decisions take time too."""
+"""Maximum number of steps in which decisions are skipped after no request was selected to draft,
+since the decisions themselves take time."""
 
 
 class SpeculationGate:
@@ -49,7 +49,7 @@ class SpeculationGate:
 
     The number of its drafts depends on the cost of one more, which is much smaller. A draft is
     worthwhile if its acceptance probability exceeds a threshold: the tokens that steps generate in
-    its time at the current throughput, including drafts. Proposers that know the probability of
+    its time at the current throughput, including drafts. Proposers with a probability for
     each draft get the threshold with the Plan and stop there. For others, the acceptance rate p of
     the request bounds the number: the j-th draft is accepted with probability p^j.
 

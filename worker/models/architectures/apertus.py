@@ -51,7 +51,7 @@ class XieluMLP(MLP):
 
 
 class ApertusLayer(LlamaLayer):
-    """A layer as Llama's, with other names of its norms in a checkpoint."""
+    """Llama's layer, with other names of the norms in a checkpoint."""
 
     norm_names: ClassVar[tuple[str, ...]] = ("attention_layernorm", "feedforward_layernorm")
 

@@ -15,5 +15,5 @@ class ArceeForCausalLM(DecoderModel):
     """Llama with an MLP of two projections around a squared ReLU."""
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Builds a layer; all are alike."""
+        """Builds a layer; all layers have the same structure."""
         return LlamaLayer(self, index, MLP(self.config, self.options, squared_relu))

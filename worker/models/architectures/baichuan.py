@@ -17,7 +17,7 @@ class BaichuanForCausalLM(DecoderModel):
     are normalised to length 1."""
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Builds a layer; all are alike."""
+        """Builds a layer; all layers have the same structure."""
         names = AttentionNames(q="W_pack", k="W_pack", v="W_pack", is_fused=True)
         mlp = GatedMLP(self.config, self.options)
         return LlamaLayer(self, index, mlp, traits=AttentionTraits(names=names))

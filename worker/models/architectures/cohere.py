@@ -51,7 +51,7 @@ class CohereForCausalLM(DecoderModel):
     """Parallel blocks and LayerNorm without bias; logits are multiplied by `logit_scale`."""
 
     def build_layer(self, index: int) -> ParallelLayer:
-        """Builds a layer; all are alike."""
+        """Builds a layer; all layers have the same structure."""
         return self._build_layer(index, rotates=True)
 
     def build_norm(self) -> HiddenNorm:

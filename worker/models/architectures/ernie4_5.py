@@ -20,7 +20,7 @@ class Ernie45ForCausalLM(DecoderModel):
     checkpoints differ in `architectures` only."""
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Builds a layer; all are alike."""
+        """Builds a layer; all layers have the same structure."""
         mlp = GatedMLP(self.config, self.options)
         return LlamaLayer(self, index, mlp, traits=AttentionTraits(is_interleaved=True))
 

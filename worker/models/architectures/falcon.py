@@ -1,4 +1,4 @@
-"""Falcon 7B (huggingface.co/tiiuae): attention and an MLP without a gate as parallel blocks behind
+"""Falcon 7B (huggingface.co/tiiuae): attention and an MLP without a gate as parallel blocks after
 one LayerNorm.
 
 Schema: `config/vendors/tii.py`.
@@ -30,7 +30,7 @@ class FalconForCausalLM(StableLmForCausalLM):
     norm_name: ClassVar[str] = "transformer.ln_f"
 
     def build_layer(self, index: int) -> ParallelLayer:
-        """Builds a layer; all are alike."""
+        """Builds a layer; all layers have the same structure."""
         names = {"up_name": "dense_h_to_4h", "down_name": "dense_4h_to_h"}
         mlp = MLP(self.config, self.options, rowwise.gelu, **names)
         traits = AttentionTraits(names=_FALCON_NAMES)

@@ -83,7 +83,7 @@ class FalconH1ForCausalLM(DecoderModel):
     norm_name: ClassVar[str] = "model.final_layernorm"
 
     def build_layer(self, index: int) -> FalconH1Layer:
-        """Builds a layer; all are alike."""
+        """Builds a layer; all layers have the same structure."""
         mlp = GatedMLP(self.config, self.options, activate=self._activate)
         mixer = ParallelMixer(self, index)
         return FalconH1Layer(self, mixer, mlp, mixer_name="", mlp_name="feed_forward")

@@ -35,7 +35,7 @@ class GemmaForCausalLM(DecoderModel):
         self._embedding_scale = torch.tensor(config.hidden_size**0.5).to(options.dtype).item()
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Builds a layer; all are alike."""
+        """Builds a layer; all layers have the same structure."""
         return LlamaLayer(self, index, self.build_mlp())
 
     def build_mlp(self) -> GatedMLP:

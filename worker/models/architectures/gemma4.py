@@ -62,7 +62,7 @@ class Gemma4Router:
         self._scale = self._scale * len(self._scale) ** -0.5
 
     def norm(self) -> Norm:
-        """The norm behind which the router reads the residual."""
+        """The norm applied to the residual before the router."""
         return Norm(self._scale, is_fp32=True)
 
     def forward(self, normed: torch.Tensor) -> ExpertChoice:
@@ -72,8 +72,8 @@ class Gemma4Router:
 
 
 class ParallelExperts:
-    """Experts in parallel with an MLP. Router, experts and MLP read the same residual, each behind
-    a norm of its own; the outputs of MLP and experts are normalised and added.
+    """Experts in parallel with an MLP. Router, experts and MLP read the same residual, each after
+    its own norm; the outputs of MLP and experts are normalised and added.
 
     Args:
         model: the model that the layer belongs to.
@@ -93,7 +93,7 @@ class ParallelExperts:
         self._norms = [model.build_norm() for _ in self._norm_names]
 
     def norms(self) -> tuple[Norm, Norm]:
-        """The norms behind which router and experts read the residual."""
+        """The norms applied to the residual before the router and before the experts."""
         return self._router.norm(), self._norms[1].norm()
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
@@ -114,11 +114,11 @@ class ParallelExperts:
         inputs: Sequence[torch.Tensor],
         after_both: HiddenNorm,
     ) -> torch.Tensor:
-        """Adds the experts' output to the MLP's, each behind its norm, and normalises the sum.
+        """Adds the outputs of MLP and experts, each after its norm, and normalises the sum.
 
         Args:
             mlp_output: [T, hidden].
-            inputs: [T, hidden] each: the residual behind each of `norms`.
+            inputs: [T, hidden] each: the residual after each of `norms`.
             after_both: norm of the sum.
 
         Returns:

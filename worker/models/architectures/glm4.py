@@ -39,7 +39,7 @@ class Glm4ForCausalLM(DecoderModel):
     head, fused gate and up projections."""
 
     def build_layer(self, index: int) -> SandwichLayer:
-        """Builds a layer; all are alike."""
+        """Builds a layer; all layers have the same structure."""
         mlp = GatedMLP(self.config, self.options, names=FUSED_NAMES)
         return SandwichLayer(self, index, mlp, traits=AttentionTraits(is_interleaved=True))
 
@@ -48,6 +48,6 @@ class GlmForCausalLM(DecoderModel):
     """GLM-4 as first released: as GLM-4-0414, with norms only before each block."""
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Builds a layer; all are alike."""
+        """Builds a layer; all layers have the same structure."""
         mlp = GatedMLP(self.config, self.options, names=FUSED_NAMES)
         return LlamaLayer(self, index, mlp, traits=AttentionTraits(is_interleaved=True))

@@ -185,7 +185,7 @@ class _Mxfp4Weights:
         if hidden % _BLOCK or size % _BLOCK:
             raise ValueError(
                 f"--tensor-parallel-size {options.group.world_size} leaves a rank {size} columns "
-                f"of an expert, not whole blocks of {_BLOCK} of MXFP4: choose a smaller one"
+                f"of an expert: MXFP4 needs a multiple of {_BLOCK}, choose a smaller size"
             )
         self._moe, self._share = moe, share
         self._dtype = options.dtype

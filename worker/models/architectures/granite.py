@@ -56,7 +56,7 @@ class GraniteForCausalLM(DecoderModel):
     """Granite 3, dense: embeddings times `embedding_multiplier`, logits over `logits_scaling`."""
 
     def build_layer(self, index: int) -> PreNormLayer:
-        """Builds a layer; all are alike."""
+        """Builds a layer; all layers have the same structure."""
         return GraniteLayer(self, index, GatedMLP(self.config, self.options))
 
     def build_norm(self) -> RMSNorm:
@@ -79,7 +79,7 @@ class GraniteMoeForCausalLM(GraniteForCausalLM):
     experts, normalised to sum to 1 over the chosen."""
 
     def build_layer(self, index: int) -> GraniteLayer:
-        """Builds a layer; all are alike."""
+        """Builds a layer; all layers have the same structure."""
         mlp = MoeMLP(self.config, self.options, _NAMES)
         return GraniteLayer(self, index, mlp, "block_sparse_moe")
 
@@ -171,7 +171,7 @@ class MiniCPMForCausalLM(GraniteForCausalLM):
     """MiniCPM, whose scales are translated to Granite's; experts in all layers, or in none."""
 
     def build_layer(self, index: int) -> PreNormLayer:
-        """Builds a layer; all are alike."""
+        """Builds a layer; all layers have the same structure."""
         if self.config.moe is None:
             return super().build_layer(index)
         return GraniteLayer(self, index, MoeMLP(self.config, self.options, _MINICPM_NAMES))

@@ -16,6 +16,6 @@ class HunYuanDenseV1ForCausalLM(DecoderModel):
     """Llama with QK norm after rotary embedding, whose base grows with `alpha`."""
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Builds a layer; all are alike."""
+        """Builds a layer; all layers have the same structure."""
         traits = AttentionTraits(names=_NAMES, rotates_first=True)
         return LlamaLayer(self, index, GatedMLP(self.config, self.options), traits=traits)

@@ -24,5 +24,5 @@ class HunYuanMoEV1ForCausalLM(Qwen3MoeForCausalLM):
     moe_names: ClassVar[MoeNames] = MoeNames(router="gate.wg", shared="shared_mlp")
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Builds a layer; all are alike."""
+        """Builds a layer; all layers have the same structure."""
         return LlamaLayer(self, index, self.build_mlp(index), traits=_TRAITS)

@@ -13,7 +13,7 @@ from worker.models.layers.attention import AttentionNames, AttentionTraits, Gate
 
 
 class InternLM2Layer(LlamaLayer):
-    """A layer as Llama's, with InternLM 2's names of norms in a checkpoint."""
+    """Llama's layer, with InternLM 2's names of the norms in a checkpoint."""
 
     norm_names: ClassVar[tuple[str, ...]] = ("attention_norm", "ffn_norm")
 
@@ -26,7 +26,7 @@ class InternLM2ForCausalLM(DecoderModel):
     head_name: ClassVar[str] = "output"
 
     def build_layer(self, index: int) -> InternLM2Layer:
-        """Builds a layer; all are alike."""
+        """Builds a layer; all layers have the same structure."""
         names = AttentionNames(q="wqkv", k="wqkv", v="wqkv", output="wo", is_grouped=True)
         return InternLM2Layer(
             *(self, index, GatedMLP(self.config, self.options, names=("w1", "w3", "w2"))),

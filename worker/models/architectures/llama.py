@@ -165,5 +165,5 @@ class LlamaForCausalLM(DecoderModel):
     runs_natively: ClassVar[bool] = True
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Builds a layer; all are alike."""
+        """Builds a layer; all layers have the same structure."""
         return LlamaLayer(self, index, GatedMLP(self.config, self.options))

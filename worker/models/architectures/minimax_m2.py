@@ -17,7 +17,7 @@ class MiniMaxM2ForCausalLM(DecoderModel):
     """MiniMax-M2: QK norm over all heads together, rotary embedding of part of each head."""
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Builds a layer; all are alike."""
+        """Builds a layer; all layers have the same structure."""
         mlp = MoeMLP(self.config, self.options, _NAMES)
         traits = AttentionTraits(has_wide_norms=True)
         return LlamaLayer(self, index, mlp, traits=traits, mlp_name="block_sparse_moe")

@@ -15,6 +15,6 @@ class Ministral3ForCausalLM(DecoderModel):
     is `llama_4_scaling_beta` and length that of the first training."""
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Builds a layer; all are alike."""
+        """Builds a layer; all layers have the same structure."""
         mlp = GatedMLP(self.config, self.options)
         return LlamaLayer(self, index, mlp, traits=AttentionTraits(query_scale=self.query_scale))

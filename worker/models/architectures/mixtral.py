@@ -16,6 +16,6 @@ class MixtralForCausalLM(DecoderModel):
     """Mixtral: experts as in Qwen3-MoE, with other names in a checkpoint."""
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Builds a layer; all are alike."""
+        """Builds a layer; all layers have the same structure."""
         mlp = MoeMLP(self.config, self.options, _NAMES)
         return LlamaLayer(self, index, mlp, mlp_name="block_sparse_moe")

@@ -17,7 +17,7 @@ class NemotronForCausalLM(StableLmForCausalLM):
     ReLU."""
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Builds a layer; all are alike."""
+        """Builds a layer; all layers have the same structure."""
         return LlamaLayer(self, index, MLP(self.config, self.options, squared_relu))
 
     def build_norm(self) -> LayerNorm:

@@ -63,7 +63,7 @@ class FlexOlmoForCausalLM(Qwen3MoeForCausalLM):
     """OLMo 2 with experts in all layers."""
 
     def build_layer(self, index: int) -> PostNormLayer:
-        """Builds a layer; all are alike."""
+        """Builds a layer; all layers have the same structure."""
         traits = AttentionTraits(has_wide_norms=True)
         return PostNormLayer(self, index, self.build_mlp(index), traits=traits)
 
@@ -72,6 +72,6 @@ class OlmoeForCausalLM(Qwen3MoeForCausalLM):
     """OLMoE: norms before the blocks, and experts in all layers."""
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Builds a layer; all are alike."""
+        """Builds a layer; all layers have the same structure."""
         traits = AttentionTraits(has_wide_norms=True)
         return LlamaLayer(self, index, self.build_mlp(index), traits=traits)

@@ -1,5 +1,5 @@
 """Phi 1 to 2 (huggingface.co/microsoft): attention and an MLP without a gate as parallel blocks
-behind one LayerNorm.
+after one LayerNorm.
 
 Schema: `config/vendors/microsoft.py`.
 """
@@ -24,6 +24,6 @@ class PhiForCausalLM(StableLmForCausalLM):
     head_has_bias: ClassVar[bool] = True
 
     def build_layer(self, index: int) -> ParallelLayer:
-        """Builds a layer; all are alike."""
+        """Builds a layer; all layers have the same structure."""
         mlp = MLP(self.config, self.options, rowwise.gelu_tanh, up_name="fc1", down_name="fc2")
         return ParallelLayer(self, index, mlp, traits=AttentionTraits(names=_PHI_NAMES))

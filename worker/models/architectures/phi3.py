@@ -17,6 +17,6 @@ class Phi3ForCausalLM(DecoderModel):
     """Llama with q, k and v as one tensor in a checkpoint, and gate and up as another."""
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Builds a layer; all are alike."""
+        """Builds a layer; all layers have the same structure."""
         mlp = GatedMLP(self.config, self.options, names=FUSED_NAMES)
         return LlamaLayer(self, index, mlp, traits=AttentionTraits(names=_NAMES))

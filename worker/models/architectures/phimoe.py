@@ -66,5 +66,5 @@ class PhimoeForCausalLM(StableLmForCausalLM):
     head_has_bias: ClassVar[bool] = True
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Builds a layer; all are alike."""
+        """Builds a layer; all layers have the same structure."""
         return LlamaLayer(self, index, SparseMixerMLP(self), mlp_name="block_sparse_moe")

@@ -13,7 +13,7 @@ from worker.models.layers.attention import AttentionNames, AttentionTraits, Gate
 
 
 class QWenLayer(LlamaLayer):
-    """A layer as Llama's, with Qwen 1's names of norms in a checkpoint."""
+    """Llama's layer, with Qwen 1's names of the norms in a checkpoint."""
 
     norm_names: ClassVar[tuple[str, ...]] = ("ln_1", "ln_2")
 
@@ -27,7 +27,7 @@ class QWenLMHeadModel(DecoderModel):
     norm_name: ClassVar[str] = "transformer.ln_f"
 
     def build_layer(self, index: int) -> QWenLayer:
-        """Builds a layer; all are alike. The gate is w2 in a checkpoint."""
+        """Builds a layer; all layers have the same structure. The gate is w2 in a checkpoint."""
         names = AttentionNames(q="c_attn", k="c_attn", v="c_attn", output="c_proj", is_fused=True)
         return QWenLayer(
             *(self, index, GatedMLP(self.config, self.options, names=("w2", "w1", "c_proj"))),

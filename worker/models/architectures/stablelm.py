@@ -17,7 +17,7 @@ class StableLmForCausalLM(DecoderModel):
     quarter of each head."""
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Builds a layer; all are alike."""
+        """Builds a layer; all layers have the same structure."""
         return LlamaLayer(self, index, GatedMLP(self.config, self.options))
 
     def build_norm(self) -> LayerNorm:

@@ -15,6 +15,6 @@ class Starcoder2ForCausalLM(StableLmForCausalLM):
     """Starcoder 2: biases in all projections, and an MLP without a gate."""
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Builds a layer; all are alike."""
+        """Builds a layer; all layers have the same structure."""
         names = {"up_name": "c_fc", "down_name": "c_proj"}
         return LlamaLayer(self, index, MLP(self.config, self.options, rowwise.gelu_tanh, **names))

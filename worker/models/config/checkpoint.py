@@ -56,7 +56,7 @@ def resolve_checkpoint(model: str, *, weights: bool = True) -> Path:
         if not (folder / "config.json").is_file():
             check_files(folder)
         if weights and (problem := _lacking_weights(folder)):
-            raise ValueError(f"the Hub's {model}: {problem}")
+            raise ValueError(f"{model} on the Hugging Face Hub: {problem}")
         return folder
     if not (folder / "config.json").is_file():
         check_files(folder)

@@ -1,4 +1,4 @@
-"""Model families that are supported: those of all pages in `vendors/`. Imports no torch."""
+"""Supported model families, collected from the modules in `vendors/`. Imports no torch."""
 
 from __future__ import annotations
 

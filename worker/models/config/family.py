@@ -1,9 +1,9 @@
-"""Base of model families' schemas: keys that all families have, and what they stand for. Imports
+"""Base of model families' schemas: keys that all families have, and their meaning. Imports
 no torch.
 
-A vendor's page in `worker.models.config.vendors` has one `FamilyConfig` per family. Its fields are
-keys of config.json (see `schema.py`), its class attributes are facts that no key states, and its
-methods compute what the keys stand for in `ModelConfig`.
+A vendor's module in `worker.models.config.vendors` has one `FamilyConfig` per family. Its fields
+are keys of config.json (see `schema.py`), its class attributes are facts that no key states, and
+its methods translate the keys to `ModelConfig`.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ class LatentFamilyConfig(FamilyConfig):
     rope_interleave: bool = True
 
     def head_size(self) -> int:
-        """Dimensions with rotary embedding, or all if config.json has the share of them that has
-        it."""
+        """Size of a head in the rotary embedding's configuration: the dimensions with rotary
+        embedding, or all if `partial_rotary_factor` selects these among them."""
         rotary, plain, share = (
             self.qk_rope_head_dim,
             self.qk_nope_head_dim,

@@ -272,7 +272,7 @@ def _length_limit(
     """Length of the longest sequence that is computed exactly, and the keys that it follows from.
 
     Full attention equals windowed attention for sequences no longer than the window, and
-    dual-chunk attention for those no longer than what one chunk sees.
+    dual-chunk attention for those no longer than the context of one chunk.
 
     Args:
         family: config.json.

@@ -129,8 +129,8 @@ def _table_of(kind: str, parameters: dict[str, Any]) -> dict[str, Any]:
         isinstance(table, dict) for table in parameters.values() if table is not None
     ):
         raise ValueError(
-            "rope_parameters in config.json must be an object with the keys full_attention and "
-            "sliding_attention only, of which each is an object: fix it"
+            "rope_parameters in config.json must be an object with only the keys full_attention "
+            "and sliding_attention, each with an object: fix it"
         )
     return dict(parameters.get(kind) or {})
 

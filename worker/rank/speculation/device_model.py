@@ -157,7 +157,7 @@ class DeviceModelProposer(Proposer):
         return guesses
 
     def prepare_capture(self, largest: int) -> None:
-        """Makes the static buffers of graphs of up to `largest` rows."""
+        """Allocates the static buffers of graphs of up to `largest` rows."""
         device = self._tables.device
         arrays = self._arrays(np.zeros(0, dtype=np.int64), largest)
         staged = stage(arrays, device)

@@ -254,7 +254,7 @@ class Drafter:
             tokens: all sampled tokens of the step.
             counts: number of accepted tokens, by speculative row.
         """
-        assert isinstance(step.speculative, HostRows), "the host knows which guesses were right"
+        assert isinstance(step.speculative, HostRows), "the step was not placed by the host"
         placement = step.speculative.placement
         rows = zip(placement.slots, placement.first_samples, step.guesses, counts, strict=True)
         for slot, first, guesses, count in rows:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Format(NamedTuple):
-    """Texts of a format."""
+    """Texts that are valid under a value of the keyword `format`."""
 
     pattern: str
     """Regular expression (Rust's syntax) for whole texts."""

@@ -28,7 +28,7 @@ class BaichuanConfig(FamilyConfig):
             )
         if self.tie_word_embeddings:
             raise ValueError(
-                "tie_word_embeddings = True in config.json is not supported: it must be False, "
+                "tie_word_embeddings = true in config.json is not supported: it must be false, "
                 "since the rows of the LM head's weight are normalised"
             )
 

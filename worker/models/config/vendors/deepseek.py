@@ -49,7 +49,7 @@ class DeepseekConfig(FamilyConfig, kw_only=True):
 
 
 class DeepseekV2Config(LatentFamilyConfig, kw_only=True):
-    """DeepSeek V2, Lite or whole."""
+    """DeepSeek V2 and V2 Lite."""
 
     architecture = "DeepseekV2ForCausalLM"
     model_types = ("deepseek_v2",)

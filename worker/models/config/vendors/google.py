@@ -160,7 +160,7 @@ class Gemma4Config(FamilyConfig, kw_only=True):
         """The sliding window."""
         if self.sliding_window is None:
             raise ValueError(
-                "sliding_window = None in config.json is not supported: it must be a positive "
+                "sliding_window = null in config.json is not supported: it must be a positive "
                 "integer"
             )
         return self.sliding_window

@@ -31,7 +31,7 @@ class Exaone4Config(AlternatingFamilyConfig):
 
 
 class ExaoneMoeConfig(Exaone4Config):
-    """K-EXAONE: EXAONE 4's attention behind norms before the blocks, and experts."""
+    """K-EXAONE: EXAONE 4's attention, with norms before the blocks, and experts."""
 
     architecture = "ExaoneMoeForCausalLM"
     other_architectures = ("ExaoneMoEForCausalLM",)

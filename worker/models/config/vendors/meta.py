@@ -78,7 +78,7 @@ class Llama4Config(FamilyConfig):
         """Length of a chunk."""
         if self.attention_chunk_size is None and CHUNKED in self.kinds_of_layers():
             raise ValueError(
-                "attention_chunk_size = None in config.json must be a positive integer: fix it"
+                "attention_chunk_size = null in config.json must be a positive integer: fix it"
             )
         return self.attention_chunk_size
 

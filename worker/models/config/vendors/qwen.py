@@ -49,7 +49,7 @@ class QwenConfig(FamilyConfig):
     seq_length: Count = 8192
 
     def derive(self) -> None:
-        """Sets what the keys of other families stand for; `intermediate_size` counts gate and
+        """Sets the keys of other families from Qwen 1's; `intermediate_size` counts gate and
         up."""
         self.head_dim = self.kv_channels
         self.num_key_value_heads = self.num_attention_heads
@@ -98,7 +98,7 @@ class Qwen2Config(QwenWindowsConfig):
         return Biases(qkv=True)
 
     def spans(self) -> dict[str, int]:
-        """Dual-chunk attention equals full attention within what one chunk sees."""
+        """Dual-chunk attention equals full attention within the context of one chunk."""
         if not self.dual_chunk_attention_config:
             return {}
         chunk, local = (

@@ -24,8 +24,8 @@ class HunYuanDenseV1Config(FamilyConfig):
     use_qk_norm: Yes = True
 
     def derive(self) -> None:
-        """Replaces `alpha` of dynamic rope scaling by the larger base of the rotary embedding that
-        it stands for at all sequence lengths."""
+        """Replaces `alpha` of dynamic rope scaling by the equivalent, larger base of the rotary
+        embedding, which does not depend on the sequence length."""
         key = "rope_scaling" if self.rope_scaling else "rope_parameters"
         table = dict(getattr(self, key) or {})
         alpha, kind = table.pop("alpha", None), table.pop("rope_type", table.pop("type", None))

@@ -10,7 +10,7 @@ from worker.models.config.schema import Count, Index, No, Number, Yes, only, sho
 
 
 class FalconConfig(FamilyConfig):
-    """Falcon 7B: one KV head, and attention and MLP in parallel behind one LayerNorm."""
+    """Falcon 7B: one KV head, and attention and MLP in parallel after one LayerNorm."""
 
     architecture = "FalconForCausalLM"
     model_types = ("falcon",)

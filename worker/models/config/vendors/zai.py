@@ -94,7 +94,7 @@ class Glm4MoeLiteConfig(DeepseekV3Config):
     n_group: Index = 1
     topk_group: Index = 1
     first_k_dense_replace: Index = -1
-    """-1 if missing: the first layer, unless `mlp_layer_types` lists others."""
+    """-1 if missing: the dense layers follow from `mlp_layer_types`; the first one without it."""
     routed_scaling_factor: Number = 1.8
 
     def moe(self) -> MoeConfig:
