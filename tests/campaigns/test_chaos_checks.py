@@ -279,7 +279,10 @@ def test_a_whole_fleet_lacks_nothing() -> None:
         (replace(WHOLE, parts=Counter({Part.FRONT: 3, Part.HAPROXY: 1})), "3 of 2 front"),
         (replace(WHOLE, parts=Counter({Part.FRONT: 2})), "0 of 1 haproxy"),
         (replace(WHOLE, metrics=None), "does not answer"),
-        (replace(WHOLE, metrics=ScrapedMetrics(ready={("m", "g1"): 2.0})), "1 of 2 gateways tell"),
+        (
+            replace(WHOLE, metrics=ScrapedMetrics(ready={("m", "g1"): 2.0})),
+            "1 of 2 gateways report",
+        ),
         (
             replace(WHOLE, metrics=ScrapedMetrics(ready={("m", "g1"): 2.0, ("m", "g2"): 1.0})),
             "workers of m",

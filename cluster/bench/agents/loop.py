@@ -18,6 +18,8 @@ from cluster.bench.prompts import PromptSpace
 
 SESSION_HEADER: Final = "x-session-id"
 """Header with the session's id, for routers that use one; servers ignore unknown headers."""
+_PAUSE_S: Final = 1.0
+"""Seconds after a failed request, so that a server that rejects requests is not flooded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,6 +110,7 @@ class AgentLoops:
             record = await self._send(messages, turn, headers)
             self.ended.append(TurnRecord(is_first=not number, record=record, ended_at=self._now()))
             if record.error:
+                await asyncio.sleep(_PAUSE_S)
                 return
             messages.append({"role": "assistant", "content": record.text})
             num_context = record.prompt_len + record.output_len

@@ -101,6 +101,7 @@ def run_agents(options: AgentOptions) -> Result:
         "trace": options.trace,
         "seed": options.seed,
         "rows": rows,
+        "failed": errors.total(),
         "errors": dict(errors.most_common()),
         "checks": checks_json(
             [

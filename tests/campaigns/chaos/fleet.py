@@ -148,7 +148,7 @@ def missing(expected: ExpectedFleet, look: Look) -> str | None:
     for model, number in expected.ready.items():
         ready = {gateway: n for (name, gateway), n in look.metrics.ready.items() if name == model}
         if len(ready) != expected.num_gateways:
-            return f"{len(ready)} of {expected.num_gateways} gateways tell of {model}"
+            return f"{len(ready)} of {expected.num_gateways} gateways report {model}"
         if any(n != number for n in ready.values()):
             return f"gateways see {sorted(ready.values())} workers of {model}, not {number}"
     if look.gateways_up is not None and look.gateways_up != expected.num_gateways:

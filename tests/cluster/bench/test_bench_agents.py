@@ -83,3 +83,13 @@ def test_contexts_grow_by_the_answers(
 def test_a_tokenizer_is_required(backend: Backend, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["agents", "--base-url", backend.url]) == 2
     assert "set --tokenizer" in capsys.readouterr().err
+
+
+def test_failed_requests_fail_the_benchmark(
+    backend: Backend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    backend.fail_with = "cut"
+    command = ["agents", "--base-url", backend.url, "--tokenizer", MODEL, "--scale", "0.001"]
+    assert main([*command, "--sessions", "1", "--duration-s", "0.5", "--warmup-s", "0"]) == 1
+    assert len(backend.bodies) == 1  # the next one waits
+    assert "requests failed" in capsys.readouterr().err
