@@ -201,16 +201,19 @@ def serve_settings() -> dict[str, str]:
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",
         # After three failed checks the proxy actor is replaced: the Python proxy, or HAProxy's
         # manager, without which HAProxy works until gateways change. A check takes about 2 ms of
-        # CPU time in controller and proxy; three of them and a start take about 12 s.
+        # CPU time in controller and proxy. Three of them and a start take about 12 s, and 25 s if
+        # the actor hangs, instead of 45 s with Serve's default timeout of 10 s.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "3",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "3",
         # Kills replicas that fail health checks. Serve would ask them to shut down and wait for
         # LONGEST_STREAM_S (https://github.com/ray-project/ray/issues/41742); one that hangs keeps
         # its GPUs from its replacement for as long.
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
-        # As long as `serve.start` waits for proxies (HTTP_PROXY_TIMEOUT). With Serve's default of
-        # 5 s a proxy that starts slowly, on a busy machine or a cold disk, is killed, and the start
-        # fails.
-        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+        # A proxy that is not ready after three such checks is replaced. With Serve's default of
+        # 5 s, one that starts slowly, on a busy machine or a cold disk, would be killed. Three
+        # checks have to be shorter than `serve.start` waits for proxies (HTTP_PROXY_TIMEOUT), so
+        # that one that hangs is replaced before the start fails.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "15",
         # Minimum seconds of draining, even without requests; use 30 behind load balancers.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",
         "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "0.5",

@@ -238,11 +238,15 @@ class LocalFleet:
 
         application = (self._build or build_application)(self._config)
         self._has_deployed = True
-        serve.run_many(
-            [serve.RunTarget(application, name=APPLICATION)],
-            wait_for_ingress_deployment_creation=False,
-            wait_for_applications_running=False,
-        )
+        try:
+            serve.run_many(
+                [serve.RunTarget(application, name=APPLICATION)],
+                wait_for_ingress_deployment_creation=False,
+                wait_for_applications_running=False,
+            )
+        except TimeoutError as error:
+            # The application is deployed, and the controller replaces proxies that hang.
+            self._report(f"Ray Serve's proxy does not respond: {error}")
         reported: dict[str, int] = {}
         while (overview := serve.status().applications[APPLICATION]).status != "RUNNING":
             if overview.status in ("DEPLOY_FAILED", "UNHEALTHY"):

@@ -87,12 +87,15 @@ def test_settings_are_names_that_ray_reads() -> None:
     assert all(name.startswith("RAY_") for name in ray_settings())
 
 
-def test_a_proxy_may_take_as_long_to_start_as_its_start_is_waited_for() -> None:
-    """Else a busy machine's is killed meanwhile, and `rayfleet serve` ends."""
-    from ray.serve._private.constants import HTTP_PROXY_TIMEOUT
+def test_a_proxy_that_hangs_at_its_start_is_replaced_before_the_start_fails() -> None:
+    """But one that a busy machine delays by half a minute is not."""
+    from ray.serve._private.constants import (
+        HTTP_PROXY_TIMEOUT,
+        PROXY_HEALTH_CHECK_UNHEALTHY_THRESHOLD,
+    )
 
-    allowed_s = float(serve_settings()["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"])
-    assert allowed_s >= HTTP_PROXY_TIMEOUT
+    check_s = float(serve_settings()["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"])
+    assert 30 < check_s * PROXY_HEALTH_CHECK_UNHEALTHY_THRESHOLD < HTTP_PROXY_TIMEOUT
 
 
 def evaluated() -> dict[str, str]:
