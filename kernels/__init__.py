@@ -1,5 +1,8 @@
 """GPU and CPU kernels: one op per folder, with a torch reference and a Triton kernel."""
 
+import importlib
+import pkgutil
+
 from kernels.activation import squared_relu, xielu
 from kernels.choose_experts import ExpertChoice, Routing, choose_experts
 from kernels.draft_ngrams import NgramLookup, draft_ngrams, follow_ngram
@@ -42,6 +45,11 @@ from kernels.step_inputs import StepRows, StepTensors, gather_step_inputs, write
 from kernels.token_bitmask import apply_token_bitmask
 from kernels.token_edits import EditRows, TokenEdits, apply_token_edits_
 from kernels.token_scores import TokenScores, token_scores
+
+# Declares the ops that are not exported above, too.
+for _module in pkgutil.iter_modules(__path__):
+    if _module.ispkg:
+        importlib.import_module(f"kernels.{_module.name}")
 
 __all__ = [
     "GELU",

@@ -80,13 +80,18 @@ class SchedulingConfig:
             )
 
 
+DEFAULT_PAGE_SIZE = 16
+"""Default of `page_size` for autoregressive models, in tokens."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheConfig:
     """KV cache and prefix cache."""
 
-    page_size: int = 16
+    page_size: int = 0
     """Tokens per page of the KV cache (vLLM's block size), which is also the granularity of prefix
-    caching."""
+    caching. 0 (default) selects 16, or the block size of a block-diffusion model if that is
+    larger."""
     kv_cache_dtype: KVCacheDType = "auto"
     """Data type of the KV cache: fp8 (the same as fp8_e4m3) holds twice the tokens of bfloat16; it
     needs compute capability 8.9 or higher on CUDA, and implies --cpu-backend torch on CPU. auto
@@ -107,7 +112,7 @@ class CacheConfig:
     timings predict that copying is faster than recomputing."""
 
     def __post_init__(self) -> None:
-        if self.page_size < 1 or self.page_size & (self.page_size - 1):
+        if self.page_size < 0 or self.page_size & (self.page_size - 1):
             raise ValueError(f"--page-size must be a power of two, got {self.page_size}")
         if self.kv_cache_tokens is not None and self.kv_cache_tokens < self.page_size:
             raise ValueError(
@@ -384,6 +389,15 @@ class EngineConfig:
     def with_options(self, **options: Any) -> EngineConfig:
         """This configuration with other values of some options, named as the CLI's flags."""
         return from_options(EngineConfig, option_values(self) | options)
+
+    def with_page_size(self, block_size: int) -> EngineConfig:
+        """This configuration with the default page size for a model if it is unset (0).
+
+        Args:
+            block_size: block size of a block-diffusion model; 1 for an autoregressive model.
+        """
+        page_size = self.cache.page_size or max(DEFAULT_PAGE_SIZE, block_size)
+        return replace(self, cache=replace(self.cache, page_size=page_size))
 
     def with_limits(self, max_num_seqs: int, max_num_batched_tokens: int) -> EngineConfig:
         """This configuration with the device's limits in place of those that are unset (0).

@@ -65,7 +65,8 @@ def add_arguments(parser: CommandParser) -> None:
     parser.common = COMMON
     parser.description = (
         "Prints one line per check; exits with status 1 if a check fails. With --model, checks the "
-        "model as well, and accepts all engine flags of `rayfleet serve`."
+        "model as well, and accepts all engine flags of `rayfleet serve`. Running servers are not "
+        "checked: see `rayfleet top --url`."
     )
     parser.add_argument("--port", type=int, default=8000, help="port for serve")
     parser.add_argument(

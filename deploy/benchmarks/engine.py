@@ -20,6 +20,7 @@ from worker.config import EngineConfig
 from worker.core.engine import EngineCore
 from worker.core.executor_factory import create_executor, uses_cuda
 from worker.core.timeline import StepRecord
+from worker.models.config.model_config import load_model_config
 from worker.protocol.blocks import TOKEN_BYTES
 from worker.protocol.diffusion import BlockTotals
 from worker.protocol.messages import (
@@ -152,7 +153,9 @@ class BenchEngine:
     def __init__(self, config: EngineConfig, *, request_tokens: int | None = None) -> None:
         cache, max_num_seqs = config.cache, config.scheduling.max_num_seqs or 64
         if request_tokens is not None and uses_cuda(config) and cache.kv_cache_tokens is None:
-            tokens = max_num_seqs * (-(-request_tokens // cache.page_size) + 1) * cache.page_size
+            block_size = load_model_config(config.checkpoint, weights=False).block_size
+            page_size = config.with_page_size(block_size).cache.page_size
+            tokens = max_num_seqs * (-(-request_tokens // page_size) + 1) * page_size
             config = config.with_options(max_num_seqs=max_num_seqs, kv_cache_tokens=tokens)
         self.config = config
         self._directory = tempfile.mkdtemp(prefix="rf-")

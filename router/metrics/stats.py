@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, NamedTuple
 
 from router.metrics.tenants import TenantBook
+from worker.protocol.exports import AsCounter, AsGauge, AsHistogram
 from worker.protocol.exposition import FIRST_TOKEN_BUCKETS, Histogram
 from worker.protocol.slo import Slo, SloClass, slo_class
 from worker.protocol.times import FirstTokenTimes
@@ -29,37 +32,62 @@ TOKEN_COUNT_BUCKETS = tuple(float(4**power) for power in range(11))
 """Histogram bounds of numbers of tokens."""
 
 
+@dataclass(slots=True)
 class LatencyStats:
     """Histograms in seconds of completion latencies of one SLO class."""
 
-    __slots__ = (
-        "first_flush",
-        "first_token",
-        "inter_token",
-        "prefill",
-        "queue",
-        "request",
-        "route",
-        "time_per_token",
-    )
-
-    def __init__(self) -> None:
-        self.first_token = Histogram(FIRST_TOKEN_BUCKETS)
-        """Arrival to first token (TTFT)."""
-        self.route = Histogram(STAGE_BUCKETS)
-        """Arrival to the submit to the worker that served the completion."""
-        self.queue = Histogram(STAGE_BUCKETS)
-        """Arrival on that worker to its first admission into the batch."""
-        self.prefill = Histogram(STAGE_BUCKETS)
-        """First admission on the worker to the first token."""
-        self.first_flush = Histogram(STAGE_BUCKETS)
-        """First token on the worker until the gateway has sent it, for streams."""
-        self.inter_token = Histogram(TOKEN_TIME_BUCKETS)
-        """One token to the next (ITL)."""
-        self.time_per_token = Histogram(TOKEN_TIME_BUCKETS)
-        """Mean time per token after the first (TPOT), per completion."""
-        self.request = Histogram(REQUEST_BUCKETS)
-        """Arrival to the end of the completion."""
+    first_token: Annotated[
+        Histogram,
+        AsHistogram("time_to_first_token_seconds", "Time to first token (TTFT) in seconds."),
+    ] = field(default_factory=partial(Histogram, FIRST_TOKEN_BUCKETS))
+    """Arrival to first token."""
+    route: Annotated[
+        Histogram,
+        AsHistogram(
+            "request_route_time_seconds",
+            "Part of TTFT in seconds: arrival to submission to the worker.",
+        ),
+    ] = field(default_factory=partial(Histogram, STAGE_BUCKETS))
+    """Arrival to the submit to the worker that served the completion."""
+    queue: Annotated[
+        Histogram,
+        AsHistogram(
+            "request_queue_time_seconds",
+            "Part of TTFT in seconds: waiting on the worker until admission.",
+        ),
+    ] = field(default_factory=partial(Histogram, STAGE_BUCKETS))
+    """Arrival on that worker to its first admission into the batch."""
+    prefill: Annotated[
+        Histogram,
+        AsHistogram(
+            "request_prefill_time_seconds",
+            "Part of TTFT in seconds: admission to first token.",
+        ),
+    ] = field(default_factory=partial(Histogram, STAGE_BUCKETS))
+    first_flush: Annotated[
+        Histogram,
+        AsHistogram(
+            "request_first_flush_time_seconds",
+            "Seconds from the first token on the worker until the gateway has sent it (streams).",
+        ),
+    ] = field(default_factory=partial(Histogram, STAGE_BUCKETS))
+    inter_token: Annotated[
+        Histogram,
+        AsHistogram("inter_token_latency_seconds", "Inter-token latency (ITL) in seconds."),
+    ] = field(default_factory=partial(Histogram, TOKEN_TIME_BUCKETS))
+    time_per_token: Annotated[
+        Histogram,
+        AsHistogram(
+            "request_time_per_output_token_seconds",
+            "Mean time per output token after the first (TPOT) in seconds.",
+        ),
+    ] = field(default_factory=partial(Histogram, TOKEN_TIME_BUCKETS))
+    """Observed once per completion."""
+    request: Annotated[
+        Histogram,
+        AsHistogram("e2e_request_latency_seconds", "End-to-end latency in seconds."),
+    ] = field(default_factory=partial(Histogram, REQUEST_BUCKETS))
+    """Arrival to the end of the completion."""
 
     def began(self, first_token_s: float, route_s: float, times: FirstTokenTimes | None) -> None:
         """Records a first token.
@@ -87,96 +115,106 @@ class WorkerTarget(NamedTuple):
     """Maximum."""
 
 
+@dataclass(slots=True)
 class ModelStats:
-    """Counters of one model in one gateway.
+    """Counters of one model in one gateway. Annotated fields are exported as metrics."""
 
-    Args:
-        max_tenants: maximum number of tenants with separate counters; others are counted together.
-    """
-
-    __slots__ = (
-        "_latencies",
-        "achievable_hit_tokens",
-        "cached_tokens",
-        "completion_tokens",
-        "finished",
-        "generation_tokens",
-        "hit_tokens",
-        "pending_requests",
-        "pending_tokens",
-        "pooled_hit_tokens",
-        "prediction_error",
-        "prompt_length",
-        "prompt_tokens",
-        "regret_s",
-        "rejected",
-        "resubmissions",
-        "retries",
-        "routed",
-        "saved_tokens",
-        "session_wait",
-        "slo",
-        "started",
-        "tenants",
-        "unplaced",
-        "waiting_sessions",
-        "workers",
+    tenants: TenantBook = field(default_factory=partial(TenantBook, 32))
+    workers: WorkerTarget = field(default_factory=partial(WorkerTarget, 1, 1, 1))
+    """Target number of workers: the configured number until Serve has been queried."""
+    prompt_tokens: Annotated[int, AsCounter("prompt_tokens", "Prompt tokens processed.")] = 0
+    """Prompt tokens of requests."""
+    generation_tokens: Annotated[int, AsCounter("generation_tokens", "Tokens generated.")] = 0
+    cached_tokens: Annotated[
+        int, AsCounter("prompt_tokens_cached", "Prompt tokens found in prefix caches.")
+    ] = 0
+    hit_tokens: Annotated[
+        int, AsCounter("routing_hit_tokens", "Prompt tokens that routing predicted to be cached.")
+    ] = 0
+    """Prompt tokens predicted to be in the prefix caches of the chosen workers."""
+    saved_tokens: int = 0
+    """Tokens among `prompt_tokens` that no worker was expected to compute: the `hit_tokens` of
+    each prompt's first completion, before any worker failure."""
+    achievable_hit_tokens: Annotated[
+        int,
+        AsCounter(
+            "routing_achievable_hit_tokens",
+            "Prompt tokens cached on the worker with the longest cached prefix.",
+        ),
+    ] = 0
+    pooled_hit_tokens: Annotated[
+        int,
+        AsCounter(
+            "routing_pooled_hit_tokens",
+            "Prompt tokens that a single cache for all workers would have had (--explain-routing).",
+        ),
+    ] = 0
+    regret_s: Annotated[
+        float,
+        AsCounter(
+            "routing_regret_seconds",
+            "Sum of predicted TTFT minus the best possible predicted TTFT (--explain-routing).",
+        ),
+    ] = 0.0
+    """Sum of regrets (see Explanation)."""
+    resubmissions: Annotated[
+        int,
+        AsCounter("resubmissions", "Completions resumed on another worker after a worker failure."),
+    ] = 0
+    retries: Annotated[int, AsCounter("routing_retries", "Submits retried on another worker.")] = 0
+    rejected: int = 0
+    """Completions rejected because all workers' queues were full."""
+    unplaced: int = 0
+    """Completions rejected because no worker was available."""
+    pending_requests: Annotated[
+        int, AsGauge("gateway_pending_requests", "Completions not on a worker yet.")
+    ] = 0
+    pending_tokens: Annotated[
+        int, AsGauge("gateway_pending_tokens", "Prompt tokens of completions not on a worker yet.")
+    ] = 0
+    waiting_sessions: Annotated[
+        int,
+        AsGauge(
+            "gateway_waiting_sessions",
+            "Completions of agent sessions waiting for room in KV caches.",
+        ),
+    ] = 0
+    """These are among `pending_requests`."""
+    session_wait: Annotated[
+        Histogram,
+        AsHistogram(
+            "session_wait_seconds",
+            "Seconds that requests of agent sessions waited for room in KV caches.",
+        ),
+    ] = field(default_factory=partial(Histogram, REQUEST_BUCKETS))
+    slo: dict[tuple[int, SloClass, bool], int] = field(default_factory=dict)
+    """Number of completions with an SLO, by priority, class and whether it was met."""
+    routed: dict[str, int] = field(default_factory=dict)
+    """Number of completions submitted, by worker id."""
+    started: int = 0
+    """Number of completions started."""
+    finished: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("stop", "length", "abort", "error"), 0)
     )
+    """Number of completions ended, by finish reason."""
+    prediction_error: Annotated[
+        Histogram,
+        AsHistogram(
+            "routing_prediction_error_seconds",
+            "Absolute error of the TTFT predicted by routing, in seconds.",
+        ),
+    ] = field(default_factory=partial(Histogram, FIRST_TOKEN_BUCKETS))
+    prompt_length: Annotated[
+        Histogram, AsHistogram("request_prompt_tokens", "Prompt tokens per request.")
+    ] = field(default_factory=partial(Histogram, TOKEN_COUNT_BUCKETS))
+    completion_tokens: Annotated[
+        Histogram,
+        AsHistogram("request_generation_tokens", "Generated tokens per finished completion."),
+    ] = field(default_factory=partial(Histogram, TOKEN_COUNT_BUCKETS))
+    """Observed for completions with finish reason stop or length."""
+    _latencies: dict[SloClass, LatencyStats] = field(default_factory=dict)
 
-    def __init__(self, max_tenants: int = 32) -> None:
-        self.workers = WorkerTarget(1, 1, 1)
-        """Target number of workers: the configured number until Serve has been queried."""
-        self.prompt_tokens = 0
-        """Prompt tokens of requests."""
-        self.generation_tokens = 0
-        """Tokens generated."""
-        self.cached_tokens = 0
-        """Prompt tokens that workers found in their prefix caches."""
-        self.hit_tokens = 0
-        """Prompt tokens predicted to be in the prefix caches of the chosen workers."""
-        self.saved_tokens = 0
-        """Tokens among `prompt_tokens` that no worker was expected to compute: the `hit_tokens` of
-        each prompt's first completion, before any worker failure."""
-        self.achievable_hit_tokens = 0
-        """Prompt tokens predicted to be in the prefix caches of the workers with the longest
-        hits."""
-        self.pooled_hit_tokens = 0
-        """Prompt tokens that a single cache for all workers would have had, if decisions are
-        explained."""
-        self.regret_s = 0.0
-        """Sum of regrets (see Explanation), if decisions are explained."""
-        self.retries = 0
-        """Submits that failed and were retried on another worker."""
-        self.resubmissions = 0
-        """Worker failures after which a completion was resumed elsewhere."""
-        self.rejected = 0
-        """Completions rejected because all workers' queues were full."""
-        self.unplaced = 0
-        """Completions rejected because no worker was available."""
-        self.pending_requests = 0
-        """Completions not on a worker yet."""
-        self.pending_tokens = 0
-        """Prompt tokens of completions not on a worker yet."""
-        self.waiting_sessions = 0
-        """Completions of agent sessions among `pending_requests` that wait for room in caches."""
-        self.session_wait = Histogram(REQUEST_BUCKETS)
-        """Histogram of the seconds that completions of agent sessions waited for room in caches."""
-        self.slo: dict[tuple[int, SloClass, bool], int] = {}
-        """Number of completions with an SLO, by priority, class and whether it was met."""
-        self.routed: dict[str, int] = {}
-        """Number of completions submitted, by worker id."""
-        self.started = 0
-        """Number of completions started."""
-        self.finished: dict[str, int] = dict.fromkeys(("stop", "length", "abort", "error"), 0)
-        """Number of completions ended, by finish reason."""
-        self.prediction_error = Histogram(FIRST_TOKEN_BUCKETS)
-        """Histogram of the absolute error in seconds of predicted times to first token."""
-        self.prompt_length = Histogram(TOKEN_COUNT_BUCKETS)
-        """Histogram of tokens per prompt."""
-        self.completion_tokens = Histogram(TOKEN_COUNT_BUCKETS)
-        """Histogram of tokens per completion with finish reason stop or length."""
-        self.tenants = TenantBook(max_tenants)
-        self._latencies: dict[SloClass, LatencyStats] = {}
+    def __post_init__(self) -> None:
         self.latency(None)
 
     def latency(self, slo: Slo | None) -> LatencyStats:

@@ -16,6 +16,7 @@ from router.config import ModelRoute
 from router.explain import DecisionLog
 from router.fleet import Fleet, PromptBlocks, RejectedGrammars
 from router.metrics.stats import ModelStats, WorkerTarget
+from router.metrics.tenants import TenantBook
 from router.parsers import dialect_of
 from router.serving.admission import AdmissionRules, SettingsStore
 from router.serving.completion import Completion, Mailbox
@@ -70,7 +71,7 @@ class ServedModel:
             tokenizer, route.chat.tool_call_parser, route.chat.reasoning_parser
         )
         """The model's formats of reasoning and tool calls."""
-        self.stats = ModelStats(max_tenants)
+        self.stats = ModelStats(TenantBook(max_tenants))
         self.set_target(WorkerTarget(route.min_workers, route.min_workers, route.max_workers))
         self._gateway_id = gateway_id
         self._transport = transport

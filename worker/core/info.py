@@ -56,6 +56,7 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello], salt: str) 
             "--tensor-parallel-size, or set --kv-cache-tokens"
         )
     config = config.with_limits(hellos[0].max_num_seqs, hellos[0].max_num_batched_tokens)
+    config = config.with_page_size(model.block_size)
     limits = config.scheduling
     max_total_tokens = groups.max_tokens(
         num_pages, config.cache.page_size, limits.max_num_batched_tokens

@@ -12,12 +12,13 @@ import copy
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import msgspec
 
 from worker.protocol.admission import AdmissionChange
 from worker.protocol.diffusion import BlockTotals
+from worker.protocol.exports import AsCounter, AsGauge
 from worker.protocol.host_cache import HostCacheTotals
 from worker.protocol.page_groups import ONE_GROUP, PageGroups
 from worker.protocol.sampling import SamplingParams
@@ -346,9 +347,11 @@ class PrefillSteps(msgspec.Struct, array_like=True, frozen=True):
 
 
 class LoadSnapshot(msgspec.Struct, array_like=True):
-    """Load of a worker at the time of a report."""
+    """Load of a worker at the time of a report. Annotated fields are exported as metrics."""
 
-    num_running: int = 0
+    num_running: Annotated[
+        int, AsGauge("num_requests_running", "Requests in the running batch.")
+    ] = 0
     num_waiting: int = 0
     num_free_pages: int = 0
     """Free or evictable pages. Pages of one block in several groups of layers count as one, as in
@@ -356,14 +359,13 @@ class LoadSnapshot(msgspec.Struct, array_like=True):
     num_total_pages: int = 0
     queued_prefill_tokens: int = 0
     """Prompt tokens of running and waiting requests that are not computed yet."""
-    max_num_seqs: int = 0
-    num_preemptions: int = 0
-    """Requests preempted since the epoch began."""
+    max_num_seqs: Annotated[int, AsGauge("max_num_seqs", "Maximum number of running requests.")] = 0
+    num_preemptions: Annotated[int, AsCounter("num_preemptions", "Requests preempted.")] = 0
+    """Since the epoch began, as for all counters."""
     step_ms: float = 0.0
     """Duration of the last step on rank 0 in milliseconds, or of an average forward pass over
     running blocks."""
-    num_step_tokens: int = 0
-    """Tokens computed in the last step."""
+    num_step_tokens: Annotated[int, AsGauge("step_tokens", "Tokens computed in the last step.")] = 0
     num_submits_seen: int = 0
     """Ordinal of the last submit that rank 0 has received in this epoch (see SubmitReply): this
     load includes all submits up to it, and no later ones."""
@@ -382,8 +384,9 @@ class LoadSnapshot(msgspec.Struct, array_like=True):
     """Prompt tokens of reserved requests that gateways do not expect to be cached."""
     num_submits_reserved: int = 0
     """Ordinal of the last reserved request: this load, with its reserved part, includes it."""
-    num_queued_tokens: int = 0
-    """Tokens of the queued requests."""
+    num_queued_tokens: Annotated[
+        int, AsGauge("num_queued_tokens", "Tokens of the waiting requests.")
+    ] = 0
     least_queued_priority: int = -1
     """Lowest priority of queued requests that have never run; -1 without any."""
     retry_after_s: int = 0
@@ -397,10 +400,16 @@ class LoadSnapshot(msgspec.Struct, array_like=True):
     """Fraction of a step's prompt tokens that running prefills leave to new prompts."""
     host_cache: HostCacheTotals | None = None
     """Totals of the host-memory tier; None without it."""
-    num_prefix_queries: int = 0
-    """Prompt tokens of requests at their first admission in this epoch."""
-    num_prefix_hits: int = 0
-    """Tokens of `num_prefix_queries` that were cached."""
+    num_prefix_queries: Annotated[
+        int,
+        AsCounter(
+            "prefix_cache_queries",
+            "Prompt tokens looked up in the prefix cache, at a request's first admission.",
+        ),
+    ] = 0
+    num_prefix_hits: Annotated[
+        int, AsCounter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
+    ] = 0
     session_tokens: int = 0
     """Tokens of the contexts of live agent sessions of all gateways, each shared prefix once."""
     prefill_steps: PrefillSteps = PrefillSteps()

@@ -12,6 +12,8 @@ from worker.models.config.model_config import ModelConfig, load_model_config
 from worker.models.config.quantization import ScaledConfig
 from worker.models.layers.sharing import check_sharing
 
+_STATEFUL = "linear-attention or convolution layers"
+
 
 def check_engine(config: EngineConfig) -> ModelConfig:
     """Checks that a model can be served with this configuration, based on config.json.
@@ -26,6 +28,7 @@ def check_engine(config: EngineConfig) -> ModelConfig:
         ValueError: it cannot; the message names the option to change.
     """
     model = load_model_config(config.checkpoint, weights=False)
+    config = config.with_page_size(model.block_size)
     max_model_len = model.resolve_max_model_len(config.max_model_len)
     check_sharing(model, config.tensor_parallel_size, expert_parallel=config.enable_expert_parallel)
     check_quantization(config, model)
@@ -64,7 +67,7 @@ def check_blocks(config: EngineConfig, model: ModelConfig) -> None:
     if config.cache.page_size % size:
         raise ValueError(
             f"--page-size {config.cache.page_size} must be a multiple of this model's block size, "
-            f"{size}"
+            f"{size}: remove it, or set --page-size {size}"
         )
     if 0 < config.scheduling.max_num_batched_tokens < 2 * size:
         raise ValueError(
@@ -108,8 +111,8 @@ def check_windows(
 
 
 def check_states(config: EngineConfig, model: ModelConfig) -> None:
-    """Checks an engine's configuration for a model with linear-attention layers; accepts all
-    others.
+    """Checks an engine's configuration for a model with layers that keep a state per request;
+    accepts all others.
 
     Raises:
         ValueError: an option is not supported; the message names it.
@@ -121,9 +124,7 @@ def check_states(config: EngineConfig, model: ModelConfig) -> None:
     }
     for option, is_set in unsupported.items():
         if model.linear_layers and is_set:
-            raise ValueError(
-                f"{option} is not supported for models with linear-attention layers: remove it"
-            )
+            raise ValueError(f"{option} is not supported for models with {_STATEFUL}: remove it")
 
 
 def check_draft_model(config: EngineConfig, model: ModelConfig, *, max_model_len: int) -> None:
@@ -146,9 +147,7 @@ def check_draft_model(config: EngineConfig, model: ModelConfig, *, max_model_len
             f"{model.vocab_size}: use one with the same tokenizer"
         )
     if draft.linear_layers:
-        raise ValueError(
-            "--speculative-model: linear-attention layers are not supported; use another model"
-        )
+        raise ValueError(f"--speculative-model: {_STATEFUL} are not supported; use another model")
     windows = list(filter(None, draft.windows_within(max_model_len)))
     if windows:
         raise ValueError(

@@ -93,6 +93,7 @@ class ModelRunner:
         )
         self.model = build_model(self.model_config, options, self.max_model_len)
         self._layout = layout_of(self.model.layers)
+        config = config.with_page_size(self.model_config.block_size)
         config = self.config = resolve_limits(config, group, state_bytes=self._layout.state_bytes)
         self._attention = self._create_attention()
         check_quantization(config, self.model_config)

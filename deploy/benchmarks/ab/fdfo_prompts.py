@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from deploy.benchmarks.ab.options import FdfoOptions
+from worker.config import DEFAULT_PAGE_SIZE
 from worker.protocol.text.tokenizer import load_tokenizer
 
 _MOST_PROMPT_BLOCKS = 4
@@ -47,7 +48,8 @@ def long_prompts(options: FdfoOptions, short_prompts: Prompts) -> list[list[int]
     """Prompts of a fifth to all of `options.long_prompt_blocks`: questions one after another, the
     last of which is to be answered."""
     rng = np.random.default_rng(0)
-    size, most = options.engine.cache.page_size, options.long_prompt_blocks
+    size = options.engine.cache.page_size or DEFAULT_PAGE_SIZE
+    most = options.long_prompt_blocks
     prompts = []
     for _ in range(options.num_long):
         length = int(rng.integers(most // 5, most + 1)) * size

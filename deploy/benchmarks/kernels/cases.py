@@ -4,15 +4,14 @@ floating-point operations that it needs."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Self
 
 import torch
 
 import kernels
+from deploy.benchmarks.kernels.case import Case, Shape, elementwise_case
 from deploy.benchmarks.kernels.states import MAMBA_STEPS, gated_delta_step
-from kernels import EditRows, PenaltyRows, SamplingParameters, TokenEdits
+from kernels import EditRows, PenaltyRows, SamplingParameters, TokenEdits, registry
 from kernels.attention import AttentionMetadata, AttentionSettings, create_attention_backend
 from kernels.linear.base import HALF_BYTES
 from kernels.quantize_fp8 import quantize_fp8
@@ -34,47 +33,6 @@ _DRAFTS, _SHORTEST, _LONGEST = 8, 2, 4
 """Tokens of a draft by n-grams, and of the shortest and longest n-gram."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
-    """One op on one shape."""
-
-    op: str
-    shape: str
-    """Text that describes the shape."""
-    run: Callable[[], object]
-    """Runs the op once."""
-    num_bytes: float
-    """Bytes to read each input once and write each output once."""
-    num_flops: float = 0.0
-    """Floating-point operations of matrix products; 0 for ops without any."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
-    """A model's dimensions."""
-
-    hidden: int
-    intermediate: int
-    q_heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-
-    @classmethod
-    def large(cls) -> Self:
-        """Dimensions of Qwen3-8B."""
-        return cls(
-            hidden=4096, intermediate=12288, q_heads=32, kv_heads=8, head_dim=128, vocab=151936
-        )
-
-    @classmethod
-    def small(cls) -> Self:
-        """Dimensions of Qwen3-0.6B, with a fifth of its vocabulary."""
-        return cls(
-            hidden=1024, intermediate=3072, q_heads=16, kv_heads=8, head_dim=128, vocab=32000
-        )
-
-
 def make_cases(
     shape: Shape,
     rows: int,
@@ -91,7 +49,7 @@ def make_cases(
         context: tokens in the KV cache per request.
         device: device of all tensors.
         dtype: data type of weights, activations and KV cache.
-        names: names of ops; empty for all.
+        names: names of ops.
     """
     maker = _Maker(shape, rows, context, device, dtype)
     makers: list[tuple[str, Callable[[], Case]]] = [
@@ -119,7 +77,14 @@ def make_cases(
         *(("fused_moe", partial(maker.moe, name)) for name in (None, *_FORMATS)),
         ("draft_ngrams", partial(_ngram_case, rows, context, device)),
     ]
-    return [make for name, make in makers if not names or name in names]
+    with_cases = {name for name, _ in makers}
+    size = rows, shape.intermediate
+    makers += [
+        (op, partial(elementwise_case, op, size, device, dtype))
+        for op in registry
+        if op not in with_cases
+    ]
+    return [make for name, make in makers if name in names]
 
 
 _TOKEN_OPS = (
@@ -131,7 +96,6 @@ _TOKEN_OPS = (
     "gelu_and_mul",
     "clamped_swiglu",
     "soft_cap_",
-    "squared_relu",
     "xielu",
     "prepare_latents",
     "quantize_fp8",
@@ -199,10 +163,9 @@ class _Maker:
             logits = torch.randn(rows, s.vocab, device=self._device)
             run = partial(kernels.soft_cap_, logits, 30.0)
             size = 2 * logits.numel() * logits.itemsize // item
-        elif name in ("squared_relu", "xielu"):
-            ups, numbers = self._randn(rows, s.intermediate), torch.ones(4, device=self._device)
-            run = partial(kernels.squared_relu, ups)
-            run = run if name == "squared_relu" else partial(kernels.xielu, ups, numbers)
+        elif name == "xielu":
+            ups = self._randn(rows, s.intermediate)
+            run = partial(kernels.xielu, ups, torch.ones(4, device=self._device))
             size = 2 * ups.numel()
         elif name == "quantize_fp8":
             run = partial(quantize_fp8, x, by_block=True)

@@ -14,7 +14,8 @@ import torch
 
 from cluster.bench.report import Result, checks_json, exactly, note
 from cluster.bench.stats import percentile
-from deploy.benchmarks.kernels.cases import OTHER_OPS, Case, Shape, make_cases
+from deploy.benchmarks.kernels.case import Case, Shape, unsupported_ops
+from deploy.benchmarks.kernels.cases import OTHER_OPS, make_cases
 from deploy.benchmarks.kernels.options import KernelOptions
 from kernels import registry
 
@@ -31,19 +32,24 @@ def run_kernels(options: KernelOptions) -> Result:
         ValueError: an op is unknown, or `device` is cuda and there is no CUDA device.
     """
     device = _device(options)
-    shape = Shape.large() if device.type == "cuda" else Shape.small()
-    dtype = _DTYPES.get(options.dtype, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    is_cuda = device.type == "cuda"
+    shape = Shape.large() if is_cuda else Shape.small()
+    dtype = _DTYPES.get(options.dtype, torch.bfloat16 if is_cuda else torch.float32)
     unknown = sorted(set(options.ops) - {*registry, *OTHER_OPS})
     if unknown:
         raise ValueError(f"--ops: unknown ops {', '.join(unknown)}")
+    skipped = unsupported_ops(torch.cuda.get_device_capability(device) if is_cuda else None)
+    for name, reason in skipped.items():
+        note(f"skipped {name}: {reason}")
+    names = [op for op in options.ops or (*registry, *OTHER_OPS) if op not in skipped]
     peaks = measure_peaks(device, dtype, options.seconds)
     note(f"copy {peaks.copy_gb_s:.0f} GB/s, read {peaks.read_gb_s:.0f} GB/s, "
          f"matrix product {peaks.matmul_tflop_s:.2f} TFLOP/s")  # fmt: skip
     measured: list[Result] = []
     failures: list[str] = []
-    for num_rows in options.rows or ([1, 32, 128] if device.type == "cuda" else [1, 8]):
-        context = options.context or (2048 if device.type == "cuda" else 256)
-        for make in make_cases(shape, num_rows, context, device, dtype, options.ops):
+    for num_rows in options.rows or ([1, 32, 128] if is_cuda else [1, 8]):
+        context = options.context or (2048 if is_cuda else 256)
+        for make in make_cases(shape, num_rows, context, device, dtype, names):
             case = make()
             try:
                 us = _time_us(case.run, device, options.seconds)
@@ -54,18 +60,19 @@ def run_kernels(options: KernelOptions) -> Result:
             measured.append(_figures(case, us, peaks))
             note("{op:22} {shape:34} {us:10.1f} us {gb_s:8.1f} GB/s {tflop_s:8.2f} TFLOP/s "
                  "{percent_of_peak:5.1f} % of the {limit} peak".format(**measured[-1]))  # fmt: skip
-    missing = {*registry, *OTHER_OPS} - {row["op"] for row in measured}
+    missing = set(names) - {row["op"] for row in measured}
     return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "device": torch.cuda.get_device_name(device) if is_cuda else "cpu",
         "backend": "triton" if registry.uses_triton(device) else "torch",
         "dtype": str(dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
         "peaks": asdict(peaks),
         "rows": measured,
+        "skipped": [f"{name}: {reason}" for name, reason in skipped.items()],
         "failures": failures,
         "checks": checks_json([
             exactly("failures", len(failures), "ops", 0),
-            exactly("not_measured", 0 if options.ops else len(missing), "ops", 0),
+            exactly("not_measured", len(missing), "ops", 0),
         ]),
     }  # fmt: skip
 

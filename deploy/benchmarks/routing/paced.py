@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from deploy.benchmarks.routing.worker import SimWorker
 from deploy.benchmarks.routing.workload import FleetShape
-from worker.config import EngineConfig
+from worker.config import DEFAULT_PAGE_SIZE, EngineConfig
 from worker.models.config.model_config import load_model_config
 from worker.plan.sockets import FrameStream, connect
 from worker.protocol.messages import EngineMessage, Submit, SubmitBatch, TokenDelta
@@ -128,7 +128,7 @@ def steady_shape(step_s: float, config: EngineConfig) -> FleetShape:
         costs=StepCosts(
             constant=step_s, prefill_token=0.0, attended=0.0, decode_row=0.0, context_token=0.0
         ),
-        page_size=config.cache.page_size,
+        page_size=config.cache.page_size or DEFAULT_PAGE_SIZE,
         num_pages=_PAGES,
         max_num_seqs=config.scheduling.max_num_seqs or FleetShape().max_num_seqs,
         max_num_batched_tokens=_STEP_TOKENS,

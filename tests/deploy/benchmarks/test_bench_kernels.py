@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from deploy.benchmarks.cli import main
-from deploy.benchmarks.kernels.cases import OTHER_OPS, Case
+from deploy.benchmarks.kernels.case import Case, unsupported_ops
+from deploy.benchmarks.kernels.cases import OTHER_OPS
 from deploy.benchmarks.kernels.options import KernelOptions
 from deploy.benchmarks.kernels.run import Peaks, _figures
 from kernels import registry
@@ -35,6 +36,13 @@ def test_an_op_is_held_against_what_bounds_it() -> None:
     figures = _figures(product, 200.0, peaks)
     assert (figures["limit"], figures["tflop_s"]) == ("compute", pytest.approx(0.5))
     assert figures["percent_of_peak"] == pytest.approx(25.0)
+
+
+def test_ops_that_a_gpu_lacks_instructions_for_are_skipped() -> None:
+    assert unsupported_ops((8, 0)) == {
+        "quantize_fp8": "needs compute capability 8.9, this GPU has 8.0"
+    }
+    assert not any(map(unsupported_ops, [(8, 9), (9, 0), (10, 0), None]))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,31 @@ def test_a_module_within_a_named_one_has_its_format() -> None:
     names = ("a.mlp.experts.3.up", "a.mlp.up", "a.mlp.gate", "a.mlpx", "b", "")
     assert [config.format_of([name]) for name in names] == [fp8, nvfp4, None, None, None, None]
     assert config.format_of(["text.a.mlp.up", "a.mlp.up"]) == nvfp4
+
+
+def test_patterns_of_modules_that_are_left_out() -> None:
+    patterns = ("gate", "a.1", "re:b[.]\\d", "re:b[.]up", "*.norm*")
+    config = QuantizationConfig(weights=Fp4Config(layout="modelopt"), left_out=patterns)
+    matching = ("x.gate.y", "gate", "x.a.1.y", "b.7x", "b.up", "x.norm2.y")
+    others = ("gate_proj", "xa.1", "a.12", "x.b.7", "norm")
+    assert not any(config.format_of([name]) for name in matching)
+    assert all(config.format_of([name]) for name in others)
+
+
+def test_patterns_take_time_linear_in_layers() -> None:
+    """Comparing each module with each pattern is quadratic: 8 s for DeepSeek V3 in NVFP4."""
+
+    def seconds(num_layers: int) -> float:
+        layers = [f"model.layers.{layer}" for layer in range(num_layers)]
+        names = [f"{layer}.self_attn.{end}" for layer in layers for end in ("q", "k", "v", "o")]
+        config = QuantizationConfig(weights=Fp4Config(layout="modelopt"), left_out=(*names,))
+        start = time.process_time()
+        for layer in layers:
+            for expert in range(32):
+                config.format_of([f"{layer}.mlp.experts.{expert}.up"])
+        return time.process_time() - start
+
+    assert min(seconds(160) for _ in range(3)) < 20 * min(seconds(20) for _ in range(3))
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

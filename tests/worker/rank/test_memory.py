@@ -40,7 +40,7 @@ def test_states_come_before_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker.rank.memory._available_cpu_bytes", lambda: 10 * GB)
     plan = partial(
         plan_pages,
-        EngineConfig.of(model="any", max_num_seqs=64),
+        EngineConfig.of(model="any", max_num_seqs=64, page_size=16),
         group=TensorParallelGroup.alone(torch.device("cpu")),
         page_bytes=1 << 20,
         page_groups=ONE_GROUP,
@@ -58,7 +58,9 @@ def pages_on_gpu(monkeypatch: pytest.MonkeyPatch, **options: Any) -> int:
     """Pages of 1 MiB, four per request of full length, with 60 GiB available."""
     monkeypatch.setattr("worker.rank.memory._cuda_cache_bytes", lambda *_: 60 * GB)
     return plan_pages(
-        EngineConfig.of(model="any", max_num_seqs=3, max_num_batched_tokens=64, **options),
+        EngineConfig.of(
+            model="any", max_num_seqs=3, page_size=16, max_num_batched_tokens=64, **options
+        ),
         group=TensorParallelGroup.alone(torch.device("cuda")),
         page_bytes=1 << 20,
         page_groups=ONE_GROUP,
@@ -88,7 +90,7 @@ def test_what_the_largest_step_takes_at_its_peak_is_left_to_it(
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     pages = plan_pages(
-        EngineConfig.of(model="any", gpu_memory_utilization=0.75),
+        EngineConfig.of(model="any", page_size=16, gpu_memory_utilization=0.75),
         group=TensorParallelGroup.alone(torch.device("cuda")),
         page_bytes=GB,
         page_groups=ONE_GROUP,
@@ -120,7 +122,9 @@ def test_half_of_what_pages_take_is_snapshots() -> None:
 def test_the_largest_draw_has_all_that_takes_memory_later() -> None:
     """Tables of processors are allocated for the first request that needs them; planning includes
     them."""
-    config = EngineConfig.of(model="none", max_num_seqs=3, max_num_batched_tokens=1024)
+    config = EngineConfig.of(
+        model="none", max_num_seqs=3, page_size=16, max_num_batched_tokens=1024
+    )
     prefill, draw = profile_plans(config, max_model_len=64, block_size=1).plans
     assert [admit.slot for admit in draw.admits] == [0, 1, 2]
     for admit in draw.admits:

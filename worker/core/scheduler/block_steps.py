@@ -55,7 +55,7 @@ class BlockSteps:
         self._lifecycle = lifecycle
         self._admission = admission
         self._claims = PageClaims(state, lifecycle)
-        self._totals = state.stats.blocks = BlockTotals()
+        self._totals = state.stats.load.blocks = BlockTotals()
         self._accepted: list[tuple[Request, Lease]] = []
         """Requests with accepted tokens of a grammar that were not sent to the ranks yet."""
 

@@ -51,8 +51,8 @@ class Lifecycle:
         request.num_prefill = len(request.token_ids)
         if request.num_cached < 0:
             request.num_cached = request.num_computed
-            state.stats.num_prefix_queries += request.num_prefill
-            state.stats.num_prefix_hits += request.num_cached
+            state.stats.load.num_prefix_queries += request.num_prefill
+            state.stats.load.num_prefix_hits += request.num_cached
         if request.preemption.count:
             request.preemption.resumed_at = len(request.token_ids)
         if scores_prompt and request.delivery.prompt_logprobs is None:
@@ -73,7 +73,7 @@ class Lifecycle:
         """Moves an idle request from the running set back to the queue."""
         assert not request.num_placeholders, "a step in flight samples a token for it"
         self.requeue(request)
-        self._state.stats.num_preemptions += 1
+        self._state.stats.load.num_preemptions += 1
 
     def requeue(self, request: Request) -> None:
         """Moves a request from the running set to the queue, before those that never ran."""

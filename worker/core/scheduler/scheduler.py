@@ -102,7 +102,7 @@ class Scheduler:
         Returns:
             Whether the submit was accepted; False if it is ignored.
         """
-        self.state.stats.num_submits += 1
+        self.state.stats.load.num_submits_seen += 1
         present = self.state.requests.get(submit.request_id)
         if present is not None:
             if submit.attempt <= present.attempt:
@@ -274,16 +274,15 @@ class Scheduler:
         self.state.cache.complete(step.seq)
         if self._digest is not None:
             self._digest.update(step.seq, result.token_ids)
-        stats = self.state.stats
+        load = self.state.stats.load
         if result.num_forwards:  # else it had nothing to compute
-            stats.step_shape, stats.step_ms = step.shape, result.compute_ms
+            load.step_shape, load.step_ms = step.shape, result.compute_ms
             if result.drafted is not None or result.blocks is not None:
-                stats.step_shape, stats.step_ms = step.measured(result)
-            stats.num_step_tokens = step.num_tokens
-            if stats.step_shape.prefill_tokens:
-                totals = stats.prefill_steps.with_step(stats.step_shape, stats.step_ms)
-                stats.prefill_steps = totals
-        self.forecast.observe(stats.step_shape, stats.step_ms / 1e3)
+                load.step_shape, load.step_ms = step.measured(result)
+            load.num_step_tokens = step.num_tokens
+            if load.step_shape.prefill_tokens:
+                load.prefill_steps = load.prefill_steps.with_step(load.step_shape, load.step_ms)
+        self.forecast.observe(load.step_shape, load.step_ms / 1e3)
         if self._host_loads is not None:
             self._host_loads.observe(step.num_loads, result.load_ms / 1e3)
         self.steps.take(step, result, counts, iter(advances))
@@ -336,7 +335,7 @@ class Scheduler:
     def _load(self) -> LoadSnapshot:
         """Current load; takes one pass over the running set."""
         state, gate, new_prompt_share = self.state, self.steps.speculation, 0.0
-        queue, cache, stats = state.queue, state.cache, state.stats
+        queue, cache, counted = state.queue, state.cache, state.stats.load
         if self.config.enable_chunked_prefill:
             new_prompt_share = 1.0 - self.admission.options.max_prefill_share
         to_prefill = attended = 0
@@ -345,30 +344,23 @@ class Scheduler:
             if left > 0:
                 to_prefill += left
                 attended += left * (request.num_computed + request.num_prefill) // 2
-        return LoadSnapshot(
+        return replace(
+            counted,
             num_running=len(state.running),
             num_waiting=queue.num_requests + len(state.held),
             num_free_pages=cache.num_allocatable,
             num_total_pages=cache.num_blocks,
             queued_prefill_tokens=queue.num_tokens + to_prefill,
             max_num_seqs=self.config.max_num_seqs,
-            num_preemptions=stats.num_preemptions,
-            step_ms=stats.step_ms,
-            num_step_tokens=stats.num_step_tokens,
-            num_submits_seen=stats.num_submits,
             speculation=None if gate is None else gate.totals,
-            step_shape=stats.step_shape,
             queued_cached_tokens=queue.num_expected_cached,
             num_queued_tokens=queue.num_tokens,
             least_queued_priority=queue.lowest_level if queue.num_requests else -1,
             retry_after_s=self._shedder.retry_after_s() if queue.num_requests else 0,
-            blocks=None if stats.blocks is None else replace(stats.blocks),
+            blocks=None if counted.blocks is None else replace(counted.blocks),
             prefilling_attended=attended,
             new_prompt_share=new_prompt_share,
             host_cache=None if cache.host is None else cache.host.totals,
-            num_prefix_queries=stats.num_prefix_queries,
-            num_prefix_hits=stats.num_prefix_hits,
-            prefill_steps=stats.prefill_steps,
         )
 
     def _shed(self, arrival: Request) -> bool:

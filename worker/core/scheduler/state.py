@@ -16,8 +16,7 @@ from worker.core.scheduler.queue import WaitingQueue
 from worker.core.scheduler.running import RunningSet
 from worker.core.scheduler.slo import Urgency
 from worker.core.step_forecast import StepForecast
-from worker.protocol.diffusion import BlockTotals
-from worker.protocol.messages import PrefillSteps, StepShape
+from worker.protocol.messages import LoadSnapshot
 
 Clock = Callable[[], float]
 """Seconds since some fixed time, such as `time.monotonic`; the only clock used for decisions."""
@@ -25,28 +24,12 @@ Clock = Callable[[], float]
 
 @dataclass(slots=True, kw_only=True)
 class SchedulerStats:
-    """Counters for load snapshots since the scheduler was created, and metrics of the last step."""
+    """Counters since the scheduler was created, and figures of the last step."""
 
-    num_preemptions: int = 0
-    """Number of preemptions."""
-    num_prefix_queries: int = 0
-    """Known tokens of requests at their first admission."""
-    num_prefix_hits: int = 0
-    """Tokens of `num_prefix_queries` that were cached."""
+    load: LoadSnapshot = field(default_factory=LoadSnapshot)
+    """Counters and last step of load snapshots, updated in place; other fields have defaults."""
     num_dropped_tokens: int = 0
     """Tokens sampled for requests that had already ended or been preempted."""
-    step_ms: float = 0.0
-    """Duration of the last step in milliseconds, or of its average pass over running blocks."""
-    num_step_tokens: int = 0
-    """Maximum number of tokens computed in the last step."""
-    step_shape: StepShape = field(default_factory=StepShape)
-    """Shape of the step that took `step_ms`."""
-    prefill_steps: PrefillSteps = field(default_factory=PrefillSteps)
-    """Totals of steps with prompt tokens."""
-    blocks: BlockTotals | None = None
-    """Totals of block diffusion; None for an autoregressive model."""
-    num_submits: int = 0
-    """Number of submits received, including ignored ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

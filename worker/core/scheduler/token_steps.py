@@ -169,7 +169,7 @@ class TokenSteps:
         if result.logprobs is not None or result.prompt_logprobs is not None:
             _take_logprobs(step, result, counts)
         if self.speculation is not None:
-            self.speculation.observe(step, result, counts, self._state.stats.step_shape)
+            self.speculation.observe(step, result, counts, self._state.stats.load.step_shape)
         any_finished = False
         next_token = 0
         for planned, count in zip(step.rows, counts, strict=True):

@@ -12,9 +12,10 @@ values are loaded if the KV cache is FP8.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from fnmatch import translate
+from functools import lru_cache
 from typing import Literal
 
 
@@ -105,16 +106,30 @@ class QuantizationConfig:
         return self.by_module.get(name)
 
 
-def _is_named(names: Sequence[str], patterns: Sequence[str]) -> bool:
-    return any(_fits(pattern, name) for pattern in patterns for name in names)
+def _is_named(names: Sequence[str], patterns: tuple[str, ...]) -> bool:
+    """Whether a pattern matches one of a module's names: a regular expression ("re:...") at its
+    beginning, a pattern with "*" as a whole, any other as consecutive parts between dots, so that
+    "gate" does not match "gate_proj"."""
+    modules, expressions = _compiled(patterns)
+    return any(expressions.match(name) or not modules.isdisjoint(_runs(name)) for name in names)
 
 
-def _fits(pattern: str, name: str) -> bool:
-    """Whether a pattern matches a module's name: a regular expression ("re:...") at its beginning,
-    a pattern with "*" as a whole, any other as consecutive parts between dots, so that "gate" does
-    not match "gate_proj"."""
-    if pattern.startswith("re:"):
-        return re.match(pattern[3:], name) is not None
-    if "*" in pattern:
-        return fnmatchcase(name, pattern)
-    return f".{pattern}." in f".{name}."
+@lru_cache(maxsize=8)
+def _compiled(patterns: tuple[str, ...]) -> tuple[frozenset[str], re.Pattern[str]]:
+    """Patterns that are names, and all others as one expression. A comparison with one pattern at a
+    time would be quadratic: checkpoints list modules layer by layer."""
+    expressions = [
+        pattern[3:] if pattern.startswith("re:") else translate(pattern)
+        for pattern in patterns
+        if pattern.startswith("re:") or "*" in pattern
+    ]
+    names = frozenset(p for p in patterns if not p.startswith("re:") and "*" not in p)
+    return names, re.compile("|".join(f"(?:{one})" for one in expressions) or r"(?!)")
+
+
+def _runs(name: str) -> Iterator[str]:
+    """All consecutive parts of a name: "a", "a.b" and "b" of "a.b"."""
+    parts = name.split(".")
+    for start in range(len(parts)):
+        for end in range(start + 1, len(parts) + 1):
+            yield ".".join(parts[start:end])

@@ -73,7 +73,7 @@ def test_requests_waiting_for_a_prefix_are_not_matched_every_step(
     assert 4 <= num_steps < 12  # they waited for the prefix, not longer
     while len(made.state.running) < number:
         step(made)
-    assert made.state.stats.num_prefix_hits >= 0.7 * number * len(PREFIX)
+    assert made.state.stats.load.num_prefix_hits >= 0.7 * number * len(PREFIX)
 
 
 def test_arrivals_charge_running_requests_once_per_step(monkeypatch: pytest.MonkeyPatch) -> None:

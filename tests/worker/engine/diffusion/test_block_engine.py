@@ -23,7 +23,7 @@ from worker.protocol.diffusion import DiffusionParams
 from worker.protocol.sampling import SamplingParams
 from worker.rank.diffusion.algorithms import ALGORITHMS
 from worker.rank.diffusion.base import BlockBatch, BoolArray, DiffusionAlgorithm, IntArray, Proposal
-from worker.rank.preflight import check_draft_model
+from worker.rank.preflight import check_draft_model, check_engine
 
 SIZE = 8
 
@@ -234,6 +234,19 @@ def test_what_does_not_suit_blocks(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         BlockEngine(checkpoint.folder, **options)
+
+
+def test_the_default_page_size_follows_the_block_size(tmp_path: Path) -> None:
+    wide = write_sdar(tmp_path, 32)
+    with BlockEngine(wide.folder) as engine:
+        [output] = engine.serve([[7, 8, 9]], SamplingParams(max_tokens=33, ignore_eos=True))
+        assert len(output.token_ids) == 33
+        assert engine.core.info.page_size == 32
+    default = EngineConfig.of(model=wide.folder)
+    check_engine(default)
+    assert [default.with_page_size(size).cache.page_size for size in (1, 8, 32)] == [16, 16, 32]
+    with pytest.raises(ValueError, match=r"--page-size 16 must be .*, 32: remove it, or set"):
+        check_engine(default.with_options(page_size=16))
 
 
 def test_a_model_of_blocks_drafts_for_none(checkpoint: SdarCheckpoint) -> None:
