@@ -42,8 +42,6 @@ TAKE_LONG = (
     "tests/cluster/bench/test_bench_job.py",
     "tests/router/test_linear_time.py",
     "tests/worker/models/test_families.py",
-    "tests/worker/models/test_known_keys.py",
-    "tests/worker/rank/test_preflight.py",
     "tests/cuda/test_ragged_graphs.py",
     "tests/cuda/test_warm_up.py",
     "tests/deploy/test_demo",

@@ -36,6 +36,7 @@ from tests.support.cuda.binaries import (
     SPILLS,
     product,
 )
+from tests.support.effort import IS_LONG
 from tests.support.kernels.aot import Binary, compiling_for
 from tests.support.kernels.experts import make_codes, make_experts
 from tests.support.kernels.launches import (
@@ -174,12 +175,18 @@ def test_keys_are_fetched_ahead_and_their_pages_before_them(
     assert all(one == {4, 16} for one in sizes), sizes
 
 
+MIXED = MIXED_TOKENS if IS_LONG else MIXED_TOKENS[1:2]
+"""Numbers of tokens of experts: for each size of tiles; in `make test` for the second."""
+ROWS = (1, 17, 33) if IS_LONG else (17,)
+"""The same of other products."""
+
+
 def test_weights_of_experts_are_fetched_ahead() -> None:
     experts = make_experts(4, hidden=128, inner=64, dtype=DTYPE)
     sizes = fetched_ahead(
-        "_multiply_kernel", 90, lambda: mix(experts, MIXED_TOKENS, DTYPE, with_extras=False)
+        "_multiply_kernel", 90, lambda: mix(experts, MIXED, DTYPE, with_extras=False)
     )
-    assert sizes == 6 * [{16}]
+    assert sizes == 2 * len(MIXED) * [{16}]
 
 
 FORMATS: dict[str, tuple[WeightCode, int]] = {
@@ -197,16 +204,16 @@ FORMATS: dict[str, tuple[WeightCode, int]] = {
 
 
 def multiply_quantized(name: str) -> None:
-    """Products of each size of tiles."""
+    """Products with tiles of each of these sizes."""
     code, block = FORMATS[name]
     codes, scaling = make_codes(64, 256, code=code, block=block, offset=0)
     weight = pack_quantized_linear_weight(codes, scaling, dtype=DTYPE)
-    for rows in (1, 17, 33):
+    for rows in ROWS:
         linear(torch.zeros(rows, 256, dtype=DTYPE), weight)
 
 
-def mix_quantized(name: str, numbers: tuple[int, ...] = MIXED_TOKENS) -> None:
-    """Experts, whose products have tiles of each size."""
+def mix_quantized(name: str, numbers: tuple[int, ...] = MIXED) -> None:
+    """Experts, whose products have tiles of each size for these numbers of tokens."""
     code, block = FORMATS[name]
     parts = []
     for rows, columns in ((512, 256), (256, 256)):
@@ -216,8 +223,8 @@ def mix_quantized(name: str, numbers: tuple[int, ...] = MIXED_TOKENS) -> None:
 
 
 QUANTIZED: dict[str, tuple[Callable[[str], None], int]] = {
-    "_packed_matmul_kernel": (multiply_quantized, 3),
-    "_packed_multiply_kernel": (mix_quantized, 6),
+    "_packed_matmul_kernel": (multiply_quantized, len(ROWS)),
+    "_packed_multiply_kernel": (mix_quantized, 2 * len(MIXED)),
 }
 """Launches of products with quantized weights, by kernel, and the number of binaries."""
 FP8_FORMATS = ("fp8-blocks", "fp8-channel")

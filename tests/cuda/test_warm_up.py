@@ -88,15 +88,15 @@ def test_where_kernels_are_kept_can_be_written(
         assert warmup.CACHE_VARIABLE not in os.environ
 
 
-BRIEFLY = {"max_num_seqs": 10}
-"""Two more than the largest graph has."""
+BRIEFLY = {"max_num_seqs": 10, "max_num_batched_tokens": 512}
+"""Two rows more than the largest graph has, and steps of more tokens than a prompt."""
 BRIEF: dict[str, tuple[str, dict[str, Any]]] = {
     "ranks": (EXPERTS, {**BRIEFLY, **WHOLE_EXPERTS}),
     "latents": (LATENTS, BRIEFLY),
     "sinks": (SINKS, BRIEFLY),
     "caps": ("google/gemma-2-2b-it", BRIEFLY),
     "states": (STATES, {**BRIEFLY, **SMALL_STEPS}),
-    "tokens": (EXPERTS, {"cudagraph_capture_sizes": (1, 8, 64, 1024)}),
+    "tokens": (EXPERTS, {**BRIEFLY, "cudagraph_capture_sizes": (1, 8, 64, 256)}),
 }
 
 

@@ -194,9 +194,16 @@ def _chunks(case: Paged, q: torch.Tensor, step: int, window: int = 0) -> torch.T
     return torch.cat(parts)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+INVARIANT_SHAPES = [*SHAPES, (3, 1, 64), (1, 1, 64), (6, 1, 128), (2, 2, 64)]
+
+
 @pytest.mark.parametrize(
-    ("q_heads", "kv_heads", "head_dim"), [*SHAPES, (3, 1, 64), (1, 1, 64), (6, 1, 128), (2, 2, 64)]
+    ("q_heads", "kv_heads", "head_dim", "threads"),
+    [
+        *((*shape, 1) for shape in INVARIANT_SHAPES),
+        (*SHAPES[0], 2),
+        *(pytest.param(*shape, 2, marks=pytest.mark.long) for shape in INVARIANT_SHAPES[1:]),
+    ],
 )
 def test_invariant_bits_do_not_depend_on_chunks_or_batch(
     q_heads: int, kv_heads: int, head_dim: int, threads: int

@@ -115,6 +115,7 @@ def test_tiles_are_used_where_the_processor_has_them() -> None:
     assert library().rayfleet_has_tiles()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have no tiles")
 def test_products_in_tiles_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Needs no processor with tiles; their numbers must be literals for the assembler."""

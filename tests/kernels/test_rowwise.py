@@ -67,7 +67,7 @@ def test_rows_are_computed_as_alone(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("num_threads", [1, 2, 5])
+@pytest.mark.parametrize("num_threads", [1, pytest.param(2, marks=pytest.mark.long), 5])
 def test_bits_depend_on_the_value_only(name: str, dtype: torch.dtype, num_threads: int) -> None:
     """Not on shape, size or place. Threads divide elements at several sizes, GELU's at others."""
     function, _ = FUNCTIONS[name]

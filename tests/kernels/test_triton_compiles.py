@@ -43,6 +43,9 @@ from tests.support.kernels.launches import (
 SHARED_LIMITS = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}
 """Maximum shared memory of one program, by compute capability (CUDA C++ guide, table 30)."""
 
+HEAD_DIM = 256 if IS_LONG else 64
+"""Dimensions of heads with windows and caps; 64 take half of the time."""
+
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,14 +59,17 @@ def _own_cache(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_kernel_compiles(capability: int) -> None:
     is_whole = IS_LONG or capability != 90
     with compiling_for(capability) as compiled, registry.using("triton"):
-        token_ops(torch.bfloat16)
-        # Extras of products do not depend on their codes.
-        quantized_products(torch.bfloat16, (2,), with_extras=is_whole)
-        if is_whole:  # float32 takes four seconds; 90 has the most shared memory for it
+        token_ops(torch.bfloat16, is_brief=not is_whole)
+        if is_whole:
+            # Extras of products do not depend on their codes.
+            quantized_products(torch.bfloat16, (2,))
             attention(128, torch.bfloat16)
             attention(64 if capability == 90 else 256, torch.float32)
-        else:  # as a test below has it, for which what it compiles is kept
-            capped_attention(is_chunked=False)
+        else:
+            # Of other codes, tests/cuda/test_binaries.py compiles products.
+            quantized_products(torch.bfloat16, (2,), codes=("e4m3",), with_extras=False)
+            # As a test below has it, for which what it compiles is kept.
+            attention(HEAD_DIM, torch.bfloat16, window=100, cap=50.0)
         # These take little shared memory, by which the generation between the others differs.
         if capability != 89:
             draw(2, torch.Tensor.clone)
@@ -89,25 +95,20 @@ def test_a_hidden_score_s_product_is_exact() -> None:
     assert math.frexp(triton_kernel._HIDDEN.value)[0] == -0.5
 
 
-def capped_attention(*, is_chunked: bool) -> None:
-    """Decodes and extends with wide heads."""
-    attention(256, torch.bfloat16, window=100, cap=50.0, is_chunked=is_chunked)
-
-
-@pytest.mark.parametrize("is_chunked", [False, True], ids=["window", "chunks"])
+@pytest.mark.parametrize(
+    "is_chunked", [False, pytest.param(True, marks=pytest.mark.long)], ids=["window", "chunks"]
+)
+@pytest.mark.randomized  # with wider heads
 def test_capped_attention_within_a_window_compiles(is_chunked: bool) -> None:
     with compiling_for(90) as compiled, registry.using("triton"):
-        capped_attention(is_chunked=is_chunked)
+        attention(HEAD_DIM, torch.bfloat16, window=100, cap=50.0, is_chunked=is_chunked)
     assert len({binary.kernel for binary in compiled}) == 2
     assert all(binary.shared_bytes <= SHARED_LIMITS[90] for binary in compiled), compiled
 
 
-@pytest.mark.parametrize(
-    "capability", [90, *(pytest.param(older, marks=pytest.mark.long) for older in (80, 89))]
-)
-@pytest.mark.parametrize(
-    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.long)], ids=str
-)
+@pytest.mark.long
+@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_attention_of_the_widest_heads_compiles(capability: int, dtype: torch.dtype) -> None:
     """Heads of Gemma 4's full-attention layers."""
     with compiling_for(capability) as compiled, registry.using("triton"):
@@ -279,19 +280,25 @@ def test_experts_need_no_other_binary_for_other_numbers_of_tokens() -> None:
     assert len(variants(launch)) == 4
 
 
-@pytest.mark.parametrize("invariant", [False, True], ids=["plain", "batch-invariant"])
+@pytest.mark.randomized  # with wider heads
+@pytest.mark.parametrize(
+    "invariant",
+    [False, pytest.param(True, marks=pytest.mark.long)],
+    ids=["plain", "batch-invariant"],
+)
 def test_attention_needs_one_binary_per_kernel(
     invariant: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def launch(number: int) -> None:
         lens = [number * 16 + row for row in range(number)]
-        case = make_paged(lens, num_kv_heads=2, head_dim=MAX_HEAD_DIM, dtype=torch.bfloat16)
+        # As above, of which binaries are kept.
+        case = make_paged(lens, num_kv_heads=2, head_dim=HEAD_DIM, dtype=torch.bfloat16, cap=50.0)
         if number % 2:
             unaligned = shifted(torch.tensor(lens, dtype=torch.int32))
             monkeypatch.setattr(type(case), "seq_lens", property(lambda _: unaligned))
-        q = torch.randn(2 * number, 8, MAX_HEAD_DIM).to(torch.bfloat16)
-        case.decode(q[:number], batch_invariant=invariant)
-        case.extend(q, [2] * number, batch_invariant=invariant)
+        q = torch.randn(2 * number, 8, HEAD_DIM).to(torch.bfloat16)
+        case.decode(q[:number], window=100, batch_invariant=invariant)
+        case.extend(q, [2] * number, window=100, batch_invariant=invariant)
         monkeypatch.undo()
 
     # Batch-invariant extends are scheduled as decodes, with rows of the page table by index.

@@ -15,3 +15,9 @@ def cases(number: int) -> int:
     that `make check-long` runs them again.
     """
     return number if IS_LONG else number // SHORTER
+
+
+def is_thorough(device: str) -> bool:
+    """Whether a kernel's case runs all variants: on a GPU, and in `make check-long`. In `make test`
+    the interpreter, which takes milliseconds for a program, runs one of each code path."""
+    return IS_LONG or device != "cpu"

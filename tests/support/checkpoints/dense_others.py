@@ -110,6 +110,7 @@ DENSE_SPECIMENS: dict[str, Specimen] = {
     ),
     "helium": Specimen(
         name="Helium",
+        is_variant=True,
         settings={"rope_parameters": _ROPE, "attention_bias": True, "mlp_bias": True},
         mutations={"order of dimensions": IN_HALVES, "no bias": NO_QKV_BIAS, **_THETA, **_EPS},
     ),

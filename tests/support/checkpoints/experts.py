@@ -143,6 +143,7 @@ EXPERT_SPECIMENS: dict[str, Specimen] = {
     ),
     "solar-open": Specimen(
         name="SolarOpen",
+        is_variant=True,
         settings={
             "rope_parameters": _ROPE,
             "attention_bias": True,
@@ -206,7 +207,7 @@ EXPERT_SPECIMENS: dict[str, Specimen] = {
     "k-exaone": _K_EXAONE,
     "trinity": Specimen(
         name="Afmoe",
-        covers=("positions", "shards"),
+        covers=("shards",),
         settings={
             "rope_parameters": _ROPE,
             "sliding_window": _WINDOW,

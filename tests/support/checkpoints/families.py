@@ -138,6 +138,7 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     "llama-tied": Specimen(
         name="Llama",
+        is_variant=True,
         settings={
             "rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0},
             "tie_word_embeddings": True,
@@ -179,7 +180,7 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     "phi3": Specimen(
         name="Phi3",
-        covers=("positions", "shards"),
+        covers=("shards",),
         settings={
             "rope_parameters": _LONGROPE,
             "max_position_embeddings": 640,
@@ -233,7 +234,6 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     "gemma2": Specimen(
         name="Gemma2",
-        covers=("positions",),
         settings={
             "rope_parameters": _ROPE,
             "sliding_window": _WINDOW,
@@ -255,7 +255,6 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     "gemma3": Specimen(
         name="Gemma3",
-        covers=("positions", "cache"),
         config="Gemma3Text",
         settings={
             "rope_parameters": _TWO_ROPES,
@@ -278,6 +277,7 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     "gemma3-images": Specimen(
         name="Gemma3",
+        is_variant=True,
         config="Gemma3Text",
         settings={
             "rope_parameters": {
@@ -293,6 +293,7 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     "qwen2": Specimen(
         name="Qwen2",
+        is_variant=True,
         settings={
             "rope_parameters": _YARN,
             "use_sliding_window": True,
@@ -349,6 +350,7 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     "qwen3-5-moe": Specimen(
         name="Qwen3_5Moe",
+        is_variant=True,
         config="Qwen3_5MoeText",
         settings=_LINEAR_EXPERTS,
         mutations=_LINEAR_EXPERTS_MUTATIONS,
@@ -371,6 +373,7 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     "qwen2-5-images": Specimen(
         name="Qwen2_5_VL",
+        is_variant=True,
         config="Qwen2_5_VLText",
         settings={"rope_parameters": {**_ROPE, "mrope_section": [2, 3, 3]}},
         mutations={"names": NO_NAMES, **_THETA, **_EPS},
@@ -444,6 +447,7 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     "ministral": Specimen(
         name="Ministral",
+        is_variant=True,
         settings={
             "rope_parameters": _ROPE,
             "sliding_window": _WINDOW,
@@ -457,7 +461,6 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     "ministral3": Specimen(
         name="Ministral3",
-        covers=("positions",),
         settings={"rope_parameters": _MINISTRAL_ROPE, "sliding_window": None},
         mutations={
             "beta": {"rope_parameters": {**_MINISTRAL_ROPE, "llama_4_scaling_beta": 0.3}},
@@ -470,6 +473,7 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     "mistral3": Specimen(
         name="Mistral",
+        is_variant=True,
         settings={"rope_parameters": _ROPE, "sliding_window": None},
         mutations={
             "names": NO_NAMES,
@@ -480,6 +484,7 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     "mistral3-of-ministral3": Specimen(
         name="Ministral3",
+        is_variant=True,
         settings={
             "rope_parameters": _MINISTRAL_ROPE,
             "sliding_window": None,
@@ -516,7 +521,7 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     "glm4-moe": Specimen(
         name="Glm4Moe",
-        covers=("positions", "shards", "alone"),
+        covers=("shards", "alone"),
         settings={
             "rope_parameters": _HALF_ROPE,
             "attention_bias": True,
@@ -549,7 +554,6 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     "smollm3": Specimen(
         name="SmolLM3",
-        covers=("positions",),
         settings={
             "rope_parameters": _ROPE,
             "no_rope_layers": [1, 0, 1],
@@ -570,6 +574,7 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     "seed-oss-biases": Specimen(
         name="SeedOss",
+        is_variant=True,
         settings={"rope_parameters": _ROPE, "attention_bias": False, "attention_out_bias": True},
         mutations={"no bias": {"attention_out_bias": False}, **_THETA},
     ),
@@ -587,6 +592,7 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     "olmo3": Specimen(
         name="Olmo3",
+        is_variant=True,
         settings={
             "rope_parameters": _TWO_ROPES,
             "sliding_window": _WINDOW,

@@ -213,6 +213,7 @@ GEMMA4_SPECIMENS: dict[str, Specimen] = {
     ),
     "gemma4-images": Specimen(
         name="Gemma4",
+        is_variant=True,
         config="Gemma4Text",
         settings={
             **_TEXT,

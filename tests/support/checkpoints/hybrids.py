@@ -134,7 +134,6 @@ HYBRID_SPECIMENS: dict[str, Specimen] = {
     ),
     "lfm2-moe": Specimen(
         name="Lfm2Moe",
-        covers=("shards",),
         settings={
             **_LFM2,
             "conv_L_cache": 4,
@@ -178,7 +177,7 @@ HYBRID_SPECIMENS: dict[str, Specimen] = {
     ),
     "granite-4-dense": Specimen(
         name="GraniteMoeHybrid",
-        covers=("shards",),
+        is_variant=True,
         settings={
             **_GRANITE,
             "num_local_experts": 0,
@@ -228,7 +227,7 @@ HYBRID_SPECIMENS: dict[str, Specimen] = {
     ),
     "nemotron-3": Specimen(
         name="NemotronH",
-        covers=("positions", "cache", "shards", "experts"),
+        covers=("positions", "shards", "experts"),
         settings={
             **_NEMOTRON,
             "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
@@ -265,7 +264,6 @@ HYBRID_SPECIMENS: dict[str, Specimen] = {
     ),
     "nemotron-h": Specimen(
         name="NemotronH",
-        covers=("shards",),
         settings={
             **_NEMOTRON,
             "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],

@@ -126,6 +126,7 @@ _OF_V3: dict[str, Mutation] = {
 LATENT_SPECIMENS: dict[str, Specimen] = {
     "deepseek-v2": Specimen(
         name="DeepseekV2",
+        is_variant=True,
         settings={
             **LATENTS,
             **EXPERTS,
@@ -191,6 +192,7 @@ LATENT_SPECIMENS: dict[str, Specimen] = {
     ),
     "glm4-moe-lite": Specimen(
         name="Glm4MoeLite",
+        is_variant=True,
         settings={
             **LATENTS,
             **EXPERTS,
@@ -209,6 +211,7 @@ LATENT_SPECIMENS: dict[str, Specimen] = {
     ),
     "mistral4": Specimen(
         name="Mistral4",
+        is_variant=True,
         settings={
             **LATENTS,
             **EXPERTS,
@@ -266,6 +269,7 @@ LATENT_SPECIMENS: dict[str, Specimen] = {
     ),
     "deepseek-halves": Specimen(
         name="DeepseekV3",
+        is_variant=True,
         settings={
             **LATENTS,
             **EXPERTS,

@@ -87,6 +87,7 @@ LLAMA4_SPECIMENS: dict[str, Specimen] = {
     ),
     "llama4-images": Specimen(
         name="Llama4",
+        is_variant=True,
         config="Llama4Text",
         settings={
             "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},

@@ -61,6 +61,7 @@ def _config(architecture: str, model_type: str, *without: str, **keys: Any) -> d
 PUBLISHED_SPECIMENS: dict[str, Specimen] = {
     "iquestcoder": Specimen(
         maths=Mathematics(config=_config("IQuestCoderForCausalLM", "iquestcoder", head_dim=16)),
+        is_variant=True,
         mutations={**_THETA, **_EPS},
     ),
     "internlm": Specimen(
@@ -182,6 +183,7 @@ PUBLISHED_SPECIMENS: dict[str, Specimen] = {
         },
     ),
     "mimo": Specimen(
+        is_variant=True,
         maths=Mathematics(
             config=_config(
                 *("MiMoForCausalLM", "mimo"),
@@ -219,6 +221,7 @@ PUBLISHED_SPECIMENS: dict[str, Specimen] = {
         },
     ),
     "minicpm-moe": Specimen(
+        is_variant=True,
         maths=Mathematics(
             config=_config(
                 *("MiniCPMForCausalLM", "minicpm"),
@@ -250,9 +253,11 @@ PUBLISHED_SPECIMENS: dict[str, Specimen] = {
     ),
     "orion": Specimen(
         maths=Mathematics(config=_config("OrionForCausalLM", "orion"), norm="layer"),
+        is_variant=True,
         mutations={"bias of norms": NO_NORM_BIAS, "mean": RMS_FOR_LAYER_NORM, **_THETA, **_EPS},
     ),
     "deepseek-moe": Specimen(
+        is_variant=True,
         maths=Mathematics(
             config=_config(
                 *("DeepseekForCausalLM", "deepseek"),
@@ -296,6 +301,7 @@ PUBLISHED_SPECIMENS: dict[str, Specimen] = {
         is_variant=True,
     ),
     "phi3-images": Specimen(
+        is_variant=True,
         maths=Mathematics(
             config=_config(
                 *("Phi3VForCausalLM", "phi3_v"),

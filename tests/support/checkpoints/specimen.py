@@ -36,10 +36,11 @@ Mutation = Mapping[str, Any] | Patch
 Trait = Literal["alone", "positions", "cache", "shards", "experts", "functions"]
 """What a family has of which a few specimens represent all in `make test`:
 
-- alone: one request at a time;
-- positions: what depends on a token's position and its request's cache: windows, chunks, pages that
-  layers share, caps, sinks, tables and temperatures by position, states, latents;
-- cache: a kind of cache or layer: all positions, windows, chunks, latents, states;
+- alone: one request at a time; that broken features show;
+- positions: kinds of caches whose pages run out: all positions, windows, chunks, pages that layers
+  share, sinks, latents, states of each kind;
+- cache: kinds of caches that drafts and grammars change: all positions, windows, chunks, latents,
+  states;
 - shards: what ranks split: biases, fused tensors, experts, heads of several sizes, norms over all
   heads, latents;
 - experts: experts in their own tensors or stacked, with biases, shared experts or groups, one

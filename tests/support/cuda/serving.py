@@ -12,6 +12,7 @@ import numpy as np
 from tests.support.checkpoints.dense import VOCAB_SIZE
 from tests.support.cuda.ranks import ThreadedExecutor
 from tests.support.cuda.runtime import pretended_cuda
+from tests.support.effort import IS_LONG
 from tests.support.engines.block_engine import BlockEngine
 from tests.support.engines.engine_driver import Engine
 from worker.protocol.sampling import SamplingParams
@@ -33,6 +34,8 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0, "repetition_penalty": 1.2, "min_tokens": 4},
     {"temperature": 0.9, "min_p": 0.05, "prompt_logprobs": 1},
 ]
+CAPTURED = (1, 2, 4, 32) if IS_LONG else (1, 4, 32)
+"""Numbers of rows or tokens to capture steps for."""
 LENGTHS = (3, 60, 14, 47, 20, 33, 9, 5)
 DRAFTS = {"speculative_method": "ngram", "speculative_adaptive": False}
 HOST = {"host_cache_gib": 0.001, "host_cache_policy": "always", "kv_cache_tokens": 96}
@@ -85,7 +88,7 @@ def on_cuda(
     warms_up: bool = False,
     **options: Any,
 ) -> Served:
-    options = {"cudagraph_capture_sizes": (1, 2, 4, 32), **OPTIONS, **options}
+    options = {"cudagraph_capture_sizes": CAPTURED, **OPTIONS, **options}
     with pretended_cuda(warms_up=warms_up) as world, world.rank() as clocks:
         if num_ranks > 1:
             options["tensor_parallel_size"] = num_ranks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from tests.support.engines.plan_driver import make_runner
 from worker.protocol.sampling import SamplingParams
 
 NEAR_TIE = 1e-4
-LENGTHS = (3, 28, 29, 47, 62, 110)
+ALL_LENGTHS = (3, 28, 29, 47, 62, 110)
+LENGTHS = ALL_LENGTHS if IS_LONG else (3, 29, 62, 110)
+"""Tokens of prompts: within a page, of some pages, longer than windows and chunks."""
 NUM_NEW = 20 if IS_LONG else 6
 """Tokens per request: all but one end a page and begin the next."""
 NUM_SCARCE = 20
@@ -59,9 +62,9 @@ class Checkpoint:
             assert (best - chosen < NEAR_TIE).all()
 
 
-def make_prompts() -> list[list[int]]:
+def make_prompts(lengths: Sequence[int] = LENGTHS) -> list[list[int]]:
     rng = np.random.default_rng(5)
-    return [rng.integers(0, VOCAB_SIZE, length).tolist() for length in LENGTHS]
+    return [rng.integers(0, VOCAB_SIZE, length).tolist() for length in lengths]
 
 
 def scarce_pages(folder: str) -> dict[str, int]:

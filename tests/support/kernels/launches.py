@@ -83,14 +83,15 @@ def attention(
     case.extend(q, [1, 37, 5], window=window, is_chunked=is_chunked)
 
 
-def token_ops(dtype: torch.dtype) -> None:
-    """Ops on single tokens, and matmuls without codes."""
+def token_ops(dtype: torch.dtype, *, is_brief: bool = False) -> None:
+    """Ops on single tokens, and matmuls without codes; briefly, every kernel but not every variant
+    of products of experts and of norms."""
     x, weight = torch.randn(5, 96).to(dtype), torch.randn(96).to(dtype)
     heads = torch.randn(5, 3, 40).to(dtype)
     caches = torch.zeros(2, 2, 8, 3, 40, dtype=dtype)
     rms_norm(x, weight, 1e-6)
     rms_norm_pair(x, x[:, :64], (weight, weight[:64]), 1e-6)
-    add_norms(x, weight)
+    add_norms(x, weight, is_brief=is_brief)
     silu_and_mul(x)
     gelu_and_mul(x)
     clamped_swiglu(x, 1.702, 7.0)
@@ -121,15 +122,26 @@ def token_ops(dtype: torch.dtype) -> None:
     choose_experts(torch.randn(2, 256), torch.randn(256), grouped)
     always = Routing(top_k=2, num_always=2)
     choose_experts(torch.randn(2, 60), None, always, torch.randn(2, 1), torch.randn(60))
-    mix(make_experts(4, hidden=128, inner=64, dtype=dtype), MIXED_TOKENS, dtype)
+    experts = make_experts(4, hidden=128, inner=64, dtype=dtype)
+    if is_brief:
+        tokens = torch.randn(2, 128).to(dtype)
+        extra = ExtraTerms(tokens, torch.ones(2, 1), first_zero_expert=3)
+        choice = ExpertChoice(torch.zeros(2, 2).long(), torch.ones(2, 2))
+        fused_moe(tokens, experts, choice, extra=extra, weighs_inputs=True, activation=GELU)
+    else:
+        mix(experts, MIXED_TOKENS, dtype)
 
 
-def add_norms(x: torch.Tensor, weight: torch.Tensor) -> None:
-    """Norms between blocks: of Llama, with a router, of Gemma 4, of OLMo, of StableLM."""
+def add_norms(x: torch.Tensor, weight: torch.Tensor, *, is_brief: bool = False) -> None:
+    """Norms between blocks: of Llama, with a router, of Gemma 4, of OLMo, of StableLM; briefly, of
+    Gemma 4 and StableLM."""
     plain, wide = Norm(weight), Norm(weight, is_fp32=True)
+    fused_add_norm(x, x, (plain, wide, plain), 1e-6, x_weight=weight, total_scale=weight[:1])
+    if is_brief:
+        fused_add_norm(x, x, (Norm(weight.float(), weight.float(), subtracts_mean=True),), 1e-6)
+        return
     fused_add_norm(x, x, (plain,), 1e-6)
     fused_add_norm(x, x, (plain, wide), 1e-6, x_scale=0.5)
-    fused_add_norm(x, x, (plain, wide, plain), 1e-6, x_weight=weight, total_scale=weight[:1])
     fused_add_norm(x, x, (plain,), 1e-6, x_weight=weight, residual_weight=weight)
     fused_add_norm(x, x, (), 1e-6, x_weight=weight)
     for residual in (x, None):
@@ -141,12 +153,12 @@ def quantized_products(
     dtype: torch.dtype,
     numbers: tuple[int, ...],
     *,
+    codes: tuple[WeightCode, ...] = ("e4m3", "uint4", "e2m1"),
     blocks: tuple[int, ...] = (0,),
     with_extras: bool = True,
 ) -> None:
     """Matmuls with codes, by number of features that share a scale; 0 for blocks that do not align
     with tiles. Experts have that number of tokens; extras are those of `mix`."""
-    codes: tuple[WeightCode, ...] = ("e4m3", "uint4", "e2m1")
     for code, block in itertools.product(codes, blocks):
         words, scaling = make_codes(64, 256, code=code)
         weight = pack_quantized_linear_weight(words, _aligned(scaling, block), dtype=dtype)

@@ -14,6 +14,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,10 @@ class RealConfig:
         return load_model_config(str(folder), weights=False)
 
 
-def load_corpus() -> list[RealConfig]:
-    """All configurations, in the order of their files."""
-    return [config for path in sorted(FOLDER.glob("*.json")) for config in _load_family(path)]
+@cache
+def load_corpus() -> tuple[RealConfig, ...]:
+    """All configurations, in the order of their files; read once, for all tests of a process."""
+    return tuple(config for path in sorted(FOLDER.glob("*.json")) for config in _load_family(path))
 
 
 def verdict(real: RealConfig) -> dict[str, Any]:

@@ -103,8 +103,8 @@ def plain() -> list[Outcome]:
     "options",
     [
         {"overlap_depth": 0},
-        {"overlap_depth": 1, "num_speculative_tokens": 4},
-        {"overlap_depth": 1, "at_random": True},
+        pytest.param({"overlap_depth": 1, "num_speculative_tokens": 4}, marks=pytest.mark.long),
+        pytest.param({"overlap_depth": 1, "at_random": True}, marks=pytest.mark.long),
         {"overlap_depth": 1, "at_random": True, "kv_cache_tokens": 512},
         {"overlap_depth": 1, "max_num_batched_tokens": 48, "num_speculative_tokens": 20},
     ],

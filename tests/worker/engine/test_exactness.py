@@ -71,10 +71,13 @@ def test_batch_invariant_outputs_are_bitwise_equal(
     assert_bitwise_equal(checkpoint, "native", num_prompts)
 
 
-@pytest.mark.parametrize("num_prompts", long_but(10, (10, 20)))
-@pytest.mark.parametrize("checkpoint", long_but(FULL, ("llama", FULL)), indirect=True)
+@pytest.mark.long
+@pytest.mark.parametrize("num_prompts", [10, 20])
+@pytest.mark.parametrize("checkpoint", ["llama", FULL], indirect=True)
 def test_so_they_are_without_the_compiled_library(checkpoint: Checkpoint, num_prompts: int) -> None:
-    """These two have all that a layer may have: biases, scaled rotary embedding, norms of heads."""
+    """These two have all that a layer may have: biases, scaled rotary embedding, norms of heads. In
+    `make test` models with windows, which the compiled library lacks, run without it
+    (test_window_exactness.py)."""
     assert_bitwise_equal(checkpoint, "torch", num_prompts)
 
 

@@ -12,11 +12,14 @@ import torch
 
 from tests.support.checkpoints.families import cases, write_specimen
 from tests.support.checkpoints.specimen import VOCAB_SIZE
+from tests.support.effort import IS_LONG
 from tests.support.engines.engine_driver import Engine, Outcome
 from worker.protocol.sampling import SamplingParams
 
-LENGTHS = (5, 33, 12, 47, 20)
-PARAMS = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=3)
+LENGTHS = (5, 33, 12, 47, 20) if IS_LONG else (5, 33, 12)
+PARAMS = SamplingParams(
+    temperature=0.0, max_tokens=8 if IS_LONG else 4, ignore_eos=True, logprobs=3
+)
 
 
 def outcomes(folder: Path, *, is_alone: bool, **options: Any) -> list[Outcome]:
@@ -29,6 +32,7 @@ def outcomes(folder: Path, *, is_alone: bool, **options: Any) -> list[Outcome]:
         return engine.outcomes(prompts, PARAMS)
 
 
+@pytest.mark.randomized  # with more requests
 @pytest.mark.parametrize("cpu_threads", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", cases("functions"))
 def test_bits_do_not_depend_on_other_requests(tmp_path: Path, name: str, cpu_threads: int) -> None:

@@ -48,7 +48,6 @@ def plain() -> list[Outcome]:
     "options",
     [
         {"overlap_depth": 0, "at_random": True, "max_num_batched_tokens": 40},
-        {"overlap_depth": 1, "num_speculative_tokens": 40, "kv_cache_tokens": 2048},
         {"overlap_depth": 1, "at_random": True, "kv_cache_tokens": 192},
         {"overlap_depth": 1, "speculative_adaptive": True},
         {"overlap_depth": 1, **DRAFT, "at_random": True, "kv_cache_tokens": 448},
@@ -56,6 +55,7 @@ def plain() -> list[Outcome]:
             pytest.param(options, marks=pytest.mark.long)
             for options in (
                 {"overlap_depth": 0},
+                {"overlap_depth": 1, "num_speculative_tokens": 40, "kv_cache_tokens": 2048},
                 {"overlap_depth": 1},
                 {"overlap_depth": 1, "num_speculative_tokens": 1},
                 {"overlap_depth": 1, "at_random": True},

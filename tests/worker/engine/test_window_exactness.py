@@ -25,7 +25,7 @@ pytestmark = pytest.mark.randomized  # with more tokens
 NUM_PROMPTS = 16
 FEWER = 16 if IS_LONG else 9
 """Where no pages have to run out."""
-NUMBERS = {"scarce": NUM_PROMPTS, "tensor_parallel": NUM_PROMPTS, "alone": 16 if IS_LONG else 4}
+NUMBERS = {"scarce": NUM_PROMPTS, "alone": 16 if IS_LONG else 4}
 OTHERS = ("mistral-windows", "qwen2-window")
 NAME = "qwen3-windows"
 """Other families with windows go through tests/worker/models/test_families.py."""

@@ -30,6 +30,10 @@ SPECIMEN_OF = {
     if not (specimen.maths or specimen.multimodal or specimen.architecture)
 }
 """The first specimen of each family that transformers has."""
+ARCHITECTURES = [
+    pytest.param(name, marks=pytest.mark.long if specimen.is_variant else ())
+    for name, specimen in SPECIMEN_OF.items()
+]
 RELEASED = {real.config["architectures"][0] for real in load_corpus()}
 """Others are released as the text models of multimodal checkpoints."""
 TOKENS = torch.arange(3, 51)[None]
@@ -122,7 +126,7 @@ def groups(changes: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     return found
 
 
-@pytest.mark.parametrize("architecture", SPECIMEN_OF)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_key_is_refused_or_read_or_of_no_effect(
     architecture: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -164,7 +168,7 @@ def test_a_key_is_refused_or_read_or_of_no_effect(
     assert all(any(key in text for key in raw | change) for change, text in refusals)
 
 
-@pytest.mark.parametrize("architecture", SPECIMEN_OF)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_missing_key_means_what_the_class_says(architecture: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
 

@@ -25,7 +25,7 @@ ALGORITHMS = {
 }
 
 
-SHORT = ((4, "LowConfidence"), (8, "JointThreshold"), (32, "LowConfidence"))
+SHORT = ((4, "LowConfidence"), (8, "JointThreshold"))
 """Sizes of blocks and algorithms that `make test` combines; the others are `make check-long`'s."""
 
 
