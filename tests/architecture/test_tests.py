@@ -17,12 +17,13 @@ NO_PACKAGE = {
 
 SLOW_IMPORTS = {"ray", "torch", "transformers", "triton"}
 SLOW_ROOMS = (
+    "cluster/app",
     "worker/rank/",
     "worker/models/",
     "tests/support/engines/",
     "tests/support/checkpoints/",
 )
-"""Packages whose modules import torch."""
+"""Modules and packages that import torch or Ray."""
 
 
 def test_no_test_imports_another() -> None:

@@ -120,7 +120,7 @@ def test_a_folder_without_tests_is_refused(tmp_path: Path) -> None:
         files_with_tests(tmp_path, FOLDERS)
 
 
-@pytest.mark.slow
+@pytest.mark.long  # a pytest of its own, which imports transformers
 def test_tests_run_with_what_stands_in(tmp_path: Path) -> None:
     checkout, stage = tmp_path / "checkout", tmp_path / "stage"
     folder = checkout / "tests" / "entrypoints" / "openai"

@@ -27,6 +27,12 @@ def test_a_config_may_name_a_device_that_no_node_has_yet() -> None:
     assert app._bound_deployment.name == "gateway"
 
 
+def test_serve_has_the_bounds_of_gateways() -> None:
+    models = [{"model": "org/one", "device": "cpu"}]
+    app = build_app({"models": models, "num_gateways": 2, "max_gateways": 5})._bound_deployment
+    assert app._deployment_config.autoscaling_config.max_replicas == 5
+
+
 @pytest.mark.parametrize(
     ("options", "surge_percent", "strategy"),
     [

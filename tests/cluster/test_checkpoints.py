@@ -1,7 +1,7 @@
 """Unavailable models are rejected with two-line errors before Ray starts.
 
 A server on loopback stands for the Hub. Cases with different variables run in different processes,
-as huggingface_hub reads them once.
+as huggingface_hub reads them once. They are forked from one that has imported all but that.
 """
 
 from __future__ import annotations
@@ -10,21 +10,30 @@ import http.server
 import json
 import os
 import socket
-import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from cluster import checkpoints
 from cluster.config import find_demo_model
+from tests.support.forking import Forker
 
 MODEL = "org/model"
 HUB_VARIABLES = ("HF_", "HUGGING", "TRANSFORMERS_")
+FORKER = Forker(
+    *("cluster.cli.main", "cluster.cli.parser", "cluster.config", "cluster.checkpoints"),
+    *("router.tokens.defaults", "worker.rank.preflight", "httpx2", "filelock"),
+)
+"""Its server has imported what `rayfleet serve` imports, without huggingface_hub."""
+RUN_S = 120.0
+"""Maximum seconds of a process."""
 
+MAIN = "import sys; from cluster.cli.main import main; main(sys.argv[1:])"
 
 SERVE = """
 import contextlib, io, json, os, sys
@@ -85,14 +94,14 @@ def refusing() -> Iterator[str]:
 
 def serve(home: Path, model: str, *options: str, **environment: str) -> list[str]:
     """Error of `rayfleet serve` for a model that it rejects."""
-    result = run(home, "-m", "cluster.cli.main", "serve", model, *options, **environment)
+    result = run(home, MAIN, "serve", model, *options, **environment)
     assert result.returncode == 2, result.stderr
     return result.stderr.splitlines()
 
 
 def serve_each(home: Path, *commands: tuple[list[str], str], **environment: str) -> list[list[str]]:
     """Errors of `rayfleet serve` for each pair of arguments and token, from one process."""
-    result = run(home, "-c", SERVE, json.dumps(commands), **environment)
+    result = run(home, SERVE, json.dumps(commands), **environment)
     assert result.returncode == 0, result.stderr
     return [text.splitlines() for text in json.loads(result.stdout)]
 
@@ -100,24 +109,42 @@ def serve_each(home: Path, *commands: tuple[list[str], str], **environment: str)
 def pass_all(home: Path, *models: str, **environment: str) -> None:
     """Checks that `rayfleet serve` accepts these models."""
     code = f"from cluster.checkpoints import require_model as r; [r(m) for m in {models}]"
-    result = run(home, "-c", code, **environment)
+    result = run(home, code, **environment)
     assert result.returncode == 0, result.stderr
 
 
-def run(home: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended."""
+
+    returncode: int | None
+    stdout: str
+    stderr: str
+
+
+def run(home: Path, code: str, *arguments: str, **environment: str) -> Ended:
+    """Runs code in a process of its own, as `python -c` would in the folder `home`."""
     inherited = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(HUB_VARIABLES) and not name.lower().endswith("_proxy")
     }
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env={**inherited, "HF_HOME": str(home), **environment},
-        cwd=home,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    variables = {**inherited, "HF_HOME": str(home), **environment}
+    process = FORKER.start(_run_here, code, arguments, variables, home)
+    process.join(RUN_S)
+    texts = [(home / name).read_text() for name in ("stdout", "stderr")]
+    return Ended(process.exitcode, *texts)
+
+
+def _run_here(code: str, arguments: Sequence[str], variables: dict[str, str], home: Path) -> None:
+    assert "huggingface_hub" not in sys.modules
+    os.environ.clear()
+    os.environ.update(variables)
+    os.chdir(home)
+    for fd, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), fd)
+    sys.argv = ["-c", *arguments]
+    exec(code, {"__name__": "__main__"})
 
 
 def cache(home: Path) -> None:
@@ -170,7 +197,7 @@ for model in ("org/other", "org/model"):
 """
     cache(tmp_path)
     for environment in ({"HF_ENDPOINT": refusing}, {"HF_HUB_OFFLINE": "1"}):
-        result = run(tmp_path, "-c", code, **environment)
+        result = run(tmp_path, code, **environment)
         assert result.stdout.split() == ["none", "v1", "0" * 40, "v1"], result.stderr
         assert result.stderr.count("cannot pin org/other") == 2
 
@@ -189,7 +216,7 @@ checkpoints.PIN_TIMEOUT_S = 2
 print(checkpoints.with_commits(EngineConfig.of(model="org/model")).revision)
 """
     cache(tmp_path)
-    result = run(tmp_path, "-c", code, HF_HUB_OFFLINE="1")
+    result = run(tmp_path, code, HF_HUB_OFFLINE="1")
     assert result.stdout.split() == ["0" * 40], result.stderr
 
 

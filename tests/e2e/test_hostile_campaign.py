@@ -65,6 +65,7 @@ def test_a_seed_draws_the_same_and_another_something_else() -> None:
     assert all(piece for case in drawn for piece in case.pieces)
 
 
+@pytest.mark.long  # 32 MiB each
 def test_heavy_bodies_are_as_large_as_bodies_may_be() -> None:
     sizes, values = {}, {}
     for case in heavy_cases():

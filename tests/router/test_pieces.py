@@ -156,10 +156,10 @@ def test_memory_is_what_is_counted(content: str) -> None:
     """For many small pieces, most of the memory is object overhead."""
     backend = _byte_level()
     backend.add_special_tokens([_START, _END])
-    limit = 1 << 20
+    limit = 1 << 18
     memo = PieceMemo(Tokenizer(backend, chat_template=_TEMPLATE), limit)
     chats = [
-        "".join(f"{_START}{chat}.{n}{content}" for n in range(2 << 10 if len(content) < 9 else 64))
+        "".join(f"{_START}{chat}.{n}{content}" for n in range(512 if len(content) < 9 else 16))
         for chat in range(8)
     ]
     memo.encode("".join(chats[-1]))  # creates threads and tables

@@ -1,4 +1,4 @@
-"""How many random cases a test draws: a fifth in `make test`, all of them in `make check-long`."""
+"""How many random cases a test draws: a part in `make test`, all of them in `make check-long`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ IS_LONG = os.environ.get("TEST_EFFORT") == "long"
 SHORTER = 5
 
 
-def cases(number: int) -> int:
-    """Of `number` cases, how many to draw.
+def cases(number: int, shorter: int = SHORTER) -> int:
+    """Of `number` cases, how many to draw; one of `shorter` in `make test`.
 
     Tests of a module that has this function are marked `randomized`, as those of hypothesis are, so
     that `make check-long` runs them again.
     """
-    return number if IS_LONG else number // SHORTER
+    return number if IS_LONG else number // shorter
 
 
 def is_thorough(device: str) -> bool:

@@ -102,7 +102,7 @@ def test_load_steps_scale_up_fast_and_down_slowly() -> None:
     assert fleet.num_turns == 1
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(cases(20, 10)))
 @pytest.mark.parametrize("mean", [0.45, 0.5, 0.8, 1.0, 1.25, 1.5])
 def test_ten_minutes_of_noise_cause_at_most_one_reversal(seed: int, mean: float) -> None:
     """Noise per second and swells of a minute, also around integer numbers of workers."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from cluster.app import build_app
 from cluster.autoscaling.gateways import (
     CPU,
     DOWNSCALE_DELAY_S,
@@ -77,7 +76,5 @@ def test_bounds_are_enforced_by_serve() -> None:
     scaling = gateway_replicas(2, 5, reporting=False)["autoscaling_config"]
     assert (scaling.min_replicas, scaling.max_replicas) == (2, 5)
     settings = {"models": [{"model": "org/one", "device": "cpu"}], "num_gateways": 2}
-    app = build_app({**settings, "max_gateways": 5})._bound_deployment
-    assert app._deployment_config.autoscaling_config.max_replicas == 5
     with pytest.raises(ValueError, match="--max-gateways must be 0 or at least --num-gateways"):
         serve_config_from_mapping({**settings, "max_gateways": 1})

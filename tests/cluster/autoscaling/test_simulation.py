@@ -18,7 +18,12 @@ from tests.support.cluster.autoscaling_simulation import SimulatedFleet, noise
 
 CONFIG = AutoscalingConfig(max_workers=100)
 TARGET_LOAD = CONFIG.target_load
-STARTS_S = (30.0, 120.0, 300.0, 600.0)
+STARTS_S = (
+    30.0,
+    pytest.param(120.0, marks=pytest.mark.long),
+    pytest.param(300.0, marks=pytest.mark.long),
+    600.0,
+)
 
 
 def horizon_s(start_s: float) -> float:
@@ -42,7 +47,9 @@ def test_one_stuck_worker_does_not_block_scaling(start_s: float) -> None:
 
 
 @pytest.mark.parametrize("start_s", STARTS_S)
-@pytest.mark.parametrize("workers", [1, 2, 5, 12, 30, 60])
+@pytest.mark.parametrize(
+    "workers", [1, 5, 60, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 12, 30))]
+)
 def test_a_load_step_starts_only_the_needed_workers(start_s: float, workers: int) -> None:
     """For any size and start-up time, measured or not."""
     for needed in (workers + 1, 2 * workers, min(12 * workers, 100)):
@@ -142,7 +149,7 @@ def test_stuck_starts_in_a_full_cluster_are_not_multiplied() -> None:
     """One more start is tried, but not indefinitely many."""
     fleet = SimulatedFleet(CONFIG, workers=40, start_s=60.0, capacity=50)
     fleet.hold(TARGET_LOAD * 40, 60.0)
-    fleet.hold(49.0, 4 * 3600.0)
+    fleet.hold(49.0, 2 * 3600.0)
     assert fleet.ready == 50
     assert max(fleet.targets) <= 49.0 / TARGET_LOAD * 1.2 + 25
 

@@ -11,10 +11,13 @@ import re
 import socket
 import subprocess
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from cluster.bench.cli import add_commands, main
 from cluster.bench.client import Record
@@ -57,9 +60,20 @@ def run(
 
 @pytest.fixture
 def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skips charts, since matplotlib takes longer than a job; tests without this fixture draw each
-    type of job (goodput as a sweep)."""
+    """Skips charts, since matplotlib takes longer than a job; other tests draw each type of job
+    (goodput as a sweep)."""
     monkeypatch.setattr("cluster.bench.jobs.charts._svg", lambda draw: "<svg/>")
+
+
+@pytest.fixture
+def unrendered_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws charts without layout and SVG, which take most of the time; a soak's are rendered."""
+
+    def draw_only(draw: Callable[[Axes], None]) -> str:
+        draw(Figure().add_subplot())
+        return "<svg/>"
+
+    monkeypatch.setattr("cluster.bench.jobs.charts._svg", draw_only)
 
 
 def say(capsys: pytest.CaptureFixture[str], backend: Backend, *flags: str) -> tuple[int, str, str]:
@@ -75,6 +89,7 @@ def holds(result: dict[str, Any]) -> dict[str, bool]:
     return {check["name"]: check["holds"] for check in result["checks"]}
 
 
+@pytest.mark.usefixtures("unrendered_charts")
 def test_a_sweep_stops_when_the_endpoint_does_not_keep_up(
     backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,6 +143,7 @@ def test_goodput_finds_the_highest_rate_within_the_slo(
     assert [stage["rate"] for stage in written["stages"]] == [20.0, 10.0]
 
 
+@pytest.mark.usefixtures("unrendered_charts")
 def test_shared_prefix_has_a_stage_with_and_without_shared_prefixes(
     backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,6 +174,7 @@ def test_a_repeated_job_has_new_prompts_without_a_seed(
     assert second == third
 
 
+@pytest.mark.usefixtures("unrendered_charts")
 def test_a_trace_is_replayed_with_its_lengths_and_blocks(
     backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,6 +202,7 @@ def test_a_scaled_trace_keeps_shared_blocks(tmp_path: Path) -> None:
     assert a[64:128] != b[64:]
 
 
+@pytest.mark.usefixtures("unrendered_charts")
 def test_every_scenario_is_a_stage_and_only_mixed_traffic_has_priorities(
     backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -213,6 +231,7 @@ def test_a_soak_reports_failures(
 REASON = "400: ignore_eos is no field of this server"
 
 
+@pytest.mark.usefixtures("unrendered_charts")
 @pytest.mark.parametrize("kind", ["sweep", "goodput", "soak", "shared-prefix"])
 def test_a_job_with_only_failed_requests_reports_reasons_and_no_metrics(
     backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str

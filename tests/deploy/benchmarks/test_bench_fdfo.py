@@ -46,7 +46,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_figures_and_checks(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = ("--device", "cpu", "--cpu-threads", "1", "--kv-cache-tokens", "8192")
-    load = ("--running", "3", "--pairs", "1", "--max-tokens", "40", "--num-long", "3")
+    load = ("--running", "3", "--pairs", "1", "--max-tokens", "24", "--num-long", "2")
     questions = ("--dllm-config", '{"dllm_threshold": 0.2}', "--long-prompt-blocks", "6")
     argv = ("fdfo", "--model", str(model), *where, *load, *questions, "--shares", "--json")
     assert main(argv) == 0

@@ -37,7 +37,7 @@ def simulate(workload: Workload, name: str = "adaptive") -> list[Outcome]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_request_is_served_and_a_second_run_is_the_same(name: str) -> None:
-    workload = workloads(0.03, None)[name](3)
+    workload = workloads(0.015, None)[name](3)
     first, second = simulate(workload), simulate(workload)
     assert len(first) == len(workload.arrivals)
     for a, b in zip(first, second, strict=True):
@@ -68,15 +68,15 @@ def test_a_lone_request_takes_as_long_as_its_steps() -> None:
 
 
 def test_what_is_predicted_comes_true_once_the_fleet_is_known() -> None:
-    workload = workloads(0.3, None)["no-sharing"](1)
-    outcomes = simulate(workload)[150:]
+    workload = workloads(0.15, None)["no-sharing"](1)
+    outcomes = simulate(workload)[75:]
     errors = [abs(o.placement.predicted_s / o.first_token_s - 1.0) for o in outcomes]
     assert np.median(errors) < 0.25
 
 
 @pytest.mark.randomized  # with more requests
 def test_no_hit_is_expected_that_an_eviction_or_a_broken_stream_has_taken() -> None:
-    workload = workloads(0.3 if IS_LONG else 0.1, None)["churn"](1)
+    workload = workloads(0.3 if IS_LONG else 0.06, None)["churn"](1)
     outcomes = simulate(workload)
     wrong = [o for o in outcomes if o.placement.hit_tokens > o.cached_tokens and not o.attempt]
     # Only predicted blocks may fail to come: those of a request that is still being computed.
@@ -159,7 +159,7 @@ def test_streams_that_break_cost_no_wrong_hit() -> None:
 
 
 def test_the_prefix_router_of_ray_follows_prefixes() -> None:
-    workload = workloads(0.1, None)["sibling-burst"](1)
+    workload = workloads(0.05, None)["sibling-burst"](1)
     outcomes = simulate(workload, "ray-prefix")
     by_burst: dict[str, set[str]] = {}
     for outcome in outcomes:
@@ -204,7 +204,7 @@ def test_ratio_is_to_the_best_other_and_paired_by_seed() -> None:
 
 def test_command_reports_ratios(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     plot = tmp_path / "ratios.png"
-    arguments = "router --json --scale 0.03 --seeds 2 --workload no-sharing --no-sweep"
+    arguments = "router --json --scale 0.015 --seeds 2 --workload no-sharing --no-sweep"
     routers = "--policy adaptive --policy round-robin"
     assert main([*arguments.split(), *routers.split(), "--plot", str(plot)]) == 0
     result = json.loads(capsys.readouterr().out)
@@ -219,7 +219,7 @@ def test_a_comparison_that_was_stopped_goes_on(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "runs.jsonl"
-    arguments = "router --json --scale 0.02 --seeds 2 --workload no-sharing"
+    arguments = "router --json --scale 0.01 --seeds 2 --workload no-sharing"
     routers = "--policy adaptive --policy prefix-score"
     command = [*arguments.split(), *routers.split(), "--resume", str(path)]
     assert main(command) == 0
@@ -263,7 +263,7 @@ def test_a_router_leaves_nothing_behind() -> None:
         fleets.append(GatewayRouter(RoutingConfig(), clock))  # type: ignore[arg-type]
         return fleets[-1]
 
-    Simulation(workloads(0.1, None)["churn"](1), create).run()
+    Simulation(workloads(0.04, None)["churn"](1), create).run()
     fleet = fleets[0].fleet
     assert len(fleet.in_flight) == 0
     assert not any(worker.reservations for worker in fleet.workers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,8 +37,13 @@ class Helm:
         Raises:
             HelmError: it failed.
         """
+        # Go collects garbage less often, which takes a third of the time.
         done = subprocess.run(
-            [str(self.binary), *arguments], capture_output=True, text=True, env=env, timeout=240
+            [str(self.binary), *arguments],
+            capture_output=True,
+            text=True,
+            env={"GOGC": "800", **(os.environ if env is None else env)},
+            timeout=240,
         )
         if done.returncode:
             raise HelmError(done.stdout + done.stderr)

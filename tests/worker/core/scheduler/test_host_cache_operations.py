@@ -6,10 +6,14 @@ import random
 
 import pytest
 
+from tests.support.effort import IS_LONG
 from tests.support.worker.fake_device import Harness
 from tests.support.worker.scheduler_campaign import Campaign
 from worker.protocol.host_cache import HostCachePolicy, HostCacheTotals
 from worker.protocol.page_groups import ONE_GROUP, PageGroups
+
+pytestmark = pytest.mark.randomized  # with more operations
+OPERATIONS = 1000 if IS_LONG else 400
 
 
 def totals(harness: Harness) -> HostCacheTotals:
@@ -65,7 +69,7 @@ def test_hundreds_of_operations_leak_no_page_or_slot(
         (20, campaign.wait),
     ]
     weights = [weight for weight, _ in operations]
-    for _ in range(500):
+    for _ in range(OPERATIONS):
         (_, operation) = rng.choices(operations, weights)[0]
         if operation == campaign.submit and len(campaign.alive) > 30:
             campaign._forget_finished()

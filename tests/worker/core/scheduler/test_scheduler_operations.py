@@ -14,7 +14,7 @@ from tests.support.worker.fake_device import Harness
 from tests.support.worker.scheduler_campaign import Campaign, random_admission
 from worker.protocol.page_groups import ONE_GROUP, PageGroups
 
-OPERATIONS = 10_000 if IS_LONG else 1000
+OPERATIONS = 10_000 if IS_LONG else 700
 WINDOWS = (
     PageGroups(num_full=1, num_window=1, window=6),
     PageGroups(num_full=0, num_window=1, window=5),

@@ -98,14 +98,17 @@ def test_invalid_grammars_are_rejected_with_the_reason(
     "params",
     [
         {"regex": "(a+)+$"},
-        {"regex": "(a+)+" * 50 + "$"},
+        pytest.param({"regex": "(a+)+" * 50 + "$"}, marks=pytest.mark.long),
         {"regex": "(a*)*" * 50},
-        {"regex": "a{1,100000}"},
+        pytest.param({"regex": "a{1,100000}"}, marks=pytest.mark.long),
         {"regex": "((a{1,100}){1,100}){1,100}"},
         {"grammar": 'root ::= s s s s\ns ::= s s | "a" | "aa" | ("a" s "a") | ""'},
-        {"json": {"type": "string", "maxLength": 100000}},
+        pytest.param({"json": {"type": "string", "maxLength": 100000}}, marks=pytest.mark.long),
         {"json": {"enum": [f"value {i}" for i in range(20000)]}},
-        {"json": {"properties": {f"p{i}": {"type": "string"} for i in range(5000)}}},
+        pytest.param(
+            {"json": {"properties": {f"p{i}": {"type": "string"} for i in range(5000)}}},
+            marks=pytest.mark.long,  # as `test_the_limit_is_cpu_time`
+        ),
         {"json": NESTED},
     ],
     ids=lambda value: str(value)[:40],
