@@ -179,7 +179,7 @@ class ModelStats:
             "Completions of agent sessions waiting for room in KV caches.",
         ),
     ] = 0
-    """These are among `pending_requests`."""
+    """Counted in `pending_requests`, too."""
     session_wait: Annotated[
         Histogram,
         AsHistogram(

@@ -361,7 +361,7 @@ class LoadSnapshot(msgspec.Struct, array_like=True):
     """Prompt tokens of running and waiting requests that are not computed yet."""
     max_num_seqs: Annotated[int, AsGauge("max_num_seqs", "Maximum number of running requests.")] = 0
     num_preemptions: Annotated[int, AsCounter("num_preemptions", "Requests preempted.")] = 0
-    """Since the epoch began, as for all counters."""
+    """Counted since the epoch began, as all counters are."""
     step_ms: float = 0.0
     """Duration of the last step on rank 0 in milliseconds, or of an average forward pass over
     running blocks."""
