@@ -180,11 +180,12 @@ def xielu_case(device: str, dtype: torch.dtype) -> None:
 
 
 def qk_norm_rope_store_case(device: str, dtype: torch.dtype) -> None:
-    """More and fewer heads than in a program; full, partial and no rotary embedding; norms before
-    and after, also of values, with weights of another type; scaled queries."""
+    """More and fewer heads than in a program, or queries alone; full, partial and no rotary
+    embedding; norms before and after, also of values, with weights of another type; scaled
+    queries."""
     slots, positions = (torch.tensor(n, device=device) for n in ([5, 17, 0, 31], [0, 7, 49, 7]))
     for (num_q, num_k), rotary_dim, number in itertools.product(
-        ((20, 2), (9, 9), (2, 1)), (24, 40, None), range(3)
+        ((20, 2), (9, 9), (2, 1), (3, 0)), (24, 40, None), range(3)
     ):
         table = None if rotary_dim is None else torch.randn(50, rotary_dim, device=device)
         norms: HeadNorms | None = None

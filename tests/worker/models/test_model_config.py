@@ -208,10 +208,23 @@ def test_an_unsupported_value_is_named_with_the_supported_ones(
 
 
 def test_a_required_key(folder: Path) -> None:
-    gemma = json.loads(json.dumps(BASE)) | {"architectures": ["Gemma4ForCausalLM"]}
-    with pytest.raises(ValueError, match=r"hidden_size_per_layer_input is missing .* only 0 is"):
-        load(folder, **gemma)
-    load(folder, **gemma, hidden_size_per_layer_input=0)
+    with pytest.raises(ValueError, match=r"vocab_size is missing .* add it; it must be a positive"):
+        load(folder, vocab_size="absent")
+
+
+def test_layers_that_read_the_caches_of_earlier_ones(folder: Path) -> None:
+    """The last ones of the same type before all of them."""
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"] * 2
+    gemma = {"architectures": ["Gemma4ForCausalLM"], "num_hidden_layers": 6, "layer_types": kinds}
+    config = load(folder, **gemma, num_kv_shared_layers=2)
+    assert config.cache_sources == {4: 1, 5: 1}, "the last layer has full attention"
+    assert load(folder, **gemma).cache_sources is None
+    for too_many in (5, 6, 9):
+        with pytest.raises(ValueError, match=f"num_kv_shared_layers {too_many} .* is too large"):
+            load(folder, **gemma, num_kv_shared_layers=too_many)
+    with pytest.raises(ValueError, match=r"^vocab_size_per_layer_input 99 .* at least .* 100"):
+        load(folder, **gemma, vocab_size_per_layer_input=99)
+    load(folder, **gemma, vocab_size_per_layer_input=99, hidden_size_per_layer_input=0)
 
 
 @pytest.mark.parametrize("key", ["_anything", "num_beam_groups", "early_stopping", "typical_p"])

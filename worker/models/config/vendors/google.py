@@ -17,6 +17,33 @@ from worker.models.config.multimodal import VISION_AND_PROJECTOR, MultimodalConf
 from worker.models.config.schema import Count, Index, No, Number, Yes, short, words
 
 
+def shared_caches(kinds: tuple[str, ...], num_shared: int) -> dict[int, int] | None:
+    """The last `num_shared` layers, and the layers whose KV caches they read: the last ones of the
+    same type before them. None without such layers.
+
+    Raises:
+        ValueError: there is no earlier layer of a type.
+    """
+    own = kinds[: max(0, len(kinds) - num_shared)]
+    if set(own) != set(kinds):
+        raise ValueError(
+            f"num_kv_shared_layers {num_shared} in config.json is too large: of {len(kinds)} "
+            f"layers, the first ones must include each type, {' and '.join(sorted(set(kinds)))}"
+        )
+    last = {kind: index for index, kind in enumerate(own)}
+    return {index: last[kinds[index]] for index in range(len(own), len(kinds))} or None
+
+
+def unused_keys_and_values(sources: dict[int, int] | None) -> tuple[str, ...]:
+    """Prefixes of the tensors of keys and values, which released checkpoints hold for all
+    layers, of those that read the caches of others."""
+    return tuple(
+        f"model.layers.{index}.self_attn.{part}."
+        for index in sources or ()
+        for part in ("k_proj", "v_proj", "k_norm", "v_norm")
+    )
+
+
 class GemmaConfig(FamilyConfig):
     """Gemma 1."""
 
@@ -100,17 +127,18 @@ class Gemma3Config(AlternatingFamilyConfig):
 
 class Gemma4Config(FamilyConfig, kw_only=True):
     """The language model of Gemma 4, dense or with experts: other heads and another rotary
-    embedding in every sixth layer and in the last."""
+    embedding in every sixth layer and in the last; E2B and E4B have per-layer embeddings, and
+    layers that share keys and values."""
 
     architecture = "Gemma4ForCausalLM"
     model_types = ("gemma4_text",)
     implementation = "gemma4:Gemma4ForCausalLM"
-    harmless = frozenset({"use_double_wide_mlp", "vocab_size_per_layer_input"})
-    """They concern layers that share keys and values, and embeddings per layer; both are not
-    supported."""
     layer_kinds = (FULL, SLIDING)
     window_theta = "rope_theta"
-    extra_keys = ("attention_k_eq_v", "final_logit_softcapping")
+    extra_keys = (
+        *("attention_k_eq_v", "final_logit_softcapping", "use_double_wide_mlp"),
+        *("hidden_size_per_layer_input", "vocab_size_per_layer_input"),
+    )
     top_k_key = "top_k_experts"
 
     vocab_size: Count = 262144
@@ -144,8 +172,10 @@ class Gemma4Config(FamilyConfig, kw_only=True):
     num_experts: Count | None = None
     top_k_experts: Count | None = None
     moe_intermediate_size: Count | None = None
-    hidden_size_per_layer_input: Literal[0]
-    num_kv_shared_layers: Literal[0] = 0
+    hidden_size_per_layer_input: Index = 256
+    vocab_size_per_layer_input: Count = 262144
+    num_kv_shared_layers: Index = 0
+    use_double_wide_mlp: bool = False
     use_bidirectional_attention: Literal["vision"] = "vision"
 
     def layer_kind(self, index: int) -> str:
@@ -200,6 +230,23 @@ class Gemma4Config(FamilyConfig, kw_only=True):
             head_dim=sizes["head_dim"] or self.head_size(),
             num_kv_heads=sizes["num_key_value_heads"] or self.num_attention_heads,
         )
+
+    def derive(self) -> None:
+        """Checks that the table of per-layer embeddings has all tokens."""
+        if self.hidden_size_per_layer_input and self.vocab_size_per_layer_input < self.vocab_size:
+            raise ValueError(
+                f"vocab_size_per_layer_input {self.vocab_size_per_layer_input} in config.json must "
+                f"be at least vocab_size {self.vocab_size}: fix it"
+            )
+
+    def cache_sources(self) -> dict[int, int] | None:
+        """The last layers read the caches of earlier ones."""
+        return shared_caches(self.kinds_of_layers(), self.num_kv_shared_layers)
+
+    def skipped_tensors(self) -> tuple[str, ...]:
+        """Keys and values of layers that read the caches of earlier ones."""
+        unused = unused_keys_and_values(self.cache_sources())
+        return (*FamilyConfig.skipped_tensors(self), *unused)
 
     def moe(self) -> MoeConfig | None:
         """Experts, in parallel with the MLP, in all layers or in none."""
