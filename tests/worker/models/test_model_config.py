@@ -227,6 +227,26 @@ def test_layers_that_read_the_caches_of_earlier_ones(folder: Path) -> None:
     load(folder, **gemma, vocab_size_per_layer_input=99, hidden_size_per_layer_input=0)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("intermediate_size", [128, 256]),
+        ("intermediate_size", [128]),
+        ("activation_sparsity_pattern", [0.5]),
+        ("activation_sparsity_pattern", [0.5, 1.0]),
+        ("altup_num_inputs", 3),
+    ],
+)
+def test_gemma3n_refuses_layers_of_several_sizes(folder: Path, key: str, value: object) -> None:
+    gemma = {"architectures": ["Gemma3nForCausalLM"], "num_kv_shared_layers": 0}
+    config = load(folder, **gemma, intermediate_size=[128, 128])
+    assert config.intermediate_size == 128
+    assert config.extra is not None
+    assert config.extra["activation_sparsity_pattern"] == [0.0, 0.0]
+    with pytest.raises(ValueError, match=f"^{key} = "):
+        load(folder, **{**gemma, key: value})
+
+
 @pytest.mark.parametrize("key", ["_anything", "num_beam_groups", "early_stopping", "typical_p"])
 def test_harmless_keys(folder: Path, key: str) -> None:
     """Bookkeeping, and keys of generation that transformers once wrote; nested ones, too."""

@@ -19,18 +19,9 @@ SHORT = {("llama", False), ("granite", False), ("qwen3", True), ("qwen3-windows"
 rotary embedding; multipliers; norms of heads and tied embeddings; three groups of layers. Others
 differ in sizes and tables alone, and run in `make check-long`."""
 KINDS = (
-    *("gemma4", "gemma4-images", "gemma4-small", "llama4", "deepseek-v2-lite", "deepseek-v3"),
-    *(
-        "mistral4",
-        "longcat",
-        "qwen2-moe",
-        "glm4-moe",
-        "ministral3",
-        "glm4",
-        "olmo2",
-        "nemotron",
-        "apertus",
-    ),
+    *("gemma4", "gemma4-images", "gemma4-small", "gemma3n", "llama4", "deepseek-v2-lite"),
+    *("deepseek-v3", "mistral4", "longcat", "qwen2-moe", "glm4-moe", "ministral3", "glm4"),
+    *("olmo2", "nemotron", "apertus"),
 )
 FEW = ("gemma4", "llama4", "deepseek-v2-lite")
 NUM_NEW = 3 if IS_LONG else 2

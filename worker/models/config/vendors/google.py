@@ -10,11 +10,21 @@ from worker.models.config.family import (
     AlternatingFamilyConfig,
     FamilyConfig,
     HeadSizes,
+    Layers,
     table,
 )
 from worker.models.config.moe_config import MoeConfig
 from worker.models.config.multimodal import VISION_AND_PROJECTOR, MultimodalConfig, TensorNames
-from worker.models.config.schema import Count, Index, No, Number, Yes, short, words
+from worker.models.config.schema import (
+    Count,
+    Index,
+    No,
+    Number,
+    RawConfig,
+    Yes,
+    short,
+    words,
+)
 
 
 def shared_caches(kinds: tuple[str, ...], num_shared: int) -> dict[int, int] | None:
@@ -277,7 +287,110 @@ class Gemma4UnifiedConfig(Gemma4Config, kw_only=True):
     hidden_size_per_layer_input: Literal[0] = 0
 
 
-FAMILIES = (GemmaConfig, Gemma2Config, Gemma3Config, Gemma4Config, Gemma4UnifiedConfig)
+class Gemma3nConfig(FamilyConfig, kw_only=True):
+    """The language model of Gemma 3n: four streams of hidden states (AltUp), low-rank residuals
+    (Laurel), sparse activations in the first MLPs, per-layer embeddings, and last layers that read
+    the KV caches of earlier ones."""
+
+    architecture = "Gemma3nForCausalLM"
+    model_types = ("gemma3n_text",)
+    implementation = "gemma3n:Gemma3nForCausalLM"
+    harmless = words("altup_coef_clip altup_lr_multiplier query_pre_attn_scalar")
+    """The first two concern training; scores are not scaled."""
+    layer_kinds = (FULL, SLIDING)
+    window_theta = "rope_local_base_freq"
+    extra_keys = (
+        *("final_logit_softcapping", "hidden_size_per_layer_input", "vocab_size_per_layer_input"),
+        *("altup_num_inputs", "altup_active_idx", "altup_correct_scale", "laurel_rank"),
+        "activation_sparsity_pattern",
+    )
+
+    vocab_size: Count = 262400
+    hidden_size: Count = 2048
+    intermediate_size: Count = 16384
+    num_hidden_layers: Layers = 35
+    num_attention_heads: Count = 8
+    num_key_value_heads: Count | None = 2
+    head_dim: Count | None = 256
+    max_position_embeddings: Count = 32768
+    tie_word_embeddings: bool = True
+    eos_token_id: Any = 1
+    attention_bias: bool = False
+    use_qk_norm: Yes = True
+    hidden_activation: Literal["gelu_pytorch_tanh"] = "gelu_pytorch_tanh"
+    rope_theta: Number = 1000000.0
+    rope_local_base_freq: Number = 10000.0
+    final_logit_softcapping: Number | None = 30.0
+    sliding_window: Count = 512
+    hidden_size_per_layer_input: Count = 256
+    vocab_size_per_layer_input: Count = 262144
+    num_kv_shared_layers: Index = 15
+    altup_num_inputs: Literal[4] = 4
+    altup_active_idx: Literal[0, 1, 2, 3] = 0
+    altup_correct_scale: bool = True
+    laurel_rank: Count = 64
+    activation_sparsity_pattern: list[float] | None = None
+    """Share of an MLP's activations that are 0, per layer."""
+
+    @classmethod
+    def prepare(cls, raw: RawConfig) -> RawConfig:
+        """config.json in the spelling of the schema, with one size for the MLPs of all layers."""
+        keys = super().prepare(raw)
+        sizes = keys.get("intermediate_size")
+        if not isinstance(sizes, list) or not sizes:
+            return keys
+        layers = keys.get("num_hidden_layers", 35)
+        if len(sizes) != layers or any(size != sizes[0] for size in sizes):
+            raise ValueError(
+                f"intermediate_size = {short(sizes)} in config.json is not supported: it must be "
+                f"the same positive integer for each of {layers} layers"
+            )
+        return {**keys, "intermediate_size": sizes[0]}
+
+    def derive(self) -> None:
+        """Sets the sparsity of the layers' MLPs if it is missing, and checks it."""
+        count, pattern = self.num_hidden_layers, self.activation_sparsity_pattern
+        if pattern is None:
+            num_sparse = 10 if count > 10 else 0
+            pattern = [0.95] * num_sparse + [0.0] * (count - num_sparse)
+        if len(pattern) != count or not all(0 <= share < 1 for share in pattern):
+            raise ValueError(
+                f"activation_sparsity_pattern = {short(pattern)} in config.json must have a number "
+                f"from 0 to less than 1 for each of {count} layers: fix it"
+            )
+        self.activation_sparsity_pattern = pattern
+
+    def layer_kind(self, index: int) -> str:
+        """Full attention in every fifth layer."""
+        return SLIDING if (index + 1) % 5 else FULL
+
+    def window(self) -> int:
+        """The sliding window."""
+        return self.sliding_window
+
+    def cache_sources(self) -> dict[int, int] | None:
+        """The last layers read the caches of earlier ones."""
+        return shared_caches(self.kinds_of_layers(), self.num_kv_shared_layers)
+
+    def skipped_tensors(self) -> tuple[str, ...]:
+        """Keys and values of layers that read the caches of earlier ones."""
+        unused = unused_keys_and_values(self.cache_sources())
+        return (*FamilyConfig.skipped_tensors(self), *unused)
+
+
+FAMILIES = (
+    *(GemmaConfig, Gemma2Config, Gemma3Config, Gemma3nConfig),
+    *(Gemma4Config, Gemma4UnifiedConfig),
+)
+_GEMMA3N_KEYS = words(
+    """
+    vision_config audio_config image_token_id audio_token_id boi_token_id eoi_token_id boa_token_id
+    eoa_token_id vision_soft_tokens_per_image audio_soft_tokens_per_image
+    """
+)
+_ENCODERS = tuple(
+    f"model.{part}." for part in ("vision_tower", "embed_vision", "audio_tower", "embed_audio")
+)
 _GEMMA4_KEYS = words(
     """
     vision_config audio_config image_token_id video_token_id audio_token_id boi_token_id
@@ -298,16 +411,23 @@ MULTIMODAL = (
         tensors=VISION_AND_PROJECTOR,
     ),
     MultimodalConfig(
+        architectures=("Gemma3nForConditionalGeneration",),
+        model_type="gemma3n",
+        texts={"gemma3n_text": "Gemma3nForCausalLM"},
+        keys=_GEMMA3N_KEYS,
+        tensors=TensorNames(
+            renamed=(("model.language_model.", "model."),),
+            skipped=_ENCODERS,
+        ),
+    ),
+    MultimodalConfig(
         architectures=("Gemma4ForConditionalGeneration",),
         model_type="gemma4",
         texts={"gemma4_text": "Gemma4ForCausalLM"},
         keys=_GEMMA4_KEYS,
         tensors=TensorNames(
             renamed=(("model.language_model.", "model."),),
-            skipped=tuple(
-                f"model.{part}."
-                for part in ("vision_tower", "embed_vision", "audio_tower", "embed_audio")
-            ),
+            skipped=_ENCODERS,
         ),
     ),
     MultimodalConfig(
