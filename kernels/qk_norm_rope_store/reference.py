@@ -35,7 +35,8 @@ def qk_norm_rope_store(
     Args:
         q: [T, Hq, D]; may be overwritten by the result. q, k and v may be strided views whose last
             dimension is contiguous.
-        k: [T, Hkv, D]; undefined afterwards.
+        k: [T, Hkv, D]; undefined afterwards. Without heads (Hkv = 0) nothing is stored: for layers
+            that read the cache of another layer.
         v: [T, Hkv, D].
         caches: keys and values [num_pages, page_size, Hkv, D], contiguous, in the type of q or in
             FP8 (e4m3).
@@ -58,7 +59,8 @@ def qk_norm_rope_store(
         rotary_embedding(q, k, positions, cos_sin_cache)
     if norms is not None and norms.after_rotation:
         q, k = rms_norm(q, norms.q, norms.eps), rms_norm(k, norms.k, norms.eps)
-    store_kv_cache(k, v, *caches, slot_mapping, cache_scales)
+    if k.shape[1]:
+        store_kv_cache(k, v, *caches, slot_mapping, cache_scales)
     if query_scale is None:
         return q
     return q * query_scale[positions].to(q.dtype)[:, None, None]

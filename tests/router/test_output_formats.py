@@ -205,6 +205,7 @@ PLAIN = {
     *("QWenLMHeadModel", "Qwen2MoeForCausalLM", "Qwen2_5_VLForConditionalGeneration"),
     *("DeepseekForCausalLM", "DeepseekV2ForCausalLM", "GemmaForCausalLM", "Gemma2ForCausalLM"),
     *("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", "PhiForCausalLM", "Phi3VForCausalLM"),
+    *("Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"),
     *("CohereForCausalLM", "Olmo2ForCausalLM", "FlexOlmoForCausalLM", "Ernie4_5ForCausalLM"),
     *("InternLMForCausalLM", "NemotronForCausalLM", "MiniCPMForCausalLM", "BaichuanForCausalLM"),
     *("Starcoder2ForCausalLM", "HeliumForCausalLM", "OrionForCausalLM", "StableLmForCausalLM"),

@@ -11,6 +11,7 @@ from _pytest.mark import ParameterSet
 
 from tests.support.checkpoints.dense_others import DENSE_SPECIMENS
 from tests.support.checkpoints.experts import EXPERT_SPECIMENS
+from tests.support.checkpoints.gemma3n import GEMMA3N_SPECIMENS
 from tests.support.checkpoints.gemma4 import GEMMA4_SPECIMENS
 from tests.support.checkpoints.hybrids import HYBRID_SPECIMENS
 from tests.support.checkpoints.latents import LATENT_SPECIMENS
@@ -697,6 +698,7 @@ SPECIMENS: dict[str, Specimen] = {
             **_THETA,
         },
     ),
+    **GEMMA3N_SPECIMENS,
     **GEMMA4_SPECIMENS,
     **LLAMA4_SPECIMENS,
     **DENSE_SPECIMENS,

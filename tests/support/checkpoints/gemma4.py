@@ -15,6 +15,7 @@ from kernels import (
     fused_add_norm,
     qk_norm_rope_store,
     rms_norm,
+    silu_and_mul,
 )
 from tests.support.checkpoints.mutations import (
     NO_EMBEDDING_SCALE,
@@ -23,14 +24,17 @@ from tests.support.checkpoints.mutations import (
     SILU,
     swapped_for,
 )
-from tests.support.checkpoints.specimen import Patch, Specimen
+from tests.support.checkpoints.specimen import VOCAB_SIZE, Mutation, Patch, Specimen
 from worker.models.architectures.gemma4 import Gemma4Layer, Gemma4Router, ParallelExperts
 from worker.models.config.rope_config import RopeConfig
 from worker.models.layers.attention import AttentionTraits
 from worker.models.layers.norms import HiddenNorm
+from worker.models.layers.per_layer_embedding import PerLayerEmbedding
 from worker.models.layers.rope import cos_sin_table
+from worker.models.layers.shared_cache import SharedCacheAttention
 
 _WINDOW = 21
+_TURN = ["sliding_attention", "full_attention"]
 _ROPE = {
     "full_attention": {
         "rope_type": "proportional",
@@ -71,7 +75,7 @@ def _packed(target: type, before: Callable[[Any], object]) -> Patch:
         process(self)
 
     return Patch(
-        target=f"worker.models.architectures.gemma4:{target.__name__}.process_after_loading",
+        target=f"{target.__module__}:{target.__name__}.process_after_loading",
         value=changed,
     )
 
@@ -116,6 +120,61 @@ def _with_swapped_norms(self: ParallelExperts, *args: Any) -> torch.Tensor:
         return _EXPERTS(self, *args)
 
 
+def with_unused_keys(tensors: dict[str, torch.Tensor], _: Any) -> dict[str, torch.Tensor]:
+    """Released checkpoints hold keys and values of all layers, also of those that read others'."""
+    parts = ("k_proj", "v_proj", "k_norm")
+    unused = {
+        name.replace("q_proj", part): torch.zeros(1)
+        for name in tensors
+        for part in parts
+        if name.endswith("self_attn.q_proj.weight")
+    }
+    return {**unused, **tensors}
+
+
+def _from_the_first(kinds: tuple[str, ...], num_shared: int) -> dict[int, int]:
+    """Layers read the caches of the first layers of their type."""
+    return {layer: kinds.index(kinds[layer]) for layer in range(len(kinds))[-num_shared:]}
+
+
+def _read_otherwise(**change: Any) -> Patch:
+    """Layers that read others' caches differ from the layers that write them."""
+    return Patch(
+        target="worker.models.architectures.gemma4:SharedCacheAttention",
+        value=lambda *args, **own: SharedCacheAttention(*args, **{**own, **change}),
+    )
+
+
+def _without_query_norm(self: SharedCacheAttention, *args: Any) -> torch.Tensor:
+    with swapped_for(self, q_norm=None):
+        return _SHARED(self, *args)
+
+
+def _embedded(change: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]) -> Patch:
+    return Patch(
+        target="worker.models.layers.per_layer_embedding:PerLayerEmbedding.forward", value=change
+    )
+
+
+_SHARED, _EMBEDDED = SharedCacheAttention.forward, PerLayerEmbedding.forward
+PER_LAYER_MUTATIONS: dict[str, Mutation] = {
+    "source of caches": Patch(
+        target="worker.models.config.vendors.google:shared_caches", value=_from_the_first
+    ),
+    "scale of shared attention": _read_otherwise(scale=0.5),
+    "norm of shared queries": Patch(
+        target="worker.models.layers.shared_cache:SharedCacheAttention.forward",
+        value=_without_query_norm,
+    ),
+    "embeddings of layers": _embedded(lambda *args: _EMBEDDED(*args).flip(1)),
+    "embeddings of tokens": _embedded(lambda own, ids, x: _EMBEDDED(own, ids * 0, x)),
+    "projection of embeddings": _embedded(lambda own, ids, x: _EMBEDDED(own, ids, x * 0)),
+    "norm of the projection": _packed(PerLayerEmbedding, lambda own: own._norm.weight.fill_(1.0)),
+    "activation of embeddings": Patch(
+        target="worker.models.architectures.gemma4:gelu_and_mul", value=silu_and_mul
+    ),
+}
+"""Of layers with per-layer embeddings that read other layers' caches."""
 _EXPERTS, _PROCESS = ParallelExperts.forward, Gemma4Layer.process_after_loading
 
 _UNIFIED = Specimen(
@@ -124,7 +183,7 @@ _UNIFIED = Specimen(
     settings={
         **_TEXT,
         "num_hidden_layers": 4,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "layer_types": _TURN * 2,
         "attention_k_eq_v": True,
         "num_global_key_value_heads": 1,
         "final_logit_softcapping": 5.0,
@@ -141,6 +200,34 @@ _UNIFIED = Specimen(
     },
     is_variant=True,
 )
+_SMALL = Specimen(
+    name="Gemma4",
+    covers=("positions", "cache", "shards"),
+    config="Gemma4Text",
+    settings={
+        **_TEXT,
+        "num_hidden_layers": 6,
+        "layer_types": [*["sliding_attention"] * 3, "full_attention", *_TURN],
+        "num_key_value_heads": 2,
+        "hidden_size_per_layer_input": 24,
+        "vocab_size_per_layer_input": VOCAB_SIZE,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+        "final_logit_softcapping": 5.0,
+    },
+    rewrite=with_unused_keys,
+    mutations={
+        **PER_LAYER_MUTATIONS,
+        "scalar of layers": _packed(Gemma4Layer, lambda layer: layer._scalar.fill_(1.0)),
+        "scalar of residuals": Patch(
+            target="worker.models.architectures.gemma4:Gemma4Layer.process_after_loading",
+            value=_scaling_the_block_alone,
+        ),
+        "theta": _full_rope(rope_theta=30.0),
+        **_WINDOW_PLUS_1,
+        "eps": {"rms_norm_eps": 0.1},
+    },
+)
 GEMMA4_SPECIMENS: dict[str, Specimen] = {
     "gemma4": Specimen(
         name="Gemma4",
@@ -149,7 +236,7 @@ GEMMA4_SPECIMENS: dict[str, Specimen] = {
         settings={
             **_TEXT,
             "num_hidden_layers": 4,
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "layer_types": _TURN * 2,
             "attention_k_eq_v": True,
             "num_global_key_value_heads": 1,
             "enable_moe_block": True,
@@ -223,6 +310,27 @@ GEMMA4_SPECIMENS: dict[str, Specimen] = {
         },
         mutations={"names": NO_NAMES, **_WINDOW_PLUS_1},
         multimodal="Gemma4",
+    ),
+    "gemma4-small": _SMALL,
+    "gemma4-small-moe": replace(
+        _SMALL,
+        settings={
+            **_SMALL.settings,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 40,
+        },
+        mutations={"number of experts": {"top_k_experts": 2}},
+        is_variant=True,
+        covers=(),
+    ),
+    "gemma4-small-images": replace(
+        _SMALL,
+        mutations={"names": NO_NAMES, **_WINDOW_PLUS_1},
+        multimodal="Gemma4",
+        is_variant=True,
+        covers=(),
     ),
     "gemma4-unified": _UNIFIED,
     "gemma4-unified-images": replace(

@@ -80,6 +80,9 @@ class Specimen:
     change transformers' model, too."""
     architecture: str = ""
     """Its value of `architectures`; empty for that of transformers."""
+    wrapper: str = ""
+    """`model_type` of a multimodal model in whose config.json this is the text_config, if
+    transformers' class of it needs a library that is not installed; `architecture` is its class."""
     lacks_head_dim: bool = False
     """Whether its configuration lacks head_dim, so that it is hidden_size / heads."""
     covers: tuple[Trait, ...] = ()
@@ -240,8 +243,10 @@ def write(specimen: Specimen, folder: Path) -> Model:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, weights)
     if specimen.architecture:
         file = folder / "config.json"
-        content = {**json.loads(file.read_text()), "architectures": [specimen.architecture]}
-        file.write_text(json.dumps(content))
+        content = json.loads(file.read_text())
+        if specimen.wrapper:
+            content = {"model_type": specimen.wrapper, "text_config": content}
+        file.write_text(json.dumps({**content, "architectures": [specimen.architecture]}))
     return cast("Model", model)
 
 

@@ -222,6 +222,8 @@ def write_config(folder: Path, config: dict[str, Any], num_layers: int) -> Path:
         for key, value in text.items()
     }
     short["num_hidden_layers"] = min(most, num_layers)
+    if most > num_layers and short.get("num_kv_shared_layers"):
+        short["num_kv_shared_layers"] = 1
     if text is not config:
         short = {**config, "text_config": short}
     (folder / "config.json").write_text(json.dumps(short), encoding="utf-8")

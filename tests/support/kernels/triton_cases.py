@@ -181,12 +181,12 @@ def xielu_case(device: str, dtype: torch.dtype) -> None:
 
 
 def qk_norm_rope_store_case(device: str, dtype: torch.dtype) -> None:
-    """More and fewer heads than in a program; full, partial and no rotary embedding; norms before
-    and after, also of values, with weights of another type; scaled queries. Not thoroughly, each
-    pair of these."""
+    """More and fewer heads than in a program, or queries alone; full, partial and no rotary
+    embedding; norms before and after, also of values, with weights of another type; scaled queries.
+    Not thoroughly, each pair of these."""
     slots, positions = (torch.tensor(n, device=device) for n in ([5, 17, 0, 31], [0, 7, 49, 7]))
-    all_heads, rotary_dims = ((20, 2), (9, 9), (2, 1)), (24, 40, None)
-    for heads, rotary, number in itertools.product(range(3), repeat=3):
+    all_heads, rotary_dims = ((20, 2), (9, 9), (2, 1), (3, 0)), (24, 40, None)
+    for heads, rotary, number in itertools.product(range(4), range(3), range(3)):
         if (heads + rotary + number) % 3 and not is_thorough(device):
             continue
         (num_q, num_k), rotary_dim = all_heads[heads], rotary_dims[rotary]

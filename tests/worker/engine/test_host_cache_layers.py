@@ -29,6 +29,8 @@ LAYERS = [
     "qwen3-next",
     pytest.param("gemma3", marks=pytest.mark.long),
     pytest.param("gemma4", marks=pytest.mark.long),
+    pytest.param("gemma4-small", marks=pytest.mark.long),
+    pytest.param("gemma3n", marks=pytest.mark.long),
     pytest.param("llama4", marks=pytest.mark.long),
     pytest.param("mistral", marks=pytest.mark.long),
 ]

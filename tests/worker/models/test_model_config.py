@@ -208,10 +208,43 @@ def test_an_unsupported_value_is_named_with_the_supported_ones(
 
 
 def test_a_required_key(folder: Path) -> None:
-    gemma = json.loads(json.dumps(BASE)) | {"architectures": ["Gemma4ForCausalLM"]}
-    with pytest.raises(ValueError, match=r"hidden_size_per_layer_input is missing .* only 0 is"):
-        load(folder, **gemma)
-    load(folder, **gemma, hidden_size_per_layer_input=0)
+    with pytest.raises(ValueError, match=r"vocab_size is missing .* add it; it must be a positive"):
+        load(folder, vocab_size="absent")
+
+
+def test_layers_that_read_the_caches_of_earlier_ones(folder: Path) -> None:
+    """The last ones of the same type before all of them."""
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"] * 2
+    gemma = {"architectures": ["Gemma4ForCausalLM"], "num_hidden_layers": 6, "layer_types": kinds}
+    config = load(folder, **gemma, num_kv_shared_layers=2)
+    assert config.cache_sources == {4: 1, 5: 1}, "the last layer has full attention"
+    assert load(folder, **gemma).cache_sources is None
+    for too_many in (5, 6, 9):
+        with pytest.raises(ValueError, match=f"num_kv_shared_layers {too_many} .* is too large"):
+            load(folder, **gemma, num_kv_shared_layers=too_many)
+    with pytest.raises(ValueError, match=r"^vocab_size_per_layer_input 99 .* at least .* 100"):
+        load(folder, **gemma, vocab_size_per_layer_input=99)
+    load(folder, **gemma, vocab_size_per_layer_input=99, hidden_size_per_layer_input=0)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("intermediate_size", [128, 256]),
+        ("intermediate_size", [128]),
+        ("activation_sparsity_pattern", [0.5]),
+        ("activation_sparsity_pattern", [0.5, 1.0]),
+        ("altup_num_inputs", 3),
+    ],
+)
+def test_gemma3n_refuses_layers_of_several_sizes(folder: Path, key: str, value: object) -> None:
+    gemma = {"architectures": ["Gemma3nForCausalLM"], "num_kv_shared_layers": 0}
+    config = load(folder, **gemma, intermediate_size=[128, 128])
+    assert config.intermediate_size == 128
+    assert config.extra is not None
+    assert config.extra["activation_sparsity_pattern"] == [0.0, 0.0]
+    with pytest.raises(ValueError, match=f"^{key} = "):
+        load(folder, **{**gemma, key: value})
 
 
 @pytest.mark.parametrize("key", ["_anything", "num_beam_groups", "early_stopping", "typical_p"])

@@ -184,16 +184,29 @@ class DecoderModel(ABC):
     ) -> torch.Tensor:
         """Token ids [T] and positions [T] int64 to hidden states [T, hidden] after the final norm,
         or to those [S, hidden] of the context's `logits_indices`."""
-        hidden = self.embed(input_ids)
-        residual: torch.Tensor | None = None
-        for layer in self.layers:
-            logits_indices = ctx.logits_indices if layer is self.layers[-1] else None
-            hidden, residual = layer.forward(hidden, residual, positions, ctx, logits_indices)
+        return self.forward_embedded(self.embed(input_ids), positions, ctx)
+
+    def forward_embedded(
+        self, hidden: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
+    ) -> torch.Tensor:
+        """`forward` from the first layer's input [T, hidden] on."""
+        hidden, residual = self.run_layers(hidden, positions, ctx)
         if not len(hidden):
             return hidden
         if residual is None:
             return self.norm.forward(hidden)
         return self.norm.forward_add(hidden, residual)[0]
+
+    def run_layers(
+        self, hidden: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Runs all layers on the first layer's input [T, hidden]; output and residual as in
+        DecoderLayer, of the context's `logits_indices` or of all tokens."""
+        residual: torch.Tensor | None = None
+        for layer in self.layers:
+            logits_indices = ctx.logits_indices if layer is self.layers[-1] else None
+            hidden, residual = layer.forward(hidden, residual, positions, ctx, logits_indices)
+        return hidden, residual
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states of the rows that sample [R, hidden] to fp32 logits [R, vocab_size]."""

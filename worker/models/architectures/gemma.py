@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 
 from kernels import gelu_and_mul, soft_cap_
-from worker.models.architectures.decoder import DecoderModel
+from worker.models.architectures.decoder import DecoderLayer, DecoderModel
 from worker.models.architectures.glm4 import SandwichLayer
 from worker.models.architectures.llama import LlamaLayer
 from worker.models.config.model_config import ModelConfig
@@ -34,13 +34,14 @@ class GemmaForCausalLM(DecoderModel):
         # Rounded to the weights' type before the product, as transformers does.
         self._embedding_scale = torch.tensor(config.hidden_size**0.5).to(options.dtype).item()
 
-    def build_layer(self, index: int) -> LlamaLayer:
+    def build_layer(self, index: int) -> DecoderLayer:
         """Builds a layer; all layers have the same structure."""
         return LlamaLayer(self, index, self.build_mlp())
 
-    def build_mlp(self) -> GatedMLP:
-        """Builds an MLP gated by GELU with the tanh approximation."""
-        return GatedMLP(self.config, self.options, activate=gelu_and_mul)
+    def build_mlp(self, size: int = 0) -> GatedMLP:
+        """Builds an MLP gated by GELU with the tanh approximation, of the configuration's
+        intermediate size or of another one."""
+        return GatedMLP(self.config, self.options, size, activate=gelu_and_mul)
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Token ids [T] to the first layer's input [T, hidden]."""
@@ -65,7 +66,7 @@ class Gemma2ForCausalLM(GemmaForCausalLM):
     sliding-window layers have a rotary embedding of their own.
     """
 
-    def build_layer(self, index: int) -> GemmaLayer:
+    def build_layer(self, index: int) -> DecoderLayer:
         """Builds a layer; they differ in windows and rotary tables only."""
         scale = float(self.extra("query_pre_attn_scalar")) ** -0.5
         traits = AttentionTraits(scale=scale, norm_offset=self.norm_offset)

@@ -1,5 +1,6 @@
 """Gemma 4 (huggingface.co/google): full-attention layers have wider heads and may use keys as
-values; experts run in parallel with the MLP; each layer's output is scaled.
+values; experts run in parallel with the MLP; each layer's output is scaled. E2B and E4B have
+per-layer embeddings, and their last layers read the KV caches of earlier ones.
 
 Schema: `config/vendors/google.py`.
 """
@@ -7,6 +8,7 @@ Schema: `config/vendors/google.py`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -17,15 +19,21 @@ from kernels import (
     Norm,
     choose_experts,
     fused_add_norm,
+    gelu_and_mul,
 )
 from worker.models.architectures.decoder import DecoderModel
 from worker.models.architectures.gemma import Gemma2ForCausalLM, GemmaLayer
+from worker.models.architectures.llama import PreNormLayer
+from worker.models.config.model_config import ModelConfig
 from worker.models.config.moe_config import MoeConfig
-from worker.models.layers.attention import AttentionTraits
+from worker.models.layers.attention import Attention, AttentionTraits, GatedMLP
+from worker.models.layers.context import ForwardContext
 from worker.models.layers.linear import build_router
-from worker.models.layers.linear_method import WeightSlot
+from worker.models.layers.linear_method import LayerOptions, WeightSlot
 from worker.models.layers.moe import MoeNames, RoutedExperts, StackedNames, routing_of
 from worker.models.layers.norms import HiddenNorm, RMSNorm
+from worker.models.layers.per_layer_embedding import PerLayerBlock, PerLayerEmbedding
+from worker.models.layers.shared_cache import SharedCacheAttention
 
 
 class Gemma4Router:
@@ -135,33 +143,37 @@ class ParallelExperts:
         return normed
 
 
-class Gemma4Layer(GemmaLayer):
-    """A layer with norms before and after each block, perhaps experts in parallel with the MLP, and
-    an output that is multiplied by a learned number.
+class Gemma4Layer(PreNormLayer):
+    """A layer with norms before and after each block, perhaps experts in parallel with the MLP, a
+    block that reads the layer's embeddings, and an output that is multiplied by a learned number.
 
     Args:
         model: the model that the layer belongs to.
         index: index of the layer, from 0.
     """
 
+    norm_names: ClassVar[tuple[str, ...]] = GemmaLayer.norm_names
+
     def __init__(self, model: Gemma4ForCausalLM, index: int) -> None:
-        is_full = model.config.windows[index] is None
-        traits = AttentionTraits(
-            scale=1.0,
-            has_value_norm=True,
-            values_are_keys=is_full and model.extra("attention_k_eq_v"),
-        )
-        super().__init__(model, index, model.build_mlp(), traits=traits)
+        config, options = model.config, model.options
+        attention = model.build_attention(index)
+        super().__init__(model, attention, model.build_layer_mlp(index), mixer_name="self_attn")
+        self._index = index
         self._experts: ParallelExperts | None = None
-        if model.config.moe is not None:
-            self._experts = ParallelExperts(model, model.config.moe)
-        self._scalar = torch.empty(1, dtype=model.options.dtype, device=model.options.device)
+        if config.moe is not None:
+            self._experts = ParallelExperts(model, config.moe)
+        self._per_layer: PerLayerBlock | None = None
+        if size := model.extra("hidden_size_per_layer_input"):
+            self._per_layer = PerLayerBlock(config, options, size, gelu_and_mul)
+        self._scalar = torch.empty(1, dtype=options.dtype, device=options.device)
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of the layer; `prefix` ends with a dot."""
         yield from super().weight_slots(prefix)
         if self._experts is not None:
             yield from self._experts.weight_slots(prefix)
+        if self._per_layer is not None:
+            yield from self._per_layer.weight_slots(prefix)
         yield WeightSlot(name=f"{prefix}layer_scalar", destination=self._scalar, full_shape=(1,))
 
     def process_after_loading(self) -> None:
@@ -170,9 +182,32 @@ class Gemma4Layer(GemmaLayer):
         super().process_after_loading()
         if self._experts is not None:
             self._experts.process_after_loading()
-        after_mlp = self.norms[-1]
-        assert isinstance(after_mlp, RMSNorm), "what build_norm makes"
-        after_mlp.multiply(self._scalar)
+        last = self.norms[-1]
+        if self._per_layer is not None:
+            self._per_layer.process_after_loading()
+            last = self._per_layer.norm
+        assert isinstance(last, RMSNorm), "what build_norm makes"
+        last.multiply(self._scalar)
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
+        logits_indices: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Output of the last block, and the residual to which it has yet to be added; arguments and
+        shapes as in DecoderLayer."""
+        hidden, residual = super().forward(hidden, residual, positions, ctx, logits_indices)
+        if self._per_layer is None or not len(hidden):
+            return hidden, residual
+        assert ctx.per_layer is not None, "the model computes them"
+        embedded = ctx.per_layer[:, self._index]
+        if logits_indices is not None:
+            embedded = embedded.index_select(0, logits_indices)
+        total = hidden if residual is None else hidden + residual
+        return self._per_layer.forward(total, embedded), total * self._scalar
 
     def after_mixer(
         self, hidden: torch.Tensor, residual: torch.Tensor
@@ -183,7 +218,7 @@ class Gemma4Layer(GemmaLayer):
         (hidden, *inputs), residual = fused_add_norm(
             *(hidden, residual, (before_mlp.norm(), *others), before_mlp.eps),
             x_weight=after_attention.weight,
-            total_scale=self._scalar,
+            total_scale=self._scalar if self._per_layer is None else None,
         )
         hidden = self.mlp.forward(hidden)
         if self._experts is None:
@@ -191,12 +226,112 @@ class Gemma4Layer(GemmaLayer):
         return self._experts.forward(hidden, inputs, after_mlp), residual
 
 
-class Gemma4ForCausalLM(Gemma2ForCausalLM):
-    """Gemma 4: sliding-window and full-attention layers, norms of q, k and v, soft-capped logits.
-    Weights of norms have no offset, unlike in Gemma 1 to 3."""
+class SharingModel(Gemma2ForCausalLM):
+    """A model with per-layer embeddings whose last layers read the KV caches of earlier ones; both
+    if configured. Weights of norms have no offset, unlike in Gemma 1 to 3."""
 
     norm_offset: ClassVar[float] = 0.0
 
+    def __init__(self, config: ModelConfig, options: LayerOptions, max_model_len: int) -> None:
+        self._owners: dict[int, Attention] = {}
+        """Attention with keys and values of its own, by layer."""
+        super().__init__(config, options, max_model_len)
+        self._first_reader = min(config.cache_sources or (), default=config.num_layers)
+        """The first of the layers that read other layers' caches; the number of layers without."""
+        self._per_layer: PerLayerEmbedding | None = None
+        if size := self.extra("hidden_size_per_layer_input"):
+            vocab_size = self.extra("vocab_size_per_layer_input")
+            self._per_layer = PerLayerEmbedding(config, options, vocab_size=vocab_size, size=size)
+
+    def build_attention(self, index: int) -> Attention | SharedCacheAttention:
+        """Builds the attention of a layer, with scores that are not scaled and norms of q, k and
+        v."""
+        config, options, table = (
+            self.config.for_layer(index),
+            self.options,
+            self.rotary_table(index),
+        )
+        source = (self.config.cache_sources or {}).get(index)
+        if source is not None:
+            scales = self._owners[source].cache_scales
+            return SharedCacheAttention(
+                *(config, options), source=source, cache_scales=scales, cos_sin=table, scale=1.0
+            )
+        self._owners[index] = Attention(
+            *(config, options),
+            layer_index=index,
+            cos_sin=table,
+            window=self.windows[index],
+            traits=AttentionTraits(
+                scale=1.0, has_value_norm=True, values_are_keys=self.has_keys_as_values(index)
+            ),
+        )
+        return self._owners[index]
+
+    def has_keys_as_values(self, index: int) -> bool:
+        """Whether a layer's keys before norm and rotary embedding are also its values."""
+        return False
+
+    def weight_slots(self) -> Iterator[WeightSlot]:
+        """Slots of all tensors that the checkpoint must hold."""
+        yield from super().weight_slots()
+        if self._per_layer is not None:
+            yield from self._per_layer.weight_slots("model.")
+
+    def process_after_loading(self) -> None:
+        """Packs the loaded weights."""
+        super().process_after_loading()
+        if self._per_layer is not None:
+            self._per_layer.process_after_loading()
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
+    ) -> torch.Tensor:
+        """As in DecoderModel; adds the layers' embeddings to the context."""
+        hidden = self.embed(input_ids)
+        if self._per_layer is not None:
+            ctx = replace(ctx, per_layer=self._per_layer.forward(input_ids, hidden))
+        return self.forward_embedded(hidden, positions, ctx)
+
+    def run_layers(
+        self, hidden: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As in DecoderModel; layers that read other layers' caches only compute the tokens of
+        `logits_indices`, since nothing depends on their outputs of other tokens."""
+        owners, readers = self.layers[: self._first_reader], self.layers[self._first_reader :]
+        if not readers:
+            return super().run_layers(hidden, positions, ctx)
+        residual: torch.Tensor | None = None
+        for layer in owners:
+            hidden, residual = layer.forward(hidden, residual, positions, ctx)
+        if ctx.logits_indices is not None:
+            tokens, per_layer = ctx.logits_indices, ctx.per_layer
+            hidden, positions = hidden.index_select(0, tokens), positions.index_select(0, tokens)
+            residual = None if residual is None else residual.index_select(0, tokens)
+            if not len(tokens):
+                return hidden, residual
+            if per_layer is not None:
+                ctx = replace(ctx, per_layer=per_layer.index_select(0, tokens))
+        for layer in readers:
+            hidden, residual = layer.forward(hidden, residual, positions, ctx)
+        return hidden, residual
+
+
+class Gemma4ForCausalLM(SharingModel):
+    """Gemma 4: sliding-window and full-attention layers, norms of q, k and v, soft-capped
+    logits."""
+
     def build_layer(self, index: int) -> Gemma4Layer:
-        """Builds a layer; they differ in windows, heads and rotary tables only."""
+        """Builds a layer; they differ in windows, heads, rotary tables, caches and sizes of MLPs
+        only."""
         return Gemma4Layer(self, index)
+
+    def build_layer_mlp(self, index: int) -> GatedMLP:
+        """Builds the MLP of a layer, which may be twice as wide if the layer has no keys and
+        values."""
+        is_wide = self.extra("use_double_wide_mlp") and index in (self.config.cache_sources or ())
+        return self.build_mlp(self.config.intermediate_size * (2 if is_wide else 1))
+
+    def has_keys_as_values(self, index: int) -> bool:
+        """Full-attention layers may have keys as values."""
+        return self.config.windows[index] is None and bool(self.extra("attention_k_eq_v"))

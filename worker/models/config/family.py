@@ -233,6 +233,17 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         kinds = enumerate(self.kinds_of_layers())
         return frozenset(index for index, kind in kinds if kind == LINEAR)
 
+    def cache_sources(self) -> dict[int, int] | None:
+        """Layers that have no keys and values of their own, and the earlier layers whose KV caches
+        they read; None without any."""
+        return None
+
+    def skipped_tensors(self) -> tuple[str, ...]:
+        """Prefixes of names of tensors that the checkpoint may hold and that are not loaded."""
+        if not self.skips_next_layers:
+            return self.skipped
+        return (*self.skipped, f"model.layers.{self.num_hidden_layers}.")
+
     def divided(self) -> dict[str, int]:
         """Sizes that ranks have to share evenly, besides attention heads, MLPs and experts, by a
         description."""

@@ -66,6 +66,9 @@ class ModelConfig:
     family's class decides by the windows."""
     linear_layers: frozenset[int] | None = None
     """Layers that keep a state per request (linear attention, convolutions); None without any."""
+    cache_sources: Mapping[int, int] | None = None
+    """Layers that have no keys and values of their own, and the earlier layers whose KV caches they
+    read; None without any."""
     divided: Mapping[str, int] | None = None
     """Sizes that ranks have to share evenly, besides attention heads, MLPs and experts, by a
     description; None without any."""
@@ -136,6 +139,7 @@ class ModelConfig:
             rotating=family.rotating(),
             full_heads=family.full_heads(),
             linear_layers=family.linear_layers(),
+            cache_sources=family.cache_sources(),
             divided=_divided(family, mamba) or None,
             attention_cap=family.attention_cap(),
             has_sinks=family.has_sinks,
@@ -318,9 +322,7 @@ def _with_skipped_tensors(
 ) -> TensorNames | None:
     """Adds to the names of tensors that are not loaded: those that the family skips, layers for
     multi-token prediction, and those that the quantization format skips or renames."""
-    skipped = family.skipped
-    if family.skips_next_layers:
-        skipped = (*skipped, f"model.layers.{family.num_hidden_layers}.")
+    skipped = family.skipped_tensors()
     if skipped:
         names = names or TensorNames()
         names = replace(names, skipped=(*names.skipped, *skipped))

@@ -19,7 +19,7 @@ class TensorNames:
     renamed_ends: tuple[tuple[str, str], ...] = ()
     """Suffixes of names in the checkpoint, and the family's; all that match are used in turn."""
     skipped: tuple[str, ...] = ()
-    """Prefixes of names of tensors that are not loaded."""
+    """Prefixes of names, in the checkpoint or the family's, of tensors that are not loaded."""
     skipped_ends: tuple[str, ...] = ()
     """Suffixes of names of tensors that are not loaded."""
 
@@ -32,8 +32,9 @@ class TensorNames:
                 name = name.removesuffix(end) + new_end
         for prefix, new_prefix in self.renamed:
             if name.startswith(prefix):
-                return new_prefix + name.removeprefix(prefix)
-        return name
+                name = new_prefix + name.removeprefix(prefix)
+                break
+        return None if name.startswith(self.skipped) else name
 
     def checkpoint_names(self, internal_name: str) -> list[str]:
         """Names that a checkpoint may have for a module: the family's, and those with other

@@ -155,11 +155,7 @@ def _explained(
             return _unsupported(spelled.get(key, key), value, types[key])
     key = next(key for key in types if f"`{key}`" in str(error))
     allowed = _described(types[key])
-    if isinstance(inspect.type_info(types[key]), inspect.LiteralType):
-        remedy = f"only {allowed} is supported; set it if that is what the model uses"
-    else:
-        remedy = f"add it; it must be {allowed}"
-    return ValueError(f"{key} is missing in config.json: {remedy}")
+    return ValueError(f"{key} is missing in config.json: add it; it must be {allowed}")
 
 
 def _unsupported(key: str, value: object, hint: Any) -> ValueError:

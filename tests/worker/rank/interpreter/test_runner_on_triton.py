@@ -19,8 +19,9 @@ SHORT = {("llama", False), ("qwen3", True), ("qwen3-windows", False)}
 rotary embedding; norms of heads and tied embeddings; three groups of layers. Others differ in
 sizes, tables and multipliers alone, and run in `make check-long`."""
 KINDS = (
-    *("gemma4", "gemma4-images", "llama4", "deepseek-v2-lite", "deepseek-v3", "mistral4"),
-    *("longcat", "qwen2-moe", "glm4-moe", "ministral3", "glm4", "olmo2", "nemotron", "apertus"),
+    *("gemma4", "gemma4-images", "gemma4-small", "gemma3n", "llama4", "deepseek-v2-lite"),
+    *("deepseek-v3", "mistral4", "longcat", "qwen2-moe", "glm4-moe", "ministral3", "glm4"),
+    *("olmo2", "nemotron", "apertus"),
 )
 FEW = {"gemma4": 12, "llama4": 30, "deepseek-v2-lite": 16}
 """Those of `make test`, and tokens of a prompt: a page and more, or two chunks."""

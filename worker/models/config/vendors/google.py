@@ -10,11 +10,48 @@ from worker.models.config.family import (
     AlternatingFamilyConfig,
     FamilyConfig,
     HeadSizes,
+    Layers,
     table,
 )
 from worker.models.config.moe_config import MoeConfig
 from worker.models.config.multimodal import VISION_AND_PROJECTOR, MultimodalConfig, TensorNames
-from worker.models.config.schema import Count, Index, No, Number, Yes, short, words
+from worker.models.config.schema import (
+    Count,
+    Index,
+    No,
+    Number,
+    RawConfig,
+    Yes,
+    short,
+    words,
+)
+
+
+def shared_caches(kinds: tuple[str, ...], num_shared: int) -> dict[int, int] | None:
+    """The last `num_shared` layers, and the layers whose KV caches they read: the last ones of the
+    same type before them. None without such layers.
+
+    Raises:
+        ValueError: there is no earlier layer of a type.
+    """
+    own = kinds[: max(0, len(kinds) - num_shared)]
+    if set(own) != set(kinds):
+        raise ValueError(
+            f"num_kv_shared_layers {num_shared} in config.json is too large: of {len(kinds)} "
+            f"layers, the first ones must include each type, {' and '.join(sorted(set(kinds)))}"
+        )
+    last = {kind: index for index, kind in enumerate(own)}
+    return {index: last[kinds[index]] for index in range(len(own), len(kinds))} or None
+
+
+def unused_keys_and_values(sources: dict[int, int] | None) -> tuple[str, ...]:
+    """Prefixes of the tensors of keys and values, which released checkpoints hold for all
+    layers, of those that read the caches of others."""
+    return tuple(
+        f"model.layers.{index}.self_attn.{part}."
+        for index in sources or ()
+        for part in ("k_proj", "v_proj", "k_norm", "v_norm")
+    )
 
 
 class GemmaConfig(FamilyConfig):
@@ -100,17 +137,18 @@ class Gemma3Config(AlternatingFamilyConfig):
 
 class Gemma4Config(FamilyConfig, kw_only=True):
     """The language model of Gemma 4, dense or with experts: other heads and another rotary
-    embedding in every sixth layer and in the last."""
+    embedding in every sixth layer and in the last; E2B and E4B have per-layer embeddings, and
+    layers that share keys and values."""
 
     architecture = "Gemma4ForCausalLM"
     model_types = ("gemma4_text",)
     implementation = "gemma4:Gemma4ForCausalLM"
-    harmless = frozenset({"use_double_wide_mlp", "vocab_size_per_layer_input"})
-    """They concern layers that share keys and values, and embeddings per layer; both are not
-    supported."""
     layer_kinds = (FULL, SLIDING)
     window_theta = "rope_theta"
-    extra_keys = ("attention_k_eq_v", "final_logit_softcapping")
+    extra_keys = (
+        *("attention_k_eq_v", "final_logit_softcapping", "use_double_wide_mlp"),
+        *("hidden_size_per_layer_input", "vocab_size_per_layer_input"),
+    )
     top_k_key = "top_k_experts"
 
     vocab_size: Count = 262144
@@ -144,8 +182,10 @@ class Gemma4Config(FamilyConfig, kw_only=True):
     num_experts: Count | None = None
     top_k_experts: Count | None = None
     moe_intermediate_size: Count | None = None
-    hidden_size_per_layer_input: Literal[0]
-    num_kv_shared_layers: Literal[0] = 0
+    hidden_size_per_layer_input: Index = 256
+    vocab_size_per_layer_input: Count = 262144
+    num_kv_shared_layers: Index = 0
+    use_double_wide_mlp: bool = False
     use_bidirectional_attention: Literal["vision"] = "vision"
 
     def layer_kind(self, index: int) -> str:
@@ -201,6 +241,23 @@ class Gemma4Config(FamilyConfig, kw_only=True):
             num_kv_heads=sizes["num_key_value_heads"] or self.num_attention_heads,
         )
 
+    def derive(self) -> None:
+        """Checks that the table of per-layer embeddings has all tokens."""
+        if self.hidden_size_per_layer_input and self.vocab_size_per_layer_input < self.vocab_size:
+            raise ValueError(
+                f"vocab_size_per_layer_input {self.vocab_size_per_layer_input} in config.json must "
+                f"be at least vocab_size {self.vocab_size}: fix it"
+            )
+
+    def cache_sources(self) -> dict[int, int] | None:
+        """The last layers read the caches of earlier ones."""
+        return shared_caches(self.kinds_of_layers(), self.num_kv_shared_layers)
+
+    def skipped_tensors(self) -> tuple[str, ...]:
+        """Keys and values of layers that read the caches of earlier ones."""
+        unused = unused_keys_and_values(self.cache_sources())
+        return (*FamilyConfig.skipped_tensors(self), *unused)
+
     def moe(self) -> MoeConfig | None:
         """Experts, in parallel with the MLP, in all layers or in none."""
         if not self.enable_moe_block:
@@ -230,7 +287,110 @@ class Gemma4UnifiedConfig(Gemma4Config, kw_only=True):
     hidden_size_per_layer_input: Literal[0] = 0
 
 
-FAMILIES = (GemmaConfig, Gemma2Config, Gemma3Config, Gemma4Config, Gemma4UnifiedConfig)
+class Gemma3nConfig(FamilyConfig, kw_only=True):
+    """The language model of Gemma 3n: four streams of hidden states (AltUp), low-rank residuals
+    (Laurel), sparse activations in the first MLPs, per-layer embeddings, and last layers that read
+    the KV caches of earlier ones."""
+
+    architecture = "Gemma3nForCausalLM"
+    model_types = ("gemma3n_text",)
+    implementation = "gemma3n:Gemma3nForCausalLM"
+    harmless = words("altup_coef_clip altup_lr_multiplier query_pre_attn_scalar")
+    """The first two concern training; scores are not scaled."""
+    layer_kinds = (FULL, SLIDING)
+    window_theta = "rope_local_base_freq"
+    extra_keys = (
+        *("final_logit_softcapping", "hidden_size_per_layer_input", "vocab_size_per_layer_input"),
+        *("altup_num_inputs", "altup_active_idx", "altup_correct_scale", "laurel_rank"),
+        "activation_sparsity_pattern",
+    )
+
+    vocab_size: Count = 262400
+    hidden_size: Count = 2048
+    intermediate_size: Count = 16384
+    num_hidden_layers: Layers = 35
+    num_attention_heads: Count = 8
+    num_key_value_heads: Count | None = 2
+    head_dim: Count | None = 256
+    max_position_embeddings: Count = 32768
+    tie_word_embeddings: bool = True
+    eos_token_id: Any = 1
+    attention_bias: bool = False
+    use_qk_norm: Yes = True
+    hidden_activation: Literal["gelu_pytorch_tanh"] = "gelu_pytorch_tanh"
+    rope_theta: Number = 1000000.0
+    rope_local_base_freq: Number = 10000.0
+    final_logit_softcapping: Number | None = 30.0
+    sliding_window: Count = 512
+    hidden_size_per_layer_input: Count = 256
+    vocab_size_per_layer_input: Count = 262144
+    num_kv_shared_layers: Index = 15
+    altup_num_inputs: Literal[4] = 4
+    altup_active_idx: Literal[0, 1, 2, 3] = 0
+    altup_correct_scale: bool = True
+    laurel_rank: Count = 64
+    activation_sparsity_pattern: list[float] | None = None
+    """Share of an MLP's activations that are 0, per layer."""
+
+    @classmethod
+    def prepare(cls, raw: RawConfig) -> RawConfig:
+        """config.json in the spelling of the schema, with one size for the MLPs of all layers."""
+        keys = super().prepare(raw)
+        sizes = keys.get("intermediate_size")
+        if not isinstance(sizes, list) or not sizes:
+            return keys
+        layers = keys.get("num_hidden_layers", 35)
+        if len(sizes) != layers or any(size != sizes[0] for size in sizes):
+            raise ValueError(
+                f"intermediate_size = {short(sizes)} in config.json is not supported: it must be "
+                f"the same positive integer for each of {layers} layers"
+            )
+        return {**keys, "intermediate_size": sizes[0]}
+
+    def derive(self) -> None:
+        """Sets the sparsity of the layers' MLPs if it is missing, and checks it."""
+        count, pattern = self.num_hidden_layers, self.activation_sparsity_pattern
+        if pattern is None:
+            num_sparse = 10 if count > 10 else 0
+            pattern = [0.95] * num_sparse + [0.0] * (count - num_sparse)
+        if len(pattern) != count or not all(0 <= share < 1 for share in pattern):
+            raise ValueError(
+                f"activation_sparsity_pattern = {short(pattern)} in config.json must have a number "
+                f"from 0 to less than 1 for each of {count} layers: fix it"
+            )
+        self.activation_sparsity_pattern = pattern
+
+    def layer_kind(self, index: int) -> str:
+        """Full attention in every fifth layer."""
+        return SLIDING if (index + 1) % 5 else FULL
+
+    def window(self) -> int:
+        """The sliding window."""
+        return self.sliding_window
+
+    def cache_sources(self) -> dict[int, int] | None:
+        """The last layers read the caches of earlier ones."""
+        return shared_caches(self.kinds_of_layers(), self.num_kv_shared_layers)
+
+    def skipped_tensors(self) -> tuple[str, ...]:
+        """Keys and values of layers that read the caches of earlier ones."""
+        unused = unused_keys_and_values(self.cache_sources())
+        return (*FamilyConfig.skipped_tensors(self), *unused)
+
+
+FAMILIES = (
+    *(GemmaConfig, Gemma2Config, Gemma3Config, Gemma3nConfig),
+    *(Gemma4Config, Gemma4UnifiedConfig),
+)
+_GEMMA3N_KEYS = words(
+    """
+    vision_config audio_config image_token_id audio_token_id boi_token_id eoi_token_id boa_token_id
+    eoa_token_id vision_soft_tokens_per_image audio_soft_tokens_per_image
+    """
+)
+_ENCODERS = tuple(
+    f"model.{part}." for part in ("vision_tower", "embed_vision", "audio_tower", "embed_audio")
+)
 _GEMMA4_KEYS = words(
     """
     vision_config audio_config image_token_id video_token_id audio_token_id boi_token_id
@@ -251,16 +411,23 @@ MULTIMODAL = (
         tensors=VISION_AND_PROJECTOR,
     ),
     MultimodalConfig(
+        architectures=("Gemma3nForConditionalGeneration",),
+        model_type="gemma3n",
+        texts={"gemma3n_text": "Gemma3nForCausalLM"},
+        keys=_GEMMA3N_KEYS,
+        tensors=TensorNames(
+            renamed=(("model.language_model.", "model."),),
+            skipped=_ENCODERS,
+        ),
+    ),
+    MultimodalConfig(
         architectures=("Gemma4ForConditionalGeneration",),
         model_type="gemma4",
         texts={"gemma4_text": "Gemma4ForCausalLM"},
         keys=_GEMMA4_KEYS,
         tensors=TensorNames(
             renamed=(("model.language_model.", "model."),),
-            skipped=tuple(
-                f"model.{part}."
-                for part in ("vision_tower", "embed_vision", "audio_tower", "embed_audio")
-            ),
+            skipped=_ENCODERS,
         ),
     ),
     MultimodalConfig(
