@@ -170,7 +170,10 @@ FAMILIES: dict[str, tuple[Excerpt, ...]] = {
     "GraniteMoeForCausalLM": (GRANITE,),
     "GraniteSWAForCausalLM": (HERMES,),
     "GraniteMoeHybridForCausalLM": (HERMES,),
+    "GraniteMoeSWAForCausalLM": (HERMES,),
+    "GraniteMoeSharedForCausalLM": (GRANITE,),
     "Lfm2ForCausalLM": (LFM2,),
+    "Lfm2VlForConditionalGeneration": (LFM2,),
     "Lfm2MoeForCausalLM": (LFM2,),
     "FalconH1ForCausalLM": (HERMES,),
     "NemotronHForCausalLM": (QWEN3_5,),
@@ -212,7 +215,9 @@ PLAIN = {
     *("LlavaOnevisionForConditionalGeneration", "Qwen2VLForConditionalGeneration"),
     *("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration", "OlmoeForCausalLM"),
     *("LLaMAForCausalLM", "AquilaForCausalLM", "XverseForCausalLM", "PhimoeForCausalLM"),
-    *("PhiMoEForCausalLM",),
+    *("PhiMoEForCausalLM", "CwmForCausalLM", "Dots1ForCausalLM", "ExaoneForCausalLM"),
+    *("HyperCLOVAXForCausalLM", "Jais2ForCausalLM", "MellumForCausalLM", "MiniCPM3ForCausalLM"),
+    *("YoutuForCausalLM",),
 }
 """Families whose released default chat templates, if any, have neither."""
 
