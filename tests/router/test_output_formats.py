@@ -178,6 +178,7 @@ FAMILIES: dict[str, tuple[Excerpt, ...]] = {
     "FalconH1ForCausalLM": (HERMES,),
     "NemotronHForCausalLM": (QWEN3_5,),
     "Olmo3ForCausalLM": (OLMO3,),
+    "OlmoHybridForCausalLM": (OLMO3,),
     "Ernie4_5_MoeForCausalLM": (ERNIE,),
     "HunYuanDenseV1ForCausalLM": (HUNYUAN,),
     "HunYuanMoEV1ForCausalLM": (HUNYUAN,),

@@ -3,18 +3,26 @@ each of their features."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 
 from tests.support.checkpoints.latents import EXPERTS, LATENTS
 from tests.support.checkpoints.mutations import (
+    NO_DECAY,
     NO_HEAD_NORMS,
     NO_NORM_BIAS,
     NO_QKV_BIAS,
     NO_ROUTER_BIAS,
     NO_SHARED_EXPERT,
     NO_SINKS,
+    NO_TAPS,
+    NO_UNIT_LENGTH,
     RMS_FOR_LAYER_NORM,
+    SWAPPED_POST_NORMS,
     SWAPPED_SANDWICH,
+    WIDE_NORMS_OF_HEADS,
 )
 from tests.support.checkpoints.specimen import Mutation, Patch, Specimen
 
@@ -73,6 +81,47 @@ _OF_LATENTS: dict[str, Mutation] = {
     ),
     **_EPS,
 }
+
+
+def _whole_convolutions(tensors: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
+    """transformers saves the convolution in three equal parts, whatever the sizes of queries, keys
+    and values."""
+    for index, layer in enumerate(model.model.layers):
+        if mixer := getattr(layer, "linear_attn", None):
+            sizes = [mixer.key_dim, mixer.key_dim, mixer.value_dim]
+            for part, weight in zip("qkv", mixer.conv1d.weight.split(sizes), strict=True):
+                tensors[f"model.layers.{index}.linear_attn.{part}_conv1d.weight"] = weight
+    return tensors
+
+
+_OLMO_HYBRID = Specimen(
+    name="OlmoHybrid",
+    covers=("shards",),
+    settings={
+        "rope_parameters": _ROPE,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 12,
+        "linear_value_head_dim": 20,
+        "linear_conv_kernel_dim": 3,
+    },
+    mutations={
+        "step sizes up to 2": {"linear_allow_neg_eigval": False},
+        "lengths of keys": NO_UNIT_LENGTH,
+        "convolution": NO_TAPS,
+        "decay": NO_DECAY,
+        "eps of outputs": Patch(
+            target="worker.models.architectures.olmo_hybrid:_NORM_EPS", value=0.05
+        ),
+        "norms of heads": WIDE_NORMS_OF_HEADS,
+        "order of norms": SWAPPED_POST_NORMS,
+        **_THETA,
+        **_EPS,
+    },
+    rewrite=_whole_convolutions,
+    lacks_head_dim=True,
+)
 
 RECOMBINED_SPECIMENS: dict[str, Specimen] = {
     "cwm": Specimen(
@@ -253,6 +302,21 @@ RECOMBINED_SPECIMENS: dict[str, Specimen] = {
         },
         mutations={"sinks": NO_SINKS, "base of all layers": {"layer_rope_theta": [30.0] * 3}},
         lacks_head_dim=True,
+        is_variant=True,
+    ),
+    "olmo-hybrid": _OLMO_HYBRID,
+    "olmo-hybrid-without-rotation": replace(
+        _OLMO_HYBRID,
+        covers=(),
+        settings={
+            **_OLMO_HYBRID.settings,
+            "rope_parameters": {**_ROPE, "rope_theta": None},
+            "linear_allow_neg_eigval": False,
+        },
+        mutations={
+            "rotary embedding": {"rope_parameters": _ROPE},
+            "step sizes up to 1": {"linear_allow_neg_eigval": True},
+        },
         is_variant=True,
     ),
 }
