@@ -98,17 +98,17 @@ def _inputs_kernel(
             x = x * tl.where(head < KEY_HEADS, scale / length, 1.0 / length)
             target = qk_ptr + token * (2 * KEY_HEADS * KEY) + channel
             tl.store(target, x.to(qk_ptr.dtype.element_ty), mask=inside)
-        else:
-            head = ((block - KEY_BLOCKS) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
-            column = tl.arange(0, BLOCK_V)[None, :]
-            inside = (head < HEADS) & (column < VALUE)
-            channel = head * VALUE + column
-            x = _convolve(
-                x_ptr, x_stride, weight_ptr, state_ptr, 2 * KEY_HEADS * KEY + channel, inside,
+        else:  # other names, since blocks may have other shapes
+            value_head = ((block - KEY_BLOCKS) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
+            value = tl.arange(0, BLOCK_V)[None, :]
+            in_value = (value_head < HEADS) & (value < VALUE)
+            cell = value_head * VALUE + value
+            v = _convolve(
+                x_ptr, x_stride, weight_ptr, state_ptr, 2 * KEY_HEADS * KEY + cell, in_value,
                 token, row_first, is_first, 2 * KEY_HEADS * KEY + HEADS * VALUE, TAPS,
             )  # fmt: skip
-            target = v_ptr + token * (HEADS * VALUE) + channel
-            tl.store(target, x.to(v_ptr.dtype.element_ty), mask=inside)
+            own_values = v_ptr + token * (HEADS * VALUE) + cell
+            tl.store(own_values, v.to(v_ptr.dtype.element_ty), mask=in_value)
         if block == 0:
             own = x_ptr + token * x_stride + GATE_OFFSET
             gates = gate_ptr + token * 2 * HEADS

@@ -135,7 +135,7 @@ def delta_net_case(device: str, dtype: torch.dtype) -> None:
     with step sizes up to 2."""
     steps = [
         (make_rows(SHORT_ROWS), 24, False, 1.0),
-        (make_rows(ROWS, num_empty=2, num_decodes=0), 16, False, 2.0),
+        (make_rows(ROWS, num_empty=2, num_decodes=0), 24, False, 2.0),
         (make_rows(ROWS[1:6]), 16, True, 1.0),
     ]
     for rows, value, by_position, share_scale in steps:
