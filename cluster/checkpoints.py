@@ -157,7 +157,8 @@ def _require_repository(repository: str, revision: str) -> None:
     except errors.RemoteEntryNotFoundError as error:
         raise ValueError(
             f"Hub repository {repository} has no config.json\n"
-            "use a repository in Hugging Face format with safetensors (GGUF is not supported)"
+            "use a repository in Hugging Face format with safetensors (GGUF is not supported, nor "
+            "is Mistral's params.json)"
         ) from error
     except errors.HfHubHTTPError as error:
         _raise_for_status(repository, hub, error.response.status_code)

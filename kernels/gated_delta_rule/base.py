@@ -47,6 +47,9 @@ class DeltaLayer(NamedTuple):
     """Hk, a divisor of H: consecutive value heads share a key head."""
     key_dim: int
     """K."""
+    share_scale: float = 1.0
+    """Factor of the sigmoids that are the step sizes: with 2, eigenvalues of a state's transition
+    may be negative (arXiv 2411.12537)."""
 
     @property
     def widths(self) -> list[int]:

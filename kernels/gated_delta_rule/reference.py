@@ -39,9 +39,8 @@ def gated_delta_net(
     widths = layer.widths
     mixed, z, b, a = projected.split([sum(widths[:3]), *widths[3:]], dim=1)
     decay = -layer.log_rate.exp() * rowwise.softplus(a.float() + layer.step_bias)
-    out = _mix(
-        mixed, decay, rowwise.sigmoid(b.float()), layer, cache, rows, by_position=by_position
-    )
+    share = rowwise.sigmoid(b.float()) * layer.share_scale
+    out = _mix(mixed, decay, share, layer, cache, rows, by_position=by_position)
     out = rms_norm(out.to(projected.dtype), layer.norm, layer.eps)
     gate = rowwise.silu(z.float()).view(out.shape)
     return (out * gate).to(projected.dtype).flatten(1)

@@ -52,7 +52,7 @@ def prepare_inputs(
     _inputs_kernel[grid](
         projected, projected.stride(0), layer.conv, cache.conv, layer.log_rate, layer.step_bias,
         *inputs, rows.slots, rows.starts, rows.piece_starts, rows.piece_rows, rows.row_pieces,
-        key_dim**-0.5, LENGTH_EPS,
+        key_dim**-0.5, LENGTH_EPS, float(layer.share_scale),
         KEY_HEADS=key_heads, HEADS=num_heads, KEY=key_dim, VALUE=value_dim,
         GATE_OFFSET=sum(widths[:4]), TAPS=len(layer.conv), KEY_BLOCKS=key_blocks,
         BLOCK_HEADS=_HEADS, BLOCK_K=next_power_of_2(key_dim), BLOCK_V=next_power_of_2(value_dim),
@@ -70,6 +70,7 @@ one binary serves all."""
 def _inputs_kernel(
     x_ptr, x_stride, weight_ptr, conv_ptr, rate_ptr, bias_ptr, qk_ptr, v_ptr, gate_ptr,
     slot_ptr, start_ptr, piece_ptr, piece_row_ptr, row_piece_ptr, scale, length_eps,
+    share_scale,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
     GATE_OFFSET: tl.constexpr, TAPS: tl.constexpr, KEY_BLOCKS: tl.constexpr,
     BLOCK_HEADS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
@@ -97,20 +98,21 @@ def _inputs_kernel(
             x = x * tl.where(head < KEY_HEADS, scale / length, 1.0 / length)
             target = qk_ptr + token * (2 * KEY_HEADS * KEY) + channel
             tl.store(target, x.to(qk_ptr.dtype.element_ty), mask=inside)
-        else:
-            head = ((block - KEY_BLOCKS) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
-            column = tl.arange(0, BLOCK_V)[None, :]
-            inside = (head < HEADS) & (column < VALUE)
-            channel = head * VALUE + column
-            x = _convolve(
-                x_ptr, x_stride, weight_ptr, state_ptr, 2 * KEY_HEADS * KEY + channel, inside,
+        else:  # other names, since blocks may have other shapes
+            value_head = ((block - KEY_BLOCKS) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
+            value = tl.arange(0, BLOCK_V)[None, :]
+            in_value = (value_head < HEADS) & (value < VALUE)
+            cell = value_head * VALUE + value
+            v = _convolve(
+                x_ptr, x_stride, weight_ptr, state_ptr, 2 * KEY_HEADS * KEY + cell, in_value,
                 token, row_first, is_first, 2 * KEY_HEADS * KEY + HEADS * VALUE, TAPS,
             )  # fmt: skip
-            target = v_ptr + token * (HEADS * VALUE) + channel
-            tl.store(target, x.to(v_ptr.dtype.element_ty), mask=inside)
+            own_values = v_ptr + token * (HEADS * VALUE) + cell
+            tl.store(own_values, v.to(v_ptr.dtype.element_ty), mask=in_value)
         if block == 0:
             own = x_ptr + token * x_stride + GATE_OFFSET
-            _store_gates(own, rate_ptr, bias_ptr, gate_ptr + token * 2 * HEADS, HEADS, BLOCK_ALL)
+            gates = gate_ptr + token * 2 * HEADS
+            _store_gates(own, rate_ptr, bias_ptr, gates, share_scale, HEADS, BLOCK_ALL)
 
 
 @triton.jit
@@ -136,7 +138,7 @@ def _convolve(
 
 @triton.jit
 def _store_gates(
-    x_ptr, rate_ptr, bias_ptr, gate_ptr, HEADS: tl.constexpr, BLOCK_ALL: tl.constexpr
+    x_ptr, rate_ptr, bias_ptr, gate_ptr, share_scale, HEADS: tl.constexpr, BLOCK_ALL: tl.constexpr
 ):  # fmt: skip
     """Step sizes from the first projections, decays from the following ones."""
     head = tl.arange(0, BLOCK_ALL)
@@ -148,4 +150,4 @@ def _store_gates(
     # Softplus, which is linear where torch's is; the exponential would overflow there.
     positive = tl.where(a > 20.0, a, tl.log(1.0 + tl.exp(tl.minimum(a, 20.0))))
     tl.store(gate_ptr + head, -rate * positive, mask=inside)
-    tl.store(gate_ptr + HEADS + head, 1.0 / (1.0 + tl.exp(-b)), mask=inside)
+    tl.store(gate_ptr + HEADS + head, share_scale / (1.0 + tl.exp(-b)), mask=inside)

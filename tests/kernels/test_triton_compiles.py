@@ -33,6 +33,7 @@ from tests.support.kernels.launches import (
     MIXED_TOKENS,
     attention,
     draw,
+    linear_attention,
     mamba,
     mix,
     prepare,
@@ -86,6 +87,17 @@ def test_kernels_of_mamba_compile(capability: int, dtype: torch.dtype) -> None:
     with compiling_for(capability) as compiled, registry.using("triton"):
         mamba(dtype)
     assert len({binary.kernel for binary in compiled}) == 3
+    assert all(binary.shared_bytes <= SHARED_LIMITS[capability] for binary in compiled), compiled
+
+
+@pytest.mark.parametrize(
+    "capability", [90, *(pytest.param(older, marks=pytest.mark.long) for older in (80, 89))]
+)
+def test_linear_attention_with_wide_values_compiles(capability: int) -> None:
+    """Heads of OLMo Hybrid, whose values are twice as wide as its keys."""
+    with compiling_for(capability) as compiled, registry.using("triton"):
+        linear_attention(torch.bfloat16, key=96, value=192)
+    assert len({binary.kernel for binary in compiled}) == 5
     assert all(binary.shared_bytes <= SHARED_LIMITS[capability] for binary in compiled), compiled
 
 

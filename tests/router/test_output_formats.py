@@ -170,11 +170,15 @@ FAMILIES: dict[str, tuple[Excerpt, ...]] = {
     "GraniteMoeForCausalLM": (GRANITE,),
     "GraniteSWAForCausalLM": (HERMES,),
     "GraniteMoeHybridForCausalLM": (HERMES,),
+    "GraniteMoeSWAForCausalLM": (HERMES,),
+    "GraniteMoeSharedForCausalLM": (GRANITE,),
     "Lfm2ForCausalLM": (LFM2,),
+    "Lfm2VlForConditionalGeneration": (LFM2,),
     "Lfm2MoeForCausalLM": (LFM2,),
     "FalconH1ForCausalLM": (HERMES,),
     "NemotronHForCausalLM": (QWEN3_5,),
     "Olmo3ForCausalLM": (OLMO3,),
+    "OlmoHybridForCausalLM": (OLMO3,),
     "Ernie4_5_MoeForCausalLM": (ERNIE,),
     "HunYuanDenseV1ForCausalLM": (HUNYUAN,),
     "HunYuanMoEV1ForCausalLM": (HUNYUAN,),
@@ -213,7 +217,9 @@ PLAIN = {
     *("LlavaOnevisionForConditionalGeneration", "Qwen2VLForConditionalGeneration"),
     *("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration", "OlmoeForCausalLM"),
     *("LLaMAForCausalLM", "AquilaForCausalLM", "XverseForCausalLM", "PhimoeForCausalLM"),
-    *("PhiMoEForCausalLM",),
+    *("PhiMoEForCausalLM", "CwmForCausalLM", "Dots1ForCausalLM", "ExaoneForCausalLM"),
+    *("HyperCLOVAXForCausalLM", "Jais2ForCausalLM", "MellumForCausalLM", "MiniCPM3ForCausalLM"),
+    *("YoutuForCausalLM",),
 }
 """Families whose released default chat templates, if any, have neither."""
 

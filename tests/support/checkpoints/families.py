@@ -43,6 +43,7 @@ from tests.support.checkpoints.mutations import (
     with_open_gate,
 )
 from tests.support.checkpoints.published import PUBLISHED_SPECIMENS
+from tests.support.checkpoints.recombined import RECOMBINED_SPECIMENS
 from tests.support.checkpoints.specimen import Model, Mutation, Patch, Specimen, Trait, write
 from tests.support.checkpoints.texts import TEXT_SPECIMENS
 from worker.models.layers.moe import MoeNames
@@ -705,6 +706,7 @@ SPECIMENS: dict[str, Specimen] = {
     **LATENT_SPECIMENS,
     **EXPERT_SPECIMENS,
     **HYBRID_SPECIMENS,
+    **RECOMBINED_SPECIMENS,
     **TEXT_SPECIMENS,
     **PUBLISHED_SPECIMENS,
 }

@@ -3,7 +3,8 @@ would be wrong if one of their features were missed.
 
 Sources, each the modelling code beside released weights: huggingface.co/internlm (InternLM 1, 2,
 3), /baichuan-inc (Baichuan 2), /Qwen (Qwen 1), /XiaomiMiMo, /openbmb (MiniCPM), /OrionStarAI,
-/IQuestLab, /deepseek-ai (DeepSeekMoE), /inclusionAI (Ling 2) and /microsoft (Phi-3-vision).
+/IQuestLab, /deepseek-ai (DeepSeekMoE), /inclusionAI (Ling 2), /LGAI-EXAONE (EXAONE 3.5) and
+/microsoft (Phi-3-vision).
 """
 
 from __future__ import annotations
@@ -32,6 +33,23 @@ _THETA: dict[str, Mutation] = {"theta": {"rope_theta": 300.0}}
 _EPS: dict[str, Mutation] = {"eps": {"rms_norm_eps": 0.1}}
 _SHORT = (1.0, 1.5, 2.0, 2.5, 1.0, 1.5, 2.0, 2.5)
 _SU = {"type": "su", "short_factor": _SHORT, "long_factor": (2.0,) * 8}
+
+
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+def _stretched_as_llama3() -> tuple[float, ...]:
+    """Factors of the wavelengths of 8 pairs of dimensions with base 100: 1 if 4 rotations or more
+    fit in 32 positions, 8 if at most one does, between them linear in frequency."""
+    rotations = [32 / (2 * math.pi * 100 ** (pair / 8)) for pair in range(8)]
+    shares = [min(max((count - 1) / 3, 0.0), 1.0) for count in rotations]
+    return tuple(1 / (share + (1 - share) / 8) for share in shares)
 
 
 def _config(architecture: str, model_type: str, *without: str, **keys: Any) -> dict[str, Any]:
@@ -181,6 +199,44 @@ PUBLISHED_SPECIMENS: dict[str, Specimen] = {
             "theta": {"rotary_emb_base": 300},
             "eps": {"layer_norm_epsilon": 0.1},
         },
+    ),
+    "exaone3": Specimen(
+        maths=Mathematics(
+            config=_config(
+                *("ExaoneForCausalLM", "exaone"),
+                *("num_hidden_layers", "rms_norm_eps", "hidden_act"),
+                num_layers=3,
+                activation_function="silu",
+                embed_dropout=0.0,
+                head_dim=16,
+                layer_norm_epsilon=1e-3,
+                rope_scaling=_LLAMA3,
+            ),
+            names=Names(
+                embedding="transformer.wte",
+                layers="transformer.h",
+                norm="transformer.ln_f",
+                attention="attn.attention",
+                output="out_proj",
+                gate="c_fc_0",
+                up="c_fc_1",
+                down="c_proj",
+                norms=("ln_1", "ln_2"),
+            ),
+            eps_key="layer_norm_epsilon",
+            layers_key="num_layers",
+            stretch=_stretched_as_llama3(),
+        ),
+        mutations={
+            "gate and up": Patch(
+                target="worker.models.architectures.exaone:_MLP_NAMES",
+                value=("c_fc_1", "c_fc_0", "c_proj"),
+            ),
+            "stretching": {"rope_scaling": {**_LLAMA3, "factor": 2.0}},
+            "eps": {"layer_norm_epsilon": 0.1},
+            **_THETA,
+        },
+        is_variant=True,
     ),
     "mimo": Specimen(
         is_variant=True,

@@ -74,6 +74,7 @@ class Mathematics:
     eps_key: str = "rms_norm_eps"
     theta_key: str = "rope_theta"
     """Key of the base; 10000 if it is missing."""
+    layers_key: str = "num_hidden_layers"
     head_key: str = "head_dim"
     """Key of the size of a head; hidden_size / heads if it is missing."""
     mlp_share: int = 1
@@ -128,7 +129,7 @@ class Reference:
         maths, names = self._maths, self._names
         embedding = self._weights[f"{names.embedding}.weight"]
         x = embedding[input_ids[0]] * maths.embedding_scale
-        for index in range(maths.config["num_hidden_layers"]):
+        for index in range(maths.config[maths.layers_key]):
             layer = f"{names.layers}.{index}"
             first, second = (f"{layer}.{name}" for name in names.norms)
             x = x + self._attention(f"{layer}.{names.attention}", self._normed(first, x)) * (
@@ -220,7 +221,7 @@ class Reference:
         shapes: Shapes = {f"{names.embedding}.weight": (vocabulary, hidden)}
         if not config.get("tie_word_embeddings", False):
             shapes[f"{names.head}.weight"] = (vocabulary, hidden)
-        layers = [f"{names.layers}.{index}" for index in range(config["num_hidden_layers"])]
+        layers = [f"{names.layers}.{index}" for index in range(config[maths.layers_key])]
         norms = [f"{layer}.{norm}" for layer in layers for norm in names.norms]
         for norm in (*norms, names.norm):
             shapes[f"{norm}.weight"] = (hidden,)

@@ -160,6 +160,17 @@ _VISIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "Glm4vMoe": ("Glm4vMoeVisionConfig", _GLM_IMAGES, {}),
     "Idefics3": ("Idefics3VisionConfig", {**_IMAGES, **_ONE_LAYER}, {}),
     "InternVL": ("InternVLVisionConfig", {**_IMAGES, **_ONE_LAYER}, {}),
+    "Lfm2Vl": (
+        "Siglip2VisionConfig",
+        {
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_patches": 4,
+            "patch_size": 8,
+            **_ONE_LAYER,
+        },
+        {"projector_hidden_size": 16},
+    ),
     "LlavaNext": ("CLIPVisionConfig", {**_IMAGES, **_ONE_LAYER}, {}),
     "LlavaOnevision": ("SiglipVisionConfig", {**_IMAGES, **_ONE_LAYER}, {}),
     "Qwen2VL": (

@@ -122,6 +122,17 @@ TEXT_SPECIMENS: dict[str, Specimen] = {
         multimodal="InternVL",
         is_variant=True,
     ),
+    "lfm2-images": Specimen(
+        name="Lfm2",
+        settings={
+            "layer_types": ["conv", "full_attention", "conv"],
+            "norm_eps": 1e-3,
+            "rope_parameters": _ROPE,
+        },
+        mutations={"names": NO_NAMES, **_THETA, "eps": {"norm_eps": 0.1}},
+        multimodal="Lfm2Vl",
+        is_variant=True,
+    ),
     "idefics3": Specimen(
         name="Llama",
         settings={"rope_parameters": _ROPE},

@@ -216,12 +216,13 @@ def _is_per_layer(key: str, value: Any, num_layers: int) -> bool:
 def write_config(folder: Path, config: dict[str, Any], num_layers: int) -> Path:
     """The folder, with a config.json of this number of layers."""
     text = config.get("text_config", config)
-    most = text.get("num_hidden_layers", num_layers)
+    count = "num_layers" if "num_layers" in text else "num_hidden_layers"  # EXAONE 3, LongCat
+    most = text.get(count, num_layers)
     short = {
         key: value[:num_layers] if _is_per_layer(key, value, most) else value
         for key, value in text.items()
     }
-    short["num_hidden_layers"] = min(most, num_layers)
+    short[count] = min(most, num_layers)
     if most > num_layers and short.get("num_kv_shared_layers"):
         short["num_kv_shared_layers"] = 1
     if text is not config:

@@ -131,14 +131,16 @@ def make_step(
 
 
 def delta_net_case(device: str, dtype: torch.dtype) -> None:
-    """Decodes, with dimensions that are no powers of two; then rows of all kinds, as in a graph."""
+    """Decodes, with dimensions that are no powers of two; then rows of all kinds, as in a graph,
+    with step sizes up to 2."""
     steps = [
-        (make_rows(SHORT_ROWS), 24, False),
-        (make_rows(ROWS, num_empty=2, num_decodes=0), 16, False),
-        (make_rows(ROWS[1:6]), 16, True),
+        (make_rows(SHORT_ROWS), 24, False, 1.0),
+        (make_rows(ROWS, num_empty=2, num_decodes=0), 24, False, 2.0),
+        (make_rows(ROWS[1:6]), 16, True, 1.0),
     ]
-    for rows, value, by_position in steps:
-        step = make_step(rows, device, dtype, value=value)
+    for rows, value, by_position, share_scale in steps:
+        x, layer, cache, own = make_step(rows, device, dtype, value=value)
+        step = (x, layer._replace(share_scale=share_scale), cache, own)
         with registry.using("torch"):
             expected = run_step(step, by_position=by_position)
         with registry.using("triton"):

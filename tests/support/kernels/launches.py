@@ -175,9 +175,11 @@ def _aligned(scaling: BlockScales | None, block: int) -> BlockScales:
     return scaling._replace(block=block, offset=0) if block else scaling
 
 
-def linear_attention(dtype: torch.dtype, lengths: tuple[int, ...] = (1, 70)) -> None:
-    """A gated delta net of one key head and two value heads of 128 dimensions."""
-    layer = make_layer(key=128, value=128, dtype=dtype)
+def linear_attention(
+    dtype: torch.dtype, lengths: tuple[int, ...] = (1, 70), *, key: int = 128, value: int = 128
+) -> None:
+    """A gated delta net of one key head and two value heads."""
+    layer = make_layer(key=key, value=value, dtype=dtype)
     rows = make_rows([Row(number, 0, length) for number, length in enumerate(lengths)])
     x = torch.randn(sum(lengths), sum(layer.widths)).to(dtype)
     gated_delta_net(x, layer, make_cache(layer, len(lengths), dtype), rows, by_position=False)

@@ -297,6 +297,12 @@ def test_an_adapter_alone_says_what_it_is(tmp_path: Path) -> None:
         load_model_config(str(tmp_path))
 
 
+def test_mistral_s_format_alone_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "params.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"params\.json .* use a checkpoint in the format of"):
+        load_model_config(str(tmp_path))
+
+
 def test_neutral_values_pass(folder: Path) -> None:
     load(folder, pretraining_tp=4, logits_scaling=1.0, partial_rotary_factor=1.0, num_experts=0)
 

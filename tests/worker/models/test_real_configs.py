@@ -118,7 +118,8 @@ IGNORED = {
     "spatial_merge_size vision_feature_layer vision_config mm_tokens_per_image boi_token_index "
     "eoi_token_index image_token_id video_token_id vision_token_id vision_start_token_id "
     "vision_end_token_id ignore_index media_placeholder_token_id use_unified_vision_chunk "
-    "vision_feature_select_strategy embd_layer img_processor vision_soft_tokens_per_image",
+    "vision_feature_select_strategy embd_layer img_processor vision_soft_tokens_per_image "
+    "downsample_factor",
     "of images too": "image_start_token_id image_end_token_id image_grid_pinpoints boi_token_id "
     "eoi_token_id language_model_only use_image_newline_parameter video_start_token_id "
     "video_end_token_id video_placeholder",
@@ -147,7 +148,7 @@ IGNORED = {
     "said elsewhere": "global_attn_every_n_layers max_sequence_length model_max_length "
     "sliding_window_pattern sliding_window_size moe_shared_expert_intermediate_size "
     "experts_per_token initial_context_length moe_layer_end_index no_rope_layer_interval "
-    "activation_function layer_norm_epsilon apply_residual_connection_post_layernorm",
+    "activation_function layer_norm_epsilon apply_residual_connection_post_layernorm rms_norm_eps",
 }
 
 

@@ -27,6 +27,7 @@ _NAMES = MoeNames(
     router="router.layer",
     stacked=StackedNames(gate_up="input_linear.weight", down="output_linear.weight"),
 )
+_SWA_NAMES = MoeNames(router="router", stacked=StackedNames())
 _FUSED_NAMES = ("input_linear", "input_linear", "output_linear")
 _MINICPM_NAMES = MoeNames(gate="w1", up="w3", down="w2")
 
@@ -84,14 +85,26 @@ class GraniteMoeForCausalLM(GraniteForCausalLM):
         return GraniteLayer(self, index, mlp, "block_sparse_moe")
 
 
+class GraniteMoeSharedForCausalLM(GraniteForCausalLM):
+    """Granite with experts, and perhaps an MLP beside them."""
+
+    def build_layer(self, index: int) -> GraniteLayer:
+        """Builds a layer; all layers have the same structure."""
+        return GraniteLayer(self, index, *build_experts(self))
+
+
 class GraniteSWAForCausalLM(GraniteForCausalLM):
     """Granite with sliding windows and attention sinks; the base of the rotary embedding differs
     between layers, some of which may have none."""
 
     def build_layer(self, index: int) -> GraniteLayer:
         """Builds a layer; they differ in windows and rotary tables only."""
-        mlp = GatedMLP(self.config, self.options)
-        return GraniteLayer(self, index, mlp, rotates=self._thetas[index] > 0)
+        mlp, name = self.build_mlp()
+        return GraniteLayer(self, index, mlp, name, rotates=self._thetas[index] > 0)
+
+    def build_mlp(self) -> tuple[FeedForward, str]:
+        """The feed-forward block, and its name in a checkpoint, within the layer."""
+        return GatedMLP(self.config, self.options), "mlp"
 
     def rotary_table(self, index: int) -> torch.Tensor:
         """Cosines and sines [positions, rotary_dim] of a layer; layers without rotary embedding do
@@ -115,6 +128,14 @@ class GraniteSWAForCausalLM(GraniteForCausalLM):
         }
 
 
+class GraniteMoeSWAForCausalLM(GraniteSWAForCausalLM):
+    """Granite SWA with experts, and perhaps an MLP beside them."""
+
+    def build_mlp(self) -> tuple[FeedForward, str]:
+        """The feed-forward block, and its name in a checkpoint, within the layer."""
+        return build_experts(self, _SWA_NAMES)
+
+
 class SharedExperts:
     """Experts beside an MLP, whose outputs are added; one all-reduce sums both.
 
@@ -122,12 +143,15 @@ class SharedExperts:
         config: the model's configuration, with experts.
         options: options of the model's layers.
         shared_size: intermediate size of the MLP.
+        names: names of the experts' parts in a checkpoint.
     """
 
     needs_fp32: ClassVar[bool] = True
 
-    def __init__(self, config: ModelConfig, options: LayerOptions, shared_size: int) -> None:
-        self._experts = MoeMLP(config, options, _NAMES)
+    def __init__(
+        self, config: ModelConfig, options: LayerOptions, shared_size: int, names: MoeNames
+    ) -> None:
+        self._experts = MoeMLP(config, options, names)
         self._shared = GatedMLP(config, options, shared_size, names=_FUSED_NAMES)
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
@@ -144,6 +168,15 @@ class SharedExperts:
         """[T, hidden] to [T, hidden]; the router reads `fp32_input`, the same input in fp32."""
         choice = self._experts.choose(hidden, fp32_input)
         return self._experts.run(hidden, choice, self._shared.forward_share(hidden))
+
+
+def build_experts(model: DecoderModel, names: MoeNames = _NAMES) -> tuple[FeedForward, str]:
+    """Experts, with an MLP beside them if `shared_intermediate_size` is not 0; and their name in a
+    checkpoint, within the layer. `names` are those of the experts' parts."""
+    size = int(model.extra("shared_intermediate_size"))
+    if not size:
+        return MoeMLP(model.config, model.options, names), "block_sparse_moe"
+    return SharedExperts(model.config, model.options, size, names), ""
 
 
 class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
@@ -163,8 +196,7 @@ class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
         """The feed-forward block, and its name in a checkpoint, within the layer."""
         if self.config.moe is None:
             return GatedMLP(self.config, self.options, names=_FUSED_NAMES), "shared_mlp"
-        size = int(self.extra("shared_intermediate_size"))
-        return SharedExperts(self.config, self.options, size), ""
+        return build_experts(self)
 
 
 class MiniCPMForCausalLM(GraniteForCausalLM):

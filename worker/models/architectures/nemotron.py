@@ -1,6 +1,7 @@
-"""Nemotron 4 and Minitron (huggingface.co/nvidia): LayerNorm, and an MLP without a gate.
+"""Nemotron 4 and Minitron (huggingface.co/nvidia), Jais 2 (huggingface.co/inceptionai): LayerNorm,
+and an MLP without a gate.
 
-Schema: `config/vendors/nvidia.py`.
+Schemas: `config/vendors/nvidia.py` and `config/vendors/inceptionai.py`.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ from worker.models.layers.attention import MLP
 from worker.models.layers.norms import LayerNorm
 
 
-class NemotronForCausalLM(StableLmForCausalLM):
-    """Nemotron 4: norms multiply by 1 + weight, and an MLP of two projections around a squared
-    ReLU."""
+class Jais2ForCausalLM(StableLmForCausalLM):
+    """Jais 2: an MLP of two projections around a squared ReLU."""
 
     def build_layer(self, index: int) -> LlamaLayer:
         """Builds a layer; all layers have the same structure."""
         return LlamaLayer(self, index, MLP(self.config, self.options, squared_relu))
+
+
+class NemotronForCausalLM(Jais2ForCausalLM):
+    """Nemotron 4: norms multiply by 1 + weight."""
 
     def build_norm(self) -> LayerNorm:
         """A LayerNorm with a bias, to whose weights in a checkpoint 1 is added."""

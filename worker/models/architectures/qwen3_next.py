@@ -7,6 +7,8 @@ Schema: `config/vendors/qwen.py`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import ClassVar
 
 import torch
@@ -24,6 +26,31 @@ from worker.models.layers.norms import RMSNorm
 from worker.models.layers.sharing import divide
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeltaTraits:
+    """Differences of a gated delta net from Qwen3.5's: names of its tensors, and mathematics."""
+
+    is_fused: bool = False
+    """Whether a checkpoint has all projections in two tensors, with the rows of each key head
+    together."""
+    projections: tuple[tuple[str, str], ...] = (
+        ("in_proj_qkv", "qkv"),
+        ("in_proj_z", "z"),
+        ("in_proj_b", "b"),
+        ("in_proj_a", "a"),
+    )
+    """Names of the projections, and what each holds: queries, keys, values, gates (z), step sizes
+    (b) and decays (a); in this order."""
+    convolutions: tuple[tuple[str, str], ...] = (("conv1d", "qkv"),)
+    """Names of the convolution's tensors, and what each holds, in the same order."""
+    output: str = "out_proj"
+    norm: str = "norm"
+    norm_eps: float | None = None
+    """Added to the mean square by the norm of outputs; None for the model's epsilon."""
+    share_scale: float = 1.0
+    """Factor of step sizes (`DeltaLayer.share_scale`)."""
+
+
 class GatedDeltaNet:
     """Gated delta net, a linear attention: a short convolution over queries, keys and values, then
     the delta rule.
@@ -33,14 +60,13 @@ class GatedDeltaNet:
     Args:
         model: the model that the layer belongs to.
         index: index of the layer, from 0.
-        is_fused: whether a checkpoint has all projections in two tensors, with the rows of each key
-            head together.
+        traits: differences from Qwen3.5's.
 
     Raises:
         ValueError: the ranks cannot share the heads evenly, or value heads the key heads.
     """
 
-    def __init__(self, model: DecoderModel, index: int, *, is_fused: bool) -> None:
+    def __init__(self, model: DecoderModel, index: int, traits: DeltaTraits) -> None:
         config, options = model.config, model.options
         world_size = options.group.world_size
         all_keys = int(model.extra("linear_num_key_heads"))
@@ -58,7 +84,7 @@ class GatedDeltaNet:
         self._num_taps = int(model.extra("linear_conv_kernel_dim"))
         self._layer_index = index
         self._options = options
-        self._is_fused = is_fused
+        self._traits = traits
         keys, values = self._key_heads * self._key_dim, self._value_heads * self._value_dim
         self._widths = [keys, keys, values, values, self._value_heads, self._value_heads]
         """Widths of q, k, v, z, b and a on this rank, in the order of the projection's output."""
@@ -85,25 +111,25 @@ class GatedDeltaNet:
             torch.empty(self._value_heads, dtype=torch.float32, device=options.device)
             for _ in range(2)
         )
-        self._norm = RMSNorm(self._value_dim, config.rms_norm_eps, options)
+        eps = config.rms_norm_eps if traits.norm_eps is None else traits.norm_eps
+        self._norm = RMSNorm(self._value_dim, eps, options)
         self._layer: DeltaLayer | None = None
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of the projections, the convolution, the decay and the norm; `prefix` ends with a
         dot."""
         yield from self._projection.weight_slots(prefix)
-        yield from self._output.weight_slots(f"{prefix}out_proj")
-        yield from self._norm.weight_slots(f"{prefix}norm")
-        group = self._options.group
-        widths = self._widths[:3]
-        full = sum(widths) * group.world_size
-        for index, rows in enumerate(self._conv.split(widths)):
-            yield WeightSlot(
-                name=f"{prefix}conv1d.weight",
-                destination=rows.unsqueeze(1),
-                full_shape=(full, 1, self._num_taps),
-                start=sum(widths[:index]) * group.world_size + group.rank * widths[index],
-            )
+        yield from self._output.weight_slots(f"{prefix}{self._traits.output}")
+        yield from self._norm.weight_slots(f"{prefix}{self._traits.norm}")
+        group, rows = self._options.group, iter(self._conv.split(self._widths[:3]))
+        for name, kinds in self._traits.convolutions:
+            for part in self._parts_of(name, kinds):
+                yield WeightSlot(
+                    name=f"{prefix}{name}.weight",
+                    destination=next(rows).unsqueeze(1),
+                    full_shape=(part.full_size, 1, self._num_taps),
+                    start=part.start,
+                )
         for name, heads in (("A_log", self._decay), ("dt_bias", self._step_bias)):
             yield WeightSlot(
                 name=f"{prefix}{name}",
@@ -115,7 +141,7 @@ class GatedDeltaNet:
     def process_after_loading(self) -> None:
         """Packs the projections after loading, fused ones reordered, and transposes the weights of
         the convolution."""
-        if self._is_fused:
+        if self._traits.is_fused:
             self._projection.reorder(self._by_kind())
         self._projection.process_after_loading()
         self._output.process_after_loading()
@@ -127,6 +153,7 @@ class GatedDeltaNet:
             eps=self._norm.eps,
             num_key_heads=self._key_heads,
             key_dim=self._key_dim,
+            share_scale=self._traits.share_scale,
         )
 
     def forward(
@@ -151,24 +178,39 @@ class GatedDeltaNet:
 
     def _parts(self) -> list[ColumnPart]:
         """This rank's output features of all projections."""
-        world_size, rank = self._options.group.world_size, self._options.group.rank
-        q, k, v, z, b, a = self._widths
-
-        def parts(name: str, *widths: int) -> list[ColumnPart]:
-            full = sum(widths) * world_size
-            starts = [
-                sum(widths[:index]) * world_size + rank * width
-                for index, width in enumerate(widths)
-            ]
+        if self._traits.is_fused:
             return [
-                ColumnPart(name=name, full_size=full, local_size=width, start=start)
-                for width, start in zip(widths, starts, strict=True)
+                self._joined_part("in_proj_qkvz", "qkvz"),
+                self._joined_part("in_proj_ba", "ba"),
             ]
+        named = self._traits.projections
+        return [part for name, kinds in named for part in self._parts_of(name, kinds)]
 
-        if self._is_fused:
-            return parts("in_proj_qkvz", q + k + v + z) + parts("in_proj_ba", b + a)
-        slots = parts("in_proj_qkv", q, k, v) + parts("in_proj_z", z)
-        return slots + parts("in_proj_b", b) + parts("in_proj_a", a)
+    def _parts_of(self, name: str, kinds: str) -> list[ColumnPart]:
+        """This rank's rows of a tensor that holds these kinds of features one after another."""
+        group = self._options.group
+        widths = [self._widths["qkvzba".index(kind)] for kind in kinds]
+        starts = accumulate(widths, initial=0)
+        return [
+            ColumnPart(
+                name=name,
+                full_size=sum(widths) * group.world_size,
+                local_size=width,
+                start=start * group.world_size + group.rank * width,
+            )
+            for width, start in zip(widths, starts, strict=False)
+        ]
+
+    def _joined_part(self, name: str, kinds: str) -> ColumnPart:
+        """This rank's rows of a tensor that holds these kinds of features by key head."""
+        group = self._options.group
+        width = sum(self._widths["qkvzba".index(kind)] for kind in kinds)
+        return ColumnPart(
+            name=name,
+            full_size=width * group.world_size,
+            local_size=width,
+            start=group.rank * width,
+        )
 
     def _by_kind(self) -> torch.Tensor:
         """Order of the projection's rows by kind: q of all key heads, then k, v, z, b and a. A
@@ -194,7 +236,7 @@ class Qwen3NextForCausalLM(Qwen2MoeForCausalLM):
         """Builds a layer with linear attention, or with gated attention."""
         mlp, linear = self.build_mlp(index), self.config.linear_layers
         if linear is not None and index in linear:
-            mixer = GatedDeltaNet(self, index, is_fused=self.is_fused)
+            mixer = GatedDeltaNet(self, index, DeltaTraits(is_fused=self.is_fused))
             return PreNormLayer(self, mixer, mlp, mixer_name="linear_attn")
         traits = AttentionTraits(norm_offset=self.norm_offset, has_gate=True)
         return LlamaLayer(self, index, mlp, traits=traits)

@@ -54,12 +54,12 @@ def resolve_checkpoint(model: str, *, weights: bool = True) -> Path:
             model, _HUB_FILES if weights else _HUB_FILES_WITHOUT_WEIGHTS, _HUB_IGNORED
         )
         if not (folder / "config.json").is_file():
-            check_files(folder)
+            _check_other_formats(folder)
         if weights and (problem := _lacking_weights(folder)):
             raise ValueError(f"{model} on the Hugging Face Hub: {problem}")
         return folder
     if not (folder / "config.json").is_file():
-        check_files(folder)
+        _check_other_formats(folder)
         raise Unavailable(
             f"{folder} holds no config.json: give the folder of a Hugging Face checkpoint"
         )
@@ -107,6 +107,18 @@ def check_files(folder: Path) -> None:
     for name, reason in _REJECTED_FILES.items():
         if (folder / name).is_file():
             raise ValueError(f"{folder} holds {name}, so {reason}")
+
+
+def _check_other_formats(folder: Path) -> None:
+    """Raises ValueError if a folder without config.json holds an adapter, or a model in Mistral's
+    own format, as Mistral Large 3 is released."""
+    check_files(folder)
+    if (folder / "params.json").is_file():
+        raise ValueError(
+            f"{folder} holds params.json without config.json: Mistral's format is not supported; "
+            "use a checkpoint in the format of transformers (model_type mistral4 for Mistral Large "
+            "3)"
+        )
 
 
 def block_hash_salt(folder: Path, *, weights: bool = True) -> str:

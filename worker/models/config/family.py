@@ -105,6 +105,8 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Whether a checkpoint may hold layers for multi-token prediction, which are skipped."""
     skipped: ClassVar[tuple[str, ...]] = ()
     """Prefixes of names of tensors that a checkpoint may hold and that are not loaded."""
+    renamed_ends: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Other ends of tensors' names in some checkpoints, and the family's."""
 
     vocab_size: Count
     hidden_size: Count

@@ -320,16 +320,19 @@ def _with_skipped_tensors(
     family: FamilyConfig,
     quantization: QuantizationConfig | None,
 ) -> TensorNames | None:
-    """Adds to the names of tensors that are not loaded: those that the family skips, layers for
-    multi-token prediction, and those that the quantization format skips or renames."""
+    """Adds to the names of tensors that are not loaded: those that the family skips or renames,
+    layers for multi-token prediction, and those that the quantization format skips or renames."""
     skipped = family.skipped_tensors()
     if skipped:
         names = names or TensorNames()
         names = replace(names, skipped=(*names.skipped, *skipped))
+    if family.renamed_ends:
+        names = replace(names or TensorNames(), renamed_ends=family.renamed_ends)
     if quantization is not None and (quantization.skipped_ends or quantization.renamed_ends):
+        names = names or TensorNames()
         names = replace(
-            names or TensorNames(),
-            renamed_ends=quantization.renamed_ends,
+            names,
+            renamed_ends=(*names.renamed_ends, *quantization.renamed_ends),
             skipped_ends=quantization.skipped_ends,
         )
     return names

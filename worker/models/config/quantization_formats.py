@@ -249,7 +249,10 @@ def _parse_layers(source: _Source) -> dict[str, WeightConfig]:
     """Formats by module in ModelOpt's `quantized_layers`; other modules are not quantized."""
     layers = source.content.get("quantized_layers")
     if not isinstance(layers, dict) or not layers:
-        raise source.unsupported("quant_algo 'MIXED_PRECISION' without quantized_layers")
+        raise ValueError(
+            f"{source.where} has quant_algo 'MIXED_PRECISION' without quantized_layers: add the "
+            f"checkpoint's {_MODELOPT_FILE}, which lists them, or use another checkpoint"
+        )
     formats = {}
     for name, content in layers.items():
         layer = _Source(where=f"quantized_layers of {source.where}", content=content)

@@ -1,12 +1,12 @@
-"""OLMo 2 and 3, OLMoE and FlexOlmo (huggingface.co/allenai). Imports no torch."""
+"""OLMo 2, 3 and Hybrid, OLMoE and FlexOlmo (huggingface.co/allenai). Imports no torch."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from worker.models.config.family import AlternatingFamilyConfig, FamilyConfig
+from worker.models.config.family import FULL, LINEAR, AlternatingFamilyConfig, FamilyConfig
 from worker.models.config.moe_config import MoeConfig
-from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number
+from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, RawConfig, words
 
 
 class Olmo2Config(FamilyConfig):
@@ -38,6 +38,74 @@ class Olmo3Config(AlternatingFamilyConfig):
     attention_bias: bool = False
     sliding_window: Index | None = 4096
     sliding_window_pattern: Index | str = 4
+
+
+class OlmoHybridConfig(FamilyConfig):
+    """OLMo Hybrid: linear attention in all but every fourth layer; the others have no rotary
+    embedding if `rope_theta` is null."""
+
+    architecture = "OlmoHybridForCausalLM"
+    model_types = ("olmo_hybrid",)
+    implementation = "olmo_hybrid:OlmoHybridForCausalLM"
+    layer_kinds = (FULL, LINEAR)
+    extra_keys = (
+        *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim"),
+        *("linear_value_head_dim", "linear_conv_kernel_dim", "linear_allow_neg_eigval"),
+    )
+    harmless = words(
+        "linear_a_log_min linear_a_log_max linear_dt_min linear_dt_max linear_dt_init_floor"
+    )
+    """Initial weights."""
+    renamed_ends = (
+        (".attention_layer_norm.weight", ".input_layernorm.weight"),
+        (".feedforward_layer_norm.weight", ".post_attention_layernorm.weight"),
+    )
+
+    max_position_embeddings: Count = 65536
+    eos_token_id: Any = 100257
+    rope_theta: Number = 10000.0
+    """0 for none: null in config.json."""
+    attention_bias: bool = False
+    linear_num_key_heads: Index = 0
+    linear_num_value_heads: Index = 0
+    linear_key_head_dim: Index = 0
+    linear_value_head_dim: Index = 0
+    """The sizes of linear attention follow from others if they are missing."""
+    linear_conv_kernel_dim: Count = 4
+    linear_allow_neg_eigval: bool = True
+    """Whether step sizes are twice the sigmoid of their projection."""
+
+    @classmethod
+    def prepare(cls, raw: RawConfig) -> RawConfig:
+        """config.json with 0 in place of a `rope_theta` that is null."""
+        keys = super().prepare(raw)
+        table = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+        place = table if isinstance(table, dict) and "rope_theta" in table else raw
+        if place.get("rope_theta", 10000.0) is None:
+            keys["rope_theta"] = 0.0
+        return keys
+
+    def derive(self) -> None:
+        """Sets sizes of linear attention that are missing."""
+        heads = self.num_attention_heads
+        self.linear_num_key_heads = self.linear_num_key_heads or heads
+        self.linear_num_value_heads = self.linear_num_value_heads or heads
+        share = 3 * self.hidden_size // (4 * self.linear_num_key_heads)
+        self.linear_key_head_dim = self.linear_key_head_dim or share
+        self.linear_value_head_dim = self.linear_value_head_dim or 2 * self.linear_key_head_dim
+
+    def layer_kind(self, index: int) -> str:
+        """Attention in every fourth layer, and in the last of fewer."""
+        count = self.num_hidden_layers
+        return FULL if index % 4 == 3 or index == count - 1 < 3 else LINEAR
+
+    def rotating(self) -> tuple[bool, ...]:
+        """All layers or none."""
+        return (self.rope_theta > 0,) * self.num_hidden_layers
+
+    def divided(self) -> dict[str, int]:
+        """Key heads of linear attention."""
+        return {"the number of linear key heads": self.linear_num_key_heads}
 
 
 class FlexOlmoConfig(FamilyConfig):
@@ -81,4 +149,4 @@ class OlmoeConfig(FlexOlmoConfig):
     num_experts_per_tok: Count = 8
 
 
-FAMILIES = (Olmo2Config, Olmo3Config, FlexOlmoConfig, OlmoeConfig)
+FAMILIES = (Olmo2Config, Olmo3Config, OlmoHybridConfig, FlexOlmoConfig, OlmoeConfig)

@@ -52,6 +52,22 @@ class GraniteMoeConfig(GraniteConfig):
         )
 
 
+class GraniteMoeSharedConfig(GraniteMoeConfig):
+    """Granite with experts, and perhaps an MLP beside them, in all layers."""
+
+    architecture = "GraniteMoeSharedForCausalLM"
+    model_types = ("granitemoeshared",)
+    implementation = "granite:GraniteMoeSharedForCausalLM"
+    extra_keys = (*GraniteConfig.extra_keys, "shared_intermediate_size")
+
+    shared_intermediate_size: Index = 0
+    """Intermediate size of the MLP beside the experts; 0 for none."""
+
+    def divided(self) -> dict[str, int]:
+        """The MLP beside the experts, if there is one."""
+        return _shared_mlp(self.shared_intermediate_size)
+
+
 class GraniteSWAConfig(GraniteConfig):
     """Granite with sliding windows in all but every fourth layer, attention sinks, and a base of
     the rotary embedding by layer."""
@@ -90,6 +106,38 @@ class GraniteSWAConfig(GraniteConfig):
     def window(self) -> int | None:
         """The sliding window."""
         return self.sliding_window
+
+
+class GraniteMoeSWAConfig(GraniteSWAConfig):
+    """Granite SWA with experts, and perhaps an MLP beside them, in all layers."""
+
+    architecture = "GraniteMoeSWAForCausalLM"
+    model_types = ("granitemoe_swa",)
+    implementation = "granite:GraniteMoeSWAForCausalLM"
+    harmless = ROUTER_KEYS
+    extra_keys = (*GraniteSWAConfig.extra_keys, "shared_intermediate_size")
+
+    num_key_value_heads: Count | None = None
+    max_position_embeddings: Count = 2048
+    rms_norm_eps: Number = 1e-6
+    tie_word_embeddings: bool = False
+    eos_token_id: Any = 2
+    mlp_bias: No = False
+    num_local_experts: Count = 8
+    num_experts_per_tok: Count = 2
+    shared_intermediate_size: Index = 0
+
+    def moe(self) -> MoeConfig:
+        """Experts as in Mixtral."""
+        return MoeConfig(
+            num_experts=self.num_local_experts,
+            top_k=self.num_experts_per_tok,
+            intermediate_size=self.intermediate_size,
+        )
+
+    def divided(self) -> dict[str, int]:
+        """The MLP beside the experts, if there is one."""
+        return _shared_mlp(self.shared_intermediate_size)
 
 
 class GraniteMoeHybridConfig(GraniteConfig):
@@ -157,7 +205,15 @@ class GraniteMoeHybridConfig(GraniteConfig):
 
     def divided(self) -> dict[str, int]:
         """The shared MLP."""
-        return {"the size of the shared MLP": self.shared_intermediate_size}
+        return _shared_mlp(self.shared_intermediate_size)
 
 
-FAMILIES = (GraniteConfig, GraniteMoeConfig, GraniteSWAConfig, GraniteMoeHybridConfig)
+def _shared_mlp(size: int) -> dict[str, int]:
+    """The size that ranks have to share evenly, of an MLP beside experts; 0 for none."""
+    return {"the size of the shared MLP": size} if size else {}
+
+
+FAMILIES = (
+    *(GraniteConfig, GraniteMoeConfig, GraniteMoeSharedConfig),
+    *(GraniteSWAConfig, GraniteMoeSWAConfig, GraniteMoeHybridConfig),
+)

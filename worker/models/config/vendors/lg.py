@@ -1,13 +1,31 @@
-"""EXAONE 4, 4.5 and K-EXAONE (huggingface.co/LGAI-EXAONE). Imports no torch."""
+"""EXAONE 3, 3.5, 4, 4.5 and K-EXAONE (huggingface.co/LGAI-EXAONE). Imports no torch."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from worker.models.config.family import AlternatingFamilyConfig
+from worker.models.config.family import AlternatingFamilyConfig, FamilyConfig
 from worker.models.config.moe_config import MoeConfig, listed_dense_layers
 from worker.models.config.multimodal import MultimodalConfig, TensorNames
 from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, Yes, words
+
+
+class ExaoneConfig(FamilyConfig):
+    """EXAONE 3, 3.5 and Deep: Llama by other keys and names."""
+
+    architecture = "ExaoneForCausalLM"
+    model_types = ("exaone",)
+    implementation = "exaone:ExaoneForCausalLM"
+    harmless = words("embed_dropout")
+    aliases = (
+        ("num_layers", "num_hidden_layers"),
+        ("layer_norm_epsilon", "rms_norm_eps"),
+        ("activation_function", "hidden_act"),
+    )
+
+    max_position_embeddings: Count = 2048
+    rms_norm_eps: Number = 1e-5
+    eos_token_id: Any = 2
 
 
 class Exaone4Config(AlternatingFamilyConfig):
@@ -85,7 +103,7 @@ class ExaoneMoeConfig(Exaone4Config):
         )
 
 
-FAMILIES = (Exaone4Config, ExaoneMoeConfig)
+FAMILIES = (ExaoneConfig, Exaone4Config, ExaoneMoeConfig)
 MULTIMODAL = (
     MultimodalConfig(
         architectures=("Exaone4_5_ForConditionalGeneration",),

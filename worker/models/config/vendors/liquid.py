@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from worker.models.config.family import FULL, LINEAR, FamilyConfig
 from worker.models.config.moe_config import MoeConfig
+from worker.models.config.multimodal import VISION_AND_PROJECTOR, MultimodalConfig
 from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, Yes, words
 
 
@@ -105,3 +106,20 @@ class Lfm2MoeConfig(_ConvolutionConfig, kw_only=True):
 
 
 FAMILIES = (Lfm2Config, Lfm2MoeConfig)
+MULTIMODAL = (
+    MultimodalConfig(
+        architectures=("Lfm2VlForConditionalGeneration",),
+        model_type="lfm2_vl",
+        texts={"lfm2": "Lfm2ForCausalLM", "lfm2_moe": "Lfm2MoeForCausalLM"},
+        keys=words(
+            """
+            vision_config image_token_id image_token_index downsample_factor projector_hidden_act
+            projector_hidden_size projector_bias projector_use_layernorm use_image_special_tokens
+            do_image_splitting encoder_patch_size max_image_tokens max_num_patches max_tiles
+            max_pixels_tolerance min_image_tokens min_tiles tile_size use_thumbnail
+            vision_feature_layer
+            """
+        ),
+        tensors=VISION_AND_PROJECTOR,
+    ),
+)

@@ -1,15 +1,25 @@
-"""Llama (huggingface.co/meta-llama), and LLaVA (huggingface.co/llava-hf), whose first text model it
-was. Imports no torch."""
+"""Llama (huggingface.co/meta-llama), Code World Model (huggingface.co/facebook), and LLaVA
+(huggingface.co/llava-hf), whose first text model Llama was. Imports no torch."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from worker.models.config.family import CHUNKED, FULL, FamilyConfig, rotating_layers
+import msgspec
+
+from worker.models.config.family import (
+    CHUNKED,
+    FULL,
+    SLIDING,
+    FamilyConfig,
+    WindowedFamilyConfig,
+    rotating_layers,
+    table,
+)
 from worker.models.config.moe_config import MoeConfig
 from worker.models.config.multimodal import VISION_AND_PROJECTOR, MultimodalConfig, TensorNames
-from worker.models.config.schema import ROUTER_KEYS, Count, Number, short, words
+from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, short, words
 
 
 class LlamaConfig(FamilyConfig):
@@ -25,6 +35,34 @@ class LlamaConfig(FamilyConfig):
     eos_token_id: Any = 2
     attention_bias: bool = False
     mlp_bias: bool = False
+
+
+class CwmConfig(WindowedFamilyConfig):
+    """Code World Model: Llama with sliding windows in all but every fourth layer."""
+
+    architecture = "CwmForCausalLM"
+    model_types = ("cwm",)
+    implementation = "llama:LlamaForCausalLM"
+    layer_kinds = (FULL, SLIDING)
+
+    num_key_value_heads: Count | None = 8
+    head_dim: Count | None = 128
+    max_position_embeddings: Count = 131072
+    rms_norm_eps: Number = 1e-5
+    eos_token_id: Any = msgspec.field(default_factory=lambda: [128001, 128008, 128009])
+    rope_parameters: dict[str, Any] | None = table(
+        rope_type="llama3",
+        rope_theta=1000000.0,
+        factor=16.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=8192,
+    )
+    sliding_window: Index | None = 8192
+
+    def layer_kind(self, index: int) -> str:
+        """Full attention in the first of every four layers."""
+        return SLIDING if index % 4 else FULL
 
 
 class Llama4Config(FamilyConfig):
@@ -111,7 +149,7 @@ class Llama4Config(FamilyConfig):
         )
 
 
-FAMILIES = (LlamaConfig, Llama4Config)
+FAMILIES = (LlamaConfig, CwmConfig, Llama4Config)
 _LLAVA_TEXTS = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",

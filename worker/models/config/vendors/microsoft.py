@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from worker.models.config.family import Biases, FamilyConfig, WindowedFamilyConfig, rotary_size
 from worker.models.config.moe_config import MoeConfig
-from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, Yes, words
+from worker.models.config.schema import (
+    ROUTER_KEYS,
+    Count,
+    Index,
+    Number,
+    RawConfig,
+    Yes,
+    words,
+)
 
 
 class PhiConfig(FamilyConfig):
@@ -22,6 +30,17 @@ class PhiConfig(FamilyConfig):
     rotary_dim: Count | None = None
     eos_token_id: Any = 2
     hidden_act: Literal["gelu_pytorch_tanh", "gelu_new"] = "gelu_new"
+
+    @classmethod
+    def read(cls, raw: RawConfig) -> Self:
+        """Reads the content of config.json. Raises ValueError as `FamilyConfig.read`, and for the
+        keys and tensors of Phi's first releases."""
+        if raw.get("model_type") == "phi-msft":
+            raise ValueError(
+                "model_type 'phi-msft' in config.json is not supported: it is the format before "
+                "transformers had this model; use the current revision of the repository"
+            )
+        return super().read(raw)
 
     def derive(self) -> None:
         """Sets the epsilon of norms."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from worker.models.config.family import FamilyConfig
+from worker.models.config.latent_family import LatentFamilyConfig
 from worker.models.config.moe_config import MoeConfig
-from worker.models.config.schema import Count, Index, Number
+from worker.models.config.schema import Count, Index, No, Number
 
 
 class MiniCPMConfig(FamilyConfig):
@@ -50,4 +51,42 @@ class MiniCPMConfig(FamilyConfig):
         )
 
 
-FAMILIES = (MiniCPMConfig,)
+class MiniCPM3Config(LatentFamilyConfig):
+    """MiniCPM3: multi-head latent attention, and the scales of MiniCPM."""
+
+    architecture = "MiniCPM3ForCausalLM"
+    model_types = ("minicpm3",)
+    implementation = "minicpm3:MiniCPM3ForCausalLM"
+
+    num_key_value_heads: Count | None = 40
+    max_position_embeddings: Count = 32768
+    rms_norm_eps: Number = 1e-5
+    tie_word_embeddings: bool = True
+    eos_token_id: Any = 2
+    kv_lora_rank: Count = 256
+    q_lora_rank: Count | None = 768
+    qk_nope_head_dim: Count = 64
+    qk_rope_head_dim: Count = 32
+    v_head_dim: Index = 0
+    """The ratio of hidden size and heads if it is missing."""
+    rope_interleave: No = False
+    scale_emb: Number = 12
+    scale_depth: Number | None = 1.4
+    """null for no scale, as for `dim_model_base`."""
+    dim_model_base: Count | None = 256
+
+    def derive(self) -> None:
+        """Sets the size of values if it is missing."""
+        self.v_head_dim = self.v_head_dim or self.hidden_size // self.num_attention_heads
+
+    def extra(self) -> dict[str, Any]:
+        """The scales, by Granite's keys."""
+        depth, base = self.scale_depth, self.dim_model_base
+        return {
+            "embedding_multiplier": self.scale_emb,
+            "residual_multiplier": 1.0 if depth is None else depth * self.num_hidden_layers**-0.5,
+            "logits_scaling": 1.0 if base is None else self.hidden_size / base,
+        }
+
+
+FAMILIES = (MiniCPMConfig, MiniCPM3Config)

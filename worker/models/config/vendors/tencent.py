@@ -1,10 +1,11 @@
-"""Hunyuan (huggingface.co/tencent). Imports no torch."""
+"""Hunyuan and Youtu (huggingface.co/tencent). Imports no torch."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
 from worker.models.config.family import FamilyConfig
+from worker.models.config.latent_family import LatentFamilyConfig
 from worker.models.config.moe_config import MoeConfig, listed_dense_layers
 from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, RawConfig, Yes, words
 
@@ -144,4 +145,18 @@ class HYV3Config(FamilyConfig):
         )
 
 
-FAMILIES = (HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config)
+class YoutuConfig(LatentFamilyConfig):
+    """Youtu-LLM: DeepSeek V3's attention with an MLP in all layers."""
+
+    architecture = "YoutuForCausalLM"
+    model_types = ("youtu", "youtu_llm")
+    implementation = "youtu:YoutuForCausalLM"
+    harmless = words("embedding_initializer_range")
+
+    num_key_value_heads: Count | None = 16
+    max_position_embeddings: Count = 131072
+    eos_token_id: Any = 128001
+    tie_word_embeddings: bool = True
+
+
+FAMILIES = (HunYuanDenseV1Config, HunYuanMoEV1Config, HYV3Config, YoutuConfig)

@@ -1,0 +1,65 @@
+"""OLMo Hybrid (huggingface.co/allenai): three of four layers are linear attention (gated delta net)
+between norms as in Llama, the others OLMo 3's attention, perhaps without rotary embedding.
+
+Schema: `config/vendors/ai2.py`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from worker.models.architectures.decoder import DecoderLayer, DecoderModel
+from worker.models.architectures.llama import PreNormLayer
+from worker.models.architectures.olmo import PostNormLayer
+from worker.models.architectures.qwen3_next import DeltaTraits, GatedDeltaNet
+from worker.models.layers.attention import AttentionTraits, GatedMLP
+from worker.models.layers.context import ForwardContext
+
+_NORM_EPS = 1e-5
+"""Epsilon of the norms of linear attention's outputs, which config.json does not set."""
+
+
+class OlmoLinearLayer(PreNormLayer):
+    """A layer with linear attention, which adds its MLP's output to the residual itself: the
+    post-norm layers after it have nothing to add."""
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
+        logits_indices: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, None]:
+        """The residual after both blocks, [T, hidden] or, in the last layer, of the tokens
+        `logits_indices` [S], and None, since nothing remains to be added."""
+        hidden, residual = super().forward(hidden, residual, positions, ctx, logits_indices)
+        assert residual is not None, "as PreNormLayer returns it"
+        return hidden + residual, None
+
+
+class OlmoHybridForCausalLM(DecoderModel):
+    """OLMo Hybrid: linear attention whose step sizes are up to 2, and attention with QK norm over
+    all heads together."""
+
+    def build_layer(self, index: int) -> DecoderLayer:
+        """Builds a layer with linear attention, or with attention."""
+        config, mlp = self.config, GatedMLP(self.config, self.options)
+        if index in (config.linear_layers or ()):
+            mixer = GatedDeltaNet(self, index, self._delta_traits())
+            return OlmoLinearLayer(self, mixer, mlp, mixer_name="linear_attn")
+        assert config.rotating is not None, "config.json says whether layers rotate"
+        traits = AttentionTraits(has_wide_norms=True, rotates=config.rotating[index])
+        return PostNormLayer(self, index, mlp, traits=traits)
+
+    def _delta_traits(self) -> DeltaTraits:
+        """Names of linear attention's tensors in a checkpoint, and its mathematics."""
+        names = ("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj")
+        return DeltaTraits(
+            projections=tuple(zip(names, "qkvzba", strict=True)),
+            convolutions=(("q_conv1d", "q"), ("k_conv1d", "k"), ("v_conv1d", "v")),
+            output="o_proj",
+            norm="o_norm",
+            norm_eps=_NORM_EPS,
+            share_scale=2.0 if self.extra("linear_allow_neg_eigval") else 1.0,
+        )
