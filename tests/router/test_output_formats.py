@@ -198,6 +198,7 @@ FAMILIES: dict[str, tuple[Excerpt, ...]] = {
     "ArceeForCausalLM": (HERMES,),
     "IQuestCoderForCausalLM": (QWEN3_CODER,),
     "ApertusForCausalLM": (APERTUS,),
+    **dict.fromkeys(("MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM"), (QWEN3_5,)),
 }
 """Chat templates with tools or reasoning, by family."""
 

@@ -12,6 +12,7 @@ from _pytest.mark import ParameterSet
 from tests.support.checkpoints.dense_others import DENSE_SPECIMENS
 from tests.support.checkpoints.experts import EXPERT_SPECIMENS
 from tests.support.checkpoints.gemma4 import GEMMA4_SPECIMENS
+from tests.support.checkpoints.head_kinds import HEAD_KIND_SPECIMENS
 from tests.support.checkpoints.hybrids import HYBRID_SPECIMENS
 from tests.support.checkpoints.latents import LATENT_SPECIMENS
 from tests.support.checkpoints.llama4 import LLAMA4_SPECIMENS
@@ -696,6 +697,7 @@ SPECIMENS: dict[str, Specimen] = {
     **DENSE_SPECIMENS,
     **LATENT_SPECIMENS,
     **EXPERT_SPECIMENS,
+    **HEAD_KIND_SPECIMENS,
     **HYBRID_SPECIMENS,
     **TEXT_SPECIMENS,
     **PUBLISHED_SPECIMENS,

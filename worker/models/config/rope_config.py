@@ -122,6 +122,16 @@ def parse_window_rope(
     return _parse_table(raw, table, key, max_position_embeddings)
 
 
+def without_shares(tables: dict[str, Any]) -> dict[str, Any]:
+    """`rope_parameters` by type of layers, without each one's `partial_rotary_factor`."""
+    return {
+        kind: {key: value for key, value in table.items() if key != "partial_rotary_factor"}
+        if isinstance(table, dict)
+        else table
+        for kind, table in tables.items()
+    }
+
+
 def _table_of(kind: str, parameters: dict[str, Any]) -> dict[str, Any]:
     """Parameters for one type of layers in `rope_parameters`; empty if it has none."""
     tables = {"full_attention", "sliding_attention"}

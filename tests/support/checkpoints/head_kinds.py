@@ -1,0 +1,103 @@
+"""Checkpoints of families whose heads differ between full-attention and sliding-window layers, and
+mutations that break each of their features."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from tests.support.checkpoints.mutations import (
+    NO_QKV_BIAS,
+    NO_ROUTER_BIAS,
+    NO_SINKS,
+)
+from tests.support.checkpoints.specimen import Mutation, Specimen
+
+_WINDOW = 21
+_ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
+_FULL_ROPE = {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}
+_WINDOW_ROPE = {"rope_type": "default", "rope_theta": 30.0}
+_SAME_SHARES = {"partial_rotary_factor": 0.5}
+_COMMON: dict[str, Mutation] = {
+    "number of experts": {"num_experts_per_tok": 2},
+    "window of one more": {"sliding_window": _WINDOW + 1},
+    "eps": {"rms_norm_eps": 0.1},
+    "bias of the router": NO_ROUTER_BIAS,
+}
+
+
+def _fused(tensors: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
+    """q, k and v as MiMo V2.5 Pro stores them: in one tensor, in groups of heads."""
+    num_groups, fused = model.config.num_key_value_heads, {}
+    for name, tensor in tensors.items():
+        prefix, marked, end = name.partition(".q_proj.")
+        if marked:
+            each = (tensors[f"{prefix}.{part}_proj.{end}"].chunk(num_groups) for part in "qkv")
+            groups = [torch.cat(parts) for parts in zip(*each, strict=True)]
+            fused[f"{prefix}.qkv_proj.{end}"] = torch.cat(groups)
+        elif not any(f".{part}_proj." in name for part in "kv"):
+            fused[name] = tensor
+    return fused
+
+
+_MIMO = Specimen(
+    name="MiMoV2Flash",
+    covers=("positions", "cache", "shards"),
+    settings={
+        "rope_parameters": {
+            "full_attention": _FULL_ROPE,
+            "sliding_attention": {**_WINDOW_ROPE, **_SAME_SHARES},
+        },
+        "num_key_value_heads": 1,
+        "v_head_dim": 8,
+        "attention_bias": True,
+        "attention_value_scale": 0.5,
+        "sliding_window": _WINDOW,
+        "layer_types": _ALTERNATING,
+        "mlp_layer_types": ["sparse", "dense", "sparse"],
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 1.7,
+    },
+    mutations={
+        **_COMMON,
+        "sinks": NO_SINKS,
+        "no bias": NO_QKV_BIAS,
+        "factor of values": {"attention_value_scale": 1.0},
+        "window of the released key": {"sliding_window_size": _WINDOW},
+        "theta of windows": {
+            "rope_parameters": {"full_attention": _FULL_ROPE, "sliding_attention": _FULL_ROPE}
+        },
+        "share of rotary dimensions": {
+            "rope_parameters": {
+                "full_attention": {**_FULL_ROPE, "partial_rotary_factor": 0.25},
+                "sliding_attention": {**_WINDOW_ROPE, **_SAME_SHARES},
+            }
+        },
+        "dense layers": {"mlp_layer_types": ["dense", "sparse", "sparse"]},
+        "groups": {"topk_group": 4},
+        "sum of weights": {"norm_topk_prob": False},
+        "scale of experts": {"routed_scaling_factor": 1.0},
+    },
+)
+
+HEAD_KIND_SPECIMENS: dict[str, Specimen] = {
+    "mimo-v2": _MIMO,
+    "mimo-v2-fused": replace(
+        _MIMO,
+        settings={
+            **_MIMO.settings,
+            "num_key_value_heads": 2,
+            "attention_projection_layout": "fused_qkv",
+        },
+        architecture="MiMoV2ForCausalLM",
+        rewrite=_fused,
+        covers=(),
+        is_variant=True,
+    ),
+}
