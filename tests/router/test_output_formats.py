@@ -199,6 +199,7 @@ FAMILIES: dict[str, tuple[Excerpt, ...]] = {
     "IQuestCoderForCausalLM": (QWEN3_CODER,),
     "ApertusForCausalLM": (APERTUS,),
     **dict.fromkeys(("MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM"), (QWEN3_5,)),
+    "LagunaForCausalLM": (GLM,),
 }
 """Chat templates with tools or reasoning, by family."""
 

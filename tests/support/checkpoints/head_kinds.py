@@ -9,16 +9,25 @@ from typing import Any
 import torch
 
 from tests.support.checkpoints.mutations import (
+    NO_HEAD_NORMS,
     NO_QKV_BIAS,
     NO_ROUTER_BIAS,
+    NO_SHARED_EXPERT,
     NO_SINKS,
+    OPEN_GATE,
 )
-from tests.support.checkpoints.specimen import Mutation, Specimen
+from tests.support.checkpoints.specimen import Mutation, Patch, Specimen
 
 _WINDOW = 21
 _ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
 _FULL_ROPE = {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}
 _WINDOW_ROPE = {"rope_type": "default", "rope_theta": 30.0}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+}
 _SAME_SHARES = {"partial_rotary_factor": 0.5}
 _COMMON: dict[str, Mutation] = {
     "number of experts": {"num_experts_per_tok": 2},
@@ -41,6 +50,57 @@ def _fused(tensors: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tens
             fused[name] = tensor
     return fused
 
+
+_LAGUNA = Specimen(
+    name="Laguna",
+    covers=("positions", "shards", "functions"),
+    settings={
+        "rope_parameters": {
+            "full_attention": {**_YARN, "partial_rotary_factor": 0.5},
+            "sliding_attention": {**_WINDOW_ROPE, "partial_rotary_factor": 1.0},
+        },
+        "num_attention_heads_per_layer": [4, 2, 6],
+        "sliding_window": _WINDOW,
+        "layer_types": _ALTERNATING,
+        "mlp_layer_types": ["sparse", "dense", "sparse"],
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 40,
+        "moe_routed_scaling_factor": 1.7,
+        "moe_router_logit_softcapping": 0.8,
+    },
+    mutations={
+        **_COMMON,
+        "gate of attention": OPEN_GATE,
+        "function of the gate": Patch(
+            target="worker.models.architectures.laguna:_softplus", value=torch.sigmoid
+        ),
+        "norms of heads": NO_HEAD_NORMS,
+        "yarn": {
+            "rope_parameters": {
+                "full_attention": {**_YARN, "partial_rotary_factor": 0.5, "factor": 4.0},
+                "sliding_attention": {**_WINDOW_ROPE, "partial_rotary_factor": 1.0},
+            }
+        },
+        "share of rotary dimensions": {
+            "rope_parameters": {
+                "full_attention": {**_YARN, "partial_rotary_factor": 1.0},
+                "sliding_attention": {**_WINDOW_ROPE, "partial_rotary_factor": 1.0},
+            }
+        },
+        "share of rotary dimensions in windows": {
+            "rope_parameters": {
+                "full_attention": {**_YARN, "partial_rotary_factor": 0.5},
+                "sliding_attention": {**_WINDOW_ROPE, "partial_rotary_factor": 0.5},
+            }
+        },
+        "dense layers": {"mlp_layer_types": ["dense", "sparse", "sparse"]},
+        "shared expert": NO_SHARED_EXPERT,
+        "cap of scores": {"moe_router_logit_softcapping": 0.0},
+        "scale of experts": {"moe_routed_scaling_factor": 1.0},
+    },
+)
 
 _MIMO = Specimen(
     name="MiMoV2Flash",
@@ -97,6 +157,13 @@ HEAD_KIND_SPECIMENS: dict[str, Specimen] = {
         },
         architecture="MiMoV2ForCausalLM",
         rewrite=_fused,
+        covers=(),
+        is_variant=True,
+    ),
+    "laguna": _LAGUNA,
+    "laguna-wide": replace(
+        _LAGUNA,
+        settings={**_LAGUNA.settings, "gating": "per-element"},
         covers=(),
         is_variant=True,
     ),
