@@ -10,6 +10,7 @@ import torch
 
 from tests.support.checkpoints.mutations import (
     NO_HEAD_NORMS,
+    NO_NORM_OFFSET,
     NO_QKV_BIAS,
     NO_ROUTER_BIAS,
     NO_SHARED_EXPERT,
@@ -26,6 +27,14 @@ _YARN = {
     "rope_type": "yarn",
     "rope_theta": 100.0,
     "factor": 8.0,
+    "original_max_position_embeddings": 32,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
 _SAME_SHARES = {"partial_rotary_factor": 0.5}
@@ -102,6 +111,54 @@ _LAGUNA = Specimen(
     },
 )
 
+_STEP = Specimen(
+    name="Step3p7Text",
+    multimodal="Step3p7",
+    covers=("positions", "shards", "experts"),
+    settings={
+        "rope_parameters": {
+            "full_attention": {**_LLAMA3, "partial_rotary_factor": 0.5},
+            "sliding_attention": {**_WINDOW_ROPE, "partial_rotary_factor": 1.0},
+        },
+        "num_sliding_attention_heads": 6,
+        "query_pre_attn_scalar": 9.0,
+        "sliding_window": _WINDOW,
+        "layer_types": _ALTERNATING,
+        "mlp_layer_types": ["sparse", "dense", "sparse"],
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "share_expert_dim": 32,
+        "moe_router_scaling_factor": 1.7,
+        "swiglu_limits": [0.4, 0.0, None],
+        "swiglu_limits_shared": [None, 0.3, 0.5],
+    },
+    mutations={
+        **_COMMON,
+        "gate of attention": OPEN_GATE,
+        "norms of heads": NO_HEAD_NORMS,
+        "weights from 0": NO_NORM_OFFSET,
+        "scale of attention": {"query_pre_attn_scalar": 16.0},
+        "llama3": {
+            "rope_parameters": {
+                "full_attention": {**_LLAMA3, "partial_rotary_factor": 0.5, "factor": 2.0},
+                "sliding_attention": {**_WINDOW_ROPE, "partial_rotary_factor": 1.0},
+            }
+        },
+        "share of rotary dimensions": {
+            "rope_parameters": {
+                "full_attention": {**_LLAMA3, "partial_rotary_factor": 1.0},
+                "sliding_attention": {**_WINDOW_ROPE, "partial_rotary_factor": 1.0},
+            }
+        },
+        "limit of experts": {"swiglu_limits": [0.0, 0.0, None]},
+        "limit of the shared expert": {"swiglu_limits_shared": [None, 0.3, None]},
+        "limit of the MLP": {"swiglu_limits_shared": [None, 0.0, 0.5]},
+        "shared expert": NO_SHARED_EXPERT,
+        "scale of experts": {"moe_router_scaling_factor": 1.0},
+    },
+)
+
 _MIMO = Specimen(
     name="MiMoV2Flash",
     covers=("positions", "cache", "shards"),
@@ -161,6 +218,7 @@ HEAD_KIND_SPECIMENS: dict[str, Specimen] = {
         is_variant=True,
     ),
     "laguna": _LAGUNA,
+    "step3p7": _STEP,
     "laguna-wide": replace(
         _LAGUNA,
         settings={**_LAGUNA.settings, "gating": "per-element"},

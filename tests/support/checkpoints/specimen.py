@@ -164,6 +164,11 @@ _VISIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     "SmolVLM": ("SmolVLMVisionConfig", {**_IMAGES, **_ONE_LAYER}, {}),
+    "Step3p7": (
+        "Step3p7VisionConfig",
+        {"image_size": 16, "patch_size": 8, "hidden_size": 16, **_ONE_LAYER, "mlp_ratio": 1.0},
+        {},
+    ),
     "Mistral3": ("PixtralVisionConfig", {**_IMAGES, **_ONE_LAYER, "head_dim": 16}, {}),
     "Gemma3": (
         "SiglipVisionConfig",
