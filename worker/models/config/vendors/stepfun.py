@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Literal
 
 from worker.models.config.family import FULL, SLIDING, FamilyConfig, HeadSizes
@@ -24,6 +25,10 @@ _BY_LAYER = words(
     "partial_rotary_factors use_rope_layers"
 )
 """Lists by layer, which may go on with the layers for multi-token prediction."""
+_SCALING = words(
+    "rope_type type rope_theta factor original_max_position_embeddings low_freq_factor "
+    "high_freq_factor"
+)
 
 
 class Step3p5Config(FamilyConfig):
@@ -104,15 +109,12 @@ class Step3p5Config(FamilyConfig):
             values = keys[key]
             if type(count) is type(further) is int and isinstance(values, list):
                 keys[key] = values[:count] if len(values) == count + further else values
-        kinds, tables = keys.get("layer_types"), keys.get("rope_parameters") or {}
-        scaling = keys.get("rope_scaling") or {}
-        if (
-            isinstance(kinds, list)
-            and isinstance(tables, dict)
-            and isinstance(scaling, dict)
-            and not {FULL, SLIDING} & tables.keys()
-        ):
-            keys["rope_parameters"] = _tables(keys, kinds, scaling or tables)
+        tables = keys.get("rope_parameters") or {}
+        if isinstance(tables, dict) and not {FULL, SLIDING} & tables.keys():
+            kinds = keys.get("layer_types")
+            kinds = [] if kinds is None else kinds
+            if isinstance(kinds, list):  # what it is otherwise, the schema rejects
+                keys["rope_parameters"] = _tables(keys, kinds)
             for key in ("rope_theta", "partial_rotary_factors", "rope_scaling"):
                 keys.pop(key, None)
         return keys
@@ -222,30 +224,42 @@ class Step3p5Config(FamilyConfig):
         )
 
 
-def _tables(
-    keys: RawConfig, kinds: list[Any], scaling: dict[str, Any]
-) -> dict[str, dict[str, Any]]:
+def _tables(keys: RawConfig, kinds: list[Any]) -> dict[str, dict[str, Any]]:
     """Rope parameters by type of layers, from lists by layer, and from the scaling for
-    full-attention layers."""
+    full-attention layers, which all are without `kinds`."""
     tables: dict[str, dict[str, Any]] = {}
     for kind in (FULL, SLIDING):
         table = tables.setdefault(kind, {"rope_type": "default"})
-        for key, name in (
-            ("rope_theta", "rope_theta"),
-            ("partial_rotary_factors", "partial_rotary_factor"),
+        for key, name, most in (
+            ("rope_theta", "rope_theta", sys.float_info.max),
+            ("partial_rotary_factors", "partial_rotary_factor", 1),
         ):
             values = keys.get(key)
             if values is None:
                 continue
+            count = keys.get("num_hidden_layers")
+            kinds = kinds or [FULL] * (count if type(count) is int else 1)
             values = values if isinstance(values, list) else [values] * len(kinds)
             own = [value for value, other in zip(values, kinds, strict=False) if other == kind]
-            if len(values) != len(kinds) or any(value != own[0] for value in own):
+            if (
+                len(values) != len(kinds)
+                or any(type(one) not in (int, float) or not 0 < one <= most for one in values)
+                or any(one != own[0] for one in own)
+            ):
                 raise ValueError(
-                    f"{key} = {short(values)} in config.json is not supported: it must be the "
-                    f"same for all {len(kinds)} layers of a type"
+                    f"{key} = {short(values)} in config.json is not supported: it must be a number "
+                    f"of at most {most:g} for each of {len(kinds)} layers, the same for all of one "
+                    "type in layer_types"
                 )
             if own:
                 table[name] = own[0]
+    key = "rope_scaling" if keys.get("rope_scaling") else "rope_parameters"
+    scaling = keys.get(key) or {}
+    if not isinstance(scaling, dict) or not scaling.keys() <= _SCALING:
+        raise ValueError(
+            f"{key} = {short(scaling)} in config.json is not supported: it must be an object with "
+            f"the keys of llama3, {', '.join(sorted(_SCALING))}"
+        )
     tables[FULL] |= scaling
     return tables
 
