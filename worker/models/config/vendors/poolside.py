@@ -113,9 +113,11 @@ class LagunaConfig(FamilyConfig):
         return self.sliding_window
 
     def layer_heads(self) -> tuple[int, ...] | None:
-        """Number of query heads per layer."""
-        heads = self.num_attention_heads_per_layer
-        return None if heads is None else tuple(heads)
+        """Number of query heads per layer; None if all have `num_attention_heads`."""
+        heads = set(self.num_attention_heads_per_layer or ())
+        if heads <= {self.num_attention_heads}:
+            return None
+        return tuple(self.num_attention_heads_per_layer or ())
 
     def rotary_size(self) -> int:
         """Number of dimensions with rotary embedding in sliding-window layers."""
