@@ -60,6 +60,62 @@ def _fused(tensors: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tens
     return fused
 
 
+_SAME = [
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "sliding_window",
+    "query_pre_attn_scalar",
+    "eos_token_id",
+    "dtype",
+    "moe_intermediate_size",
+    "share_expert_dim",
+    "moe_router_scaling_factor",
+]
+_LISTS = {"rope_theta": "rope_theta", "partial_rotary_factors": "partial_rotary_factor"}
+
+
+def _step_3_5(config: dict[str, Any]) -> dict[str, Any]:
+    """config.json in the spelling of Step 3.5: lists by layer, with one for multi-token
+    prediction."""
+    text = config["text_config"]
+    kinds = [*text["layer_types"], "full_attention"]
+    tables = text["rope_parameters"]
+    full = tables["full_attention"]
+    mlps = enumerate(text["mlp_layer_types"])
+    return {
+        **{key: text[key] for key in _SAME},
+        "model_type": "step3p5",
+        "num_nextn_predict_layers": 1,
+        "num_attention_groups": text["num_key_value_heads"],
+        "attention_other_setting": {
+            "attention_type": "sliding_attention",
+            "num_attention_heads": text["num_sliding_attention_heads"],
+            "num_attention_groups": text["num_key_value_heads"],
+            "head_dim": text["head_dim"],
+        },
+        "layer_types": kinds,
+        **{key: [tables[kind][name] for kind in kinds] for key, name in _LISTS.items()},
+        "rope_scaling": {key: full[key] for key in full.keys() - _LISTS.values()},
+        "yarn_only_types": ["full_attention"],
+        "moe_layers_enum": ",".join(str(layer) for layer, kind in mlps if kind == "sparse"),
+        "moe_num_experts": text["n_routed_experts"],
+        "moe_top_k": text["num_experts_per_tok"],
+        **{key: [*text[key], 0.0] for key in ("swiglu_limits", "swiglu_limits_shared")},
+    }
+
+
+def _text_alone(tensors: dict[str, torch.Tensor], _: Any) -> dict[str, torch.Tensor]:
+    """Without tensors of images, and with one for multi-token prediction."""
+    kept = {name: one for name, one in tensors.items() if name.startswith(("model.", "lm_head."))}
+    return {**kept, "model.layers.3.enorm.weight": torch.ones(64)}
+
+
 _LAGUNA = Specimen(
     name="Laguna",
     covers=("positions", "shards", "functions"),
@@ -219,6 +275,22 @@ HEAD_KIND_SPECIMENS: dict[str, Specimen] = {
     ),
     "laguna": _LAGUNA,
     "step3p7": _STEP,
+    "step3p5": replace(
+        _STEP,
+        rewrite=_text_alone,
+        rewrite_config=_step_3_5,
+        architecture="Step3p5ForCausalLM",
+        mutations={
+            "window of one more": {"sliding_window": _WINDOW + 1},
+            "eps": {"rms_norm_eps": 0.1},
+            "number of experts": {"moe_top_k": 2},
+            "theta": {"rope_theta": [60.0, 100.0, 60.0, 100.0]},
+            "share of rotary dimensions": {"partial_rotary_factors": [1.0, 0.25, 1.0, 0.25]},
+            "limits": {"swiglu_limits": [0.0, 0.0, 0.0, 0.0]},
+        },
+        covers=(),
+        is_variant=True,
+    ),
     "laguna-wide": replace(
         _LAGUNA,
         settings={**_LAGUNA.settings, "gating": "per-element"},
