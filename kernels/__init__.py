@@ -19,7 +19,12 @@ from kernels.fused_moe import (
     fused_moe,
     pack_quantized_experts,
 )
-from kernels.gate_and_mul import clamped_swiglu, gelu_and_mul, silu_and_mul
+from kernels.gate_and_mul import (
+    clamped_silu_and_mul,
+    clamped_swiglu,
+    gelu_and_mul,
+    silu_and_mul,
+)
 from kernels.gated_delta_rule import gated_delta_net
 from kernels.gumbel_noise import gumbel_noise
 from kernels.linear import (
@@ -84,6 +89,7 @@ __all__ = [
     "apply_token_bitmask",
     "apply_token_edits_",
     "choose_experts",
+    "clamped_silu_and_mul",
     "clamped_swiglu",
     "count_tokens_",
     "dequantize",

@@ -48,6 +48,8 @@ class AttentionSettings:
     """Maximum query heads on a rank; only for latents."""
     head_dims: tuple[int, ...] = ()
     """Head dimensions of all layers, without repeats."""
+    has_narrow_values: bool = False
+    """Whether values, in a cache of their own, have fewer dimensions than keys."""
     has_fp8_cache: bool = False
     """Whether caches are FP8 (e4m3)."""
 
@@ -76,6 +78,8 @@ class AttentionSettings:
             raise ValueError(f"{option} does not support attention sinks: use auto")
         if self.has_latents:
             raise ValueError(f"{option} does not support MLA: use auto")
+        if self.has_narrow_values:
+            raise ValueError(f"{option} needs values as wide as keys: use auto")
         if len(self.head_dims) > 1:
             sizes = " and ".join(map(str, self.head_dims))
             raise ValueError(
@@ -186,15 +190,16 @@ class AttentionStep(Protocol):
             k_cache: [num_pages, page_size, Hkv, D], with the new tokens' keys, in the type of q or
                 in FP8. The caches must hold finite numbers everywhere, in unused slots too:
                 allocate them with zeros.
-            v_cache: values [num_pages, page_size, Hkv, D]; or, for latents with one KV head, the
-                leading dimensions of the keys, a view k_cache[..., :Dv].
+            v_cache: values [num_pages, page_size, Hkv, Dv], where Dv is at most D; or, for latents
+                with one KV head, the leading dimensions of the keys, a view k_cache[..., :Dv].
             scale: factor of scores, including the scale of keys in an FP8 cache.
             sinks: fp32 [Hq]: for each head a score that enters the softmax like that of a key with
                 value 0; None for none.
-            value_scale: scale of values in an FP8 cache, a factor of the result.
+            value_scale: factor of values, and so of the result, including the scale of values in an
+                FP8 cache.
 
         Returns:
-            [T, Hq, Dv]; Dv is D except for latents.
+            [T, Hq, Dv].
         """
         ...
 

@@ -23,6 +23,7 @@ from kernels.attention.torch_plan import (
     plan_decode_groups,
     plan_extend_pieces,
 )
+from kernels.attention.values import has_latents, widened
 
 
 def create(settings: AttentionSettings) -> TorchAttention:
@@ -123,7 +124,7 @@ def _decode_group(
     rows = q.shape[0]
     k = _gather_pages(k_cache, group.pages, rows, q.dtype)[:, :, : group.length]
     mask = group.mask if group.mask is None else group.mask.to(q.dtype)
-    if v_cache.shape[3] != k_cache.shape[3]:
+    if has_latents(k_cache, v_cache):
         # Latents: with heads as rows of one product, their shared keys are read once.
         found = scaled_dot_product_attention(
             q.unsqueeze(1), k, k, attn_mask=mask, scale=scores.scale
@@ -135,12 +136,12 @@ def _decode_group(
     out = scaled_dot_product_attention(
         q.unsqueeze(2),
         k,
-        v,
+        widened(v, k.shape[3]),
         attn_mask=mask,
         scale=scores.scale,
         enable_gqa=q.shape[1] != k_cache.shape[2],
     )
-    return out.squeeze(2)
+    return out.squeeze(2)[..., : v_cache.shape[3]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,9 @@ class ExtendStep:
         parts = [_extend_piece(q, k_cache, v_cache, piece, scores) for piece in self.pieces]
         if len(parts) == 1:
             return scores.scale_values(parts[0])
-        return scores.scale_values(torch.cat(parts)) if parts else torch.empty_like(q)
+        if not parts:
+            return q.new_empty(*q.shape[:2], v_cache.shape[3])
+        return scores.scale_values(torch.cat(parts))
 
 
 def _extend_piece(
@@ -177,10 +180,10 @@ def _extend_piece(
 ) -> torch.Tensor:
     queries = q[piece.query_start : piece.query_stop].transpose(0, 1).unsqueeze(0)
     k = _gather_pages(k_cache, piece.pages, 1, q.dtype)[:, :, : piece.length]
-    if v_cache.shape[3] == k_cache.shape[3]:
-        v = _gather_pages(v_cache, piece.pages, 1, q.dtype)[:, :, : piece.length]
-    else:
+    if has_latents(k_cache, v_cache):
         k = v = k.expand(-1, q.shape[1], -1, -1)
+    else:
+        v = _gather_pages(v_cache, piece.pages, 1, q.dtype)[:, :, : piece.length]
     mask = piece.mask
     if scores.are_special:
         if piece.is_causal:
@@ -190,7 +193,7 @@ def _extend_piece(
     out = scaled_dot_product_attention(
         queries,
         k,
-        v,
+        widened(v, k.shape[3]),
         attn_mask=mask if mask is None else mask.to(q.dtype),
         is_causal=piece.is_causal,
         scale=scores.scale,
@@ -206,8 +209,8 @@ def _attend_by_hand(
     mask: torch.Tensor | None,
     how: _Scores,
 ) -> torch.Tensor:
-    """Attention of q [B, Hq, n, D] over k and v [B, Hkv, L, D], with soft cap and sinks: [B, Hq, n,
-    D]. The mask [..., n or 1, L] is added to scores."""
+    """Attention of q [B, Hq, n, D] over k [B, Hkv, L, D] and v [B, Hkv, L, Dv], with soft cap and
+    sinks: [B, Hq, n, Dv]. The mask [..., n or 1, L] is added to scores."""
     group = q.shape[1] // k.shape[1]
     rows = q.unflatten(1, (-1, group)).flatten(2, 3)
     scores = (rows @ k.transpose(2, 3)).float().mul_(how.scale).unflatten(2, (group, -1))

@@ -12,6 +12,7 @@ from kernels.attention.torch_invariant_plan import (
     InvariantPlan,
     InvariantSplit,
 )
+from kernels.attention.values import has_latents, widened
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,8 @@ class InvariantStep:
         """Attends with tiles of queries over splits of keys; arguments as in AttentionStep."""
         num_q_heads, head_dim = q.shape[1:]
         num_kv_heads, value_dim = v_cache.shape[2:]
-        if value_dim < head_dim:
-            v_cache = k_cache  # latents: the flash kernel needs values as wide as keys
+        if has_latents(k_cache, v_cache):
+            v_cache = k_cache  # the flash kernel needs values as wide as keys
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for block in self.plan.blocks:
             rows = block.num_tiles * TILE_QUERIES
@@ -107,12 +108,15 @@ def _attend_split(
     """
     queries = queries[part.first : part.stop]
     count, num_kv_heads, rows, head_dim = queries.shape
-    shape = (-1, split, num_kv_heads, head_dim)
     k, v = (
-        cache.view(cache.shape[0], -1).index_select(0, part.pages).to(queries.dtype)
+        cache.view(cache.shape[0], -1)
+        .index_select(0, part.pages)
+        .to(queries.dtype)
+        .view(-1, split, num_kv_heads, cache.shape[3])
+        .transpose(1, 2)
         for cache in (k_cache, v_cache)
     )
-    k, v = k.view(shape).transpose(1, 2), v.view(shape).transpose(1, 2)
+    v = widened(v, head_dim)
     mask = part.mask.to(queries.dtype).expand(-1, -1, -1, rows // TILE_QUERIES, -1)
     mask = mask.reshape(count, 1, rows, split)
     # A single product would not run in the thread pool, and the library might then split it.

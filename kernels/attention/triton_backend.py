@@ -19,6 +19,7 @@ from kernels.attention.triton_config import (
 from kernels.attention.triton_kernel import attend
 from kernels.attention.triton_latent import attend_to_latents, count_arrivals
 from kernels.attention.triton_schedule import AttentionRows, Schedule, make_schedule
+from kernels.attention.values import has_latents
 from kernels.registry import registry
 from kernels.tiles import next_power_of_2
 
@@ -117,13 +118,13 @@ class _Step:
         sinks: torch.Tensor | None = None,
         value_scale: float = 1.0,
     ) -> torch.Tensor:
-        if v_cache.shape[3] != k_cache.shape[3]:
+        value_dim = v_cache.shape[3]
+        if has_latents(k_cache, v_cache):
             assert self.arrived is not None, "latents are announced in the settings"
-            value_dim = v_cache.shape[3]
             return attend_to_latents(
                 q, k_cache, value_dim, self.metadata, scale, self.arrived, value_scale
             )
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        out = torch.empty(*q.shape[:2], value_dim, dtype=q.dtype, device=q.device)
         if not self.pieces and q.shape[0]:
             is_fp8 = k_cache.dtype != q.dtype
             self.pieces = self._schedules(q, k_cache.shape[2], is_fp8=is_fp8)

@@ -40,15 +40,15 @@ def attend(
     sinks: torch.Tensor | None = None,
     value_scale: float = 1.0,
 ) -> None:
-    """Launches attention of q [n, Hq, D] by a schedule, with results to `out` [n, Hq, D], which is
-    contiguous; other arguments as in AttentionStep and AttentionSettings."""
+    """Launches attention of q [n, Hq, D] by a schedule, with results to `out` [n, Hq, Dv], which
+    is contiguous; other arguments as in AttentionStep and AttentionSettings."""
     rows, blocks = schedule.rows, schedule.blocks
     _, num_q_heads, head_dim = q.shape
-    num_kv_heads, page_size = k_cache.shape[2], k_cache.shape[1]
+    page_size, num_kv_heads, value_dim = v_cache.shape[1:]
     group = num_q_heads // num_kv_heads
     own = schedule.queries * group
     partial = torch.empty(
-        schedule.num_partials, num_kv_heads, own, head_dim, dtype=torch.float32, device=q.device
+        schedule.num_partials, num_kv_heads, own, value_dim, dtype=torch.float32, device=q.device
     )
     lse = partial.new_empty(schedule.num_partials, num_kv_heads, own)
     unused = rows.seq_lens
@@ -59,11 +59,13 @@ def attend(
         unused if rows.page_rows is None else rows.page_rows,
         q.stride(0), q.stride(1), rows.page_table.stride(0), scale, value_scale,
         RAGGED=rows.query_start is not None, INDIRECT=rows.page_rows is not None,
-        HAS_SINKS=sinks is not None, SCALES_VALUES=k_cache.dtype != q.dtype, CAP=cap,
+        HAS_SINKS=sinks is not None,
+        SCALES_VALUES=k_cache.dtype != q.dtype or value_scale != 1.0, CAP=cap,
         WINDOW=rows.window, CHUNKED=rows.is_chunked,
         BLOCK_SIZE=rows.block_size, NUM_KV_HEADS=num_kv_heads, GROUP=group,
         GROUP_WIDTH=next_power_of_2(group), PAGE_SIZE=page_size, HEAD_DIM=head_dim,
-        BLOCK_D=next_power_of_2(max(16, head_dim)),
+        VALUE_DIM=value_dim, BLOCK_D=next_power_of_2(max(16, head_dim)),
+        BLOCK_V=next_power_of_2(max(16, value_dim)),
         QUERIES=schedule.queries, BLOCK_M=blocks.rows, BLOCK_N=blocks.keys,
         PRECISION=dot_precision(q.dtype), num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
@@ -85,7 +87,8 @@ def _attention_kernel(
     SCALES_VALUES: tl.constexpr, CAP: tl.constexpr,
     WINDOW: tl.constexpr, CHUNKED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_WIDTH: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, QUERIES: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, QUERIES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     item, kv_head = tl.program_id(0), tl.program_id(1)
@@ -111,16 +114,18 @@ def _attention_kernel(
     query, head_in_group, inside = _lanes(begin, query_len, QUERIES, GROUP, GROUP_WIDTH, BLOCK_M)
     head = kv_head * GROUP + head_in_group
     token = (first_token + query).to(tl.int64)
-    column = tl.arange(0, BLOCK_D)
-    kept = inside[:, None] & (column < HEAD_DIM)[None, :]
-    q_place = (token * q_token_stride + head * q_head_stride)[:, None] + column[None, :]
-    q = tl.load(q_ptr + q_place, mask=kept, other=0.0)
+    dimension = tl.arange(0, BLOCK_D)
+    q_kept = inside[:, None] & (dimension < HEAD_DIM)[None, :]
+    q_place = (token * q_token_stride + head * q_head_stride)[:, None] + dimension[None, :]
+    q = tl.load(q_ptr + q_place, mask=q_kept, other=0.0)
     highest, weights, total = _attend(
         start, stop, lowest, highest_query, q, seq_len - query_len + query,
-        k_ptr + kv_head * HEAD_DIM, v_ptr + kv_head * HEAD_DIM,
+        k_ptr + kv_head * HEAD_DIM, v_ptr + kv_head * VALUE_DIM,
         page_table_ptr + table_row * table_stride, scale, CAP, WINDOW, CHUNKED, BLOCK_SIZE, QUERIES,
-        NUM_KV_HEADS, PAGE_SIZE, HEAD_DIM, BLOCK_M, BLOCK_D, BLOCK_N, PRECISION,
+        NUM_KV_HEADS, PAGE_SIZE, HEAD_DIM, VALUE_DIM, BLOCK_M, BLOCK_D, BLOCK_V, BLOCK_N, PRECISION,
     )  # fmt: skip
+    column = tl.arange(0, BLOCK_V)
+    kept = inside[:, None] & (column < VALUE_DIM)[None, :]
     is_last = filled == 1
     if filled > 1:
         # Partial outputs have no padding.
@@ -128,14 +133,14 @@ def _attention_kernel(
         own = kv_head * (QUERIES * GROUP) + (query - begin) * GROUP + head_in_group
         place = (tl.load(cell + 4) - split).to(tl.int64) * step + own
         is_last, highest, weights, total = _merge_if_last(
-            lse_ptr + place, partial_ptr + place[:, None] * HEAD_DIM + column[None, :],
+            lse_ptr + place, partial_ptr + place[:, None] * VALUE_DIM + column[None, :],
             arrived_ptr + (item - split) * NUM_KV_HEADS + kv_head, step, split, filled,
-            highest, weights, total, inside, kept, HEAD_DIM, BLOCK_M, BLOCK_D,
+            highest, weights, total, inside, kept, VALUE_DIM, BLOCK_M, BLOCK_V,
         )  # fmt: skip
     if is_last:
         if SCALES_VALUES:
             total = total * value_scale
-        place = (token * (NUM_KV_HEADS * GROUP) + head) * HEAD_DIM
+        place = (token * (NUM_KV_HEADS * GROUP) + head) * VALUE_DIM
         _finish(
             out_ptr + place[:, None] + column[None, :], sinks_ptr + head, highest, weights, total,
             inside, kept, HAS_SINKS,
@@ -201,14 +206,14 @@ def _attend(
     start, stop, lowest, highest_query, q, query, k_ptr, v_ptr, table, scale,
     CAP: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     QUERIES: tl.constexpr, NUM_KV_HEADS: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    PRECISION: tl.constexpr,
+    HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Online softmax of queries at positions [M] over keys from `start` up to `stop`: highest
     scores, sums of exponentials, and weighted sums of values."""
     highest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     weights = tl.zeros((BLOCK_M,), tl.float32)
-    total = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    total = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
     # From `clear` on, keys are in the windows of all queries, and before `border` no key is in the
     # future of a query: nothing in between is masked.
     clear = start
@@ -217,20 +222,20 @@ def _attend(
         clear = tl.minimum(start + tl.cdiv(passed, BLOCK_N) * BLOCK_N, stop)
         highest, weights, total = _walk(
             start, clear, stop, True, q, query, k_ptr, v_ptr, table, scale, highest, weights,
-            total, CAP, WINDOW, CHUNKED, BLOCK_SIZE, NUM_KV_HEADS, PAGE_SIZE, HEAD_DIM, BLOCK_D,
-            BLOCK_N, PRECISION,
+            total, CAP, WINDOW, CHUNKED, BLOCK_SIZE, NUM_KV_HEADS, PAGE_SIZE, HEAD_DIM, VALUE_DIM,
+            BLOCK_D, BLOCK_V, BLOCK_N, PRECISION,
         )  # fmt: skip
     common = tl.minimum((lowest // BLOCK_SIZE + 1) * BLOCK_SIZE, stop)
     border = clear + tl.maximum(common - clear, 0) // BLOCK_N * BLOCK_N
     highest, weights, total = _walk(
         clear, border, stop, False, q, query, k_ptr, v_ptr, table, scale, highest, weights, total,
-        CAP, WINDOW, CHUNKED, BLOCK_SIZE, NUM_KV_HEADS, PAGE_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N,
-        PRECISION,
+        CAP, WINDOW, CHUNKED, BLOCK_SIZE, NUM_KV_HEADS, PAGE_SIZE, HEAD_DIM, VALUE_DIM, BLOCK_D,
+        BLOCK_V, BLOCK_N, PRECISION,
     )  # fmt: skip
     return _walk(
         border, stop, stop, True, q, query, k_ptr, v_ptr, table, scale, highest, weights, total,
-        CAP, WINDOW, CHUNKED, BLOCK_SIZE, NUM_KV_HEADS, PAGE_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N,
-        PRECISION,
+        CAP, WINDOW, CHUNKED, BLOCK_SIZE, NUM_KV_HEADS, PAGE_SIZE, HEAD_DIM, VALUE_DIM, BLOCK_D,
+        BLOCK_V, BLOCK_N, PRECISION,
     )  # fmt: skip
 
 
@@ -240,13 +245,14 @@ def _walk(
     highest, weights, total,
     CAP: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr, PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+    VALUE_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Continues an online softmax [M], in powers of 2, with tiles of keys from `start` up to
     `stop`. If MASKED, keys from `end` on are left out, and those that queries at positions [M] do
     not attend to. FP8 keys and values are converted to the type of q, which is exact."""
-    column = tl.arange(0, BLOCK_D)
-    column_inside = column < HEAD_DIM
+    dimension, column = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_V)
+    dimension_inside, column_inside = dimension < HEAD_DIM, column < VALUE_DIM
     for block in range(start, stop, BLOCK_N):
         position = block + tl.arange(0, BLOCK_N)
         exists = position < end
@@ -255,13 +261,12 @@ def _walk(
         else:
             page = tl.load(table + position // PAGE_SIZE)
         slot = page.to(tl.int64) * PAGE_SIZE + position % PAGE_SIZE
-        offset = slot * (NUM_KV_HEADS * HEAD_DIM)
-        k_place = k_ptr + offset[None, :] + column[:, None]
-        v_place = v_ptr + offset[:, None] + column[None, :]
+        k_place = k_ptr + (slot * (NUM_KV_HEADS * HEAD_DIM))[None, :] + dimension[:, None]
+        v_place = v_ptr + (slot * (NUM_KV_HEADS * VALUE_DIM))[:, None] + column[None, :]
         if MASKED:
-            k = tl.load(k_place, mask=exists[None, :] & column_inside[:, None], other=0.0)
+            k = tl.load(k_place, mask=exists[None, :] & dimension_inside[:, None], other=0.0)
         elif HEAD_DIM < BLOCK_D:
-            k = tl.load(k_place, mask=column_inside[:, None], other=0.0)
+            k = tl.load(k_place, mask=dimension_inside[:, None], other=0.0)
         else:
             k = tl.load(k_place)
         scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION)
@@ -282,7 +287,7 @@ def _walk(
                 seen = seen & (position[None, :] > query[:, None] - WINDOW)
             scores = tl.where(seen, scores, _HIDDEN)
             v = tl.load(v_place, mask=exists[:, None] & column_inside[None, :], other=0.0)
-        elif HEAD_DIM < BLOCK_D:
+        elif VALUE_DIM < BLOCK_V:
             v = tl.load(v_place, mask=column_inside[None, :], other=0.0)
         else:
             v = tl.load(v_place)
@@ -300,13 +305,13 @@ def _walk(
 @triton.jit
 def _merge_if_last(
     lse_ptr, partial_ptr, counter, step, split, filled, highest, weights, total, inside, kept,
-    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+    VALUE_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """Stores a split's partial result, and returns whether all splits of its tile are stored; if
     so, also returns them merged in order. Pointers are those of the first split."""
     safe = tl.where(weights > 0, weights, 1.0)
     tl.store(lse_ptr + split * step, highest + tl.log2(safe), mask=inside)
-    tl.store(partial_ptr + split * step * HEAD_DIM, total / safe[:, None], mask=kept)
+    tl.store(partial_ptr + split * step * VALUE_DIM, total / safe[:, None], mask=kept)
     # HAZARD(order): all threads' stores must precede the count, and the count all loads of others.
     tl.debug_barrier()
     is_last = tl.atomic_add(counter, 1, sem="acq_rel") == filled - 1
@@ -315,10 +320,10 @@ def _merge_if_last(
         tl.store(counter, 0)
         highest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
         weights = tl.zeros((BLOCK_M,), tl.float32)
-        total = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+        total = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
         for other in range(0, filled):
             lse = tl.load(lse_ptr + other * step, mask=inside, other=0.0)
-            part = tl.load(partial_ptr + other * step * HEAD_DIM, mask=kept, other=0.0)
+            part = tl.load(partial_ptr + other * step * VALUE_DIM, mask=kept, other=0.0)
             new_highest = tl.maximum(highest, lse)
             shrink = tl.exp2(highest - new_highest)
             weight = tl.exp2(lse - new_highest)

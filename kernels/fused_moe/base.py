@@ -7,7 +7,12 @@ from typing import Literal, NamedTuple
 import torch
 
 from kernels.activation import squared_relu
-from kernels.gate_and_mul import clamped_swiglu, gelu_and_mul, silu_and_mul
+from kernels.gate_and_mul import (
+    clamped_silu_and_mul,
+    clamped_swiglu,
+    gelu_and_mul,
+    silu_and_mul,
+)
 from kernels.linear import BlockScales, PackedCodes, dequantize, pack_codes
 from kernels.registry import registry
 
@@ -15,12 +20,13 @@ from kernels.registry import registry
 class Activation(NamedTuple):
     """Activation of an expert, gated or not."""
 
-    kind: Literal["silu", "gelu", "clamped", "relu2"] = "silu"
-    """Name of the function: `silu_and_mul`, `gelu_and_mul`, `clamped_swiglu` or `squared_relu`."""
+    kind: Literal["silu", "gelu", "clamped", "clamped silu", "relu2"] = "silu"
+    """Name of the function: `silu_and_mul`, `gelu_and_mul`, `clamped_swiglu`,
+    `clamped_silu_and_mul` or `squared_relu`."""
     alpha: float = 0.0
     """Factor alpha of `clamped_swiglu`."""
     limit: float = 0.0
-    """Limit of `clamped_swiglu`."""
+    """Limit of `clamped_swiglu` and `clamped_silu_and_mul`."""
 
     @property
     def is_gated(self) -> bool:
@@ -34,6 +40,8 @@ class Activation(NamedTuple):
             return squared_relu(both)
         if self.kind == "clamped":
             return clamped_swiglu(both, self.alpha, self.limit)
+        if self.kind == "clamped silu":
+            return clamped_silu_and_mul(both, self.limit)
         return (silu_and_mul if self.kind == "silu" else gelu_and_mul)(both)
 
 

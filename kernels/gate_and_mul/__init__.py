@@ -24,6 +24,14 @@ def gelu_and_mul(x: torch.Tensor) -> torch.Tensor:
 
 
 @op
+def clamped_silu_and_mul(x: torch.Tensor, limit: float) -> torch.Tensor:
+    """Maps [T, 2 * I] to min(silu(x[:, :I]), limit) * u, computed in fp32, rounded to the type of
+    x, as in Step 3.5; u is x[:, I:], clamped to [-limit, limit]."""
+    gate, up = _fp32_halves(x)
+    return rowwise.silu(gate).clamp_(max=limit).mul_(up.clamp(-limit, limit)).to(x.dtype)
+
+
+@op
 def clamped_swiglu(x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
     """Maps [T, 2 * I] to (u + 1) * g * sigmoid(alpha * g), computed in fp32, rounded to the type of
     x, as in gpt-oss.
@@ -43,4 +51,4 @@ def _fp32_halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return wide[:, :half], wide[:, half:]
 
 
-__all__ = ["clamped_swiglu", "gelu_and_mul", "silu_and_mul"]
+__all__ = ["clamped_silu_and_mul", "clamped_swiglu", "gelu_and_mul", "silu_and_mul"]

@@ -7,7 +7,12 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gate_and_mul import clamped_swiglu, gelu_and_mul, silu_and_mul
+from kernels.gate_and_mul import (
+    clamped_silu_and_mul,
+    clamped_swiglu,
+    gelu_and_mul,
+    silu_and_mul,
+)
 from kernels.registry import implements
 from kernels.rowwise import CUBIC, SLOPE
 from kernels.tiles import cdiv
@@ -26,6 +31,12 @@ def launch_silu(x: torch.Tensor) -> torch.Tensor:
 def launch_gelu(x: torch.Tensor) -> torch.Tensor:
     """Launches a grid of (tokens, blocks of columns)."""
     return _gate(x, "gelu")
+
+
+@implements(clamped_silu_and_mul, "triton")
+def launch_clamped_silu(x: torch.Tensor, limit: float) -> torch.Tensor:
+    """Launches a grid of (tokens, blocks of columns)."""
+    return _gate(x, "clamped silu", limit=limit)
 
 
 @implements(clamped_swiglu, "triton")
@@ -64,12 +75,15 @@ def _gate_and_mul_kernel(
 def activated(
     gate, up, ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr
 ):  # fmt: skip
-    """Gated activation of gate and up, in fp32; only the clamped one uses ALPHA and LIMIT."""
+    """Gated activation of gate and up, in fp32; only clamped ones use ALPHA and LIMIT."""
     if ACTIVATION == "silu":
         result = gate / (1.0 + tl.exp(-gate)) * up
     elif ACTIVATION == "gelu":
         slope = _SLOPE * gate * (1.0 + _CUBIC * gate * gate)
         result = gate / (1.0 + tl.exp(-slope)) * up
+    elif ACTIVATION == "clamped silu":
+        up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
+        result = tl.minimum(gate / (1.0 + tl.exp(-gate)), LIMIT) * up
     else:
         tl.static_assert(ACTIVATION == "clamped")
         gate = tl.minimum(gate, LIMIT)

@@ -37,9 +37,9 @@ def qk_norm_rope_store(
             dimension is contiguous.
         k: [T, Hkv, D]; undefined afterwards. Without heads (Hkv = 0) nothing is stored: for layers
             that read the cache of another layer.
-        v: [T, Hkv, D].
-        caches: keys and values [num_pages, page_size, Hkv, D], contiguous, in the type of q or in
-            FP8 (e4m3).
+        v: [T, Hkv, Dv].
+        caches: keys [num_pages, page_size, Hkv, D] and values [num_pages, page_size, Hkv, Dv],
+            contiguous, in the type of q or in FP8 (e4m3).
         slot_mapping: int64 [T]: page * page_size + offset. Real tokens have distinct cells; padding
             rows may share a cell of the dummy page, with an arbitrary result.
         positions: int64 [T].
@@ -124,10 +124,11 @@ def store_kv_cache(
     slot_mapping: torch.Tensor,
     scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:
-    """Writes keys and values [T, Hkv, D] to the caches, at cells `slot_mapping` [T]."""
-    width = k.shape[1] * k.shape[2]
-    write_cells(k_cache.view(-1, width), slot_mapping, k.reshape(-1, width), scales[0])
-    write_cells(v_cache.view(-1, width), slot_mapping, v.reshape(-1, width), scales[1])
+    """Writes keys [T, Hkv, D] and values [T, Hkv, Dv] to the caches, at cells `slot_mapping`
+    [T]."""
+    for heads, cache, scale in zip((k, v), (k_cache, v_cache), scales, strict=True):
+        width = heads.shape[1] * heads.shape[2]
+        write_cells(cache.view(-1, width), slot_mapping, heads.reshape(-1, width), scale)
 
 
 def write_cells(

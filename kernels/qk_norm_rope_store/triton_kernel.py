@@ -50,9 +50,10 @@ def launch_qk_norm_rope_store(
         0 if cos_sin_cache is None else cos_sin_cache.stride(0),
         1.0 / cache_scales[0], 1.0 / cache_scales[1],
         NUM_Q=num_q, NUM_K=num_k, Q_BLOCKS=q_blocks, HEADS=heads, WIDTH=width, HALF=half,
+        VALUE_WIDTH=v.shape[2],
         ROTATES=rotates, NORM=0 if norms is None else 1 + norms.after_rotation,
         OF_VALUES=norms is not None and norms.of_values, HAS_SCALE=query_scale is not None,
-        BLOCK=next_power_of_2(width), BLOCK_HALF=next_power_of_2(half),
+        BLOCK_VALUE=next_power_of_2(v.shape[2]), BLOCK_HALF=next_power_of_2(half),
         BLOCK_REST=next_power_of_2(max(1, width - 2 * half)),
     )  # fmt: skip
     return q
@@ -66,9 +67,9 @@ def _prepare_kernel(
     q_token_stride, q_head_stride, k_token_stride, k_head_stride, v_token_stride, v_head_stride,
     table_stride, k_inverse, v_inverse,
     NUM_Q: tl.constexpr, NUM_K: tl.constexpr, Q_BLOCKS: tl.constexpr, HEADS: tl.constexpr,
-    WIDTH: tl.constexpr, HALF: tl.constexpr, ROTATES: tl.constexpr, NORM: tl.constexpr,
-    OF_VALUES: tl.constexpr, HAS_SCALE: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
+    WIDTH: tl.constexpr, HALF: tl.constexpr, VALUE_WIDTH: tl.constexpr, ROTATES: tl.constexpr,
+    NORM: tl.constexpr, OF_VALUES: tl.constexpr, HAS_SCALE: tl.constexpr,
+    BLOCK_VALUE: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
@@ -91,21 +92,21 @@ def _prepare_kernel(
         )  # fmt: skip
     else:
         head = ((block - Q_BLOCKS) * HEADS + tl.arange(0, HEADS))[:, None]
-        cell = (tl.load(slot_ptr + token) * NUM_K + head) * WIDTH
+        cell = tl.load(slot_ptr + token) * NUM_K + head
         _finish(
-            k_ptr + token * k_token_stride + head * k_head_stride, k_cache_ptr + cell,
+            k_ptr + token * k_token_stride + head * k_head_stride, k_cache_ptr + cell * WIDTH,
             head < NUM_K, k_weight_ptr, eps, cos, sin, 1.0, k_inverse,
             WIDTH, HALF, ROTATES, NORM, False, BLOCK_HALF, BLOCK_REST,
         )  # fmt: skip
-        column = tl.arange(0, BLOCK)[None, :]
-        inside = (head < NUM_K) & (column < WIDTH)
+        column = tl.arange(0, BLOCK_VALUE)[None, :]
+        inside = (head < NUM_K) & (column < VALUE_WIDTH)
         source = v_ptr + token * v_token_stride + head * v_head_stride + column
         values = tl.load(source, mask=inside, other=0.0)
         if OF_VALUES:
             wide = values.to(tl.float32)
-            mean = tl.sum(wide * wide, axis=1) / WIDTH
+            mean = tl.sum(wide * wide, axis=1) / VALUE_WIDTH
             values = (wide * (1.0 / tl.sqrt(mean + eps))[:, None]).to(values.dtype)
-        target = v_cache_ptr + cell + column
+        target = v_cache_ptr + cell * VALUE_WIDTH + column
         tl.store(target, to_cache(values, target.dtype.element_ty, v_inverse), mask=inside)
 
 

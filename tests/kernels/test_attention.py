@@ -79,6 +79,24 @@ def test_latents_match_naive(
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True], ids=["fast", "invariant"])
+@pytest.mark.parametrize(("kv_heads", "has_sinks"), [(1, False), (2, True), (4, False)])
+def test_values_narrower_than_keys_match_naive(
+    kv_heads: int, has_sinks: bool, batch_invariant: bool
+) -> None:
+    query_lens = [5, 64, 1, 20]
+    case = make_paged([5, 200, 33, 40], num_kv_heads=kv_heads, head_dim=40, own_value_dim=24)
+    case.sinks = torch.randn(4) if has_sinks else None
+    q = torch.randn(sum(query_lens), 4, 40)
+    for found, expected in (
+        (case.extend(q, query_lens, batch_invariant=batch_invariant), (q, query_lens)),
+        (case.decode(q[:4], batch_invariant=batch_invariant), (q[:4], [1] * 4)),
+    ):
+        assert found.shape[2] == 24
+        expected = naive_extend(case, *expected)
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True], ids=["fast", "invariant"])
 @pytest.mark.parametrize(
     ("block_size", "lens", "query_lens"),
     [

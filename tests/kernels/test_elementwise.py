@@ -10,6 +10,7 @@ from transformers.models.llama import modeling_llama
 
 from kernels import (
     Norm,
+    clamped_silu_and_mul,
     clamped_swiglu,
     fused_add_norm,
     gelu_and_mul,
@@ -120,6 +121,19 @@ def test_gelu_and_mul(dtype: torch.dtype) -> None:
     )
     ends = torch.tensor([[-200.0, 200.0, 0.0, 1.0, 1.0, 1.0]])
     assert torch.equal(gelu_and_mul(ends), torch.tensor([[0.0, 200.0, 0.0]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_clamped_silu_and_mul(dtype: torch.dtype) -> None:
+    x = (torch.randn(7, 2 * 53) * 5).to(dtype)
+    gate, up = x.double().chunk(2, dim=1)
+    expected = ((gate * gate.sigmoid()).clamp(max=3.0) * up.clamp(-3.0, 3.0)).to(dtype)
+    torch.testing.assert_close(
+        clamped_silu_and_mul(x, 3.0),
+        expected,
+        rtol=1e-5 if dtype.itemsize == 4 else 1e-2,
+        atol=1e-6,
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

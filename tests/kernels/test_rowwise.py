@@ -9,7 +9,12 @@ import pytest
 import torch
 
 from kernels import rowwise
-from kernels.gate_and_mul import clamped_swiglu, gelu_and_mul, silu_and_mul
+from kernels.gate_and_mul import (
+    clamped_silu_and_mul,
+    clamped_swiglu,
+    gelu_and_mul,
+    silu_and_mul,
+)
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 F = torch.nn.functional
@@ -24,6 +29,7 @@ FUNCTIONS: dict[str, tuple[Function, Function]] = {
 GATED: dict[str, Function] = {
     "silu_and_mul": silu_and_mul,
     "gelu_and_mul": gelu_and_mul,
+    "clamped_silu_and_mul": partial(clamped_silu_and_mul, limit=7.0),
     "clamped_swiglu": partial(clamped_swiglu, alpha=1.702, limit=7.0),
 }
 WIDTHS = (1, 2, 3, 4, 8, 15, 16, 17, 33, 48, 130, 256, 700)

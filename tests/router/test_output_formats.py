@@ -202,6 +202,9 @@ FAMILIES: dict[str, tuple[Excerpt, ...]] = {
     "ArceeForCausalLM": (HERMES,),
     "IQuestCoderForCausalLM": (QWEN3_CODER,),
     "ApertusForCausalLM": (APERTUS,),
+    **dict.fromkeys(("MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM"), (QWEN3_5,)),
+    "LagunaForCausalLM": (GLM,),
+    **dict.fromkeys(("Step3p5ForCausalLM", "Step3p7ForConditionalGeneration"), (QWEN3_5,)),
 }
 """Chat templates with tools or reasoning, by family."""
 

@@ -39,9 +39,11 @@ def allocate_planes(
     """Tensors of all pages, [num_pages, tokens, heads, head_dim] per tensor and plane of the
     layout. Initialized to zeros, since attention reads unused slots of a page and masks them."""
     spec = layout.spec
-    shape = (num_pages, *spec.page_shape(page_size))
     return [
-        [lazy_zeros(shape, spec.dtype, device) for _ in range(spec.num_planes)]
+        [
+            lazy_zeros((num_pages, *shape), spec.dtype, device)
+            for shape in spec.page_shapes(page_size)
+        ]
         for _ in range(layout.group_size)
     ]
 
@@ -59,8 +61,11 @@ def kv_caches(
     for group in layout.groups:
         for place, layer in enumerate(group.layers):
             number, first = divmod(place, group.layers_per_page)
-            group_shape = group.spec.page_shape(page_size)
-            planes = [plane.view(-1, *group_shape)[first:] for plane in tensors[number]]
+            shapes = group.spec.page_shapes(page_size)
+            planes = [
+                plane.view(-1, *shape)[first:]
+                for plane, shape in zip(tensors[number], shapes, strict=True)
+            ]
             by_layer[layer] = _make_cache(planes, group.spec)
     return {layer: by_layer[layer] for layer in sorted(by_layer)}
 

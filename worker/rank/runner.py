@@ -153,6 +153,7 @@ class ModelRunner:
                 most_decodes=config.scheduling.max_num_seqs,
                 num_heads=model.num_heads,
                 head_dims=model.head_dims,
+                has_narrow_values=model.value_dim is not None,
                 has_fp8_cache=self.cache_dtype is not None,
             ),
         )

@@ -13,6 +13,7 @@ from tests.support.checkpoints.dense_others import DENSE_SPECIMENS
 from tests.support.checkpoints.experts import EXPERT_SPECIMENS
 from tests.support.checkpoints.gemma3n import GEMMA3N_SPECIMENS
 from tests.support.checkpoints.gemma4 import GEMMA4_SPECIMENS
+from tests.support.checkpoints.head_kinds import HEAD_KIND_SPECIMENS
 from tests.support.checkpoints.hybrids import HYBRID_SPECIMENS
 from tests.support.checkpoints.latents import LATENT_SPECIMENS
 from tests.support.checkpoints.llama4 import LLAMA4_SPECIMENS
@@ -705,6 +706,7 @@ SPECIMENS: dict[str, Specimen] = {
     **DENSE_SPECIMENS,
     **LATENT_SPECIMENS,
     **EXPERT_SPECIMENS,
+    **HEAD_KIND_SPECIMENS,
     **HYBRID_SPECIMENS,
     **RECOMBINED_SPECIMENS,
     **TEXT_SPECIMENS,

@@ -201,7 +201,9 @@ NO_SCORE_BIAS = Patch(
     target="worker.models.architectures.gpt_oss:GptOssMoe.forward",
     value=_without_score_bias,
 )
-OPEN_GATE = Patch(target="worker.models.layers.attention:gated", value=lambda x, gate: x)
+OPEN_GATE = Patch(
+    target="worker.models.layers.attention:Attention._gated", value=lambda self, x, gate: x
+)
 NO_UNIT_LENGTH = Patch(target="kernels.gated_delta_rule.reference:unit_length", value=lambda x: x)
 NO_TAPS = Patch(
     target="kernels.gated_delta_rule.reference:causal_convolution", value=_last_input_alone

@@ -78,6 +78,9 @@ class Specimen:
     ) = None
     """Makes the checkpoint's tensors from those that transformers saves, if they differ; it may
     change transformers' model, too."""
+    rewrite_config: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    """Makes config.json from the one that transformers saves, if they differ in more than
+    `architecture`."""
     architecture: str = ""
     """Its value of `architectures`; empty for that of transformers."""
     wrapper: str = ""
@@ -179,6 +182,11 @@ _VISIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     "SmolVLM": ("SmolVLMVisionConfig", {**_IMAGES, **_ONE_LAYER}, {}),
+    "Step3p7": (
+        "Step3p7VisionConfig",
+        {"image_size": 16, "patch_size": 8, "hidden_size": 16, **_ONE_LAYER, "mlp_ratio": 1.0},
+        {},
+    ),
     "Mistral3": ("PixtralVisionConfig", {**_IMAGES, **_ONE_LAYER, "head_dim": 16}, {}),
     "Gemma3": (
         "SiglipVisionConfig",
@@ -252,13 +260,20 @@ def write(specimen: Specimen, folder: Path) -> Model:
         with torch.no_grad():
             tensors = specimen.rewrite(load_file(weights), model)
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, weights)
-    if specimen.architecture:
-        file = folder / "config.json"
-        content = json.loads(file.read_text())
-        if specimen.wrapper:
-            content = {"model_type": specimen.wrapper, "text_config": content}
-        file.write_text(json.dumps({**content, "architectures": [specimen.architecture]}))
+    _rewrite_config(specimen, folder / "config.json")
     return cast("Model", model)
+
+
+def _rewrite_config(specimen: Specimen, file: Path) -> None:
+    """Changes config.json as the specimen says."""
+    content = json.loads(file.read_text())
+    if specimen.rewrite_config is not None:
+        content = specimen.rewrite_config(content)
+    if specimen.wrapper:
+        content = {"model_type": specimen.wrapper, "text_config": content}
+    if specimen.architecture:
+        content["architectures"] = [specimen.architecture]
+    file.write_text(json.dumps(content))
 
 
 def write_config(specimen: Specimen, folder: Path) -> None:
@@ -267,8 +282,9 @@ def write_config(specimen: Specimen, folder: Path) -> None:
         (folder / "config.json").write_text(json.dumps(specimen.maths.config))
         return
     model_class, config = _class_and_config(specimen)
-    config.architectures = [specimen.architecture or model_class.__name__]
+    config.architectures = [model_class.__name__]
     config.save_pretrained(folder)
+    _rewrite_config(specimen, folder / "config.json")
 
 
 def settings_of(specimen: Specimen) -> dict[str, Any]:

@@ -207,10 +207,11 @@ def _count_calls(layer: Any, counter: Counter, found: list[int]) -> None:
     layer.forward = counted
 
 
-def _is_per_layer(key: str, value: Any, num_layers: int) -> bool:
-    """Whether a value has an entry for each layer."""
+def _is_per_layer(key: str, value: Any, num_layers: int, num_next: int) -> bool:
+    """Whether a value has an entry for each layer, perhaps also for those of multi-token
+    prediction."""
     has_entries = isinstance(value, list) or key == "hybrid_override_pattern"
-    return has_entries and len(value) == num_layers
+    return has_entries and len(value) in (num_layers, num_layers + num_next)
 
 
 def write_config(folder: Path, config: dict[str, Any], num_layers: int) -> Path:
@@ -218,8 +219,9 @@ def write_config(folder: Path, config: dict[str, Any], num_layers: int) -> Path:
     text = config.get("text_config", config)
     count = "num_layers" if "num_layers" in text else "num_hidden_layers"  # EXAONE 3, LongCat
     most = text.get(count, num_layers)
+    num_next = text.get("num_nextn_predict_layers") or 0
     short = {
-        key: value[:num_layers] if _is_per_layer(key, value, most) else value
+        key: value[:num_layers] if _is_per_layer(key, value, most, num_next) else value
         for key, value in text.items()
     }
     short[count] = min(most, num_layers)

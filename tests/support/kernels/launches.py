@@ -31,6 +31,7 @@ from kernels import (
     apply_token_bitmask,
     apply_token_edits_,
     choose_experts,
+    clamped_silu_and_mul,
     clamped_swiglu,
     count_tokens_,
     draft_ngrams,
@@ -95,6 +96,7 @@ def token_ops(dtype: torch.dtype, *, is_brief: bool = False) -> None:
     silu_and_mul(x)
     gelu_and_mul(x)
     clamped_swiglu(x, 1.702, 7.0)
+    clamped_silu_and_mul(x, 7.0)
     soft_cap_(x.float(), 30.0)
     squared_relu(x)
     xielu(x, torch.ones(4))

@@ -12,6 +12,7 @@ from kernels.attention import (
     AttentionSettings,
     create_attention_backend,
 )
+from kernels.attention.values import has_latents
 
 MOST_HEADS = 16
 """Of queries that attend to latents."""
@@ -36,7 +37,7 @@ class Paged:
             (cache / scale).to(torch.float8_e4m3fn)
             for cache, scale in ((self.k_cache, key_scale), (self.v_cache, value_scale))
         )
-        if self.v_cache.shape != self.k_cache.shape:
+        if has_latents(self.k_cache, self.v_cache):
             v_cache, value_scale = k_cache[..., : self.v_cache.shape[3]], key_scale
         scale = self.scale * key_scale
         return replace(self, k_cache=k_cache, v_cache=v_cache, scale=scale, value_scale=value_scale)
@@ -132,7 +133,7 @@ class Paged:
             block_size=block_size,
             cap=self.cap,
             has_sinks=self.sinks is not None,
-            has_latents=self.v_cache.shape != self.k_cache.shape,
+            has_latents=has_latents(self.k_cache, self.v_cache),
             most_decodes=len(self.lens),
             num_heads=MOST_HEADS,
             has_fp8_cache=self.k_cache.dtype == torch.float8_e4m3fn,
@@ -150,8 +151,10 @@ def make_paged(
     dtype: torch.dtype = torch.float32,
     cap: float = 0.0,
     value_dim: int = 0,
+    own_value_dim: int = 0,
 ) -> Paged:
-    """With `value_dim`, values are that number of leading dimensions of the keys."""
+    """With `value_dim`, values are that number of leading dimensions of the keys; with
+    `own_value_dim`, they have a cache of their own with so many dimensions."""
     columns = max(1, -(-max(lens) // page_size))
     num_pages = len(lens) * columns + 1
     shape = (num_pages, page_size, num_kv_heads, head_dim)
@@ -160,10 +163,11 @@ def make_paged(
     for row, length in enumerate(lens):
         table[row, -(-length // page_size) :] = 0
     k_cache = torch.randn(shape).to(device, dtype)
+    v_cache = torch.randn(*shape[:3], own_value_dim or head_dim).to(device, dtype)
     return Paged(
         lens=lens,
         k_cache=k_cache,
-        v_cache=k_cache[..., :value_dim] if value_dim else torch.randn(shape).to(device, dtype),
+        v_cache=k_cache[..., :value_dim] if value_dim else v_cache,
         page_table=table.to(device),
         scale=head_dim**-0.5,
         cap=cap,

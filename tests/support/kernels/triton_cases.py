@@ -19,6 +19,7 @@ from kernels import (
     Norm,
     Routing,
     choose_experts,
+    clamped_silu_and_mul,
     clamped_swiglu,
     draft_ngrams,
     fused_add_norm,
@@ -148,6 +149,7 @@ def gelu_and_mul_case(device: str, dtype: torch.dtype) -> None:
 def clamped_swiglu_case(device: str, dtype: torch.dtype) -> None:
     x = 9.0 * _randn(4, 2 * 1100, device=device, dtype=dtype)
     _compare(lambda: clamped_swiglu(x, 1.702, 7.0), dtype)
+    _compare(lambda: clamped_silu_and_mul(x, 7.0), dtype)
 
 
 def soft_cap_case(device: str, dtype: torch.dtype) -> None:
@@ -182,8 +184,8 @@ def xielu_case(device: str, dtype: torch.dtype) -> None:
 
 def qk_norm_rope_store_case(device: str, dtype: torch.dtype) -> None:
     """More and fewer heads than in a program, or queries alone; full, partial and no rotary
-    embedding; norms before and after, also of values, with weights of another type; scaled queries.
-    Not thoroughly, each pair of these."""
+    embedding; norms before and after, also of values, with weights of another type; values narrower
+    than keys; scaled queries. Not thoroughly, each pair of these."""
     slots, positions = (torch.tensor(n, device=device) for n in ([5, 17, 0, 31], [0, 7, 49, 7]))
     all_heads, rotary_dims = ((20, 2), (9, 9), (2, 1), (3, 0)), (24, 40, None)
     for heads, rotary, number in itertools.product(range(4), range(3), range(3)):
@@ -205,9 +207,12 @@ def qk_norm_rope_store_case(device: str, dtype: torch.dtype) -> None:
             table: torch.Tensor | None = table,
             norms: HeadNorms | None = norms,
             scale: torch.Tensor | None = scale,
-        ) -> tuple[torch.Tensor, torch.Tensor]:
+        ) -> tuple[torch.Tensor, ...]:
             q, k, v = qkv.clone().unflatten(1, (-1, 40)).split(sizes, dim=1)
-            caches = torch.zeros(2, 4, 8, *v.shape[1:], device=device, dtype=dtype)
+            v = v[..., : 24 if sizes[1] == 2 else 40]
+            caches = [
+                torch.zeros(4, 8, *heads.shape[1:], device=device, dtype=dtype) for heads in (k, v)
+            ]
             q = qk_norm_rope_store(
                 *(q, k, v, (caches[0], caches[1]), slots),
                 positions=positions,
@@ -215,7 +220,7 @@ def qk_norm_rope_store_case(device: str, dtype: torch.dtype) -> None:
                 norms=norms,
                 query_scale=scale,
             )
-            return q, caches
+            return q, *caches
 
         _compare(run, dtype)
 
@@ -315,8 +320,8 @@ def _compare_quantized(
 
 def attention_case(device: str, dtype: torch.dtype) -> None:
     """Decodes and extends with and without split keys, in pages of any size; head sizes that are
-    not powers of two; windows that begin within a page, chunks, soft caps, sinks, alone and
-    together."""
+    not powers of two, values narrower than keys; windows that begin within a page, chunks, soft
+    caps, sinks, alone and together."""
     lens, query_lens = [1, 37, 300], [1, 20, 6]
     few = (
         (6, 2, 40, 1, 0, False, 0.0, False),
@@ -340,6 +345,7 @@ def attention_case(device: str, dtype: torch.dtype) -> None:
             device=device,
             dtype=dtype,
             cap=cap,
+            own_value_dim=20 if head_dim == 40 else 0,
         )
         if has_sinks:
             case.sinks = 2 * torch.randn(num_q_heads).to(device)
@@ -630,6 +636,7 @@ def row_invariance_case(device: str, dtype: torch.dtype) -> None:
         lambda rows: silu_and_mul(x[rows]),
         lambda rows: gelu_and_mul(x[rows]),
         lambda rows: clamped_swiglu(x[rows], 1.702, 0.5),
+        lambda rows: clamped_silu_and_mul(x[rows], 0.5),
         lambda rows: xielu(x[rows], numbers),
         lambda rows: gumbel_noise(seeds[rows], positions[rows], 1500),
         prepared,

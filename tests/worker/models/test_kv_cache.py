@@ -10,8 +10,10 @@ import torch
 
 from worker.config import EngineConfig
 from worker.models.layers.kv_cache import KVCacheSpec, StatePlane, StateSpec, group_layers
+from worker.plan.plan import PageCopies, Plan
 from worker.protocol.page_groups import MIN_SNAPSHOTS, UNBOUNDED, PageGroups
-from worker.rank.kv_cache import allocate_kv_caches
+from worker.rank.host_pages import create_host_pages
+from worker.rank.kv_cache import allocate_kv_caches, allocate_planes, kv_caches
 from worker.rank.preflight import check_windows
 
 FULL = KVCacheSpec(num_kv_heads=2, head_dim=64, dtype=torch.bfloat16)
@@ -54,6 +56,33 @@ def test_pages_are_given_back_behind_the_widest_window() -> None:
 def test_layers_that_keep_unlike_things_are_refused() -> None:
     with pytest.raises(ValueError, match=r"page sizes of layer 1 .* are not multiples"):
         group_layers([FULL, replace(FULL, value_dim=8)])
+
+
+def test_values_have_a_plane_of_their_width() -> None:
+    """Also in host memory, where a slot has the planes side by side."""
+    wide = KVCacheSpec(num_kv_heads=2, head_dim=24, dtype=torch.bfloat16, own_value_dim=16)
+    own = replace(wide, num_kv_heads=1, window=9)
+    layout = group_layers([wide, own, own])
+    assert layout.page_bytes(4) == wide.page_bytes(4) == 4 * 2 * (24 + 16) * 2
+    planes = allocate_planes(3, 4, layout, torch.device("cpu"))[0]
+    caches = kv_caches([planes], 4, layout)
+    for layer, (heads, num_pages) in enumerate([(2, 3), (1, 6), (1, 5)]):
+        assert caches[layer].k.shape == (num_pages, 4, heads, 24)
+        assert caches[layer].v.shape == (num_pages, 4, heads, 16)
+    for plane in planes:
+        plane.copy_(torch.randn(plane.shape))
+    before = [plane.clone() for plane in planes]
+    host = create_host_pages(2, planes, None)
+    assert host is not None
+    copies = PageCopies(pages=[2, 1], slots=[0, 1])
+    host.copy(Plan(seq=1, admits=[], page_writes=[], rows=[], stores=copies))
+    for plane in planes:
+        plane.zero_()
+    host.copy(Plan(seq=2, admits=[], page_writes=[], rows=[], loads=copies))
+    for plane, expected in zip(planes, before, strict=True):
+        assert torch.equal(plane[1:], expected[1:])
+    with pytest.raises(ValueError, match="are not multiples of each other"):
+        group_layers([wide, replace(own, own_value_dim=0)])
 
 
 def test_layers_that_keep_less_share_pages() -> None:

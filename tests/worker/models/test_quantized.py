@@ -22,7 +22,9 @@ from tests.support.engines.plan_driver import Request, generate, make_runner
 from worker.models.config.model_config import ModelConfig, load_model_config
 from worker.models.config.multimodal import TensorNames
 from worker.models.config.quantization import Fp4Config, QuantizationConfig, ScaledConfig
+from worker.models.layers.linear import ColumnParallelLinear, ColumnPart
 from worker.models.layers.linear_method import LayerOptions
+from worker.models.layers.quantized_linear import QuantizedMethod
 from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.models.loading.loader import build_model, fill_dummy_weights, load_weights
 
@@ -320,3 +322,36 @@ def test_a_wrapper_knows_a_module_by_all_of_its_names() -> None:
         "language_model.model.norm",
         "model.text.norm",
     ]
+
+
+def test_blocks_begin_anew_in_each_section_of_a_weight() -> None:
+    """MiMo V2.5 Pro quantized its groups of heads one by one, none of them whole blocks of rows."""
+    config = ScaledConfig(block_shape=(8, 8), scale="weight_scale_inv")
+    cpu = torch.device("cpu")
+    options = LayerOptions(
+        group=TensorParallelGroup(rank=0, world_size=1, device=cpu, process_group=None),
+        dtype=torch.float32,
+        device=cpu,
+        batch_invariant=False,
+        linear_method=QuantizedMethod(QuantizationConfig(weights=config), TensorNames()),
+    )
+    places = [(1, 10), (12, 9), (23, 1)]
+    parts = [
+        ColumnPart(name="qkv", full_size=24, local_size=count, start=start, section=12)
+        for start, count in places
+    ]
+    stored = {
+        "qkv.weight": torch.randn(24, 16).to(torch.float8_e4m3fn),
+        "qkv.weight_scale_inv": torch.rand(4, 2),
+    }
+    layer = ColumnParallelLinear(16, parts, bias=False, options=options)
+    for slot in layer.weight_slots(""):
+        source = stored[slot.name]
+        assert slot.full_shape == source.shape
+        rows = slot.destination.shape[0]
+        slot.destination.copy_(source[slot.start : slot.start + rows])
+    scales = stored["qkv.weight_scale_inv"].repeat_interleave(8, 1).view(2, 2, 16)
+    scales = scales.repeat_interleave(8, 1)[:, :12].reshape(24, 16)
+    expected = stored["qkv.weight"].float() * scales
+    own = torch.cat([expected[start : start + count] for start, count in places])
+    torch.testing.assert_close(layer.weight.dense(), own)

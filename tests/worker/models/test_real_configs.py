@@ -105,10 +105,12 @@ IGNORED = {
     "how weights were quantized": "producer quantization_status observer observer_kwargs "
     "batch_size cache_block_outputs damp_percent dataset max_input_length model_file_base_name "
     "model_name_or_path model_seqlen module_name_preceding_first_block block_name_to_quantize "
-    "static_groups sym tokenizer true_sequential global_compression_ratio",
+    "static_groups sym tokenizer true_sequential global_compression_ratio version scale_dtype "
+    "zp_dtype",
     "how quantized weights are run": "exllama_config use_exllama use_cuda_fp16 input_activations "
     "kv_cache_scheme",
-    "formats that quant_algo names": "config_groups group_0 weights type num_bits dynamic targets",
+    "formats that quant_algo or format name": "format config_groups group_0 weights type num_bits "
+    "dynamic targets",
     "a block's shape while scales are per block or group": "block_structure group_size",
     "training": "initializer_range attention_dropout embedding_dropout output_dropout ep_size "
     "debug fuse_cross_entropy micro_forward skip_checkpoint router_aux_loss_coef residual_dropout "
@@ -122,13 +124,13 @@ IGNORED = {
     "downsample_factor",
     "of images too": "image_start_token_id image_end_token_id image_grid_pinpoints boi_token_id "
     "eoi_token_id language_model_only use_image_newline_parameter video_start_token_id "
-    "video_end_token_id video_placeholder",
+    "video_end_token_id video_placeholder projector_bias understand_projector_stride",
     "of sound": "audio_token_id audio_config boa_token_id eoa_token_id eoa_token_index",
     "where the text says it itself": "tie_word_embeddings dtype torch_dtype vocab_size",
     "while layers are listed": "full_attention_interval",
     "while a model has no experts": "intermediate_size num_experts_per_tok",
     "of Mamba without a norm, or whose size is given": "mamba_norm_before_gate mamba_expand",
-    "beside rope_parameters": "rope_theta",
+    "beside rope_parameters": "rope_theta partial_rotary_factor",
     "while no layers share keys or have embeddings of their own": "use_double_wide_mlp "
     "vocab_size_per_layer_input",
     "layers that predict further tokens": "num_nextn_predict_layers use_mtp num_mtp_modules "
@@ -148,7 +150,8 @@ IGNORED = {
     "said elsewhere": "global_attn_every_n_layers max_sequence_length model_max_length "
     "sliding_window_pattern sliding_window_size moe_shared_expert_intermediate_size "
     "experts_per_token initial_context_length moe_layer_end_index no_rope_layer_interval "
-    "activation_function layer_norm_epsilon apply_residual_connection_post_layernorm rms_norm_eps",
+    "activation_function layer_norm_epsilon apply_residual_connection_post_layernorm rms_norm_eps "
+    "share_expert_dim",
 }
 
 
@@ -208,6 +211,7 @@ def test_a_strange_value_is_refused_by_name_or_harmless(tmp_path: Path) -> None:
     others["global_attn_every_n_layers"] = "sliding_window_pattern"
     others |= dict.fromkeys(("topk_group", "n_routed_experts"), "num_experts_per_tok")
     others["num_local_experts"] = "num_experts"  # also as an alias of num_experts
+    others["num_nextn_predict_layers"] = "layers"  # of which lists are too long without it
     for key, value, reason in refusals:
         assert key in reason or others.get(key, key) in reason, (key, value, reason)
 

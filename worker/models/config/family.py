@@ -49,6 +49,8 @@ class HeadSizes:
 
     head_dim: int
     num_kv_heads: int
+    rotary_dim: int | None = None
+    """Number of leading dimensions with rotary embedding; None for all."""
 
 
 class Biases(NamedTuple):
@@ -92,6 +94,9 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     window_theta: ClassVar[str] = ""
     """Field with the base of the rotary embedding of sliding-window layers, unless
     `rope_parameters` has it; empty if all layers have the same rotary embedding."""
+    has_layer_shares: ClassVar[bool] = False
+    """Whether `rope_parameters` has a `partial_rotary_factor` per type of layers, which the family
+    reads (`rotary_share`)."""
     query_beta: ClassVar[bool] = False
     """Whether rope parameters may have `llama_4_scaling_beta`, by which queries grow with the
     position."""
@@ -190,6 +195,23 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """Number of leading dimensions of a head with rotary embedding."""
         return rotary_size(self)
 
+    def rotary_share(self, kind: str, default: float) -> float:
+        """Share of a head's dimensions that have rotary embedding in layers of a type, from its
+        entry in `rope_parameters`."""
+        table = (self.rope_parameters or {}).get(kind)
+        share = table.get("partial_rotary_factor") if isinstance(table, dict) else None
+        share = default if share is None else share
+        if not isinstance(share, int | float) or not 0 < share <= 1:
+            raise ValueError(
+                f"rope_parameters: partial_rotary_factor of {kind} in config.json must be in "
+                f"(0, 1], got {short(share)}: fix it"
+            )
+        return float(share)
+
+    def kv_heads(self) -> int:
+        """Number of KV heads; those of sliding-window layers if `full_heads` differ."""
+        return self.num_key_value_heads or self.num_attention_heads
+
     def biases(self) -> Biases:
         """Projections that have biases."""
         return Biases(self.attention_bias, self.attention_bias, self.mlp_bias)
@@ -227,6 +249,11 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             window if kind in (SLIDING, CHUNKED) else None for kind in self.kinds_of_layers()
         )
 
+    def next_layers(self) -> int:
+        """Number of layers for multi-token prediction that a checkpoint may hold after the
+        others."""
+        return int(self.skips_next_layers)
+
     def linear_layers(self) -> frozenset[int] | None:
         """Layers with linear attention or a convolution, which keep a state per request; None if
         the family has none."""
@@ -242,9 +269,9 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def skipped_tensors(self) -> tuple[str, ...]:
         """Prefixes of names of tensors that the checkpoint may hold and that are not loaded."""
-        if not self.skips_next_layers:
-            return self.skipped
-        return (*self.skipped, f"model.layers.{self.num_hidden_layers}.")
+        count = self.num_hidden_layers
+        following = range(count, count + self.next_layers())
+        return (*self.skipped, *(f"model.layers.{layer}." for layer in following))
 
     def divided(self) -> dict[str, int]:
         """Sizes that ranks have to share evenly, besides attention heads, MLPs and experts, by a
@@ -258,6 +285,14 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def full_heads(self) -> HeadSizes | None:
         """Heads of full-attention layers; None if all layers have the same."""
+        return None
+
+    def layer_heads(self) -> tuple[int, ...] | None:
+        """Number of query heads per layer; None if all layers have the same."""
+        return None
+
+    def value_size(self) -> int | None:
+        """Dimensions of a value, if they differ from those of a key; else None."""
         return None
 
     def attention_cap(self) -> float:

@@ -20,7 +20,12 @@ from worker.models.config.moe_config import MoeConfig, checked
 from worker.models.config.multimodal import TensorNames
 from worker.models.config.quantization import QuantizationConfig
 from worker.models.config.quantization_formats import read_quantization
-from worker.models.config.rope_config import RopeConfig, parse_rope, parse_window_rope
+from worker.models.config.rope_config import (
+    RopeConfig,
+    parse_rope,
+    parse_window_rope,
+    without_shares,
+)
 from worker.models.config.schema import RawConfig, short
 from worker.protocol.text.end_tokens import eos_token_ids
 
@@ -44,6 +49,10 @@ class ModelConfig:
     """Number of leading dimensions of a head with rotary embedding."""
     full_heads: HeadSizes | None = None
     """Heads of full-attention layers, if they differ from those of other layers."""
+    layer_heads: tuple[int, ...] | None = None
+    """Number of query heads per layer; None if all layers have `num_heads`."""
+    value_dim: int | None = None
+    """Dimensions of a value, if they differ from `head_dim`; else None."""
     rms_norm_eps: float
     rope: RopeConfig
     window_rope: RopeConfig | None = None
@@ -121,7 +130,7 @@ class ModelConfig:
             intermediate_size=family.intermediate_size,
             num_layers=family.num_hidden_layers,
             num_heads=family.num_attention_heads,
-            num_kv_heads=family.num_key_value_heads or family.num_attention_heads,
+            num_kv_heads=family.kv_heads(),
             head_dim=family.head_size() if mla is None else mla.query_dim,
             rotary_dim=family.rotary_size(),
             mla=mla,
@@ -138,6 +147,8 @@ class ModelConfig:
             has_chunks=family.has_chunks or None,
             rotating=family.rotating(),
             full_heads=family.full_heads(),
+            layer_heads=family.layer_heads(),
+            value_dim=family.value_size(),
             linear_layers=family.linear_layers(),
             cache_sources=family.cache_sources(),
             divided=_divided(family, mamba) or None,
@@ -178,13 +189,16 @@ class ModelConfig:
             self,
             head_dim=full.head_dim,
             num_kv_heads=full.num_kv_heads,
-            rotary_dim=full.head_dim,
+            rotary_dim=full.rotary_dim or full.head_dim,
             full_heads=None,
         )
 
     def for_layer(self, index: int) -> ModelConfig:
-        """Configuration of layer `index`, whose heads may have sizes of their own."""
-        return self.for_full_layers() if self.windows[index] is None else self
+        """Configuration of layer `index`, whose heads may have sizes and a number of their own."""
+        config = self.for_full_layers() if self.windows[index] is None else self
+        if self.layer_heads is None:
+            return config
+        return replace(config, num_heads=self.layer_heads[index], layer_heads=None)
 
     def resolve_max_model_len(self, requested: int | None) -> int:
         """The length limit of an engine in tokens: `requested`, or else the checkpoint's limit,
@@ -233,6 +247,8 @@ def _ropes(family: FamilyConfig) -> tuple[RopeConfig, RopeConfig | None]:
     """The rotary embedding, and that of sliding-window layers if it differs, else None."""
     raw, length = _keys(family), family.max_position_embeddings
     by_layer = bool(family.window_theta)
+    if family.has_layer_shares and family.rope_parameters:
+        raw["rope_parameters"] = without_shares(family.rope_parameters)
     rope = parse_rope(raw, length, query_beta=family.query_beta, by_layer=by_layer)
     pairs = family.rotary_size() // 2
     if rope.short_factors is not None and len(rope.short_factors) != pairs:

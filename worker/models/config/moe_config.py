@@ -32,6 +32,8 @@ class MoeConfig:
     """Number of a group's largest scores that are summed."""
     scale: float = 1.0
     """Factor of the weights."""
+    score_cap: float | None = None
+    """Soft cap of the router's outputs (by tanh); None for none."""
     shared_size: int = 0
     """Intermediate size of the shared expert, which all tokens use; 0 for none."""
     num_zero_experts: int = 0

@@ -122,6 +122,16 @@ def parse_window_rope(
     return _parse_table(raw, table, key, max_position_embeddings)
 
 
+def without_shares(tables: dict[str, Any]) -> dict[str, Any]:
+    """`rope_parameters` by type of layers, without each one's `partial_rotary_factor`."""
+    return {
+        kind: {key: value for key, value in table.items() if key != "partial_rotary_factor"}
+        if isinstance(table, dict)
+        else table
+        for kind, table in tables.items()
+    }
+
+
 def _table_of(kind: str, parameters: dict[str, Any]) -> dict[str, Any]:
     """Parameters for one type of layers in `rope_parameters`; empty if it has none."""
     tables = {"full_attention", "sliding_attention"}
@@ -146,7 +156,6 @@ def _parse_table(
     """Reads one object of parameters, which `key` of config.json holds."""
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     kind = "longrope" if kind == "su" else kind  # the name in the first Phi-3
-    theta = float(parameters.get("rope_theta") or raw.get("rope_theta") or 10000.0)
     if kind not in _KNOWN_KEYS:
         raise ValueError(
             f"{key}.rope_type {kind!r:.80} in config.json is not supported (supported: "
@@ -155,6 +164,7 @@ def _parse_table(
     kind = cast("RopeKind", kind)
     beta = _query_beta(parameters, key) if query_beta and kind == "yarn" else None
     _check_keys(raw, parameters, kind, key)
+    theta = float(parameters.get("rope_theta") or raw.get("rope_theta") or 10000.0)
     original = int(
         raw.get("original_max_position_embeddings")
         or parameters.get("original_max_position_embeddings")

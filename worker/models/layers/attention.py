@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import ClassVar
 
 import torch
@@ -38,11 +39,15 @@ class AttentionNames:
     gate: str = ""
     """Projection of the gate of the attention output; empty if the query projection has its
     features."""
+    sinks: str = "sinks"
     is_fused: bool = False
     """Whether q, k and v are one tensor, with their rows in this order."""
     is_grouped: bool = False
     """Whether q, k and v are one tensor that holds, for each KV head, the rows of its query heads,
     its key and its value."""
+    num_groups: int = 0
+    """Number of groups of heads in such a tensor, each of which has blocks of scales of its own; 0
+    for one per KV head, without blocks of their own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -71,12 +76,18 @@ class AttentionTraits:
     has_gate: bool = False
     """Whether the attention output is gated by additional output features of the query projection,
     or of `AttentionNames.gate`."""
+    gates_heads: bool = False
+    """Whether the gate, a projection of its own, has one feature per head."""
+    gate: Callable[[torch.Tensor], torch.Tensor] = rowwise.sigmoid
+    """Function of the gate."""
     has_unit_heads: bool = False
     """Whether each head of q and k is normalised without weight after rotary embedding."""
     values_are_keys: bool = False
     """Whether values are the keys before QK norm and rotary embedding, without a projection."""
     has_value_norm: bool = False
     """Whether each head of the values is normalised without weight."""
+    value_factor: float = 1.0
+    """Factor of values."""
 
 
 class WideQueryKeyNorm:
@@ -162,7 +173,7 @@ class Attention:
         window: int = 0,
         traits: AttentionTraits,
     ) -> None:
-        head_dim = config.head_dim
+        head_dim, value_dim = config.head_dim, config.value_dim or config.head_dim
         num_heads, num_kv_heads = local_heads(config, options.group.world_size)
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.kv_cache_spec: KVCacheSpec | None = KVCacheSpec(
@@ -171,6 +182,7 @@ class Attention:
             dtype=options.cache_dtype or options.dtype,
             window=window,
             is_chunked=bool(window and config.has_chunks),
+            own_value_dim=config.value_dim or 0,
         )
         """Specification of the layer's KV cache."""
         self.state_spec: StateSpec | None = None
@@ -178,12 +190,16 @@ class Attention:
         assert traits.has_gate or not traits.names.gate, "a name of what there is"
         self._query_parts = 2 if traits.has_gate and not traits.names.gate else 1
         assert traits.has_value_norm or not traits.values_are_keys, "keys rotate in place"
-        kept = 1 if traits.values_are_keys else 2
-        self._split = [self._query_parts * num_heads, *[num_kv_heads] * kept]
+        kept = (head_dim,) if traits.values_are_keys else (head_dim, value_dim)
+        self._widths = [
+            self._query_parts * num_heads * head_dim,
+            *(num_kv_heads * size for size in kept),
+        ]
+        """Output features of q, k, v and the gate."""
         if traits.names.gate:
-            assert kept == 2, "gates come after the values"
-            self._split.append(num_heads)
-        self._head_dim = head_dim
+            assert len(kept) == 2, "gates come after the values"
+            self._widths.append(num_heads * (1 if traits.gates_heads else value_dim))
+        self._head_dim, self._value_dim = head_dim, value_dim
         self._scale = head_dim**-0.5 if traits.scale is None else traits.scale
         self._traits = traits
         self._rotary_dim = config.rotary_dim
@@ -197,12 +213,12 @@ class Attention:
         )
         self.qkv = ColumnParallelLinear(
             config.hidden_size,
-            _qkv_parts(config, options, self._names, self._query_parts, has_values=kept == 2),
+            _qkv_parts(config, options, traits, self._query_parts),
             bias=config.qkv_bias,
             options=options,
         )
         self.output = RowParallelLinear(
-            config.num_heads * head_dim,
+            config.num_heads * value_dim,
             config.hidden_size,
             bias=config.output_bias,
             options=options,
@@ -242,7 +258,7 @@ class Attention:
             yield from self.k_norm.weight_slots(f"{prefix}{self._names.k_norm}")
         if self._sinks is not None:
             yield WeightSlot(
-                name=f"{prefix}sinks",
+                name=f"{prefix}{self._names.sinks}",
                 destination=self._sinks,
                 full_shape=(self._all_heads,),
                 start=self._first_head,
@@ -274,9 +290,10 @@ class Attention:
     ) -> torch.Tensor:
         """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `logits_indices`; writes the
         keys and values of all tokens to the cache."""
-        qkv = self.qkv.forward(hidden).view(hidden.shape[0], -1, self._head_dim)
-        q, k, *rest = torch.split(qkv, self._split, dim=1)
-        v = rest[0] if rest else k
+        num_tokens, size = len(hidden), self._head_dim
+        first, second, *rest = self.qkv.forward(hidden).split(self._widths, dim=1)
+        q, k = first.view(num_tokens, -1, size), second.view(num_tokens, -1, size)
+        v = rest[0].view(num_tokens, -1, self._value_dim) if rest else k
         gate: torch.Tensor | None = None
         if self._names.gate:
             gate = rest[1]
@@ -299,10 +316,10 @@ class Attention:
             *(q, cache, ctx, self._layer_index),
             scale=self._scale * scales.key,
             sinks=self._sinks,
-            value_scale=scales.value,
-        ).reshape(hidden.shape[0], -1)
+            value_scale=scales.value * self._traits.value_factor,
+        ).flatten(1)
         if gate is not None:
-            attended = gated(attended, gate.flatten(1))
+            attended = self._gated(attended, gate.flatten(1))
         return self.output.forward(
             attended if logits_indices is None else attended.index_select(0, logits_indices)
         )
@@ -319,16 +336,23 @@ class Attention:
             *(*weights, self.q_norm.eps), traits.rotates_first, of_values=traits.has_value_norm
         )
 
+    def _gated(self, attended: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """The output of attention [T, N] times the function of its gate, [T, N] or [T, heads]."""
+        factor = self._traits.gate(gate)
+        if not self._traits.gates_heads:
+            return attended * factor
+        return (attended.view(*gate.shape, -1) * factor.unsqueeze(2)).flatten(1)
+
     def _halves_first(self) -> torch.Tensor:
         """Row order of q, k and v that splits interleaved pairs of rotary dimensions into two
         halves. Scores do not change, since q and k are reordered identically."""
         width = self._rotary_dim
         head = torch.arange(self._head_dim)
         head[:width] = torch.arange(width).view(-1, 2).T.flatten()
-        rotating = sum(self._split[:2])
-        rows = torch.arange(sum(self._split) * self._head_dim).view(-1, self._head_dim)
-        rows[:rotating] = rows[:rotating, head]
-        return rows.flatten()
+        rows = torch.arange(sum(self._widths))
+        rotating = rows[: sum(self._widths[:2])].view(-1, self._head_dim)
+        rotating.copy_(rotating[:, head])
+        return rows
 
 
 def _weightless_norm(config: ModelConfig, options: LayerOptions) -> RMSNorm:
@@ -363,11 +387,6 @@ def attend(
         return forward(extend, q)
     border = ctx.num_decode_tokens
     return torch.cat((forward(decode, q[:border]), forward(extend, q[border:])))
-
-
-def gated(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """Output x [T, N] times the sigmoid of its gate [T, N]."""
-    return x * rowwise.sigmoid(gate)
 
 
 class MLP:
@@ -493,62 +512,71 @@ def _gate_up_parts(size: int, options: LayerOptions, names: Sequence[str]) -> li
 
 
 def _qkv_parts(
-    config: ModelConfig,
-    options: LayerOptions,
-    names: AttentionNames,
-    query_parts: int,
-    *,
-    has_values: bool,
+    config: ModelConfig, options: LayerOptions, traits: AttentionTraits, query_parts: int
 ) -> list[ColumnPart]:
-    """This rank's heads of q, k and, with `has_values`, v, and of a gate with a projection of its
-    own. Each head of q has `query_parts` times the features: two with a gate otherwise."""
+    """This rank's heads of q, k and, unless they are the keys, v, and of a gate with a projection
+    of its own. Each head of q has `query_parts` times the features: two with a gate otherwise."""
+    names = traits.names
     if names.is_grouped:
         assert query_parts == 1, "grouped tensors do not support gates"
-        assert has_values, "grouped tensors include values"
+        assert not traits.values_are_keys, "grouped tensors include values"
         assert not names.gate, "grouped tensors do not support gates"
-        return _grouped_parts(config, options, names.q)
-    head_dim = config.head_dim
+        return _grouped_parts(config, options, names)
     num_heads, num_kv_heads = local_heads(config, options.group.world_size)
+    first_head = options.group.rank * num_heads
     first_kv_head = options.group.rank * config.num_kv_heads // options.group.world_size
-    num_rows, num_kv_rows = query_parts * num_heads * head_dim, num_kv_heads * head_dim
-    full_kv_rows = config.num_kv_heads * head_dim
-    sizes = [query_parts * config.num_heads * head_dim, full_kv_rows, full_kv_rows]
-    starts = [options.group.rank * num_rows, *[first_kv_head * head_dim] * 2]
-    local = [num_rows, num_kv_rows, num_kv_rows]
-    if names.is_fused:
-        starts = [start + sum(sizes[:index]) for index, start in enumerate(starts)]
-        sizes = [sum(sizes)] * 3
+    value_dim = config.value_dim or config.head_dim
+
+    def part(name: str, kind: tuple[int, int, int], width: int) -> ColumnPart:
+        full, local, first = (count * width for count in kind)
+        return ColumnPart(name=name, full_size=full, local_size=local, start=first)
+
+    queries = config.num_heads, num_heads, first_head
+    keys = config.num_kv_heads, num_kv_heads, first_kv_head
     parts = [
-        ColumnPart(name=name, full_size=size, local_size=local_size, start=start)
-        for name, size, local_size, start in zip(
-            (names.q, names.k, names.v), sizes, local, starts, strict=True
-        )
+        part(names.q, queries, query_parts * config.head_dim),
+        part(names.k, keys, config.head_dim),
+        part(names.v, keys, value_dim),
     ]
+    if names.is_fused:
+        ends = list(accumulate(part.full_size for part in parts))
+        parts = [
+            replace(part, full_size=ends[-1], start=part.start + first)
+            for part, first in zip(parts, [0, *ends], strict=False)
+        ]
     if names.gate:
-        parts.append(replace(parts[0], name=names.gate))
-    return parts if has_values else parts[:2]
+        parts.append(part(names.gate, queries, 1 if traits.gates_heads else value_dim))
+    return parts[:2] if traits.values_are_keys else parts
 
 
-def _grouped_parts(config: ModelConfig, options: LayerOptions, name: str) -> list[ColumnPart]:
-    """This rank's heads of a tensor in which the rows of each KV head are together
+def _grouped_parts(
+    config: ModelConfig, options: LayerOptions, names: AttentionNames
+) -> list[ColumnPart]:
+    """This rank's heads of a tensor that has the heads of q, k and v in groups
     (`AttentionNames.is_grouped`)."""
     num_heads, num_kv_heads = local_heads(config, options.group.world_size)
     first_head = options.group.rank * num_heads
-    per_group, count = config.num_heads // config.num_kv_heads, num_heads // num_kv_heads
-
-    def heads(start: int, size: int) -> ColumnPart:
-        return ColumnPart(
-            name=name,
-            full_size=(config.num_heads + 2 * config.num_kv_heads) * config.head_dim,
-            local_size=size * config.head_dim,
-            start=start * config.head_dim,
-        )
-
-    firsts = range(first_head, first_head + num_heads, count)
-    groups = [first // per_group for first in firsts]
-    starts = [group * (per_group + 2) for group in groups]
-    queries = [
-        heads(start + first % per_group, count) for start, first in zip(starts, firsts, strict=True)
-    ]
-    keys = [heads(start + per_group, 1) for start in starts]
-    return queries + keys + [heads(start + per_group + 1, 1) for start in starts]
+    first_kv_head = options.group.rank * config.num_kv_heads // options.group.world_size
+    num_groups = names.num_groups or config.num_kv_heads
+    per_group, kv_per_group = config.num_heads // num_groups, config.num_kv_heads // num_groups
+    head_dim, value_dim = config.head_dim, config.value_dim or config.head_dim
+    starts = [0, per_group * head_dim, (per_group + kv_per_group) * head_dim]
+    """First features of q, k and v in a group."""
+    size = starts[2] + kv_per_group * value_dim
+    parts = []
+    for start, width, heads, first, each in (
+        (starts[0], head_dim, num_heads, first_head, per_group),
+        (starts[1], head_dim, num_kv_heads, first_kv_head, kv_per_group),
+        (starts[2], value_dim, num_kv_heads, first_kv_head, kv_per_group),
+    ):
+        for group in range(first // each, -(-(first + heads) // each)):
+            begin, end = max(first, group * each), min(first + heads, (group + 1) * each)
+            part = ColumnPart(
+                name=names.q,
+                full_size=num_groups * size,
+                local_size=(end - begin) * width,
+                start=group * size + start + (begin - group * each) * width,
+                section=size if names.num_groups else 0,
+            )
+            parts.append(part)
+    return parts

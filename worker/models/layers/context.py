@@ -16,7 +16,7 @@ class KVCache:
     """KV cache of one layer: planes of keys and values, or one plane of latents (MLA)."""
 
     planes: tuple[torch.Tensor, ...]
-    """Tensors [num_pages, page_size, local kv heads, head_dim] each."""
+    """Tensors [num_pages, page_size, local kv heads, head_dim] each; values may be narrower."""
     v: torch.Tensor
     """Values: the second plane, or a view of the leading dimensions of the only one."""
 

@@ -34,6 +34,8 @@ class KVCacheSpec:
     value_dim: int = 0
     """Number of leading dimensions of keys that are the values (MLA); 0 if values have a separate
     plane."""
+    own_value_dim: int = 0
+    """Dimensions of a value in a separate plane, if they differ from `head_dim`; else 0."""
 
     @property
     def num_planes(self) -> int:
@@ -42,12 +44,12 @@ class KVCacheSpec:
 
     def page_bytes(self, page_size: int) -> int:
         """Bytes of the layer's part of a page with `page_size` tokens."""
-        values = self.num_kv_heads * self.head_dim * page_size
-        return self.num_planes * values * self.dtype.itemsize
+        return sum(map(prod, self.page_shapes(page_size))) * self.dtype.itemsize
 
-    def page_shape(self, page_size: int) -> tuple[int, int, int]:
-        """Shape of one plane of a page: [tokens, heads, head_dim]."""
-        return page_size, self.num_kv_heads, self.head_dim
+    def page_shapes(self, page_size: int) -> tuple[tuple[int, int, int], ...]:
+        """Shape of each plane of a page: [tokens, heads, head_dim]."""
+        sizes = (self.head_dim, self.own_value_dim or self.head_dim)[: self.num_planes]
+        return tuple((page_size, self.num_kv_heads, size) for size in sizes)
 
 
 class StatePlane(NamedTuple):
@@ -159,6 +161,16 @@ def layout_of(layers: Sequence[CachingLayer]) -> KVCacheLayout:
     )
 
 
+def _may_share(spec: KVCacheSpec, most: KVCacheSpec) -> bool:
+    """Whether pages of a spec fit into those of the largest one: in each plane, the same whole
+    number of times."""
+    if (spec.dtype, spec.num_planes) != (most.dtype, most.num_planes):
+        return False
+    sizes = zip(spec.page_shapes(1), most.page_shapes(1), strict=True)
+    ratios = {divmod(prod(largest), prod(own)) for own, largest in sizes}
+    return len(ratios) == 1 and ratios.pop()[1] == 0
+
+
 def group_layers(
     specs: Sequence[KVCacheSpec | None], state_specs: Sequence[StateSpec | None] = ()
 ) -> KVCacheLayout:
@@ -186,8 +198,7 @@ def group_layers(
     most_layer, most = max(paged, key=lambda entry: entry[1].page_bytes(1))
     kinds: dict[KVCacheSpec, list[int]] = {}
     for layer, spec in paged:
-        is_like = (spec.dtype, spec.num_planes) == (most.dtype, most.num_planes)
-        if not is_like or most.page_bytes(1) % spec.page_bytes(1):
+        if not _may_share(spec, most):
             raise ValueError(
                 f"unsupported layers: page sizes of layer {layer} ({spec}) and layer {most_layer} "
                 f"({most}) are not multiples of each other, or their types differ"

@@ -34,6 +34,9 @@ class ColumnPart:
     """Number of output features on this rank."""
     start: int
     """First output feature on this rank."""
+    section: int = 0
+    """Number of output features in the checkpoint after which blocks of scales begin anew; 0 for
+    none."""
 
 
 def divided_part(name: str, size: int, options: LayerOptions) -> ColumnPart:
@@ -120,6 +123,7 @@ class ColumnParallelLinear(_Linear):
                     rows=slice(first, first + part.local_size),
                     dim=0,
                     start=part.start,
+                    section=part.section,
                 )
             )
         super().__init__(in_features, weight_parts, bias, options)

@@ -68,6 +68,22 @@ class WeightPart:
     features."""
     start: int
     """First index of this rank's slice of that dimension."""
+    section: int = 0
+    """Number of rows in the checkpoint after which blocks of scales begin anew; 0 for none. A part
+    is within one section."""
+
+    def first_block(self, size: int) -> int:
+        """Number of blocks of `size` rows or columns before this rank's slice."""
+        if not (self.section and self.dim == 0):
+            return self.start // size
+        sections, rest = divmod(self.start, self.section)
+        return sections * -(-self.section // size) + rest // size
+
+    def num_blocks(self, sizes: tuple[int, int]) -> tuple[int, int]:
+        """Numbers of blocks of these sizes in the checkpoint's weight."""
+        rows, columns = self.full_shape
+        section = self.section or rows
+        return rows // section * -(-section // sizes[0]), -(-columns // sizes[1])
 
 
 class LinearWeight(ABC):

@@ -18,6 +18,7 @@ from kernels import (
     choose_experts,
     fused_moe,
     registry,
+    soft_cap_,
 )
 from worker.models.config.checkpoint import find_shape
 from worker.models.config.model_config import ModelConfig
@@ -33,7 +34,10 @@ class StackedNames:
     """Names in a checkpoint of two tensors with all of a layer's experts, unquantized."""
 
     gate_up: str = "experts.gate_up_proj"
-    """Name of the gate and up projections [experts, 2 * size, hidden]."""
+    """Name of the gate and up projections [experts, 2 * size, hidden]; with `up`, of the gate
+    projections [experts, size, hidden]."""
+    up: str = ""
+    """Name of the up projections [experts, size, hidden]; empty if one tensor has both."""
     down: str = "experts.down_proj"
     """Name of the down projections [experts, hidden, size]."""
     is_transposed: bool = False
@@ -183,9 +187,13 @@ class RoutedExperts:
                 name=prefix + name, destination=part, full_shape=tuple(full), dim=dim, start=start
             )
 
-        # A rank's columns of gate and up are not contiguous in the checkpoint's tensor.
-        for index, part in enumerate(both.chunk(1 if share.is_whole else 2, dim=1)):
-            yield slot(names.gate_up, part, 1, 2 * full_size, index * full_size + share.start)
+        if names.up:
+            for name, part in zip((names.gate_up, names.up), both.chunk(2, dim=1), strict=True):
+                yield slot(name, part, 1, full_size, share.start)
+        else:
+            # A rank's columns of gate and up are not contiguous in the checkpoint's tensor.
+            for index, part in enumerate(both.chunk(1 if share.is_whole else 2, dim=1)):
+                yield slot(names.gate_up, part, 1, 2 * full_size, index * full_size + share.start)
         yield slot(names.down, down, 2, full_size, share.start)
 
     def process_after_loading(self) -> None:
@@ -236,6 +244,8 @@ class MoeMLP:
         config: configuration of a model with experts.
         options: options of the model's layers.
         names: names of the parts in a checkpoint.
+        activation: activation of the routed experts.
+        shared_activation: activation of the shared expert.
     """
 
     needs_fp32: ClassVar[bool] = True
@@ -247,14 +257,20 @@ class MoeMLP:
         config: ModelConfig,
         options: LayerOptions,
         names: MoeNames = MoeNames(),  # frozen
+        *,
+        activation: Activation = SILU,
+        shared_activation: Activation = SILU,
     ) -> None:
         moe = config.moe
         assert moe is not None, "the architecture has experts"
         self._moe = moe
         self._names = names
         self._options = options
-        num_shared = num_joined(config, moe, options)
-        self._experts = RoutedExperts(config, moe, options, names, num_shared=num_shared)
+        are_alike = activation == shared_activation
+        num_shared = num_joined(config, moe, options) if are_alike else 0
+        self._experts = RoutedExperts(
+            *(config, moe, options, names), num_shared=num_shared, activation=activation
+        )
         self._routing = replace(routing_of(moe), num_always=num_shared)
         scores = {names.router: moe.num_scored}
         if names.shared_gate:
@@ -265,7 +281,7 @@ class MoeMLP:
             self._bias = torch.zeros(moe.num_scored, dtype=torch.float32, device=options.device)
         self._shared: GatedMLP | None = None
         if moe.shared_size and not num_shared:
-            self._shared = GatedMLP(config, options, moe.shared_size)
+            self._shared = GatedMLP(config, options, moe.shared_size, activate=shared_activation.of)
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of the router and all experts; `prefix` ends with a dot."""
@@ -324,7 +340,10 @@ class MoeMLP:
         scores = self._router.forward(hidden.float() if fp32_input is None else fp32_input)
         count = self._moe.num_scored
         gate = scores[:, count:] if self._names.shared_gate else None
-        return choose_experts(scores[:, :count], self._bias, self._routing, gate), gate
+        scores = scores[:, :count]
+        if self._moe.score_cap is not None:
+            soft_cap_(scores, self._moe.score_cap)
+        return choose_experts(scores, self._bias, self._routing, gate), gate
 
 
 def num_joined(config: ModelConfig, moe: MoeConfig, options: LayerOptions) -> int:

@@ -298,7 +298,7 @@ class _PartCodes(ABC):
         starts = [0, 0]
         starts[part.dim] = part.start
         self._starts = (starts[0], starts[1])
-        self._row_offset = starts[0] % self.block[0]
+        self._row_offset = (starts[0] % (part.section or part.full_shape[0])) % self.block[0]
         self.offset = starts[1] % self.block[1]
         """Number of input features of the first block before this rank's."""
         self._scales = self._empty(
@@ -347,15 +347,13 @@ class _PartCodes(ABC):
             extra: further fields of the slot.
         """
         dim = self._part.dim
-        full = tuple(
-            -(-size // each) for size, each in zip(self._part.full_shape, per_cell, strict=True)
-        )
+        full = self._part.num_blocks(per_cell)
         return WeightSlot(
             name=name,
             destination=destination.T if is_transposed else destination,
             full_shape=full[::-1] if is_transposed else full,
             dim=1 - dim if is_transposed else dim,
-            start=self._part.start // per_cell[dim],
+            start=self._part.first_block(per_cell[dim]),
             **extra,
         )
 

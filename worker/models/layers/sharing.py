@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from worker.models.config.model_config import ModelConfig
 from worker.models.config.moe_config import MoeConfig
 
@@ -95,7 +97,8 @@ def _share(config: ModelConfig, world_size: int, expert_parallel: bool) -> None:
         divide(config.num_heads, world_size, "the number of attention heads")
     else:
         for heads in (config, config.for_full_layers()):
-            local_heads(heads, world_size)
+            for num_heads in {heads.num_heads, *(config.layer_heads or ())}:
+                local_heads(replace(heads, num_heads=num_heads), world_size)
     for what, size in (config.divided or {}).items():
         divide(size, world_size, what)
     moe = config.moe

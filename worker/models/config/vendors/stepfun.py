@@ -1,0 +1,284 @@
+"""Step (huggingface.co/stepfun-ai). Imports no torch."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Literal
+
+from worker.models.config.family import FULL, SLIDING, FamilyConfig, HeadSizes
+from worker.models.config.moe_config import MoeConfig, listed_dense_layers
+from worker.models.config.multimodal import MultimodalConfig, TensorNames
+from worker.models.config.schema import (
+    ROUTER_KEYS,
+    Count,
+    Index,
+    No,
+    Number,
+    RawConfig,
+    Yes,
+    short,
+    words,
+)
+
+_BY_LAYER = words(
+    "layer_types mlp_layer_types swiglu_limits swiglu_limits_shared rope_theta "
+    "partial_rotary_factors use_rope_layers"
+)
+"""Lists by layer, which may go on with the layers for multi-token prediction."""
+_SCALING = words(
+    "rope_type type rope_theta factor original_max_position_embeddings low_freq_factor "
+    "high_freq_factor"
+)
+
+
+class Step3p5Config(FamilyConfig):
+    """Step 3.5 Flash: gated attention; sliding-window layers have more query heads and other rotary
+    embedding; experts in all but the first layers, whose activations may be clamped. Layers for
+    multi-token prediction are skipped."""
+
+    architecture = "Step3p5ForCausalLM"
+    model_types = ("step3p5",)
+    implementation = "step3p5:Step3p5ForCausalLM"
+    harmless = ROUTER_KEYS | words(
+        """
+        max_seq_len moe_layer_offset mtp_layer_types mtp_mlp_layer_types need_fp32_gate
+        num_local_experts
+        """
+    )
+    """The router computes in fp32."""
+    aliases = (
+        ("num_attention_groups", "num_key_value_heads"),
+        ("moe_num_experts", "n_routed_experts"),
+        ("moe_top_k", "num_experts_per_tok"),
+        ("share_expert_dims", "share_expert_dim"),
+        ("num_mtp_layers", "num_nextn_predict_layers"),
+    )
+    extra_keys = ("query_pre_attn_scalar", "swiglu_limits", "swiglu_limits_shared")
+    layer_kinds = (FULL, SLIDING)
+    window_theta = "sliding_rope_theta"
+    has_layer_shares = True
+
+    max_position_embeddings: Count = 128000
+    num_key_value_heads: Count | None = 8
+    head_dim: Count | None = 128
+    num_sliding_attention_heads: Count | None = None
+    attention_other_setting: dict[str, Any] | None = None
+    """Heads of sliding-window layers."""
+    per_layer_config: dict[str, Any] | None = None
+    """The same by layer."""
+    rms_norm_eps: Number = 1e-5
+    zero_centered: Yes = True
+    use_qk_norm: Yes = True
+    use_head_wise_attn_gate: Yes = True
+    use_bidirectional_attention: No = False
+    use_mfa: No = False
+    sink: No = False
+    att_impl_type: Literal["GQA"] = "GQA"
+    query_pre_attn_scalar: Number | None = None
+    attention_bias: bool = False
+    sliding_rope_theta: Number = 10000.0
+    use_rope_layers: list[Literal[True, 1]] | None = None
+    yarn_only_types: list[Literal["full_attention"]] | None = None
+    """Types of layers that `rope_scaling` applies to."""
+    sliding_window: Count | None = None
+    num_nextn_predict_layers: Index = 0
+    moe_layers_enum: str | list[Index] | None = None
+    """Layers with experts, separated by commas; in place of `mlp_layer_types`."""
+    use_moe: Yes = True
+    moe_every_n_layer: Literal[1] = 1
+    moe_router_activation: Literal["sigmoid"] = "sigmoid"
+    use_moe_router_bias: Yes = True
+    norm_expert_weight: Yes = True
+    n_routed_experts: Count = 288
+    num_experts_per_tok: Count = 8
+    moe_intermediate_size: Count = 1280
+    share_expert_dim: Count = 1280
+    moe_router_scaling_factor: Number = 1.0
+    swiglu_limits: list[Number | None] | None = None
+    """Limit of the experts' activations by layer; null and 0 for none."""
+    swiglu_limits_shared: list[Number | None] | None = None
+    """The same for shared experts, and the MLPs of layers without experts."""
+
+    @classmethod
+    def prepare(cls, raw: RawConfig) -> RawConfig:
+        """config.json in the spelling of the schema: lists by layer without those for multi-token
+        prediction, and rope parameters by type of layers."""
+        keys = super().prepare(raw)
+        count, further = keys.get("num_hidden_layers"), keys.get("num_nextn_predict_layers")
+        for key in _BY_LAYER & keys.keys():
+            values = keys[key]
+            if type(count) is type(further) is int and isinstance(values, list):
+                keys[key] = values[:count] if len(values) == count + further else values
+        tables = keys.get("rope_parameters") or {}
+        if isinstance(tables, dict) and not {FULL, SLIDING} & tables.keys():
+            kinds = keys.get("layer_types")
+            kinds = [] if kinds is None else kinds
+            if isinstance(kinds, list):  # what it is otherwise, the schema rejects
+                keys["rope_parameters"] = _tables(keys, kinds)
+            for key in ("rope_theta", "partial_rotary_factors", "rope_scaling"):
+                keys.pop(key, None)
+        return keys
+
+    def derive(self) -> None:
+        """Checks the lists by layer, and sets the types of layers from `moe_layers_enum`."""
+        count, sparse = self.num_hidden_layers, self.moe_layers_enum
+        if self.quantization_config or self.compression_config:
+            raise ValueError(
+                "quantization_config in config.json is not supported, since experts are stacked in "
+                "one tensor: use the checkpoint's unquantized version"
+            )
+        for key in ("swiglu_limits", "swiglu_limits_shared"):
+            limits = getattr(self, key)
+            if limits is not None and len(limits) != count:
+                raise ValueError(
+                    f"{key} = {short(limits)} in config.json must have a number for each of "
+                    f"{count} layers: fix it"
+                )
+        if isinstance(sparse, str):
+            numbers = [number.strip() for number in sparse.split(",") if number.strip()]
+            if not all(number.isdecimal() for number in numbers):
+                raise ValueError(
+                    f"moe_layers_enum = {short(sparse)} in config.json must be numbers of layers, "
+                    "separated by commas: fix it"
+                )
+            sparse = list(map(int, numbers))
+        if self.mlp_layer_types is None:
+            chosen = range(3, count) if sparse is None else sparse
+            self.mlp_layer_types = [
+                "sparse" if layer in chosen else "dense" for layer in range(count)
+            ]
+
+    def layer_kind(self, index: int) -> str:
+        """Full attention in all layers."""
+        return FULL
+
+    def window(self) -> int | None:
+        """The sliding window."""
+        if self.sliding_window is None and SLIDING in self.kinds_of_layers():
+            raise ValueError(
+                "sliding_window is missing in config.json: add it; it must be a positive integer"
+            )
+        return self.sliding_window
+
+    def next_layers(self) -> int:
+        """Number of layers for multi-token prediction."""
+        return self.num_nextn_predict_layers
+
+    def layer_heads(self) -> tuple[int, ...]:
+        """Number of query heads per layer, more of them in sliding-window layers."""
+        other = self.attention_other_setting or {}
+        sizes = {
+            "attention_type": SLIDING,
+            "num_attention_groups": self.kv_heads(),
+            "head_dim": self.head_size(),
+            "true_head_dim": self.head_size(),
+        }
+        heads = other.get("num_attention_heads", self.num_attention_heads)
+        if (
+            type(heads) is not int
+            or heads < 1
+            or any(other[key] != sizes.get(key) for key in other if key != "num_attention_heads")
+        ):
+            raise ValueError(
+                f"attention_other_setting = {short(other)} in config.json is not supported: it "
+                "must have the head_dim and num_attention_groups of the other layers"
+            )
+        heads = self.num_sliding_attention_heads or heads
+        kinds = self.kinds_of_layers()
+        listed = {
+            str(layer): {"num_attention_heads": heads}
+            for layer, kind in enumerate(kinds)
+            if kind == SLIDING
+        }
+        if self.per_layer_config not in (None, {}, listed):
+            raise ValueError(
+                f"per_layer_config = {short(self.per_layer_config)} in config.json is not "
+                "supported: it must give all sliding-window layers, and no others, the "
+                f"num_attention_heads of num_sliding_attention_heads ({heads})"
+            )
+        return tuple(heads if kind == SLIDING else self.num_attention_heads for kind in kinds)
+
+    def rotary_size(self) -> int:
+        """Number of dimensions with rotary embedding in sliding-window layers."""
+        return int(self.head_size() * self.rotary_share(SLIDING, 1.0))
+
+    def full_heads(self) -> HeadSizes:
+        """Heads of full-attention layers, which differ in their rotary dimensions."""
+        return HeadSizes(
+            head_dim=self.head_size(),
+            num_kv_heads=self.kv_heads(),
+            rotary_dim=int(self.head_size() * self.rotary_share(FULL, 1.0)),
+        )
+
+    def moe(self) -> MoeConfig:
+        """Experts with a bias of the router, and a shared expert."""
+        return MoeConfig(
+            num_experts=self.n_routed_experts,
+            top_k=self.num_experts_per_tok,
+            intermediate_size=self.moe_intermediate_size,
+            dense_layers=listed_dense_layers(self.mlp_layer_types, self.num_hidden_layers, None),
+            sigmoid=True,
+            has_bias=True,
+            scale=self.moe_router_scaling_factor,
+            shared_size=self.share_expert_dim,
+        )
+
+
+def _tables(keys: RawConfig, kinds: list[Any]) -> dict[str, dict[str, Any]]:
+    """Rope parameters by type of layers, from lists by layer, and from the scaling for
+    full-attention layers, which all are without `kinds`."""
+    tables: dict[str, dict[str, Any]] = {}
+    for kind in (FULL, SLIDING):
+        table = tables.setdefault(kind, {"rope_type": "default"})
+        for key, name, most in (
+            ("rope_theta", "rope_theta", sys.float_info.max),
+            ("partial_rotary_factors", "partial_rotary_factor", 1),
+        ):
+            values = keys.get(key)
+            if values is None:
+                continue
+            count = keys.get("num_hidden_layers")
+            kinds = kinds or [FULL] * (count if type(count) is int else 1)
+            values = values if isinstance(values, list) else [values] * len(kinds)
+            own = [value for value, other in zip(values, kinds, strict=False) if other == kind]
+            if (
+                len(values) != len(kinds)
+                or any(type(one) not in (int, float) or not 0 < one <= most for one in values)
+                or any(one != own[0] for one in own)
+            ):
+                raise ValueError(
+                    f"{key} = {short(values)} in config.json is not supported: it must be a number "
+                    f"of at most {most:g} for each of {len(kinds)} layers, the same for all of one "
+                    "type in layer_types"
+                )
+            if own:
+                table[name] = own[0]
+    key = "rope_scaling" if keys.get("rope_scaling") else "rope_parameters"
+    scaling = keys.get(key) or {}
+    if not isinstance(scaling, dict) or not scaling.keys() <= _SCALING:
+        raise ValueError(
+            f"{key} = {short(scaling)} in config.json is not supported: it must be an object with "
+            f"the keys of llama3, {', '.join(sorted(_SCALING))}"
+        )
+    tables[FULL] |= scaling
+    return tables
+
+
+FAMILIES = (Step3p5Config,)
+MULTIMODAL = (
+    MultimodalConfig(
+        architectures=("Step3p7ForConditionalGeneration",),
+        model_type="step3p7",
+        texts={"step3p5": "Step3p5ForCausalLM"},
+        keys=words(
+            """
+            vision_config image_token_id image_token_len patch_token_len projector_bias
+            understand_projector_stride im_start_token im_end_token
+            """
+        ),
+        tensors=TensorNames(
+            renamed=(("model.language_model.", "model."),),
+            skipped=("vision_model.", "vit_large_projector."),
+        ),
+    ),
+)
