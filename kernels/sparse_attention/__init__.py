@@ -1,5 +1,5 @@
 """DeepSeek Sparse Attention: index keys, by which a query selects tokens, and attention over their
-latents. Runs on torch on every device."""
+latents."""
 
 from __future__ import annotations
 

@@ -37,13 +37,19 @@ def allocate_planes(
     num_pages: int, page_size: int, layout: KVCacheLayout, device: torch.device
 ) -> list[list[torch.Tensor]]:
     """Tensors of all pages, [num_pages, tokens, heads, head_dim] per tensor and plane of the
-    layout. Initialized to zeros, since attention reads unused slots of a page and masks them."""
+    layout; last, for each layer that caches index keys, their plane [num_pages, tokens, 1, dim].
+    Initialized to zeros, since attention reads unused slots of a page and masks them."""
     spec = layout.spec
     shape = (num_pages, *spec.page_shape(page_size))
-    return [
+    tensors = [
         [lazy_zeros(shape, spec.dtype, device) for _ in range(spec.num_planes)]
         for _ in range(layout.group_size)
     ]
+    for layer, keys in layout.index_keys.items():
+        number = layout.groups[0].layers.index(layer)
+        plane = lazy_zeros((num_pages, page_size, 1, keys.dim), keys.dtype, device)
+        tensors[number].append(plane)
+    return tensors
 
 
 def kv_caches(
@@ -60,8 +66,10 @@ def kv_caches(
         for place, layer in enumerate(group.layers):
             number, first = divmod(place, group.layers_per_page)
             group_shape = group.spec.page_shape(page_size)
-            planes = [plane.view(-1, *group_shape)[first:] for plane in tensors[number]]
-            by_layer[layer] = _make_cache(planes, group.spec)
+            count = group.spec.num_planes
+            planes = [plane.view(-1, *group_shape)[first:] for plane in tensors[number][:count]]
+            index_keys = tensors[number][count] if layer in layout.index_keys else None
+            by_layer[layer] = _make_cache(planes, group.spec, index_keys)
     return {layer: by_layer[layer] for layer in sorted(by_layer)}
 
 
@@ -72,6 +80,9 @@ def allocate_kv_caches(
     return kv_caches(allocate_planes(num_pages, page_size, layout, device), page_size, layout)
 
 
-def _make_cache(planes: Sequence[torch.Tensor], spec: KVCacheSpec) -> KVCache:
+def _make_cache(
+    planes: Sequence[torch.Tensor], spec: KVCacheSpec, index_keys: torch.Tensor | None
+) -> KVCache:
     values = planes[0][..., : spec.value_dim] if spec.value_dim else planes[1]
-    return KVCache(planes=tuple(planes), v=values)
+    added = () if index_keys is None else (index_keys,)
+    return KVCache(planes=(*planes, *added), v=values, index_keys=index_keys)
