@@ -54,12 +54,12 @@ class _Row(NamedTuple):
 
     @property
     def others(self) -> range:
-        """These queries, as indices of the step's tokens."""
+        """Indices of these queries among the step's tokens."""
         return range(self.first, self.first + self.num_others)
 
     @property
     def selecting(self) -> range:
-        """The remaining queries."""
+        """Indices of the remaining queries."""
         return range(self.first + self.num_others, self.first + self.length)
 
 
@@ -172,5 +172,5 @@ def _piece(rows: Sequence[_Row], start: int, count: int, length: int) -> SparseP
 
 def _sent(values: Sequence[int], device: torch.device) -> torch.Tensor:
     """Integers as int64 on the device, without waiting for it."""
-    host = torch.tensor(values, dtype=torch.int64, pin_memory=device.type == "cuda")
-    return host.to(device, non_blocking=True)
+    host = torch.tensor(values, dtype=torch.int64)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host

@@ -17,7 +17,7 @@ class IndexerConfig:
     head_dim: int
     """Dimensions of its queries and keys, the first of which have attention's rotary embedding."""
     is_interleaved: bool
-    """As in MlaConfig."""
+    """Whether its rotary embedding rotates neighbouring dimensions, and not those of two halves."""
     layers: tuple[bool, ...]
     """Whether a layer has an indexer, per layer; others attend to the tokens that the layer before
     them attends to."""

@@ -368,8 +368,8 @@ def attend_to_rows(
     sinks: torch.Tensor | None = None,
     value_scale: float = 1.0,
 ) -> torch.Tensor:
-    """As `attend`, with the planned attention of the queries' rows, of which the first
-    `num_decodes` are decodes."""
+    """Attention over one layer's KV cache of the rows that `inputs` plans, of which the first
+    `num_decodes` are decodes; other arguments as in `attend`."""
 
     def forward(step: AttentionStep, q: torch.Tensor) -> torch.Tensor:
         return step.forward(q, cache.k, cache.v, scale=scale, sinks=sinks, value_scale=value_scale)

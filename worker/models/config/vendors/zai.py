@@ -126,12 +126,12 @@ class GlmMoeDsaConfig(DeepseekV32Config):
     indexer_rope_interleave: Annotated[bool, only(True)] = True
     moe_router_dtype: Literal["float32"] = "float32"
     indexer_types: list[str] | None = None
-    """Per layer: full for one with an indexer, shared for one that attends to the tokens that the
-    layer before it attends to."""
+    """Kind of each layer: full with an indexer, shared if it attends to the tokens that the layer
+    before it attends to."""
     index_topk_pattern: str | list[str] | None = None
-    """The same, or a string of F and S; read if `indexer_types` is missing."""
+    """The same list, or a string of F and S; read if `indexer_types` is missing."""
     index_topk_freq: Index = 1
-    """Without either, every n-th layer is full, counted from the last of the leading ones."""
+    """Period of full layers after the leading ones; read without either list."""
     index_skip_topk_offset: Index = 2
     """Number of leading layers that are full."""
 
