@@ -11,6 +11,8 @@ from typing import Self
 import torch
 
 import kernels
+from deploy.benchmarks.kernels.case import Case
+from deploy.benchmarks.kernels.sparse import SPARSE_CASES
 from deploy.benchmarks.kernels.states import MAMBA_STEPS, gated_delta_step
 from kernels import EditRows, PenaltyRows, SamplingParameters, TokenEdits
 from kernels.attention import AttentionMetadata, AttentionSettings, create_attention_backend
@@ -32,21 +34,6 @@ _FORMATS: dict[str, tuple[kernels.WeightCode, int]] = {
 """Formats of quantized weights: codes, and input features that share a scale."""
 _DRAFTS, _SHORTEST, _LONGEST = 8, 2, 4
 """Tokens of a draft by n-grams, and of the shortest and longest n-gram."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
-    """One op on one shape."""
-
-    op: str
-    shape: str
-    """Text that describes the shape."""
-    run: Callable[[], object]
-    """Runs the op once."""
-    num_bytes: float
-    """Bytes to read each input once and write each output once."""
-    num_flops: float = 0.0
-    """Floating-point operations of matrix products; 0 for ops without any."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,6 +93,10 @@ def make_cases(
         ("extend_attention", maker.extend),
         *(("gated_delta_net", partial(maker.states, length)) for length in (1, _CHUNK)),
         *((op, partial(maker.mamba, op, n)) for op in MAMBA_STEPS for n in (1, _CHUNK)),
+        *(
+            (op, partial(make, rows, context, shape.q_heads, device, dtype))
+            for op, make in SPARSE_CASES.items()
+        ),
         ("gumbel_noise", maker.noise),
         *(("sample_tokens", partial(maker.sample, kind)) for kind in _SAMPLING),
         ("apply_token_bitmask", maker.bitmask),

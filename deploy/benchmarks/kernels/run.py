@@ -14,7 +14,8 @@ import torch
 
 from cluster.bench.report import Result, checks_json, exactly, note
 from cluster.bench.stats import percentile
-from deploy.benchmarks.kernels.cases import OTHER_OPS, Case, Shape, make_cases
+from deploy.benchmarks.kernels.case import Case
+from deploy.benchmarks.kernels.cases import OTHER_OPS, Shape, make_cases
 from deploy.benchmarks.kernels.options import KernelOptions
 from kernels import registry
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from deploy.benchmarks.cli import main
-from deploy.benchmarks.kernels.cases import OTHER_OPS, Case
+from deploy.benchmarks.kernels.case import Case
+from deploy.benchmarks.kernels.cases import OTHER_OPS
 from deploy.benchmarks.kernels.options import KernelOptions
 from deploy.benchmarks.kernels.run import Peaks, _figures
 from kernels import registry
