@@ -46,6 +46,12 @@ from kernels.sample_tokens import SamplingParameters, TokenCells, sample_tokens
 from kernels.selective_scan import ScanLayer, selective_scan
 from kernels.short_convolution import short_convolution
 from kernels.soft_cap import soft_cap_
+from kernels.sparse_attention import (
+    SparseQueries,
+    attend_to_cells,
+    select_tokens,
+    store_index_keys,
+)
 from kernels.step_inputs import StepRows, StepTensors, gather_step_inputs, write_table_rows_
 from kernels.token_bitmask import apply_token_bitmask
 from kernels.token_edits import EditRows, TokenEdits, apply_token_edits_
@@ -79,6 +85,7 @@ __all__ = [
     "Routing",
     "SamplingParameters",
     "ScanLayer",
+    "SparseQueries",
     "StepRows",
     "StepTensors",
     "TokenCells",
@@ -88,6 +95,7 @@ __all__ = [
     "apply_penalties_",
     "apply_token_bitmask",
     "apply_token_edits_",
+    "attend_to_cells",
     "choose_experts",
     "clamped_silu_and_mul",
     "clamped_swiglu",
@@ -112,11 +120,13 @@ __all__ = [
     "rms_norm",
     "rms_norm_pair",
     "sample_tokens",
+    "select_tokens",
     "selective_scan",
     "short_convolution",
     "silu_and_mul",
     "soft_cap_",
     "squared_relu",
+    "store_index_keys",
     "token_scores",
     "write_table_rows_",
     "xielu",

@@ -61,7 +61,7 @@ def attend_to_latents(
     partial, lse = out, out
     if is_decode:
         assert num_rows * num_blocks <= len(arrived), "each tile needs a separate counter"
-        num_splits = _count_splits(num_rows * num_blocks, metadata.max_seq_len, blocks.least_split)
+        num_splits = count_splits(num_rows * num_blocks, metadata.max_seq_len, blocks.least_split)
         partial = out.new_empty(num_rows, num_heads, num_splits, value_dim, dtype=torch.float32)
         lse = partial.new_empty(partial.shape[:3])
     _latent_kernel[(num_blocks, num_rows, num_splits)](
@@ -95,7 +95,7 @@ def count_arrivals(num_rows: int, num_heads: int, device: torch.device) -> torch
     return torch.zeros(size, dtype=torch.int32, device=device)
 
 
-def _count_splits(programs_per_split: int, most_visible: int, least_split: int) -> int:
+def count_splits(programs_per_split: int, most_visible: int, least_split: int) -> int:
     """Number of splits of the keys that fills the device, with at least `least_split` keys each."""
     wanted = -(-TARGET_PROGRAMS // programs_per_split)
     useful = -(-most_visible // least_split)
@@ -140,14 +140,14 @@ def _keys_of_block(
 
 
 @triton.jit
-def _load_rows(row_ptrs, inside, column, WIDTH: tl.constexpr):
+def load_rows(row_ptrs, inside, column, WIDTH: tl.constexpr):
     """Loads [rows, columns], with zeros outside of the rows and of the width."""
     mask = inside[:, None] & (column < WIDTH)[None, :]
     return tl.load(row_ptrs[:, None] + column[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
-def _fold_block(scores, v, highest, weights, total, PRECISION: tl.constexpr):
+def fold_block(scores, v, highest, weights, total, PRECISION: tl.constexpr):
     """Continues an online softmax, in powers of 2, with a tile's scores [M, N] and values [N,
     D]."""
     new_highest = tl.maximum(highest, tl.max(scores, axis=1))
@@ -184,7 +184,7 @@ def _leave_part(
 
 
 @triton.jit
-def _store_rows(out_ptr, place, column, rows, kept, VALUE_DIM: tl.constexpr):
+def store_rows(out_ptr, place, column, rows, kept, VALUE_DIM: tl.constexpr):
     """Stores rows [M, columns] at the indices [M] of their pairs, rounded to the output's type."""
     out_ptrs = out_ptr + place[:, None] * VALUE_DIM + column[None, :]
     tl.store(out_ptrs, rows.to(out_ptr.dtype.element_ty), mask=kept)
@@ -214,7 +214,7 @@ def _merge(
             total = total * shrink[:, None] + values * weight[:, None]
             weights = weights * shrink + weight
             highest = new_highest
-        _store_rows(out_ptr, place, column, total / weights[:, None], kept, VALUE_DIM)
+        store_rows(out_ptr, place, column, total / weights[:, None], kept, VALUE_DIM)
 
 
 @triton.jit(
@@ -249,8 +249,8 @@ def _latent_kernel(
     value = tl.arange(0, BLOCK_V)
     rotary = tl.arange(0, BLOCK_R)
     q_ptrs = q_ptr + place * HEAD_DIM
-    q = _load_rows(q_ptrs, inside, value, VALUE_DIM)
-    rotated_q = _load_rows(q_ptrs + VALUE_DIM, inside, rotary, ROTARY_DIM)
+    q = load_rows(q_ptrs, inside, value, VALUE_DIM)
+    rotated_q = load_rows(q_ptrs + VALUE_DIM, inside, rotary, ROTARY_DIM)
     highest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     weights = tl.zeros((BLOCK_M,), tl.float32)
     total = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
@@ -261,14 +261,14 @@ def _latent_kernel(
             page_table_ptr + row * table_stride + position // PAGE_SIZE, mask=exists, other=0
         )
         key_ptrs = cache_ptr + (page.to(tl.int64) * PAGE_SIZE + position % PAGE_SIZE) * HEAD_DIM
-        latents = _load_rows(key_ptrs, exists, value, VALUE_DIM).to(q.dtype)
-        rotated = _load_rows(key_ptrs + VALUE_DIM, exists, rotary, ROTARY_DIM).to(q.dtype)
+        latents = load_rows(key_ptrs, exists, value, VALUE_DIM).to(q.dtype)
+        rotated = load_rows(key_ptrs + VALUE_DIM, exists, rotary, ROTARY_DIM).to(q.dtype)
         scores = tl.dot(rotated_q, tl.trans(rotated), input_precision=PRECISION)
         scores += tl.dot(q, tl.trans(latents), input_precision=PRECISION)
         # No row of scores is masked whole: every pair attends to position 0, or to a whole split.
         seen = exists[None, :] & (position[None, :] <= own[:, None])
         scores = tl.where(seen, scores * (scale * LOG2E), float("-inf"))
-        highest, weights, total = _fold_block(scores, latents, highest, weights, total, PRECISION)
+        highest, weights, total = fold_block(scores, latents, highest, weights, total, PRECISION)
 
     safe = tl.where(weights > 0, weights, 1.0)
     result = total / safe[:, None]
@@ -276,7 +276,7 @@ def _latent_kernel(
         result = result * value_scale
     kept = inside[:, None] & (value < VALUE_DIM)[None, :]
     if filled == 1:
-        _store_rows(out_ptr, place, value, result, kept, VALUE_DIM)
+        store_rows(out_ptr, place, value, result, kept, VALUE_DIM)
     else:
         counter = arrived_ptr + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
         _leave_part(

@@ -84,6 +84,13 @@ def rotary_embedding(
     _rotate(k, cos, sin)
 
 
+def rotate_heads(x: torch.Tensor, positions: torch.Tensor, cos_sin_cache: torch.Tensor) -> None:
+    """Applies rotary embedding to heads [T, H, D] in place; other arguments as in
+    `rotary_embedding`."""
+    cos, sin = cos_sin_cache.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
+    _rotate(x, cos, sin)
+
+
 def _joined_heads(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
     """The heads of q and k as one view [T, Hq + Hkv, D], if they are adjacent in the output of a
     fused projection; else None."""

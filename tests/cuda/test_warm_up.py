@@ -33,8 +33,13 @@ LATENTS = "zai-org/GLM-4.7-Flash"
 SINKS = "openai/gpt-oss-20b"
 """And windows."""
 STATES = "Qwen/Qwen3-Next-80B-A3B-Instruct"
-CHANGED: dict[str, dict[str, Any]] = {STATES: {"full_attention_interval": 2}}
-"""So that few layers are of both kinds."""
+SELECTED = "zai-org/GLM-5"
+"""Sparse attention."""
+CHANGED: dict[str, dict[str, Any]] = {
+    STATES: {"full_attention_interval": 2},
+    SELECTED: {"index_topk": 64, "indexer_types": ["full", "full", "full", "shared"]},
+}
+"""So that few layers are of both kinds, and many queries select tokens."""
 SMALL_STEPS = {"max_num_batched_tokens": 128}
 RANKS = {"tensor_parallel_size": 2}
 WHOLE_EXPERTS = {**RANKS, "enable_expert_parallel": True}
@@ -55,6 +60,7 @@ LAYERS = {
     "swiss-ai/Apertus-8B-Instruct-2509": 2,
     "MiniMaxAI/MiniMax-M2.5": 2,
     "zai-org/GLM-4.5-Air": 3,
+    SELECTED: 4,
     "Qwen/Qwen1.5-MoE-A2.7B": 2,
     STATES: 3,
     "Qwen/Qwen3-30B-A3B-FP8": 2,

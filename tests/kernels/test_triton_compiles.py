@@ -38,6 +38,7 @@ from tests.support.kernels.launches import (
     mix,
     prepare,
     quantized_products,
+    sparse_attention,
     token_ops,
 )
 
@@ -161,6 +162,22 @@ def test_attention_to_latents_compiles(capability: int, dtype: torch.dtype) -> N
     usages = {binary.key: binary.usage() for binary in compiled}.values()
     assert sum(usage.spilled_bytes > 0 for usage in usages) <= 1
     assert sum(usage.registers > 168 for usage in usages) <= 1 + (dtype == torch.float32)
+
+
+@pytest.mark.parametrize(
+    "capability", [90, *(pytest.param(older, marks=pytest.mark.long) for older in (80, 89))]
+)
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.long)], ids=str
+)
+def test_sparse_attention_compiles(capability: int, dtype: torch.dtype) -> None:
+    """Of DeepSeek V3.2's size: one binary each for index keys, scores, and attention, of any number
+    of queries."""
+    with compiling_for(capability) as compiled, registry.using("triton"):
+        sparse_attention(dtype)
+    assert len({(binary.kernel, binary.key) for binary in compiled}) == 3
+    assert all(binary.shared_bytes <= SHARED_LIMITS[capability] for binary in compiled), compiled
+    assert all(binary.usage().spilled_bytes == 0 for binary in compiled)
 
 
 FP8_MARKS = [90, *(pytest.param(other, marks=pytest.mark.long) for other in (89, 100))]

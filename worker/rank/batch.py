@@ -23,8 +23,9 @@ import torch
 
 from kernels import SamplingParameters, StepRows, StepTensors, gather_step_inputs
 from kernels.attention import AttentionBackend, AttentionMetadata, CapturableBackend
+from kernels.sparse_attention.plan import split_rows
 from kernels.states import StateCache, StateRows
-from worker.models.layers.context import AttentionInputs, ForwardContext, KVCache
+from worker.models.layers.context import AttentionInputs, ForwardContext, KVCache, SparseInputs
 from worker.models.layers.kv_cache import KVCacheGroup, KVCacheSpec
 from worker.plan.plan import Plan, StateStore
 from worker.rank.sampling.logprobs import PromptChunk
@@ -386,9 +387,13 @@ def gather_inputs(
     by_layer: dict[int, AttentionInputs] = {}
     for group, page_table in zip(groups, tables.group_tables, strict=True):
         step = gather_step_inputs(tables.token_pool, page_table, rows)
-        parts = _attention_rows(batch, step, tables, query_start, group.spec)
+        parts, sparse = _attention_rows(batch, step, tables, query_start, group.spec), None
+        if group.spec.top_k:
+            parts, sparse = _split(parts, step.positions, group.spec.top_k)
         decode, extend = (None if part is None else plan(part) for part in parts)
-        inputs = AttentionInputs(slot_mapping=step.slot_mapping, decode=decode, extend=extend)
+        inputs = AttentionInputs(
+            slot_mapping=step.slot_mapping, decode=decode, extend=extend, sparse=sparse
+        )
         by_layer.update(dict.fromkeys(group.layers, inputs))
     context = ForwardContext(
         kv_caches=kv_caches,
@@ -408,13 +413,33 @@ def longest_row(batch: Batch, max_model_len: int) -> int:
     return int(batch.rows[:, 2].max())
 
 
+_Parts = tuple[AttentionMetadata | None, AttentionMetadata | None]
+"""Rows of one token, and longer ones; None for a part without rows."""
+
+
+def _split(
+    parts: _Parts, positions: torch.Tensor, top_k: int
+) -> tuple[_Parts, SparseInputs | None]:
+    """Separates the queries that attend to a selection of tokens from the rows of a step."""
+    rows = split_rows(*parts, positions, top_k)
+    if rows is None:
+        return parts, None
+    decode = rows.decode
+    return (decode, rows.extend), SparseInputs(
+        queries=rows.queries,
+        tokens=rows.tokens,
+        others=rows.others,
+        num_other_decodes=0 if decode is None else len(decode.seq_lens_host),
+    )
+
+
 def _attention_rows(
     batch: Batch,
     step: StepTensors,
     tables: DeviceTables,
     query_start: torch.Tensor | None,
     spec: KVCacheSpec,
-) -> tuple[AttentionMetadata | None, AttentionMetadata | None]:
+) -> _Parts:
     """Attention metadata of the rows of one token, which come first, and of the longer ones; None
     for a part without rows. `query_start`: offsets of the longer rows' tokens among these."""
     border, ends = batch.num_decodes, batch.ends

@@ -460,7 +460,7 @@ def create_capture(
     draft_backend: AttentionBackend | None = None,
 ) -> StepCapture | None:
     """The capture of a rank's steps; None if all steps run eagerly: due to the configuration,
-    collectives through the host, or an attention backend that cannot be captured.
+    collectives through the host, sparse attention, or an attention backend that cannot be captured.
 
     Args:
         config: the engine's configuration.
@@ -475,6 +475,8 @@ def create_capture(
         return None
     if not isinstance(backend, CapturableBackend):
         return None
+    if model.selects_tokens_within(model.resolve_max_model_len(config.max_model_len)):
+        return None  # a step's kernels depend on the lengths of its rows
     sizes = capture_sizes(config, model.block_size)
     token_sizes: Sequence[int] = ()
     backends = [backend] if draft_backend is None else [backend, draft_backend]

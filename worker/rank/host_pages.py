@@ -39,14 +39,14 @@ class HostPages(ABC):
     """
 
     def __init__(self, num_slots: int, planes: Sequence[torch.Tensor]) -> None:
-        self._planes = [_rows(plane) for plane in planes]
-        """Planes, [pages, values] each."""
+        rows = _rows(planes)
+        ends = list(accumulate(plane.shape[1] for plane in rows))
+        parts = [slice(end - plane.shape[1], end) for end, plane in zip(ends, rows, strict=True)]
+        self._planes = list(zip(rows, parts, strict=True))
+        """Planes, [pages, values] each, and their parts of a slot."""
         self.states: HostStates | None = None
         """Snapshots of states; None for models without states."""
-        ends = list(accumulate(plane.shape[1] for plane in self._planes))
-        self._parts = list(map(slice, [0, *ends], ends))
-        """Places of the planes' values in a slot."""
-        self.slots = lazy_zeros((num_slots, ends[-1]), self._planes[0].dtype)
+        self.slots = lazy_zeros((num_slots, ends[-1]), rows[0].dtype)
         """[slots, values of all planes] in host memory."""
 
     def copy(self, plan: Plan) -> LoadMs | None:
@@ -77,7 +77,7 @@ class CPUHostPages(HostPages):
     def _copy(self, plan: Plan) -> LoadMs | None:
         if plan.stores is not None:
             pages, slots = _indices(plan.stores)
-            for part, plane in zip(self._parts, self._planes, strict=True):
+            for plane, part in self._planes:
                 self.slots[:, part].index_copy_(0, slots, plane.index_select(0, pages))
         self._store_states(plan)
         if plan.loads is None and plan.host_state_loads is None:
@@ -85,7 +85,7 @@ class CPUHostPages(HostPages):
         started = time.perf_counter()
         if plan.loads is not None:
             pages, slots = _indices(plan.loads)
-            for part, plane in zip(self._parts, self._planes, strict=True):
+            for plane, part in self._planes:
                 plane.index_copy_(0, pages, self.slots[:, part].index_select(0, slots))
         self._load_states(plan)
         elapsed_ms = (time.perf_counter() - started) * 1e3
@@ -168,7 +168,7 @@ class CUDAHostPages(HostPages):
     def _store(self, copies: PageCopies) -> None:
         for pages, slots in self._batches(copies):
             index = to_device(torch.tensor(pages), self._streams.device)
-            for part, plane in zip(self._parts, self._planes, strict=True):
+            for plane, part in self._planes:
                 self._staged[: len(pages), part].copy_(plane.index_select(0, index))
             for row, slot in enumerate(slots):
                 self.slots[slot].copy_(self._staged[row], non_blocking=True)
@@ -178,7 +178,7 @@ class CUDAHostPages(HostPages):
             index = to_device(torch.tensor(pages), self._streams.device)
             for row, slot in enumerate(slots):
                 self._staged[row].copy_(self.slots[slot], non_blocking=True)
-            for part, plane in zip(self._parts, self._planes, strict=True):
+            for plane, part in self._planes:
                 plane.index_copy_(0, index, self._staged[: len(pages), part])
 
     def _batches(self, copies: PageCopies) -> list[tuple[list[int], list[int]]]:
@@ -212,10 +212,14 @@ def create_host_pages(
     return CUDAHostPages(num_slots, planes, streams, must_pin=must_pin)
 
 
-def _rows(plane: torch.Tensor) -> torch.Tensor:
-    """A plane as [pages, values]; FP8 values as bytes, since torch has no index_copy_ for them."""
-    rows = plane.view(len(plane), -1)
-    return rows.view(torch.uint8) if rows.itemsize == 1 else rows
+def _rows(planes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Planes as [pages, values] of one type: bytes if types differ, and for FP8, since torch has no
+    index_copy_ for it."""
+    rows = [plane.view(len(plane), -1) for plane in planes]
+    types = {plane.dtype for plane in planes}
+    if len(types) == 1 and rows[0].itemsize > 1:
+        return rows
+    return [plane.view(torch.uint8) for plane in rows]
 
 
 def _indices(copies: PageCopies) -> tuple[torch.Tensor, torch.Tensor]:

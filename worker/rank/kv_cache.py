@@ -37,15 +37,21 @@ def allocate_planes(
     num_pages: int, page_size: int, layout: KVCacheLayout, device: torch.device
 ) -> list[list[torch.Tensor]]:
     """Tensors of all pages, [num_pages, tokens, heads, head_dim] per tensor and plane of the
-    layout. Initialized to zeros, since attention reads unused slots of a page and masks them."""
+    layout; last, for each layer that caches index keys, their plane [num_pages, tokens, 1, dim].
+    Initialized to zeros, since attention reads unused slots of a page and masks them."""
     spec = layout.spec
-    return [
+    tensors = [
         [
             lazy_zeros((num_pages, *shape), spec.dtype, device)
             for shape in spec.page_shapes(page_size)
         ]
         for _ in range(layout.group_size)
     ]
+    for layer, keys in layout.index_keys.items():
+        number = layout.groups[0].layers.index(layer)
+        plane = lazy_zeros((num_pages, page_size, 1, keys.dim), keys.dtype, device)
+        tensors[number].append(plane)
+    return tensors
 
 
 def kv_caches(
@@ -64,9 +70,10 @@ def kv_caches(
             shapes = group.spec.page_shapes(page_size)
             planes = [
                 plane.view(-1, *shape)[first:]
-                for plane, shape in zip(tensors[number], shapes, strict=True)
+                for plane, shape in zip(tensors[number][: len(shapes)], shapes, strict=True)
             ]
-            by_layer[layer] = _make_cache(planes, group.spec)
+            index_keys = tensors[number][len(shapes)] if layer in layout.index_keys else None
+            by_layer[layer] = _make_cache(planes, group.spec, index_keys)
     return {layer: by_layer[layer] for layer in sorted(by_layer)}
 
 
@@ -77,6 +84,9 @@ def allocate_kv_caches(
     return kv_caches(allocate_planes(num_pages, page_size, layout, device), page_size, layout)
 
 
-def _make_cache(planes: Sequence[torch.Tensor], spec: KVCacheSpec) -> KVCache:
+def _make_cache(
+    planes: Sequence[torch.Tensor], spec: KVCacheSpec, index_keys: torch.Tensor | None
+) -> KVCache:
     values = planes[0][..., : spec.value_dim] if spec.value_dim else planes[1]
-    return KVCache(planes=tuple(planes), v=values)
+    added = () if index_keys is None else (index_keys,)
+    return KVCache(planes=(*planes, *added), v=values, index_keys=index_keys)

@@ -464,6 +464,7 @@ class ModelRunner:
             self.config,
             max_model_len=self._tables.max_model_len,
             block_size=self.model_config.block_size,
+            top_k=self._layout.spec.top_k,
         )
         vocab_size = self.model_config.vocab_size
         warm_up(self.execute, limits, vocab_size=vocab_size, show=self.group.rank == 0)

@@ -3,8 +3,8 @@
 Triton compiles a kernel at its first launch with new constants, types or alignments, which blocks
 the rank for up to seconds. A step's constants depend on its number of tokens (tiles of attention
 and of experts) and on its requests' options (filters, processors, masks, scores, drafts), so one
-step of each kind runs before the first request. They do not depend on positions: all rows here
-begin at position 0.
+step of each kind runs before the first request. They do not depend on positions, except in sparse
+attention: all other rows here begin at position 0.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ class WarmUpLimits:
     """Block size of a block-diffusion model; else 1."""
     num_drafts: int
     """Maximum drafts of a row; 0 without speculative decoding."""
+    top_k: int = 0
+    """Number of tokens that sparse attention selects; 0 if queries attend to all tokens."""
 
 
 def choose_kernel_cache() -> None:
@@ -91,13 +93,16 @@ def choose_kernel_cache() -> None:
         del os.environ[CACHE_VARIABLE]
 
 
-def warm_up_limits(config: EngineConfig, *, max_model_len: int, block_size: int) -> WarmUpLimits:
+def warm_up_limits(
+    config: EngineConfig, *, max_model_len: int, block_size: int, top_k: int = 0
+) -> WarmUpLimits:
     """The limits of one rank's steps.
 
     Args:
         config: the group's engine configuration.
         max_model_len: tokens of the longest request that the rank's tables hold.
         block_size: block size of a block-diffusion model; else 1.
+        top_k: as in WarmUpLimits.
     """
     limits, speculative = config.scheduling, config.speculative
     longest = min(limits.max_num_batched_tokens, max_model_len - 1)
@@ -109,6 +114,7 @@ def warm_up_limits(config: EngineConfig, *, max_model_len: int, block_size: int)
         max_model_len=max_model_len,
         block_size=block_size,
         num_drafts=min(most_drafts, longest - 1),
+        top_k=top_k if top_k < max_model_len else 0,
     )
 
 
@@ -155,6 +161,10 @@ def _steps(limits: WarmUpLimits) -> Iterator[Plan]:
         for options in (_GREEDY, _RANDOM, _FILTERED, _PROCESSED):
             yield Plan(0, [_admit(draft, 1, options)], [], [draft])
         yield Plan(0, [_admit(draft, 1)], [], [draft], masked=[0])
+    if limits.top_k:
+        for length in (1, min(limits.longest_row, limits.max_model_len - limits.top_k)):
+            row = PlannedRow(0, limits.top_k, length, 1)
+            yield Plan(0, [_admit(row, limits.top_k + length)], [], [row])
 
 
 def _block_steps(limits: WarmUpLimits) -> Iterator[Plan]:

@@ -10,6 +10,7 @@ import torch
 
 import kernels
 from deploy.benchmarks.kernels.case import Case, Shape, elementwise_case
+from deploy.benchmarks.kernels.sparse import SPARSE_CASES
 from deploy.benchmarks.kernels.states import MAMBA_STEPS, gated_delta_step
 from kernels import EditRows, PenaltyRows, SamplingParameters, TokenEdits, registry
 from kernels.attention import AttentionMetadata, AttentionSettings, create_attention_backend
@@ -64,6 +65,10 @@ def make_cases(
         ("extend_attention", maker.extend),
         *(("gated_delta_net", partial(maker.states, length)) for length in (1, _CHUNK)),
         *((op, partial(maker.mamba, op, n)) for op in MAMBA_STEPS for n in (1, _CHUNK)),
+        *(
+            (op, partial(make, rows, context, shape.q_heads, device, dtype))
+            for op, make in SPARSE_CASES.items()
+        ),
         ("gumbel_noise", maker.noise),
         *(("sample_tokens", partial(maker.sample, kind)) for kind in _SAMPLING),
         ("apply_token_bitmask", maker.bitmask),

@@ -8,11 +8,18 @@ from typing import Any
 
 import torch
 
-from kernels import ExtraTerms, LatentRows, prepare_latents
+from kernels import (
+    ExtraTerms,
+    LatentRows,
+    prepare_latents,
+    select_tokens,
+    store_index_keys,
+)
 from tests.support.checkpoints.mutations import NO_ROUTER_BIAS, NO_SHARED_EXPERT
 from tests.support.checkpoints.specimen import Mutation, Patch, Specimen
 from worker.models.architectures.deepseek import LatentAttention
 from worker.models.architectures.llama import PreNormLayer
+from worker.models.config.mla_config import IndexerConfig
 from worker.models.layers.norms import RMSNorm
 
 _ROPE = {"rope_type": "default", "rope_theta": 100.0}
@@ -121,6 +128,25 @@ _OF_V3: dict[str, Mutation] = {
     "bias of the router": NO_ROUTER_BIAS,
     "groups": {"topk_group": 4},
     "sum of weights": {"norm_topk_prob": False},
+}
+
+_INDEXER = {"index_topk": 8, "index_n_heads": 32, "index_head_dim": 16}
+"""Of fewer heads many scores would be equal, by which transformers' choice depends on the batch."""
+_OF_INDEXER: dict[str, Mutation] = {
+    "number of tokens": {"index_topk": 9},
+    "weights of the indexer's heads": Patch(
+        target="worker.models.layers.indexer:select_tokens",
+        value=lambda q, weights, *args, **options: select_tokens(
+            q, torch.ones_like(weights), *args, **options
+        ),
+    ),
+    "norm of index keys": Patch(target="worker.models.layers.indexer:_EPS", value=5.0),
+    "rotation of index keys": Patch(
+        target="worker.models.layers.indexer:store_index_keys",
+        value=lambda *args, positions, **options: store_index_keys(
+            *args, positions=torch.zeros_like(positions), **options
+        ),
+    ),
 }
 
 LATENT_SPECIMENS: dict[str, Specimen] = {
@@ -283,6 +309,58 @@ LATENT_SPECIMENS: dict[str, Specimen] = {
         mutations={
             "order of dimensions": {"rope_interleave": True},
             "first layers": {"first_k_dense_replace": 1},
+        },
+        lacks_head_dim=True,
+    ),
+    "deepseek-v3.2": Specimen(
+        name="DeepseekV32",
+        covers=("positions", "cache", "shards"),
+        settings={
+            **LATENTS,
+            **EXPERTS,
+            **_INDEXER,
+            "rope_parameters": _YARN,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "n_group": 4,
+            "topk_group": 2,
+        },
+        mutations={
+            **_OF_V3,
+            **_OF_YARN,
+            **_OF_INDEXER,
+            "first layer": {"first_k_dense_replace": 0, "mlp_layer_types": None},
+            "order of the indexer's dimensions": Patch(
+                target="worker.models.config.vendors.deepseek:IndexerConfig",
+                value=lambda **fields: IndexerConfig(**{**fields, "is_interleaved": True}),
+            ),
+        },
+        lacks_head_dim=True,
+    ),
+    "glm-5": Specimen(
+        name="GlmMoeDsa",
+        covers=("positions",),
+        settings={
+            **LATENTS,
+            **EXPERTS,
+            **_INDEXER,
+            "num_hidden_layers": 4,
+            "rope_parameters": _ROPE,
+            "n_shared_experts": 1,
+            "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+            "first_k_dense_replace": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "indexer_types": ["full", "shared", "full", "shared"],
+        },
+        mutations={
+            **{key: value for key, value in _OF_V3.items() if key != "groups"},
+            **_OF_INDEXER,
+            "theta": {"rope_parameters": {**_ROPE, "rope_theta": 300.0}},
+            "order of the indexer's dimensions": Patch(
+                target="worker.models.layers.indexer:Indexer._put_halves_first",
+                value=lambda _: None,
+            ),
         },
         lacks_head_dim=True,
     ),

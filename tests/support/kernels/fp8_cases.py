@@ -13,6 +13,7 @@ import torch
 from kernels import (
     HeadNorms,
     LatentRows,
+    attend_to_cells,
     linear,
     pack_quantized_linear_weight,
     prepare_latents,
@@ -91,6 +92,24 @@ def fp8_attention_case(device: str, dtype: torch.dtype) -> None:
                 # A power of two, and the interpreter fuses nothing.
                 if device == "cpu" and value_scale == 0.5:
                     assert torch.equal(own, expected * value_scale)
+
+
+def fp8_sparse_attention_case(device: str, dtype: torch.dtype) -> None:
+    """The same for attention over selected latents."""
+    _skip_without_fp8(device)
+    drawn = make_paged([90], num_kv_heads=1, head_dim=44, value_dim=36, device=device, dtype=dtype)
+    quantized = drawn.in_fp8(0.5)
+    plain = quantized.k_cache.to(dtype)
+    q = torch.randn(2, 5, 44).to(device, dtype)
+    cells = torch.tensor([[3, 70, 41], [1, 88, -1]], dtype=torch.int32, device=device)
+    factors = quantized.scale, quantized.value_scale
+    for name in ("torch", "triton"):
+        with registry.using(name):
+            found, expected = (
+                attend_to_cells(q, cache, cells, 36, scale=factors[0], value_scale=factors[1])
+                for cache in (quantized.k_cache, plain)
+            )
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def fp8_store_case(device: str, dtype: torch.dtype) -> None:
@@ -233,6 +252,7 @@ def _skip_without_fp8(device: str) -> None:
 
 FP8_CASES = [
     fp8_attention_case,
+    fp8_sparse_attention_case,
     fp8_store_case,
     quantize_fp8_case,
     fp8_product_case,

@@ -30,6 +30,7 @@ from kernels import (
     apply_penalties_,
     apply_token_bitmask,
     apply_token_edits_,
+    attend_to_cells,
     choose_experts,
     clamped_silu_and_mul,
     clamped_swiglu,
@@ -48,9 +49,11 @@ from kernels import (
     rms_norm,
     rms_norm_pair,
     sample_tokens,
+    select_tokens,
     silu_and_mul,
     soft_cap_,
     squared_relu,
+    store_index_keys,
     token_scores,
     write_table_rows_,
     xielu,
@@ -62,6 +65,7 @@ from tests.support.kernels.delta_cases import Row, make_cache, make_layer, make_
 from tests.support.kernels.experts import make_codes, make_experts, make_quantized_experts
 from tests.support.kernels.paged_cases import make_paged
 from tests.support.kernels.scan_cases import make_scan_step
+from tests.support.kernels.sparse_cases import make_queries
 
 MIXED_TOKENS = (2, 99, 257)
 """Numbers of tokens for which `fused_moe` uses different tile sizes."""
@@ -280,3 +284,22 @@ def prepare(rows: int, place: Callable[[torch.Tensor], torch.Tensor]) -> None:
         slots=newest, newest=newest, count=4, shortest=2, longest=12, num_tokens=99 + rows
     )
     draft_ngrams(pool, lookup)
+
+
+def sparse_attention(dtype: torch.dtype) -> None:
+    """Index keys, selections and attention of DeepSeek V3.2: decodes, and a prompt."""
+    table = torch.randn(128, 64)
+    for places in ([90, 3, 100], list(range(60, 97))):
+        queries = make_queries("cpu", [places], 32)
+        count = len(places)
+        cache = torch.zeros(40, 16, 1, 128, dtype=dtype)
+        store_index_keys(
+            *(torch.randn(count, 128).to(dtype), cache, torch.arange(count)),
+            positions=queries.positions,
+            cos_sin_cache=table,
+        )
+        q, weights = torch.randn(count, 64, 128).to(dtype), torch.randn(count, 64)
+        select_tokens(q, weights, cache, queries, cos_sin_cache=table)
+        cells = torch.zeros(count, 2048, dtype=torch.int32)
+        latents = torch.zeros(40, 16, 1, 576, dtype=dtype)
+        attend_to_cells(torch.randn(count, 16, 576).to(dtype), latents, cells, 512, scale=0.1)

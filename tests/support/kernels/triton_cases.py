@@ -61,6 +61,7 @@ from tests.support.kernels.paged_cases import Paged, make_paged, naive_decode
 from tests.support.kernels.sampling_cases import SAMPLING_CASES
 from tests.support.kernels.scan_cases import SCAN_CASES
 from tests.support.kernels.schedule_cases import SCHEDULE_CASES
+from tests.support.kernels.sparse_cases import SPARSE_CASES
 
 Case = Callable[[str, torch.dtype], None]
 
@@ -684,6 +685,7 @@ CASES: list[Case] = [
     *SCHEDULE_CASES,
     *DELTA_CASES,
     *SCAN_CASES,
+    *SPARSE_CASES,
     latent_case,
     latent_steps_case,
     *FP8_CASES,

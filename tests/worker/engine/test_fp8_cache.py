@@ -52,11 +52,14 @@ def logits_of(folder: Path, **options: Any) -> torch.Tensor:
     return torch.stack([row for request in requests for row in request.logits])
 
 
-@pytest.mark.parametrize("name", ["deepseek-v3", "gpt-oss"])
+@pytest.mark.parametrize(
+    "name", ["deepseek-v3", "gpt-oss", pytest.param("glm-5", marks=pytest.mark.long)]
+)
 def test_layers_read_numbers_of_e4m3(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Latents, and windows with sinks: equal to a float32 cache of rounded numbers."""
+    """Latents, all or a selection by index keys, which are not rounded, and windows with sinks:
+    equal to a float32 cache of rounded numbers."""
 
     def write_rounded(
         cells: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor, scale: float

@@ -1,5 +1,5 @@
-"""Models with sliding windows or states: prefixes that come back from host memory are bitwise equal
-to cold runs."""
+"""Models with sliding windows, states or index keys: prefixes that come back from host memory are
+bitwise equal to cold runs."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ SAMPLING = [
 LAYERS = [
     "gpt-oss",
     "qwen3-next",
+    "deepseek-v3.2",
+    pytest.param("glm-5", marks=pytest.mark.long),
     pytest.param("gemma3", marks=pytest.mark.long),
     pytest.param("gemma4", marks=pytest.mark.long),
     pytest.param("gemma4-small", marks=pytest.mark.long),

@@ -118,7 +118,8 @@ def write_fp8(folder: Path, own: Path, dequantized: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
     plain = dict(tensors)
-    for key in [key for key in tensors if "proj" in key]:
+    linear = [key for key in tensors if "proj" in key or "indexer.w" in key]
+    for key in [key for key in linear if "weights_proj" not in key]:  # as released
         tensors[key], tensors[f"{key}_scale_inv"] = values, scales = quantize(tensors[key])
         plain[key] = dequantize(values, scales)
     for path, state, more in (
@@ -130,14 +131,16 @@ def write_fp8(folder: Path, own: Path, dequantized: Path) -> None:
         (path / "config.json").write_text(json.dumps({**config, **more}))
 
 
-@pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-v2-lite"])
+@pytest.mark.parametrize(
+    "name", ["deepseek-v3", "deepseek-v2-lite", pytest.param("glm-5", marks=pytest.mark.long)]
+)
 def test_fp8_weights_are_what_the_dequantized_ones_are(name: str, tmp_path: Path) -> None:
-    """Those that are absorbed too, and those whose rows end within a block."""
+    """Those that are absorbed too, those whose rows end within a block, and an indexer's."""
     write_specimen(name, tmp_path)
     write_fp8(tmp_path, tmp_path / "fp8", tmp_path / "plain")
     found = []
     for folder in ("fp8", "plain"):
-        request = Request(prompt=[5, 17, 30, 4, 8])
+        request = Request(prompt=[5, 17, 30, 4, 8, 90, 3, 2, 61, 77, 12])
         generate(make_runner(str(tmp_path / folder)), [request])
         found.append(torch.stack(request.logits))
     assert torch.equal(*found)

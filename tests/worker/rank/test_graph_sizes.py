@@ -150,15 +150,30 @@ class Uncaptured(AttentionBackend):
 
 
 def capture_of(
-    backend: AttentionBackend, draft_backend: AttentionBackend | None = None, **options: Any
+    backend: AttentionBackend,
+    draft_backend: AttentionBackend | None = None,
+    top_k: int = 1000,
+    **options: Any,
 ) -> StepCapture | None:
-    """Of a rank on CUDA by itself."""
+    """Of a rank on CUDA by itself, with sparse attention in sequences longer than `top_k`."""
+    model = SimpleNamespace(
+        block_size=1,
+        hidden_size=64,
+        resolve_max_model_len=lambda requested: requested or 1000,
+        selects_tokens_within=lambda length: length > top_k,
+    )
     return create_capture(
         *(EngineConfig.of(model="m", max_num_seqs=4, max_num_batched_tokens=64, **options),),
         *(TensorParallelGroup.alone(torch.device("cuda")), cast("DeviceStreams", object())),
-        *(backend, cast("ModelConfig", SimpleNamespace(block_size=1, hidden_size=64))),
+        *(backend, cast("ModelConfig", model)),
         draft_backend,
     )
+
+
+def test_selections_of_tokens_are_not_captured() -> None:
+    """In sequences that are short enough for none, steps are."""
+    assert capture_of(Ragged(), top_k=999) is None
+    assert capture_of(Ragged(), top_k=999, max_model_len=999) is not None
 
 
 def test_what_attention_can_be_captured_is() -> None:

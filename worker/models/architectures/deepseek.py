@@ -1,5 +1,5 @@
-"""DeepSeek V2 and V3, and families with the same attention: Kimi K2, GLM-4.7-Flash, Moonlight,
-Mistral 4.
+"""DeepSeek V2 to V3.2, and families with the same attention: Kimi K2, GLM-4.7-Flash, GLM-5,
+Moonlight, Mistral 4.
 
 Schemas: `config/vendors/deepseek.py`, `config/vendors/zai.py` and `config/vendors/mistral.py`.
 """
@@ -11,19 +11,27 @@ from typing import ClassVar
 
 import torch
 
-from kernels import LatentRows, PackedLinear, linear, pack_linear_weight, prepare_latents
+from kernels import (
+    LatentRows,
+    PackedLinear,
+    attend_to_cells,
+    linear,
+    pack_linear_weight,
+    prepare_latents,
+)
 from worker.models.architectures.decoder import DecoderModel
 from worker.models.architectures.llama import PreNormLayer
 from worker.models.architectures.qwen3_moe import Qwen3MoeForCausalLM
-from worker.models.layers.attention import attend
+from worker.models.layers.attention import attend_to_rows
 from worker.models.layers.cache_scales import CacheScales
-from worker.models.layers.context import ForwardContext
+from worker.models.layers.context import AttentionInputs, ForwardContext, KVCache
+from worker.models.layers.indexer import Indexer
 from worker.models.layers.kv_cache import KVCacheSpec, StateSpec
 from worker.models.layers.linear import (
     ColumnParallelLinear,
-    ColumnPart,
     RowParallelLinear,
     divided_part,
+    whole_part,
 )
 from worker.models.layers.linear_method import WeightSlot
 from worker.models.layers.moe import MoeNames
@@ -57,6 +65,9 @@ class LatentAttention:
     values afterwards. The cache holds [c, r] once, whole on every rank; heads are divided among the
     ranks.
 
+    With sparse attention, a query attends to the tokens that an indexer selects: the layer's, or
+    that of the last layer with one.
+
     Args:
         model: the model that the layer belongs to.
         index: index of the layer, from 0.
@@ -75,11 +86,15 @@ class LatentAttention:
             config.num_heads, options.group.world_size, "the number of attention heads"
         )
         self._scale = mla.query_dim**-0.5 * mla.score_factor
+        self.indexer = _indexer(model, index)
+        """Selects tokens; None without sparse attention, or if an earlier layer selects them."""
         self.kv_cache_spec: KVCacheSpec | None = KVCacheSpec(
             num_kv_heads=1,
             head_dim=mla.cached_dim,
             dtype=options.cache_dtype or options.dtype,
             value_dim=mla.kv_rank,
+            top_k=0 if mla.indexer is None else mla.indexer.top_k,
+            index_keys=None if self.indexer is None else self.indexer.keys,
         )
         """Specification of the layer's cache of latents."""
         self.state_spec: StateSpec | None = None
@@ -92,7 +107,7 @@ class LatentAttention:
         self.q_norm: RMSNorm | None = None
         self.q_up: ColumnParallelLinear | None = None
         if mla.q_rank is not None:
-            first = _whole_part("q_a_proj", mla.q_rank)
+            first = whole_part("q_a_proj", mla.q_rank)
             self.q_norm = RMSNorm(mla.q_rank, _EPS, options)
             self.q_up = ColumnParallelLinear(
                 mla.q_rank,
@@ -101,7 +116,7 @@ class LatentAttention:
                 options=options,
             )
         self._split = [first.local_size, mla.kv_rank, mla.rotary_dim]
-        latents = _whole_part("kv_a_proj_with_mqa", mla.cached_dim)
+        latents = whole_part("kv_a_proj_with_mqa", mla.cached_dim)
         self.down = ColumnParallelLinear(
             config.hidden_size, [first, latents], bias=False, options=options
         )
@@ -133,6 +148,8 @@ class LatentAttention:
         yield from self.kv_up.weight_slots(prefix)
         yield from self.output.weight_slots(f"{prefix}o_proj")
         yield from self.cache_scales.weight_slots(prefix)
+        if self.indexer is not None:
+            yield from self.indexer.weight_slots(f"{prefix}indexer.")
 
     def process_after_loading(self) -> None:
         """Packs the projections after loading; splits the one from latents into those of keys and
@@ -151,6 +168,8 @@ class LatentAttention:
         self.kv_up.drop()
         self.output.process_after_loading()
         self.cache_scales.process_after_loading()
+        if self.indexer is not None:
+            self.indexer.process_after_loading()
 
     def forward(
         self,
@@ -162,14 +181,18 @@ class LatentAttention:
         """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `logits_indices`; writes the
         latents of all tokens to the cache."""
         q, latents, rotating = self.down.forward(hidden).split(self._split, dim=-1)
+        cache, inputs = ctx.kv_caches[self._layer_index], ctx.attention[self._layer_index]
         if self.q_norm is not None and self.q_up is not None:
-            q = self.q_up.forward(self.q_norm.forward(q))
+            q_latents = self.q_norm.forward(q)
+            q = self.q_up.forward(q_latents)
+            if self.indexer is not None:
+                self.indexer.run(hidden, q_latents, positions, cache, inputs)
         q = q.unflatten(-1, (self._num_heads, -1))
         queries = q.new_empty(*q.shape[:2], self._mla.cached_dim)
-        cache, cache_scale = ctx.kv_caches[self._layer_index], self.cache_scales.key
+        cache_scale = self.cache_scales.key
         prepare_latents(
             *(q, queries, LatentRows(latents, rotating, self.kv_norm.weight, self.kv_norm.eps)),
-            *(cache.k, ctx.attention[self._layer_index].slot_mapping),
+            *(cache.k, inputs.slot_mapping),
             positions=positions,
             cos_sin_cache=self._cos_sin,
             query_scale=self._query_scale,
@@ -179,16 +202,40 @@ class LatentAttention:
             return hidden[:0]
         plain, absorbed = q[..., : self._mla.plain_dim], queries[..., : self._mla.kv_rank]
         self._to_latents.multiply(plain, absorbed)
-        found = attend(
-            *(queries, cache, ctx, self._layer_index),
-            scale=self._scale * cache_scale,
-            value_scale=cache_scale,
-        )
+        found = self._attend(queries, cache, inputs, ctx.num_decode_tokens)
         if logits_indices is not None:
             found = found.index_select(0, logits_indices)
         values = found.new_empty(*found.shape[:2], self._mla.value_dim)
         self._to_values.multiply(found, values)
         return self.output.forward(values.flatten(1))
+
+    def _attend(
+        self, queries: torch.Tensor, cache: KVCache, inputs: AttentionInputs, num_decodes: int
+    ) -> torch.Tensor:
+        """Attention in the latent space, [T, heads, cached_dim] to [T, heads, kv_rank]. The step's
+        first `num_decodes` tokens are decodes."""
+        cache_scale, sparse = self.cache_scales.key, inputs.sparse
+        factors = {"scale": self._scale * cache_scale, "value_scale": cache_scale}
+        if sparse is None:
+            return attend_to_rows(queries, cache, inputs, num_decodes, **factors)
+        assert sparse.cells is not None, "the first layer has an indexer"
+        selecting = queries
+        if sparse.tokens is not None:
+            selecting = queries.index_select(0, sparse.tokens)
+        found = attend_to_cells(
+            *(selecting, cache.k, sparse.cells, self._mla.kv_rank),
+            batch_invariant=self._batch_invariant,
+            **factors,
+        )
+        if sparse.tokens is None or sparse.others is None:
+            return found
+        others = attend_to_rows(
+            *(queries.index_select(0, sparse.others), cache, inputs, sparse.num_other_decodes),
+            **factors,
+        )
+        out = found.new_empty(len(queries), *found.shape[1:])
+        out.index_copy_(0, sparse.tokens, found)
+        return out.index_copy_(0, sparse.others, others)
 
     def _put_halves_first(self) -> None:
         """Reorders the output features of queries and keys so that pairs of rotary dimensions are
@@ -205,6 +252,16 @@ class LatentAttention:
         else:
             self.q_up.reorder(queries.flatten())
         self.down.reorder(down)
+
+
+def _indexer(model: DecoderModel, index: int) -> Indexer | None:
+    """The indexer of layer `index`; None if it has none."""
+    mla = model.config.mla
+    if mla is None or mla.indexer is None or not mla.indexer.layers[index]:
+        return None
+    assert mla.q_rank is not None, "the family requires latent vectors of queries"
+    cos_sin = model.rotary_table(index)
+    return Indexer(mla.indexer, model.config.hidden_size, mla.q_rank, cos_sin, model.options)
 
 
 class _HeadProducts:
@@ -231,8 +288,3 @@ class _HeadProducts:
             torch.bmm(x.transpose(0, 1), self._weights, out=out.transpose(0, 1))
         for head, weight in enumerate(self._packed):
             out[:, head] = linear(x[:, head], weight)
-
-
-def _whole_part(name: str, size: int) -> ColumnPart:
-    """Output features that are whole on every rank."""
-    return ColumnPart(name=name, full_size=size, local_size=size, start=0)

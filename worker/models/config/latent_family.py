@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from worker.models.config.family import FamilyConfig
-from worker.models.config.mla_config import MlaConfig
+from worker.models.config.mla_config import IndexerConfig, MlaConfig
 from worker.models.config.rope_config import RopeConfig, yarn_magnitude
 from worker.models.config.schema import Count, Index
 
@@ -53,7 +53,12 @@ class LatentFamilyConfig(FamilyConfig):
             value_dim=self.v_head_dim,
             is_interleaved=self.rope_interleave,
             score_factor=score_factor(self, rope),
+            indexer=self.indexer(),
         )
+
+    def indexer(self) -> IndexerConfig | None:
+        """Sparse attention; None for attention to all tokens."""
+        return None
 
     def _check_sizes(self) -> None:
         rotary = {"qk_rope_head_dim": self.qk_rope_head_dim}

@@ -6,6 +6,24 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class IndexerConfig:
+    """DeepSeek Sparse Attention: an indexer scores the tokens before a query, which then attends to
+    those with the highest scores."""
+
+    top_k: int
+    """Number of tokens that a query attends to."""
+    num_heads: int
+    """Heads of the indexer's queries; its keys have one."""
+    head_dim: int
+    """Dimensions of its queries and keys, the first of which have attention's rotary embedding."""
+    is_interleaved: bool
+    """Whether its rotary embedding rotates neighbouring dimensions, and not those of two halves."""
+    layers: tuple[bool, ...]
+    """Whether a layer has an indexer, per layer; others attend to the tokens that the layer before
+    them attends to."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MlaConfig:
     """Sizes of multi-head latent attention: heads compute keys and values from one latent vector
     per token, and share the part of the key with rotary embedding."""
@@ -25,6 +43,8 @@ class MlaConfig:
     """Whether rotary embedding rotates neighbouring dimensions, and not those of two halves."""
     score_factor: float
     """Factor of attention scores besides query_dim ** -0.5."""
+    indexer: IndexerConfig | None = None
+    """Sparse attention; None for attention to all tokens."""
 
     @property
     def query_dim(self) -> int:

@@ -175,6 +175,12 @@ class ModelConfig:
             for window in self.windows
         )
 
+    def selects_tokens_within(self, max_model_len: int) -> bool:
+        """Whether queries attend to a selection of tokens (sparse attention) in sequences of
+        `max_model_len` tokens."""
+        mla = self.mla
+        return mla is not None and mla.indexer is not None and mla.indexer.top_k < max_model_len
+
     @property
     def head_dims(self) -> tuple[int, ...]:
         """Head dimensions of all layers, ascending, without repeats."""

@@ -13,7 +13,7 @@ from kernels import HeadNorms, qk_norm_rope_store, rms_norm_pair, rowwise, silu_
 from kernels.attention import AttentionStep
 from worker.models.config.model_config import ModelConfig
 from worker.models.layers.cache_scales import CacheScales
-from worker.models.layers.context import ForwardContext, KVCache
+from worker.models.layers.context import AttentionInputs, ForwardContext, KVCache
 from worker.models.layers.kv_cache import KVCacheSpec, StateSpec
 from worker.models.layers.linear import (
     ColumnParallelLinear,
@@ -374,7 +374,26 @@ def attend(
 ) -> torch.Tensor:
     """Attention of a step's rows over one layer's KV cache: queries [T, heads, head_dim] to [T,
     heads, value_dim]; other arguments as in AttentionStep."""
-    inputs = ctx.attention[layer_index]
+    return attend_to_rows(
+        *(q, cache, ctx.attention[layer_index], ctx.num_decode_tokens),
+        scale=scale,
+        sinks=sinks,
+        value_scale=value_scale,
+    )
+
+
+def attend_to_rows(
+    q: torch.Tensor,
+    cache: KVCache,
+    inputs: AttentionInputs,
+    num_decodes: int,
+    *,
+    scale: float,
+    sinks: torch.Tensor | None = None,
+    value_scale: float = 1.0,
+) -> torch.Tensor:
+    """Attention over one layer's KV cache of the rows that `inputs` plans, of which the first
+    `num_decodes` are decodes; other arguments as in `attend`."""
 
     def forward(step: AttentionStep, q: torch.Tensor) -> torch.Tensor:
         return step.forward(q, cache.k, cache.v, scale=scale, sinks=sinks, value_scale=value_scale)
@@ -385,8 +404,8 @@ def attend(
         return forward(decode, q)
     if decode is None:
         return forward(extend, q)
-    border = ctx.num_decode_tokens
-    return torch.cat((forward(decode, q[:border]), forward(extend, q[border:])))
+    found = forward(decode, q[:num_decodes]), forward(extend, q[num_decodes:])
+    return torch.cat(found)
 
 
 class MLP:

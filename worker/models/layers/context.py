@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from kernels.attention import AttentionStep
+from kernels.sparse_attention import SparseQueries
 from kernels.states import StateCache, StateRows
 
 
@@ -16,14 +17,35 @@ class KVCache:
     """KV cache of one layer: planes of keys and values, or one plane of latents (MLA)."""
 
     planes: tuple[torch.Tensor, ...]
-    """Tensors [num_pages, page_size, local kv heads, head_dim] each; values may be narrower."""
+    """Tensors [num_pages, page_size, local kv heads, head_dim] each; values may be narrower. Index
+    keys, if any, are last."""
     v: torch.Tensor
-    """Values: the second plane, or a view of the leading dimensions of the only one."""
+    """Values: the second plane, or a view of the leading dimensions of the latents."""
+    index_keys: torch.Tensor | None = None
+    """[num_pages, page_size, 1, dim]: keys by which sparse attention selects tokens; None if the
+    layer caches none."""
 
     @property
     def k(self) -> torch.Tensor:
         """Keys, or latents: the first plane."""
         return self.planes[0]
+
+
+@dataclass(kw_only=True, slots=True)
+class SparseInputs:
+    """Inputs of the queries of a step that attend to a selection of the earlier tokens. The others
+    attend to all, as they have no more than the selection's size."""
+
+    queries: SparseQueries
+    tokens: torch.Tensor | None
+    """[N] int64, ascending: tokens of the step that these queries belong to; None for all."""
+    others: torch.Tensor | None
+    """[M] int64, ascending: the other tokens of the step; None if there are none."""
+    num_other_decodes: int
+    """Number of leading tokens among the others that are decode rows."""
+    cells: torch.Tensor | None = None
+    """[N, top_k] int32: cells of the cache that the latest layer with an indexer has selected, as
+    returned by `select_tokens`; None before the first layer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +58,9 @@ class AttentionInputs:
     """Planned attention of decode rows; None without any."""
     extend: AttentionStep | None
     """Planned attention of longer rows; None without any."""
+    sparse: SparseInputs | None = None
+    """Queries that attend to a selection of tokens, which `decode` and `extend` then exclude; None
+    without any."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import NamedTuple, Protocol
 
@@ -15,6 +15,13 @@ _MOST_PADDING = 1.25
 """Groups have the size of the most frequent kind of layer if it is less than this many times as
 frequent as the least frequent one. Pages of smaller groups then have unused memory, but requests
 have fewer page tables."""
+
+
+class IndexKeys(NamedTuple):
+    """Keys by which sparse attention selects tokens, one per token, in a plane of their own."""
+
+    dim: int
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +43,11 @@ class KVCacheSpec:
     plane."""
     own_value_dim: int = 0
     """Dimensions of a value in a separate plane, if they differ from `head_dim`; else 0."""
+    top_k: int = 0
+    """Number of cached tokens that sparse attention selects for a query; 0 for attention to all."""
+    index_keys: IndexKeys | None = None
+    """Index keys that the layer caches beside its planes; None if it has none, or attends to the
+    tokens that an earlier layer selected."""
 
     @property
     def num_planes(self) -> int:
@@ -115,6 +127,8 @@ class KVCacheLayout:
     """Specification of the layer that caches the most bytes per token."""
     states: Mapping[int, StateSpec] = field(default_factory=dict)
     """States by layer that keeps one; such a layer may be in a group, too."""
+    index_keys: Mapping[int, IndexKeys] = field(default_factory=dict)
+    """Index keys by layer that caches some. Layers of a group may differ in them."""
 
     @property
     def state_bytes(self) -> int:
@@ -142,7 +156,8 @@ class KVCacheLayout:
 
     def page_bytes(self, page_size: int) -> int:
         """Bytes of one page, in all tensors and planes."""
-        return self.group_size * self.spec.page_bytes(page_size)
+        index_bytes = sum(keys.dim * keys.dtype.itemsize for keys in self.index_keys.values())
+        return self.group_size * self.spec.page_bytes(page_size) + index_bytes * page_size
 
 
 class CachingLayer(Protocol):
@@ -177,7 +192,8 @@ def group_layers(
     """Groups the layers of a model by their specs.
 
     If there are more layers of one spec than of another, they form several groups. The last group
-    may have fewer layers, and its pages are then partly unused.
+    may have fewer layers, and its pages are then partly unused. Index keys are in tensors of their
+    own, so layers with and without them may share a group.
 
     Args:
         specs: specification of each layer's KV cache; None for a layer without, which is in no
@@ -186,7 +202,8 @@ def group_layers(
 
     Raises:
         ValueError: page sizes of two specs are not multiples of each other, or types or planes
-            differ; or a model with states has sliding windows, or no full-attention layer.
+            differ; or a model with states has sliding windows, or no full-attention layer; or
+            layers with index keys are in several groups.
     """
     states = {layer: spec for layer, spec in enumerate(state_specs) if spec is not None}
     paged = [(layer, spec) for layer, spec in enumerate(specs) if spec is not None]
@@ -195,6 +212,8 @@ def group_layers(
             "unsupported layers: layers with a state per request require full-attention layers "
             "and no sliding windows"
         )
+    index_keys = {layer: spec.index_keys for layer, spec in paged if spec.index_keys is not None}
+    paged = [(layer, replace(spec, index_keys=None)) for layer, spec in paged]
     most_layer, most = max(paged, key=lambda entry: entry[1].page_bytes(1))
     kinds: dict[KVCacheSpec, list[int]] = {}
     for layer, spec in paged:
@@ -216,4 +235,8 @@ def group_layers(
         for spec, layers in sorted(kinds.items(), key=lambda kind: (kind[0].window, kind[1][0]))
         for start in range(0, len(layers), size * shares[spec])
     ]
-    return KVCacheLayout(groups=tuple(groups), spec=most, states=states)
+    if index_keys and len(groups) > 1:
+        raise ValueError(
+            "unsupported layers: sparse attention requires that all layers have the same KV cache"
+        )
+    return KVCacheLayout(groups=tuple(groups), spec=most, states=states, index_keys=index_keys)

@@ -49,6 +49,11 @@ def divided_part(name: str, size: int, options: LayerOptions) -> ColumnPart:
     return ColumnPart(name=name, full_size=size, local_size=local, start=options.group.rank * local)
 
 
+def whole_part(name: str, size: int) -> ColumnPart:
+    """A part whose output features are whole on every rank."""
+    return ColumnPart(name=name, full_size=size, local_size=size, start=0)
+
+
 class _Linear:
     """Weight [out, in] of a linear layer on one rank, in any format, and bias [out]."""
 

@@ -21,7 +21,7 @@ sizes, tables and multipliers alone, and run in `make check-long`."""
 KINDS = (
     *("gemma4", "gemma4-images", "gemma4-small", "gemma3n", "llama4", "deepseek-v2-lite"),
     *("deepseek-v3", "mistral4", "longcat", "qwen2-moe", "glm4-moe", "ministral3", "glm4"),
-    *("olmo2", "nemotron", "apertus"),
+    *("olmo2", "nemotron", "apertus", "deepseek-v3.2", "glm-5"),
 )
 FEW = {"gemma4": 12, "llama4": 30, "deepseek-v2-lite": 16}
 """Those of `make test`, and tokens of a prompt: a page and more, or two chunks."""
@@ -57,9 +57,9 @@ def test_logits_equal_transformers(name: str, batch_invariant: bool, tmp_path: P
 )
 def test_layers_of_several_kinds(name: str, tmp_path: Path) -> None:
     """Heads of several sizes, of which some lie on pages by twos; chunks, the second of which a
-    prompt begins; latents; experts that every token takes, as many as the others or a part of
-    them, counting fully or not; norms behind blocks, and such as subtract the mean; activations
-    without a gate."""
+    prompt begins; latents, all or a selection; experts that every token takes, as many as the
+    others or a part of them, counting fully or not; norms behind blocks, and such as subtract the
+    mean; activations without a gate."""
     model = write_specimen(name, tmp_path)
     check_tokens(tmp_path, model, 30 if IS_LONG else FEW.get(name, 30), batch_invariant=False)
 

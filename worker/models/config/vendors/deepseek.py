@@ -3,13 +3,24 @@ layers. Imports no torch."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from worker.models.config.family import FamilyConfig
+from worker.models.config.family import FULL, FamilyConfig
 from worker.models.config.latent_family import LatentFamilyConfig
-from worker.models.config.moe_config import MoeConfig, grouped_experts
+from worker.models.config.mla_config import IndexerConfig
+from worker.models.config.moe_config import MoeConfig, grouped_experts, listed_dense_layers
 from worker.models.config.multimodal import MultimodalConfig, language_model_and
-from worker.models.config.schema import ROUTER_KEYS, Count, Index, No, Number, words
+from worker.models.config.schema import (
+    ROUTER_KEYS,
+    Count,
+    Index,
+    No,
+    Number,
+    Yes,
+    only,
+    words,
+)
 
 TRAINING = ROUTER_KEYS | words("aux_loss_alpha ep_size seq_aux")
 NEXT_LAYERS = words("num_mtp_layers num_nextn_predict_layers")
@@ -123,7 +134,58 @@ class DeepseekV3Config(LatentFamilyConfig):
         return grouped_experts(self, frozenset(range(self.first_k_dense_replace)))
 
 
-FAMILIES = (DeepseekConfig, DeepseekV2Config, DeepseekV3Config)
+class DeepseekV32Config(DeepseekV3Config):
+    """DeepSeek V3.2: V3 with sparse attention, whose indexer every layer has. transformers lists
+    layers with experts in `mlp_layer_types`."""
+
+    architecture = "DeepseekV32ForCausalLM"
+    model_types = ("deepseek_v32",)
+    kind_aliases: ClassVar[Mapping[str, str]] = {"indexed_attention": FULL}
+
+    max_position_embeddings: Count = 163840
+    q_lora_rank: Count = 1536
+    rope_interleave: Yes = True
+    n_group: Index = 8
+    first_k_dense_replace: Index = -1
+    """-1 if missing: the dense layers follow from `mlp_layer_types`; the first three without it."""
+    index_topk: Count = 2048
+    index_head_dim: Count = 128
+    index_n_heads: Count = 64
+    indexer_rope_interleave: Annotated[bool, only(False)] = False
+    """Whether the indexer's rotary embedding rotates neighbouring dimensions."""
+
+    def moe(self) -> MoeConfig:
+        """Experts in all but the first layers, unless config.json lists others."""
+        first = self.first_k_dense_replace
+        dense = listed_dense_layers(
+            self.mlp_layer_types,
+            self.num_hidden_layers,
+            None if first == -1 else first,
+            default=3,
+        )
+        return grouped_experts(self, dense)
+
+    def indexer(self) -> IndexerConfig:
+        """Sparse attention, with the indexers of `indexer_layers`."""
+        if self.index_head_dim < self.qk_rope_head_dim:
+            raise ValueError(
+                f"index_head_dim {self.index_head_dim} in config.json is less than "
+                f"qk_rope_head_dim {self.qk_rope_head_dim}, the dimensions that rotate: fix it"
+            )
+        return IndexerConfig(
+            top_k=self.index_topk,
+            num_heads=self.index_n_heads,
+            head_dim=self.index_head_dim,
+            is_interleaved=self.indexer_rope_interleave,
+            layers=self.indexer_layers(),
+        )
+
+    def indexer_layers(self) -> tuple[bool, ...]:
+        """Whether a layer has an indexer, per layer."""
+        return (True,) * self.num_hidden_layers
+
+
+FAMILIES = (DeepseekConfig, DeepseekV2Config, DeepseekV3Config, DeepseekV32Config)
 MULTIMODAL = (
     MultimodalConfig(
         architectures=("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),

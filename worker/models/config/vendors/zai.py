@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from worker.models.config.family import Biases, FamilyConfig
 from worker.models.config.moe_config import MoeConfig, grouped_experts, listed_dense_layers
 from worker.models.config.multimodal import MultimodalConfig, TensorNames
-from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, words
-from worker.models.config.vendors.deepseek import DeepseekV3Config
+from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, only, short, words
+from worker.models.config.vendors.deepseek import DeepseekV3Config, DeepseekV32Config
 
 
 class GlmConfig(FamilyConfig):
@@ -106,7 +106,65 @@ class Glm4MoeLiteConfig(DeepseekV3Config):
         return grouped_experts(self, dense)
 
 
-FAMILIES = (GlmConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig)
+class GlmMoeDsaConfig(DeepseekV32Config):
+    """GLM-5 to 5.2: DeepSeek V3.2's layers, some of which may share the selection of the layer
+    before them (arXiv 2603.12201)."""
+
+    architecture = "GlmMoeDsaForCausalLM"
+    model_types = ("glm_moe_dsa",)
+    harmless = DeepseekV32Config.harmless | words("index_share_for_mtp_iteration")
+
+    max_position_embeddings: Count = 202752
+    num_key_value_heads: Count | None = 64
+    rms_norm_eps: Number = 1e-5
+    q_lora_rank: Count = 2048
+    qk_nope_head_dim: Count = 192
+    v_head_dim: Count = 256
+    n_group: Index = 1
+    topk_group: Index = 1
+    index_n_heads: Count = 32
+    indexer_rope_interleave: Annotated[bool, only(True)] = True
+    moe_router_dtype: Literal["float32"] = "float32"
+    indexer_types: list[str] | None = None
+    """Kind of each layer: full with an indexer, shared if it attends to the tokens that the layer
+    before it attends to."""
+    index_topk_pattern: str | list[str] | None = None
+    """The same list, or a string of F and S; read if `indexer_types` is missing."""
+    index_topk_freq: Index = 1
+    """Period of full layers after the leading ones; read without either list."""
+    index_skip_topk_offset: Index = 2
+    """Number of leading layers that are full."""
+
+    def derive(self) -> None:
+        """`head_dim` is not used: released checkpoints have that of one part or the other."""
+        sizes = self.qk_rope_head_dim, self.qk_nope_head_dim
+        if self.head_dim in (*sizes, sum(sizes)):
+            self.head_dim = None
+
+    def indexer_layers(self) -> tuple[bool, ...]:
+        """Layers whose kind is full."""
+        count, key = self.num_hidden_layers, "indexer_types"
+        kinds, pattern = self.indexer_types, self.index_topk_pattern
+        if kinds is None and pattern is not None:
+            key, letters = "index_topk_pattern", {"F": "full", "S": "shared"}
+            kinds = (
+                [letters.get(kind, kind) for kind in pattern]
+                if isinstance(pattern, str)
+                else pattern
+            )
+        if kinds is None:
+            key, last = "index_skip_topk_offset", self.index_skip_topk_offset - 1
+            full = [max(i - last, 0) % max(self.index_topk_freq, 1) == 0 for i in range(count)]
+            kinds = ["full" if one else "shared" for one in full]
+        if len(kinds) != count or set(kinds) - {"full", "shared"} or kinds[0] != "full":
+            raise ValueError(
+                f"{key} = {short(getattr(self, key))} in config.json is not supported: layers must "
+                f"be full or shared, {count} in all, the first one full; fix it"
+            )
+        return tuple(kind == "full" for kind in kinds)
+
+
+FAMILIES = (GlmConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmMoeDsaConfig)
 _VISION_KEYS = words(
     """
     vision_config image_token_id image_start_token_id image_end_token_id video_token_id
