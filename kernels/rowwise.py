@@ -1,10 +1,11 @@
-"""Elementwise functions that are batch invariant: an element's bits depend on its value only.
+"""Elementwise functions that are batch invariant: the bits of an element's result depend only on
+its value.
 
-HAZARD(invariance): on CPU torch evaluates the end of each contiguous run, fewer elements than two
-vector registers hold, with other functions than the rest (sigmoid, SiLU, softplus, GELU, ELU, mish,
-exp2, pow; not exp, expm1, log1p, tanh, erf). A contiguous tensor is one run, which several threads
-divide into equal parts. Model code calls the functions of this module, which pass only runs and
-parts of whole registers to torch.
+HAZARD(invariance): on CPU torch evaluates the end of each contiguous run (fewer elements than two
+vector registers hold) with different functions than the rest (sigmoid, SiLU, softplus, GELU, ELU,
+mish, exp2, pow; not exp, expm1, log1p, tanh, erf). A contiguous tensor is one run, which several
+threads divide into equal parts. Model code calls the functions of this module, which pass only runs
+and parts of whole registers to torch.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class _Op(NamedTuple):
     """Writes into the tensor `out`."""
     is_gelu: bool = False
     is_onednn: bool = False
-    """Whether oneDNN computes contiguous tensors; its results differ in bits from torch's own,
-    which computes all others."""
+    """Whether oneDNN computes contiguous tensors; its results differ bitwise from those of
+    torch's own kernels, used for all others."""
 
     def threads(self, count: int) -> int:
         """Number of threads that torch uses for `count` elements."""

@@ -206,8 +206,8 @@ def _attend_by_hand(
     mask: torch.Tensor | None,
     how: _Scores,
 ) -> torch.Tensor:
-    """Attention of q [B, Hq, n, D] over k and v [B, Hkv, L, D], with soft cap and sinks: [B, Hq, n,
-    D]. The mask [..., n or 1, L] is added to scores."""
+    """Attention of q [B, Hq, n, D] over k and v [B, Hkv, L, D], with soft cap and sinks: [B, Hq,
+    n, D]. The mask [..., n or 1, L] is added to scores."""
     group = q.shape[1] // k.shape[1]
     rows = q.unflatten(1, (-1, group)).flatten(2, 3)
     scores = (rows @ k.transpose(2, 3)).float().mul_(how.scale).unflatten(2, (group, -1))

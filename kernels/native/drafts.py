@@ -35,7 +35,7 @@ class DraftTables:
     end_tokens: IntArray
     """[slots, n]: end tokens of each request, -1 for none."""
     shares: FloatArray
-    """[slots, levels]: probability that a guess of each level is right."""
+    """[slots, levels]: probability that a guess of each level is correct."""
     bounds: FloatArray
     """[levels], descending to 0: minimum probability of a guess of each level."""
 

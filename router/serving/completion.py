@@ -30,7 +30,8 @@ class CompletionOwner(Protocol):
         ...
 
     def lost(self, completion: Completion, reason: str) -> None:
-        """The worker has failed: the owner must resume the completion elsewhere or fail it."""
+        """The worker has failed: the owner must resume the completion on another worker or fail
+        it."""
         ...
 
     def ended(self, completion: Completion) -> None:
@@ -84,8 +85,8 @@ class Mailbox:
 class Completion:
     """Receiver of a worker channel that converts token deltas to text, which the response takes.
 
-    It has everything another worker needs to resume: the prompt and the tokens so far. Clients see
-    the same output as if one worker had generated all of it.
+    It holds the state needed to resume on another worker: the prompt and the tokens so far. Clients
+    see the same output as if one worker had generated all of it.
 
     Args:
         spec: the request of this completion.

@@ -26,8 +26,8 @@ T = TypeVar("T")
 _PER_VALUE = 8
 """Characters that a template may write around a value: names, brackets, punctuation."""
 _SHORT = 1024
-"""Maximum characters or tokens of a prompt encoded on the event loop, in less than 0.5 ms; a thread
-may wait 5 ms for the GIL beside a busy event loop."""
+"""Maximum characters or tokens of a prompt encoded on the event loop, in less than 0.5 ms; a
+thread may wait 5 ms for the GIL next to a busy event loop."""
 
 
 class PromptEncoder:
@@ -155,7 +155,7 @@ class PromptEncoder:
 
         Raises:
             ApiError: 429 if too much work is waiting; 400 if the template rejects the messages, or
-                the text is too long to fit into the model with any tokens.
+                the text is too long for the model with any tokenization.
         """
         check_length = self._check_characters(Feasibility(SamplingParams(), {}))
 
@@ -181,11 +181,11 @@ class PromptEncoder:
         owner: str = "",
         num_bytes: int = 0,
     ) -> int:
-        """Index of the first chat that fits into the model, in a sequence of ever shorter ones; the
-        last if none fits.
+        """Index of the first chat that fits into the model's context, in a sequence of ever shorter
+        chats; the last if none fits.
 
-        After the first chat the shortest are tried, then ever longer ones, so that the time depends
-        on what fits, not on what does not.
+        After the first chat, the shortest ones are tried, then ever longer ones, so that the time
+        depends on the size of chats that fit.
 
         Args:
             prompt_of: creates the prompt of a chat by its index; called in a thread. Chats for
@@ -374,7 +374,7 @@ class ChatPrompt:
     messages: Sequence[Mapping[str, Any]]
     """Messages in the chat templates' form."""
     tools: Sequence[Mapping[str, Any]] | None = None
-    """Tools in the chat templates' form; None for none."""
+    """Tools in the chat templates' form; None if there is none."""
     add_generation_prompt: bool = True
     """Whether the prompt ends with the start of an assistant message."""
     continues: bool = False

@@ -166,7 +166,7 @@ class SpeculationGate:
             step: the step as planned.
             result: its result.
             counts: tokens of the result per row.
-            shape: what the step computed.
+            shape: shape of the step.
         """
         if not shape.decode_rows:
             return

@@ -136,8 +136,8 @@ class ParallelExperts:
 
 
 class Gemma4Layer(GemmaLayer):
-    """A layer with norms before and after each block, perhaps experts in parallel with the MLP, and
-    an output that is multiplied by a learned number.
+    """A layer with norms before and after each block, possibly experts in parallel with the MLP,
+    and an output that is multiplied by a learned number.
 
     Args:
         model: the model that the layer belongs to.

@@ -500,8 +500,8 @@ def _qkv_parts(
     *,
     has_values: bool,
 ) -> list[ColumnPart]:
-    """This rank's heads of q, k and, with `has_values`, v, and of a gate with a projection of its
-    own. Each head of q has `query_parts` times the features: two with a gate otherwise."""
+    """This rank's heads of q, k and, with `has_values`, v, and of a gate with a separate
+    projection. Each head of q has `query_parts` times the features: two with a gate otherwise."""
     if names.is_grouped:
         assert query_parts == 1, "grouped tensors do not support gates"
         assert has_values, "grouped tensors include values"

@@ -230,7 +230,7 @@ class RoutedExperts:
 
 
 class MoeMLP:
-    """Feed-forward block with a router, routed experts, and perhaps a shared expert.
+    """Feed-forward block with a router, routed experts, and possibly a shared expert.
 
     Args:
         config: configuration of a model with experts.
@@ -310,7 +310,8 @@ class MoeMLP:
         Args:
             hidden: [T, hidden]: input of the experts.
             choice: experts of each token, and their weights.
-            shared: [T, hidden]: this rank's partial output of the shared expert; None for none.
+            shared: [T, hidden]: this rank's partial output of the shared expert; None if there is
+                none.
             gate: [T, 1]: gate of `shared`, before the sigmoid; None for no gate.
         """
         first_zero_expert = self._moe.num_experts if self._moe.num_zero_experts else None

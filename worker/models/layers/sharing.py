@@ -51,7 +51,7 @@ def divide_experts(moe: MoeConfig, world_size: int, *, expert_parallel: bool) ->
     if moe.num_experts % world_size:
         raise ValueError(
             f"--tensor-parallel-size {world_size} does not divide the number of experts "
-            f"({moe.num_experts}): use a size that does"
+            f"({moe.num_experts}): use a divisor"
         )
     return moe.num_experts // world_size, moe.intermediate_size
 

@@ -66,7 +66,7 @@ class Turn:
     num_output: int
     """Simulated output tokens."""
     num_repeated: int
-    """Prompt tokens that an unlimited cache would have."""
+    """Prompt tokens that would be hits in an unlimited cache."""
     is_first: bool
     visit: Visit | None = None
     first_token_s: float = -1.0

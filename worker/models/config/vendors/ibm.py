@@ -93,8 +93,8 @@ class GraniteSWAConfig(GraniteConfig):
 
 
 class GraniteMoeHybridConfig(GraniteConfig):
-    """Granite 4: Mamba-2 in most layers, attention in the others, or in all; dense, or with experts
-    beside a shared MLP."""
+    """Granite 4: Mamba-2 in most layers, attention in the others, or in all; dense, or with
+    experts next to a shared MLP."""
 
     architecture = "GraniteMoeHybridForCausalLM"
     model_types = ("granitemoehybrid",)

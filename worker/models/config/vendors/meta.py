@@ -1,5 +1,5 @@
-"""Llama (huggingface.co/meta-llama), and LLaVA (huggingface.co/llava-hf), whose first text model it
-was. Imports no torch."""
+"""Llama (huggingface.co/meta-llama), and LLaVA (huggingface.co/llava-hf), which was first based
+on it. Imports no torch."""
 
 from __future__ import annotations
 
