@@ -41,7 +41,7 @@ def yield_cpu_to_others(added: int) -> None:
 
 
 def _yield_cpu_to_other_sessions(niceness: int) -> None:
-    """Applies the niceness relative to processes of other sessions, too.
+    """Also applies the niceness relative to processes of other sessions.
 
     With autogroups, Linux's default outside containers, cores are shared evenly among sessions, and
     niceness only applies within a session. HAProxy, which Ray starts in a separate session, waited

@@ -21,7 +21,7 @@ STALE_S = 15.0
 
 class _Reported(NamedTuple):
     stamp: float
-    """Time of the report by the gateway's clock, of which only changes are used."""
+    """Time of the report by the gateway's clock; only its changes are used."""
     received_at: float
     """Time of the first arrival of the report, by the controller's clock."""
     values: Mapping[str, float]

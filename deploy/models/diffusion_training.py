@@ -27,7 +27,7 @@ class DiffusionTraining(Training[DiffusionBatch]):
     """Training of ``demo-diffusion``, which decodes blocks of tokens in several rounds."""
 
     def make_tokenizer(self) -> Tokenizer:
-        """``demo``'s tokens, and a mask token."""
+        """``demo``'s tokenizer with an added mask token."""
         tokenizer = super().make_tokenizer()
         tokenizer.add_special_tokens([AddedToken(MASK, special=True)])
         return tokenizer

@@ -66,7 +66,7 @@ class ScanInputs(NamedTuple):
 
 
 def scan_inputs(x: torch.Tensor, steps: torch.Tensor, layer: ScanLayer) -> ScanInputs:
-    """Inputs by head, from those of `selective_scan`."""
+    """Splits the inputs of `selective_scan` by head."""
     num_heads = len(layer.log_rate)
     values, *shared = x.float().split(layer.widths, dim=1)
     b, c = (

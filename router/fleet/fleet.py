@@ -348,9 +348,9 @@ class Fleet:
     def accepted(self, worker_id: str, request_id: str, epoch: int, ordinal: int) -> None:
         """Records that a worker accepted a booked request as submit number `ordinal` of `epoch`.
 
-        The booking ends with a report of that epoch that includes as many submits. Replies and
-        reports are not ordered: the report may have arrived already, or the epoch's first snapshot
-        may still be missing.
+        The booking ends with a report of that epoch that includes at least this number of submits.
+        Replies and reports are not ordered: the report may have arrived already, or the epoch's
+        first snapshot may still be missing.
         """
         worker = self._workers.get(worker_id)
         booking = worker.reservations.get(request_id) if worker is not None else None

@@ -72,7 +72,7 @@ class PromptEncoder:
             session: the client's conversation id; empty for none.
             owner: name of the API key.
             num_bytes: size of the request's body.
-            last: maximum prompt tokens, of which the last are kept; None for no truncation.
+            last: maximum prompt tokens, the last of which are kept; None for no truncation.
 
         Raises:
             ApiError: 429 if too much work is waiting; 400 if the template rejects the messages, or
@@ -434,7 +434,7 @@ def num_characters(data: Any, *, per_value: int = 0, enough: float = inf) -> int
     """Number of characters of all strings in JSON data, including names.
 
     Args:
-        data: JSON data, of which a template may write any part.
+        data: JSON data, any part of which a template may write.
         per_value: characters added for each value.
         enough: number above which counting stops.
     """

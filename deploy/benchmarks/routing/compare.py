@@ -59,7 +59,7 @@ class SimOptions:
     """Folder with Mooncake's conversation_trace.jsonl and synthetic_trace.jsonl; without it these
     workloads are skipped."""
     sweep: bool = True
-    """Also run routers that have settings with the best settings of a fixed grid, selected with
+    """Also run each router that has settings with the best ones of a fixed grid, selected with
     other seeds."""
     resume: str = ""
     """File to which each simulation is added when it ends; a run with the same code takes

@@ -144,7 +144,7 @@ class _Rig:
         }
 
     def _cold(self, num_tokens: int) -> float:
-        """Median time for new prompts, of which workers have only cached the system prompt."""
+        """Median time for new prompts if workers have only cached the system prompt."""
         prompts = (
             self._shared + self._tokens(num_tokens - _SHARED)
             for _ in range(self._options.decisions)

@@ -229,7 +229,7 @@ class _Draw:
         self._warm_until = 0.0
 
     def times(self, rate: float, count: int, warm: float = 0.0) -> Iterator[tuple[int, float]]:
-        """Numbers and times of Poisson arrivals, of which the fraction `warm` is not measured."""
+        """Numbers and times of Poisson arrivals; the fraction `warm` is not measured."""
         gaps = self._random.exponential(1.0 / rate, max(count, 1))
         times = np.cumsum(gaps).tolist()
         self._warm_until = times[int(warm * len(times))] if warm else 0.0

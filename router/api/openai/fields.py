@@ -227,7 +227,7 @@ def without_unknown(
 
 
 def _ignore_hints(value: Any, ignored: Ignored | None) -> None:
-    """Counts hints (retain, release, demote, prefetch, ...), of which none is applied.
+    """Counts hints (retain, release, demote, prefetch, ...), which are not applied.
 
     Clients such as Claude Code set retention on all requests, so it does not indicate which blocks
     to keep; in simulations of agents the session gate and the host tier had a larger effect.

@@ -93,7 +93,7 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Field with the base of the rotary embedding of sliding-window layers, unless
     `rope_parameters` has it; empty if all layers have the same rotary embedding."""
     query_beta: ClassVar[bool] = False
-    """Whether rope parameters may have `llama_4_scaling_beta`, by which queries grow with the
+    """Whether rope parameters may have `llama_4_scaling_beta`, which scales queries with the
     position."""
     has_sinks: ClassVar[bool] = False
     """Whether heads have attention sinks."""

@@ -73,7 +73,7 @@ def as_stored(names: MoeNames, config: ModelConfig) -> MoeNames:
 
 
 class RoutedExperts:
-    """Routed experts: MLPs, gated or not, of which each token uses some. Each rank holds columns of
+    """Routed experts: MLPs, gated or not; each token uses some of them. Each rank holds columns of
     every expert, or whole experts (`ExpertShare`).
 
     Args:
@@ -210,7 +210,7 @@ class RoutedExperts:
         Args:
             hidden: [T, hidden]: input of the experts.
             choice: experts of each token, and their weights.
-            extra: extra terms of the output, of which each rank has its part.
+            extra: extra terms of the output; each rank has its part of them.
             weighs_inputs: whether weights multiply the experts' inputs instead of their outputs.
         """
         group = self._options.group
