@@ -68,7 +68,7 @@ LONG_RUN_S = 1.0
 restarted after the shortest pause, as if it was killed."""
 STOP_S = 1.0
 """Seconds within which Serve's manager exits if Serve has stopped HAProxy. It takes
-milliseconds: the controller kills the manager as soon as that has killed HAProxy."""
+milliseconds: the controller kills the manager as soon as the manager has killed HAProxy."""
 ADOPTION_S = 120.0
 """Seconds after which a guard exits if it has killed its manager and was not adopted: Serve no
 longer runs HAProxy on this node. A manager starts within 10 s, on a busy machine within 60 s."""

@@ -20,7 +20,8 @@ import torch
 CUBIC = 0.044715
 """Factor of the cubic term of GELU by tanh."""
 SLOPE = 2.0 * math.sqrt(2.0 / math.pi)
-"""Slope of the sigmoid that GELU by tanh is: (1 + tanh(z)) / 2 is the sigmoid of 2 z."""
+"""Slope of the sigmoid that is equivalent to GELU by tanh: (1 + tanh(z)) / 2 is the sigmoid of 2
+z."""
 _RUN_BYTES = 128
 """Bytes of two registers of AVX-512, the widest that torch uses; it computes two at a time."""
 _GRAIN = 32768

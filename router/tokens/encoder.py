@@ -470,7 +470,7 @@ def _up_to_end_of(last: str, text: str) -> str:
     # HAZARD: str.rfind takes quadratic time on repetitive texts, str.find linear time.
     after = text[::-1].find(body[::-1])
     if not body or after < 0:
-        raise ValueError("the chat template does not write the last message unchanged")
+        raise ValueError("the chat template does not render the last message verbatim")
     end = len(text) - after
     rest = last[len(last.rstrip()) :]
     return text[: end + len(rest)] if text.startswith(rest, end) else text[:end]

@@ -33,7 +33,7 @@ class DrainRate:
         self._at_s = 0.0
         self._has_backlog = False
         self.is_due = False
-        """Whether the next step is to call `tick` even if no request waits."""
+        """Whether the next step must call `tick` even if no request waits."""
 
     def note(self, num_tokens: int) -> None:
         """Records that a request with `num_tokens` has left the queue to run."""

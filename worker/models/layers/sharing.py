@@ -17,8 +17,7 @@ def divide(size: int, world_size: int, what: str) -> int:
     """
     if size % world_size:
         raise ValueError(
-            f"--tensor-parallel-size {world_size} does not divide {what} ({size}): "
-            "use a size that does"
+            f"--tensor-parallel-size {world_size} does not divide {what} ({size}): use a divisor"
         )
     return size // world_size
 
