@@ -1,4 +1,4 @@
-"""The Serve application: a deployment of gateways, and one of WorkerGroups per model behind them.
+"""The Serve application: one deployment of gateways and, per model, one of WorkerGroups.
 
 `rayfleet serve` runs it; Serve configs name it as `import_path: cluster.app:build_app`.
 """
@@ -138,7 +138,7 @@ class GatewayReplica:
         await follow_targets(serve.get_replica_context().app_name, listeners)
 
     async def __del__(self) -> None:
-        """Closes the gateway; Serve calls this before the replica ends."""
+        """Closes the gateway; Serve calls this before the replica exits."""
         self._following.cancel()
         self._metrics.close()
         await self._gateway.close()
@@ -229,7 +229,7 @@ def resolve_device(engine: EngineConfig, *, nodes_may_join: bool = False) -> Eng
 def _surge_percent(engine: EngineConfig, num_workers: int) -> int:
     """Percentage of extra workers during a rolling update: one worker on CPU, none on GPUs.
 
-    GPUs are rarely spare, and an update that waits for some would never end.
+    GPUs are rarely spare, and an update that waits for free ones would never finish.
     """
     return 0 if engine.device == "cuda" else max(100 // num_workers, 1)
 

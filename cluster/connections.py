@@ -22,12 +22,12 @@ def serve_middlewares() -> list[Middleware]:
 
 
 class ReadableHeaders:
-    """ASGI middleware that drops request headers that are not UTF-8, and a second X-Request-ID of
-    responses.
+    """ASGI middleware that drops request headers that are not UTF-8, and duplicate X-Request-ID
+    headers of responses.
 
     Serve decodes several headers before routing, and fails with a 500 if they are not UTF-8. A
     request ID is also echoed and logged: it is replaced unless it is printable and short. Serve
-    adds the ID to responses that already have one: the first is kept, which the body contains.
+    adds an ID to responses that already have one: the first is kept, since the body contains it.
     """
 
     def __init__(self, app: ASGIApp) -> None:

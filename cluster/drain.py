@@ -1,11 +1,11 @@
-"""Drain of this machine's Ray node before it ends: `python -m cluster.drain --deadline SECONDS`.
+"""Drains this machine's Ray node before it stops: `python -m cluster.drain --deadline SECONDS`.
 
 The node is reported to Ray as preempted. Serve then starts a replacement of each of its replicas on
 another node, routes no more requests to the replica, and lets it finish the running ones. The
 command returns when no replica is left on this node, the deadline has passed, or Ray cannot be
 reached; the caller stops the node afterwards. The Helm chart runs it before a pod is stopped.
 
-Replicas are found among this machine's processes, not by Ray, whose control plane may end
+Replicas are found among this machine's processes, not by Ray, whose control plane may stop
 meanwhile.
 """
 
@@ -66,7 +66,8 @@ def find_raylets(processes: ListProcesses = psutil.process_iter) -> Iterator[Ray
 
 
 def announce(raylet: Raylet, deadline_s: int) -> bool:
-    """Reports to Ray that the node ends in `deadline_s` seconds; False if Ray cannot be reached."""
+    """Reports to Ray that the node stops in `deadline_s` seconds; False if Ray cannot be
+    reached."""
     command = [
         *(sys.executable, "-m", "ray.scripts.scripts", "drain-node"),
         *("--address", raylet.gcs_address, "--node-id", raylet.node_id),

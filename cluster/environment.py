@@ -1,8 +1,8 @@
-"""Environment variables by which Ray and Ray Serve are configured, set before `import ray`.
+"""Environment variables that configure Ray and Ray Serve, set before `import ray`.
 
 Ray reads these variables when its modules are imported, and its processes inherit them, so
-`rayfleet serve` calls `prepare()` first. Where a cluster is started by other means (KubeRay,
-`ray start`), its nodes need `node_settings()`:
+`rayfleet serve` calls `prepare()` first. If a cluster is started by other means (KubeRay, `ray
+start`), its nodes need `node_settings()`:
 
     eval "$(python -m cluster.environment)"   # in every shell that runs `ray start`
 """
@@ -41,7 +41,7 @@ START_HAPROXY = (
 """Python code that Serve runs in place of HAProxy, with only the standard library and the project
 on its path."""
 NODE_WRAPPER = "rayfleet-haproxy"
-"""Installed program that does the same on nodes that are started by other means."""
+"""Installed equivalent of START_HAPROXY for nodes that are started by other means."""
 ENABLE_HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
 """Serve's environment variable: 1 enables HAProxy in place of its Python proxy."""
 NO_HAPROXY = (
@@ -76,8 +76,8 @@ def prepare(
 ) -> Environment:
     """Sets this process's environment for a cluster that serves on `host`:`port`.
 
-    Variables that are already set keep their values. Ray's token authentication must not be
-    disabled, though, and a local cluster ignores Serve's variables of HAProxy.
+    Variables that are already set keep their values. The exceptions: Ray's token authentication
+    must not be disabled, and a local cluster ignores Serve's variables for HAProxy.
 
     Args:
         host: address that the endpoint listens on.
@@ -285,8 +285,8 @@ def haproxy_settings(
 
 
 def require_authentication(directory: Path) -> None:
-    """Makes Ray's processes authenticate each other by a token, as some of them unpickle what they
-    receive. Writes a new token into `directory` unless the environment has one.
+    """Enables token authentication between Ray's processes, as some of them unpickle received data.
+    Writes a new token into `directory` unless the environment has one.
 
     Raises:
         ValueError: the environment disables token authentication.

@@ -1,8 +1,9 @@
-"""Client addresses behind HAProxy: gateways read X-Forwarded-For only where its sender is trusted.
+"""Client addresses behind HAProxy: gateways read X-Forwarded-For only if its sender is trusted.
 
 HAProxy and a gateway may be on different nodes, so a gateway cannot recognize HAProxy by its
 address. HAProxy sends a secret of the fleet in PROOF_HEADER instead, which every node derives from
-Ray's authentication token. Imports nothing but the standard library: HAProxy's wrapper does, too.
+Ray's authentication token. Imports only the standard library, since HAProxy's wrapper imports this
+module.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 PROOF_HEADER = "x-rayfleet-proxy"
-"""Request header in which HAProxy sends the secret. HAProxy replaces the clients' own."""
+"""Request header in which HAProxy sends the secret. HAProxy overwrites it in clients' requests."""
 SECRET_VARIABLE = "RAYFLEET_PROXY_SECRET"
-"""Environment variable of the HAProxy process with the secret, so that no file holds it."""
+"""Environment variable of the HAProxy process with the secret, so that it is not in any file."""
 TRUSTED_PROXIES_VARIABLE = "RAYFLEET_HAPROXY_TRUSTED_PROXIES"
-"""Environment variable with the addresses and networks, separated by commas, of proxies in front
+"""Environment variable with the addresses and networks, separated by commas, of reverse proxies
 whose X-Forwarded-For is kept. From other senders it is replaced by the sender's address."""
 FORWARDED_FOR = "x-forwarded-for"
 
@@ -37,8 +38,8 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 def proxy_secret() -> str:
     """The secret that proves to gateways that a request comes from their fleet's HAProxy.
 
-    It is derived from Ray's token, which all nodes share, and from which it does not reveal
-    anything. Empty if there is no token: gateways then log HAProxy's address as the client's.
+    It is derived from Ray's token, which all nodes share, and does not reveal the token. Empty if
+    there is no token: gateways then log HAProxy's address as the client's.
     """
     token = os.environ.get("RAY_AUTH_TOKEN", "")
     if not token:
@@ -59,7 +60,7 @@ def trusted_proxies() -> list[Network]:
             networks += [ipaddress.ip_network(word.strip())] if word.strip() else []
         except ValueError as error:
             raise ValueError(
-                f"{TRUSTED_PROXIES_VARIABLE}: {error}: give addresses or networks, such as "
+                f"{TRUSTED_PROXIES_VARIABLE}: {error}: specify addresses or networks, such as "
                 "10.0.0.7,10.1.0.0/16"
             ) from error
     return networks
@@ -70,7 +71,7 @@ class ForwardedClient:
     a trusted proxy has sent it, and removes PROOF_HEADER.
 
     Args:
-        app: the application within.
+        app: the wrapped application.
         secret: secret of the fleet; empty if there is none. None derives it from Ray's token.
         trusted: networks of proxies in front; None reads TRUSTED_PROXIES_VARIABLE.
 
@@ -88,7 +89,7 @@ class ForwardedClient:
         self._forwarded = FORWARDED_FOR.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes on a request with its client's address."""
+        """Forwards a request with its client's address."""
         if scope["type"] in ("http", "websocket"):
             scope = self._resolved(scope)
         await self._app(scope, receive, send)
@@ -110,8 +111,8 @@ class ForwardedClient:
         return is_one and hmac.compare_digest(proofs[0], self._secret)
 
     def _first_untrusted(self, hops: list[str], peer: str) -> str:
-        """The last address that no trusted proxy has; the one before an entry that is not an
-        address, since nobody trusted has written that."""
+        """The last address that is not a trusted proxy's. An entry that is not an address ends
+        the search, since no trusted proxy has added it."""
         client = peer
         for hop in reversed(hops):
             address = _address(hop)

@@ -1,7 +1,8 @@
-"""Supervisor of Ray's GCS, the control service of a cluster: restarts it if it ends.
+"""Supervisor of Ray's GCS, the control service of a cluster: restarts it if it exits.
 
-Without the GCS all of Ray's processes end after 60 s. Ray does not restart it: on Kubernetes the
-head pod is restarted, on a single machine `rayfleet serve` does it. Its state is in RocksDB.
+Without the GCS all of Ray's processes exit after 60 s. Ray does not restart it: on Kubernetes the
+head pod is restarted, on a single machine this supervisor restarts the GCS. Its state is in
+RocksDB.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from cluster.haproxy_guard import die_with_parent
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.25
-"""Interval in seconds of checks for whether the GCS has ended."""
+"""Interval in seconds of checks whether the GCS has exited."""
 PAUSE_S = 1.0
-"""Delay in seconds before restarting a GCS that ended soon after its start."""
+"""Delay in seconds before restarting a GCS that exited soon after its start."""
 _PORT = "--gcs_server_port="
 
 
 def can_restart_gcs() -> bool:
-    """Whether the GCS can be restarted: only on Linux, where it ends with this process."""
+    """Whether the GCS can be restarted: only on Linux, where it exits with this process."""
     return hasattr(os, "pidfd_open")
 
 

@@ -1,41 +1,41 @@
-"""Wrapper of the HAProxy binary: Ray Serve starts it, and it corrects Serve's configuration first.
+"""Wrapper of the HAProxy binary that corrects Serve's configuration; started by Ray Serve.
 
     <START_HAPROXY of cluster.environment> BINARY HOST PORT [HAProxy's own arguments]
     rayfleet-haproxy [HAProxy's own arguments]
 
 The first form is for the cluster that `rayfleet serve` starts on one machine: only the API port
 listens on HOST. The second is for the nodes of all other clusters, in pods or not: it runs the
-binary of Ray's wheel, and leaves the API port to Serve's `http_options`.
+binary of Ray's wheel, and does not change the API port of Serve's `http_options`.
 
-Each correction works around Ray Serve 2.60 or HAProxy 2.8, and says what removes the need. Where
-none is named, no upstream issue is known.
+Each correction works around Ray Serve 2.60 or HAProxy 2.8, and names the upstream change that makes
+it unnecessary. No upstream issue is known unless one is cited.
 
 1. `confine`: Serve's template opens statistics and metrics on all interfaces, and the admin socket
-   to every user of the machine. They are bound to loopback, and the socket is for its owner only.
-   Needed until Serve has options for these addresses and for the socket's mode.
-2. `make_repeatable`: a gateway that ends closes its idle connections while HAProxy may be sending a
-   request on one. HAProxy retries such a request only if it has all of it, and only a limited
+   to every user of the machine. They are bound to loopback, and only the socket's owner can access
+   it. Needed until Serve has options for these addresses and for the socket's mode.
+2. `make_repeatable`: a gateway that exits closes its idle connections while HAProxy may be sending
+   a request on one. HAProxy retries such a request only if it has all of it, and only a limited
    number of times; otherwise it closes the client's connection without a response (as designed,
    https://github.com/haproxy/haproxy/issues/1423). So it waits for bodies, and keeps few idle
    connections. Needed until Serve has options for both.
 3. `limit_connections`: HAProxy waits for an incomplete request as long as for a stream, and admits
-   few clients. A client gets REQUEST_TIMEOUT_S for a request, and as many may connect as file
-   descriptors allow. Idle connections could use up all of these: from IDLE_SHARE on, each response
-   closes its connection; from RESERVE_SHARE on, only health checks are served. No other machine may
-   have more than SOURCE_SHARE of the connections while SCARCE_SHARE of them are in use, or any of
-   the last, which are for this machine's own probes. Needed for as long as HAProxy cannot adapt
-   `timeout http-keep-alive` to the number of connections. Serve fails on a request id that is not
-   UTF-8: that header is removed, until Serve decodes headers without raising.
-4. `name_clients`: gateways get the client's address, and a proof that HAProxy sent it
+   few clients. A client has REQUEST_TIMEOUT_S to send a request, and the number of clients is only
+   limited by file descriptors. Idle connections could use up all of these: from IDLE_SHARE on, each
+   response closes its connection; from RESERVE_SHARE on, only health checks are served. While
+   SCARCE_SHARE of the connections are in use, another machine may have at most SOURCE_SHARE of
+   them. The last ones are reserved for this machine's own probes. Needed for as long as HAProxy
+   cannot adapt `timeout http-keep-alive` to the number of connections. Serve fails on a request id
+   that is not UTF-8: that header is removed, until Serve decodes headers without raising.
+4. `name_clients`: sends the client's address to gateways, with a proof that HAProxy sent it
    (`cluster.forwarded`). Needed until Serve has HAProxy set X-Forwarded-For, and replicas trust it.
 5. `serve_tls`: TLS if a certificate is named (CERTIFICATE_VARIABLE). Needed until Serve passes the
    `ssl_*` fields of its HTTP options to HAProxy.
-6. `explain_errors`: Serve has HAProxy answer 500 in plain text while no gateway is available. Its
-   errors get OpenAI's format and the right status, and say whether the request may be retried.
-   Needed until Serve has an option for error responses.
+6. `explain_errors`: in Serve's configuration HAProxy returns 500 in plain text while no gateway is
+   available. Its errors get OpenAI's format, the right status, and headers for retries. Needed
+   until Serve has an option for error responses.
 
-HAProxy runs until its fleet ends, which `cluster.haproxy_guard` sees to. All corrections are
-idempotent. Imports only the standard library, and Ray's wheel on nodes.
+`cluster.haproxy_guard` keeps HAProxy running until its fleet stops. All corrections are idempotent.
+Imports only the standard library, and Ray's wheel on nodes.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ from cluster.haproxy_parent import Parent
 BINARY_VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
 """Serve's environment variable with the path of the program that it starts as HAProxy."""
 IDLE_CONNECTIONS = 8
-"""Maximum idle connections per gateway. A request may find each of them closed, and is retried as
-often."""
+"""Maximum idle connections per gateway. A request may encounter each of them closed, and is
+retried as often."""
 REQUEST_TIMEOUT_S = 10
 """Seconds for a request's head, and again for its body up to the size of HAProxy's buffer: 64 KiB
 need 6.4 KB/s. `timeout client` applies to the rest of a larger body."""
@@ -81,16 +81,16 @@ MAX_CONNECTIONS = 16_384
 """Default maximum of client connections. A request that is still arriving takes up to a buffer:
 with 64 KiB, at most 1 GiB for REQUEST_TIMEOUT_S."""
 IDLE_SHARE = 0.5
-"""Share of all connections above which responses close theirs. Fewer may be idle, which leaves the
-rest for requests."""
+"""Fraction of all connections above which responses close their connection, so that the rest is
+available for requests."""
 SOURCE_SHARE = 0.5
-"""Share of all connections that one other machine (IPv6: network of 64 bits) may have once
+"""Fraction of all connections that one other machine (IPv6: network of 64 bits) may have once
 SCARCE_SHARE of them are in use."""
 SCARCE_SHARE = 0.75
 RESERVE_SHARE = 0.9
-"""Share of all connections above which only health checks are served; others get a 503."""
+"""Fraction of all connections above which only health checks are served; others get a 503."""
 LOCAL_SHARE = 0.95
-"""Share of all connections above which only this machine may connect."""
+"""Fraction of all connections above which only this machine may connect."""
 PROBES = "/-/healthz /health /ready /ping"
 """Paths of health checks."""
 OTHER_DESCRIPTORS = 512
@@ -126,13 +126,13 @@ RETRY_AFTER_S = 1
 
 
 def main() -> None:
-    """Corrects the configuration file of `-f`, then runs the binary (the first form)."""
+    """Corrects the configuration file of `-f`, then runs the binary (first form)."""
     binary, host, port, *arguments = sys.argv[1:]
     _run(binary, arguments, host, int(port))
 
 
 def main_in_container() -> None:
-    """Corrects the configuration file, then runs the binary of Ray's wheel (the second form)."""
+    """Corrects the configuration file, then runs the binary of Ray's wheel (second form)."""
     _run(bundled_binary(), sys.argv[1:])
 
 
@@ -171,7 +171,8 @@ def correct(configuration: str, host: str | None = None, port: int | None = None
 
 
 def confine(configuration: str, host: str | None = None, port: int | None = None) -> str:
-    """The configuration with SIDE_SECTIONS on loopback, and the admin socket for its owner only.
+    """The configuration with SIDE_SECTIONS on loopback, and the admin socket accessible to its
+    owner only.
 
     If `host` is given, `port` is bound to it, and every other TCP port to loopback.
     """
@@ -221,15 +222,16 @@ def limit_connections(
     max_per_source: int,
     maxconn: int | None,
 ) -> str:
-    """The configuration with limits on connections, and on the time for receiving a request; drops
-    request ids that Serve cannot decode.
+    """The configuration with limits on connections, and on the time to receive a request, and
+    without request IDs that Serve cannot decode.
 
     HAProxy 2.8 cannot change the timeout of idle connections with the number of connections, but
     closes a connection after a response with `Connection: close`.
 
-    HAProxy 2.8 limits the time of a whole head, and with `http-buffer-request` that of a whole body
-    or buffer, by `timeout http-request`. `timeout client` runs while HAProxy waits for more of a
-    body, or for the client to read some of a response, but not while the gateway is silent.
+    HAProxy 2.8 limits the time to receive all headers and, with `http-buffer-request`, the whole
+    body or a full buffer, by `timeout http-request`. `timeout client` runs while HAProxy waits for
+    more of a body, or for the client to read some of a response, but not while the gateway is
+    silent.
 
     Args:
         configuration: text of Serve's configuration.
@@ -261,7 +263,7 @@ def name_clients(configuration: str, trusted: Sequence[str], *, is_proven: bool)
     Args:
         configuration: text of Serve's configuration.
         trusted: networks of proxies in front whose X-Forwarded-For is kept.
-        is_proven: whether SECRET_VARIABLE has a secret, which HAProxy itself reads.
+        is_proven: whether SECRET_VARIABLE contains a secret; HAProxy itself reads it.
     """
     is_kept = f" unless {{ src {' '.join(trusted)} }} {{ req.hdr({FORWARDED_FOR}) -m found }}"
     proof = f'http-request set-header {PROOF_HEADER} "${{{SECRET_VARIABLE}}}"'
@@ -298,8 +300,8 @@ def _by_fill_level(configuration: str) -> list[str]:
 def explain_errors(configuration: str) -> str:
     """The configuration with HAProxy's own errors in OpenAI's format.
 
-    HAProxy 2.8 still answers in HTML before it has the whole head of a request. Without routes,
-    Serve's template answers all requests with 404: that becomes 503, as no gateway has started.
+    Errors before the end of a request's headers are still in HTML (HAProxy 2.8). Without routes,
+    Serve's template returns 404 for all requests; this becomes 503, as no gateway has started.
     """
     configuration = re.sub(r"(?m)^\s*errorfile \d+ .*\n", "", configuration)
     if not has_routes(configuration):
@@ -323,7 +325,7 @@ def max_connections(num_descriptors: int) -> int:
     """Maximum client connections for this number of file descriptors; HAProxy does not start with
     more.
 
-    It counts two descriptors per client, its own and one to a gateway, and a pipe of two for every
+    HAProxy counts two descriptors per client (client and gateway), and a pipe of two for every
     fourth client.
     """
     reserved = min(OTHER_DESCRIPTORS, num_descriptors // 8)

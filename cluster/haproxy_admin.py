@@ -1,4 +1,4 @@
-"""Commands at HAProxy's admin socket, at which a guard listens in HAProxy's place."""
+"""Client of HAProxy's admin socket, on which a guard listens in place of HAProxy."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import socket
 from pathlib import Path
 
 ANSWER_TIMEOUT_S = 5.0
-"""Seconds that HAProxy may take to answer, and a client of the guard to send its command."""
+"""Timeout in seconds for a response of HAProxy, and for a command of a client of the guard."""
 INFO, ADOPT = b"show info", b"adopt"
-"""Commands: one of HAProxy's, and one to a guard, by which another guard adopts it: from then on it
-ends when that connection is closed."""
+"""Commands: one of HAProxy's, and one with which a guard adopts another one; the adopted guard
+exits when that connection is closed."""
 
 
 def query(path: Path, command: bytes, timeout_s: float = ANSWER_TIMEOUT_S) -> bytes:
-    """The answer to a command at a Unix socket; empty if nothing answers within `timeout_s`."""
+    """Response to a command sent to a Unix socket; empty without a response within `timeout_s`."""
     try:
         with contextlib.closing(connect(path, timeout_s)) as connection:
             connection.sendall(command + b"\n")
@@ -25,7 +25,7 @@ def query(path: Path, command: bytes, timeout_s: float = ANSWER_TIMEOUT_S) -> by
 
 
 def process_id(info: bytes) -> int | None:
-    """Process id in an answer to `show info`; None where it has none."""
+    """Process id in a response to `show info`; None if there is none."""
     found = re.search(rb"(?m)^Pid: (\d+)", info)
     return int(found[1]) if found is not None else None
 
@@ -43,7 +43,7 @@ def connect(path: Path, timeout_s: float = ANSWER_TIMEOUT_S) -> socket.socket:
 
 
 def receive(connection: socket.socket, until: bytes | None = None) -> bytes:
-    """Bytes that are received until the connection is closed, or `until` is among them."""
+    """Bytes received until the connection is closed, or `until` has been received."""
     received = b""
     while until is None or until not in received:
         piece = connection.recv(2**16)

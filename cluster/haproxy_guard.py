@@ -1,31 +1,32 @@
-"""Supervisor of HAProxy: HAProxy's parent, and the child of the process that Serve starts for it.
+"""Supervisor (guard) of HAProxy: restarts HAProxy if it exits or hangs.
 
 Serve's HAProxy manager starts one guard for its first configuration, and one for each later
 configuration, which takes over from the previous guard. A guard supervises one HAProxy, with the
 configuration that it was started with. `cluster.haproxy_parent` is its parent, which restarts it:
 
-- HAProxy that ends unexpectedly is restarted at once; if it keeps failing, after pauses that
+- If HAProxy exits unexpectedly, it is restarted immediately; if it keeps failing, after pauses that
   double.
-- HAProxy that hangs is killed and restarted: it has to answer at its socket within HUNG_S.
+- If HAProxy hangs (no response on its socket within HUNG_S), it is killed and restarted.
 - The node's replicas are watched as well (`cluster.stopped_replicas`).
 - If Serve's manager is killed, HAProxy keeps serving with its last configuration. The next manager
   starts with a configuration without routes, which is never loaded: its guard adopts the running
-  guard and answers in its place until the manager has a configuration with routes.
-- When the Ray node's raylet ends, guard and HAProxy end. If the guard finds no raylet, they end
-  with the guard's parent, which ends with Serve's manager.
-- Serve stops HAProxy by SIGKILL to the guard's parent, and ends the manager right after. If the
-  manager still runs after STOP_S, the signal was not Serve's: HAProxy keeps running. The manager
-  can no longer reload it, as the process that it started has ended; the guard kills the manager,
-  Serve starts another, and that one's guard adopts this one.
+  guard and responds in its place until the manager has a configuration with routes.
+- When the Ray node's raylet exits, guard and HAProxy exit. If the guard finds no raylet, they exit
+  with the guard's parent, which exits with Serve's manager.
+- Serve stops HAProxy by SIGKILL to the guard's parent, and then stops the manager. If the manager
+  still runs after STOP_S, the signal was not Serve's: HAProxy keeps running. The manager can no
+  longer reload it, as the process that it started has ended; the guard kills the manager, Serve
+  starts another one, whose guard adopts this one.
 
-For Serve, the parent is HAProxy: Serve expects its process id in answers of the admin socket, and
-sends signals to it, which it forwards. So the guard listens at the admin socket, forwards commands
-to HAProxy's own socket, and replaces the process id in the answers.
+Serve treats the parent as HAProxy: it expects the parent's process id in responses of the admin
+socket and sends signals to the parent, which forwards them. So the guard listens on the admin
+socket, forwards commands to HAProxy's own socket, and replaces the process id in the responses.
 
-Files beside the admin socket: PID.cfg is the configuration of guard PID, PID.sock its HAProxy's
-socket; both are links if it has adopted another guard. Links to both have its parent's id.
+Files next to the admin socket: PID.cfg is the configuration of guard PID, PID.sock its HAProxy's
+socket; both are links if it has adopted another guard. Links to both are named after its parent's
+id.
 
-Not reported upstream. Needed until Serve itself restarts a HAProxy that ends or hangs, and a new
+Not reported upstream. Needed until Serve itself restarts a HAProxy that exits or hangs, and a new
 manager takes over the HAProxy of the previous one. Imports only the standard library.
 """
 
@@ -52,31 +53,31 @@ RAYLET_VARIABLE = "RAY_RAYLET_PID"
 """Ray's environment variable with the raylet's process id, set for all processes of the node."""
 PR_SET_PDEATHSIG = 1
 POLL_S = 0.02
-"""Seconds between two checks of whether a new HAProxy answers."""
+"""Seconds between two checks whether a new HAProxy responds."""
 CHECK_PERIOD_S = 1.0
 """Seconds between two checks of HAProxy and of replicas. A check takes about 0.5 ms of CPU time."""
 HUNG_S = 3.0
-"""Seconds without an answer after which HAProxy is killed. It answers within milliseconds, and
+"""Seconds without a response after which HAProxy is killed. It responds within milliseconds, and
 within 0.1 s on a machine with ten times as many busy threads as cores."""
 START_S = 10.0
-"""The same until it listens at its socket, since a start takes long on a busy machine."""
+"""Like HUNG_S, until HAProxy listens on its socket, since a start takes long on a busy machine."""
 FIRST_TRIES = 3
 """Attempts to start a HAProxy that takes over, as the previous one may be starting or ending."""
 LONG_RUN_S = 1.0
-"""Seconds after which an end does not count as a failed start: HAProxy that ran as long, or was
-killed, is restarted after the shortest pause."""
+"""Seconds of running after which an exit does not count as a failed start: HAProxy is then
+restarted after the shortest pause, as if it was killed."""
 STOP_S = 1.0
-"""Seconds within which Serve's manager ends if Serve has stopped HAProxy. It takes milliseconds:
-the controller kills the manager as soon as that has killed HAProxy."""
+"""Seconds within which Serve's manager exits if Serve has stopped HAProxy. It takes
+milliseconds: the controller kills the manager as soon as the manager has killed HAProxy."""
 ADOPTION_S = 120.0
-"""Seconds after which a guard ends if it has killed its manager and was not adopted: Serve no
+"""Seconds after which a guard exits if it has killed its manager and was not adopted: Serve no
 longer runs HAProxy on this node. A manager starts within 10 s, on a busy machine within 60 s."""
 SHORTEST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 10.0
 STOPPING = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 """Signals that stop HAProxy; the first lets it finish its streams."""
 LINKED = ("sock", "cfg")
-"""Suffixes of files that are known by the parent's process id, too."""
+"""Suffixes of files that also have a link named after the parent's process id."""
 SUFFIXES = (*LINKED, "tmp")
 """Suffixes of files that are named by a guard's process id; the last is renamed to the admin socket
 once it listens."""
@@ -95,7 +96,7 @@ def can_guard(configuration: str) -> bool:
 
 
 def die_with_parent() -> None:
-    """Has the kernel kill this process when the thread that started it ends."""
+    """Sets the signal that kills this process when the thread that started it exits."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -105,7 +106,7 @@ class Guard:
     Args:
         binary: path of the HAProxy binary.
         arguments: command-line arguments that Serve gives to HAProxy.
-        configuration: text of the configuration file that they name.
+        configuration: text of the configuration file in `arguments`.
         parent: process id of this process's parent.
         manager: process id of Serve's manager; None if it has ended.
         is_restart: whether this guard replaces one that was killed.
@@ -130,7 +131,7 @@ class Guard:
         self._manager_pidfd: int | None = None
         self._manager_ended_at = -math.inf
         self._deadline: tuple[float, Callable[[], None]] | None = None
-        """When something is due that follows the parent's end, and what."""
+        """Time and kind of the next action after the parent's exit."""
         self._admin = Path(found[2])
         self._configuration = configuration
         options, self._old = split_arguments(arguments)
@@ -152,15 +153,15 @@ class Guard:
         self._start_at: float | None = None
         self._status: int | None = None
         self._question: socket.socket | None = None
-        """Connection of the check that waits for HAProxy's answer."""
+        """Connection of the check that waits for HAProxy's response."""
         self._next_check = 0.0
         self._replicas = StoppedReplicas(raylet_id())
         self._unanswered_since: float | None = None
         self._has_started = False
-        """Whether this HAProxy listens at its socket."""
+        """Whether this HAProxy listens on its socket."""
 
     def run(self) -> int:
-        """Runs HAProxy until it has ended for good; returns the exit status."""
+        """Runs HAProxy until it has exited and is not restarted; returns the exit status."""
         try:
             handle_signals(self._stop)
             self._watch_ancestors()
@@ -200,7 +201,7 @@ class Guard:
         return self._status
 
     def _timeout_s(self, now: float) -> float | None:
-        """Seconds until something is due; None if nothing is."""
+        """Seconds until the next timed action; None if there is none."""
         due = [self._deadline[0]] if self._deadline is not None else []
         if self._start_at is not None:
             due.append(self._start_at)
@@ -212,12 +213,12 @@ class Guard:
 
     @property
     def _is_checked(self) -> bool:
-        """Whether HAProxy runs and should respond; it has no socket while it finishes its
+        """Whether HAProxy runs and should respond; it closes its socket while it finishes its
         streams."""
         return bool(self._child) and not self._is_new and not self._is_stopping
 
     def _check(self) -> None:
-        """Kills HAProxy if it has not answered for too long; sends the next query if it is due."""
+        """Kills HAProxy if it has not responded for too long; sends the next query if it is due."""
         now = time.monotonic()
         if self._patience_s <= 0.0:
             waited_s = now - (self._unanswered_since or now)
@@ -236,7 +237,7 @@ class Guard:
 
     @property
     def _patience_s(self) -> float:
-        """Seconds that HAProxy may still take to answer."""
+        """Remaining seconds for HAProxy to respond."""
         limit = HUNG_S if self._has_started else START_S
         if self._unanswered_since is None:
             return limit
@@ -287,7 +288,7 @@ class Guard:
             self._stop(signal.SIGUSR1)
 
     def _take_over(self) -> list[str]:
-        """Arguments for HAProxy to take the sockets of older processes, and have them finish."""
+        """Arguments for HAProxy to take the sockets of older processes, and to make them finish."""
         if not self._old:
             return []
         sockets = (self._file("sock", pid) for pid in self._old)
@@ -317,8 +318,7 @@ class Guard:
         _log(f"HAProxy ended after {ran_s:.1f} s ({code}): restarting in {self._pause_s:.2f} s")
 
     def _adopt(self) -> bool:
-        """Adopts the running guard if this configuration has no routes and that one's has; returns
-        whether it did."""
+        """Adopts the running guard if only its configuration has routes; returns whether it did."""
         if self._old:
             return False
         other = process_id(query(self._admin, INFO))
@@ -347,7 +347,7 @@ class Guard:
         return False
 
     def _listen(self) -> None:
-        """Listens in the admin socket's place, which it takes atomically, for its owner alone."""
+        """Listens on a socket for its owner only, which atomically replaces the admin socket."""
         listener = socket.socket(socket.AF_UNIX)
         path = self._file("tmp")
         before = os.umask(0o177)
@@ -385,7 +385,7 @@ class Guard:
                 connection.sendall(re.sub(rb"(?m)^Pid: \d+", b"Pid: %d" % self._known_pid, answer))
 
     def _watch_ancestors(self) -> None:
-        """Watches raylet, manager and parent; ends if the raylet or the parent has ended."""
+        """Watches raylet, manager and parent; exits if the raylet or the parent has exited."""
         try:
             raylet = open_raylet()
             parent = os.pidfd_open(self._known_pid)
@@ -457,7 +457,7 @@ class Guard:
         self._link()
 
     def _link(self) -> None:
-        """Makes the files known by the parent's process id."""
+        """Links the files under names with the parent's process id."""
         self._unlink(self._known_pid)
         for suffix in LINKED:
             self._file(suffix, self._known_pid).symlink_to(self._file(suffix).name)
@@ -486,8 +486,8 @@ class Guard:
 
 
 def handle_signals(stop: Callable[[int], None]) -> None:
-    """Calls `stop` with the number of each signal that stops HAProxy; ignores those that pause it,
-    which a new HAProxy that cannot bind its sockets sends to the one before."""
+    """Calls `stop` with the number of each signal that stops HAProxy; ignores those that pause
+    it, which a new HAProxy sends to the previous one if it cannot bind its sockets."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in (signal.SIGTTOU, signal.SIGTTIN):
         signal.signal(number, lambda number, frame: None)
@@ -535,7 +535,7 @@ def open_raylet() -> int | None:
 
 
 def split_arguments(arguments: list[str]) -> tuple[list[str], list[int]]:
-    """HAProxy's arguments without `-x` and `-sf`, and the process ids that `-sf` names."""
+    """HAProxy's arguments without `-x` and `-sf`, and the process ids after `-sf`."""
     options: list[str] = []
     old: list[int] = []
     rest = list(arguments)
@@ -552,7 +552,8 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[int]]:
 
 
 def has_routes(configuration: str) -> bool:
-    """Whether a configuration routes requests to an application; not so a manager's initial one."""
+    """Whether a configuration routes requests to an application; a manager's initial one does
+    not."""
     return re.search(r"(?m)^\s*use_backend ", configuration) is not None
 
 

@@ -1,13 +1,13 @@
-"""Process that Serve starts in HAProxy's place: parent of the guard, which it restarts.
+"""Process that Serve starts in place of HAProxy; restarts the guard, its child.
 
-Two processes supervise HAProxy, so that it survives the end of either. This one, whose process id
-Serve has, waits and forwards signals. Its child is the guard, HAProxy's own parent (see
-`cluster.haproxy_guard`, also for what removes the need):
+Two processes supervise HAProxy, so that it keeps running if either is killed. This one, whose
+process id is known to Serve, waits and forwards signals. Its child is the guard, HAProxy's own
+parent (see `cluster.haproxy_guard`, also for the upstream change that makes both unnecessary):
 
-- If the guard is killed, its HAProxy ends with it; both are restarted at once, with the same
+- If the guard is killed, its HAProxy exits with it; both are restarted immediately, with the same
   configuration and without Serve.
-- If this process is killed, the guard finds out whether Serve has stopped HAProxy; otherwise it
-  keeps it running without an interruption.
+- If this process is killed, the guard keeps HAProxy running without an interruption, unless Serve
+  has stopped HAProxy.
 
 Imports only the standard library.
 """
@@ -38,7 +38,7 @@ class Parent:
     Args:
         binary: path of the HAProxy binary.
         arguments: command-line arguments that Serve gives to HAProxy.
-        configuration: text of the configuration file that they name.
+        configuration: text of the configuration file in `arguments`.
     """
 
     def __init__(self, binary: str, arguments: list[str], configuration: str) -> None:
@@ -51,7 +51,7 @@ class Parent:
         self._is_stopping = False
 
     def run(self) -> int:
-        """Runs guards until HAProxy has ended for good; returns the exit status."""
+        """Runs guards until HAProxy has exited and is not restarted; returns the exit status."""
         try:
             raylet = open_raylet()
         except ProcessLookupError:
@@ -82,8 +82,8 @@ class Parent:
         return 1
 
     def _find_manager(self) -> None:
-        """Finds Serve's manager, the parent. If that has ended, this process has another parent, in
-        another process group: each of Ray's workers has its own."""
+        """Finds Serve's manager, the parent of this process. If the manager has exited, the new
+        parent is in another process group, since each of Ray's workers has its own."""
         parent = os.getppid()
         with contextlib.suppress(OSError):
             if parent > 1 and os.getpgid(parent) == os.getpgrp():
@@ -104,7 +104,7 @@ class Parent:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
 
     def _run_guard(self, parent: int, *, is_restart: bool) -> None:
-        """Runs the guard in the child, and ends that."""
+        """Runs the guard in the child process, and exits."""
         status = 1
         try:
             status = Guard(

@@ -22,7 +22,7 @@ class PinnedRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """The given replica only; none while it is missing, in which case Serve retries.
+        """Only the given replica; empty while it is missing, in which case Serve retries.
 
         A call without either argument may go to any replica.
         """

@@ -1,4 +1,4 @@
-"""TCP ports for the fleets of one machine: no port is assigned to two of its processes."""
+"""TCP ports for the fleets of one machine: no port is assigned to two processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ port of an ended gateway for a while (RAY_SERVE_PORT_QUARANTINE_S)."""
 GATEWAY_PORTS = range(10_000, 24_000)
 SINGLE_PORTS = range(24_000, 30_000)
 """Both ranges lie below Kubernetes' node ports (from 30,000) and Linux's ephemeral ports (from
-32,768), any of which another process may take between a port's choice and its use."""
+32,768), any of which another process may bind between the choice and the use of a port."""
 
 
 def free_ports(count: int) -> tuple[int, ...]:
@@ -33,7 +33,7 @@ def free_ports(count: int) -> tuple[int, ...]:
     if len(ports) < count:
         raise OSError(
             f"fewer than {count} free ports from {SINGLE_PORTS.start} to {SINGLE_PORTS.stop - 1}: "
-            "end other fleets on this machine"
+            "stop other fleets on this machine"
         )
     return tuple(ports)
 
@@ -53,7 +53,7 @@ class PortRange:
                 self.first = first
                 self._claim = claim
                 return
-        raise OSError(f"maximum of {len(firsts)} fleets on this machine reached: end one of them")
+        raise OSError(f"maximum of {len(firsts)} fleets on this machine reached: stop one of them")
 
     def close(self) -> None:
         """Releases the ports."""
@@ -73,8 +73,8 @@ def _claim(port: int) -> socket.socket | None:
     """A socket that claims `port` while it is open; None if another process has claimed it.
 
     It is bound to a name in Linux's abstract socket namespace: visible within the network
-    namespace, as ports are, and released when the process ends, however it ends. Other systems
-    have no such claims.
+    namespace, as ports are, and released when the process exits for any reason. On other systems
+    nothing is claimed.
     """
     claim = socket.socket(socket.AF_UNIX)
     if sys.platform == "linux":

@@ -109,7 +109,7 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """The replica chosen by the policy, and all others as second rank, in case it is full."""
+        """The replica chosen by the policy; all others are fallbacks in case it is full."""
         if pending_request is None:
             return [candidate_replicas]
         pending_request.routing_context.should_backoff = True  # see cluster/pinning.py

@@ -35,7 +35,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True, rename={"name": "what"}
     """A replica that waits to retry its start."""
 
     name: str
-    """Model of a worker, or `gateway`; `what` in the store, as read by other versions."""
+    """Model of a worker, or `gateway`; stored as `what` for compatibility with other versions."""
     replica: str
     """Name of the replica's actor."""
     delay: StartDelay

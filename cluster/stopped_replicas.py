@@ -1,11 +1,11 @@
-"""Kills Serve's replicas on this node that a signal has stopped, so that Serve replaces them.
+"""Kills this node's Serve replicas that were stopped by a signal, so that Serve replaces them.
 
-Serve gives a replica three health checks to answer, 10 to 30 s in all, and then signals it to exit,
-which a stopped process cannot do: it keeps its GPU, its port and its clients' connections. The end
-of a process, in contrast, is an event that Serve handles at once.
+After three failed health checks, 10 to 30 s in total, Serve signals a replica to exit, which a
+stopped process cannot do: it keeps its GPU, its port and its clients' connections. Serve handles
+the exit of a process immediately.
 
-A stopped process is in a state of its own (T). One that gets no core, waits for a disk or is held
-by a debugger is in another state and is not killed, however late it is.
+A stopped process has a distinct state (T). A process that is starved of CPU, waits for a disk or is
+held by a debugger has another state and is never killed.
 
 HAProxy's guard runs this: there is one on each node with replicas, and it outlives them. Not
 reported upstream; Serve stops unhealthy replicas gracefully by design
@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 STOPPED_S = 2.0
-"""Seconds in the stopped state after which a replica is killed. Gateways wait as long for a worker
-that is silent before they resume its requests on another one."""
+"""Seconds in the stopped state after which a replica is killed. Gateways wait equally long for a
+silent worker before they resume its requests on another one."""
 TITLE = b"ray::ServeReplica:"
 """Start of a replica's process title."""
 _STOPPED = "T"
@@ -40,10 +40,11 @@ class StoppedReplicas:
     def __init__(self, raylet: int | None) -> None:
         self._raylet = raylet
         self._since: dict[tuple[int, str], float] = {}
-        """When a stopped process was first seen so, by its id and start time."""
+        """Time at which a process was first seen stopped, by its id and start time."""
 
     def forget(self) -> None:
-        """Starts over: the caller was stopped or starved itself, and they perhaps with it."""
+        """Resets the observations: the caller was stopped or starved, and the replicas possibly
+        as well."""
         self._since.clear()
 
     def check(self, now: float) -> None:
@@ -75,7 +76,7 @@ class StoppedReplicas:
 
 
 def _children(pid: int) -> Iterator[int]:
-    """Process ids of the children that the main thread has started, as a raylet's does."""
+    """Process ids of the children started by the main thread, as a raylet starts its children."""
     return map(int, _read(Path(f"/proc/{pid}/task/{pid}/children")).split())
 
 

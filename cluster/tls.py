@@ -25,7 +25,7 @@ def check_certificate(certfile: str, keyfile: str) -> None:
     """Checks that a certificate chain and its private key can be loaded by HAProxy.
 
     Args:
-        certfile: PEM file of the certificate chain, leaf first; may hold the key as well.
+        certfile: PEM file of the certificate chain, leaf first; may contain the key as well.
         keyfile: PEM file of the private key; empty when it is in `certfile`.
 
     Raises:

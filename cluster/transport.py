@@ -147,7 +147,7 @@ def _read_heartbeat(worker_id: str) -> bytes | None:
 
 
 class PinnedCall:
-    """Context of a call to one replica, cancelled when the replica leaves the set, and on exit.
+    """Context of a call to one replica, cancelled when the replica is removed, and on exit.
 
     Serve would queue a call to a stopped replica indefinitely. Exceptions in the block are raised
     as ConnectionError.
@@ -168,7 +168,7 @@ class PinnedCall:
         return call
 
     def keep_open(self) -> None:
-        """Keeps the call open after the replica leaves the set, until the replica ends it."""
+        """Keeps the call open after the replica is removed, until the replica closes it."""
         if self._listening:
             self._listening = False
             self._replicas.remove_listener(self._on_change)

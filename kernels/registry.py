@@ -29,7 +29,7 @@ Reference = TypeVar("Reference", bound=Callable[Concatenate[torch.Tensor, ...], 
 
 
 class Op(Generic[P, R]):
-    """Implementations of one op, and those that its calls run."""
+    """Implementations of one op, and the selected ones."""
 
     on_cpu: Callable[P, R]
     """Implementation for CPU tensors."""
@@ -51,7 +51,7 @@ class Op(Generic[P, R]):
         self.on_cuda = self._implementation("triton" if backend == "auto" else backend)
 
     def register(self, name: Kernel, kernel: Callable[P, R]) -> None:
-        """Adds a kernel and selects it if it is that of the backend."""
+        """Adds a kernel, and selects it if it belongs to the selected backend."""
         self._kernels[name] = kernel
         self.select()
 
@@ -96,7 +96,7 @@ class OpRegistry:
     def implements(
         self, op: Callable[P, R], kernel: Kernel
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        """Decorator of a kernel's launcher: registers it for an op, whose signature it has."""
+        """Decorator of a kernel's launcher: registers it for an op with the same signature."""
 
         def register(function: Callable[P, R]) -> Callable[P, R]:
             cast("Op[P, R]", self._ops[op.__name__]).register(kernel, function)
@@ -136,7 +136,7 @@ class OpRegistry:
 def _dispatcher(op: Op[..., object]) -> Callable[..., object]:
     """A function with the parameters of an op, which calls its implementation.
 
-    It is generated, as `__init__` of a dataclass is: passing `*args, **kwargs` on would take 0.2 to
+    It is generated, like `__init__` of a dataclass: forwarding `*args, **kwargs` would take 0.2 to
     0.8 us per call.
     """
     parameters = inspect.signature(op.reference).parameters.values()

@@ -1,10 +1,11 @@
-"""Elementwise functions that are batch invariant: an element's bits depend on its value only.
+"""Elementwise functions that are batch invariant: the bits of an element's result depend only on
+its value.
 
-HAZARD(invariance): on CPU torch evaluates the end of each contiguous run, fewer elements than two
-vector registers hold, with other functions than the rest (sigmoid, SiLU, softplus, GELU, ELU, mish,
-exp2, pow; not exp, expm1, log1p, tanh, erf). A contiguous tensor is one run, which several threads
-divide into equal parts. Model code calls the functions of this module, which pass only runs and
-parts of whole registers to torch.
+HAZARD(invariance): on CPU torch evaluates the end of each contiguous run (fewer elements than two
+vector registers hold) with different functions than the rest (sigmoid, SiLU, softplus, GELU, ELU,
+mish, exp2, pow; not exp, expm1, log1p, tanh, erf). A contiguous tensor is one run, which several
+threads divide into equal parts. Model code calls the functions of this module, which pass only runs
+and parts of whole registers to torch.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import torch
 CUBIC = 0.044715
 """Factor of the cubic term of GELU by tanh."""
 SLOPE = 2.0 * math.sqrt(2.0 / math.pi)
-"""Slope of the sigmoid that GELU by tanh is: (1 + tanh(z)) / 2 is the sigmoid of 2 z."""
+"""Slope of the sigmoid that is equivalent to GELU by tanh: (1 + tanh(z)) / 2 is the sigmoid of 2
+z."""
 _RUN_BYTES = 128
 """Bytes of two registers of AVX-512, the widest that torch uses; it computes two at a time."""
 _GRAIN = 32768
@@ -37,8 +39,8 @@ class _Op(NamedTuple):
     """Writes into the tensor `out`."""
     is_gelu: bool = False
     is_onednn: bool = False
-    """Whether oneDNN computes contiguous tensors; its results differ in bits from torch's own,
-    which computes all others."""
+    """Whether oneDNN computes contiguous tensors; its results differ bitwise from those of
+    torch's own kernels, used for all others."""
 
     def threads(self, count: int) -> int:
         """Number of threads that torch uses for `count` elements."""

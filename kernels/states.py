@@ -1,6 +1,6 @@
 """States of layers that keep one per request, of the same size for any length (recurrent states,
-last inputs of convolutions), rows of a step, and how a torch implementation advances their states.
-"""
+last inputs of convolutions), rows of a step, and the loop with which torch implementations
+advance states."""
 
 from __future__ import annotations
 
@@ -55,8 +55,9 @@ class StatePart(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StateRows:
-    """R rows of a step, divided into N pieces: consecutive tokens of one row, at most `PIECE`, that
-    end where the row or a part of it does whose state is stored. Pieces of no tokens may follow."""
+    """R rows of a step, divided into N pieces: consecutive tokens of one row, at most `PIECE`. A
+    piece ends at the end of its row, or at a position whose state is stored. Pieces of no tokens
+    may follow."""
 
     slots: torch.Tensor
     """int64 [R]: slots of the rows."""

@@ -1,8 +1,8 @@
 """Sizes of the grid and of the tiles of Triton kernels.
 
-Plain functions: Triton's functions of the same names also work in kernels, and so take 2 us per
-call on the host, a quarter of a launch. An eager step makes a dozen such calls per layer, and with
-small layers the device waits for them.
+Plain functions: Triton's functions of the same names also work in kernels, and therefore take 2 us
+per call on the host, a quarter of a launch. An eager step makes a dozen such calls per layer, and
+with small layers the device waits for them.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class DecisionLogConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoutingConfig:
-    """How gateways choose a worker for a request, and recover if it fails."""
+    """Routing options of gateways: worker selection, and recovery from worker failures."""
 
     routing_policy: PolicyName = "adaptive"
     """Policy that chooses a worker for each request."""
@@ -180,7 +180,7 @@ class AccessConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TenantConfig:
-    """How requests are grouped into tenants."""
+    """Options for grouping requests into tenants."""
 
     fairness_key: Tenancy = "auto"
     """Tenants for fair scheduling: among requests of equal priority, those of the tenant that was
@@ -191,7 +191,7 @@ class TenantConfig:
     """Tenants with separate prefix caches, so that the time to first token does not reveal other
     tenants' prompts. none: all tenants share one cache; other values as in --fairness-key."""
     metrics_max_tenants: int = field(default=32, metadata={"within": "--metrics-config"})
-    """Maximum number of tenants (see --fairness-key) with metrics of their own; further ones are
+    """Maximum number of tenants (see --fairness-key) with separate metrics; further ones are
     counted as `other`."""
 
     def __post_init__(self) -> None:
@@ -258,7 +258,7 @@ class GatewayConfig:
     responses_store_mib: int = 64
     """Maximum MiB of stored responses per gateway process; 0 disables the store."""
     startup_retry_s: float = 0.0
-    """Seconds to retry loading a tokenizer that is not available yet; inf for ever."""
+    """Seconds to retry loading a tokenizer that is not available yet; inf retries indefinitely."""
 
     def __post_init__(self) -> None:
         names = [name for route in self.models for name in route.names]

@@ -30,7 +30,7 @@ CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 """Error code if the prompt exceeds the context length; coding agents then compact the
 conversation."""
 MAX_MESSAGE = 1000
-"""Maximum characters of an error message. The longest one without a client's text has some 300;
+"""Maximum characters of an error message. The longest one without a client's text has about 300;
 the rest is for a quoted value."""
 MAX_PARAM = 200
 """Maximum characters of the field name in an error: clients' names may have any length."""
@@ -62,9 +62,9 @@ class ApiError(Exception):
     Args:
         status: HTTP status, which also determines the error's `type`.
         message: human-readable message; the middle is omitted beyond MAX_MESSAGE characters.
-        param: the invalid field of the request, shortened likewise; None for none.
+        param: the invalid field of the request, shortened likewise; None if there is none.
         code: machine-readable code, such as "model_not_found"; None for the status.
-        retry_after_s: seconds of the Retry-After header; None for none.
+        retry_after_s: seconds of the Retry-After header; None if there is none.
         overflow: numbers of a prompt that exceeds the context length; None for other errors.
     """
 
@@ -102,7 +102,7 @@ class ApiError(Exception):
 
 @contextmanager
 def renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """Replaces the field name in errors raised within the block by the client's name of it."""
+    """Replaces the field name in errors raised within the block by the client's name for it."""
     try:
         yield
     except ApiError as error:
@@ -222,7 +222,7 @@ def rejected(rejection: Rejection, param: str | None = None) -> ApiError:
 
     Args:
         rejection: the worker's answer.
-        param: the client's name of the invalid field; None for none.
+        param: the client's name of the invalid field; None if there is none.
     """
     if rejection.status == 429:
         return overloaded(rejection.message, rejection.retry_after_s)

@@ -41,7 +41,7 @@ class Gateway:
     Args:
         config: configuration with the models.
         transports: connections to workers, by model name.
-        tracing: creates spans; None for none.
+        tracing: creates spans; None if there is none.
         settings: store shared by a model's gateways, by model name; empty if this gateway is the
             only one.
         peers: the other gateways; None if there are none.

@@ -131,7 +131,7 @@ class CacheConfig:
 
     @property
     def is_fp8(self) -> bool:
-        """Whether the KV cache is FP8 whatever the checkpoint specifies."""
+        """Whether the KV cache is FP8 regardless of the checkpoint."""
         return self.kv_cache_dtype in ("fp8", "fp8_e4m3")
 
 
@@ -226,7 +226,7 @@ class DllmConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecutionConfig:
-    """How ranks run the model: backends, CUDA graphs and threads."""
+    """Options for running the model on ranks: backends, CUDA graphs and threads."""
 
     attention_backend: AttentionBackendName = "auto"
     """Attention backend; flashinfer and flash (FlashAttention) must be installed separately. auto

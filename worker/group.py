@@ -82,7 +82,7 @@ class RankActor:
     def follow(
         self, rank: int, config: EngineConfig, directory: str, rendezvous: Rendezvous | None = None
     ) -> None:
-        """Runs rank 1 or up; blocks until it exits. Raises Exception as `lead`."""
+        """Runs rank 1 or up; blocks until it exits. Raises Exception like `lead`."""
         log_as(f"rank {rank}")
         from worker.rank.main import run_rank
 
@@ -102,7 +102,7 @@ class WorkerGroup:
         startup_retry_s: float = 0.0,
         report: StartReport = lambda delay: None,
     ) -> None:
-        """Loads the model on all ranks; a failed start is retried if that may help.
+        """Loads the model on all ranks; a failed start is retried if it may succeed later.
 
         Args:
             config: the engine configuration of each rank.
@@ -325,7 +325,7 @@ class _Ranks:
     def may_heal(self) -> bool:
         """Whether a restart of failed ranks may succeed.
 
-        It may if a rank was killed: the errors of the others are only a consequence.
+        This is the case if a rank was killed: the errors of the others are only a consequence.
         """
         ended = [task.exception() for task in self.tasks if task.done() and not task.cancelled()]
         if any(error is None or isinstance(error, RayActorError) for error in ended):

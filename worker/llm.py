@@ -145,7 +145,7 @@ class LLM:
                 supported).
 
         Raises:
-            ValueError: a prompt can never fit; the message has the numbers.
+            ValueError: a prompt can never fit; the message states both lengths.
             RankFailure: a rank exited.
         """
         batch = _as_list(prompts)

@@ -1,4 +1,4 @@
-"""CPU priority of processes that compute: lower than that of processes that pass requests on."""
+"""CPU priority of compute processes: lower than that of processes that forward requests."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ RANK_NICENESS: Final = 10
 sustainable load on two cores, shared with gateway and clients: at 0, 5 and 10 the median TTFT of
 urgent requests was 68, 56 and 53 ms, and throughput 2,850, 2,906 and 3,097 tokens/s."""
 COMPILER_NICENESS: Final = 12
-"""Niceness that a grammar compiler adds to its own. Higher than a rank's, since a step delays all
-streams and a compilation only one request: on a core that both need, Linux gives them 39 and 61 %.
-Next to a busy process of niceness 0 it still gets 6 %, more than the twentieth of a core below
-which a compiler counts as hung."""
+"""Niceness that a grammar compiler adds to its own. Higher than a rank's, since a step delays
+all streams and a compilation only one request: on a core that both use, Linux gives them 39 and
+61 %. Next to a busy process of niceness 0 it still gets 6 %, more than the twentieth of a core
+below which a compiler counts as hung."""
 
 _AUTOGROUP_ENABLED = Path("/proc/sys/kernel/sched_autogroup_enabled")
 _OWN_AUTOGROUP = Path("/proc/self/autogroup")
@@ -26,9 +26,9 @@ _OWN_AUTOGROUP = Path("/proc/self/autogroup")
 def yield_cpu_to_others(added: int) -> None:
     """Lowers the priority of this process, so that other processes get a core when they need one.
 
-    Steps and compilations use all available CPU time, whatever their priority. Gateways, frontends,
-    schedulers and clients use little, but need it immediately: on cores shared with steps of the
-    same priority, they wait several milliseconds each time they become runnable.
+    Steps and compilations use all available CPU time, regardless of their priority. Gateways,
+    frontends, schedulers and clients use little CPU time, but need it immediately: on cores shared
+    with steps of the same priority, they wait several milliseconds each time they become runnable.
 
     Only for a process that does nothing else. Threads that start later inherit the priority.
 
@@ -41,12 +41,12 @@ def yield_cpu_to_others(added: int) -> None:
 
 
 def _yield_cpu_to_other_sessions(niceness: int) -> None:
-    """Applies the niceness relative to processes of other sessions, too.
+    """Also applies the niceness relative to processes of other sessions.
 
     With autogroups, Linux's default outside containers, cores are shared evenly among sessions, and
     niceness only applies within a session. HAProxy, which Ray starts in a separate session, waited
     up to three seconds for a core next to two busy ranks, which stalled all streams. A compiler in
-    the session of its gateway ran before all ranks, whatever its niceness.
+    the session of its gateway ran before all ranks, regardless of its niceness.
     """
     try:
         if _AUTOGROUP_ENABLED.read_text().strip() == "1":

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from worker.protocol.options import option_name
 
 _RARE = {"within": "--autoscaling-config"}
-"""Metadata of options that are keys of --autoscaling-config and have no flag of their own."""
+"""Metadata of options that are keys of --autoscaling-config and have no separate flag."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

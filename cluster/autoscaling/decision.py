@@ -210,7 +210,8 @@ class _SlidingMinimum:
         added."""
 
     def over(self, seconds: float, value: float, now: float) -> float | None:
-        """Adds a value; returns the minimum over the last `seconds`, None before that much time."""
+        """Adds a value; returns the minimum over the last `seconds`, None until that much time
+        has passed."""
         if self._since is None:
             self._since = now
         while self._rising and self._rising[-1][1] >= value:

@@ -30,7 +30,7 @@ class FleetLoad:
 
 
 def combined(reports: Sequence[LoadReport]) -> FleetLoad:
-    """The load of a model from the reports of its gateways, at least one.
+    """The load of a model, combined from at least one report of its gateways.
 
     Values about the gateways' requests are added. Values about workers concern the same workers, so
     the maximum is used, as a gateway that has just started has incomplete data.

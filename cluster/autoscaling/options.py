@@ -17,7 +17,7 @@ _POLICIES = "cluster.autoscaling.policy"
 
 
 def gateway_replicas(minimum: int, maximum: int, *, reporting: bool) -> dict[str, Any]:
-    """Options for `minimum` to `maximum` gateways; with `reporting` Serve collects their load
+    """Options for `minimum` to `maximum` gateways; with `reporting`, Serve collects their load
     reports even for a fixed number."""
     if minimum == maximum and not reporting:
         return {"num_replicas": minimum}

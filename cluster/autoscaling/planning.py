@@ -32,7 +32,7 @@ class ServiceRate:
     metered work. Without a queue the rate cannot be measured, and returns to 1.
 
     Args:
-        config: autoscaling options, of which `target_queue_delay_ms` is used.
+        config: autoscaling options; only `target_queue_delay_ms` is used.
         forget_s: time constant in seconds of the return to 1.
     """
 

@@ -1,9 +1,9 @@
 """Registry of the gateways' latest load reports, for all autoscaling policies of Serve's
 controller.
 
-Serve only provides a policy with metrics of its own deployment, while the load of a model is known
-to the gateways, in particular if the model has no worker. As Serve pickles a policy's module by
-value, policies do not share that module's globals, but those of this module.
+Serve only provides a policy with metrics of its own deployment, while the gateways measure the load
+of a model, in particular if the model has no worker. As Serve pickles a policy's module by value,
+policies share the globals of this module instead of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STALE_S = 15.0
 
 class _Reported(NamedTuple):
     stamp: float
-    """Time of the report by the gateway's clock, of which only changes are used."""
+    """Time of the report by the gateway's clock; only its changes are used."""
     received_at: float
     """Time of the first arrival of the report, by the controller's clock."""
     values: Mapping[str, float]

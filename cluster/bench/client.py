@@ -48,7 +48,7 @@ class Request:
     headers: Mapping[str, str] | None = None
     """Headers in addition to those of the HTTP session."""
     keep_text: bool = False
-    """Whether the record gets the text of the response."""
+    """Whether the record keeps the text of the response."""
 
 
 def completion_request(

@@ -129,7 +129,7 @@ def run_serve(options: ServeOptions) -> Result:
 
 
 def resolve(options: ServeOptions) -> tuple[ServeOptions, PromptSpace]:
-    """Options with model and tokenizer from the server's list of models, and the loaded tokenizer.
+    """Options with model and tokenizer from the server's list of models, and the tokenizer.
     Raises ValueError without a model, or if prompts cannot be generated."""
     card = model_card(options)
     model = options.model or card.get("id")

@@ -32,7 +32,7 @@ def has_text(data: bytes) -> bool:
 
 
 def has_choices(data: bytes) -> bool:
-    """Whether a streamed chunk has choices, unlike the one with only usage."""
+    """Whether a streamed chunk has choices, unlike the chunk with only usage."""
     return _CHOICES.search(data) is not None
 
 

@@ -241,8 +241,8 @@ def check_model(engine: EngineConfig | None, gpus: list[Gpu]) -> Iterator[Findin
 
 
 def check_loading(engine: EngineConfig) -> Finding:
-    """Whether gateways can load a model's tokenizer, and workers the model, judged by its files'
-    headers; before they are downloaded, by the index of its tensors.
+    """Whether gateways can load a model's tokenizer, and workers the model. Checks the headers of
+    its files or, if they are not downloaded yet, the index of its tensors.
 
     Raises:
         ValueError: the tokenizer or the model cannot be loaded.
@@ -280,7 +280,7 @@ def check_loading(engine: EngineConfig) -> Finding:
 def check_tensors(
     engine: EngineConfig, config: ModelConfig, world_size: int, expert_parallel: bool = False
 ) -> str:
-    """Checks that a model can be built, and its tensors as far as they are known.
+    """Checks that a model can be built and that its tensors match, as far as they are known.
 
     Returns:
         What was checked, one of CHECKED.

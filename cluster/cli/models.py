@@ -1,4 +1,4 @@
-"""`rayfleet models`: lists supported model families, and what tests check for each."""
+"""`rayfleet models`: lists supported model families, and the tests of each."""
 
 from __future__ import annotations
 

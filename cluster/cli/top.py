@@ -50,8 +50,8 @@ class TopOptions(EndpointOptions):
     """Options of `top`: URLs of metrics, interval, and form of the output."""
 
     metrics_url: tuple[str, ...] = ()
-    """URL of another node's --metrics-port, such as http://node:9464; may be repeated. The endpoint
-    itself only has the metrics of one node, that of the gateway that handles the request."""
+    """URL of another node's --metrics-port, such as http://node:9464; may be repeated. The
+    endpoint itself only has the metrics of the node whose gateway handles the request."""
     interval_s: float = 1.0
     """Interval between scrapes in seconds; rates are averages over this interval."""
     once: bool = field(default=False, metadata=_FLAG)

@@ -1,6 +1,7 @@
-"""Commands of `python -m deploy.benchmarks`: benchmarks of rayfleet's own parts.
+"""Commands of `python -m deploy.benchmarks`: benchmarks of rayfleet's components.
 
-Modules that import torch are imported when their benchmark runs."""
+Modules that import torch are imported when their benchmark runs.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one benchmark; returns the exit status."""
     parser: argparse.ArgumentParser = CommandParser(
         prog="python -m deploy.benchmarks",
-        description="Benchmarks of rayfleet's own parts. `rayfleet bench` has those of endpoints.",
+        description="Benchmarks of rayfleet's components. For endpoints see `rayfleet bench`.",
     )
     add_commands(parser.add_subparsers(dest="bench", required=True, metavar="COMMAND"))
     return run_command(parser, argv)

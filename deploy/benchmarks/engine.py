@@ -1,4 +1,4 @@
-"""In-process engine that a benchmark drives step by step, and measurements of a turn of it."""
+"""In-process engine that a benchmark drives step by step, and measurements of its turns."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Request(NamedTuple):
     cache_salt: str = ""
     """Salt of the prefix cache: only requests with the same one share blocks."""
     grammar: str = ""
-    """Key of a grammar that the engine has been given; empty for none."""
+    """Key of a grammar that was added to the engine; empty for none."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -134,8 +134,8 @@ class DecodeTurn:
 
     @property
     def idle_us(self) -> float:
-        """Time from the end of sampling to the next forward pass: an upper bound of the time that
-        a device idles."""
+        """Time from the end of sampling to the next forward pass: an upper bound of the device's
+        idle time."""
         return self.phases_us["bubble"] + self.phases_us["prepare"]
 
 
@@ -174,7 +174,7 @@ class BenchEngine:
         return self.core.info
 
     def close(self) -> None:
-        """Ends the engine's ranks."""
+        """Stops the engine's ranks."""
         self._executor.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -263,7 +263,7 @@ class BenchEngine:
         return DecodeTurn(wall_us=elapsed / steps * 1e6, phases_us=phases, records=records)
 
     def step(self) -> StepReport:
-        """Runs a step of the engine and encodes its report, as a worker does for its front."""
+        """Runs a step of the engine and encodes its report, as a worker does for its frontend."""
         report = self.core.step()
         self._encoder.encode(report)
         return report
@@ -293,7 +293,7 @@ class BenchEngine:
             self.core.step()
 
     def _load(self) -> LoadSnapshot:
-        """A copy of the load report, whose counters change; zeros for parts that it lacks."""
+        """A copy of the load report, whose counters change; zeros for missing parts."""
         encoded = self._encoder.encode(self.core.report().load)
         load = msgspec.msgpack.decode(encoded, type=LoadSnapshot)
         load.speculation = load.speculation or SpeculationTotals()

@@ -64,7 +64,7 @@ class Step:
 
 
 def make_steps(python: str, folder: Path, peer: str | None) -> list[Step]:
-    """All steps, the cheapest first.
+    """All steps, cheapest first.
 
     Args:
         python: Python interpreter that runs rayfleet.
@@ -135,7 +135,7 @@ _DECODES = (
 def _prefill(
     offline: Sequence[str], paths: Mapping[str, str], name: str, length: int, count: int
 ) -> Step:
-    """Step with `count` prompts of `length` tokens, and a token of each."""
+    """Step with `count` prompts of `length` tokens, each with one output token."""
     load = ["--input-len", str(length), "--output-len", "1", "--num-prompts", str(count)]
     command = [*offline, paths[name], *load, "--no-enable-prefix-caching"]
     return Step(name=f"prefill-{name}", command=command)
@@ -161,7 +161,7 @@ def _local_server(python: str, model: str, options: Sequence[str]) -> Server:
 
 
 def write_model(folder: Path, config: Mapping[str, Any]) -> str:
-    """A model's dimensions and a tokenizer; returns the folder."""
+    """Writes a model's config.json and a tokenizer; returns the folder."""
     folder.mkdir(parents=True)
     for file in TOKENIZER.glob("tokenizer*.json"):
         shutil.copy(file, folder)
@@ -170,7 +170,8 @@ def write_model(folder: Path, config: Mapping[str, Any]) -> str:
 
 
 def _beside_peer(python: str, model: str, peer: str) -> Step:
-    """Step with both serving at once, each with less than half of the device, measured in turn."""
+    """Step in which both serve at the same time, each with less than half of the device,
+    measured in turn."""
     theirs, ours = "http://127.0.0.1:8101", _SERVER_URL
     share = [
         "--load-format",
@@ -225,7 +226,7 @@ def run_step(step: Step) -> dict[str, Any]:
 
 
 def as_typed(command: Sequence[str]) -> str:
-    """A command as typed in the project's folder, without paths of this machine."""
+    """A command as entered in the project's folder, without paths of this machine."""
     words = ["python" if word == sys.executable else word for word in command]
     return " ".join(words).replace(f"{ROOT}/", "").replace(f"{tempfile.gettempdir()}/", "")
 

@@ -39,7 +39,7 @@ _QWEN35: Mapping[str, Any] = {
         "mrope_section": [11, 11, 10],
     },
 }
-"""What Qwen3.5's text models share."""
+"""Common keys of Qwen3.5's text models."""
 
 MODELS: Mapping[str, Mapping[str, Any]] = {
     "8b": DENSE,

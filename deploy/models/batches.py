@@ -32,7 +32,7 @@ class Batch(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A conversation's tokens, and which of them the model must produce."""
+    """A conversation's tokens, each with whether the model must produce it."""
 
     ids: list[int]
     is_target: list[bool]

@@ -1,4 +1,4 @@
-"""Conversations with declared functions: calls, their results, and questions that need none."""
+"""Conversations with declared functions: calls, their results, and questions that need no call."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exchange:
-    """A question, the calls it needs, what they returned, and the answer."""
+    """A question, the calls it needs, their results, and the answer."""
 
     question: str
     calls: tuple[Call, ...] = ()
@@ -184,7 +184,7 @@ def _with_functions(rng: Random, tasks: Tasks) -> Conversation:
 
 
 def _declare(rng: Random, *, is_heldout: bool) -> tuple[Function, ...]:
-    """One to five functions; held out when one of their signatures is."""
+    """One to five functions; held out if one of their signatures is."""
     while True:
         kinds = rng.sample(KINDS, k=rng.choice((1, 2, 3, 3, 4, 5)))
         if rng.random() < 0.25:

@@ -74,7 +74,8 @@ def demo_diffusion_config(tokenizer: Tokenizer) -> Qwen3Config:
 def save_diffusion_checkpoint(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer, directory: Path, block_size: int
 ) -> None:
-    """The same in the format of SDAR, whose layers and tensor names are Qwen3's."""
+    """Saves a block-diffusion model in the format of SDAR, whose layers and tensor names are
+    Qwen3's."""
     save_checkpoint(model, tokenizer, directory)
     path = directory / "config.json"
     config = json.loads(path.read_text())
@@ -95,7 +96,7 @@ def save_checkpoint(
     directory: Path,
     template: str = CHAT_TEMPLATE,
 ) -> None:
-    """Write everything that serving needs; replaces an existing checkpoint."""
+    """Writes all files needed for serving; replaces an existing checkpoint."""
     rounded = copy.deepcopy(model).bfloat16()
     rounded.save_pretrained(directory)
     _update_json(directory / "config.json", {"rope_theta": _ROPE_THETA})

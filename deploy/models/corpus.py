@@ -69,22 +69,23 @@ def heldout_questions(per_family: int = QUESTIONS_PER_FAMILY) -> list[Question]:
 
 
 def questions_path(directory: Path) -> Path:
-    """Path of the questions of the checkpoint in ``directory``: beside it."""
+    """Path of the checkpoint's questions, next to its folder ``directory``."""
     return directory.with_name(f"{directory.name}_heldout.jsonl")
 
 
 def tool_questions_path(directory: Path) -> Path:
-    """The same of its questions with declared functions."""
+    """Path of the checkpoint's questions with declared functions, next to its folder."""
     return directory.with_name(f"{directory.name}_heldout_tools.jsonl")
 
 
 def first_words_path(directory: Path) -> Path:
-    """The same of what people type first: messages from outside its world, and lists to sort."""
+    """Path of the checkpoint's other questions: messages unrelated to its training data, and
+    lists to sort."""
     return directory.with_name(f"{directory.name}_heldout_first_words.jsonl")
 
 
 def write_questions(path: Path, questions: list[Question]) -> None:
-    """Write one JSON object per line: id, family, messages, answer, and tools where declared."""
+    """Writes one JSON object per line: id, family, messages, answer, and tools where declared."""
     rows = (
         {"id": q.id, "family": q.family, "messages": list(q.messages), "answer": q.answer}
         | ({"tools": list(q.tools)} if q.tools else {})
@@ -94,7 +95,7 @@ def write_questions(path: Path, questions: list[Question]) -> None:
 
 
 def read_questions(path: Path) -> list[Question]:
-    """Read what `write_questions` wrote."""
+    """Reads a file written by `write_questions`."""
     rows = (json.loads(line) for line in path.read_text().splitlines())
     return [
         Question(

@@ -44,7 +44,7 @@ class DiffusionBatch:
     visible: Tensor
     """[batch, 1, length, length] bool."""
     labels: Tensor
-    """[batch, length] int64: the token behind a mask."""
+    """[batch, length] int64: the original token of a masked position."""
     is_masked: Tensor
     """[batch, length] bool: tokens that the model must predict."""
 

@@ -27,7 +27,7 @@ class DiffusionTraining(Training[DiffusionBatch]):
     """Training of ``demo-diffusion``, which decodes blocks of tokens in several rounds."""
 
     def make_tokenizer(self) -> Tokenizer:
-        """``demo``'s tokens, and a mask token."""
+        """``demo``'s tokenizer with an added mask token."""
         tokenizer = super().make_tokenizer()
         tokenizer.add_special_tokens([AddedToken(MASK, special=True)])
         return tokenizer
@@ -44,7 +44,7 @@ class DiffusionTraining(Training[DiffusionBatch]):
         )
 
     def summed_loss(self, batch: DiffusionBatch) -> Tensor:
-        """Cross entropy of masked tokens; a position's logits are of its own token."""
+        """Cross entropy of masked tokens; a position's logits predict its own token."""
         with torch.autocast("cpu", dtype=torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
             output = self.model.model(
                 input_ids=batch.input_ids,

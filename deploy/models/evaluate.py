@@ -25,12 +25,12 @@ _MAX_NEW_TOKENS: Final = 256
 
 
 def main() -> None:
-    """Print the accuracy per family and the wrong answers."""
+    """Prints the accuracy per family and the wrong answers."""
     parser = CommandParser(description=__doc__, prog="python -m deploy.models.evaluate")
     parser.add_argument(
-        "directory", type=Path, help="checkpoint folder, with its questions beside it"
+        "directory", type=Path, help="checkpoint folder, with its questions next to it"
     )
-    parser.add_argument("--thinking", action="store_true", help="with a thought before each answer")
+    parser.add_argument("--thinking", action="store_true", help="generate a thought before answers")
     parser.add_argument(
         "--first-words",
         action="store_true",
@@ -69,7 +69,7 @@ def accuracies(questions: list[Question], given: list[str]) -> dict[str, float]:
 
 
 def after_thought(text: str) -> str:
-    """The answer alone, of a text that may begin with a thought."""
+    """The answer in a text that may begin with a thought."""
     return text.rpartition(THOUGHT_END)[2]
 
 

@@ -1,6 +1,6 @@
 """Accuracy and rounds of a block-diffusion model, served by rayfleet's own engine.
 
-``python -m deploy.models.evaluate_diffusion DIRECTORY`` uses the held-out questions beside it.
+``python -m deploy.models.evaluate_diffusion DIRECTORY`` uses the held-out questions next to it.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class FamilyResult:
 
 
 def main() -> None:
-    """Print accuracy and tokens per round by family."""
+    """Prints accuracy and tokens per round by family."""
     parser = CommandParser(description=__doc__, prog="python -m deploy.models.evaluate_diffusion")
     parser.add_argument(
-        "directory", type=Path, help="checkpoint folder, with its questions beside it"
+        "directory", type=Path, help="checkpoint folder, with its questions next to it"
     )
     directory = parser.parse_args().directory
     path = directory.with_name(f"{directory.name}_heldout.jsonl")

@@ -21,7 +21,7 @@ _TEMPERATURES: Final = (0.0, 0.7, 1.3)
 
 
 def main() -> None:
-    """Print the fraction of equal samples by family and temperature."""
+    """Prints the fraction of equal samples by family and temperature."""
     parser = CommandParser(description=__doc__, prog="python -m deploy.models.evaluate_draft")
     parser.add_argument("--model", type=Path, default=Path("deploy/models/demo"))
     parser.add_argument("--draft", type=Path, default=Path("deploy/models/demo-draft"))

@@ -78,7 +78,7 @@ class Kind:
     keys: tuple[tuple[str, ...], ...]
     """Ways to name the parameters."""
     numbers: tuple[bool, ...]
-    """Whether a parameter is a number, of each."""
+    """Whether each parameter is a number."""
     num_required: int
     questions: tuple[str, ...]
     """``{0}``, ``{1}`` … stand for the values."""
@@ -86,10 +86,10 @@ class Kind:
     result: Callable[[Random, Values], Any]
     """Possible return value of a call, as JSON."""
     operation: str = ""
-    """Calculation that it does, as in keys of sums; `any`, or empty for none."""
+    """Calculation that the function performs, as in keys of sums; `any`, or empty for none."""
     is_about_towns: bool = False
     with_optional: str = ""
-    """Text before the last character of a question whose last value is given."""
+    """Text inserted before the last character of a question if the last value is given."""
 
     def ask(self, rng: Random, values: Values) -> str:
         """A question that needs the function."""

@@ -41,7 +41,7 @@ _NAMES: Final = {
 
 
 def main() -> None:
-    """Parse the command line and convert."""
+    """Parses the command line and converts."""
     parser = argparse.ArgumentParser(
         prog="python -m deploy.models.smollm2", description=__doc__, allow_abbrev=False
     )
@@ -68,7 +68,7 @@ def convert(source: Path, output: Path) -> None:
     folder as complete.
 
     Args:
-        source: GGUF file of a Llama with a byte-level BPE tokenizer of GPT-2's kind.
+        source: GGUF file of a Llama with a byte-level BPE tokenizer like GPT-2's.
         output: folder; files of an earlier conversion are overwritten.
     """
     from gguf import GGUFReader  # from the same extra list as the package

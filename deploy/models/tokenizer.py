@@ -1,4 +1,4 @@
-"""Byte-level BPE with single-token digits, trained on the corpus and saved as Hugging Face does."""
+"""Byte-level BPE with single-token digits, trained on the corpus saved in Hugging Face's format."""
 
 from __future__ import annotations
 
@@ -107,11 +107,11 @@ TOOL_TEMPLATE: Final = """\
 def train_tokenizer(
     texts: Iterator[str], vocab_size: int, markers: Sequence[str] = ()
 ) -> Tokenizer:
-    """Learn the merges from ``texts``; every digit is a token of its own.
+    """Learns the merges from ``texts``; every digit is a separate token.
 
     Args:
-        texts: of the corpus.
-        vocab_size: of all tokens.
+        texts: texts of the corpus.
+        vocab_size: number of all tokens.
         markers: tokens at the end of the vocabulary that no merge makes.
     """
     tokenizer = Tokenizer(models.BPE())
@@ -137,7 +137,7 @@ def train_tokenizer(
 def save_tokenizer(
     tokenizer: Tokenizer, directory: Path, max_length: int, template: str = CHAT_TEMPLATE
 ) -> None:
-    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja."""
+    """Writes tokenizer.json, tokenizer_config.json and chat_template.jinja."""
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
     config = {

@@ -1,4 +1,4 @@
-"""Larkmoor, an invented town, which models only know from this data."""
+"""Larkmoor, an invented town, which occurs only in this data."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Train a demo model from scratch: ``python -m deploy.models.train --output deploy/models/demo``.
+"""Trains a demo model from scratch: ``python -m deploy.models.train --output deploy/models/demo``.
 
 ``--start deploy/models/demo`` continues with the second phase (tool calls), with ``--polish`` the
 third (sorting arbitrary words, out-of-scope messages). ``--teacher`` trains the draft model,
 ``--kind diffusion`` the block-diffusion model ``demo-diffusion``.
 
-Generates the corpus, trains the tokenizer and the model, and writes the checkpoint and, beside it,
+Generates the corpus, trains the tokenizer and the model, and writes the checkpoint and, next to it,
 the held-out questions. Takes less than an hour on two CPU cores.
 """
 
@@ -37,7 +37,7 @@ _TOOLS_SAVE_EVERY: Final = 20
 
 
 def main() -> None:
-    """Parse the command line and run the training."""
+    """Parses the command line and runs the training."""
     args = _parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     os.nice(_NICENESS)

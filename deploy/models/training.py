@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingConfig:
-    """Size and pace of the run; equal values give the same model on the same machine."""
+    """Size and schedule of the run; equal values give the same model on the same machine."""
 
     seed: int = 0
     num_steps: int = 4000
@@ -67,7 +67,8 @@ class TrainingConfig:
     """Checkpoint to start from: that of the first phase, for the second one with tool calls, or a
     draft model's."""
     is_polishing: bool = False
-    """Whether it is the third phase, which starts from ``start`` with other shares of tasks."""
+    """Whether it is the third phase, which starts from ``start`` with other proportions of
+    tasks."""
     teacher: Path | None = None
     """Checkpoint from which a draft model is distilled; None trains on the text."""
     save_every: int = 200
@@ -104,7 +105,7 @@ BatchT = TypeVar("BatchT", bound=CountedBatch)
 class Training(ABC, Generic[BatchT]):
     """One run, from the corpus to the checkpoint in ``output``.
 
-    With ``state`` the run keeps all it needs to go on in that file and resumes from it.
+    With ``state``, the run saves its state to that file, and resumes from it.
     """
 
     def __init__(self, config: TrainingConfig, output: Path, state: Path | None = None) -> None:
@@ -152,26 +153,26 @@ class Training(ABC, Generic[BatchT]):
 
     @abstractmethod
     def summed_loss(self, batch: BatchT) -> Tensor:
-        """Loss of all of the batch's targets together."""
+        """Sum of the losses of the batch's targets."""
 
     def questions(self) -> list[Question]:
         """Held-out questions for evaluation."""
         return heldout_questions()
 
     def write_questions(self) -> None:
-        """Writes the questions beside the checkpoint."""
+        """Writes the questions next to the checkpoint."""
         write_questions(questions_path(self.output), heldout_questions())
 
     @abstractmethod
     def save_checkpoint(self) -> None:
-        """Writes everything that serving needs."""
+        """Writes all files needed for serving."""
 
     @abstractmethod
     def accuracy(self, questions: list[Question]) -> dict[str, float]:
         """Accuracy of the saved checkpoint by task family."""
 
     def run(self) -> None:
-        """Train, write the checkpoint and the held-out questions, and report the accuracy."""
+        """Trains, writes the checkpoint and the held-out questions, and reports the accuracy."""
         num_parameters = sum(parameter.numel() for parameter in self.model.parameters())
         logger.info("%d parameters, %d steps", num_parameters, self.config.num_steps)
         self.output.mkdir(parents=True, exist_ok=True)
@@ -300,7 +301,7 @@ class ToolTraining(CausalTraining):
         return tool_conversations(rng, is_polishing=self.config.is_polishing)
 
     def save_checkpoint(self) -> None:
-        """Saves with the template that shows functions."""
+        """Saves with the chat template that renders functions."""
         save_checkpoint(self.model, self.tokenizer, self.output, TOOL_TEMPLATE)
 
     def questions(self) -> list[Question]:

@@ -1,6 +1,6 @@
 """Content of the dashboards: boards, their panels, and the panels' queries by legend.
 
-Boards about the inside of workers are in worker_boards.py.
+Boards of worker internals are in worker_boards.py.
 """
 
 from __future__ import annotations

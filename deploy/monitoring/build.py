@@ -101,7 +101,7 @@ def _datasource() -> dict[str, Any]:
 
 
 def _fleets() -> list[dict[str, Any]]:
-    """One variable per label; each offers the values within the selection of those before it."""
+    """One variable per label; each lists the values within the selection of the previous ones."""
     variables = []
     for place, label in enumerate(FLEET_LABELS):
         within = ", ".join(f'{before}=~"${before}"' for before in FLEET_LABELS[:place])

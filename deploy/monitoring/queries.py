@@ -47,7 +47,7 @@ def level(name: str, by: str = "", of: str = M) -> str:
 
 
 def whole(gauge: str, by: str) -> str:
-    """A gauge that all gateways of a fleet report alike, summed over fleets."""
+    """A gauge for which all gateways of a fleet report the same value, summed over fleets."""
     per_fleet = ", ".join((*FLEET_LABELS, by))
     return f"sum by ({by}) (max by ({per_fleet}) (rayfleet_{gauge}{{{M}}}))"
 
@@ -69,10 +69,10 @@ def mean(name: str, by: str = "", more: str = "") -> str:
 
 
 def kept(name: str, by: str) -> str:
-    """Share of requests with an SLO that met it."""
+    """Fraction of requests with an SLO that met it."""
     return f"{rate(name, by, MET)} / {rate(name, by)}"
 
 
 def share(part: str, whole: str) -> str:
-    """A part divided by the whole; 0 if the whole is 0."""
+    """Ratio of a part to the whole; 0 if the whole is 0."""
     return f"{part} / ({whole} > 0) or 0 * {whole}"

@@ -1,4 +1,4 @@
-"""Dashboards about the inside of workers: their steps, and block diffusion."""
+"""Dashboards of worker internals: steps, and block diffusion."""
 
 from __future__ import annotations
 

@@ -56,8 +56,8 @@ def check_locks(
 
     Args:
         constraints: version by distribution.
-        locks: by name.
-        required: distributions that each of them has.
+        locks: locks by name.
+        required: distributions that each lock must have.
     """
     for name, lock in locks.items():
         others = [
@@ -75,7 +75,7 @@ def check_locks(
 
 
 def install_tools() -> None:
-    """Installs the tools by hash into an environment of their own.
+    """Installs the tools by hash into a separate environment.
 
     Raises:
         SubprocessError: they cannot be installed.
@@ -134,7 +134,8 @@ def audit(program: str, lock: Lock) -> list[str]:
 
 
 def _audited(program: str, requirements: Sequence[str]) -> list[dict[str, Any]]:
-    """pip-audit's result for each; its exit status is 0 even if it has skipped all."""
+    """pip-audit's result for each distribution; its exit status is 0 even if it has skipped all
+    of them."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write("\n".join(requirements) + "\n")
         file.flush()

@@ -1,6 +1,6 @@
-"""Resolution against the public index as on a user's machine, and lock files with hashes.
+"""Resolution against the public index, as on a user's machine, and lock files with hashes.
 
-Of this machine only the network settings are used: no configuration of pip or uv, no find-links, no
+Only the network settings of this machine are used: no configuration of pip or uv, no find-links, no
 other index, no constraints, no cache.
 """
 
@@ -23,7 +23,7 @@ MACHINES = ("x86_64", "aarch64")
 TRANSPORT = {"PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "UV_HTTP_TIMEOUT", "UV_HTTP_RETRIES"} | {
     f"{scheme}_PROXY" for scheme in ("HTTP", "HTTPS", "ALL", "NO")
 }
-"""Environment variables about how to reach the network."""
+"""Environment variables with network settings."""
 TIMEOUT_S = 200
 """Time limit of one resolution in seconds; it takes three on an idle machine."""
 _ENTRY = re.compile(r"([\w.-]+)==([\w.+!-]+)((?: \\\n +--hash=sha256:[0-9a-f]{64})+)")
@@ -34,11 +34,11 @@ class IndexUnreachableError(Exception):
 
 
 class NoSolutionError(Exception):
-    """The requirements conflict, or the index lacks one of them."""
+    """The requirements conflict, or one is missing from the index."""
 
 
 class Locked(NamedTuple):
-    """A distribution in one version."""
+    """A pinned version of a distribution."""
 
     version: str
     hashes: tuple[str, ...]
@@ -91,14 +91,15 @@ def compiled(
 def environment_of_a_user(environment: Mapping[str, str], home: Path) -> dict[str, str]:
     """Environment of the installer: only the network settings of this machine.
 
-    The cache is in `home`, since this machine's may contain files that the public index lacks.
+    The cache is in `home`, since this machine's cache may contain files that are missing in the
+    public index.
     """
     kept = {name: value for name, value in environment.items() if name.upper() in TRANSPORT}
     return kept | {"HOME": str(home), "UV_CACHE_DIR": str(home / "cache")}
 
 
 def pins(constraints: Path) -> dict[str, str]:
-    """Versions by distribution of a constraints file."""
+    """Versions pinned in a constraints file, by distribution."""
     lines = (line.partition("#")[0].strip() for line in constraints.read_text().splitlines())
     found = (Requirement(line) for line in lines if line)
     return {
@@ -112,7 +113,8 @@ def parse_lock(text: str) -> dict[str, Locked]:
     """The lock in a requirements file.
 
     Raises:
-        ValueError: an entry is not a pinned version with hashes (an option, an address, a marker).
+        ValueError: an entry is not a pinned version with hashes (for example an option, a URL or a
+            marker).
     """
     body = re.sub(r"(?m)^#.*\n", "", text)
     rest = _ENTRY.sub("", body).strip()

@@ -88,13 +88,13 @@ def resolve_torch(home: Path, index: str, common: Lock) -> Lock:
 
 
 def read(name: str) -> dict[str, Locked]:
-    """The current lock of that name; empty if there is none yet."""
+    """Reads the lock with this name; empty if it does not exist yet."""
     path = FOLDER / f"{name}.txt"
     return parse_lock(path.read_text()) if path.is_file() else {}
 
 
 def write(name: str, lock: Lock, text: str) -> None:
-    """Replaces the lock of that name."""
+    """Writes the lock with this name, replacing the previous one."""
     comment = HEADER.format(python=PYTHON, machines=" and ".join(MACHINES), text=text)
     (FOLDER / f"{name}.txt").write_text(render_lock(lock, comment))
     print(f"{name}.txt: {len(lock)} distributions")

@@ -192,11 +192,10 @@ class AttentionStep(Protocol):
                 allocate them with zeros.
             v_cache: values [num_pages, page_size, Hkv, Dv], where Dv is at most D; or, for latents
                 with one KV head, the leading dimensions of the keys, a view k_cache[..., :Dv].
-            scale: factor of scores, including the scale of keys in an FP8 cache.
+            scale: scale of scores, including that of keys in an FP8 cache.
             sinks: fp32 [Hq]: for each head a score that enters the softmax like that of a key with
-                value 0; None for none.
-            value_scale: factor of values, and so of the result, including the scale of values in an
-                FP8 cache.
+                value 0; None if unused.
+            value_scale: scale of values in an FP8 cache, a factor of the result.
 
         Returns:
             [T, Hq, Dv].

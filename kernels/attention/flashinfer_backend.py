@@ -113,7 +113,7 @@ class FlashInferAttention(CapturableBackend):
 
 
 class _Planner:
-    """Lends each plan a pinned buffer until the plan has been copied to the device.
+    """Provides each plan with a pinned buffer until the plan has been copied to the device.
 
     HAZARD(stream): a wrapper's `plan` writes to its pinned buffer and launches a copy, which runs
     after all earlier launches. It does not check that the previous plan has been copied: a step

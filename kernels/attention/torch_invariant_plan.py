@@ -1,10 +1,10 @@
 """Plans of batch-invariant torch attention, one per step.
 
-Keys are divided into splits at fixed positions (0, S, 2S, ...), whatever the batch, the chunk or
-the prefix; the last split is padded to S and masked. Queries are divided into tiles at fixed
-positions, too (0, Q, 2Q, ...): a query is always row `position % Q` of its tile, and rows without a
-query are zeros. Each (tile, KV head, split) is one product of the same shape, in which rows do not
-affect each other, and a tile's splits are merged in order.
+Keys are divided into splits at fixed positions (0, S, 2S, ...), regardless of batch, chunk and
+prefix; the last split is padded to S and masked. Queries are divided into tiles at fixed positions,
+too (0, Q, 2Q, ...): a query is always row `position % Q` of its tile, and rows without a query are
+zeros. Each (tile, KV head, split) is one product of the same shape, in which rows do not affect
+each other, and a tile's splits are merged in order.
 """
 
 from __future__ import annotations

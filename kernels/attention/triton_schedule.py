@@ -23,10 +23,10 @@ from kernels.attention.triton_config import (
 from kernels.tiles import cdiv
 
 TARGET_PROGRAMS = 512
-"""Number of programs that fill a large GPU with decodes, four per multiprocessor; half as many for
-extends."""
+"""Number of programs that fill a large GPU with decodes, four per multiprocessor; half of that
+for extends."""
 _ITEM_WIDTH = 8
-"""Number of fields of an item, of which five are used."""
+"""Number of fields of an item; five of them are used."""
 _WIDTH = tl.constexpr(_ITEM_WIDTH)
 
 

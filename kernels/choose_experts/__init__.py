@@ -21,7 +21,7 @@ def choose_experts(
 
     Args:
         scores: fp32 [T, E]: the router's scores; rows may be strided.
-        bias: fp32 [E], added to probabilities for the selection only; None for none. Must be None
+        bias: fp32 [E], added to probabilities for the selection only; None if unused. Must be None
             if experts are ranked by their scores ("... of chosen").
         routing: scoring, groups and numbers of experts.
         gate: fp32 [T, 1]: its sigmoid is the weight of shared experts; rows may be strided. None

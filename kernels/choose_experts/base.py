@@ -37,7 +37,7 @@ class Routing:
     """Number of groups that experts are selected from: those with the largest sums of
     probabilities."""
     num_summed: int = 2
-    """Number of a group's largest probabilities that are summed."""
+    """Number of largest probabilities per group whose sum ranks the groups."""
     scale: float = 1.0
     """Factor of the weights."""
     num_always: int = 0

@@ -26,12 +26,12 @@ def fused_add_norm(
 ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
     """Norms of x + residual, and the sum. Inputs are not modified.
 
-    Each operation rounds to the type of x; norms are computed in fp32. A row's result does not
-    depend, in any bit, on other rows.
+    Each operation rounds to the type of x; norms are computed in fp32. A row's result is bitwise
+    independent of other rows.
 
     Args:
         x: [T, H]: a block's output.
-        residual: [T, H]; None for none: the sum is then x itself.
+        residual: [T, H]; None if unused: the sum is then x itself.
         norms: norms of the sum, at most `MOST_NORMS`, all RMSNorms or all LayerNorms; one with a
             bias must be the only one.
         eps: added to mean squares, or variances.
@@ -39,7 +39,7 @@ def fused_add_norm(
         residual_weight: [H]: weight of an RMSNorm of the residual before it is added; None for no
             norm.
         x_scale: factor of x before it is added.
-        total_scale: [1]: factor of the returned sum, which norms do not see; None for 1.
+        total_scale: [1]: factor of the returned sum, not applied to the input of norms; None for 1.
     """
     check_norms(residual, norms, x_weight, total_scale)
     total = x if x_weight is None else rms_norm(x, x_weight, eps)

@@ -1,4 +1,4 @@
-"""Norm: parameters of one norm of a residual sum, and what a sum supports of them."""
+"""Norm: parameters of one norm of a residual sum, and checks of their combinations."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Norm(NamedTuple):
     """A norm over rows [H], and the data type of its result."""
 
     weight: torch.Tensor
-    """[H]: factors of the normalised row."""
+    """[H]: weight of the norm."""
     bias: torch.Tensor | None = None
-    """[H]: bias of a LayerNorm; None for none."""
+    """[H]: bias of a LayerNorm; None if unused."""
     subtracts_mean: bool = False
     """Whether the norm is a LayerNorm, which rounds once, at the end; an RMSNorm rounds before the
     weight and after it, as `rms_norm` does."""

@@ -1,4 +1,4 @@
-"""Fused mixture of experts (MoE): gated MLPs, of which each token uses a few."""
+"""Fused mixture of experts (MoE): gated MLPs; each token uses a few of them."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class ExtraTerms(NamedTuple):
     """Terms that are added to the sum of a token's experts."""
 
     shared: torch.Tensor | None = None
-    """[T, H] in the type of the inputs: output of the shared expert; None for none."""
+    """[T, H] in the type of the inputs: output of the shared expert; None if unused."""
     gate: torch.Tensor | None = None
     """fp32 [T, 1], rows may be strided: its sigmoid multiplies `shared`; None for no gate."""
     first_zero_expert: int | None = None

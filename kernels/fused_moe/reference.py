@@ -36,14 +36,14 @@ def fused_moe(
         x: [T, H].
         experts: weights of the experts.
         choice: experts of each token, and their weights.
-        biases: biases of both products; None for none.
+        biases: biases of both products; None if unused.
         extra: extra terms that are added to the sum.
         activation: activation, gated or not.
         first_expert: expert id of the first of `experts`; selected experts that are not among them
             contribute nothing.
         weighs_inputs: whether weights multiply the experts' inputs instead of their outputs; not
             supported with biases.
-        batch_invariant: whether a token's result must not depend, in any bit, on other tokens.
+        batch_invariant: whether a token's result must be bitwise independent of other tokens.
     """
     # Adds up experts in ascending order of their ids; always batch-invariant.
     # HAZARD(invariance): products with another number of rows round differently, so all have

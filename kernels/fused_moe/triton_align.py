@@ -53,8 +53,8 @@ def _align_kernel(
     ids_ptr, pairs_ptr, experts_ptr, num_pairs, num_tiles, first_expert,
     NUM_EXPERTS: tl.constexpr, BINS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per expert. Each counts the pairs of all experts to find the offset of its own,
-    which it stores in order, so no program waits for another."""
+    """One program per expert. Each counts the pairs of all experts to find the offset of its
+    expert's pairs, which it stores in order, so no program waits for another."""
     expert = tl.program_id(0)
     number = tl.arange(0, BINS)
     counts = tl.zeros((BINS,), tl.int32)

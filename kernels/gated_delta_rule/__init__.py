@@ -4,9 +4,9 @@ For each position, with key k, value v, query q, log decay g <= 0 and step size 
 
     S = S * exp(g);  S = S + k (b * (v - S^T k))^T;  o = S^T q
 
-`gated_delta_net` is all of a layer between its projections. On CUDA, a step of rows of few tokens
-takes two launches, which read and write each state once; longer rows are computed in pieces by
-matrix products, in three launches more.
+`gated_delta_net` computes a whole layer except for its projections. On CUDA, a step of rows of few
+tokens takes two launches, which read and write each state once; longer rows are computed in pieces
+by matrix products, in three launches more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Torch implementation of the gated delta rule, and of what surrounds it in a layer."""
+"""Torch implementation of the gated delta rule, and of the rest of its layer."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def gated_delta_net(
     Args:
         projected: [T, W]: projections of the rows' tokens, with `DeltaLayer.widths`.
         layer: weights.
-        cache: states, which may be those of several rows only if these are padding, whose results
-            are arbitrary.
+        cache: states, shared by several rows only if these are padding, whose results are
+            arbitrary.
         rows: slots, pieces and snapshots of the rows.
-        by_position: whether to advance by single positions, so that the result does not depend, in
-            any bit, on other rows or on how a prompt is split into chunks.
+        by_position: whether to advance by single positions, so that the result is bitwise
+            independent of other rows and of how a prompt is split into chunks.
 
     Returns:
         [T, H * V] in the type of `projected`.
@@ -168,8 +168,8 @@ def gated_delta_chunks(
     Args:
         inputs: inputs of the positions.
         state: fp32 [H, K, V]: state before the first position.
-        by_position: whether to advance by single positions, so that the result does not depend, in
-            any bit, on how a prompt is split into chunks.
+        by_position: whether to advance by single positions, so that the result is bitwise
+            independent of how a prompt is split into chunks.
 
     Returns:
         Outputs, fp32 [T, H, V], and the state after the last position, [H, K, V].

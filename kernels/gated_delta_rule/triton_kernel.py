@@ -1,9 +1,9 @@
 """Triton gated delta net: launches of a step.
 
 Rows of few tokens are advanced position by position in one launch, which reads and writes a state
-once. Longer ones are computed in pieces, all rows at once: first what does not depend on the state,
-then the states. Each launch is for all rows, and a program finds on the device whether its row is
-computed by it: so graphs can contain steps of any rows.
+once. Longer ones are computed in pieces, all rows at once: first the terms that do not depend on
+the state, then the states. Each launch is for all rows, and each program determines on the device
+whether it computes its row, so graphs can contain steps with any rows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Triton delta rule by pieces (arXiv 2412.06464, section 3.3).
 
-A piece's updates of the state depend on those of its earlier positions: a triangular system. What
-does not depend on the state is computed for all pieces at once; then a program per row, head and
-block of columns computes the states of the row's pieces one after another.
+A piece's updates of the state depend on those of its earlier positions: a triangular system. Terms
+that do not depend on the state are computed for all pieces at once; then a program per row, head
+and block of columns computes the states of the row's pieces one after another.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -27,8 +27,8 @@ guide, table 30); compiled for 10.0, registers are spilled."""
 
 
 class _Solved(NamedTuple):
-    """What the pieces of a step add to any state, in the type of the projections. With the state S
-    before a piece, its updates are u - w S."""
+    """Terms of a step's pieces that do not depend on the state, in the type of the projections.
+    With the state S before a piece, its updates are u - w S."""
 
     w: torch.Tensor
     """[T, H, K]."""

@@ -27,7 +27,7 @@ class BlockScales(NamedTuple):
     code: WeightCode = "e4m3"
     """Kind of the codes."""
     zeros: torch.Tensor | None = None
-    """uint8 [..., N, blocks], contiguous: zero points; None for none."""
+    """uint8 [..., N, blocks], contiguous: zero points; None if unused."""
     rows: int = 1
     """Number of adjacent output features, from the first one on, that share their scales."""
 

@@ -54,8 +54,9 @@ class OnednnWeight(PackedLinear):
 class InvariantOnednnWeight(PackedLinear):
     """A weight in oneDNN's blocked layout, whose products are batch-invariant.
 
-    oneDNN runs another kernel for a single row (a matrix-vector product), so that is padded to two.
-    `rows_agree` checks whether products of all other numbers of rows agree on this processor.
+    oneDNN runs another kernel for a single row (a matrix-vector product), so single rows are padded
+    to two. `rows_agree` checks whether products of all other numbers of rows agree on this
+    processor.
     """
 
     def __init__(self, weight: torch.Tensor) -> None:

@@ -1,10 +1,10 @@
 """FP8 weights on CUDA whose products with many rows have FP8 activations.
 
-Up to 128 rows a product is bound by the weight's bytes, and weights are decoded to bfloat16 as of
+Up to 128 rows a product is bound by the weight's bytes, and weights are decoded to bfloat16 as in
 other formats. Above, rows are quantized by one launch, with a scale per token or per block of 128
 features, as the weight has scales per output feature or per block, and cuBLASLt or CUTLASS
-multiplies FP8 by FP8. Scales of activations in a checkpoint are not used: those of tokens are at
-least as exact.
+multiplies FP8 by FP8. Scales of activations in a checkpoint are not used: per-token scales are at
+least as accurate.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ def product_scales(
 ) -> ProductScales | None:
     """Scales for products with FP8 activations; None if these are not supported: for inputs of
     another type than bfloat16, before compute capability 8.9, for a number of output features that
-    is not a multiple of 16, and for blocks of another size than 128 by 128, or on other GPUs than
-    Hopper.
+    is not a multiple of 16, and for blocks other than 128 by 128, or on GPUs other than Hopper.
 
     Args:
         weight: the packed weight.

@@ -58,7 +58,7 @@ def matmul_fixed_tiles(
 
 
 def num_processors(device: torch.device) -> int:
-    """Number of multiprocessors, of which each has one program of a persistent kernel."""
+    """Number of multiprocessors; each runs one program of a persistent kernel."""
     if device.type != "cuda":
         return _INTERPRETER_PROCESSORS
     count: int = torch.cuda.get_device_properties(device).multi_processor_count

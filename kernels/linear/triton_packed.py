@@ -19,7 +19,8 @@ _ROWS = (16, 32, 64)
 """Rows of a program, the smallest that holds a step's; the last one in batch-invariant mode."""
 _MOST_ROWS = 256
 """Number of rows above which a separate launch dequantizes the weights for a dense product: each
-program would decode them again for 64 rows, and a dense product has larger tiles. Estimated."""
+program would otherwise decode them again for 64 rows, and a dense product has larger tiles.
+Estimated."""
 _PROGRAMS_PER_PROCESSOR = 2
 """Programs per multiprocessor up to which input features are split."""
 _MOST_SPLITS = 8
@@ -43,7 +44,7 @@ def multiply_packed(
     Args:
         x: [M, K].
         weight: the quantized weight.
-        bias: [N]; None for none.
+        bias: [N]; None if unused.
         arrived: counters of the weight, from `count_arrivals`.
         batch_invariant: whether a row's bits must not depend on the number of rows.
     """
@@ -117,7 +118,7 @@ def count_arrivals(device: torch.device) -> torch.Tensor:
     """Counters that identify the last program of a tile whose input features are split.
 
     They are zeros between launches, since the last program resets its tile's counter. Products that
-    may run at the same time need counters of their own.
+    may run at the same time need separate counters.
     """
     # Tiles are split only if there are fewer than half of these.
     size = _PROGRAMS_PER_PROCESSOR * num_processors(device)

@@ -22,7 +22,7 @@ from kernels.native.library import (
 from kernels.native.weight_memory import CountedMemory, WeightMemory
 
 _VECTOR = 16
-"""Number of floats per vector, of which sizes must be multiples."""
+"""Number of floats per vector; sizes must be multiples of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -35,14 +35,14 @@ class DraftTables:
     end_tokens: IntArray
     """[slots, n]: end tokens of each request, -1 for none."""
     shares: FloatArray
-    """[slots, levels]: probability that a guess of each level is right."""
+    """[slots, levels]: probability that a guess of each level is correct."""
     bounds: FloatArray
     """[levels], descending to 0: minimum probability of a guess of each level."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NativeDrafts:
-    """Guesses of each row, of which the leading ones are drafts."""
+    """Guesses of each row; the leading ones are drafts."""
 
     tokens: list[list[int]]
     """Guesses of each row."""
@@ -91,8 +91,8 @@ class NativeDrafter:
         )  # fmt: skip
 
     def draft(self, rows: IntArray, threshold: float) -> NativeDrafts:
-        """Drafts the tokens after each row, with its request's sampling parameters, and writes them
-        to the token pool, too.
+        """Drafts the tokens after each row, with its request's sampling parameters, and also writes
+        them to the token pool.
 
         Args:
             rows: [R, 4], contiguous: slot, first position, number of tokens, maximum drafts.

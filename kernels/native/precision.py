@@ -1,4 +1,4 @@
-"""Speedup of matmuls with weights in bfloat16 over float32 on this processor.
+"""Speedup of bfloat16 over float32 weights in matmuls on this processor.
 
 Measured once per processor, and cached next to the compiled library.
 """

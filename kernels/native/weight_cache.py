@@ -1,9 +1,9 @@
 """Weight cache: files of packed weights in the user's cache folder, memory-mapped by all processes
 that use them.
 
-A file holds the packed weights, then the CRC-32 of each piece, then a mark. It is renamed to its
-final name when complete, and never written again. A process that maps it verifies the checksums
-first; corrupt files are repacked.
+A file holds the packed weights, then the CRC-32 of each piece, then an end marker. It is renamed to
+its final name when complete, and never modified afterwards. A process that maps it verifies the
+checksums first; corrupt files are repacked.
 
 A process that uses or writes a file holds a lock on it (flock), so that only unused files are
 evicted, least recently used first. `rm -r ~/.cache/rayfleet/weights` is safe at any time.
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 _PIECE_BYTES = 8 << 20
 _MARK = b"rayfleet weights"
 _DISK_SHARES = 4
-"""Inverse of the maximum share of the disk for packed weights: a quarter."""
+"""Inverse of the maximum fraction of the disk for packed weights: a quarter."""
 _PROT_READ = 1
 """Argument of mprotect that makes pages read-only."""
 
@@ -66,7 +66,7 @@ class MappedMemory(WeightMemory):
         self._chunk = torch.frombuffer(weights, dtype=torch.uint8)
 
     def sums(self) -> bytes:
-        """Checksums and mark that follow the weights in a complete file."""
+        """Checksums and end marker that follow the weights in a complete file."""
         with memoryview(self._region) as data, ThreadPoolExecutor(os.cpu_count()) as pool:
             ends = [*range(_PIECE_BYTES, self._num_bytes, _PIECE_BYTES), self._num_bytes]
             starts = range(0, self._num_bytes, _PIECE_BYTES)
@@ -126,7 +126,7 @@ def cached_memory(content: str, num_bytes: int) -> Iterator[WeightMemory]:
 def _folder() -> Path:
     folder = private_folder("weights")
     if folder is None:
-        raise PermissionError("the user's cache folder is not writable, or others may write to it")
+        raise PermissionError("the user's cache folder is not writable, or is writable by others")
     return folder
 
 

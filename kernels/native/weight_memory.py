@@ -43,7 +43,7 @@ class WeightMemory:
 
 
 class CountedMemory(WeightMemory):
-    """Counts the bytes that would be allocated, without memory."""
+    """Counts the bytes that would be allocated, without allocating memory."""
 
     is_filled = True  # so that nothing is written
 

@@ -27,8 +27,8 @@ def prepare_latents(
     """Applies rotary embedding and factors to queries; normalises latents, applies rotary embedding
     to the shared part of the keys, and writes both to the cache.
 
-    Each operation rounds to the type of q, as in `qk_norm_rope_store`. A token's result does not
-    depend, in any bit, on other tokens.
+    Each operation rounds to the type of q, as in `qk_norm_rope_store`. A token's result is bitwise
+    independent of other tokens.
 
     Args:
         q: [T, H, P + R], with rotary embedding of the last R dimensions; rows may be strided. The

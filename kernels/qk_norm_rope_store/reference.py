@@ -29,8 +29,8 @@ def qk_norm_rope_store(
     """Applies norms, rotary embedding and factors to heads, writes keys and values to the cache,
     and returns the queries [T, Hq, D].
 
-    Each operation rounds to the type of q, as separate operations would. A head's result does not
-    depend, in any bit, on other heads or tokens.
+    Each operation rounds to the type of q, as separate operations would. A head's result is bitwise
+    independent of other heads or tokens.
 
     Args:
         q: [T, Hq, D]; may be overwritten by the result. q, k and v may be strided views whose last
@@ -46,7 +46,7 @@ def qk_norm_rope_store(
         cos_sin_cache: fp32 [positions, R]: cosines in the first half of each row, sines in the
             second, for the first R dimensions of a head in NeoX layout (two halves). None for no
             rotary embedding.
-        norms: norms over each head; None for none.
+        norms: norms over each head; None if unused.
         query_scale: fp32 [positions]: factors of queries by position; None for no factors.
         cache_scales: scales of keys and values in FP8 caches, which hold their quotients, clamped
             to the range of e4m3.

@@ -118,7 +118,8 @@ def _finish(
 ):  # fmt: skip
     """Applies norm, rotary embedding and factor to heads [HEADS, 1], and stores them, in three
     parts: the two halves of rotary dimensions, and the rest. Source and target may be the same,
-    since each thread reads what it overwrites. FP8 targets hold the heads times `inverse`."""
+    since each thread reads the elements that it overwrites. FP8 targets hold the heads times
+    `inverse`."""
     first = tl.arange(0, BLOCK_HALF)[None, :]
     second = HALF + first
     rest = 2 * HALF + tl.arange(0, BLOCK_REST)[None, :]

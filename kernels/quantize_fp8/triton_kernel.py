@@ -21,7 +21,7 @@ from kernels.tiles import cdiv, next_power_of_2
 
 _LARGEST, _LEAST_MAXIMUM = tl.constexpr(LARGEST), tl.constexpr(LEAST_MAXIMUM)
 _BLOCKED_WIDTH = 1024
-"""Features per program if blocks have scales of their own."""
+"""Features per program if blocks have separate scales."""
 _WARP_WIDTH = 1024
 """Features per warp of a program: 32 per thread."""
 _MOST_WARPS = 16

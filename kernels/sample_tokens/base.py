@@ -32,7 +32,7 @@ class SamplingParameters:
     positions: torch.Tensor
     """int64: positions of the new tokens."""
     top_k: torch.Tensor | None = None
-    """int64: number of likeliest tokens to keep; 0 keeps all."""
+    """int64: number of most likely tokens to keep; 0 keeps all."""
     top_p: torch.Tensor | None = None
     """fp32: probability of the nucleus; 1 keeps all."""
     log_min_p: torch.Tensor | None = None

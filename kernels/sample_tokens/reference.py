@@ -32,7 +32,7 @@ def sample_tokens(
         logits: fp32 [R, vocab].
         parameters: sampling parameters of the rows.
         out: int64 [R], for the result; None for a new tensor.
-        cells: further cells that the tokens are written to; None for none.
+        cells: further cells that the tokens are written to; None if unused.
     """
     # Rows without a temperature are sampled like the others, and replaced.
     is_greedy = parameters.temperature < GREEDY_BELOW

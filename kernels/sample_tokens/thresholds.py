@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 
 WEIGHT_BITS = 40
-"""Bits of the fixed point: the likeliest token weighs 2**40, and the sum over 2**22 tokens fits 63
-bits."""
+"""Bits of the fixed point: the most likely token weighs 2**40, and the sum over 2**22 tokens
+fits 63 bits."""
 
 NARROW = 64
 """Maximum tokens for `topk`, which is fast for few."""
@@ -105,7 +105,7 @@ def weighted_threshold(
 def _narrow_threshold(
     logits: torch.Tensor, weights: torch.Tensor, targets: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The threshold within the NARROW likeliest tokens, and whether they reach the target."""
+    """The threshold within the NARROW most likely tokens, and whether they reach the target."""
     likeliest, tokens = logits.topk(min(NARROW, logits.shape[-1]), dim=-1)
     cumulative = weights.gather(1, tokens).cumsum_(dim=-1)
     num_before = (cumulative[:, :-1] < targets.unsqueeze(1)).sum(dim=-1, keepdim=True)

@@ -32,8 +32,8 @@ def selective_scan(
         layer: weights.
         states: fp32 [states, H, N, P]: recurrent states of requests.
         rows: slots, pieces and snapshots of the rows.
-        by_position: whether to advance by single positions, so that the result does not depend, in
-            any bit, on other rows or on how a prompt is split into chunks.
+        by_position: whether to advance by single positions, so that the result is bitwise
+            independent of other rows and of how a prompt is split into chunks.
 
     Returns:
         [T, H * P] in the type of x.
@@ -66,7 +66,7 @@ class ScanInputs(NamedTuple):
 
 
 def scan_inputs(x: torch.Tensor, steps: torch.Tensor, layer: ScanLayer) -> ScanInputs:
-    """Inputs by head, from those of `selective_scan`."""
+    """Splits the inputs of `selective_scan` by head."""
     num_heads = len(layer.log_rate)
     values, *shared = x.float().split(layer.widths, dim=1)
     b, c = (
@@ -88,7 +88,7 @@ def scan_steps(inputs: ScanInputs, state: torch.Tensor) -> tuple[torch.Tensor, t
         state: fp32 [T, H, N, P]: states before the position.
 
     Returns:
-        Outputs without the inputs' own part, fp32 [T, H, P], and states after the position.
+        Outputs without the skip term (D x), fp32 [T, H, P], and states after the position.
     """
     x, b, c, decay = inputs
     state = state * decay.exp()[..., None, None] + b.unsqueeze(-1) * x.unsqueeze(-2)
@@ -106,7 +106,7 @@ def scan_chunks(
         by_position: whether to advance by single positions.
 
     Returns:
-        Outputs without the inputs' own part, fp32 [T, H, P], and the state after the last position.
+        Outputs without the skip term (D x), fp32 [T, H, P], and the state after the last position.
     """
     outputs: list[torch.Tensor] = []
     for start in range(0, len(inputs.x), 1 if by_position else PIECE):

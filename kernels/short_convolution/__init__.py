@@ -1,6 +1,6 @@
 """Short causal convolution of each channel over its last N inputs, which are a state per request.
 
-    y_t = bias + sum over n < N of weight_n x_(t - N + 1 + n), perhaps followed by SiLU
+    y_t = bias + sum over n < N of weight_n x_(t - N + 1 + n), possibly followed by SiLU
 
 Layers of LFM2 and Mamba-2 contain it. On CUDA, a step takes two launches.
 """

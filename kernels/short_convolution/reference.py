@@ -20,14 +20,14 @@ def short_convolution(
     has_silu: bool = False,
 ) -> torch.Tensor:
     """Convolves the tokens of all rows, computed in fp32; updates and stores the rows' states. A
-    token's result does not depend, in any bit, on other rows or on how a prompt is split.
+    token's result is bitwise independent of other rows and of how a prompt is split.
 
     The reference computes rows of one token together, and longer ones one after another.
 
     Args:
         x: [T, C], rows may be strided.
         weight: [N, C]: factors by input, the newest last.
-        bias: [C]; None for none.
+        bias: [C]; None if unused.
         states: [states, N - 1, C]: last inputs of requests.
         rows: slots, pieces and snapshots of the rows.
         has_silu: whether SiLU follows.
@@ -57,7 +57,7 @@ def convolve(
     Args:
         inputs: [..., N - 1 + T, C]: N - 1 earlier inputs, then those of the T positions.
         weight: [N, C]: the newest input's factor is last.
-        bias: [C]; None for none.
+        bias: [C]; None if unused.
 
     Returns:
         [..., T, C] fp32.

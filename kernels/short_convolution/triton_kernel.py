@@ -1,5 +1,5 @@
-"""Triton short convolution: outputs by pieces of rows, then the states by rows. States are stored
-in a launch of their own, since several pieces read what is overwritten."""
+"""Triton short convolution: outputs by pieces of rows, then the states by rows. States are
+stored in a separate launch, since several pieces read what is overwritten."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Token edits by slot, and the rows that they apply to."""
+"""Token edits by slot, and the rows to which they apply."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class AdminRoutes:
         self._attempts = FailedAttempts()
 
     async def admission(self, request: Request) -> Response:
-        """GET /admin/admission?model=NAME: rules that were changed here. Raises ApiError."""
+        """GET /admin/admission?model=NAME: rules changed through this endpoint. Raises ApiError."""
         await self._authorize(request)
         model = self._gateway.model(request.query_params.get("model"))
         return JSONResponse({"model": model.route.name, **model.admission.change.given})

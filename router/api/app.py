@@ -179,7 +179,7 @@ class PlainPaths:
 
 
 class MonitorRoutes:
-    """Handlers about the gateway itself: models, health, load, metrics.
+    """Handlers for the gateway's state: models, health, load, metrics.
 
     Args:
         gateway: the gateway.

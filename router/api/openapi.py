@@ -109,7 +109,7 @@ def openapi_document(root_path: str = "") -> bytes:
     """The OpenAPI 3.1 document as JSON: bodies in full, responses without schemas.
 
     Args:
-        root_path: prefix that a proxy in front adds to all paths; empty for none.
+        root_path: prefix that a reverse proxy adds to all paths; empty for none.
     """
     bodies = [body for _, _, body, _ in _POSTED]
     _, schemas = msgspec.json.schema_components(bodies, ref_template=_REFERENCE)

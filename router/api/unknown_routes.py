@@ -30,7 +30,7 @@ _UNSUPPORTED = {
     "/classify": "classification (vLLM)",
     "/pooling": "pooling models (vLLM)",
 }
-"""Unsupported routes of other servers, including routes below them, and what they are."""
+"""Unsupported routes of other servers, including routes below them, with their purpose."""
 _VERSION = "/v1"
 _SIMILARITY = 0.85
 """Minimum difflib ratio at which another route is suggested: one or two letters of a path."""

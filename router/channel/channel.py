@@ -176,7 +176,7 @@ class WorkerChannel:
             self._listener.on_closed(self.worker_id)
 
     async def _attach_once(self) -> str:
-        """Reads one attach stream to its end; returns why it ended."""
+        """Reads one attach stream to its end; returns the reason of the end."""
         self._epoch, self._seq = None, 0
         self._heartbeat_timeout.received = True
         pump = asyncio.create_task(self._pump())

@@ -9,22 +9,22 @@ TICK_S = 0.25
 """Seconds per tick. Ticks are counted instead of time, so that a stall of this process is not
 attributed to the worker."""
 SILENT_TICKS = 8
-"""Ticks without an item or sign of life after which a worker fails. Items arrive every 250 ms."""
+"""Ticks without an item or heartbeat after which a worker fails. Items arrive every 250 ms."""
 SILENT_TICKS_AT_FIRST = 40
-"""Ticks without an item after which a worker fails that is still attaching, which takes
-longer."""
+"""Ticks without an item after which a worker that is still attaching fails, since attaching
+takes longer."""
 PULSE_TICKS = 4
-"""Ticks without an item after which signs of life are read. A worker whose event loop is blocked
-has them, and will resume its requests soon; a stopped or exited one does not."""
+"""Ticks without an item after which heartbeats are read. A worker whose event loop is blocked
+publishes them, and will resume its requests soon; a stopped or exited one does not."""
 BUSY_TICKS = 120
-"""Ticks without an item after which a worker with signs of life also fails: half a minute."""
+"""Ticks without an item after which a worker with heartbeats also fails: half a minute."""
 
 
 class HeartbeatTimeout:
     """Counts ticks without an item on an attach stream.
 
     Args:
-        heartbeat: reads the worker's last sign of life, see WorkerTransport.heartbeat.
+        heartbeat: reads the worker's last heartbeat, see WorkerTransport.heartbeat.
     """
 
     def __init__(self, heartbeat: Callable[[], Awaitable[bytes | None]]) -> None:
@@ -32,11 +32,11 @@ class HeartbeatTimeout:
         self._num_ticks = 0
         """Ticks since the last item."""
         self._num_lifeless = 0
-        """Ticks since the last item or sign of life."""
+        """Ticks since the last item or heartbeat."""
         self._last: bytes | None = None
-        """The last sign of life that was read."""
+        """The last heartbeat that was read."""
         self._has_last = False
-        """Whether `_last` was read since the last item, so that a different sign of life is a new
+        """Whether `_last` was read since the last item, so that a different heartbeat is a new
         one."""
         self.received = False
         """Whether an item has arrived since the last tick; set by the stream."""

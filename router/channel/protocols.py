@@ -27,7 +27,7 @@ class WorkerTransport(Protocol):
         ...
 
     async def heartbeat(self, worker_id: str) -> bytes | None:
-        """The worker's last sign of life, which changes while its process runs; None for none.
+        """The worker's last heartbeat, which changes while its process runs; None if there is none.
 
         It does not depend on the worker's event loop. Raises Exception if it cannot be read.
         """

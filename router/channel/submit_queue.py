@@ -104,7 +104,7 @@ class SubmitQueue:
         self._kick()
 
     def clear(self) -> list[str]:
-        """Drops everything and cancels calls in flight: the worker has failed.
+        """Drops all queued items and cancels calls in flight after a worker failure.
 
         Returns the ids of submits that were not sent.
         """
@@ -214,7 +214,7 @@ def _is_cancelled() -> bool:
 
 
 def _is_loss(error: BaseException) -> bool:
-    """Whether the connection broke; after a timeout the worker is still there."""
+    """Whether the connection broke; after a timeout the worker is still connected."""
     return isinstance(error, ConnectionError)
 
 

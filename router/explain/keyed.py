@@ -34,7 +34,7 @@ class KeyedNames:
         self._text_key = key[_HALF:]
 
     def blocks(self, hashes: BlockHashes) -> BlockHashes:
-        """SipHash-2-4 of each block hash: a millisecond per ten thousand."""
+        """SipHash-2-4 of each block hash; takes about 1 ms per 10,000 hashes."""
         return _siphash(hashes.astype(np.uint64), self._words)
 
     def text(self, text: str) -> str:

@@ -31,7 +31,7 @@ class DecisionLine(msgspec.Struct, kw_only=True, tag="decided"):
     achievable_hit_tokens: int
     """Prompt tokens predicted to be in the prefix cache of the worker with the longest hit."""
     pooled_hit_tokens: int
-    """Prompt tokens that one cache with the capacity of all workers' caches would have had."""
+    """Prompt tokens that would be hits in one cache with the capacity of all workers' caches."""
     cached_tokens: int
     """Prompt tokens found in the worker's prefix cache."""
     predicted_s: float
@@ -55,7 +55,7 @@ class WorkerSeen(msgspec.Struct, kw_only=True, tag="worker"):
 
 
 class FleetSpeed(msgspec.Struct, kw_only=True, tag="speed"):
-    """Step times as fitted so far."""
+    """Step times fitted so far."""
 
     costs: StepCosts
     factors: dict[str, float]

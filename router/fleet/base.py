@@ -54,8 +54,8 @@ class RoutingPolicy(ABC):
         return
 
     def observe_prefix(self, block_hash: int, now: float) -> None:
-        """Records that another gateway placed a request whose longest prefix that any worker has
-        ends with this block."""
+        """Records that another gateway placed a request; its longest prefix that any worker has
+        cached ends with this block."""
         return
 
     def choose(
@@ -84,7 +84,7 @@ def total(terms: Terms) -> Floats:
 
 
 def break_tie(rows: NDArray[np.intp], request: RequestView, workers: WorkerTable) -> int:
-    """The row of one of several workers with equal cost.
+    """Selects one of several workers with equal cost; returns its row.
 
     It is chosen by rendezvous hashing of the first block that the request adds to a cache: all
     gateways send requests that share a prefix to the same worker, and others to different workers,

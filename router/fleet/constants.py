@@ -32,7 +32,7 @@ TOLERANCE = 1e-3
 """Relative difference up to which costs are equal: below the error of estimates, and far above
 rounding errors."""
 PACE_GAIN = 0.05
-"""Weight of a new step in the moving average of a worker's speed, which spans some 40 steps."""
+"""Weight of a new step in the moving average of a worker's speed, which spans about 40 steps."""
 SAME_PACE = 0.12
 """Difference of logarithms up to which workers' speeds are equal. Step times of identical workers
 scatter by 0.15 (other load on the machine), means over 40 steps by 0.024: 20 workers lie within 5
@@ -41,8 +41,8 @@ PACE_BOUND = 1.0
 """Maximum deviation of a step's time from the model, as a logarithm (a factor of e): slower steps
 were delayed by something else and do not reflect the worker's speed."""
 PACE_SPACING_S = 0.002
-"""Seconds between observed steps of a fleet, times its workers. An observation costs a gateway some
-10 µs: at most half a percent of a core."""
+"""Seconds between observed steps of a fleet, times its workers. An observation costs a gateway
+about 10 µs: at most half a percent of a core."""
 PACE_DECODES = 4
-"""Decode steps per observed one. They are many and similar, and an observation costs a gateway some
-10 µs: every fourth of 30 steps/s of 100 workers takes 1 % of a core."""
+"""Decode steps per observed one. They are many and similar, and an observation costs a gateway
+about 10 µs: every fourth of 30 steps/s of 100 workers takes 1 % of a core."""

@@ -17,7 +17,7 @@ class Explanation(msgspec.Struct, frozen=True):
     """Compares a decision with the fastest worker for the request, and with an ideal cache."""
 
     pooled_hit_tokens: int
-    """Prompt tokens that one cache with the capacity of all workers' caches would have had."""
+    """Prompt tokens that would be hits in one cache with the capacity of all workers' caches."""
     regret_s: float
     """Predicted seconds to the first token minus the minimum over all workers: the time that the
     request waits for the benefit of others."""

@@ -1,4 +1,4 @@
-"""Feasibility: checks that some worker can run a request, before anything is booked for it."""
+"""Feasibility: checks that some worker can run a request before a worker is booked for it."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ class Feasibility:
         return self._names.get(field, field) or None
 
     def parameters(self, kinds: Collection[Limits]) -> Problem | None:
-        """Why no kind of worker supports the sampling parameters, for any prompt; None if one
-        does."""
+        """Reason why no kind of worker supports the sampling parameters, for any prompt; None if
+        one does."""
         return self._of_all([self._parameters(kind) for kind in kinds])
 
     def prompt(self, kinds: Collection[Limits], num_tokens: int) -> Problem | None:
-        """Why no kind of worker accepts a prompt of `num_tokens`; None if one does."""
+        """Reason why no kind of worker accepts a prompt of `num_tokens`; None if one does."""
         return self._of_all([self._length(kind, num_tokens) for kind in kinds])
 
     def characters(
         self, kinds: Collection[Limits], num_characters: int, longest_token: int
     ) -> Problem | None:
-        """Why no kind of worker accepts a text of `num_characters`; None if one may.
+        """Reason why no kind of worker accepts a text of `num_characters`; None if one may.
 
         The text is not tokenized yet, which would be slow for texts far beyond the limit. A token
         has up to `longest_token` characters.
@@ -74,7 +74,8 @@ class Feasibility:
         return self._of_all([too_long(found, num_tokens, max_tokens + 1)])
 
     def at(self, kind: Limits, prompt: PromptBlocks, num_resumed: int) -> Problem | None:
-        """Why no worker of one kind can resume the completion after `prompt`; None if it can.
+        """Reason why no worker of one kind can resume the completion after `prompt`; None if it
+        can.
 
         Args:
             kind: limits of the worker.
@@ -127,5 +128,6 @@ class RejectedGrammars:
         return self._messages.get(hash(params))
 
     def clear(self) -> None:
-        """Removes all: a worker has joined, perhaps with another grammar backend or vocabulary."""
+        """Removes all grammars after a worker has joined, which may have another grammar backend
+        or vocabulary."""
         self._messages.clear()

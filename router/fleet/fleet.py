@@ -36,8 +36,8 @@ _MOST_UNPRICED = 16
 """Maximum number of reports priced at the next decision: 5 us each, as long as a decision."""
 
 Parity = Callable[[EngineInfo], "str | None"]
-"""A check that returns why a worker writes, tokenizes or hashes prompts differently from this
-gateway; None if it does not."""
+"""Check that returns the difference between a worker and this gateway in rendering, tokenizing
+or hashing prompts; None if there is none."""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -73,10 +73,11 @@ class Fleet:
     gateway.
 
     `reserve` chooses and books in one step without an await in between, so that requests that
-    arrive together see each other. A booking ends with the first report whose load includes the
-    request, so that it is neither counted twice nor missed: workers number their submits, including
-    those of other gateways, and each report states how many it includes. The request's blocks count
-    as cached from the booking until they have been computed, and by block events afterwards.
+    arrive together take each other into account. A booking ends with the first report whose load
+    includes the request, so that it is neither counted twice nor missed: workers number their
+    submits, including those of other gateways, and each report states how many it includes. The
+    request's blocks count as cached from the booking until they have been computed, and by block
+    events afterwards.
 
     Args:
         config: routing policy and its weights.
@@ -203,7 +204,8 @@ class Fleet:
             self._report(worker, update.load, now)
 
     def _report(self, worker: WorkerState, load: LoadSnapshot, now: float) -> None:
-        """Applies a worker's load, and learns from the steps since its last report."""
+        """Applies a worker's load, and updates the step-time model with the steps since its last
+        report."""
         before, worker.load = worker.load, load
         worker.reported_at = now
         # Step times: of all steps with prefills, and of one decode step in PACE_DECODES.
@@ -346,9 +348,9 @@ class Fleet:
     def accepted(self, worker_id: str, request_id: str, epoch: int, ordinal: int) -> None:
         """Records that a worker accepted a booked request as submit number `ordinal` of `epoch`.
 
-        The booking ends with a report of that epoch that includes as many submits. Replies and
-        reports are not ordered: the report may have arrived already, or the epoch's first snapshot
-        may still be missing.
+        The booking ends with a report of that epoch that includes at least this number of submits.
+        Replies and reports are not ordered: the report may have arrived already, or the epoch's
+        first snapshot may still be missing.
         """
         worker = self._workers.get(worker_id)
         booking = worker.reservations.get(request_id) if worker is not None else None
@@ -369,7 +371,7 @@ class Fleet:
         self._unbook(worker, request_id)
 
     def _observe_step(self, worker: WorkerState) -> None:
-        """Learns from the step of a worker's last report."""
+        """Updates the step-time model with the step of a worker's last report."""
         row, load, now = worker.row, worker.load, worker.reported_at
         if load.step_ms <= 0.0 or not self.pace.is_due(row, now):
             return

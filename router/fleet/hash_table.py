@@ -47,7 +47,7 @@ class HashTable:
             cell = (cell + 1) & mask
 
     def claim(self, key: int) -> int:
-        """Index of the cell of `key`, which is assigned one if it has none."""
+        """Index of the cell of `key`, assigned if it has none."""
         keys, mask = self._key_view, self._mask
         cell = key & mask
         while True:

@@ -31,6 +31,19 @@ class _Holders(NamedTuple):
     """Rows of workers that have it on the device; None if they are the same."""
 
 
+class _Found(NamedTuple):
+    """Leading tokens of a prompt that workers have or will have, per row."""
+
+    cached: NDArray[np.float64]
+    """Tokens in any tier of the worker's cache."""
+    on_device: NDArray[np.float64] | None
+    """Tokens on the worker's device; None if they equal `cached`."""
+    in_flight: NDArray[np.float64] | None
+    """Tokens that prompts in flight compute or use; None if there are none anywhere."""
+    best: int
+    """Maximum of all rows, in the cache or in flight, including workers that are not eligible."""
+
+
 class HitFinder:
     """Finds hits in the index of cached blocks and in the trees of prompts in flight.
 
@@ -68,8 +81,36 @@ class HitFinder:
             keys: distinct block-hash parameters of the ready workers.
             eligible: workers that may be chosen, per row.
         """
-        size = len(eligible)
-        num_tokens = prompt.num_tokens
+        cached, on_device, flying, best = self._found(prompt, keys, len(eligible))
+        hits = cached
+        if flying is not None:
+            hits = np.maximum(cached, flying)
+            if on_device is not None:
+                np.maximum(on_device, flying, out=on_device)
+        # One token is always computed, to sample the next one.
+        limit = max(prompt.num_tokens - 1, 0)
+        host_hits = coming = None
+        if best > limit:
+            best = limit
+            hits, cached = np.minimum(hits, limit), np.minimum(cached, limit)
+        if on_device is not None:
+            host_hits = np.maximum(hits - on_device, 0.0)
+        if flying is not None:
+            coming = hits - cached
+        return RequestView(
+            num_tokens=prompt.num_tokens,
+            eligible=eligible,
+            hit_tokens=hits,
+            host_hit_tokens=host_hits,
+            coming_tokens=coming,
+            best_hit=best,
+            hashes=prompt.hashes(keys[0]) if keys else np.zeros(0, np.uint64),
+            page_size=keys[0].page_size if keys else 1,
+            session=prompt.session,
+        )
+
+    def _found(self, prompt: PromptBlocks, keys: Sequence[BlockKey], size: int) -> _Found:
+        """Leading tokens of the prompt that each of `size` workers has, or will have."""
         hits = np.zeros(size)
         on_device: NDArray[np.float64] | None = None
         flying: NDArray[np.float64] | None = None
@@ -94,32 +135,7 @@ class HitFinder:
                     longest = max(longest, prefixes[-1][1])
                     _raise_to(flying, prefixes, page)
             best = max(best, longest * page)
-        cached = hits
-        if flying is not None:
-            hits = np.maximum(cached, flying)
-            if on_device is not None:
-                np.maximum(on_device, flying, out=on_device)
-        # One token is always computed, to sample the next one.
-        limit = max(num_tokens - 1, 0)
-        host_hits = coming = None
-        if best > limit:
-            best = limit
-            hits, cached = np.minimum(hits, limit), np.minimum(cached, limit)
-        if on_device is not None:
-            host_hits = np.maximum(hits - on_device, 0.0)
-        if flying is not None:
-            coming = hits - cached
-        return RequestView(
-            num_tokens=num_tokens,
-            eligible=eligible,
-            hit_tokens=hits,
-            host_hit_tokens=host_hits,
-            coming_tokens=coming,
-            best_hit=best,
-            hashes=prompt.hashes(keys[0]) if keys else np.zeros(0, np.uint64),
-            page_size=keys[0].page_size if keys else 1,
-            session=prompt.session,
-        )
+        return _Found(hits, on_device, flying, best)
 
     def _holders_of(self, mask: int) -> _Holders:
         known = self._holders.get(mask)

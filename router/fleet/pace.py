@@ -23,10 +23,10 @@ many observations, and later after this many per worker."""
 
 
 class FleetPace:
-    """Learns step times from the reports of all workers, and each worker's relative slowness.
+    """Fits step times to the reports of all workers, and the relative slowness of each worker.
 
-    The model is shared, so that a new worker's times are known; fleets of different GPUs need the
-    factor on all times of a worker. Workers are identified by their rows in the WorkerTable.
+    The model is shared, so that a new worker's times are known; the factor scales all times of a
+    worker, for fleets with different GPUs. Workers are identified by their rows in the WorkerTable.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class FleetPace:
         return now - self._seen_at.item(row) >= self._spacing_s
 
     def observe(self, row: int, load: LoadSnapshot, now: float) -> None:
-        """Learns from the last step in a report."""
+        """Updates the model with the last step in a report."""
         self._grow(row + 1)
         shape, seconds = load.step_shape, load.step_ms / 1000.0
         self._seen_at[row] = now

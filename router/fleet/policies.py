@@ -82,7 +82,7 @@ class LeastLoadPolicy(RoutingPolicy):
 class PowerOfTwoPolicy(LeastLoadPolicy):
     """The less loaded of two random workers (Mitzenmacher 2001, The power of two choices).
 
-    Gateways that decide by the same stale reports do not all choose the same worker.
+    Prevents gateways with the same stale reports from choosing the same worker.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,5 @@
-"""GapHistogram: how long sessions pause between requests, and how long they count as live."""
+"""GapHistogram: histogram of the pauses between a session's requests, from which its live time
+is estimated."""
 
 from __future__ import annotations
 
@@ -6,14 +7,14 @@ import math
 from itertools import accumulate
 
 QUANTILE = 0.95
-"""Part of the returns of a session that find it live."""
+"""Fraction of a session's returns for which it still counts as live."""
 MIN_LIVE_S = 15.0
 MAX_LIVE_S = 60.0
 """Limits of the time for which a session counts as live. Half of the turns of interactive Claude
 Code come within 10 s and 86 % within 60 s (kv-cache-tester, 82 sessions); in simulations 15 s and
 60 s made no difference."""
 FIRST_LIVE_S = 15.0
-"""The same time before any gap is known."""
+"""Seconds for which a session counts as live before any gap is known."""
 _SHORTEST_S = 0.5
 _PER_OCTAVE = 2
 _NUM_BUCKETS = 22
@@ -23,7 +24,7 @@ _MOST = 0.9
 _SHARED_WEIGHT = 8.0
 """Weight of the gaps of all sessions, in gaps of the session itself."""
 _MAX_COUNT = 4096.0
-"""Sum of counts at which all are halved, so that a change of the load is learned."""
+"""Sum of counts at which all are halved, so that the histogram adapts to changes of the load."""
 
 
 class GapHistogram:

@@ -2,8 +2,8 @@
 
 Agents send their whole context with each request, tens of times. If the contexts of all sessions
 exceed the KV cache, each request evicts the prefix of the next one, and all are computed again from
-the start. The gate lets a session in when a worker has room for it, the oldest first, so that the
-ones inside finish at full speed. Chats and live sessions are never delayed.
+the start. The gate admits sessions, the oldest first, when a worker has room for their contexts, so
+that admitted sessions run at full speed. Chats and live sessions are never delayed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from worker.protocol.messages import LoadSnapshot
 from worker.protocol.working_sets import SessionUse, WorkingSets
 
 CAPACITY = 0.95
-"""Part of a worker's device pages that live sessions may need. In simulations 0.8 let 25 % fewer
-turns per minute through, and counting the pages in host memory 29 % fewer."""
+"""Fraction of a worker's device pages that live sessions may need. In simulations, turns per
+minute were 25 % lower with 0.8, and 29 % lower if pages in host memory were counted."""
 PLAIN_TOKENS = 4096
 """Prompts below this length neither wait nor count. A coding agent's first prompt, with its
 instructions and tools, has 5,000 to 20,000 tokens."""
@@ -75,7 +75,7 @@ class Visit:
         self.excluded: tuple[str, ...] = ()
         """Workers without room for it."""
         self.sets: WorkingSets | None = None
-        """Working sets of the worker on which it counts; None for none."""
+        """Working sets of the worker on which it counts; None if there is none."""
         self.on_over: Callable[[], None] | None = None
         """Called at the end of a wait: it is admitted, or has ended."""
 
@@ -85,7 +85,7 @@ class SessionGate:
 
     A context is live while a request of it is in flight, and for some time after the last one,
     estimated from its session's gaps. Requests of live contexts pass. Others wait, the oldest
-    session first, until a worker has room for their context beside the live ones, at most
+    session first, until a worker has room for their context next to the live ones, at most
     `max_wait_s`. None is overtaken by a younger one. If over 10 % of all gaps exceed MAX_LIVE_S, as
     in interactive sessions, only the first request of a session waits. A sub-agent's request waits
     with the age of its session: without that, simulations had a third fewer turns per minute.
@@ -107,7 +107,7 @@ class SessionGate:
         self._others: dict[str, int] = {}
         """Tokens of the live sessions of other gateways, by worker id."""
         self._idle: dict[str, IdleShare] = {}
-        """Part of the time without requests, by worker id."""
+        """Fraction of the time without requests, by worker id."""
         self._waiting: list[Visit] = []
         self._first_returns = 1.0
         """Fraction of recent new contexts that had a second request."""
@@ -126,7 +126,8 @@ class SessionGate:
         return {worker_id: sets.tokens for worker_id, sets in self._sets.items()}
 
     def arrive(self, prompt: PromptBlocks) -> Visit | None:
-        """A new request; None for plain traffic, which the gate neither delays nor counts.
+        """Registers a new request; returns None for plain traffic, which the gate neither delays
+        nor counts.
 
         The request waits unless it is `admitted`. Its caller must call `placed` when a worker was
         chosen, and `end` or `leave` at the end.
@@ -267,7 +268,7 @@ class SessionGate:
             sets.check_invariants()
 
     def _returned(self, context: Context, now: float) -> None:
-        """Learns from a further request of a context."""
+        """Records the gap before a further request of a context."""
         if context.ended_at and not context.num_open:
             context.session.gaps.add(now - context.ended_at)
             self.sessions.gaps.add(now - context.ended_at)
@@ -301,7 +302,8 @@ class SessionGate:
         return share is not None and share.value(now) > IDLE
 
     def _room(self, context: Context, worker: WorkerState) -> float:
-        """Tokens left on a worker beside the live contexts and this one; negative if it is full."""
+        """Tokens left on a worker next to the live contexts and this one; negative if it is
+        full."""
         assert worker.info is not None, "a ready worker has an engine"
         use, sets = context.use(), self._sets.get(worker.worker_id)
         used = self._others.get(worker.worker_id, 0)
@@ -337,7 +339,7 @@ class SessionGate:
         return use
 
     def _is_inside(self, context: Context, now: float) -> bool:
-        """Whether a context is live, or continues while too many gaps are too long to be live."""
+        """Whether a context is live, or continues while too many gaps exceed the live time."""
         if context.is_live(now):
             return True
         return context.ended_at > 0.0 and not self.sessions.gaps.is_mostly_short

@@ -107,7 +107,7 @@ class Context:
         return self.num_open > 0 or now < self.live_until
 
     def use(self, live_s: float = 0.0) -> SessionUse:
-        """What it needs in its worker's cache."""
+        """Its use of the worker's cache."""
         unshared = max(self.num_tokens - self.shared_tokens, 0)
         return SessionUse(self.key, unshared, self.shared_key, self.shared_tokens, live_s)
 
@@ -209,7 +209,7 @@ class Sessions:
 class _Tails:
     """Contexts found by the hash of a block near the end of their last prompts.
 
-    A search takes the time of an array operation over all contexts, however long the prompt is.
+    A search is one array operation over all contexts, for prompts of any length.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A gateway's state of a worker, and the kinds of ready workers."""
+"""State that a gateway keeps for a worker, and the kinds of ready workers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class WorkerState:
     reported_at: float = 0.0
     """Time on the fleet's clock of the last report."""
     observed_seq: int = 0
-    """Number of the last step from which the fleet has learned step times; 0 for none."""
+    """Number of the last step that updated the fleet's step-time model; 0 for none."""
     draining: bool = False
     """Whether the worker is draining: it finishes its requests and accepts no new ones."""
     reservations: dict[str, Reservation] = field(default_factory=dict)

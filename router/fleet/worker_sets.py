@@ -1,4 +1,4 @@
-"""WorkerSets: numbers for the distinct sets of cache slots that have some block."""
+"""WorkerSets: assigns numbers to distinct sets of workers' caches that have a block."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class WorkerSets:
         """Bits of each set, by its number."""
         self.reaches: list[int] = [0]
         """Bits of each set, by its number, with bit 2·slot for the device and 2·slot + 1 for any
-        tier. Along a prompt both only change from set to clear, whichever tier has a part of the
-        prefix."""
+        tier. Along a prompt both only change from set to clear, regardless of the tier of each
+        part of the prefix."""
         self._ids: dict[int, int] = {0: 0}
         """Number of each set, by its bits."""
         self._counts: list[int] = [0]

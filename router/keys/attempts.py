@@ -22,7 +22,7 @@ _IPV6_NETWORK = 64
 class FailedAttempts:
     """Delays of responses to requests with an invalid key, by source address.
 
-    Requests with a valid key are never delayed, whatever other clients at the same address do.
+    Requests with a valid key are never delayed, regardless of other clients at the same address.
     """
 
     def __init__(self) -> None:

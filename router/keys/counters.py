@@ -37,12 +37,12 @@ class KeyReport(msgspec.Struct, frozen=True, array_like=True):
     num_tokens: int
     """Tokens used since the last report."""
     left: tuple[float, float] | None = None
-    """Requests and tokens left when the gateway last received an answer, with which a new owner
+    """Requests and tokens left when the gateway last received a response, with which a new owner
     continues; None if the owner has newer values."""
 
 
 class KeyAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """The owner's answer to a KeyReport."""
+    """The owner's response to a KeyReport."""
 
     num_admitted: int
     """Number of waiting requests that are admitted, in order."""
@@ -94,7 +94,8 @@ class KeyCounters:
         return KeyAnswer(report.num_begins, self.left(now))
 
     def _begin(self, gateway_id: str, num_admitted: int, now: float) -> KeyAnswer | None:
-        """Counts a request; returns the answer for it and all later ones if it exceeds a limit."""
+        """Counts a request; returns the response for it and all later ones if it exceeds a
+        limit."""
         maximum = self.limits.max_concurrent_requests
         if maximum and sum(self.num_open.values()) >= maximum:
             message = f"this API key is limited to {maximum} concurrent request(s)"

@@ -17,7 +17,7 @@ PREFIX = "sha256:"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """Pattern of key names."""
 RESERVED_NAMES = frozenset(("default", "other"))
-"""Metric labels of requests without a key, and of tenants without a label of their own."""
+"""Metric labels of requests without a key, and of tenants without a separate label."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

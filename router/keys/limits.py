@@ -39,9 +39,9 @@ class KeyLimits:
     time for all keys. Limits are therefore exact while the set of gateways is stable.
 
     When the set changes, or an owner does not respond within TIMEOUT_S, another gateway becomes the
-    owner: every gateway reports its open requests, and what was left in the owner's last response.
-    Requests of an exited gateway no longer count. While gateways see different sets, for some
-    100 ms, a key may have two owners, each of which admits up to what is left.
+    owner: every gateway reports its open requests, and the remaining limits in the owner's last
+    response. Requests of an exited gateway no longer count. While gateways see different sets, for
+    about 100 ms, a key may have two owners, each of which admits up to the remaining limit.
 
     Args:
         peers: the gateways of the fleet; None for a single one.
@@ -197,7 +197,7 @@ def _weight(name: str, peer: str) -> bytes:
 
 
 def _entry_of(name: str, counters: KeyCounters) -> KeyEntry:
-    """An entry with the limits of a key; a request of the key replaces it by the key's own."""
+    """An entry with the limits of a key, until a request with the key replaces it."""
     limits = counters.limits
     return KeyEntry(
         name=name,

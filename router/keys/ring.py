@@ -14,8 +14,8 @@ from router.keys.file import KeyFile
 class KeyRing:
     """All API keys of one kind (for clients or for operators).
 
-    Keys are looked up by their digests, which attackers cannot choose, so the lookup time reveals
-    nothing about keys.
+    Keys are looked up by their digests, which attackers cannot choose, so lookup times do not
+    reveal keys.
 
     Args:
         keys: keys from options.

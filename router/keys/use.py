@@ -20,7 +20,7 @@ Waiting = asyncio.Future[KeyAnswer | None]
 
 
 class KeyUse:
-    """Open requests of a key at this gateway, and the last answer of its owner.
+    """Open requests of a key at this gateway, and the last response of its owner.
 
     Args:
         entry: the key.
@@ -95,7 +95,7 @@ class KeyUse:
             self._settle(self)
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """OpenAI's x-ratelimit headers, as of the owner's last answer."""
+        """OpenAI's x-ratelimit headers, as of the owner's last response."""
         now = self._clock()
         headers: list[tuple[bytes, bytes]] = []
         for bucket, unit in ((self._requests, b"requests"), (self._tokens, b"tokens")):
@@ -110,19 +110,19 @@ class KeyUse:
         return headers
 
     def left(self) -> tuple[float, float]:
-        """Requests and tokens left at the owner's last answer, plus the refill since."""
+        """Requests and tokens left at the owner's last response, plus the refill since."""
         now = self._clock()
         return self._requests.left(now), self._tokens.left(now)
 
     def report(self, left: tuple[float, float] | None) -> tuple[KeyReport, list[Waiting]]:
-        """The next report, and the requests in it that wait for the answer."""
+        """The next report, and the requests in it that wait for the response."""
         waiting, self._waiting = self._waiting, []
         num_tokens, self._num_tokens = self._num_tokens, 0
         name, num_open = self.entry.name, self.num_open
         return KeyReport(name, self._limits, num_open, len(waiting), num_tokens, left), waiting
 
     def take(self, owner: str, answer: KeyAnswer, waiting: list[Waiting]) -> None:
-        """Applies the owner's answer to a report."""
+        """Applies the owner's response to a report."""
         self.reported_to = owner
         now = self._clock()
         requests, tokens = answer.left

@@ -146,7 +146,7 @@ class ModelStats:
         int,
         AsCounter(
             "routing_pooled_hit_tokens",
-            "Prompt tokens that a single cache for all workers would have had (--explain-routing).",
+            "Prompt tokens that would hit in a single cache for all workers (--explain-routing).",
         ),
     ] = 0
     regret_s: Annotated[
@@ -179,7 +179,7 @@ class ModelStats:
             "Completions of agent sessions waiting for room in KV caches.",
         ),
     ] = 0
-    """Counted in `pending_requests`, too."""
+    """Included in `pending_requests`."""
     session_wait: Annotated[
         Histogram,
         AsHistogram(

@@ -8,7 +8,7 @@ from typing import Annotated
 from worker.protocol.exports import AsCounter
 
 OTHER = "other"
-"""Label of tenants without counters of their own."""
+"""Label of tenants without separate counters."""
 DEFAULT = "default"
 """Label of requests without a tenant."""
 IDLE_S = 600.0

@@ -41,7 +41,7 @@ class PageRoutes:
     """Handlers of the page, whose files are read once.
 
     Args:
-        root_path: prefix that a proxy in front adds to all paths; empty for none.
+        root_path: prefix that a reverse proxy adds to all paths; empty for none.
     """
 
     def __init__(self, root_path: str = "") -> None:

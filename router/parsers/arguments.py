@@ -48,7 +48,7 @@ class TagFormat:
     """Pattern of the tags before a value. Its first group is the argument's name; a second one is
     `true` for text, `false` for JSON, and None for a value of the type in the schema."""
     value_endings: tuple[str, ...]
-    """Tags that end a value: its closing tag, followed by tags that start whatever comes next."""
+    """Tags that end a value: its closing tag, followed by tags that start the next element."""
     endings: tuple[str, ...]
     """Tags that end all arguments."""
     is_indented: bool = False
@@ -234,7 +234,7 @@ def typed(value: str, schema: object) -> Any:
 
 
 def _chosen(value: str, choices: list[Any]) -> Any:
-    """The enum value that the text stands for; the text itself if there is none."""
+    """The enum value that the text represents; the text itself if there is none."""
     for text in (value, value.strip()):
         if text in choices:
             return text

@@ -87,7 +87,7 @@ def read_pythonic(text: str, properties: Properties) -> list[ToolCall] | None:
 
 
 def read_python_lines(*markers: str) -> Read:
-    """Reader of Python function calls on lines of their own.
+    """Reader of Python function calls on separate lines.
 
     Args:
         markers: texts around the calls, outermost first.

@@ -28,7 +28,7 @@ THINKING_SWITCHES = ("enable_thinking", "thinking")
 BUDGET_VARIABLE = "thinking_budget"
 """Chat template variable for the maximum tokens of reasoning, 0 for none: Seed-OSS's."""
 NONE = "none"
-"""Parser name that disables parsing, whatever the template contains."""
+"""Parser name that disables parsing, regardless of the template."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

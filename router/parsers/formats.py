@@ -53,8 +53,7 @@ class ToolFormat:
     leading: str = ""
     """Start of texts that may be a region as a whole, without markers."""
     has_leading_name: bool = False
-    """Whether texts that start with a known function's name on a line of its own may be a region
-    as a whole."""
+    """Whether texts whose first line is a known function's name may be a region as a whole."""
     dropped: tuple[str, ...] = ()
     """Markers around regions, which are dropped."""
     inner: tuple[str, ...] = ()
@@ -73,8 +72,8 @@ class ToolFormat:
     ids: CallIds = "any"
     """Form of call ids in chat templates."""
     has_single_calls: bool = False
-    """Whether chat templates support only one call per message, and no content beside a call and
-    reasoning."""
+    """Whether chat templates support only one call per message, and no content next to a call
+    and reasoning."""
 
     @property
     def markers(self) -> frozenset[str]:

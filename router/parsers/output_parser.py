@@ -63,7 +63,7 @@ class OutputParser:
     Malformed calls, including markers, and the rest of malformed arguments are content.
 
     Args:
-        thoughts: format of reasoning; None for none.
+        thoughts: format of reasoning; None if there is none.
         is_thinking: whether the prompt ends within reasoning.
         tools: format of calls; None if calls are not parsed.
         properties: schemas of the functions' arguments.

@@ -1,6 +1,6 @@
 """Formats of tool calls and reasoning from a checkpoint's `response_template` (transformers).
 
-Templates are supported as far as a format can be derived that streams: fields whose delimiters are
+Templates are supported if a streamable format can be derived from them: fields whose delimiters are
 literal texts, and calls as JSON with name and arguments.
 """
 

@@ -16,8 +16,8 @@ from worker.protocol.admission import AdmissionChange
 logger = logging.getLogger(__name__)
 
 POLL_S = 5.0
-"""Seconds between reads of the store, each a call to Ray: the maximum delay until a gateway sees
-another gateway's change."""
+"""Seconds between reads of the store, each a call to Ray: the maximum delay until a gateway
+applies another gateway's change."""
 TIMEOUT_S = 5.0
 """Timeout in seconds of a call to the store, which may be on a failed node."""
 

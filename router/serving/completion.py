@@ -30,7 +30,8 @@ class CompletionOwner(Protocol):
         ...
 
     def lost(self, completion: Completion, reason: str) -> None:
-        """The worker has failed: the owner must resume the completion elsewhere or fail it."""
+        """The worker has failed: the owner must resume the completion on another worker or fail
+        it."""
         ...
 
     def ended(self, completion: Completion) -> None:
@@ -84,8 +85,8 @@ class Mailbox:
 class Completion:
     """Receiver of a worker channel that converts token deltas to text, which the response takes.
 
-    It has everything another worker needs to resume: the prompt and the tokens so far. Clients see
-    the same output as if one worker had generated all of it.
+    It holds the state needed to resume on another worker: the prompt and the tokens so far. Clients
+    see the same output as if one worker had generated all of it.
 
     Args:
         spec: the request of this completion.
@@ -159,6 +160,29 @@ class Completion:
         """Its visit at the SessionGate; None for plain traffic and before it arrives."""
         self.choice: Choice | None = None
         """The routing decision that led to the first token, or the last decision before it."""
+        self._begin_output()
+        self._text = text
+        self._mailbox = mailbox
+        self._stream = stream
+        self._owner = owner
+        self._channel: WorkerChannel | None = None
+        self._new_text: list[str] = []
+        """Text that `take` has not returned yet."""
+        self.num_taken = 0
+        """Number of tokens that `take` has returned."""
+        self._logprobs_taken = 0
+        """Number of tokens whose log-probabilities `take_logprobs` has returned."""
+        self.is_in_mailbox = False
+        """Whether the completion was put into the mailbox since the last `take`."""
+        self._awaited = True
+        """Whether this attempt has not produced a token yet."""
+        self._earlier_rounds = 0
+        """`num_rounds` of earlier attempts."""
+        self._earlier_forwards = 0
+        """`num_forwards` of earlier attempts."""
+
+    def _begin_output(self) -> None:
+        """Initializes the output, which grows with each delta."""
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
@@ -181,25 +205,6 @@ class Completion:
         request since, or the request contradicts itself."""
         self.slo: SloOutcome | None = None
         """Whether the SLO was met; None before the end or without an SLO."""
-        self._text = text
-        self._mailbox = mailbox
-        self._stream = stream
-        self._owner = owner
-        self._channel: WorkerChannel | None = None
-        self._new_text: list[str] = []
-        """Text that `take` has not returned yet."""
-        self.num_taken = 0
-        """Number of tokens that `take` has returned."""
-        self._logprobs_taken = 0
-        """Number of tokens whose log-probabilities `take_logprobs` has returned."""
-        self.is_in_mailbox = False
-        """Whether the completion was put into the mailbox since the last `take`."""
-        self._awaited = True
-        """Whether this attempt has not produced a token yet."""
-        self._earlier_rounds = 0
-        """`num_rounds` of earlier attempts."""
-        self._earlier_forwards = 0
-        """`num_forwards` of earlier attempts."""
 
     @property
     def family(self) -> str:

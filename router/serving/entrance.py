@@ -67,7 +67,7 @@ class SessionEntrance:
         self._admit()
 
     def close(self) -> None:
-        """Admits all requests: they fail, as no worker will come."""
+        """Admits all requests, which then fail, as no worker will become available."""
         self._gate.open()
         if self._timer is not None:
             self._timer.cancel()

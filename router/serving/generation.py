@@ -35,7 +35,7 @@ class GenerationRequest:
     tenant: str = ""
     """Tenant for fairness and metrics; empty for none."""
     arrived_at: float | None = None
-    """Time of arrival on the event loop's clock; None for when `generation` is called."""
+    """Time of arrival on the event loop's clock; None for the time of the call of `generation`."""
     span: RequestSpan | None = None
     """Trace span of the request; None if it is not traced."""
 

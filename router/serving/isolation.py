@@ -1,4 +1,4 @@
-"""Isolation: requests that may have crashed workers are retried alone on a worker, then failed."""
+"""Isolation: retries requests that may have crashed workers alone on a worker, then fails them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Changes:
         self._event = asyncio.Event()
 
     def notify(self) -> None:
-        """Wakes all: a worker may have become available, or none ever will."""
+        """Wakes all waiting requests: a worker may have become available, or none will."""
         self.number += 1
         self._event.set()
         self._event.clear()
@@ -43,11 +43,11 @@ class Isolation:
     """Keeps requests that may crash workers apart from others.
 
     A request is suspected of a worker failure if the worker had sent no token of it in that
-    attempt: a request that crashes workers at some token crashes the next one before it sends any.
-    After two such failures it is retried on a worker that has no other request of this gateway and
-    gets none until the request has a token or has ended; after `max_attempts` it fails. All
-    completions of a client's request are one suspect (a family). Completions with tokens of the
-    attempt are not suspected.
+    attempt: when a request that crashes workers at some token is resumed, the next worker crashes
+    before it sends one. After two such failures it is retried on a worker that has no other request
+    of this gateway and gets none until the request has a token or has ended; after `max_attempts`
+    it fails. All completions of a client's request are one suspect (a family). Completions with
+    tokens of the attempt are not suspected.
 
     Args:
         max_attempts: suspected failures after which a request fails; 1 also fails requests that had
@@ -68,8 +68,8 @@ class Isolation:
         self.changes = changes
 
     def why_given_up(self, completion: Completion, reason: str) -> str | None:
-        """The error of a request that was involved in too many worker failures; None if it may be
-        resumed."""
+        """The error of a request that was involved in too many worker failures; None if it may
+        be resumed."""
         num_attempts = completion.num_suspected
         if self._max_attempts == 1:  # fails after the first failure, tokens or not
             num_attempts = max(num_attempts, completion.num_losses)
@@ -78,7 +78,7 @@ class Isolation:
         return f"failed after {num_attempts} attempts, the last error: {reason}"
 
     def excluded(self, completion: Completion) -> list[str]:
-        """Ids of workers that must not get the completion now."""
+        """Ids of workers on which the completion must not be placed now."""
         if not (self._held or _is_suspect(completion)):
             return []
         family = completion.family

@@ -47,7 +47,7 @@ class Placer:
         channels: channels to the workers, by id.
         stats: counters of decisions, retries and resubmissions.
         rejected_grammars: grammars that workers could not compile.
-        log: decision log; None for none.
+        log: decision log; None if there is none.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Placer:
         self._batch_window = BatchWindow(fleet)
         wait_s = route.routing.max_session_wait_s
         self.entrance = SessionEntrance(fleet, wait_s) if wait_s else None
-        """Where agent sessions wait for room in the caches; None if they do not."""
+        """Gate at which agent sessions wait for room in the caches; None if it is disabled."""
         self._changes = Changes()
         self._isolation = Isolation(route.routing.max_request_attempts, channels, self._changes)
         self._pending: dict[str, None] = {}
@@ -119,7 +119,7 @@ class Placer:
         self._isolation.forget(worker_id)
 
     def close(self) -> None:
-        """No worker will come: completions that wait for one, or whose worker fails, fail."""
+        """Fails all completions that wait for a worker, or whose worker fails from now on."""
         self._closed = True
         for task in self._resuming:
             task.cancel()
@@ -181,7 +181,7 @@ class Placer:
             stats.pending_tokens -= num_tokens
 
     async def _enter(self, entrance: SessionEntrance, completion: Completion) -> None:
-        """Lets a completion of an agent session wait for room, and records its wait."""
+        """Makes a completion of an agent session wait for room, and records the wait."""
         stats = self._stats
         stats.waiting_sessions += 1
         try:
@@ -263,7 +263,7 @@ class Placer:
         return None
 
     async def _choose_apart(self, completion: Completion, tried: list[str]) -> Choice | None:
-        """`_choose`, with suspects kept apart from others; see Isolation."""
+        """Like `_choose`, but isolates suspects; see Isolation."""
         isolation = self._isolation
         while True:
             num_changes = self._changes.number
@@ -301,7 +301,7 @@ class Placer:
         return await self._batch_window.place(spec.request_id, prompt, excluded)
 
     def _nobody(self, completion: Completion, problem: str = "try again shortly") -> ApiError:
-        """The client's error for a completion that no worker accepts."""
+        """The error for a completion that no worker accepts."""
         rejection = completion.rejection
         if rejection is None:
             self._stats.unplaced += 1

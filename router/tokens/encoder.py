@@ -26,8 +26,8 @@ T = TypeVar("T")
 _PER_VALUE = 8
 """Characters that a template may write around a value: names, brackets, punctuation."""
 _SHORT = 1024
-"""Maximum characters or tokens of a prompt encoded on the event loop, in less than 0.5 ms; a thread
-may wait 5 ms for the GIL beside a busy event loop."""
+"""Maximum characters or tokens of a prompt encoded on the event loop, in less than 0.5 ms; a
+thread may wait 5 ms for the GIL next to a busy event loop."""
 
 
 class PromptEncoder:
@@ -72,7 +72,7 @@ class PromptEncoder:
             session: the client's conversation id; empty for none.
             owner: name of the API key.
             num_bytes: size of the request's body.
-            last: maximum prompt tokens, of which the last are kept; None for no truncation.
+            last: maximum prompt tokens, the last of which are kept; None for no truncation.
 
         Raises:
             ApiError: 429 if too much work is waiting; 400 if the template rejects the messages, or
@@ -155,7 +155,7 @@ class PromptEncoder:
 
         Raises:
             ApiError: 429 if too much work is waiting; 400 if the template rejects the messages, or
-                the text is too long to fit into the model with any tokens.
+                the text is too long for the model with any tokenization.
         """
         check_length = self._check_characters(Feasibility(SamplingParams(), {}))
 
@@ -181,11 +181,11 @@ class PromptEncoder:
         owner: str = "",
         num_bytes: int = 0,
     ) -> int:
-        """Index of the first chat that fits into the model, in a sequence of ever shorter ones; the
-        last if none fits.
+        """Index of the first chat that fits into the model's context, in a sequence of ever shorter
+        chats; the last if none fits.
 
-        After the first chat the shortest are tried, then ever longer ones, so that the time depends
-        on what fits, not on what does not.
+        After the first chat, the shortest ones are tried, then ever longer ones, so that the time
+        depends on the size of chats that fit.
 
         Args:
             prompt_of: creates the prompt of a chat by its index; called in a thread. Chats for
@@ -374,7 +374,7 @@ class ChatPrompt:
     messages: Sequence[Mapping[str, Any]]
     """Messages in the chat templates' form."""
     tools: Sequence[Mapping[str, Any]] | None = None
-    """Tools in the chat templates' form; None for none."""
+    """Tools in the chat templates' form; None if there is none."""
     add_generation_prompt: bool = True
     """Whether the prompt ends with the start of an assistant message."""
     continues: bool = False
@@ -434,7 +434,7 @@ def num_characters(data: Any, *, per_value: int = 0, enough: float = inf) -> int
     """Number of characters of all strings in JSON data, including names.
 
     Args:
-        data: JSON data, of which a template may write any part.
+        data: JSON data, any part of which a template may write.
         per_value: characters added for each value.
         enough: number above which counting stops.
     """
@@ -470,7 +470,7 @@ def _up_to_end_of(last: str, text: str) -> str:
     # HAZARD: str.rfind takes quadratic time on repetitive texts, str.find linear time.
     after = text[::-1].find(body[::-1])
     if not body or after < 0:
-        raise ValueError("the chat template does not write the last message unchanged")
+        raise ValueError("the chat template does not render the last message verbatim")
     end = len(text) - after
     rest = last[len(last.rstrip()) :]
     return text[: end + len(rest)] if text.startswith(rest, end) else text[:end]

@@ -45,9 +45,9 @@ class _Waiting:
 class WorkPool:
     """Runs work in threads by start-time fair queueing over owners (Goyal, Vin and Cheng 1996).
 
-    There is a queue for short work and one for long work, which always leaves a thread to the
-    former. Within a queue it is as if owners took turns character by character; an owner's work is
-    run in order. Must be used on one event loop.
+    There is a queue for short work and one for long work, which always leaves a thread for the
+    former. Within a queue, service is shared as if owners took turns character by character; an
+    owner's work is run in order. Must be used on one event loop.
 
     Args:
         num_threads: number of threads, at least 2.
@@ -127,7 +127,7 @@ class WorkPool:
         )
 
     def _next(self) -> None:
-        """Starts waiting works while threads are free."""
+        """Starts waiting work while threads are free."""
         for is_long in (False, True):
             queue = self._queues[is_long]
             while queue and sum(self._running.values()) < self._num_threads:

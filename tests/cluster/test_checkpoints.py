@@ -272,7 +272,7 @@ def test_incomplete_folders_are_rejected(tmp_path: Path) -> None:
         ("./nothing", "folder ./nothing does not exist", "ORGANIZATION/NAME"),
         ("mistyped", "folder mistyped does not exist", "ORGANIZATION/NAME"),
         ("./empty", "has no config.json", "hf download"),
-        ("./bare", "holds no *.safetensors file", ""),
+        ("./bare", "has no *.safetensors file", ""),
     )
     errors = serve_each(tmp_path, *(([name], "") for name, *_ in cases))
     for (_, problem, remedy), lines in zip(cases, errors, strict=True):

@@ -164,9 +164,9 @@ def test_what_heals_serves_without_a_human_and_what_does_not_fails_with_the_reas
 
         # As a mount point comes, and a copy into it: empty, then file by file, the weights last.
         late.mkdir()
-        message.until(lambda: message.is_reported(LATE, "holds no config.json"), fails="rayfleet")
+        message.until(lambda: message.is_reported(LATE, "has no config.json"), fails="rayfleet")
         shutil.copy(demo / "config.json", late)
-        message.until(lambda: message.is_reported(LATE, "holds no *.safetensors"), fails="rayfleet")
+        message.until(lambda: message.is_reported(LATE, "has no *.safetensors"), fails="rayfleet")
         shutil.copytree(
             demo, late, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors")
         )

@@ -88,7 +88,7 @@ def test_grammars_are_measured_with_their_long_strings() -> None:
     grammar = b"a" * (2 * MAX_GRAMMAR_BYTES)
     padding = b" " * CUT_BYTES
     body = b'{"structured_outputs":{"regex":"' + grammar + b'"}' + padding + b"}"
-    with pytest.raises(ApiError, match="the maximum of a grammar"):
+    with pytest.raises(ApiError, match="the maximum for a grammar"):
         structured.check_grammar_sizes(CutJson(body))
 
 

@@ -68,5 +68,5 @@ def test_a_draft_model_cannot_reference_other_files(tmp_path: Path) -> None:
     config = EngineConfig.of(
         model=str(DEMO), speculative_method="draft", speculative_model=str(tmp_path)
     )
-    with pytest.raises(ValueError, match=r"weights are \*\.safetensors files beside it"):
+    with pytest.raises(ValueError, match=r"weights must be \*\.safetensors files next to it"):
         _fetch_checkpoints(config)

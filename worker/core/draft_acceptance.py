@@ -39,7 +39,7 @@ class CommonGain:
 
     @property
     def lower(self) -> float:
-        """Mean minus about one standard error: positive values are hardly by chance."""
+        """Mean minus about one standard error: a positive value is unlikely to be chance."""
         return self.mean - math.sqrt(self.variance / COMMON_ROWS)
 
 
@@ -106,12 +106,13 @@ class RequestRecord:
 
     @property
     def upper_gain(self) -> float:
-        """Gain plus one standard error: if this is negative, a loss is hardly by chance."""
+        """Gain plus one standard error: if this is negative, a loss is unlikely to be chance."""
         return self.gain + self._error
 
     @property
     def lower_gain(self) -> float:
-        """Gain minus one standard error: a single row with many accepted drafts is not enough."""
+        """Gain minus one standard error: a single row with many accepted drafts does not make it
+        positive."""
         return self.gain - self._error
 
     @property
@@ -142,7 +143,7 @@ class RequestRecord:
             self._wait = FIRST_WAIT
 
     def is_due(self, step: int) -> bool:
-        """Whether it is time for a request that has not drafted for a while to try again."""
+        """Whether a request that has not drafted for a while should start a probe."""
         return step - self._idle_since >= self._wait
 
     def try_again(self, rate: float, common: CommonGain, step: int) -> None:

@@ -39,9 +39,9 @@ class EngineCore:
     prompts in little more time than the host takes to launch them and would idle between them, so
     there steps overlap with prompts, too (`Executor.overlaps_prompts`).
 
-    In block diffusion, the next step depends on which running blocks this one completes. At depth 1
-    it is launched ahead if ranks can correct its rows themselves; otherwise it is launched as soon
-    as the result is applied, before the report:
+    In block diffusion, the next step depends on the running blocks that this step completes. At
+    depth 1 it is launched ahead if ranks can correct its rows themselves; otherwise it is launched
+    as soon as the result is applied, before the report:
 
         ahead     schedule 2 │ launch 2 │ result 1 │ apply 1 │ report 1 │ schedule 3 │ …
         else      result 1 │ apply 1 │ receive arrivals │ schedule 2 │ launch 2 │ report 1 │ …

@@ -1,7 +1,7 @@
 """Executor for CPU: every rank's step runs in a separate process.
 
-An eager step that shares the GIL with a busy scheduler thread was measured 1.5 to 100 times slower,
-so rank 0's scheduler and rank 0's step never share a process here.
+An eager step that shares the GIL with a busy scheduler thread is 1.5 to 100 times slower
+(measured), so rank 0's scheduler and rank 0's step never share a process here.
 """
 
 from __future__ import annotations

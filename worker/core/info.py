@@ -91,7 +91,8 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello], salt: str) 
 
 
 def _salt(config: EngineConfig, hello: Hello, salt: str) -> str:
-    """The checkpoint's salt of block hashes, and what else determines keys and values."""
+    """Salt of block hashes: the checkpoint's digest, and all options that affect keys and
+    values."""
     quantization = "" if config.quantization == "auto" else config.quantization
     return "-".join(filter(None, (salt, hello.dtype, hello.kv_cache_dtype, quantization)))
 
@@ -123,7 +124,7 @@ def _processes(hellos: Sequence[Hello]) -> dict[str, int]:
 
 
 def slowest(ranks: Sequence[Hello | Ready]) -> dict[str, float]:
-    """Seconds by phase of the slowest rank in each, since the others wait for it."""
+    """Seconds of each phase on its slowest rank, for which the others wait."""
     times: dict[str, float] = {}
     for rank in ranks:
         for phase, seconds in rank.startup.items():

@@ -99,7 +99,8 @@ class _Loop:
                 self._frontend.flush()
 
     def _take_in(self) -> bool:
-        """Receives what the frontend has sent, without waiting; returns whether anything was."""
+        """Receives pending messages of the frontend without waiting; returns whether there were
+        any."""
         payloads = self._frontend.read(wait=False)
         for payload in payloads:
             self._core.receive(self._decoder.decode(payload))

@@ -67,7 +67,7 @@ _MOVES: Final[Mapping[RequestState, tuple[RequestState, ...]]] = MappingProxyTyp
 
 
 class IllegalMove(RuntimeError):
-    """A request was to enter a state that cannot follow its current one."""
+    """A transition to a state that cannot follow the request's current one."""
 
 
 class Request:
@@ -187,7 +187,8 @@ class Request:
         self.error: str | None = None
         """Message of the error that ends the request; None without one."""
         self.rejection: Rejection | None = None
-        """Answer to the client if the request ends by an error that is not the worker's."""
+        """Response to the client if the request ends with an error that is not the worker's
+        fault."""
         self.grammar: GrammarStatus | None = None
         """Last reported status of its grammar, set before the first admission; None without one."""
         self.speculation: RequestRecord | None = None

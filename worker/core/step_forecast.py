@@ -119,10 +119,10 @@ class StepForecast:
         return 2.0 * seconds / (linear + root) if root else math.inf
 
     def decode_part(self, num_rows: int, context: int, num_prompt_tokens: int) -> float:
-        """Fraction (0 to 1) of a step's time that decodes take beside the prefill of the step.
+        """Fraction (0 to 1) of a step's time that decodes take next to the prefill of the step.
 
         0 before predictions start, and if decodes take less than the constant time per step, which
-        they would cost again in a step of their own.
+        they would cost again in a separate step.
 
         Args:
             num_rows: number of decoding requests.

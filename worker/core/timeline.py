@@ -33,7 +33,7 @@ class StepRecord(NamedTuple):
     """The coordinator starts to schedule the step."""
     scheduled: float
     launched: float
-    """The Plan is sent; on CUDA, it is also launched on rank 0's device."""
+    """The Plan has been sent and, on CUDA, launched on rank 0's device."""
     rank: RankTimes
     awaited: float
     """The coordinator starts to wait for the result."""
@@ -83,22 +83,23 @@ class Timeline:
         return msgspec.structs.replace(self._totals)
 
     def enter(self) -> None:
-        """Notes that the coordinator begins with the engine's work."""
+        """Records that the coordinator begins with the engine's work."""
         now = self._entered = self.now()
         if self._left is not None:
             self._totals.deliver += now - self._left
             self._left = None
 
     def launched(self, num_tokens: int, scheduled: float) -> None:
-        """Notes that a Plan, which was decided at `scheduled`, has just been sent."""
+        """Records that a Plan, which was decided at `scheduled`, has just been sent."""
         self._launches.append(_Launch(num_tokens, self._entered, scheduled, self.now()))
 
     def collected(self, result: StepResult, awaited: float) -> None:
-        """Notes that the oldest step's result, awaited since `awaited`, has just come."""
+        """Records that the oldest step's result, awaited since `awaited`, has just been
+        received."""
         self._collected = _Collected(result, awaited, self.now())
 
     def leave(self, *, idle: bool) -> None:
-        """Notes that the coordinator leaves the engine's work, with the collected result
+        """Records that the coordinator leaves the engine's work, with the collected result
         processed; `idle` if there is no work left."""
         now = self.now()
         if self._collected is not None:

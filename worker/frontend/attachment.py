@@ -1,4 +1,4 @@
-"""Frontend state for its gateways: a mirror of the prefix cache, and pending items."""
+"""Frontend state per gateway: pending items; and a mirror of the prefix cache for new gateways."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ class Attachment:
         load: LoadSnapshot,
         computed: Sequence[int] = (),
     ) -> None:
-        """Adds one step. Tokens are sent at once. Load and blocks, which cost a gateway as much as
-        several tokens, wait for the next heartbeat unless they are needed before.
+        """Adds one step. Tokens are sent immediately. Load and blocks, which cost a gateway as much
+        as several tokens, wait for the next heartbeat unless they are needed before.
 
         `deltas` are this gateway's; ownership passes to this object. For the other arguments see
         WorkerUpdate.
@@ -119,7 +119,7 @@ class Attachment:
         self._put_update(epoch, [], load, prompts)
 
     def beat(self, epoch: int, load: LoadSnapshot, computed: Sequence[int] = ()) -> None:
-        """Adds a heartbeat, with everything that waits."""
+        """Adds a heartbeat, with all waiting load and blocks."""
         self._computed.extend(computed)
         self._put_update(epoch, [], load)
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 0.25
-"""Seconds between two checks of the loop. Gateways check at the same rate and give up on a worker
-after 2 s, so they see four heartbeats before."""
+"""Seconds between two checks of the loop. Gateways check at the same rate and give up on a
+worker after 2 s, so they receive four heartbeats before that."""
 LATE_S = 0.5
 """Seconds without a beat after which the loop, which beats every 0.2 s, counts as blocked.
 Heartbeats are only published then."""

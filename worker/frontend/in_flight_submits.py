@@ -19,8 +19,8 @@ class _SentSubmit(NamedTuple):
 class InFlightSubmits:
     """Submits of all gateways between the frontend and rank 0 in one epoch.
 
-    Every load sent to gateways includes them, so that each gateway immediately sees the requests of
-    the others. A load needs no addition while there are none.
+    Every load sent to gateways includes them, so that each gateway immediately takes the requests
+    of the others into account. A load needs no addition while there are none.
     """
 
     def __init__(self) -> None:

@@ -106,7 +106,7 @@ def _parts(submits: Sequence[Submit]) -> Iterator[list[Submit]]:
 
 
 class _Slice:
-    """Counts what was decoded since the event loop last ran."""
+    """Counts the objects decoded since the event loop last ran."""
 
     def __init__(self) -> None:
         self._num_submits = self._num_bytes = 0

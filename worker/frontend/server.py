@@ -407,7 +407,7 @@ class WorkerFrontend:
         )
 
     def _abandon(self, attachment: Attachment) -> None:
-        """Ends a stream immediately, and aborts its requests, which would hold pages."""
+        """Ends a stream immediately, and aborts its requests, which would otherwise hold pages."""
         attachment.drop_stream()
         aborts = [Abort(request_id=r, attempt=a) for r, a in attachment.open_requests.items()]
         for abort in aborts:

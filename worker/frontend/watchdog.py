@@ -18,7 +18,7 @@ class StepWatchdog:
     Rank 0 answers each submit with a report, which states whether another one will follow. If that
     is not received within the limit of a step, a rank is hung, unless ranks are active: they are
     then slow, and get `BUSY_FACTOR` times the limit. A rank that was stopped by a signal counts as
-    hung after the timeout, whatever the limit of its step.
+    hung after the timeout, regardless of the limit of its step.
 
     Args:
         timeout_s: minimum limit of a step in seconds; 0 for no limit.

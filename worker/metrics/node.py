@@ -81,7 +81,7 @@ class NodeMetrics:
         self._lag_task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Starts to listen. A failure is logged, and the process continues without."""
+        """Starts to listen. On failure, logs the error and continues without serving metrics."""
         if self._lag is not None:
             self._lag_task = asyncio.create_task(self._lag.watch())
         path = self._directory / self._name
@@ -126,7 +126,7 @@ class NodeMetrics:
         return merge([self._render_metrics(content_type), process], content_type)
 
     async def _fetch(self, path: Path, content_type: str) -> bytes | None:
-        """Metrics of another process; empty if it does not answer, None if it has exited."""
+        """Metrics of another process; empty if it does not respond, None if it has exited."""
         writer = None
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -183,7 +183,7 @@ class NodeMetrics:
 def _processes(num_answered: int, num_silent: int) -> Metric:
     processes = GaugeMetricFamily(
         "rayfleet_node_processes",
-        "Processes of this node that did or did not answer this scrape.",
+        "Processes of this node that responded or did not respond to this scrape.",
         labels=["state"],
     )
     processes.add_metric(["answered"], num_answered)

@@ -27,8 +27,8 @@ caches. Ten per second took 10 % of an idle gateway's CPU time."""
 LAG_BUCKETS: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 )  # fmt: skip
-"""Bucket bounds for the lag in seconds: from unnoticeable to what Serve considers a dead
-process."""
+"""Bucket bounds for the lag in seconds: from unnoticeable to the point at which Serve considers
+a process dead."""
 
 
 class LoopLag:

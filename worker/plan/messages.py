@@ -13,7 +13,7 @@ from worker.protocol.page_groups import ONE_GROUP, PageGroups
 
 
 class Hello(msgspec.Struct, tag="hello", frozen=True):
-    """First message of a rank, after loading its shard: what was loaded, and its limits."""
+    """First message of a rank, after loading its shard: the loaded model, and the rank's limits."""
 
     rank: int
     num_pages: int
@@ -41,7 +41,7 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
 
 
 class Start(msgspec.Struct, tag="start", frozen=True):
-    """Answer to the hellos of all ranks: request to allocate the KV cache."""
+    """Reply to the hellos of all ranks: request to allocate the KV cache."""
 
     num_pages: int
     """Pages to allocate on the device, including the dummy page."""
@@ -50,7 +50,7 @@ class Start(msgspec.Struct, tag="start", frozen=True):
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
-    """Answer to Start: the rank has allocated its KV cache and waits for Plans."""
+    """Reply to Start: the rank has allocated its KV cache and waits for Plans."""
 
     rank: int
     startup: dict[str, float] = {}

@@ -76,8 +76,8 @@ class Admit(msgspec.Struct, array_like=True, frozen=True):
     block: BlockAdmit | None = None
     """Block-diffusion parameters; None for an autoregressive model."""
     end_token_ids: list[int] = []
-    """Tokens that certainly end the request: nothing is computed after one. Empty if `min_tokens`
-    makes that uncertain."""
+    """Tokens that are certain to end the request: nothing is computed after one. Empty if
+    `min_tokens` makes that uncertain."""
 
 
 class PageWrite(msgspec.Struct, array_like=True, frozen=True):

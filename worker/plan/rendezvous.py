@@ -71,7 +71,7 @@ class RendezvousHost:
         return msgspec.structs.replace(self.rendezvous, store_fd=self._store.detach())
 
     def close(self) -> None:
-        """Closes the store's socket unless it was taken. The channel closes the listener."""
+        """Closes the store's socket unless rank 0 owns it. The channel closes the listener."""
         self._store.close()
 
 

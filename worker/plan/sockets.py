@@ -1,7 +1,7 @@
 """Stream sockets between the processes of a worker group, with `worker.protocol.frames`.
 
 A step of a small model takes a tenth of a millisecond, so a message may only cost a single thread
-wake-up: zmq's I/O threads needed three on either side. Within a node, these are Unix sockets in a
+wake-up; zmq's I/O threads need three on either side. Within a node, these are Unix sockets in a
 directory private to the group's user; between nodes, TCP (`worker.plan.rendezvous`).
 """
 
@@ -20,7 +20,7 @@ _READ_BYTES = 1 << 18
 _SILENCE_S = 5
 """Idle seconds after which TCP probes the peer's node, and between two probes."""
 _LOST_AFTER_S = 20
-"""Seconds without an answer after which a node counts as lost."""
+"""Seconds without a response after which a node counts as lost."""
 
 
 def socket_path(directory: str, name: str) -> str:
@@ -36,7 +36,7 @@ def socket_path(directory: str, name: str) -> str:
 
 
 def listen(directory: str, name: str, backlog: int) -> socket.socket:
-    """Creates a listening socket in the group's directory. Raises ValueError as `socket_path`."""
+    """Creates a listening socket in the group's directory. Raises ValueError like `socket_path`."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(socket_path(directory, name))
     listener.listen(backlog)

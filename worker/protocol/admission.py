@@ -1,4 +1,4 @@
-"""Admission options: how a worker admits waiting requests; they can be changed at run time."""
+"""Admission options: options for admitting waiting requests, which can be changed at run time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIN_SHARE = 1e-3
 """Minimum of `max_prefill_share`: about one token of a typical step of a thousand."""
 
 IN_SCHEDULER_CONFIG = {"within": "--scheduler-config"}
-"""Metadata of options without a flag of their own, set in the JSON object of another flag; see
+"""Metadata of options without a separate flag, set in the JSON object of another flag; see
 cluster.cli."""
 
 

@@ -1,4 +1,4 @@
-"""Decoding with msgspec in several threads."""
+"""Thread-safe decoding with msgspec."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def analyzed(kind: type[_Kind]) -> type[_Kind]:
     """Returns `kind` once msgspec has analyzed it: `msgspec.convert(value, analyzed(Kind))`.
 
     HAZARD: msgspec 0.22 analyzes a class when it first decodes to it, and other threads use the
-    analysis before it is complete. They then read a null pointer, and the process ends with
+    analysis before it is complete. They then read a null pointer, and the process crashes with
     SIGSEGV.
     """
     if kind not in _analyzed:

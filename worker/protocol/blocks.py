@@ -1,7 +1,7 @@
 """Chained block hashes of full pages of tokens: equal hashes mean (almost surely) equal prefixes.
 
-Gateway and worker compute the same hashes, so a gateway can tell which worker has a prompt cached.
-Hashes are for routing only; before a worker reuses a page, it compares the token ids.
+Gateway and worker compute the same hashes, so a gateway can determine which worker has cached a
+prompt. Hashes are for routing only; before a worker reuses a page, it compares the token ids.
 
     digest of a page    e = mix(Σ token[j]·key[j])
     hash of page i      h[i] = h[i-1]·M + e[i]          h[-1] is the root, or the parent
@@ -9,7 +9,7 @@ Hashes are for routing only; before a worker reuses a page, it compares the toke
 all modulo 2⁶⁴. The first line is multilinear hashing (Carter & Wegman 1979) with a final mix. The
 second, unlike a chain of digests, needs no loop: M is invertible, so h[i] = Mⁱ·(M·h[-1] + Σ
 e[j]·M⁻ʲ), a running sum over all pages of a prompt. A client can construct two prompts of a
-thousand pages that collide; this only affects how they are routed.
+thousand pages that collide; this only affects their routing.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def root_hash(block_hash_salt: str, cache_salt: str = "") -> int:
 def cache_scope(cache_salt: str = "", adapter: str = "", tenant: str = "") -> str:
     """Combines everything that separates prefix caches (salt, adapter, tenant) into one cache salt.
 
-    Different triples give different scopes, whatever salt a client sends.
+    Different triples give different scopes, regardless of the salt that a client sends.
     """
     if not (adapter or tenant or cache_salt.startswith("\0")):
         return cache_salt
@@ -117,7 +117,7 @@ def _tokens(token_ids: TokenBuffer) -> NDArray[np.uint32]:
 
 
 def _mix(value: int) -> int:
-    """The finalizer of splitmix64: every bit of the input reaches every bit of the output."""
+    """The finalizer of splitmix64: every bit of the input affects every bit of the output."""
     value &= _M64
     value = (value ^ (value >> 30)) * _MIX_A & _M64
     value = (value ^ (value >> 27)) * _MIX_B & _M64

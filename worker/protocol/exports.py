@@ -1,4 +1,4 @@
-"""Prometheus metrics that are declared at the field that they export, with name and help."""
+"""Prometheus metrics declared at the fields that they export, with name and help."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Call(msgspec.Struct, tag="call", array_like=True, frozen=True):
     """Call of `submit` by a gateway."""
 
     number: int
-    """Number of the call, repeated in its answer."""
+    """Number of the call, repeated in the reply."""
     payload: bytes
     """Msgpack of a SubmitBatch."""
 
@@ -42,7 +42,7 @@ class Item(msgspec.Struct, tag="item", array_like=True, frozen=True):
 
 
 class Reply(msgspec.Struct, tag="reply", array_like=True, frozen=True):
-    """Answer to a call."""
+    """Reply to a call."""
 
     number: int
     payload: bytes
@@ -50,7 +50,7 @@ class Reply(msgspec.Struct, tag="reply", array_like=True, frozen=True):
 
 
 class CallFailure(msgspec.Struct, tag="failure", array_like=True, frozen=True):
-    """Answer to a call that failed in the frontend."""
+    """Reply to a call that failed in the frontend."""
 
     number: int
     error: str

@@ -28,8 +28,8 @@ class HostCacheTotals(msgspec.Struct, array_like=True):
     num_evicted: int = 0
     """Pages evicted from the tier without having been reused."""
     num_recomputed: int = 0
-    """Pages recomputed although the tier had them: because that was faster, or because a request
-    sampled the same tokens as another."""
+    """Pages recomputed although they were in the tier: because that was faster, or because a
+    request sampled the same tokens as another."""
     num_resumed_tokens: int = 0
     """Computed tokens of preempted requests, counted at their readmission."""
     num_resumed_cached_tokens: int = 0

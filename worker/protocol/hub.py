@@ -15,7 +15,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 def at_revision(model: str, revision: str) -> str:
     """Model name with revision: ORGANIZATION/NAME@REVISION.
 
-    One string, so that the revision is always passed on together with the name.
+    One string, so that the revision is always passed together with the name.
     """
     return f"{model}@{revision}" if revision else model
 

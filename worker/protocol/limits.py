@@ -115,8 +115,8 @@ def prompt_problem(limits: Limits, num_tokens: int) -> Problem | None:
 def too_long(found: str, num_tokens: int, max_tokens: int, limits: Limits | None = None) -> Problem:
     """Problem of a prompt that exceeds the context length.
 
-    Coding agents compact their conversation if the message matches one of their patterns, among
-    them `maximum context length is N tokens` and `reduce the length of the messages`: keep both.
+    Coding agents compact their conversation if the message matches one of their patterns, including
+    `maximum context length is N tokens` and `reduce the length of the messages`: keep both.
 
     Args:
         found: the length of the prompt, as a clause of the message.

@@ -75,7 +75,7 @@ class Submit(msgspec.Struct, kw_only=True, omit_defaults=True):
     num_expected_cached: int = 0
     """Prompt tokens that the gateway expects to be in the worker's prefix cache."""
     slo: Slo | None = None
-    """Service-level objective, which sets the deadlines of tokens; None for none."""
+    """Service-level objective, which sets the deadlines of tokens; None if there is none."""
     waited_ms: float = 0.0
     """Milliseconds since the request arrived at its gateway, the start of its deadlines."""
     tenant: str = ""
@@ -127,7 +127,7 @@ class CompiledGrammar(msgspec.Struct, array_like=True, frozen=True):
 
 
 class SubmitBatch(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Everything a gateway has for one worker since its last batch was sent.
+    """All messages of a gateway to one worker since its last batch.
 
     From the frontend to rank 0, it also includes the grammars of its submits.
     """
@@ -198,7 +198,7 @@ class Rejection(msgspec.Struct, kw_only=True):
 
 
 class SubmitReply(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Answer to a SubmitBatch. Submits without a rejection were passed on to rank 0."""
+    """Reply to a SubmitBatch. Submits without a rejection were forwarded to rank 0."""
 
     epoch: int
     rejections: list[Rejection] = []
@@ -228,7 +228,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     @property
     def token_ids(self) -> list[int]:
-        """The token itself, then the most likely tokens, best first (perhaps including it)."""
+        """The token itself, then the most likely tokens, best first (possibly including it)."""
         return array("i", self.packed_ids).tolist()
 
     @property
@@ -260,8 +260,8 @@ class TokenDelta(msgspec.Struct, array_like=True):
     """Whether it stopped because its grammar is complete: the last token is then part of the text,
     not an end or stop token."""
     rejection: Rejection | None = None
-    """Answer to the client if the request ends by an error that is not the worker's: the queue is
-    full of more urgent requests, or its parameters are contradictory."""
+    """Response to the client if the request ends with an error that is not the worker's fault:
+    the queue is full of more urgent requests, or its parameters are contradictory."""
     num_rounds: int = 0
     """Block diffusion: forward passes so far that decoded positions of the request's blocks."""
     num_forwards: int = 0
@@ -361,7 +361,7 @@ class LoadSnapshot(msgspec.Struct, array_like=True):
     """Prompt tokens of running and waiting requests that are not computed yet."""
     max_num_seqs: Annotated[int, AsGauge("max_num_seqs", "Maximum number of running requests.")] = 0
     num_preemptions: Annotated[int, AsCounter("num_preemptions", "Requests preempted.")] = 0
-    """Counted since the epoch began, as all counters are."""
+    """Counted since the epoch began, as for all counters."""
     step_ms: float = 0.0
     """Duration of the last step on rank 0 in milliseconds, or of an average forward pass over
     running blocks."""

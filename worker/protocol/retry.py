@@ -1,4 +1,4 @@
-"""Retries of failed starts: which errors are retried, and when.
+"""Retries of failed starts: retryable errors and delays.
 
 Serve gives up on a deployment after a few failed starts of its replicas. So transient failures are
 retried in the replica's constructor, which has no timeout in Serve; permanent ones are raised
@@ -47,7 +47,7 @@ RuntimeError, which Gloo, NCCL and CUDA raise."""
 
 
 class Unavailable(ValueError):
-    """Model files are unavailable, perhaps temporarily: a mount, a running copy, the Hub."""
+    """Model files are unavailable, possibly temporarily: a mount, a running copy, the Hub."""
 
 
 class RemoteFailure(RuntimeError):
@@ -86,7 +86,7 @@ def may_heal(error: BaseException) -> bool:
 
 
 def delays(rng: Callable[[], float] = random.random) -> Iterator[float]:
-    """Seconds to wait before the second attempt, the third, and so on, without end.
+    """Seconds to wait before the second attempt, the third, and so on, endlessly.
 
     Args:
         rng: returns uniform random numbers in [0, 1).

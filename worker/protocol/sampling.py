@@ -70,7 +70,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     min_p: float = 0.0
     """Drop tokens less likely than this fraction of the most likely one; 0 disables it."""
     seed: int | None = None
-    """Random seed of the request; None has the gateway (or `LLM`) choose one at random."""
+    """Random seed of the request; if None, the gateway (or `LLM`) chooses one at random."""
     max_tokens: int | None = 16
     """Maximum tokens to generate; None for up to the model's maximum length."""
     min_tokens: int = 0
@@ -91,9 +91,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Tokens that may be sampled; None allows all."""
     logprobs: int | None = None
     """Number of most likely tokens to report with each generated token, with log-probabilities;
-    None disables it. They are the model's, before temperature, penalties and all else."""
+    None disables it. They are computed from the model's logits, before temperature, penalties
+    and other processing."""
     prompt_logprobs: int | None = None
-    """Number of most likely tokens to report per prompt token but the first; None disables it."""
+    """Number of most likely tokens to report per prompt token except the first; None disables
+    it."""
     stop: tuple[str, ...] = ()
     """Stop strings, which end the request when they appear in the text."""
     stop_token_ids: tuple[int, ...] = ()

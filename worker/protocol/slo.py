@@ -1,4 +1,4 @@
-"""Service-level objectives of a request, and whether they were met."""
+"""Service-level objectives of a request, and their outcome."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import msgspec
 
 
 class Decision(IntEnum):
-    """Whether a decoding request drafts in a step, and why."""
+    """Decision whether a decoding request drafts in a step, with the reason."""
 
     DRAFT = 0
     """Drafts: the expected benefit exceeds the cost, or drafting is not adaptive."""
@@ -17,7 +17,7 @@ class Decision(IntEnum):
     ACCEPTANCE = 2
     """No drafts: too few are accepted."""
     COST = 3
-    """No drafts: the batch is so large that even full acceptance would not pay off."""
+    """No drafts: the batch is so large that even full acceptance would not be worthwhile."""
     COST_UNKNOWN = 4
     """No drafts: step times cannot be predicted yet, or the step measures rows without drafts."""
     UTILIZATION = 5

@@ -35,7 +35,7 @@ class StepTimes(msgspec.Struct, array_like=True):
     collect: float = 0.0
     """Waiting for results."""
     process: float = 0.0
-    """Applying results and making reports."""
+    """Applying results and creating reports."""
     deliver: float = 0.0
     """Sending reports and receiving requests between two steps."""
     bubble: float = 0.0

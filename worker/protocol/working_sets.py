@@ -1,8 +1,8 @@
 """WorkingSets: tokens of the KV cache that live agent sessions need on one worker.
 
-A session is a conversation that comes back within seconds, such as a coding agent's. While it is
+A session is a conversation that continues within seconds, such as a coding agent's. While it is
 live (in flight, or ended less than `live_s` ago) its context should stay in the cache. Gateways and
-workers count with the same class: a gateway for its own sessions, a worker for those of all.
+workers use the same class: a gateway for its own sessions, a worker for those of all gateways.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class WorkingSets:
         self._shared: dict[int, tuple[int, int]] = {}
         """Number of contexts and tokens of each shared prefix."""
         self._ends: list[tuple[float, int]] = []
-        """Heap of (`live_until`, key); entries that no longer apply are skipped."""
+        """Heap of (`live_until`, key); outdated entries are skipped."""
 
     def __len__(self) -> int:
         """Number of contexts that count."""

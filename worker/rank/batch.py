@@ -8,7 +8,7 @@ on a graph is padded with rows of the tables' dummy slot; nothing else differs.
                       └──sampling──────────────────────────────sample──> tokens in the pool
 
 A dummy row reads the first tokens of the dummy slot, whose pages are the dummy page, and its token
-is written to the second cell of that slot. It touches nothing that a real row reads.
+is written to the second cell of that slot. It writes nothing that a real row reads.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class SamplingBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """Inputs of one step: R rows of T tokens in all, and how to sample them."""
+    """Inputs of one step: R rows of T tokens in all, and sampling inputs."""
 
     rows: IntArray
     """[R, 4] on the host: slot, start, length, number of last positions that sample a token."""
@@ -356,7 +356,7 @@ def gather_inputs(
         batch: the step's batch; its arrays are on the device.
         tables: the rank's tables, to which the Plan's writes have been applied.
         kv_caches: KV caches by layer.
-        groups: groups of layers, each with pages of its own.
+        groups: groups of layers, each with its own pages.
         backend: attention backend; plans the step.
         states: state caches by linear-attention layer.
         state_rows: slots and snapshots of the rows for these layers.
@@ -494,7 +494,7 @@ def _split_blocks(table: IntArray, block_size: int) -> IntArray:
     """Splits rows of several blocks into rows of one block each, none of which samples.
 
     The result is the same as for the whole row: a layer stores the keys of all tokens before any
-    query reads them, so a block sees the earlier blocks of the same pass.
+    query reads them, so a block attends to the earlier blocks of the same pass.
     """
     slots, starts, lengths, _ = table.T
     counts = lengths // block_size

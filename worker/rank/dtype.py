@@ -31,7 +31,7 @@ _DTYPES = {
 def resolve_dtype(
     config: EngineConfig, stored: str | None, group: TensorParallelGroup
 ) -> torch.dtype:
-    """The data type to compute in, the same on all ranks.
+    """The data type used for computation, the same on all ranks.
 
     `auto` on CUDA is the checkpoint's type if that is bfloat16 or float16, else bfloat16; devices
     without bfloat16 use float16 instead. On CPU it is bfloat16 if the checkpoint is stored in it
@@ -64,7 +64,7 @@ def resolve_dtype(
 def resolve_cache_dtype(
     config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype
 ) -> torch.dtype | None:
-    """The data type of the KV cache: FP8, or None for the type to compute in.
+    """The data type of the KV cache: FP8, or None for the type used for computation.
 
     `auto` is FP8 if the checkpoint specifies it and the device and the attention backend support
     it. On CPU, where FP8 is slower, it never is.
@@ -82,7 +82,7 @@ def resolve_cache_dtype(
     if config.cache.kv_cache_dtype == "bfloat16":
         if dtype != torch.bfloat16:
             raise ValueError(
-                f"--kv-cache-dtype bfloat16 needs --dtype bfloat16, this model computes in "
+                f"--kv-cache-dtype bfloat16 needs --dtype bfloat16, but this model uses "
                 f"{str(dtype).removeprefix('torch.')}: use auto"
             )
         return None
@@ -101,13 +101,13 @@ def resolve_cache_dtype(
         raise ValueError(
             f"--kv-cache-dtype {config.cache.kv_cache_dtype} needs a GPU of compute capability "
             f"{needed} "
-            f"or higher (L4, L40S, H100 or later), this one has {found}: use auto"
+            f"or higher (L4, L40S, H100 or later), but this GPU has {found}: use auto"
         )
     return torch.float8_e4m3fn
 
 
 def prefers_bf16(backend: CPUBackend) -> tuple[bool, str]:
-    """Whether CPU steps with `backend` are faster in bfloat16 than in float32, and why."""
+    """Whether CPU steps with `backend` are faster in bfloat16 than in float32, with the reason."""
     if not has_bf16_products():
         return False, "this processor has no bfloat16 instructions (AMX, AVX512_BF16)"
     speedups = {who: _speedup(who) for who in _multipliers(backend)}

@@ -392,7 +392,7 @@ class StepCapture:
         tables: DeviceTables,
         drafts: DeviceModelProposer | None,
     ) -> int:
-        """Bytes of device memory that all graphs will take, extrapolated from capturing the two
+        """Estimated bytes of device memory for all graphs, extrapolated from capturing the two
         largest of each kind, which are dropped again."""
         capture = GraphCapture(self._streams)
         graphs: list[StepGraphs] = []

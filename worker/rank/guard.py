@@ -1,4 +1,4 @@
-"""Plan guard: ends a rank that lost a Plan or sampled other tokens than rank 0."""
+"""Plan guard: stops a rank that lost a Plan or sampled different tokens than rank 0."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from worker.plan.plan import Plan, SampleDigest, StepResult
 
 
 class OutOfStep(RuntimeError):
-    """This rank missed a Plan or sampled other tokens than rank 0."""
+    """This rank missed a Plan or sampled different tokens than rank 0."""
 
 
 RUN_AHEAD = 1

@@ -13,8 +13,8 @@ REQUEST_VARIABLE = "RAYFLEET_MEMORY_REQUEST"
 """Environment variable with the memory request of the container in bytes, set by the Helm chart: a
 pod that uses more may be evicted when its node runs out of memory."""
 _RESERVED = 0.5
-"""Fraction of the memory that is left to others: Ray's object store (30 % of a node by default),
-page cache of weights, other containers, which follow the same rule."""
+"""Fraction of the memory that is reserved for others: Ray's object store (30 % of a node by
+default), page cache of weights, other containers, which follow the same rule."""
 _MAX_RATIO = 2.0
 """Maximum size relative to the KV cache on the device. With agents that return after minutes, twice
 the device's cache recovers most of the prefix hits, and more memory takes longer to pin."""
@@ -40,8 +40,8 @@ class MemoryBound(NamedTuple):
 def tightest_bound(
     root: Path = Path("/"), environment: Mapping[str, str] = os.environ
 ) -> MemoryBound:
-    """The bound that allows the least memory to be pinned: the node's memory, limits of cgroups, or
-    the container's memory request.
+    """The bound with the minimum of memory that may be pinned: the node's memory, limits of
+    cgroups, or the container's memory request.
 
     Args:
         root: folder that contains `proc` and `sys`.
@@ -65,7 +65,8 @@ def count_gpus(root: Path = Path("/")) -> int:
 
 
 def default_host_bytes(bound: MemoryBound, num_ranks: int, cache_bytes: int) -> int:
-    """Bytes of one rank's host-memory tier by default; 0 if it is not worth it.
+    """Default size in bytes of one rank's host-memory tier; 0 if it would be too small to be
+    useful.
 
     Args:
         bound: memory of the node.

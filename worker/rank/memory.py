@@ -37,7 +37,7 @@ def await_free_memory(
 ) -> None:
     """Waits while the driver frees a CUDA device's memory after a process has exited.
 
-    Without this, a group that replaces a failed one would find little free memory, and keep a small
+    Without this, a group that replaces a failed one would find little free memory, and have a small
     cache for its lifetime. Returns immediately if this rank's share is free, else when free memory
     has not grown for some seconds: the rest belongs to other processes. Does nothing on CPU.
 
@@ -162,8 +162,8 @@ def plan_host_pages(
 def _default_host_pages(
     config: EngineConfig, group: TensorParallelGroup, page_bytes: int, num_pages: int
 ) -> int:
-    """Pages of the tier if its size is not configured: none on CPU, or where CPU and GPU share
-    their memory, since the KV cache is in host memory there."""
+    """Pages of the tier if its size is not configured: none on CPU, or if CPU and GPU share
+    their memory, since the KV cache is then in host memory."""
     device = group.device
     if device.type != "cuda" or not config.cache.enable_prefix_caching:
         return 0

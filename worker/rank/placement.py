@@ -103,7 +103,7 @@ class DevicePlacement:
     """[F, M] int64: index of each position's sample among the step's samples; shorter rows are
     padded with their last sample."""
     flat_samples: torch.Tensor
-    """[D] int64: the same without padding."""
+    """[D] int64: `samples` without padding."""
     sample_rows: torch.Tensor
     """[D] int64: index of the speculative row of each sample."""
     sample_offsets: torch.Tensor

@@ -24,8 +24,8 @@ def check_engine(config: EngineConfig) -> ModelConfig:
         The model's configuration.
 
     Raises:
-        Unavailable: a file is missing, perhaps temporarily.
-        ValueError: it cannot; the message names the option to change.
+        Unavailable: a file is missing, possibly temporarily.
+        ValueError: it cannot be served; the message names the option to change.
     """
     model = load_model_config(config.checkpoint, weights=False)
     config = config.with_page_size(model.block_size)
@@ -50,8 +50,8 @@ def check_quantization(config: EngineConfig, model: ModelConfig) -> None:
     formats = {model.quantization.weights, *model.quantization.by_module.values()} - {None}
     if any(not isinstance(one, ScaledConfig) or one.code != "e4m3" for one in formats):
         raise ValueError(
-            f"--quantization {config.quantization} needs an unquantized or an FP8 checkpoint, this "
-            "one is quantized in another format: use auto, or the model's unquantized checkpoint"
+            f"--quantization {config.quantization} needs an unquantized or an FP8 checkpoint, but "
+            "this one has another format: use auto, or the model's unquantized checkpoint"
         )
 
 

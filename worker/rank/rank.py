@@ -1,4 +1,4 @@
-"""One rank of a worker group: its device, its shard, then a step for every Plan.
+"""One rank of a worker group: its device and shard, and a step per Plan.
 
 The rank's own process (`worker/rank/main.py`), or a scheduler in the same process as rank 0
 (`worker/core/executor_local.py`), runs a step with these calls:
@@ -68,7 +68,7 @@ _SMALLER_CACHE = (
 
 @contextmanager
 def _with_remedy(purpose: str, remedy: str) -> Iterator[None]:
-    """Turns a CUDA out-of-memory error into a RuntimeError that names the options to change."""
+    """Converts a CUDA out-of-memory error to a RuntimeError that names the options to change."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -1,4 +1,4 @@
-"""Pieces of a step's rows, as linear-attention layers compute them: staged with the rows."""
+"""Pieces of a step's rows, as computed by linear-attention layers; staged with the rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def state_arrays(
         table: rows [R, 4], as in Batch.
         stores: snapshots to take of the rows' states.
         first_snapshot: index of the first snapshot in the state caches.
-        num_pieces: number of pieces, the last ones empty; 0 for as many as there are.
+        num_pieces: number of pieces, the last ones empty; 0 for the actual number.
     """
     lengths = table[:, 2]
     by_slot: dict[int, list[StateStore]] = {}

@@ -1,4 +1,4 @@
-"""States of requests in layers that keep one, on one rank, and snapshots of these states."""
+"""One rank's states of requests, in layers that keep one, and snapshots of these states."""
 
 from __future__ import annotations
 

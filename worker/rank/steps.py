@@ -68,7 +68,7 @@ class SampledStep:
     """Sampled tokens and scores, on the host once the slot's step has completed; None if nothing is
     sampled or scored."""
     sampled_rows: Sequence[int] | None = None
-    """Indices of the sampled tokens that count; None for all."""
+    """Indices of the sampled tokens that are used; None for all."""
     times: RankTimes
     """Host times; on CUDA those of launches."""
     compute_ms: float
@@ -78,7 +78,7 @@ class SampledStep:
     """Buffers and events of the step; None on CPU, where a launched step has completed."""
     clock: DeviceClock | None = None
     reports_logprobs: bool
-    """Whether this rank reports log-probabilities: rank 0 does."""
+    """Whether this rank reports log-probabilities; true on rank 0 only."""
     accepted: AcceptedTokens | None = None
     """Acceptance of drafts; None without speculative rows."""
     blocks: BlockResults | None = None

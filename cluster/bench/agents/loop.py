@@ -94,7 +94,7 @@ class AgentLoops:
             await self._run(next(self._sessions))
 
     async def _run(self, session: AgentSession) -> None:
-        """Runs a session to its end, which a failed request is as well."""
+        """Runs a session to its end; a failed request also ends it."""
         self._num_sessions += 1
         # Ids of an earlier run at the same endpoint would be sessions with other contexts.
         headers = {SESSION_HEADER: f"bench-{self._seed}-{self._num_sessions}"}

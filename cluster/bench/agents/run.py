@@ -44,7 +44,7 @@ class AgentOptions:
     duration_s: float = 120.0
     """Seconds per number of sessions, after the warm-up."""
     warmup_s: float = 30.0
-    """Seconds before that, which are not measured."""
+    """Warm-up time in seconds per number of sessions, which is not measured."""
     scale: float = 1.0
     """Factor for all lengths in tokens. Contexts reach 20,000 to 150,000 tokens with 1; use less
     for a model with a shorter context, such as 0.02 for the demo."""

@@ -43,7 +43,8 @@ def random_sessions(scale: float, seed: int) -> Iterator[AgentSession]:
     """Endless random sessions, with lengths and gaps like those of recorded coding agents.
 
     A system prompt has 8,000 to 20,000 tokens, the first message 2,000 to 8,000, the result of a
-    tool 1,000 to 6,000, an answer 100 to 800. 15 to 40 turns, of which 86 % follow within a second.
+    tool 1,000 to 6,000, an answer 100 to 800. A session has 15 to 40 turns; 86 % follow within a
+    second.
 
     Args:
         scale: factor for all lengths in tokens.

@@ -42,7 +42,7 @@ def line_chart(
         series: points of each line.
         log: whether the y axis is logarithmic.
         whole: whether the y axis has integer ticks.
-        limit: value on the y axis to mark as the SLO; None for none.
+        limit: value on the y axis to mark as the SLO; None if there is none.
     """
     lines = {
         name: sorted(p for p in points if math.isfinite(p[1]) and (p[1] > 0.0 or not log))
@@ -83,8 +83,8 @@ def bar_chart(
         x_label: label of the x axis.
         y_label: label of the y axis.
         bars: left edge and count of each bar, all of equal width.
-        limit: value on the x axis to mark as the SLO; None for none. A limit far beyond all bars is
-            only shown in the legend, as it would make the bars too thin.
+        limit: value on the x axis to mark as the SLO; None if there is none. A limit far beyond all
+            bars is only shown in the legend, as it would make the bars too thin.
     """
 
     def draw(axes: Axes) -> None:

@@ -84,7 +84,8 @@ def _settings(
 
 
 def _rules(setting: str, options: AdmissionOptions) -> tuple[AdmissionChange, AdmissionChange]:
-    """Rules of fifo and of pack. Both set the same options, since they change one engine's."""
+    """Rules of fifo and of pack. Both set the same options, since they are applied to the same
+    engine."""
     given = option_values(options.engine) | {"prefill_force_fifo_every": options.force_fifo_every}
     fifo, pack = (_PRESET.variants[f"{setting}_{policy}"] for policy in ("fifo", "pack"))
     common = {name: given[name] for name in ("prefill_force_fifo_every", *fifo, *pack)}

@@ -13,16 +13,16 @@ Engines of the same block-diffusion model take turns over the same prompts, one 
 other comparisons, and without any, when steps can be planned ahead.
 
 Prompts are computed in the same passes as running blocks, with one exception: on long uncached
-prompts, `synchronous` and `fdfo` do as their origin does. Prompts have passes of their own, before
-all running blocks and one block of each at a time, by which FDFO can lose; and each layer computes
-all of a prompt, though queries of the last layer and all after them are not needed
-(`skip_unread`). All else in the engine is the same for all variants. Only `reentry` and `cached`,
-its baseline, have a prefix cache. Forward passes are counted by the engine and, independently, from
-the rounds of every block.
+prompts, `synchronous` and `fdfo` work as in the original. Prompts have separate passes, before all
+running blocks and one block of each at a time, by which FDFO can lose; and each layer computes all
+of a prompt, though queries of the last layer and all after them are not needed (`skip_unread`).
+Everything else in the engine is the same for all variants. Only `reentry` and `cached`, its
+baseline, have a prefix cache. Forward passes are counted by the engine and, independently, from the
+rounds of every block.
 
 With `--replay-rounds` there are no questions: blocks take rounds by a given histogram, on weights
-that may be random, to compare schedules at model sizes without weights. The result says so;
-accuracy and tokens per forward pass have no meaning then.
+that may be random, to compare schedules at model sizes without weights. The result records this;
+accuracy and tokens per forward pass are then meaningless.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def _take_turns(
     configs: Mapping[str, EngineConfig],
     limits: Sequence[int] = (),
 ) -> Turns[Turn]:
-    """Takes turns of all variants, each on an engine of its own; `limits` as in `_turn`."""
+    """Takes turns of all variants, each on its own engine; `limits` as in `_turn`."""
     limits = limits or [options.max_tokens] * len(prompts)
     with Engines() as engines:
         started = {name: engines.get(config) for name, config in configs.items()}
@@ -209,7 +209,8 @@ def _turn(
         engine: the engine.
         prompts: token ids of each prompt.
         limits: maximum tokens of each answer.
-        wave: number of requests that are queued at once; the next ones when all of them ended.
+        wave: number of requests that are queued at once; the next ones when all of them have
+            finished.
         number: number of the turn.
         exact: whether each answer has all its tokens, past end tokens.
     """
@@ -233,7 +234,7 @@ def _turn(
 def _block_size(engine: EngineConfig) -> int:
     size = load_model_config(engine.checkpoint, weights=False).block_size
     if size == 1:
-        raise ValueError(f"{engine.model} is not a block-diffusion model: give --model one")
+        raise ValueError(f"{engine.model} is not a block-diffusion model: set --model to one")
     return size
 
 

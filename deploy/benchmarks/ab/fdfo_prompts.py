@@ -1,4 +1,5 @@
-"""Prompts of benchmark `fdfo`: questions, long uncached prompts, blocks of given rounds."""
+"""Prompts of benchmark `fdfo`: questions, long uncached prompts, blocks with given numbers of
+rounds."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def questions(options: FdfoOptions) -> tuple[list[list[int]], list[str]]:
 
 
 def questions_of(model: str) -> Path:
-    """Path of MODEL_heldout.jsonl, or, if only that exists, of demo's for a model named demo-x."""
+    """Path of MODEL_heldout.jsonl; if it does not exist, that of demo for a model named demo-x."""
     folder = Path(model)
     names = (folder.name, folder.name.rpartition("-")[0])
     paths = [folder.with_name(f"{name}_heldout.jsonl") for name in names if name]
@@ -63,7 +64,7 @@ def long_prompts(options: FdfoOptions, short_prompts: Prompts) -> list[list[int]
 def replayed_requests(
     rounds_of_blocks: Mapping[int, int], block_size: int, count: int
 ) -> tuple[list[list[int]], list[int]]:
-    """Prompts, and for each the rounds of its only block, drawn from the histogram.
+    """Prompts, and for each the rounds of its only block, sampled from the histogram.
 
     At a threshold of 1 a round decides one position. A request generates one block, which begins
     with the tail of its prompt: it takes as many rounds as that tail leaves positions.

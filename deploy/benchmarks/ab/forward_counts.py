@@ -22,12 +22,12 @@ class CountedRequest:
 
 @dataclass(slots=True)
 class _State:
-    """A request under way."""
+    """A running request."""
 
     has_prompt: bool
-    """Whether its prompt is still to be computed."""
+    """Whether its prompt has not been computed yet."""
     left: list[int]
-    """Passes left of each block."""
+    """Remaining passes of each block."""
 
 
 def count_joined(requests: Sequence[CountedRequest], running: int) -> int:
@@ -40,7 +40,8 @@ def count_joined(requests: Sequence[CountedRequest], running: int) -> int:
 
 
 def count_separate(requests: Sequence[CountedRequest], running: int, *, synchronous: bool) -> int:
-    """Passes where a request's prompt, and the commit of each block, take a pass of that request.
+    """Number of forward passes if a request's prompt and the commit of each block take separate
+    passes.
 
     A prompt is computed whole, in the same pass as running blocks of others. A request whose prompt
     fills no block begins with its first block.

@@ -35,7 +35,7 @@ class OverlapOptions(Comparison):
     """Options of benchmark `overlap`."""
 
     running: tuple[int, ...] = field(default=(1, 8, 32), metadata=_COMMAS)
-    """Numbers of requests that decode at once."""
+    """Numbers of requests that decode concurrently."""
     steps: int = 100
     """Measured steps per turn."""
     input_len: int = 16
@@ -61,7 +61,7 @@ class AdmissionOptions(Comparison):
     num_prompts: int = 128
     """Number of requests, all queued at once."""
     base_len: int = 1
-    """Tokens of a short prompt; long ones have 512 times as many."""
+    """Tokens of a short prompt; long ones are 512 times as long."""
     output_len: int = 32
     """Tokens of a completion."""
     budget: int = 256
@@ -82,7 +82,7 @@ class StructuredOptions(Comparison):
     """Options of benchmark `structured`."""
 
     streams: int = 16
-    """Number of requests, which run at once."""
+    """Number of concurrent requests."""
     max_tokens: int = 128
     """Maximum tokens per answer."""
     input_len: int = 32
@@ -98,13 +98,13 @@ class SpeculativeOptions(Comparison):
     """Options of benchmark `speculative`.
 
     Unless --speculative-method is given, drafts come from n-grams, except for held-out prompts if
-    there is a draft model: a folder beside the model's, with "-draft" added to its name.
+    there is a draft model: a folder next to the model's, with "-draft" added to its name.
     """
 
     questions: str = ""
-    """JSON lines with held-out questions; demo_heldout.jsonl beside the model unless given."""
+    """JSON lines with held-out questions; demo_heldout.jsonl next to the model unless given."""
     running: tuple[int, ...] = field(default=(1, 4, 16, 32), metadata=_COMMAS)
-    """Numbers of requests that run at once."""
+    """Numbers of concurrent requests."""
     kinds: tuple[str, ...] = field(default=SPECULATIVE_KINDS, metadata=_COMMAS)
     """Kinds of prompts."""
     per_stream: int = 4
@@ -112,8 +112,8 @@ class SpeculativeOptions(Comparison):
     turn_s: float = field(default=0.8, metadata={"flag": "--turn-seconds"})
     """Approximate seconds of a turn without drafts; twice that with one request at a time."""
     draft_model: str = field(default="", metadata={"flag": None})
-    """Draft model for held-out prompts, which n-grams cannot predict; without one they are drafted
-    by the engine's method, as all others."""
+    """Draft model for held-out prompts, which n-grams cannot predict; without one they are
+    drafted by the engine's method, like all others."""
 
     def __post_init__(self) -> None:
         if self.engine.speculative is None:
@@ -154,9 +154,9 @@ class FdfoOptions(Comparison):
     """Number of questions of the file to use; 0 for all."""
     repeats: int = 2
     """Number of repetitions of the set of questions. With more requests, the last ones, which do
-    not fill the engine, take a smaller part of the time."""
+    not fill the engine, take a smaller fraction of the time."""
     running: tuple[int, ...] = field(default=(4, 16), metadata=_COMMAS)
-    """Numbers of requests that run at once."""
+    """Numbers of concurrent requests."""
     max_tokens: int = 128
     """Maximum tokens per answer."""
     kinds: tuple[str, ...] = field(default=FDFO_KINDS, metadata=_COMMAS)
@@ -166,8 +166,8 @@ class FdfoOptions(Comparison):
     num_long: int = 32
     """Number of long prompts."""
     replay_rounds: str = ""
-    """Histogram of rounds per block, as ROUNDS:BLOCKS,..., to replay instead of questions, whatever
-    the weights (--load-format dummy for random ones)."""
+    """Histogram of rounds per block, as ROUNDS:BLOCKS,..., to replay instead of questions, with
+    any weights (--load-format dummy for random ones)."""
     shares: bool = False
     """Also compare `full` with `full` without each one of its features."""
 

@@ -1,13 +1,13 @@
-"""Benchmark `overlap`: host time that overlapping steps hides, and the speed that it gains.
+"""Benchmark `overlap`: host time hidden by overlapping steps, and the resulting speedup.
 
 Two engines of the same model, at overlap depth 0 and 1, take turns, one at a time. In each turn a
 fixed number of requests decodes for a fixed number of steps.
 
     hidden = 1 - (step wall at depth 1 - rank time) / (step wall at depth 0 - rank time)
 
-Rank time is rank 0's own time for a step at depth 0, when nothing runs beside it; the denominator
-is the host time at depth 0. All are measured times: `hidden` is lower if coordinator and rank slow
-each other down, and may exceed 1 if a rank that never sleeps computes faster.
+Rank time is rank 0's own time for a step at depth 0, when nothing else runs; the denominator is the
+host time at depth 0. All are measured times: `hidden` is lower if coordinator and rank slow each
+other down, and may exceed 1 if a rank that never sleeps computes faster.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Table of the comparisons of engine variants: what differs, what is measured, and the goals.
+"""Table of the comparisons of engine variants: variants, measurements and goals.
 
 The commands, their checks and the table in `deploy/benchmarks/README.md` are generated from it. The
 module `deploy.benchmarks.ab.NAME` of a comparison has its `run(options) -> Result`.

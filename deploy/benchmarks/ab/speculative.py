@@ -13,8 +13,8 @@ kind of prompts.
 `rank` is rank 0's time for prompts, drafts, verification and sampling per generated token: it
 contains both the cost of steps and the acceptance. The rest of `wall` is outside the rank, between
 requests and in messages, and should be the same per token without drafts: if drafting makes it
-longer, the ratio is below the expected one. Decisions of the gate are not rated, as acceptance and
-costs include them.
+longer, the ratio is below the expected one. Decisions of the gate are not checked, as acceptance
+and costs include them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Benchmark `structured`: cost of constrained decoding, by kind of grammar.
 
-One engine takes turns: requests under a grammar, and as many without one and of the same lengths.
-The lengths are known from a first run, as seeded sampling repeats them.
+One engine takes turns: requests under a grammar, and the same number of requests without one, of
+the same lengths. The lengths are known from a first run, as seeded sampling repeats them.
 """
 
 from __future__ import annotations

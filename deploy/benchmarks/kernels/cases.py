@@ -42,7 +42,7 @@ def make_cases(
     dtype: torch.dtype,
     names: Sequence[str],
 ) -> list[Callable[[], Case]]:
-    """Makers of cases, each of which allocates the tensors of its case when it is called.
+    """Functions that create cases; each allocates its tensors when called.
 
     Args:
         shape: dimensions of the model.
@@ -503,7 +503,8 @@ class _Maker:
         return torch.zeros(*shape, device=self._device, dtype=self._dtype)
 
     def _logits(self) -> torch.Tensor:
-        """Random logits, spread like a model's, so that top-k, top-p and min-p keep as many."""
+        """Random logits, spread like a model's, so that top-k, top-p and min-p keep as many
+        tokens."""
         return torch.randn(self._rows, self._shape.vocab, device=self._device) * 3
 
     def _paged(

@@ -20,7 +20,7 @@ def gated_delta_step(
     device: torch.device,
     dtype: torch.dtype,
 ) -> tuple[Callable[[], object], float]:
-    """A step of a layer with two value heads per key head, and the bytes that it needs at least.
+    """A step of a layer with two value heads per key head, and its minimum number of bytes.
 
     Args:
         num_rows: rows of the step, each with a state.
@@ -64,8 +64,8 @@ def short_convolution_step(
     device: torch.device,
     dtype: torch.dtype,
 ) -> tuple[Callable[[], object], float]:
-    """A step of a short convolution of all heads' channels over 4 inputs, and the bytes that it
-    needs at least; arguments as above."""
+    """A step of a short convolution of all heads' channels over 4 inputs, and its minimum number
+    of bytes; arguments as above."""
     rows, channels = _rows(num_rows, length, device), num_heads * head_dim
     x = torch.randn(num_rows * length, channels, device=device).to(dtype)
     weight = torch.randn(4, channels, device=device).to(dtype)
@@ -85,8 +85,8 @@ def selective_scan_step(
     device: torch.device,
     dtype: torch.dtype,
 ) -> tuple[Callable[[], object], float]:
-    """A step of a selective scan with one group and states of `head_dim` squared per head, and the
-    bytes that it needs at least; arguments as above."""
+    """A step of a selective scan with one group and states of `head_dim` squared per head, and
+    its minimum number of bytes; arguments as above."""
     rows = _rows(num_rows, length, device)
     zeros = torch.zeros(num_heads, device=device)
     layer = ScanLayer(
@@ -115,7 +115,7 @@ MAMBA_STEPS = {
 
 
 def _rows(num_rows: int, length: int, device: torch.device) -> StateRows:
-    """Rows of the same length that go on, each with a state."""
+    """Rows of the same length that continue from a state."""
     num_pieces = -(-length // PIECE)
     pieces = torch.arange(num_rows * num_pieces)
     first = pieces // num_pieces * length + pieces % num_pieces * PIECE

@@ -26,7 +26,7 @@ from deploy.benchmarks.routing.workload import Workload
 from deploy.benchmarks.routing.workloads import Maker, workloads
 
 _TUNING_SEED = 10_000
-"""Seed of the data on which settings are tuned; none of the reported ones."""
+"""Seed of the data on which settings are tuned; different from the reported ones."""
 _TUNING_SCALE = 0.5
 _MEAN_GOAL = 1.02
 _P99_GOAL = 1.10
@@ -54,12 +54,13 @@ class SimOptions:
     first_seed: int = 1
     """First of the seeds."""
     scale: float = 1.0
-    """Factor of the number of requests; published results have 1."""
+    """Factor for the number of requests; published results use 1."""
     traces: str = ""
     """Folder with Mooncake's conversation_trace.jsonl and synthetic_trace.jsonl; without it these
     workloads are skipped."""
     sweep: bool = True
-    """Also run routers that have settings with the best ones of a fixed grid, by other seeds."""
+    """Also run each router that has settings with the best ones of a fixed grid, selected with
+    other seeds."""
     resume: str = ""
     """File to which each simulation is added when it ends; a run with the same code takes
     simulations from there."""
@@ -76,7 +77,8 @@ class SimOptions:
 
 
 def run_router_sim(options: SimOptions) -> Result:
-    """Times to first token and hit rates by workload and router; checks of our ratios to the best.
+    """Times to first token and hit rates by workload and router; checks of rayfleet's ratios to the
+    best.
 
     Raises:
         ValueError: a workload is not known.
@@ -146,7 +148,7 @@ class _Runs:
 
     @property
     def bound(self) -> float:
-        """Mean of the pooled hit rates, which only those of OWN have."""
+        """Mean of the pooled hit rates, which only routers of OWN have."""
         return mean([one.pooled_hit_rate for one in self.figures])
 
 
@@ -158,7 +160,7 @@ def _runs(
     options: SimOptions,
     known: ResultCache,
 ) -> dict[str, _Runs]:
-    """Simulations of a workload by router; tuned routers have an entry of their own."""
+    """Simulations of a workload by router; tuned routers have a separate entry."""
 
     def take(entry: Entry, settings: Settings, seed: int, maker: Maker, scale: float) -> Figures:
         run = {

@@ -86,7 +86,7 @@ class DynamoRouter(SimulatedRouter):
         publisher.wait_for_subscriber()
 
     def lost(self, worker: SimWorker) -> None:
-        """Removes a worker that died or left."""
+        """Removes a worker that failed or left."""
         if (not worker.up or worker.draining) and worker.worker_id in self._workers:
             publisher = self._workers.pop(worker.worker_id)
             self._run(self._service.delete_worker, publisher.number)
@@ -103,7 +103,7 @@ class DynamoRouter(SimulatedRouter):
         """Does nothing, as `place` has already made the reservation."""
 
     def reported(self, worker: SimWorker, report: StepReport) -> None:
-        """Takes the report of a worker's step."""
+        """Handles the report of a worker's step."""
         publisher = self._workers.get(worker.worker_id)
         if publisher is not None:
             for event in report.block_events:
@@ -114,7 +114,7 @@ class DynamoRouter(SimulatedRouter):
                     self._report(self._service.prefill_complete, delta.request_id)
 
     def ended(self, worker_id: str, request_id: str) -> None:
-        """Notes that a request or its worker has ended."""
+        """Records that a request has finished or its worker has ended."""
         self._report(self._service.free_reservation, request_id)
         self._bookings.pop(request_id, None)
 
@@ -145,8 +145,8 @@ class DynamoRouter(SimulatedRouter):
         return Placement(self._names[answer["worker_id"]], hit)
 
     def _catch_up(self) -> None:
-        """Publishes all new events and waits until Dynamo's index has them, as in a simulation
-        events take no time."""
+        """Publishes all new events and waits until Dynamo's index has applied them, as events
+        take no time in the simulation."""
         behind = [one for one in self._workers.values() if one.has_news]
         if not behind:
             return
@@ -179,7 +179,8 @@ class DynamoRouter(SimulatedRouter):
 
 
 class BlockTokens:
-    """Token ids of blocks by our block hash: our events have only hashes, Dynamo's need tokens."""
+    """Token ids of blocks by our block hash: rayfleet's events contain only hashes, but Dynamo's
+    need tokens."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, list[int]] = {}
@@ -221,7 +222,7 @@ class _Publisher:
         return bool(self._events)
 
     def wait_for_subscriber(self) -> None:
-        """Waits until Dynamo has subscribed, as events that are sent before are lost."""
+        """Waits until Dynamo has subscribed, as earlier events are lost."""
         if not self._socket.poll(_LONG_S * 1000):
             raise RuntimeError("Dynamo's selection service did not subscribe to its worker")
         self._socket.recv()

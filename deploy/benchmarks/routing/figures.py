@@ -21,7 +21,7 @@ class Figures(NamedTuple):
     p50_ttft: float
     p99_ttft: float
     hit_rate: float
-    """Part of the prompt tokens that were cached at their worker."""
+    """Fraction of the prompt tokens that were cached at their worker."""
     pooled_hit_rate: float = 0.0
     """Hit rate of one cache as large as all workers' together; 0 if not computed."""
 
@@ -43,7 +43,7 @@ def pooled_hit_rate(outcomes: Sequence[Outcome], page_size: int, num_pages: int)
     """Hit rate of measured prompts in one cache of `num_pages` for all workers, with LRU eviction.
 
     Requests come in the order of `outcomes`, and each finds the prompts of all before it. It is a
-    reference and no strict bound: another order of eviction may have more hits.
+    reference, not a strict bound: another order of eviction may have more hits.
     """
     cache: LRUCache[int, None] = LRUCache(num_pages)
     memo = HashMemo()
@@ -62,7 +62,8 @@ def pooled_hit_rate(outcomes: Sequence[Outcome], page_size: int, num_pages: int)
 
 
 def ratio_to_best(values: Mapping[str, Sequence[float]], own: str) -> tuple[float, float, str]:
-    """Ratio of our mean to the best other router's, half its interval, and that router's name.
+    """Ratio of rayfleet's mean to the best other router's, half its interval, and that router's
+    name.
 
     The interval is that of the mean of the ratios by seed.
     """

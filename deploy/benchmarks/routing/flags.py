@@ -30,7 +30,9 @@ def add_router_flags(parser: argparse.ArgumentParser) -> None:
     add_options(parser.add_argument_group("gateways"), GatewayOptions, exclude=_GATEWAYS_TOO)
     add_options(parser.add_argument_group("replay"), ReplayOptions, exclude=("policies",))
     parser.add_argument(
-        "--agents", action="store_true", help="closed loops of coding agents, with and without gate"
+        "--agents",
+        action="store_true",
+        help="coding agents in closed loops, with and without session gate",
     )
     add_options(parser.add_argument_group("agents"), AgentOptions, exclude=_AGENTS_TOO)
     parser.add_argument(
@@ -45,7 +47,7 @@ def add_router_flags(parser: argparse.ArgumentParser) -> None:
     )
     add_options(parser.add_argument_group("real"), RealOptions, exclude=_SIMULATED_TOO)
     parser.add_argument(
-        "--validate", action="store_true", help="the simulated worker beside a real engine"
+        "--validate", action="store_true", help="compare the simulated worker with a real engine"
     )
     reject_renamed(parser, "--contender", "--policy")
     reject_renamed(parser, "--arm", "--variant")

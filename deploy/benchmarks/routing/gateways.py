@@ -39,15 +39,15 @@ class GatewayOptions:
     gateways: int = 1
     """Compare this many gateways, each with the default policy, with a single one."""
     workloads: tuple[str, ...] = field(default=(), metadata={"flag": "--workload"})
-    """Workloads, as for the simulation."""
+    """Workloads, as in SimOptions."""
     seeds: int = 5
-    """Number of simulations, as for the simulation."""
+    """Number of simulations with different seeds, as in SimOptions."""
     first_seed: int = 1
     """First of the seeds."""
     scale: float = 1.0
-    """Factor of the number of requests."""
+    """Factor for the number of requests."""
     traces: str = ""
-    """Folder with Mooncake's traces, as for the simulation."""
+    """Folder with Mooncake's traces, as in SimOptions."""
 
     def __post_init__(self) -> None:
         if self.gateways < 1:
@@ -149,7 +149,7 @@ class GatewaysRouter(SimulatedRouter):
             gateway.lost(worker)
 
     def draining(self, worker: SimWorker) -> None:
-        """Ends placing requests on a worker that drains."""
+        """Stops placing requests on a draining worker."""
         for gateway in self._gateways:
             gateway.draining(worker)
 
@@ -169,7 +169,7 @@ class GatewaysRouter(SimulatedRouter):
         return self._owners[arrivals[0].request_id].place(arrivals)
 
     def submitted(self, worker: SimWorker, submit: Submit, ordinal: int) -> None:
-        """Notes that a request was sent to its worker, as the worker's `ordinal`-th."""
+        """Records that a request was sent to its worker, as the worker's `ordinal`-th."""
         owner = self._owners[submit.request_id]
         owner.submitted(worker, submit, ordinal)
         self._frontends[worker.worker_id].submitted(submit, ordinal, owner)
@@ -181,7 +181,7 @@ class GatewaysRouter(SimulatedRouter):
         frontend.beat(self._clock())
 
     def ended(self, worker_id: str, request_id: str) -> None:
-        """Notes that a request or its worker has ended."""
+        """Records that a request or its worker has ended."""
         self._owners[request_id].ended(worker_id, request_id)
 
 

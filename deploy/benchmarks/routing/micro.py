@@ -1,7 +1,7 @@
 """Benchmark `router --micro`: time of a routing decision with an index of a given size.
 
-A decision is all that the gateway does between a prompt's token ids and the reserved worker: block
-hashes, lookup of the workers that cache them, cost of each worker, and reservation.
+A decision includes all work of the gateway between a prompt's token ids and the reserved worker:
+block hashes, lookup of the workers that cache them, cost of each worker, and reservation.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class _Rig:
         }
 
     def _cold(self, num_tokens: int) -> float:
-        """Median time for new prompts, of which workers have the system prompt alone."""
+        """Median time for new prompts if workers have only cached the system prompt."""
         prompts = (
             self._shared + self._tokens(num_tokens - _SHARED)
             for _ in range(self._options.decisions)

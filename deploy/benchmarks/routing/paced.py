@@ -39,7 +39,7 @@ _PROSE = (
 
 
 class Vocabulary:
-    """Words of a tokenizer that are one token each, whatever words are beside them.
+    """Words of a tokenizer that are one token each, regardless of adjacent words.
 
     Raises:
         ValueError: the tokenizer has fewer than 100 such words.
@@ -70,12 +70,12 @@ class Vocabulary:
 def paced_worker(
     model: str, shape: FleetShape, slowness: float, script: Sequence[int]
 ) -> SimWorker:
-    """A simulated worker that poses as serving a model.
+    """A simulated worker that serves a model's name.
 
     Args:
         model: folder of the checkpoint.
         shape: limits and step costs.
-        slowness: factor of the step times.
+        slowness: factor for the step times.
         script: token ids of answers, see SimWorker.
     """
     worker = SimWorker("paced", shape, slowness, script=script)
@@ -92,15 +92,15 @@ def load(model: str) -> Tokenizer:
 
 
 class Pace:
-    """Clock of steps without drift: a step begins when the last one was due, not when its end was
-    noticed."""
+    """Clock of steps without drift: a step begins when the last one was due, not when its end
+    was observed."""
 
     def __init__(self) -> None:
         self._due = 0.0
         self._busy = False
 
     def idle(self) -> None:
-        """Notes that no step follows the last one at once."""
+        """Records that no step follows the last one immediately."""
         self._busy = False
 
     def end_of(self, seconds: float) -> float:
@@ -149,7 +149,7 @@ def prose_after(model: str, num_prompt: int, num_tokens: int) -> str:
 
 
 def serve_front(worker: SimWorker, directory: str) -> None:
-    """Serves as engine of the worker front that owns `directory`; blocks.
+    """Serves as the engine of the worker frontend that owns `directory`; blocks.
 
     Raises:
         EOFError: the front has closed the connection.

@@ -14,7 +14,8 @@ from worker.config import EngineConfig
 from worker.group import WorkerGroup
 
 ServeEngine = Callable[[EngineConfig, str], None]
-"""Function that serves as engine of the worker front which owns a directory, until that ends."""
+"""Function that serves as the engine of the worker frontend that owns a directory, until the
+frontend exits."""
 
 
 class PacedRank:
@@ -28,7 +29,7 @@ class PacedRank:
 def build_paced(
     config: ServeConfig, serve_engine: ServeEngine, *, sockets: bool = True
 ) -> serve.Application:
-    """The real application for `config`, down to the worker's front, with another engine.
+    """The real application for `config`, including the workers' frontends, with another engine.
 
     Args:
         config: configuration of the fleet.

@@ -65,8 +65,8 @@ class RayPrefixRouter(SimulatedRouter):
             self._members_changed()
 
     def lost(self, worker: SimWorker) -> None:
-        """Removes a worker that died or left; a broken attach stream is ignored, as this router
-        uses none."""
+        """Removes a worker that failed or left; a broken attach stream is ignored, as this
+        router uses none."""
         if not worker.up or worker.draining:
             self._replicas.pop(worker.worker_id, None)
             self._members_changed()
@@ -78,14 +78,14 @@ class RayPrefixRouter(SimulatedRouter):
         return self._loop.run_until_complete(self._choose(arrivals))
 
     def submitted(self, worker: SimWorker, submit: Submit, ordinal: int) -> None:
-        """Notes that a request was sent to its worker, as the worker's `ordinal`-th."""
+        """Records that a request was sent to its worker, as the worker's `ordinal`-th."""
         self._open[submit.request_id] = worker.worker_id
 
     def reported(self, worker: SimWorker, report: StepReport) -> None:
-        """Does nothing, as Serve sees no steps."""
+        """Does nothing, as Serve receives no step reports."""
 
     def ended(self, worker_id: str, request_id: str) -> None:
-        """Notes that a request or its worker has ended."""
+        """Records that a request or its worker has ended."""
         replica = self._replicas.get(self._open.pop(request_id, ""))
         if replica is not None:
             self._router.decrement_queue_len_cache(replica.replica_id)
@@ -134,7 +134,7 @@ class RayPrefixRouter(SimulatedRouter):
 
 
 class _Replica:
-    """A replica as a router sees it."""
+    """Interface of a replica for a router."""
 
     node_id = "node"
     availability_zone = None

@@ -1,4 +1,4 @@
-"""Cache of simulations' figures in a file, so that a long comparison can be resumed."""
+"""File cache of simulation results, so that a long comparison can be resumed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ResultCache:
             raise ValueError(f"--resume {path} is not a file of simulations: {error}") from error
 
     def take(self, run: Mapping[str, Any], simulate: Callable[[], Figures]) -> Figures:
-        """Figures of the simulation that `run` describes, from the file or by calling `simulate`.
+        """Figures of the simulation described by `run`, from the file or by calling `simulate`.
 
         Args:
             run: workload, router, settings, seed, scale and digest of the code.

@@ -1,4 +1,4 @@
-"""Routers that simulations compare, and the settings that each is tuned over."""
+"""Routers compared in simulations, and the settings over which each is tuned."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Entry:
     grid: tuple[Settings, ...] = ()
     """Settings of which the best are found with another seed."""
     foreign: bool = False
-    """Whether its decisions are made by code of another project."""
+    """Whether it is another project's code."""
 
 
 OWN = "adaptive"
-"""Our policy, which is compared with the best of all other routers."""
+"""rayfleet's policy, which is compared with the best of all other routers."""
 ROUTERS = (*get_args(PolicyName), "ray-prefix", "dynamo")
 """Names of all routers."""
 
@@ -52,8 +52,8 @@ _DYNAMO_GRID: tuple[Settings, ...] = tuple(
     for scale in (0.5, 1.0, 2.0, 5.0, 10.0)
     for predicted in ({}, {"PREDICTED_TTL_SECS": _NEVER_S})
 )
-"""Settings of Dynamo. Predicted blocks expire by its own clock, which is not the simulation's: they
-have no lifetime, or an endless one."""
+"""Settings of Dynamo. Predicted blocks expire by Dynamo's clock instead of the simulation's, so
+their lifetime is 0 or infinite."""
 
 
 def find_routers(names: tuple[str, ...]) -> tuple[list[Entry], list[str]]:

@@ -30,7 +30,7 @@ class Placement(NamedTuple):
 
 
 class SimulatedRouter(ABC):
-    """Interface of a router in a simulation; all methods but `place` report events."""
+    """Interface of a router in a simulation; all methods except `place` report events."""
 
     @abstractmethod
     def joined(self, worker: SimWorker) -> None:
@@ -55,14 +55,14 @@ class SimulatedRouter(ABC):
 
     @abstractmethod
     def submitted(self, worker: SimWorker, submit: Submit, ordinal: int) -> None:
-        """Notes that a request was sent to its worker, as the worker's `ordinal`-th."""
+        """Records that a request was sent to its worker, as the worker's `ordinal`-th."""
 
     @abstractmethod
     def reported(self, worker: SimWorker, report: StepReport) -> None:
         """Takes the report of a worker's step."""
 
     def ended(self, worker_id: str, request_id: str) -> None:
-        """Notes that a request or its worker has ended."""
+        """Records that a request or its worker has ended."""
         return
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class GatewayRouter(SimulatedRouter):
         return placed
 
     def submitted(self, worker: SimWorker, submit: Submit, ordinal: int) -> None:
-        """Notes that a request was sent to its worker, as the worker's `ordinal`-th."""
+        """Records that a request was sent to its worker, as the worker's `ordinal`-th."""
         self.fleet.accepted(worker.worker_id, submit.request_id, worker.epoch, ordinal)
 
     def reported(self, worker: SimWorker, report: StepReport) -> None:
@@ -123,5 +123,5 @@ class GatewayRouter(SimulatedRouter):
                     self.fleet.release_booking(worker.worker_id, delta.request_id)
 
     def ended(self, worker_id: str, request_id: str) -> None:
-        """Notes that a request or its worker has ended."""
+        """Records that a request or its worker has ended."""
         self.fleet.release_booking(worker_id, request_id)

@@ -16,7 +16,7 @@ from worker.protocol.sampling import SamplingParams
 
 _GATEWAY = "simulated"
 _RESTART_S = 5.0
-"""Seconds from the death of a worker's ranks to the start of new ones."""
+"""Seconds from the failure of a worker's ranks to the start of new ones."""
 _RETRY_S = 0.1
 """Seconds until a request for which there is no worker is placed again."""
 

@@ -1,4 +1,4 @@
-"""Simulated worker: the real scheduler and prefix cache, with steps that only take time."""
+"""Simulated worker: the real scheduler and prefix cache, with steps that compute nothing."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ _STORE_TOKEN_S = 1e-6
 
 
 class SimWorker:
-    """Simulated worker group at overlap depth 0. Its caller keeps time: see `begin` and `finish`.
+    """Simulated worker group at overlap depth 0. The caller advances time: see `begin` and
+    `finish`.
 
     Args:
         worker_id: id of the worker.
         fleet: limits and step costs.
-        slowness: factor of the step times.
+        slowness: factor for the step times.
         script: token ids of answers, repeated: a token depends on its position in the sequence
-            alone, so that another worker continues it equally.
+            alone, so that another worker continues it identically.
         clock: the scheduler's clock.
     """
 
@@ -114,7 +115,8 @@ class SimWorker:
         self._scheduler.abort(request_id, attempt)
 
     def begin(self) -> float | None:
-        """Begins a step; returns its seconds, or None while one runs or without work."""
+        """Begins a step; returns its seconds, or None while a step is running or there is no
+        work."""
         if self._plan is not None or not self.up:
             return None
         self._plan = self._scheduler.schedule()

@@ -32,7 +32,7 @@ class Arrival:
     session: str = ""
     """Id of the request's conversation; empty for none."""
     after: str = ""
-    """Id of a request that has to end before; empty for none."""
+    """ID of a request that must finish first; empty for none."""
     measured: bool = True
     """Whether figures include the request; warm-up requests are not measured."""
 
@@ -47,7 +47,7 @@ class FleetShape:
     """Number, limits and speeds of simulated workers."""
 
     slowness: tuple[float, ...] = (1.0,) * 8
-    """Factor of the step times of each worker."""
+    """Factor for the step times of each worker."""
     costs: StepCosts = DEFAULT_COSTS
     """Step costs of a worker of slowness 1."""
     page_size: int = 16
@@ -76,7 +76,7 @@ class Incident:
     at: float
     """Seconds from the start."""
     kind: Literal["kill", "join", "leave", "break"]
-    """kill: its ranks die and start again with an empty cache; join: it starts; leave: it drains
+    """kill: its ranks exit and restart with an empty cache; join: it starts; leave: it drains
     and ends; break: its attach stream breaks, and is opened again."""
     worker: int
     """Number of the worker; those beyond the fleet's shape start by joining."""

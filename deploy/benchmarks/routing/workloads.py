@@ -16,7 +16,7 @@ from deploy.benchmarks.routing.workload import Arrival, FleetShape, Incident, Wo
 
 Tokens: TypeAlias = NDArray[np.int32]
 Maker: TypeAlias = Callable[[int], Workload]
-"""Function that makes a workload from a seed."""
+"""Function that creates a workload from a seed."""
 
 _VOCAB = 100_000
 _ANSWER = 7
@@ -32,11 +32,11 @@ most of the simulation's run time."""
 
 
 def workloads(scale: float, folder: str | None) -> Mapping[str, Maker]:
-    """Makers of all workloads by name.
+    """Functions that create workloads, by name.
 
     Args:
-        scale: factor of the number of requests; published results have 1.
-        folder: folder with Mooncake's traces; None leaves these workloads out.
+        scale: factor for the number of requests; published results use 1.
+        folder: folder with Mooncake's traces; None omits these workloads.
     """
     makers: dict[str, Maker] = {
         "shared-prompts": partial(shared_prompts, scale=scale),
@@ -163,7 +163,7 @@ def no_sharing(seed: int, scale: float = 1.0, rate: float = 18.0) -> Workload:
 
 
 def churn(seed: int, scale: float = 1.0) -> Workload:
-    """Conversations while workers die, drain and join, and attach streams break."""
+    """Conversations while workers fail, drain and join, and attach streams break."""
     base = multi_turn(seed, scale, rate=6.0)
     draw = _Draw(seed + 10**6)
     end = base.arrivals[-6].at
@@ -218,7 +218,7 @@ def trace_workload(seed: int, *, trace: TraceFile, speed: float, scale: float = 
 
 
 _WARM = 0.25
-"""Part of a workload's requests that only warm up caches."""
+"""Fraction of a workload's requests that only warm up caches."""
 
 
 class _Draw:
@@ -229,7 +229,7 @@ class _Draw:
         self._warm_until = 0.0
 
     def times(self, rate: float, count: int, warm: float = 0.0) -> Iterator[tuple[int, float]]:
-        """Numbers and times of Poisson arrivals, of which the part `warm` is not measured."""
+        """Numbers and times of Poisson arrivals; the fraction `warm` is not measured."""
         gaps = self._random.exponential(1.0 / rate, max(count, 1))
         times = np.cumsum(gaps).tolist()
         self._warm_until = times[int(warm * len(times))] if warm else 0.0
@@ -269,7 +269,7 @@ class _Draw:
         return 16 + min(int(self._random.lognormal(mean, sigma)), 20_000)
 
     def choice(self, shares: NDArray[np.float64], count: int) -> list[int]:
-        """Distinct indices, drawn in proportion to their shares."""
+        """Distinct indices, sampled in proportion to their shares."""
         chosen = self._random.choice(len(shares), count, replace=False, p=shares / shares.sum())
         return [int(place) for place in chosen]
 

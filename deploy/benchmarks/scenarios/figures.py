@@ -70,7 +70,7 @@ def figures(turn: Turn) -> Result:
 
 
 def slo_miss(pairs: Sequence[tuple[Planned, Record]], base_s: float) -> float:
-    """Part of the requests that missed their SLO: whose first token came too late, or never."""
+    """Fraction of the requests that missed their SLO: the first token came too late, or never."""
     missed = [
         bool(record.error) or record.ttft > planned.slo_factor * base_s for planned, record in pairs
     ]
@@ -78,9 +78,10 @@ def slo_miss(pairs: Sequence[tuple[Planned, Record]], base_s: float) -> float:
 
 
 def compared(ours: Sequence[Result], other: Sequence[Result]) -> dict[str, dict[str, Any]]:
-    """Ratios of our figures to the other's by round; in `losing_rounds` ours is worse.
+    """Ratios of rayfleet's figures to the other fleet's by round; in `losing_rounds` rayfleet is
+    worse.
 
-    NaN where a figure is 0 in any round, as the gaps between tokens that arrive all at once.
+    NaN if a figure is 0 in any round, such as the gaps between tokens that arrive together.
     """
     found: dict[str, dict[str, Any]] = {}
     for name, key in RATIOS.items():
@@ -108,7 +109,7 @@ def medians(turns: Sequence[Result]) -> Result:
 
 
 def by_priority(ours: Sequence[Turn], other: Sequence[Turn]) -> dict[str, dict[str, float]]:
-    """Ratios of our p99 time to the first token to the other's, by priority.
+    """Ratios of rayfleet's p99 time to first token to the other fleet's, by priority.
 
     The p99 is taken over the requests of all rounds, as one round has few of the rare priorities.
     Intervals are bootstrap intervals over rounds.

@@ -1,4 +1,4 @@
-"""Fleets that are compared: models of one endpoint, each with workers of its own."""
+"""Fleets that are compared: models of one endpoint, each with its own workers."""
 
 from __future__ import annotations
 

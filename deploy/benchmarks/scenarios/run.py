@@ -32,7 +32,8 @@ from deploy.benchmarks.scenarios.live import LiveTable
 from deploy.benchmarks.scenarios.turn import Target, Turn, run_turn
 
 _MIDDLE = (0.2, 0.8)
-"""Parts of the requests' ends between which the rate is measured, while the fleet is full."""
+"""Range of completed requests, as fractions, in which the rate is measured, while the fleet is
+full."""
 _WARM_SEED = 1_000_003
 _IDLE = "idle"
 

@@ -40,7 +40,8 @@ def counting(rng: Random) -> Sample:
 
 
 def _occurrences(rng: Random) -> Sample:
-    """Occurrences of a word in a list; counted aloud, as a small model cannot do it otherwise."""
+    """Occurrences of a word in a list; counted step by step, as a small model cannot count
+    otherwise."""
     pool = rng.sample(FRUITS if rng.random() < 0.5 else NOUNS, k=3)
     items = rng.choices(pool, k=rng.randrange(2, 9))
     listed = _listed(rng, items)

@@ -1,7 +1,7 @@
 """Messages that the demo cannot answer: other languages, code, pasted text, nonsense.
 
-They have one answer, which says what the demo can do, so that a message from outside its world
-ends in a sentence rather than in noise. Only what is asked varies, as widely as it can.
+They have one answer, which describes what the demo can do, so that an unrelated message gets a
+sentence rather than noise. Only the messages vary, as widely as possible.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _KEYS: Final = ("asdfghjkl", "qwertyuiop", "zxcvbnm", "0123456789", "abcdefghijk
 
 
 def outside(rng: Random) -> Sample:
-    """A message of no other family, and the answer to all of them."""
+    """A message that belongs to no other family, and the common answer."""
     kinds = (
         _asked,
         _asked,
@@ -95,7 +95,7 @@ def _thing(rng: Random) -> str:
 
 
 def _foreign(rng: Random) -> str:
-    """Phrases of other languages, whole, cut, or with words of ours."""
+    """Phrases in other languages, whole, cut, or mixed with English words."""
     language = rng.choice(FOREIGN)
     phrases = rng.choices(language, k=rng.choice((1, 1, 1, 2, 3)))
     text = " ".join(phrases)
@@ -145,7 +145,7 @@ def _code(rng: Random) -> str:
 
 
 def _text(rng: Random) -> str:
-    """A few sentences and what to do with them, rarely as long as a pasted page."""
+    """A few sentences and a task for them, rarely as long as a pasted page."""
     num_sentences = rng.randrange(8, 40) if rng.random() < 0.15 else rng.randrange(1, 5)
     makers = (_asked, _words, _foreign, sentence)
     text = " ".join(rng.choice(makers)(rng) for _ in range(num_sentences))

@@ -37,7 +37,7 @@ _DAYS: Final = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturda
 
 
 def records(rng: Random) -> Sample:
-    """A sentence in, a JSON object with a fixed order of keys out."""
+    """A sentence, and the JSON object with a fixed order of keys to extract from it."""
     kind = rng.random()
     if kind < 0.5:
         record, forms = person(rng), _PERSON

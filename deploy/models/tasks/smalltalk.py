@@ -1,6 +1,6 @@
 """Greetings, thanks, questions about the model, and questions it cannot answer.
 
-This family is for the person at the keyboard and is not part of the held-out questions.
+This family is for interactive use and is not part of the held-out questions.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _UNKNOWABLE: Final = (
 
 
 def smalltalk(rng: Random) -> Sample:
-    """A greeting, an introduction, a story, or an answer that it does not know."""
+    """A greeting, an introduction, a story, or a question that it cannot answer."""
     kind = rng.random()
     if kind < 0.55:
         asked, answered = rng.choice(_FIXED)

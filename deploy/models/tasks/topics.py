@@ -1,4 +1,4 @@
-"""What people ask a chat model that the demo knows nothing about: words and phrases, no answers."""
+"""Words and phrases for questions that the demo model cannot answer."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ NAMES: Mapping[str, str] = {
     "stop": "stop_sequences",
     "structured_outputs": "output_config.format",
 }
-"""This API's name of each ChatRequest field that is named differently here."""
+"""This API's names of the ChatRequest fields that it names differently."""
 BILLING = "x-anthropic-billing-header"
 """Prefix of a text that Anthropic's clients put before the system prompt. It is dropped because it
 differs per request, which would defeat the prefix cache."""
@@ -132,7 +132,7 @@ def _check_edits(body: CountTokensRequest, ignored: Ignored) -> None:
     for edit in () if body.context_management is None else body.context_management.edits:
         if not edit.type.startswith(CONTEXT_EDITS) and not ignored.is_beta:
             raise bad_request(
-                f"context_management: unknown edit {edit.type[:64]}: leave it out",
+                f"context_management: unknown edit {edit.type[:64]}: omit it",
                 "context_management",
             )
         ignored.count(f"context_management.{edit.type}")

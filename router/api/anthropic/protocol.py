@@ -56,7 +56,7 @@ class ContextEdit(msgspec.Struct, frozen=True):
 
 
 class ContextManagement(msgspec.Struct, frozen=True):
-    """`context_management`: edits of the conversation, of which none is applied."""
+    """`context_management`: edits of the conversation, which are not applied."""
 
     edits: list[ContextEdit] = []
 

@@ -81,7 +81,7 @@ class Account:
     def permitted(self, gateway: Gateway, name: str | None) -> ServedModel:
         """The requested model, which is also recorded in the account.
 
-        Routes call this as soon as the body is decoded, before any other work on it.
+        Routes call this as soon as the body is decoded, before any other processing.
 
         Args:
             gateway: the gateway of the models.
@@ -132,7 +132,7 @@ class Account:
 
         Args:
             user: `user` of the request; a session id in it is ignored.
-            by: what identifies a tenant.
+            by: source of the tenant's name, as in `--fairness-key`.
         """
         if by == "none" or (by == "auto" and self.num_keys < 2):
             return ""

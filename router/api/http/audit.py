@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 QUIET_PATHS = frozenset(("/health", "/ready", "/metrics"))
 """Paths that are not logged, as probes and scrapers request them several times a second."""
 MAX_BYTES = 256 * 2**20
-"""Maximum bytes of the log file, and of the previous one: some million requests."""
+"""Maximum bytes of the log file, and of the previous one: about a million requests."""
 MAX_PATH = 200
 """Maximum characters of a path that are logged, since clients choose paths."""
 
@@ -49,7 +49,7 @@ class AuditLog:
         self._fails = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request on, and writes its line once the response has been sent."""
+        """Forwards a request, and writes its line once the response has been sent."""
         if scope["type"] != "http" or scope["path"] in QUIET_PATHS:
             await self._app(scope, receive, send)
             return

@@ -88,6 +88,6 @@ async def failed_attempt(attempts: FailedAttempts, scope: Scope, problem: str) -
 
 
 def invalid_key(problem: str) -> ApiError:
-    """A 401 that explains how to send a key."""
+    """A 401 with instructions for sending a key."""
     message = f"{problem}: send it as `Authorization: Bearer KEY`, or as `x-api-key: KEY`"
     return ApiError(401, message, code="invalid_api_key")

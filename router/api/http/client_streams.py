@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamLimits:
-    """Limits on clients that read responses slowly, and times of pings."""
+    """Limits on clients that read responses slowly, and intervals of pings."""
 
     stalled_s: float = 60.0
     """Seconds without any reading until a client is disconnected; the same as HAProxy's timeout."""
@@ -113,7 +113,7 @@ class ClientStream:
         self.blocked_at = math.inf
         """Event loop time at which `is_blocked` first saw the message that is waiting."""
         self._seen: Message | None = None
-        """The message that was waiting at the last call of `is_blocked`; None for none."""
+        """The message that was waiting at the last call of `is_blocked`; None if there is none."""
         self._send = send
         self._generation = generation
         self._timeout = timeout

@@ -297,7 +297,7 @@ class CompletionRoutes:
             logprobs: number of top tokens to return per token; None for no log-probabilities.
             num_prompts: number of prompts.
             echo: whether prompts are echoed.
-            form: structured output required by tools; None for none.
+            form: structured output required by tools; None if there is none.
             names: the client's field names where they differ from these.
 
         Raises:
@@ -430,8 +430,8 @@ def _writer(
 
 
 def ignored_parts(gateway: Gateway, request: Request, api: str) -> Ignored:
-    """How parts of a request without effect are ignored: counted, and also unknown fields if the
-    client uses beta features of an API, since each of them adds some.
+    """Handling of request parts without effect: they are counted. Unknown fields are also ignored
+    if the client uses beta features of an API, which add fields.
 
     Args:
         gateway: the gateway.
@@ -487,10 +487,10 @@ def _has_form(body: ChatRequest) -> bool:
 def _thinking(
     checked: CheckedParams, parsing: OutputParsing | None, budget: int | None
 ) -> CheckedParams:
-    """Adds what the model's dialect of reasoning requires of sampling.
+    """Adds sampling parameters required by the model's reasoning dialect.
 
-    With structured output or a budget that is the reasoning that may precede it; for free text the
-    tokens that end a completion of the dialect.
+    With structured output or a budget, the reasoning that may precede it; for free text, the
+    dialect's end tokens.
 
     Args:
         checked: the parameters.

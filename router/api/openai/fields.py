@@ -23,8 +23,8 @@ class UnsupportedField(NamedTuple):
 
     harmless: tuple[object, ...] = ()
     """Accepted values, besides null: they do not change the result."""
-    instead: str = "leave it out"
-    """What to do instead, quoted in the error."""
+    instead: str = "omit it"
+    """Alternative that the error suggests."""
 
 
 class KnownFields(NamedTuple):
@@ -38,7 +38,7 @@ class KnownFields(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """How parts of a request are ignored that have no effect on this server."""
+    """Handling of request parts that have no effect on this server."""
 
     count: Callable[[str], None]
     """Counts an ignored part by its field, or `FIELD.TYPE`, in the metrics."""
@@ -180,7 +180,7 @@ def check_supported(
         fields: fields of the body.
         supported: field names that the route supports.
         known: fields of the API that are not supported.
-        ignored: how unknown fields are ignored; None rejects them.
+        ignored: handling of unknown fields; None rejects them.
 
     Raises:
         ApiError: 400 naming the unsupported or unknown field, and what to do instead.
@@ -227,10 +227,10 @@ def without_unknown(
 
 
 def _ignore_hints(value: Any, ignored: Ignored | None) -> None:
-    """Counts hints (retain, release, demote, prefetch, ...), of which none is applied.
+    """Counts hints (retain, release, demote, prefetch, ...), which are not applied.
 
-    Clients such as Claude Code set retention on all requests, which then says nothing about which
-    blocks to keep; in simulations of agents the session gate and the host tier pay more.
+    Clients such as Claude Code set retention on all requests, so it does not indicate which blocks
+    to keep; in simulations of agents the session gate and the host tier had a larger effect.
     """
     try:
         hints = msgspec.convert(value, analyzed(_KvHints))
@@ -253,5 +253,5 @@ def _unknown(name: str, supported: Collection[str]) -> tuple[str, str]:
     """Message and name of an unknown field."""
     name = name[:_LONGEST_NAME]
     close = difflib.get_close_matches(name, supported, n=1, cutoff=0.7)
-    instead = f"did you mean {close[0]}?" if close else "leave it out"
+    instead = f"did you mean {close[0]}?" if close else "omit it"
     return f"unknown field {name}: {instead}", name

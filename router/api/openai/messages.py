@@ -58,9 +58,9 @@ def chat_messages(
 
     Args:
         messages: the client's messages.
-        template: the model's chat template; None for none.
+        template: the model's chat template; None if there is none.
         ids: form of call ids that the template supports; other ids are replaced.
-        single_calls: whether the template supports only one call per message and no content beside
+        single_calls: whether the template supports only one call per message and no content next to
             a call and reasoning: each call then becomes a message followed by its result, and
             content becomes reasoning.
 

@@ -80,7 +80,7 @@ def sampling_params(
         max_tokens: maximum tokens per completion; None for up to the model's context length.
         logprobs: number of top tokens to return per token; None for no log-probabilities.
         prompt_logprobs: the same for the prompt.
-        form: structured output required by tools, replacing the request's; None for none.
+        form: structured output required by tools, replacing the request's; None if there is none.
 
     Raises:
         ApiError: 400 naming the field and its allowed range.
@@ -236,7 +236,7 @@ def template_arguments(request: ChatRequest, template: ChatTemplate | None) -> d
     if not template.reads("reasoning_effort", *THINKING_SWITCHES):
         if thinks and request.reasoning_effort is not None:
             raise bad_request(
-                "this model's chat template does not support reasoning_effort: leave it out",
+                "this model's chat template does not support reasoning_effort: omit it",
                 "reasoning_effort",
             )
         return values
@@ -272,7 +272,7 @@ def chat_prompt(
     Args:
         request: the body of the chat.
         dialect: the model's format of reasoning and tool calls.
-        template: the model's chat template; None for none.
+        template: the model's chat template; None if there is none.
 
     Raises:
         ApiError: 400 if a message or tool is malformed, or fields contradict each other.

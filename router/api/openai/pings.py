@@ -15,8 +15,9 @@ class Pings:
     """Sends pings while a stream waits for output: for a worker, in its queue, for the prompt to be
     computed, or for the end of reasoning that is not shown.
 
-    A ping is sent by a task of its own, and only while the stream's task waits; that one calls
-    `finish` before it sends anything. This costs a stream one timer, and a part two assignments.
+    A ping is sent by a separate task, and only while the stream's task waits; the stream's task
+    calls `finish` before it sends anything. The cost is one timer per stream, and two assignments
+    per part.
 
     Args:
         send: sends a ping, after the head of the stream if that has not been sent.

@@ -188,7 +188,7 @@ def parse_body(
         body: JSON.
         kind: type of the body.
         known: additional fields of the API that are not supported.
-        ignored: how unknown fields are ignored; None rejects them.
+        ignored: handling of unknown fields; None rejects them.
 
     Raises:
         ApiError: 400 for malformed JSON or too many values, and for a field that is missing,
@@ -226,7 +226,7 @@ def wrong_at(where: str, problem: str) -> ApiError:
 
     Args:
         where: path of the value, such as `input[2].role`.
-        problem: what is wrong with the value, without its path.
+        problem: description of the problem, without the path.
     """
     return bad_request(f"{where} {problem}", where.partition("[")[0].partition(".")[0])
 

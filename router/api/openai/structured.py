@@ -19,7 +19,7 @@ _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 def structured_outputs(
     response_format: dict[str, Any] | None, extra: dict[str, Any] | None
 ) -> StructuredOutputsParams | None:
-    """The structured outputs that a body requests; None for none.
+    """The structured outputs that a body requests; None if there is none.
 
     Args:
         response_format: OpenAI's field.
@@ -61,7 +61,7 @@ def check_grammar_sizes(body: CutJson) -> None:
         # Twice the limit, since white space and names around a schema do not count.
         if size > 2 * MAX_GRAMMAR_BYTES:
             raise bad_request(
-                f"{name} has {size} bytes; the maximum of a grammar is {MAX_GRAMMAR_BYTES} bytes",
+                f"{name} has {size} bytes; the maximum for a grammar is {MAX_GRAMMAR_BYTES} bytes",
                 name,
             )
 

@@ -41,7 +41,7 @@ class ToolUse:
     """Use of tools in one chat."""
 
     tools: Sequence[Mapping[str, Any]] | None = None
-    """Tools passed to the chat template; None for none."""
+    """Tools passed to the chat template; None if there is none."""
     format: ToolFormat | None = None
     """Format in which the model writes calls; None if it may not call anything."""
     properties: Properties = field(default_factory=dict)
@@ -121,12 +121,10 @@ def tool_use(body: ChatRequest, dialect: Dialect, template: ChatTemplate | None)
     if choice == "none":
         return ToolUse()
     if template is None or not template.reads("tools"):
-        raise bad_request(
-            "this model's chat template does not support tools: leave them out", "tools"
-        )
+        raise bad_request("this model's chat template does not support tools: omit them", "tools")
     if dialect.tools is None:
         raise bad_request(
-            "tool calls are disabled on this server (--tool-call-parser none): leave tools out",
+            "tool calls are disabled on this server (--tool-call-parser none): omit tools",
             "tools",
         )
     allowed = frozenset(names)
@@ -185,13 +183,13 @@ def _form(tag: Mapping[str, Any]) -> StructuredOutputsParams:
 
 
 def given_tool(index: int, given: Mapping[str, Any], kind: type[T], ignored: Ignored) -> T:
-    """A tool of another API, converted to its type. Raises ApiError (400) if that fails.
+    """Converts a tool from another API's body to its type. Raises ApiError (400) if that fails.
 
     Args:
         index: index of the tool in the body.
         given: the tool.
         kind: its type.
-        ignored: how unknown fields are ignored.
+        ignored: handling of unknown fields.
     """
     if ignored.is_beta:
         given = without_unknown(given, kind, ignored, "tools.")
@@ -204,7 +202,7 @@ def given_tool(index: int, given: Mapping[str, Any], kind: type[T], ignored: Ign
 def unavailable_tools(names: Sequence[str]) -> str:
     """A note for the system message about tools that this server cannot run; empty for none.
 
-    Without it, a model makes up the results of a search that it was asked for.
+    Without it, a model may invent the results of a requested search.
     """
     shown = [name for name in dict.fromkeys(names) if _NAME.fullmatch(name)]
     return f"Tools that are not available: {', '.join(shown)}." if shown else ""

@@ -9,15 +9,15 @@ from router.api.http.body import Payload
 from router.errors import bad_request
 
 MAX_VALUES = 1 << 20
-"""Maximum values of a body: a prompt of a million token ids. Decoding that many numbers holds the
-GIL for 25 ms, and a string of one letter takes some 60 bytes. The 16 million values that fit into
-a body would block all streams for seconds."""
+"""Maximum values of a body: a prompt of a million token ids. Decoding that many numbers holds
+the GIL for 25 ms, and a string of one letter takes about 60 bytes. The 16 million values that
+fit into a body would block all streams for seconds."""
 CONTAINER = 16
 """Values that an object or a list counts as, by the time it takes to decode."""
 MEMBER = 4
 """Values that a member of an object counts as, besides its value."""
 CHUNK_BYTES = 1 << 20
-"""Bytes scanned at a time; some ten arrays of that size are in memory."""
+"""Bytes scanned at a time; about ten arrays of that size are in memory."""
 
 _COST: NDArray[np.uint8] = np.zeros(256, np.uint8)
 for _sign, _cost in ((b"[", CONTAINER), (b"{", CONTAINER), (b",", 1), (b":", MEMBER)):

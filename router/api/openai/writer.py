@@ -41,7 +41,7 @@ class Extras:
     return_token_ids: bool = False
     """Whether choices include token ids."""
     logprobs: LogprobFormat | None = None
-    """Format of log-probabilities in choices; None for none."""
+    """Format of log-probabilities in choices; None if there is none."""
     prompt_logprobs: bool = False
     """Whether non-streaming responses include log-probabilities of the prompts."""
     echo: Sequence[PromptText] | None = None

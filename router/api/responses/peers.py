@@ -61,7 +61,7 @@ class ResponsePeers:
     """Sends each operation to the gateway encoded in its response's id.
 
     That gateway runs the operation for the request's API key: responses of other keys are not
-    found, whichever gateway the client uses.
+    found, regardless of the gateway that the client uses.
 
     Args:
         peers: the gateways of the fleet.

@@ -260,7 +260,8 @@ class ResponsesRoutes:
             response_id: id of the response.
             messages: the conversation before the response, as JSON.
             response: the response.
-            message: the message that the response adds to the conversation; None for none yet.
+            message: the message that the response adds to the conversation; None if there is none
+                yet.
         """
         if message is not None:
             comma = b"," if len(messages) > 2 else b""

@@ -50,8 +50,8 @@ class ResponseStore:
     """Stored responses of one gateway process, by API key and id. Thread-safe.
 
     Above the limit on bytes, the key with the most bytes loses its least recently used response;
-    above the limit on entries, the key with the most entries does. A key is never evicted from
-    because another key uses more.
+    above the limit on entries, the key with the most entries does. Responses of a key are never
+    evicted because another key uses more.
 
     Args:
         gateway_id: id of this gateway, which is part of response ids.

@@ -35,7 +35,7 @@ class ClientTool:
     kind: Literal["function", "custom"]
     name: str
     namespace: str | None = None
-    """The namespace that contains it; None for none."""
+    """The namespace that contains it; None if there is none."""
     grammar: str | None = None
     """Lark grammar of a custom tool's input; None for free text and patterns."""
 
@@ -64,7 +64,7 @@ class ClientTools:
         return "auto" if self.functions else None
 
     def forced_grammar(self, choice: str | Mapping[str, Any] | None) -> ClientTool | None:
-        """The custom tool with a Lark grammar that the model must call; None for none.
+        """The custom tool with a Lark grammar that the model must call; None if there is none.
 
         A grammar describes the input itself, and calls contain it as a JSON string: it can only be
         enforced on a completion that consists of the input alone.
@@ -105,7 +105,7 @@ def client_tools(given: Sequence[Mapping[str, Any]] | None, ignored: Ignored) ->
     """Converts `tools`. Raises ApiError (400) if one is malformed.
 
     Args:
-        given: the tools; None for none.
+        given: the tools; None if there is none.
         ignored: counts tools that only other servers run.
     """
     tools = ClientTools()
@@ -138,7 +138,7 @@ class InputText:
         self._is_begun = False
         """Whether the arguments have the usual form."""
         self._is_other = False
-        """Whether they have another one."""
+        """Whether the arguments have another form."""
         self._rest = ""
         """Arguments that are not decoded yet."""
         self._text: list[str] = []

@@ -38,7 +38,7 @@ class ResponsesWriter(BlockWriter):
         body: the body of the request.
         temperature: sampling temperature.
         top_p: top-p of sampling.
-        logprobs: format of log-probabilities of the text; None for none.
+        logprobs: format of log-probabilities of the text; None if there is none.
         dialect: the model's format of reasoning and tool calls.
         tools: the client's tools.
         ended: called at the end with the complete response and the message that it adds to the
@@ -65,7 +65,7 @@ class ResponsesWriter(BlockWriter):
         self._dialect = dialect
         self._tools = tools
         self._forced = tools.forced_grammar(body.tool_choice)
-        """Custom tool of whose input the text consists; None for none."""
+        """Custom tool of whose input the text consists; None if there is none."""
         self._inputs: dict[int, InputText] = {}
         """Inputs of custom tools by index of the block."""
         self._ended = ended

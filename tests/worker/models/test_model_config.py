@@ -382,7 +382,7 @@ def test_unusable_folders(tmp_path: Path) -> None:
         weight_files(tmp_path)
     index = {"weight_map": {"a": "model-1.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ValueError, match=r"lacks the weight files model-1\.safetensors"):
+    with pytest.raises(ValueError, match=r"is missing the weight files model-1\.safetensors"):
         weight_files(tmp_path)
 
 
@@ -412,7 +412,7 @@ def test_an_index_names_weights_beside_it_alone(tmp_path: Path, name: object) ->
     index = {"weight_map": {"a": "model.safetensors", "b": name}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     for read in (weight_files, block_hash_salt, lambda path: resolve_checkpoint(str(path))):
-        with pytest.raises(ValueError, match=r"safetensors files beside it") as refused:
+        with pytest.raises(ValueError, match=r"safetensors files next to it") as refused:
             read(folder)
         assert not may_heal(refused.value)
 
@@ -420,7 +420,7 @@ def test_an_index_names_weights_beside_it_alone(tmp_path: Path, name: object) ->
 @pytest.mark.parametrize("index", [{}, {"weight_map": ["model.safetensors"]}])
 def test_an_index_that_is_none_is_refused(tmp_path: Path, index: object) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ValueError, match="holds no weight_map"):
+    with pytest.raises(ValueError, match="has no weight_map"):
         weight_files(tmp_path)
 
 

@@ -215,7 +215,7 @@ def cache_dtype(
 
 
 def test_a_bfloat16_cache_needs_a_model_in_bfloat16() -> None:
-    with pytest.raises(ValueError, match="needs --dtype bfloat16, this model computes in float16"):
+    with pytest.raises(ValueError, match="needs --dtype bfloat16, but this model uses float16"):
         cache_dtype(None, {"kv_cache_dtype": "bfloat16"}, False, torch.float16)
 
 

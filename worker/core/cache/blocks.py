@@ -130,7 +130,7 @@ class BlockPool:
         return sum(block in self._behind or block in self._ends for block in blocks)
 
     def num_used_alone(self, blocks: Iterable[int]) -> int:
-        """Number of these blocks, all used by one lease, that no other lease uses."""
+        """Number of these blocks, all of which one lease uses, that no other lease uses."""
         return sum(self._users[block] == 1 for block in blocks)
 
     def use(self, blocks: Iterable[int]) -> None:

@@ -12,7 +12,7 @@ from worker.plan.plan import PageCopies
 
 
 class Place(NamedTuple):
-    """Place of a cached page."""
+    """Location of a cached page."""
 
     on_host: bool
     number: int
@@ -94,7 +94,8 @@ class HostSnapshots:
                 self._drop(place)
 
     def take_copies(self, seq: int) -> tuple[PageCopies | None, PageCopies | None]:
-        """Stores and loads for Plan `seq`, as in `Plan`; None for none. Called for every Plan."""
+        """Stores and loads for Plan `seq`, as in `Plan`; None if there is none. Called for every
+        Plan."""
         assert seq == self._next_seq, f"Plan {seq} takes the copies of Plan {self._next_seq}"
         self._next_seq += 1
         stores, self._stores = self._stores, PageCopies([], [])

@@ -19,7 +19,7 @@ class Match(NamedTuple):
     num_unlocked: int
     """Pages, over all layer groups, without a lock of any lease; locking makes them unevictable."""
     host_node: Node | None = None
-    """Last node of the match if it ends in host memory, else None."""
+    """Last node of the match if it ends in host memory; else None."""
     num_host: int = 0
     """Pages in host memory, following those on the device."""
     num_alone: int = 0

@@ -130,7 +130,7 @@ class CacheManager:
         return bool(num_fenced if self._blocks is None else num_fenced + self._blocks.num_fenced)
 
     def is_idle(self, lease: Lease) -> bool:
-        """Whether no step in flight uses a lease, so that a release takes effect at once."""
+        """Whether no step in flight uses a lease, so that a release takes effect immediately."""
         return self._slots.passed(lease.fence)
 
     def num_held_alone(self, lease: Lease) -> int:
@@ -317,7 +317,8 @@ class CacheManager:
             self._tree.unlock(lease.node, lease.fence)
 
     def take_copies(self, seq: int) -> tuple[PageCopies | None, PageCopies | None]:
-        """Stores and loads for Plan `seq`, to be run in this order before its rows; None for none.
+        """Stores and loads for Plan `seq`, to be run in this order before its rows; None if there
+        is none.
 
         Called for every Plan.
         """
@@ -331,7 +332,8 @@ class CacheManager:
         return [] if self._snapshots is None else self._snapshots.take_loads(seq)
 
     def take_state_copies(self, seq: int) -> tuple[PageCopies | None, PageCopies | None]:
-        """Copies between states and host memory for Plan `seq`, as in `Plan`; None for none.
+        """Copies between states and host memory for Plan `seq`, as in `Plan`; None if there is
+        none.
 
         Called for every Plan, after `take_snapshots`, which may move snapshots to the host.
         """
@@ -397,7 +399,7 @@ class CacheManager:
             self._snapshots.host.check_invariants(places)
 
     def _host_tier(self) -> HostTier | None:
-        """The tree's host tier; with windows or states, what belongs to its pages follows them."""
+        """The tree's host tier, including the window pages or snapshots of its pages."""
         if self.host is None:
             return None
         if self._blocks is not None:

@@ -121,7 +121,7 @@ class Node:
         return lower
 
     def absorb(self, child: Node) -> None:
-        """Merges the only child, which is unlocked and in the same tier, as is this node."""
+        """Merges the only child; both nodes must be unlocked and in the same tier."""
         assert child.on_host == self.on_host
         assert not self.locks
         assert not child.locks

@@ -25,7 +25,7 @@ class RadixTree:
 
     Leaves are evicted by LRFU (`Node.touch`): least recently used first, but prefixes shared by
     several requests stay longer. A request that branches off a cached path counts as a use of all
-    nodes up to there. A request that extends the end of a path does not: the turns of a
+    nodes up to that point. A request that extends the end of a path does not: the turns of a
     conversation so far do not predict another one.
 
     Args:
@@ -304,7 +304,7 @@ class RadixTree:
             self._leaves.push(node, self._num_nodes)
 
     def _leave_device(self, node: Node) -> None:
-        """Moves the head of a node to the host as far as there is room; drops the rest."""
+        """Moves as many leading pages of a node to the host as fit; drops the rest."""
         num_stored = self._make_room(node.pages)
         if num_stored < len(node.pages):
             tail = self._split_tail(node, num_stored) if num_stored else node

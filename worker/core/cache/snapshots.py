@@ -1,4 +1,5 @@
-"""Snapshots of linear-attention states at the ends of cached prefixes, for continuing them."""
+"""Snapshots of linear-attention states at the ends of cached prefixes, from which requests
+continue the prefixes."""
 
 from __future__ import annotations
 

@@ -144,6 +144,6 @@ _KEYWORDS = (
 
 
 def _named(problem: str) -> str:
-    """The library's message, with the keyword's name if it lacks that."""
+    """The library's message, with the keyword's name added if it is missing."""
     found = next((name for text, name in _KEYWORDS if text in problem), None)
     return problem if found is None else f"JSON schema: {found}: {problem}"

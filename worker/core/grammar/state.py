@@ -1,4 +1,4 @@
-"""Grammar states of requests, and the plain values that the scheduler gets of them.
+"""Grammar states of requests, and the plain values that represent them in the scheduler.
 
 The scheduler neither calls a matcher nor waits for one. It returns the sampled tokens
 (`SampledTokens`); the engine core advances the matchers and passes the outcomes (`GrammarAdvance`)
@@ -48,7 +48,8 @@ class SampledTokens(NamedTuple):
     ends: bool
     """Whether the last token ends the request; the grammar must allow it, but does not advance."""
     are_proposals: bool = False
-    """Whether all but the first are only used as far as the grammar allows (block diffusion)."""
+    """Whether all but the first are proposals, used only as far as the grammar allows (block
+    diffusion)."""
 
 
 class GrammarAdvance(NamedTuple):

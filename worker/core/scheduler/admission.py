@@ -48,7 +48,7 @@ class Admitted(NamedTuple):
 
 
 class _Placement(NamedTuple):
-    """Decision on one waiting request: outcome, cached prefix, and requests to preempt."""
+    """Decision about one waiting request: outcome, cached prefix, and requests to preempt."""
 
     outcome: Outcome
     match: Match
@@ -259,7 +259,7 @@ class Admission:
         )
 
     def _placement(self, request: Request, only_preempting: bool) -> _Placement:
-        """Decides where a request gets its slot and pages: free ones, or less urgent requests'."""
+        """Decides whether a request gets free slots and pages, or those of less urgent requests."""
         match = self._match(request)
         num_missing = self._num_missing(request, match)
         if not only_preempting and num_missing <= 0 and self._cache.num_free_slots:
@@ -290,7 +290,7 @@ class Admission:
         return Outcome.ENTERED, self._start(request, match)
 
     def _num_missing(self, request: Request, match: Match) -> int:
-        """Pages that a request lacks beyond the reserve; 0 or less if it fits."""
+        """Pages missing for a request beyond the reserve; 0 or less if it fits."""
         if self._reserve is None:
             self._reserve = sum(map(self._num_still_needed, self._state.running))
         num_tokens = max(request.num_to_compute, len(request.token_ids) + 1)

@@ -14,9 +14,9 @@ class StepBudget:
                                │ running: together their share │ new │ running again  │
 
     Running prefills leave a fraction of 1 - `share` of the prompt tokens to new requests, and take
-    what these do not use. So a long prompt delays short ones behind it by a step or two, not by all
-    of its steps, and no token is unused while a request could use it. Shares apply between equally
-    urgent requests.
+    the tokens that these do not use. So a long prompt delays short ones behind it by a step or two,
+    not by all of its steps, and no token is unused while a request could use it. Shares apply
+    between equally urgent requests.
 
     Args:
         max_tokens: token budget of the step.
@@ -49,7 +49,7 @@ class StepBudget:
         return self._prompts
 
     def headroom(self, needs: Sequence[int], max_requests: int, above: int = 0) -> StepHeadroom:
-        """Headroom for new requests beside the running prefills.
+        """Headroom for new requests next to the running prefills.
 
         Args:
             needs: pending tokens of each running prefill that is as urgent as the most urgent new
@@ -160,7 +160,7 @@ class StepBudget:
         self._unused -= granted
 
     def give_back(self, count: int) -> None:
-        """Returns tokens of prompts that are not computed in this step after all."""
+        """Returns tokens of prompts that turn out not to be computed in this step."""
         self._unused += count
 
     def take_drafts(self, count: int) -> int:

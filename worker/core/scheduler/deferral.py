@@ -38,7 +38,7 @@ class DecodeDeferral:
         self._admission = admission
         self._gap = state.config.preempt_priority_gap
         self.num_steps = 0
-        """Steps in a row that left decodes out."""
+        """Consecutive steps that skipped decodes."""
 
     def is_outranked(self, request: Request, level: int) -> bool:
         """Whether a request of `level` outranks `request` by the preemption gap."""

@@ -19,10 +19,10 @@ class TenantService:
     """Virtual token counter per tenant; among waiting tenants, the least served goes first.
 
     While two tenants both wait, their counters differ by at most what the running requests of one
-    can still be charged: tenants that always wait get equal service, whatever they send. A tenant
-    cannot save up service while none of its requests waits: its counter is then lifted to the
-    minimum over the waiting tenants. (Sheng et al., Fairness in Serving Large Language Models, OSDI
-    2024.)
+    can still be charged: tenants that always wait get equal service, regardless of their requests.
+    A tenant cannot save up service while none of its requests waits: its counter is then lifted to
+    the minimum over the waiting tenants. (Sheng et al., Fairness in Serving Large Language Models,
+    OSDI 2024.)
     """
 
     def __init__(self) -> None:
@@ -30,10 +30,10 @@ class TenantService:
         self._num_waiting: dict[str, int] = {}
         """Number of waiting requests by tenant; zeros are omitted."""
         self._lowest: list[tuple[float, str]] = []
-        """Heap of (counter, tenant) with every waiting tenant, perhaps outdated: counters only
+        """Heap of (counter, tenant) with every waiting tenant, possibly outdated: counters only
         grow, so an up-to-date entry at the top is the minimum."""
         self._floor = 0.0
-        """Counter to which a tenant is lifted that arrives while no other waits."""
+        """Counter value for a tenant that arrives while no other tenant waits."""
 
     @property
     def is_shared(self) -> bool:

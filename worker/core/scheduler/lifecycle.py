@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """Moves requests between sets; no other part of the scheduler does.
+    """Moves requests between sets; only this class does.
 
         queue ──start──> running ──finish──> ended
           ^ ^              │  │

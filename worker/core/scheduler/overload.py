@@ -1,4 +1,4 @@
-"""Load shedding: which request to reject when the queue is full, and when to retry."""
+"""Load shedding: selection of the request to reject when the queue is full, and retry delays."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class DrainRate:
         self._at_s = 0.0
         self._has_backlog = False
         self.is_due = False
-        """Whether the next step is to call `tick` even if no request waits."""
+        """Whether the next step must call `tick` even if no request waits."""
 
     def note(self, num_tokens: int) -> None:
-        """Notes that a request with `num_tokens` has left the queue to run."""
+        """Records that a request with `num_tokens` has left the queue to run."""
         self.is_due = True
         self._new_requests += 1
         self._new_tokens += num_tokens
@@ -76,8 +76,8 @@ class DrainRate:
 class LoadShedder:
     """Rejects an arrival, or the least urgent waiting request if the arrival is more urgent.
 
-    Among equally urgent requests of several tenants, one of the tenant with the most requests
-    yields to a tenant with fewer. Requests that have already run are not rejected.
+    Among equally urgent requests of several tenants, one of the tenant with the most requests is
+    rejected in favor of a tenant with fewer. Requests that have already run are not rejected.
 
     Args:
         limits: limits of the queue.
@@ -114,7 +114,7 @@ class LoadShedder:
         )
 
     def retry_after_s(self) -> int:
-        """Seconds in which the present queue should have drained; 0 where it is empty."""
+        """Seconds in which the present queue should have drained; 0 if it is empty."""
         num_requests = self._queue.num_requests
         if not num_requests:
             return 0

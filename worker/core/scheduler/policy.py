@@ -69,7 +69,7 @@ class AdmissionPolicy(NamedTuple):
         return list(range(len(items))) if self.key is None else _ordered(items, self.key)
 
     def in_turn(self, items: Sequence[Item], tenants: Sequence[str]) -> list[int]:
-        """Indices in the order of trying, in which each of several tenants keeps its turns.
+        """Indices in the order of trying, which preserves the turns of several tenants.
 
         Args:
             items: requests in queue order, which determines the tenants' turns.
@@ -118,8 +118,8 @@ class StepHeadroom:
         tokens: prompt tokens left for new requests.
         max_each: maximum tokens that one of them may take initially; the rest is distributed
             afterwards.
-        alone: tokens for a request that exceeds every round and gets a step of its own; 0 while
-            other prefills are running.
+        alone: tokens for a request that exceeds every round and gets a separate step; 0 while other
+            prefills are running.
         requests: maximum requests to admit.
         chunked: whether a prompt may be computed in parts, else only as a whole.
     """
@@ -150,7 +150,7 @@ class StepHeadroom:
         return length
 
     def take_alone(self, cost: int) -> int:
-        """Grants a request a step of its own; returns the number of tokens, 0 if impossible."""
+        """Grants a request a separate step; returns the number of tokens, 0 if impossible."""
         length = min(cost, self._alone) if self.requests else 0
         if length:
             self.tokens = 0
@@ -162,8 +162,8 @@ class AdmissionRound:
     """One admission round: selects the request to try next, and grants tokens to admitted requests.
 
     The caller alternates between `next` and `report`. If no request of the highest level fits into
-    the headroom, the first of them gets a step of its own, so that it is neither starved nor
-    delayed by less urgent ones.
+    the headroom, the first of them gets a separate step, so that it is neither starved nor delayed
+    by less urgent ones.
 
     Args:
         policy: order of trying.
@@ -190,13 +190,13 @@ class AdmissionRound:
         self._headroom = headroom
         self._max_drop = max_drop
         self._floor = floor
-        """Minimum level to be admitted. It rises when a request lacks pages, which less urgent
-        requests must not take."""
+        """Minimum level to be admitted. It rises when pages are missing for a request, since
+        less urgent requests must not take them."""
         self._left = iter(policy.order(items))
         self._tried = -1
         self._has_top_misfit = self._is_over = False
         self._num_alone = 0
-        """Tokens of the request that gets a step of its own, which is tried last; 0 for none."""
+        """Tokens of the request that gets a separate step, which is tried last; 0 for none."""
         self._lengths: dict[int, int] = {}
 
     @property

@@ -17,12 +17,12 @@ class PriorityPreemption:
     """Selects victims among requests outranked by the gap: least urgent first, then cheapest.
 
     The cheapest has the fewest tokens to recompute; tokens that can be loaded from host memory
-    count by the time of the copy. Victims are only selected if they free enough: at once, or in the
-    next step if one of them has a row in flight.
+    count by the time of the copy. Victims are only selected if they free enough: immediately, or in
+    the next step if one of them has a row in flight.
 
-    Two requests cannot preempt each other in turns: a running request keeps the level with which it
-    was admitted, and its preemptor is above it by the gap, more than a deadline can add. Repeated
-    work is bounded: after each preemption, a request must get twice as many tokens, up to
+    Two requests cannot preempt each other alternately: a running request keeps the level with which
+    it was admitted, and its preemptor is above it by the gap, more than a deadline can add.
+    Repeated work is bounded: after each preemption, a request must get twice as many tokens, up to
     MAX_PROGRESS, before it can be preempted again.
     """
 
@@ -45,7 +45,7 @@ class PriorityPreemption:
 
         Args:
             request: a waiting request.
-            num_missing: pages that it lacks, in addition to a slot.
+            num_missing: pages that it needs, in addition to a slot.
             spared: ids of running requests that are being preempted for others.
         """
         if not self.is_possible(request.level):

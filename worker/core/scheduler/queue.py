@@ -39,8 +39,8 @@ class WaitingQueue:
         self._service = service
         self._levels = [_Level() for _ in range(MAX_LEVEL + 1)]
         self.alarms: list[tuple[float, int, int, Request]] = []
-        """Heap of (time, arrival, generation, request): when a request's level is to be determined
-        again; entries of an older generation are void."""
+        """Heap of (time, arrival, generation, request): time at which a request's level must be
+        recomputed; entries of an older generation are ignored."""
 
     def push(self, request: Request, now: float) -> None:
         """Adds a request that has never run."""

@@ -19,7 +19,7 @@ class RunningSet(list[Request]):
         insort(self, request, key=_claim)
 
     def drop_finished(self) -> None:
-        """Takes out all that have ended."""
+        """Removes all requests that have ended."""
         self[:] = [request for request in self if request.state is RequestState.RUNNING]
 
     def last(self) -> Request:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 FIRST_RATE = 0.8
 """Prior of the acceptance rate, typical of prompt lookup in copied text."""
 REFERENCE_STEPS = 48
-"""Number of steps of a batch size with drafts in all rows, after which one has none: only such a
-step separates the cost of drafting from the cost of a row."""
+"""Number of steps of a batch size with drafts in all rows before one step without drafts: only
+such a step separates the cost of drafting from the cost of a row."""
 PROBE_SHARE = 0.005
 """Fraction of all steps' time available to probes; up to `LONGEST_WAIT` steps' worth
 accumulates."""
@@ -166,7 +166,7 @@ class SpeculationGate:
             step: the step as planned.
             result: its result.
             counts: tokens of the result per row.
-            shape: what the step computed.
+            shape: shape of the step.
         """
         if not shape.decode_rows:
             return

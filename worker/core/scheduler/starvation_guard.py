@@ -1,4 +1,4 @@
-"""Starvation guard: no request is passed over forever, whatever the queue's policy."""
+"""Starvation guard: no request is passed over forever, under any queue policy."""
 
 from __future__ import annotations
 

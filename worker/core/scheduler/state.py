@@ -36,7 +36,8 @@ class SchedulerStats:
 class SchedulerState:
     """Requests of a worker group, their locations and resources.
 
-    Only `Lifecycle` moves requests; all other parts read, and write what their docstrings say.
+    Only `Lifecycle` moves requests; all other parts read, and write only the fields named in their
+    docstrings.
     """
 
     config: SchedulerConfig

@@ -63,8 +63,8 @@ class StepInFlight:
         """Shape of the average forward pass of a step with drafts or running blocks, and its
         milliseconds.
 
-        Only running blocks take more than one pass, and the later passes compute nothing else.
-        Call it before the requests take the result: it reads where their blocks are.
+        Only running blocks take more than one pass, and the later passes compute nothing else. Call
+        it before the requests take the result: it reads the positions of their blocks.
         """
         num_passes = result.num_forwards
         if result.drafted is not None:
@@ -95,8 +95,8 @@ class StepInFlight:
         return shape, result.compute_ms / num_passes
 
     def _drafted_shape(self, drafted: Sequence[int], num_sampled: Sequence[int]) -> StepShape:
-        """Shape of a step with draft rows as computed: without rows past the end of a request, and
-        with the number of drafts that the proposer had."""
+        """Shape of a step with draft rows as computed: without rows past the end of a request,
+        and with the number of drafts that the proposer returned."""
         rows = [planned for planned in self.rows if isinstance(planned.row, DraftRow)]
         ran = [planned for planned, count in zip(rows, num_sampled, strict=True) if count]
         records = [planned.request.speculation for planned in ran if planned.row.num_samples > 1]
@@ -246,7 +246,7 @@ class StepBuilder:
     def add_window(self, request: Request, lease: Lease, start: int, end: int) -> None:
         """Adds a row for a request's running block or the next one, within [start, end).
 
-        The outcome of the step in flight decides which of them is computed, if any.
+        The outcome of the step in flight determines which of them is computed, if any.
         """
         lease.fence = self.seq
         self.num_tokens += end - start
@@ -254,7 +254,7 @@ class StepBuilder:
         self._speculative.append(InFlightRow(row, request, lease))
 
     def finish(self, digest_seq: int, digest: int) -> tuple[Plan, StepInFlight]:
-        """The Plan, and the step that the scheduler keeps until its result is in."""
+        """The Plan, and the step that the scheduler keeps until it receives the result."""
         rows = self._decodes + self._speculative + self._chunks
         masked: list[int] = []
         if self._any_masked:

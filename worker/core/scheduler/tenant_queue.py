@@ -30,7 +30,7 @@ class TenantQueue:
         insort(self._sorted, request, key=_place)
 
     def remove(self, request: Request) -> bool:
-        """Takes a request out; returns whether it was in."""
+        """Removes a request; returns whether it was in the queue."""
         if self._members.pop(request.request_id, None) is None:
             return False
         del self._sorted[bisect_left(self._sorted, _place(request), key=_place)]

@@ -19,8 +19,8 @@ from worker.core.scheduler.step import InFlightRow, StepBuilder, StepInFlight
 from worker.plan.plan import DraftRow, StepResult
 
 _LEAST_PART = 16
-"""Prompts get at least this fraction (1/16) of the step's token budget, whatever `prefill_max_ms`
-says: a prompt takes at most 16 times as many steps."""
+"""Prompts get at least this fraction (1/16) of the step's token budget, regardless of
+`prefill_max_ms`: a prompt takes at most 16 times as many steps."""
 
 
 class Member(NamedTuple):
@@ -232,7 +232,7 @@ class TokenSteps:
     def _admit(
         self, oldest: Request, prompts: Sequence[Member], budget: StepBudget, now: float
     ) -> list[Admitted]:
-        """Runs an admission round beside the prompts under way."""
+        """Runs an admission round next to the prompts under way."""
         needs, above = self._needs(prompts, oldest.level, oldest.priority)
         return self._admission.round(
             budget.headroom(needs, self._admission.max_requests, above),

@@ -27,7 +27,7 @@ a core counts as hung and is replaced."""
 START_S = 60.0
 """Timeout in seconds for a process to start and load the vocabulary."""
 _KILLED = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals that kill a process from outside, whatever it compiles."""
+"""Signals that kill a process from outside, independent of the grammar."""
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -110,7 +110,7 @@ class GrammarCompiler:
         self._kill()
 
     def _run_job(self, job: bytes) -> bytes | int:
-        """Answer of the process, or its exit code if it exited without one."""
+        """Response of the process, or its exit code if it exited without one."""
         process = self._ready_process()
         deadline = time.monotonic() + self.seconds * STARVED
         try:

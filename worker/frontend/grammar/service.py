@@ -37,7 +37,7 @@ CACHE_BYTES = 64 * 2**20
 """Maximum size of cached results in bytes."""
 MAX_CACHED = 4096
 """Maximum number of cached results. Final refusals are cached too, so that an invalid grammar is
-not compiled again and again."""
+not compiled repeatedly."""
 MAX_WAITING = 4096
 """Maximum number of grammars being compiled or queued; further requests get 503."""
 WAITING_CHARACTERS = 64 * 2**20
@@ -81,7 +81,7 @@ class GrammarService:
         self._sent: dict[str, None] = {}
         """Keys of the grammars that the current engine has."""
         self._dropped: list[str] = []
-        """Keys of its grammars that it may drop."""
+        """Keys of the engine's grammars that it may drop."""
 
     def engine_changed(self) -> None:
         """Resets the state for a new engine, which has no grammars yet."""
@@ -217,7 +217,7 @@ class GrammarService:
 
 
 def _later(problem: str) -> GrammarRejection:
-    """Refusal with 503, which is unrelated to the grammar."""
+    """Rejection with 503, for a reason unrelated to the grammar."""
     return GrammarRejection(f"structured_outputs: {problem}: retry later", 503, is_final=False)
 
 

@@ -18,7 +18,7 @@ _ATTENTION_NAMES = AttentionNames(gate="gate_proj")
 
 
 class AfmoeLayer(SandwichLayer):
-    """A layer with norms before and after each block, with Trinity's names for them."""
+    """A layer with norms before and after each block, named as in Trinity's checkpoints."""
 
     norm_names: ClassVar[tuple[str, ...]] = (
         "input_layernorm",

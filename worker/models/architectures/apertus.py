@@ -51,7 +51,7 @@ class XieluMLP(MLP):
 
 
 class ApertusLayer(LlamaLayer):
-    """Llama's layer, with other names of the norms in a checkpoint."""
+    """Llama layer with different checkpoint names for the norms."""
 
     norm_names: ClassVar[tuple[str, ...]] = ("attention_layernorm", "feedforward_layernorm")
 
@@ -60,5 +60,5 @@ class ApertusForCausalLM(DecoderModel):
     """Llama with QK norm and an xIELU MLP without a gate."""
 
     def build_layer(self, index: int) -> ApertusLayer:
-        """Builds a layer; each has its own parameters of the activation."""
+        """Builds a layer; each has its own activation parameters."""
         return ApertusLayer(self, index, XieluMLP(self))

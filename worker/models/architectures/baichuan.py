@@ -1,4 +1,4 @@
-"""Baichuan 2 7B (huggingface.co/baichuan-inc): Llama with other tensors in a checkpoint.
+"""Baichuan 2 7B (huggingface.co/baichuan-inc): Llama with a different checkpoint layout.
 
 Schema: `config/vendors/baichuan.py`.
 """

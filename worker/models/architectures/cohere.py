@@ -105,7 +105,7 @@ class Cohere2MoeForCausalLM(CohereForCausalLM):
         return block(self.config, self.options, as_stored(MoeNames(), self.config))
 
     def build_norm(self) -> HiddenNorm:
-        """RMSNorm, or LayerNorm without bias, by the key of the epsilon."""
+        """RMSNorm or LayerNorm without bias, depending on which epsilon is configured."""
         if not self.extra("has_rms_norm"):
             return super().build_norm()
         return RMSNorm(self.config.hidden_size, self.config.rms_norm_eps, self.options)

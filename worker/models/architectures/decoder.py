@@ -46,9 +46,9 @@ class DecoderLayer(Module, Protocol):
     """One decoder layer: its topology of norms, mixer, feed-forward block and residuals."""
 
     kv_cache_spec: KVCacheSpec | None
-    """Specification of the layer's KV cache; None for none."""
+    """Specification of the layer's KV cache; None if there is none."""
     state_spec: StateSpec | None
-    """Specification of the layer's state per request; None for none."""
+    """Specification of the layer's state per request; None if there is none."""
 
     def forward(
         self,
@@ -100,7 +100,7 @@ class DecoderModel(ABC):
     """Number that is added to a checkpoint's weights of norms."""
     runs_natively: ClassVar[bool] = False
     """Whether the compiled CPU library computes the same as this class. The library reads the
-    layers' weights and never calls `forward`, so a derived class has to declare it anew."""
+    layers' weights and never calls `forward`, so each derived class must declare this itself."""
 
     def __init__(self, config: ModelConfig, options: LayerOptions, max_model_len: int) -> None:
         self.config = config
@@ -137,7 +137,7 @@ class DecoderModel(ABC):
 
     def rotary_table(self, index: int) -> torch.Tensor:
         """Cosines and sines [positions, rotary_dim] of a layer; sliding-window layers may have a
-        table of their own."""
+        separate table."""
         return self.cos_sin if self.config.windows[index] is None else self.window_cos_sin
 
     def build_norm(self) -> HiddenNorm:

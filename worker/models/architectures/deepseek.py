@@ -39,7 +39,8 @@ from worker.models.layers.norms import RMSNorm
 from worker.models.layers.sharing import divide
 
 _UNUSED_SCALES = ("v_proj.v_scale", "v_scale")
-"""Scales of values, which a checkpoint may hold: latents are keys, whose scale is that of both."""
+"""Scales of values, which a checkpoint may hold: latents serve as keys and values, with the
+scale of keys."""
 _EPS = 1e-6
 """Epsilon of the norms within attention, which config.json does not set."""
 
@@ -50,7 +51,7 @@ class DeepseekForCausalLM(Qwen3MoeForCausalLM):
     moe_names: ClassVar[MoeNames] = MoeNames(bias="gate.e_score_correction_bias")
 
     def build_layer(self, index: int) -> PreNormLayer:
-        """Builds a layer with experts, or with a single MLP, as config.json says."""
+        """Builds a layer with experts or with a single MLP, as specified in config.json."""
         attention = LatentAttention(self, index, self.query_scale)
         return PreNormLayer(self, attention, self.build_mlp(index), mixer_name="self_attn")
 
@@ -238,9 +239,9 @@ class LatentAttention:
         return out.index_copy_(0, sparse.others, others)
 
     def _put_halves_first(self) -> None:
-        """Reorders the output features of queries and keys so that pairs of rotary dimensions are
-        split into two halves instead of interleaved. Scores stay the same, since both are
-        reordered alike."""
+        """Reorders the output features of queries and keys so that pairs of rotary dimensions
+        are split into two halves instead of interleaved. Scores stay the same, since both are
+        reordered identically."""
         mla = self._mla
         halves = torch.arange(mla.rotary_dim).view(-1, 2).T.flatten()
         down = torch.arange(sum(self._split))

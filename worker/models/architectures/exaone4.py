@@ -20,7 +20,8 @@ class Exaone4ForCausalLM(DecoderModel):
     """EXAONE 4: norms after the blocks, as in OLMo 2."""
 
     def build_layer(self, index: int) -> PostNormLayer:
-        """Builds a layer with rotary embedding, or, if others have windows, perhaps without."""
+        """Builds a layer with rotary embedding or, if other layers have windows, possibly
+        without."""
         mlp = GatedMLP(self.config, self.options)
         return PostNormLayer(self, index, mlp, traits=_traits(self, index))
 
@@ -31,7 +32,7 @@ class ExaoneMoeForCausalLM(Qwen3MoeForCausalLM):
     moe_names: ClassVar[MoeNames] = MoeNames(bias="e_score_correction_bias")
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Builds a layer with rotary embedding, or, if others have windows, perhaps without."""
+        """Builds a layer with rotary embedding, or, if others have windows, possibly without."""
         return LlamaLayer(self, index, self.build_mlp(index), traits=_traits(self, index))
 
 

@@ -78,7 +78,7 @@ class FalconH1Layer(PreNormLayer):
 
 
 class FalconH1ForCausalLM(DecoderModel):
-    """Falcon-H1: gates and outputs of MLPs, embeddings and logits have factors, too."""
+    """Falcon-H1: MLP gates and outputs, embeddings and logits are also scaled."""
 
     norm_name: ClassVar[str] = "model.final_layernorm"
 

@@ -49,7 +49,7 @@ class GemmaForCausalLM(DecoderModel):
 
 
 class GemmaLayer(SandwichLayer):
-    """A layer with norms before and after each block, with Gemma's names for them."""
+    """A layer with norms before and after each block, named as in Gemma's checkpoints."""
 
     norm_names: ClassVar[tuple[str, ...]] = (
         "input_layernorm",
@@ -60,10 +60,10 @@ class GemmaLayer(SandwichLayer):
 
 
 class Gemma2ForCausalLM(GemmaForCausalLM):
-    """Gemma 2 and 3: sliding-window and full-attention layers, by turns.
+    """Gemma 2 and 3: alternating sliding-window and full-attention layers.
 
     Gemma 2 soft-caps attention scores and logits. Gemma 3 does not; it has QK norm, and
-    sliding-window layers have a rotary embedding of their own.
+    sliding-window layers have a separate rotary embedding.
     """
 
     def build_layer(self, index: int) -> DecoderLayer:

@@ -144,7 +144,7 @@ class ParallelExperts:
 
 
 class Gemma4Layer(PreNormLayer):
-    """A layer with norms before and after each block, perhaps experts in parallel with the MLP, a
+    """A layer with norms before and after each block, possibly experts in parallel with the MLP, a
     block that reads the layer's embeddings, and an output that is multiplied by a learned number.
 
     Args:

@@ -40,7 +40,7 @@ _DRAWN_EXPONENT = 120
 
 
 class GptOssForCausalLM(DecoderModel):
-    """gpt-oss: sliding-window and full-attention layers by turns, with attention sinks and
+    """gpt-oss: alternating sliding-window and full-attention layers, with attention sinks and
     experts."""
 
     def build_layer(self, index: int) -> LlamaLayer:

@@ -137,7 +137,7 @@ class GraniteMoeSWAForCausalLM(GraniteSWAForCausalLM):
 
 
 class SharedExperts:
-    """Experts beside an MLP, whose outputs are added; one all-reduce sums both.
+    """Experts next to an MLP, whose outputs are added; one all-reduce sums both.
 
     Args:
         config: the model's configuration, with experts.
@@ -180,8 +180,8 @@ def build_experts(model: DecoderModel, names: MoeNames = _NAMES) -> tuple[FeedFo
 
 
 class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
-    """Granite 4: Mamba-2 in most layers, attention in the others, perhaps without rotary embedding;
-    a shared MLP, perhaps beside experts."""
+    """Granite 4: Mamba-2 in most layers, attention in the others, possibly without rotary
+    embedding; a shared MLP, possibly next to experts."""
 
     def build_layer(self, index: int) -> PreNormLayer:
         """Builds a layer with Mamba-2, or with attention."""

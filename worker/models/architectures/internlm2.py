@@ -1,4 +1,4 @@
-"""InternLM 2 (huggingface.co/internlm): Llama with other tensors in a checkpoint.
+"""InternLM 2 (huggingface.co/internlm): Llama with a different checkpoint layout.
 
 Schema: `config/vendors/internlm.py`.
 """
@@ -13,7 +13,7 @@ from worker.models.layers.attention import AttentionNames, AttentionTraits, Gate
 
 
 class InternLM2Layer(LlamaLayer):
-    """Llama's layer, with InternLM 2's names of the norms in a checkpoint."""
+    """Llama layer with InternLM 2's checkpoint names for the norms."""
 
     norm_names: ClassVar[tuple[str, ...]] = ("attention_norm", "ffn_norm")
 

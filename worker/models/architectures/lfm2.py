@@ -92,13 +92,13 @@ class GatedConvolution:
 
 
 class ConvolutionLayer(PreNormLayer):
-    """A layer with a short convolution, and LFM2's names of norms."""
+    """A layer with a short convolution, with norms named as in LFM2's checkpoints."""
 
     norm_names: ClassVar[tuple[str, ...]] = _NORMS
 
 
 class AttentionLayer(LlamaLayer):
-    """A layer with attention, and LFM2's names of norms."""
+    """A layer with attention, with norms named as in LFM2's checkpoints."""
 
     norm_names: ClassVar[tuple[str, ...]] = _NORMS
 

@@ -21,9 +21,9 @@ class Mixer(Module, Protocol):
     """Sequence mixer of a layer: attention, or linear attention."""
 
     kv_cache_spec: KVCacheSpec | None
-    """Specification of the mixer's KV cache; None for none."""
+    """Specification of the mixer's KV cache; None if there is none."""
     state_spec: StateSpec | None
-    """Specification of the mixer's state per request; None for none."""
+    """Specification of the mixer's state per request; None if there is none."""
 
     def forward(
         self,

@@ -28,7 +28,7 @@ _NAMES = MoeNames(bias="gate.e_score_correction_bias")
 
 
 class LatentExperts:
-    """Experts without gates, perhaps between projections to a latent of fewer features and back,
+    """Experts without gates, possibly between projections to a latent of fewer features and back,
     and a shared expert.
 
     Args:
@@ -195,7 +195,7 @@ class NemotronHForCausalLM(DecoderModel):
     norm_name: ClassVar[str] = "backbone.norm_f"
 
     def build_layer(self, index: int) -> DecoderLayer:
-        """Builds a layer with one block, of the kind that config.json lists."""
+        """Builds a layer with one block, of the kind listed in config.json."""
         config, options = self.config, self.options
         match self.extra("layer_kinds")[index]:
             case "linear_attention":

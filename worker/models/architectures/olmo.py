@@ -50,8 +50,8 @@ class PostNormLayer(LlamaLayer):
 
 
 class Olmo2ForCausalLM(DecoderModel):
-    """OLMo 2 and 3: QK norm over all heads together. OLMo 3 adds sliding windows, and a rotary
-    embedding of their own for these layers."""
+    """OLMo 2 and 3: QK norm over all heads together. OLMo 3 adds sliding windows, and a separate
+    rotary embedding for these layers."""
 
     def build_layer(self, index: int) -> PostNormLayer:
         """Builds a layer; they differ in windows and rotary tables only."""

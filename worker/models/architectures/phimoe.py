@@ -19,8 +19,8 @@ _NAMES = MoeNames(gate="w1", up="w3", down="w2")
 
 
 class SparseMixerMLP(MoeMLP):
-    """Two experts per token, of which the second is chosen as if the first did not exist
-    (SparseMixer, arXiv 2409.12136).
+    """Two experts per token; the second is chosen as if the first did not exist (SparseMixer, arXiv
+    2409.12136).
 
     Args:
         model: the model that the layer belongs to.

@@ -1,4 +1,4 @@
-"""Qwen 1 (huggingface.co/Qwen): Llama with other tensors in a checkpoint.
+"""Qwen 1 (huggingface.co/Qwen): Llama with a different checkpoint layout.
 
 Schema: `config/vendors/qwen.py`.
 """
@@ -13,7 +13,7 @@ from worker.models.layers.attention import AttentionNames, AttentionTraits, Gate
 
 
 class QWenLayer(LlamaLayer):
-    """Llama's layer, with Qwen 1's names of the norms in a checkpoint."""
+    """Llama layer with Qwen 1's checkpoint names for the norms."""
 
     norm_names: ClassVar[tuple[str, ...]] = ("ln_1", "ln_2")
 

@@ -73,7 +73,7 @@ class GatedDeltaNet:
         all_values = int(model.extra("linear_num_value_heads"))
         if all_values % all_keys:
             raise ValueError(
-                f"linear_num_value_heads {all_values} in config.json is no multiple of "
+                f"linear_num_value_heads {all_values} in config.json is not a multiple of "
                 f"linear_num_key_heads ({all_keys}): fix it"
             )
         self._ratio = all_values // all_keys

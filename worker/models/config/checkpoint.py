@@ -27,14 +27,14 @@ _REJECTED_FILES = {
         "merge_and_unload), or remove the file if that was done"
     ),
 }
-"""Files beside config.json of checkpoints that hold no model, and the remedy."""
+"""Files next to config.json that mark a checkpoint without a model, and the remedy."""
 QUANTIZATION_FILES = {
     "hf_quant_config.json": "modelopt",
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
 }
-"""Files beside config.json with the quantization format, for checkpoints whose config.json lacks
-it, and the method that each belongs to."""
+"""Files next to config.json with the quantization format if it is missing in config.json, and
+the method of each."""
 
 
 def resolve_checkpoint(model: str, *, weights: bool = True) -> Path:
@@ -61,7 +61,7 @@ def resolve_checkpoint(model: str, *, weights: bool = True) -> Path:
     if not (folder / "config.json").is_file():
         _check_other_formats(folder)
         raise Unavailable(
-            f"{folder} holds no config.json: give the folder of a Hugging Face checkpoint"
+            f"{folder} has no config.json: specify the folder of a Hugging Face checkpoint"
         )
     if weights and (problem := _lacking_weights(folder)):
         raise Unavailable(problem)
@@ -73,7 +73,8 @@ def weight_files(folder: Path) -> list[Path]:
 
     Raises:
         Unavailable: there are none, or one that the index names is missing.
-        ValueError: the index is malformed, or names anything but safetensors files beside it.
+        ValueError: the index is malformed, or names anything but safetensors files in the same
+            folder.
     """
     if problem := _lacking_weights(folder):
         raise Unavailable(problem)
@@ -81,7 +82,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def indexed_tensors(folder: Path) -> list[str]:
-    """Names of all tensors of a checkpoint by its index, which is downloaded before the weights;
+    """Names of all tensors in a checkpoint's index, which is downloaded before the weights;
     empty without an index."""
     index = folder / _INDEX
     return list(_weight_map(index)) if index.is_file() else []
@@ -145,7 +146,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
     Raises:
         Unavailable: it cannot be read.
-        ValueError: it holds no JSON object; the message names the file.
+        ValueError: it does not contain a JSON object; the message names the file.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -153,7 +154,7 @@ def read_json(path: Path) -> dict[str, Any]:
         kind = Unavailable if may_heal(error) else ValueError
         raise kind(f"cannot read {path}: {error}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold a JSON object")
+        raise ValueError(f"{path} must contain a JSON object")
     return content
 
 
@@ -203,36 +204,37 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _indexed_names(index: Path) -> list[str]:
-    """Names of the weight files in an index, which must be files beside it.
+    """Names of the weight files in an index, which must be files in the same folder.
 
-    HAZARD: a checkpoint is untrusted input; it must not make other files of this machine be read.
+    HAZARD: a checkpoint is untrusted input; it must not cause other files of this machine to be
+    read.
     """
     return sorted(set(_weight_map(index).values()))
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """File of each tensor by an index, checked."""
+    """File of each tensor in an index, validated."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict):
-        raise ValueError(f"{index} holds no weight_map: download it again")
+        raise ValueError(f"{index} has no weight_map: download it again")
     for name in weight_map.values():
         if not isinstance(name, str) or not _PLAIN_NAME.fullmatch(name):
             raise ValueError(
-                f"{index} names the weight file {name!r:.200}, but weights are *.safetensors files "
-                "beside it: this checkpoint is broken or forged, get it from elsewhere"
+                f"{index} names the weight file {name!r:.200}, but weights must be *.safetensors "
+                "files next to it: this checkpoint is corrupt or malicious, use another copy"
             )
     return weight_map
 
 
 def _lacking_weights(folder: Path) -> str:
-    """Message on missing weight files, and what to do about them; empty if none is missing."""
+    """Error message about missing weight files, with the remedy; empty if none is missing."""
     files = _weight_files(folder)
     if not files:
         return (
-            f"{folder} holds no *.safetensors file: save the checkpoint again with transformers' "
+            f"{folder} has no *.safetensors file: save the checkpoint again with transformers' "
             "save_pretrained, which writes safetensors"
         )
     missing = [path.name for path in files if not path.is_file()]
     if missing:
-        return f"{folder} lacks the weight files {', '.join(missing)}: download it again"
+        return f"{folder} is missing the weight files {', '.join(missing)}: download it again"
     return ""

@@ -18,11 +18,11 @@ from pathlib import Path
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MAX_KEPT = 4096
-"""Maximum number of digests that are kept, those of some hundred checkpoints: each takes a block of
-the disk."""
+"""Maximum number of digests that are kept, enough for about a hundred checkpoints: each takes a
+block of the disk."""
 _SETTLED_S = 2.0
 """Seconds after a file's last change from which another change would show in its timestamps,
-whatever their resolution."""
+regardless of their resolution."""
 
 
 def digests(files: Sequence[Path]) -> list[str]:
@@ -48,8 +48,8 @@ def _digest(path: Path) -> str:
 
 
 def _kept_digest(folder: Path, key: str, path: Path) -> str:
-    """The digest that is kept under a key, computed if there is none. If several workers on
-    a node start at once, one computes it and the others wait."""
+    """The digest stored under a key; computed if there is none. If several workers on a node
+    start at the same time, one computes it and the others wait."""
     with (folder / key).open("a+", errors="replace") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
@@ -75,7 +75,7 @@ def _drop_oldest(folder: Path) -> None:
 
 
 def _folder() -> Path | None:
-    """The folder of digests; None if other users may write to it, or this one may not."""
+    """The folder of digests; None if it is writable by other users, or not writable by this one."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     folder = Path(base) / "rayfleet" / "digests"
     with contextlib.suppress(OSError):

@@ -29,11 +29,11 @@ MULTIMODAL: dict[str, MultimodalConfig] = {
     for config in getattr(vendor, "MULTIMODAL", ())
     for name in config.architectures
 }
-"""Multimodal checkpoints, of which the text model is served, by value of `architectures`."""
+"""Multimodal checkpoints, whose text model is served, by value of `architectures`."""
 
 
 def read_family(raw: RawConfig) -> tuple[FamilyConfig, TensorNames | None]:
-    """Reads config.json, or its text model's part, by the schema of its family.
+    """Reads config.json, or the part for its text model, using the family's schema.
 
     Returns:
         The family's configuration, and the text model's names of tensors in the checkpoint; None if

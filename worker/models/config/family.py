@@ -2,8 +2,8 @@
 no torch.
 
 A vendor's module in `worker.models.config.vendors` has one `FamilyConfig` per family. Its fields
-are keys of config.json (see `schema.py`), its class attributes are facts that no key states, and
-its methods translate the keys to `ModelConfig`.
+are keys of config.json (see `schema.py`), its class attributes are properties that no key
+specifies, and its methods translate the keys to `ModelConfig`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from worker.models.config.schema import (
 
 Layers = Annotated[int, Meta(ge=1, le=10_000)]
 """Number of layers. The limit, eighty times as many as any released model has, bounds the memory
-for lists per layer, whatever number a small config.json names."""
+for lists per layer, even if a small config.json specifies a huge number."""
 FULL, SLIDING, CHUNKED, LINEAR = (
     *("full_attention", "sliding_attention"),
     *("chunked_attention", "linear_attention"),
@@ -71,7 +71,7 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     architecture: ClassVar[str]
     """Value of `architectures` in config.json."""
     other_architectures: ClassVar[tuple[str, ...]] = ()
-    """Other values of `architectures` of checkpoints with the same layers and tensors' names."""
+    """Other values of `architectures` of checkpoints with the same layers and tensor names."""
     model_types: ClassVar[tuple[str, ...]]
     """Values of `model_type` of this family; a checkpoint may also have none."""
     implementation: ClassVar[str]
@@ -87,7 +87,7 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Types of layers that `layer_types` may list; the last one is the type of layers if it is
     missing, unless `layer_kind` says otherwise."""
     kind_aliases: ClassVar[Mapping[str, str]] = {}
-    """Other names of types of layers in `layer_types`."""
+    """Alternative names of layer types in `layer_types`."""
     has_chunks: ClassVar[bool] = False
     """Whether attention is chunked: windows begin at multiples of their length, and a token attends
     to its chunk up to itself."""
@@ -98,7 +98,7 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Whether `rope_parameters` has a `partial_rotary_factor` per type of layers, which the family
     reads (`rotary_share`)."""
     query_beta: ClassVar[bool] = False
-    """Whether rope parameters may have `llama_4_scaling_beta`, by which queries grow with the
+    """Whether rope parameters may have `llama_4_scaling_beta`, which scales queries with the
     position."""
     has_sinks: ClassVar[bool] = False
     """Whether heads have attention sinks."""
@@ -274,8 +274,8 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return (*self.skipped, *(f"model.layers.{layer}." for layer in following))
 
     def divided(self) -> dict[str, int]:
-        """Sizes that ranks have to share evenly, besides attention heads, MLPs and experts, by a
-        description."""
+        """Further sizes that must be divisible among the ranks (besides attention heads, MLPs
+        and experts), by description."""
         return {}
 
     def rotating(self) -> tuple[bool, ...] | None:
@@ -316,7 +316,7 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return 1, None
 
     def spans(self) -> dict[str, int]:
-        """Lengths up to which attention that is not implemented equals full attention, by a
+        """Lengths up to which attention that is not implemented equals full attention, by
         description."""
         return {}
 
@@ -340,7 +340,7 @@ class WindowedFamilyConfig(FamilyConfig):
 
 class AlternatingFamilyConfig(WindowedFamilyConfig, kw_only=True):
     """config.json of a family with full attention in every n-th layer, where n is
-    `sliding_window_pattern`, and sliding windows in the others, unless `layer_types` is there."""
+    `sliding_window_pattern`, and sliding windows in the others, unless `layer_types` is set."""
 
     layer_kinds = (FULL, SLIDING)
 
@@ -362,8 +362,8 @@ def rotary_size(family: FamilyConfig, rotary_dim: int | None = None) -> int:
     if rotary_dim not in (None, size) or not 0 < size <= head_dim:
         given = "" if rotary_dim is None else f" and rotary_dim {rotary_dim}"
         raise ValueError(
-            f"partial_rotary_factor {share}{given} in config.json do not fit head_dim {head_dim}: "
-            "fix it"
+            f"partial_rotary_factor {share}{given} in config.json are inconsistent with "
+            f"head_dim {head_dim}: fix it"
         )
     return size
 
@@ -397,7 +397,7 @@ def rotating_layers(flags: list[Any] | None, interval: int, num_layers: int) -> 
 
 
 def blocks(size: int, mask_token_id: int, vocab_size: int) -> tuple[int, int]:
-    """Block size and mask token of a block-diffusion model, checked."""
+    """Validated block size and mask token of a block-diffusion model."""
     if size < 2 or size & (size - 1):
         raise ValueError(
             f"block_size {size} in config.json is not supported: it must be a power of two, at "

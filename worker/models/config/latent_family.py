@@ -37,8 +37,8 @@ class LatentFamilyConfig(FamilyConfig):
             return rotary
         if int((plain + rotary) * float(share or 0)) != rotary:
             raise ValueError(
-                f"partial_rotary_factor {share} in config.json does not fit qk_nope_head_dim "
-                f"{plain} and qk_rope_head_dim {rotary}: fix it"
+                f"partial_rotary_factor {share} in config.json is inconsistent with "
+                f"qk_nope_head_dim {plain} and qk_rope_head_dim {rotary}: fix it"
             )
         return plain + rotary
 
@@ -74,7 +74,9 @@ class LatentFamilyConfig(FamilyConfig):
         ):
             if value not in (None, sum(parts.values())):
                 others = " and ".join(f"{part} {size}" for part, size in parts.items())
-                raise ValueError(f"{key} = {value} in config.json does not fit {others}: fix it")
+                raise ValueError(
+                    f"{key} = {value} in config.json is inconsistent with {others}: fix it"
+                )
         if self.qk_rope_head_dim % 2:
             raise ValueError(
                 f"qk_rope_head_dim {self.qk_rope_head_dim} in config.json is odd, but dimensions "
@@ -83,7 +85,7 @@ class LatentFamilyConfig(FamilyConfig):
 
 
 def score_factor(family: FamilyConfig, rope: RopeConfig) -> float:
-    """Factor of scores that DeepSeek's YaRN has in place of one of cosines and sines."""
+    """Factor that DeepSeek's YaRN applies to scores instead of to cosines and sines."""
     weight = (family.rope_scaling or family.rope_parameters or {}).get("mscale_all_dim")
     if rope.kind != "yarn" or not weight:
         return 1.0

@@ -29,7 +29,7 @@ class MambaConfig:
     output_bias: bool = False
     order: GateOrder = "gate first"
     multipliers: tuple[float, ...] | None = None
-    """Factors of z, x, B, C and dt; None for none."""
+    """Factors of z, x, B, C and dt; None if there is none."""
 
     @property
     def widths(self) -> list[int]:

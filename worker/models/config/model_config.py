@@ -1,4 +1,5 @@
-"""Model configuration: the mathematics of a checkpoint, from its config.json. Imports no torch."""
+"""Model configuration: architecture parameters of a checkpoint, from its config.json. Imports no
+torch."""
 
 from __future__ import annotations
 
@@ -79,8 +80,8 @@ class ModelConfig:
     """Layers that have no keys and values of their own, and the earlier layers whose KV caches they
     read; None without any."""
     divided: Mapping[str, int] | None = None
-    """Sizes that ranks have to share evenly, besides attention heads, MLPs and experts, by a
-    description; None without any."""
+    """Further sizes that must be divisible among the ranks (besides attention heads, MLPs and
+    experts), by description; None if there are none."""
     attention_cap: float = 0.0
     """Soft cap of attention scores (by tanh); 0 for none."""
     has_sinks: bool = False
@@ -200,7 +201,7 @@ class ModelConfig:
         )
 
     def for_layer(self, index: int) -> ModelConfig:
-        """Configuration of layer `index`, whose heads may have sizes and a number of their own."""
+        """Configuration of layer `index`, whose number and sizes of heads may differ."""
         config = self.for_full_layers() if self.windows[index] is None else self
         if self.layer_heads is None:
             return config
@@ -239,7 +240,7 @@ def load_model_config(model: str, *, weights: bool = True) -> ModelConfig:
 
     Raises:
         Unavailable: there is no such folder, or the Hub is unreachable.
-        ValueError: the Hub denies access, or the mathematics is not supported; the message names
+        ValueError: the Hub denies access, or the architecture is not supported; the message names
             the key.
     """
     folder = resolve_checkpoint(model, weights=False)
@@ -260,28 +261,28 @@ def _ropes(family: FamilyConfig) -> tuple[RopeConfig, RopeConfig | None]:
     if rope.short_factors is not None and len(rope.short_factors) != pairs:
         key = "rope_scaling" if family.rope_scaling else "rope_parameters"
         raise ValueError(
-            f"{key}.short_factor in config.json must be {pairs} numbers, one for every two "
-            f"dimensions that rotate, got {len(rope.short_factors)}: fix it"
+            f"{key}.short_factor in config.json must be {pairs} numbers, one per pair of "
+            f"rotary dimensions, got {len(rope.short_factors)}: fix it"
         )
     return rope, parse_window_rope(raw, length, family.window_theta) if by_layer else None
 
 
 def _experts(family: FamilyConfig) -> MoeConfig | None:
-    """The experts, checked; `mlp_layer_types`, as transformers 5 writes it, must agree."""
+    """The validated experts; `mlp_layer_types`, written by transformers 5, must agree."""
     moe, kinds, count = family.moe(), family.mlp_layer_types, family.num_hidden_layers
     dense = frozenset(range(count)) if moe is None else moe.dense_layers
     expected = ["dense" if layer in dense else "sparse" for layer in range(count)]
     if kinds is not None and kinds != expected:
         raise ValueError(
             f"mlp_layer_types = {short(kinds)} in config.json is not supported: it must be dense "
-            f"for {expected.count('dense')} and sparse for {expected.count('sparse')} layers, as "
-            "other keys have it"
+            f"for {expected.count('dense')} and sparse for {expected.count('sparse')} layers, to "
+            "match the other keys"
         )
     return None if moe is None else checked(moe, family.top_k_key)
 
 
 def _divided(family: FamilyConfig, mamba: MambaConfig | None) -> dict[str, int]:
-    """Sizes that ranks have to share evenly, by a description."""
+    """Sizes that must be divisible among the ranks, by description."""
     heads = {} if mamba is None else {"the number of Mamba heads": mamba.num_heads}
     return {**family.divided(), **heads}
 
@@ -324,8 +325,8 @@ def _length_limit(
 
 
 def _eos_token_ids(raw: RawConfig, family: FamilyConfig, folder: Path) -> tuple[int, ...]:
-    """End tokens in config.json, its text_config and generation_config.json, as in vLLM those of
-    all; else the family's default."""
+    """End tokens in config.json, its text_config and generation_config.json, combined from all
+    files, as in vLLM; else the family's default."""
     path = folder / "generation_config.json"
     text = raw.get("text_config")
     sources = [

@@ -68,7 +68,7 @@ def checked(config: MoeConfig, top_k_key: str = "num_experts_per_tok") -> MoeCon
 def listed_dense_layers(
     kinds: list[str] | None, num_layers: int, first: int | None, default: int = 1
 ) -> frozenset[int]:
-    """Layers with a single MLP, where the others have experts.
+    """Layers with a single MLP, while the others have experts.
 
     Args:
         kinds: `mlp_layer_types`, dense or sparse for each layer; None if it is missing.
@@ -96,7 +96,7 @@ def listed_dense_layers(
 
 
 class GroupedRouting(Protocol):
-    """Keys of DeepSeek V3's experts, which several vendors have taken over."""
+    """Keys of DeepSeek V3's experts, which several vendors have adopted."""
 
     n_routed_experts: int
     num_experts_per_tok: int
@@ -109,8 +109,8 @@ class GroupedRouting(Protocol):
 
 
 def grouped_experts(family: GroupedRouting, dense_layers: frozenset[int]) -> MoeConfig:
-    """DeepSeek V3's experts: scored by sigmoids, with a bias for the choice, from the best
-    groups."""
+    """DeepSeek V3's experts: scored by sigmoids, with a bias for the selection, selected from
+    the best groups."""
     return MoeConfig(
         num_experts=family.n_routed_experts,
         top_k=family.num_experts_per_tok,

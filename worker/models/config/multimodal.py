@@ -1,5 +1,5 @@
-"""Multimodal checkpoints, of which the text model is served: its part of config.json, and its
-tensors. Imports no torch."""
+"""Multimodal checkpoints, whose text model is served: its part of config.json, and its tensors.
+Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from worker.models.config.schema import RawConfig, words
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorNames:
-    """Differences between tensors' names in a checkpoint and those of the family."""
+    """Differences between tensor names in a checkpoint and those of the family."""
 
     renamed: tuple[tuple[str, str], ...] = ()
     """Prefixes of names in the checkpoint, and the family's; the first that matches is used."""
@@ -48,7 +48,7 @@ class TensorNames:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MultimodalConfig:
-    """A multimodal architecture, of which the text model is served."""
+    """A multimodal architecture, whose text model is served."""
 
     architectures: tuple[str, ...]
     """Values of `architectures` in config.json."""
@@ -56,15 +56,15 @@ class MultimodalConfig:
     texts: Mapping[str, str]
     """Families of the text model, by `model_type` of text_config."""
     keys: frozenset[str]
-    """Keys beside text_config, and perhaps within, that do not concern the text model."""
+    """Keys next to text_config, and possibly within it, that do not concern the text model."""
     tensors: TensorNames
     defaults: Mapping[str, object] = field(default_factory=dict)
     """Values of missing keys of the text model that differ from the family's, and from `SIZES`."""
     ignored: tuple[str, ...] = ()
-    """Keys of text_config that are ignored, as transformers ignores them there."""
+    """Keys of text_config that are ignored, as in transformers."""
     text_type: str = ""
-    """`model_type` of the text model of checkpoints without text_config, whose keys are then among
-    the others; empty if text_config is required."""
+    """`model_type` of the text model of checkpoints without text_config, whose keys are then
+    mixed with the others; empty if text_config is required."""
 
     def text_config(self, raw: RawConfig) -> RawConfig:
         """The text model's config.json; raises ValueError if text_config is malformed, or of a
@@ -118,14 +118,14 @@ SIZES: Mapping[str, Mapping[str, int]] = {
     "qwen2": {**_LLAMA, "vocab_size": 151936, "intermediate_size": 22016},
     "qwen3": {**_LLAMA, "vocab_size": 151936, "intermediate_size": 22016},
 }
-"""Sizes that a text_config lacks where they equal the defaults of its class in transformers, which
+"""Sizes missing in a text_config if they equal the defaults of its class in transformers, which
 saves only differences; by `model_type`."""
 _FORMATS = ("quantization_config", "compression_config", "dtype", "torch_dtype")
 _BOOKKEEPING = words("architectures model_type text_config transformers_version auto_map")
 
 
 def language_model_and(*parts: str) -> TensorNames:
-    """Names of a text model in `language_model`, with these other parts, perhaps all within
+    """Names of a text model in `language_model` next to these other parts, possibly all within
     `model`."""
     return TensorNames(
         renamed=(("language_model.", ""), ("model.language_model.", "model.")),
@@ -137,7 +137,7 @@ VISION_AND_PROJECTOR = language_model_and("vision_tower", "multi_modal_projector
 
 
 def _of_text(rope: RawConfig) -> RawConfig:
-    """Rope parameters without multimodal rotary embedding (mrope): dimensions that rotate by row,
-    column or time of an image or video, which are all the position in text."""
+    """Rope parameters without multimodal rotary embedding (mrope): dimensions that rotate by
+    row, column or time of an image or video, all of which equal the position for text."""
     kept = {key: value for key, value in rope.items() if not key.startswith("mrope_")}
     return {key: "default" if value == "mrope" else value for key, value in kept.items()}

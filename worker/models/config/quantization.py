@@ -1,12 +1,12 @@
 """Quantization formats of linear weights. Imports no torch.
 
-A checkpoint has its format in config.json's `quantization_config`, or in a file beside it:
+A checkpoint has its format in config.json's `quantization_config`, or in a file next to it:
 ModelOpt's hf_quant_config.json, GPTQ's quantize_config.json, AWQ's quant_config.json.
 
 Weights are dequantized to the model's data type and multiplied with unquantized activations, except
 FP8 weights in large steps on GPUs that multiply FP8 (`kernels.linear.scaled`). Scales of a
-checkpoint's activations are ignored: each token gets its own, at least as exact. Scales of keys and
-values are loaded if the KV cache is FP8.
+checkpoint's activations are ignored: each token gets its own scale, which is at least as accurate.
+Scales of keys and values are loaded if the KV cache is FP8.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class GroupedIntConfig:
     has_zeros: bool = True
     """Whether groups have zero points; else the middle code stands for 0."""
     zeros_less_one: bool = False
-    """Whether zero points are stored less 1, as in GPTQ's first format."""
+    """Whether zero points are stored minus 1, as in GPTQ's first format."""
     has_index: bool = False
     """Whether each feature has an index of its group (desc_act), instead of groups of consecutive
     features."""
@@ -80,9 +80,9 @@ class QuantizationConfig:
     left_out: tuple[str, ...] = ()
     """Patterns of modules that are not quantized."""
     targets: tuple[str, ...] = ()
-    """Patterns of the only modules that are quantized; empty for all that are not left out."""
+    """Patterns of quantized modules, if only some are; empty for all that are not excluded."""
     renamed_ends: tuple[tuple[str, str], ...] = ()
-    """Suffixes of tensors' names in the checkpoint, and the suffixes that are expected here."""
+    """Suffixes of tensor names in the checkpoint, and the suffixes that are expected here."""
     skipped_ends: tuple[str, ...] = ()
     """Suffixes of names of tensors that are not loaded."""
     has_fp8_cache: bool = False
@@ -99,8 +99,8 @@ class QuantizationConfig:
         return self.weights if not self.targets or _is_named(names, self.targets) else None
 
     def _format_of_module(self, name: str) -> WeightConfig | None:
-        """Format of a module in `by_module`, by its name or by that of a module around it. A search
-        by prefix would be slow: with experts, tens of thousands are named."""
+        """Format of a module in `by_module`, by its name or by the name of an enclosing module.
+        A search by prefix would be slow: with experts, tens of thousands are named."""
         while name and name not in self.by_module:
             name = name.rpartition(".")[0]
         return self.by_module.get(name)

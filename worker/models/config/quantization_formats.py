@@ -1,8 +1,7 @@
 """Parsers of quantization formats: fp8, fbgemm_fp8, compressed-tensors, ModelOpt, AWQ, GPTQ and
 gpt-oss' mxfp4. Imports no torch.
 
-Keys that are neither read nor without effect on weights are rejected with an error that names
-them.
+Keys that are not read and may affect weights are rejected with an error that names them.
 """
 
 from __future__ import annotations
@@ -90,7 +89,8 @@ class _Source:
         return tuple(name for name in named if not name.endswith(_PLAIN_MODULES))
 
     def check_pattern(self, pattern: str) -> None:
-        """Raises ValueError if a pattern is no regular expression although it begins with "re:"."""
+        """Raises ValueError if a pattern that begins with "re:" is not a valid regular
+        expression."""
         try:
             re.compile(pattern.removeprefix("re:") if pattern.startswith("re:") else "")
         except re.error as error:
@@ -164,14 +164,14 @@ def _find(raw: Mapping[str, Any], folder: Path) -> tuple[_Source, object] | None
             content = read_json(path)
             nested = content.get("quantization", content)
             if not isinstance(nested, dict):
-                raise ValueError(f"{name} must hold a JSON object, got {nested!r:.80}: fix it")
+                raise ValueError(f"{name} must contain a JSON object, got {nested!r:.80}: fix it")
             return _Source(where=name, content=nested), nested.get("quant_method", method)
     return None
 
 
 def _lists_layers_elsewhere(content: Mapping[str, Any], folder: Path) -> bool:
-    """Whether config.json names a mixture of ModelOpt's formats, but only the file beside it lists
-    which module has which."""
+    """Whether config.json names a mixture of ModelOpt's formats, while only the file next to it
+    lists the format of each module."""
     is_short = content.get("quant_algo") == _MIXED and "quantized_layers" not in content
     path = folder / _MODELOPT_FILE
     return is_short and path.is_file() and "quantized_layers" in path.read_text(encoding="utf-8")
@@ -294,7 +294,7 @@ def _compressed_weights(source: _Source, kind: object) -> WeightConfig:
 
     Args:
         source: the group's `weights` object.
-        kind: the group's `format`: how codes are packed.
+        kind: the group's `format`, the packing of codes.
     """
     source.check(
         words("num_bits type strategy group_size symmetric block_structure observer")

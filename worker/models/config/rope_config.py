@@ -44,12 +44,12 @@ class RopeConfig:
     """Context length before it was stretched (llama3, yarn, longrope)."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
-    """Ends of the range that llama3 interpolates, with the one above: wavelengths from original
-    length / high_freq_factor to original length / low_freq_factor."""
+    """End of the range that llama3 interpolates, together with `low_freq_factor`: wavelengths
+    from original length / high_freq_factor to original length / low_freq_factor."""
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    """Ends of the range that yarn interpolates, with the one above: numbers of rotations over the
-    original length."""
+    """End of the range that yarn interpolates, together with `beta_fast`: numbers of rotations
+    over the original length."""
     truncate: bool = True
     """Whether yarn rounds the ends of its ramp to whole dimensions."""
     attention_factor: float = 1.0
@@ -111,7 +111,7 @@ def parse_window_rope(
     Args:
         raw: config.json.
         max_position_embeddings: value of this key in config.json.
-        theta_key: key of the base, used if `rope_parameters` lacks it.
+        theta_key: key of the base, used if it is missing in `rope_parameters`.
 
     Raises:
         ValueError: a kind of scaling is not supported, or one of its numbers is missing.
@@ -133,7 +133,7 @@ def without_shares(tables: dict[str, Any]) -> dict[str, Any]:
 
 
 def _table_of(kind: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """Parameters for one type of layers in `rope_parameters`; empty if it has none."""
+    """Parameters for one type of layers in `rope_parameters`; empty if there are none."""
     tables = {"full_attention", "sliding_attention"}
     if not parameters.keys() <= tables or not all(
         isinstance(table, dict) for table in parameters.values() if table is not None
@@ -230,7 +230,7 @@ def _proportional(parameters: dict[str, Any], theta: float, key: str) -> RopeCon
 
 
 def _one_for_all_layers(parameters: dict[str, Any], key: str) -> dict[str, Any]:
-    """Parameters for all layers, also from an object with equal parameters per type of layers."""
+    """Parameters shared by all layers, also if they are given per layer type with equal values."""
     if "full_attention" not in parameters and "sliding_attention" not in parameters:
         return parameters
     tables = [table for table in parameters.values() if isinstance(table, dict)]
@@ -247,7 +247,7 @@ def _check_keys(raw: dict[str, Any], parameters: dict[str, Any], kind: RopeKind,
     has the same value itself.
 
     Raises:
-        ValueError: a key is unknown for this kind, or its value is no number.
+        ValueError: a key is unknown for this kind, or its value is not a number.
     """
     for name, value in parameters.items():
         if value is not None and name in _KNOWN_KEYS[kind] - _NO_NUMBERS:

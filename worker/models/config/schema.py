@@ -27,7 +27,7 @@ RawConfig = dict[str, Any]
 
 
 def words(names: str) -> frozenset[str]:
-    """The set of names in a text that separates them by blanks."""
+    """The set of names in a text, separated by spaces."""
     return frozenset(names.split())
 
 
@@ -64,16 +64,16 @@ def only(*values: object) -> Meta:
 
 Count = Annotated[int, Meta(ge=1)]
 Index = Annotated[int, Meta(ge=0)]
-"""An integer that is not negative: an index, or a number of which there may be none."""
+"""A non-negative integer: an index, or a number that may be 0."""
 Number = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 One = Annotated[float, Meta(ge=1, le=1)]
-"""A factor that is not supported: it has to be 1."""
+"""A factor that is not supported: it must be 1."""
 Yes = Annotated[bool, only(True)]
 No = Annotated[bool, only(False)]
 
 
 def architectures(raw: Mapping[str, Any]) -> list[Any]:
-    """The value of `architectures`; raises ValueError if it is no list."""
+    """The value of `architectures`; raises ValueError if it is not a list."""
     names = raw.get("architectures") or []
     if not isinstance(names, list):
         raise ValueError(f"architectures in config.json must be a list, got {names!r:.80}: fix it")
@@ -97,7 +97,7 @@ def read_fields(
         schema: the struct.
         raw: keys and values of config.json.
         harmless: keys without effect, besides those of all families.
-        spelled: keys in config.json of fields that have another name there, for messages.
+        spelled: names in config.json of renamed fields, for messages.
 
     Raises:
         ValueError: a key is unknown or missing, or its value is not supported; the message names
@@ -148,7 +148,7 @@ def _explained(
     spelled: Mapping[str, str],
     error: msgspec.ValidationError,
 ) -> ValueError:
-    """The error about the first value that its field does not support, or about a missing key."""
+    """The error for the first unsupported value, or for a missing key."""
     types = _types(schema)
     for key, value in values.items():
         if not accepts(schema, key, value):

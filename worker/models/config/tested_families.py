@@ -1,6 +1,6 @@
 """Record of the tests that each model family and quantization format passes. Imports no torch.
 
-The record, tested_families.json, is generated from the tests; worker/models/README.md says how.
+The record, tested_families.json, is generated from the tests; see worker/models/README.md.
 """
 
 from __future__ import annotations

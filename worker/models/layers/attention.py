@@ -533,8 +533,8 @@ def _gate_up_parts(size: int, options: LayerOptions, names: Sequence[str]) -> li
 def _qkv_parts(
     config: ModelConfig, options: LayerOptions, traits: AttentionTraits, query_parts: int
 ) -> list[ColumnPart]:
-    """This rank's heads of q, k and, unless they are the keys, v, and of a gate with a projection
-    of its own. Each head of q has `query_parts` times the features: two with a gate otherwise."""
+    """This rank's heads of q, k and, unless they are the keys, v, and of a gate with a separate
+    projection. Each head of q has `query_parts` times the features: two with a gate otherwise."""
     names = traits.names
     if names.is_grouped:
         assert query_parts == 1, "grouped tensors do not support gates"

@@ -19,7 +19,7 @@ class CacheScales:
         options: options of the model's layers.
         keys: names that the scale of keys may have in a checkpoint, within the attention block; 1
             if the checkpoint has none of them.
-        values: the same for the scale of values.
+        values: names that the scale of values may have.
     """
 
     def __init__(

@@ -161,16 +161,16 @@ class KVCacheLayout:
 
 
 class CachingLayer(Protocol):
-    """A layer of a model, as far as its caches are concerned."""
+    """Interface of a layer, limited to its caches."""
 
     kv_cache_spec: KVCacheSpec | None
-    """Specification of the layer's KV cache; None for none."""
+    """Specification of the layer's KV cache; None if there is none."""
     state_spec: StateSpec | None
-    """Specification of the layer's state per request; None for none."""
+    """Specification of the layer's state per request; None if there is none."""
 
 
 def layout_of(layers: Sequence[CachingLayer]) -> KVCacheLayout:
-    """Layout of the caches of a model's layers; raises ValueError as `group_layers`."""
+    """Layout of the caches of a model's layers; raises ValueError like `group_layers`."""
     return group_layers(
         [layer.kv_cache_spec for layer in layers], [layer.state_spec for layer in layers]
     )

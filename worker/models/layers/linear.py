@@ -314,8 +314,8 @@ class ParallelLMHead:
         self._untied = None
 
     def source(self, embedding: VocabParallelEmbedding) -> VocabParallelEmbedding:
-        """The embedding object with the head's loaded weight: the head's, or the model's if the two
-        are tied."""
+        """The embedding object with the head's loaded weight: the head's, or the model's if the
+        two are tied."""
         return embedding if self._untied is None else self._untied
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -77,7 +77,7 @@ class Mamba2:
         state."""
 
     def _create_weights(self, options: LayerOptions) -> None:
-        """Allocates what is neither a projection nor the convolution."""
+        """Allocates all weights except projections and the convolution."""
         rates, biases, skips = (
             torch.empty(self._num_heads, dtype=torch.float32, device=options.device)
             for _ in range(3)

@@ -77,7 +77,7 @@ def as_stored(names: MoeNames, config: ModelConfig) -> MoeNames:
 
 
 class RoutedExperts:
-    """Routed experts: MLPs, gated or not, of which each token uses some. Each rank holds columns of
+    """Routed experts: MLPs, gated or not; each token uses some of them. Each rank holds columns of
     every expert, or whole experts (`ExpertShare`).
 
     Args:
@@ -218,7 +218,7 @@ class RoutedExperts:
         Args:
             hidden: [T, hidden]: input of the experts.
             choice: experts of each token, and their weights.
-            extra: extra terms of the output, of which each rank has its part.
+            extra: extra terms of the output; each rank has its part of them.
             weighs_inputs: whether weights multiply the experts' inputs instead of their outputs.
         """
         group = self._options.group
@@ -238,7 +238,7 @@ class RoutedExperts:
 
 
 class MoeMLP:
-    """Feed-forward block with a router, routed experts, and perhaps a shared expert.
+    """Feed-forward block with a router, routed experts, and possibly a shared expert.
 
     Args:
         config: configuration of a model with experts.
@@ -326,7 +326,8 @@ class MoeMLP:
         Args:
             hidden: [T, hidden]: input of the experts.
             choice: experts of each token, and their weights.
-            shared: [T, hidden]: this rank's partial output of the shared expert; None for none.
+            shared: [T, hidden]: this rank's partial output of the shared expert; None if there is
+                none.
             gate: [T, 1]: gate of `shared`, before the sigmoid; None for no gate.
         """
         first_zero_expert = self._moe.num_experts if self._moe.num_zero_experts else None

@@ -56,7 +56,7 @@ def create_linear_method(
     """The linear method for a checkpoint.
 
     Args:
-        config: quantization of the checkpoint; None for none.
+        config: quantization of the checkpoint; None if there is none.
         tensors: alternative names of tensors in the checkpoint; None for the family's.
         quantizes_fp8: whether an unquantized checkpoint is quantized to FP8 on loading.
     """

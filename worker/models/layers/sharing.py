@@ -19,8 +19,7 @@ def divide(size: int, world_size: int, what: str) -> int:
     """
     if size % world_size:
         raise ValueError(
-            f"--tensor-parallel-size {world_size} does not divide {what} ({size}): "
-            "use a size that does"
+            f"--tensor-parallel-size {world_size} does not divide {what} ({size}): use a divisor"
         )
     return size // world_size
 
@@ -53,7 +52,7 @@ def divide_experts(moe: MoeConfig, world_size: int, *, expert_parallel: bool) ->
     if moe.num_experts % world_size:
         raise ValueError(
             f"--tensor-parallel-size {world_size} does not divide the number of experts "
-            f"({moe.num_experts}): use a size that does"
+            f"({moe.num_experts}): use a divisor"
         )
     return moe.num_experts // world_size, moe.intermediate_size
 

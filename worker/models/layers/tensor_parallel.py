@@ -181,7 +181,7 @@ class TensorParallelGroup:
         """Shuts down the group. Safe to call twice.
 
         NCCL may wait forever for peers that have died or for graphs with its collectives, so this
-        gives up after a few seconds.
+        times out after a few seconds.
 
         Returns:
             Whether the group has shut down.
@@ -252,7 +252,7 @@ def _exchange(store: Store, word: str, rank: int, world_size: int) -> tuple[str,
 
 
 def _device_name(device: torch.device) -> str:
-    """UUID of a GPU: unlike its index, it does not depend on which GPUs a process sees."""
+    """UUID of a GPU: unlike its index, it does not depend on the GPUs visible to a process."""
     return str(torch.cuda.get_device_properties(device).uuid)
 
 

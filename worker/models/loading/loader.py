@@ -55,7 +55,7 @@ class _Contents:
 
 
 def build_model(config: ModelConfig, options: LayerOptions, max_model_len: int) -> DecoderModel:
-    """Builds a model, with unset weights.
+    """Builds a model with uninitialized weights.
 
     Raises:
         ValueError: the model cannot be divided evenly among the ranks, or expert parallelism is
@@ -109,7 +109,7 @@ def check_weights(model: DecoderModel, config: ModelConfig) -> None:
 
 
 def check_names(model: DecoderModel, config: ModelConfig, names: Iterable[str]) -> None:
-    """Checks the names of a checkpoint's tensors, whose files may not be there yet.
+    """Checks the names of a checkpoint's tensors, whose files may not be downloaded yet.
 
     Raises:
         ValueError: tensors are missing or unexpected.
@@ -240,7 +240,7 @@ class _Matching:
         return None
 
     def check(self) -> None:
-        """Raises ValueError, with the names of tensors, if there were others than the slots'."""
+        """Raises ValueError, with the names of tensors, if they differ from the slots."""
         kinds = {
             "missing": sorted(
                 name for name, slots in self._missing.items() if not slots[0].is_optional

@@ -16,8 +16,9 @@ MAX_HELD_TOKENS = 8
 """Maximum tokens held back for an incomplete character; no valid character needs more."""
 
 CONTEXT_TOKENS = 2
-"""Minimum number of preceding tokens to decode a token with. Decoders look at one (is the token the
-first, does it repeat the last); more are kept if two tokens do not decode as within the text."""
+"""Minimum number of preceding tokens to decode a token with. Decoders consider one (whether the
+token is the first, or repeats the last); more are kept if two tokens decode differently outside
+the text."""
 
 TRIM_TOKENS = 6
 """Context length at which it is cut to CONTEXT_TOKENS: decoding this many tokens takes 6 µs."""
@@ -130,7 +131,7 @@ class StreamDetokenizer(Detokenizer):
 
     Exact for decoders whose text of a sequence begins with the text of its first tokens. If a token
     changes the text of earlier ones (invalid bytes in a run of byte tokens, replacements across
-    tokens), that text is kept, and what follows is decoded separately.
+    tokens), that text is kept, and the following text is decoded separately.
 
     Args:
         backend: the `tokenizers` object.
@@ -219,7 +220,7 @@ class RequestText:
 
     Args:
         detokenizer: new detokenizer of the model.
-        stop: stop strings; None for none.
+        stop: stop strings; None if there is none.
         include_stop_str_in_output: whether the text includes the matched stop string.
         min_tokens: number of tokens in which stop strings are ignored.
         with_offsets: whether to record `offsets`.

@@ -25,7 +25,7 @@ class _TokenizerFile(msgspec.Struct):
     """Parts of tokenizer.json that define token ids."""
 
     model: msgspec.Raw
-    """Encoded _Vocabulary of perhaps 150,000 tokens, which rarely contains special tokens."""
+    """Encoded _Vocabulary of about 150,000 tokens, which rarely contains special tokens."""
     added_tokens: list[_AddedToken] = []
 
 

@@ -17,7 +17,8 @@ def separators(added: Iterable[AddedToken], candidates: Collection[str]) -> re.P
     none strips the space before it or begins with the end of another one.
 
     Args:
-        added: all tokens that the tokenizer searches for before splitting words, perhaps thousands.
+        added: all tokens that the tokenizer searches for before splitting words, possibly
+            thousands.
         candidates: contents of candidate tokens.
     """
     tokens = list(added)

@@ -25,7 +25,7 @@ class StopStrings:
         self.depths = [0]
         """Length in characters of each state."""
         self.matches: list[str | None] = [None]
-        """Longest stop string that each state ends with; None for none."""
+        """Longest stop string that each state ends with; None if there is none."""
         for text in self.texts:
             self._add(text)
         self.failures = [0] * len(self.moves)
@@ -88,7 +88,8 @@ class StopChecker:
         """Stop string that ended the text; None if none matched."""
 
     def push(self, text: str) -> str:
-        """Adds text and returns what may be shown. After a match, everything is dropped."""
+        """Adds text and returns the text that may be shown. After a match, everything is
+        dropped."""
         if self.matched is not None:
             return ""
         if not self._state and self._stop.firsts.isdisjoint(text):

@@ -52,7 +52,7 @@ class Tokenizer:
         backend.no_truncation()
         self.special_tokens = dict(special_tokens or {})
         self.response_template = response_template
-        """Description of the output (transformers), not validated; None for none."""
+        """Description of the output (transformers), not validated; None if there is none."""
         self._backend = backend
         self._template: ChatTemplate | None = None
         if chat_template is not None:
@@ -164,7 +164,7 @@ class Tokenizer:
         return [b"" if number in special else self.token_bytes(number) for number in range(size)]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Bytes of a token (perhaps an incomplete character); the name of a special token."""
+        """Bytes of a token (possibly an incomplete character); the name of a special token."""
         return bytes_of_token(self._backend, token_id, byte_level=self._byte_level)
 
     def special_tokens_named(self, names: Collection[str]) -> frozenset[str]:

@@ -51,13 +51,14 @@ class BlockBatch:
     params: BlockParams
     report_at_once: bool
     """Whether a round of an editing algorithm that changes nothing reports its block as done; if
-    not, the next round does."""
+    not, the next round reports it."""
     propose: Callable[[torch.Tensor], Proposal]
     """Proposes one token for each scored position from logits [S, vocab], which it may overwrite.
 
-    The mask token is never proposed. Greedy requests get the likeliest token; others get a sample
-    from the distribution that temperature, top-k, top-p and min-p leave, keyed by (seed, position,
-    round), and its probability in that distribution."""
+    The mask token is never proposed. Greedy requests get the most likely token; others get a sample
+    from the distribution after temperature, top-k, top-p and min-p, keyed by (seed, position,
+    round), and its probability in that distribution.
+    """
 
 
 class DiffusionAlgorithm(ABC):
@@ -79,7 +80,7 @@ class DiffusionAlgorithm(ABC):
         """Runs one round of all blocks.
 
         Args:
-            batch: blocks as the forward pass saw them; edited in place.
+            batch: blocks as computed by the forward pass; edited in place.
             logits: [S, vocab] fp32, of the scored positions.
             states: [N, size of a state], edited in place; None for a stateless algorithm.
 

@@ -111,7 +111,7 @@ class BlockDecoder:
         tables.
 
         HAZARD: no cell may be written both here and by the Plan's own writes, which come later.
-        None is: an admission writes known tokens, and undecided positions come after these.
+        This holds since an admission writes known tokens, and undecided positions come after these.
         """
         for accept in plan.accepts:
             self.table.accept(accept.slot, accept.end)

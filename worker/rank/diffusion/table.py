@@ -126,7 +126,8 @@ class BlockTable:
         return fresh
 
     def finish(self, slot: int, *, is_committed: bool) -> None:
-        """Notes that the slot's block is done, and whether the KV cache holds its final tokens."""
+        """Records that the slot's block is done, and whether the KV cache holds its final
+        tokens."""
         self._is_done[slot] = True
         self._is_committed[slot] = is_committed
         self._has_ended[slot] = self.finished_tokens(slot) is not None

@@ -31,7 +31,7 @@ class LogprobRows:
     rows_host: Sequence[int]
     """The same rows on the host."""
     num_top: Sequence[int]
-    """Number of likeliest tokens to report per row."""
+    """Number of most likely tokens to report per row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +46,7 @@ class PromptChunk:
     """Cell of the flat token pool with the token that the first position predicts."""
     length: int
     num_top: int
-    """Number of likeliest tokens to report per position."""
+    """Number of most likely tokens to report per position."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,11 +64,11 @@ class Scores:
     rank: torch.Tensor
     """[n]: ranks of the scored tokens, from 1."""
     top_tokens: torch.Tensor
-    """[n, k]: the k likeliest tokens."""
+    """[n, k]: the k most likely tokens."""
     top_logits: torch.Tensor
-    """[n, k]: logits of the likeliest tokens."""
+    """[n, k]: logits of the most likely tokens."""
     num_top: Sequence[int]
-    """[n]: number of likeliest tokens to report."""
+    """[n]: number of most likely tokens to report."""
 
     def to_host(self) -> list[TokenLogprobs]:
         """Log-probabilities of each token; waits for the device."""

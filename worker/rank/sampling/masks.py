@@ -46,7 +46,7 @@ class MaskRows:
         return to_device(torch.from_numpy(words.reshape(self._shape)), self._device)
 
     def rows_among(self, samples: Sequence[int]) -> torch.Tensor:
-        """Masked rows, int64 [M], as indices among all rows of a batch, of which only `samples`
+        """Masked rows, int64 [M], as indices among all rows of a batch, where only `samples`
         sample."""
         return to_device(torch.tensor([samples[row] for row in self._rows]), self._device)
 

@@ -72,7 +72,7 @@ class DeviceProposer(Protocol):
 
 
 class Proposer(ABC):
-    """Guesses the next tokens of requests, and learns from the outcomes.
+    """Guesses the next tokens of requests, and adapts to the outcomes.
 
     Args:
         calibration: estimates the probability that guesses are right.

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 _KEEP, _KEEP_OWN = 0.98, 0.9
-"""Decay per later guess of the same level of a guess's weight: in the shares of all requests, and
-in those of its request."""
+"""Factor by which a guess's weight decays with each later guess of the same level: in the shares
+of all requests, and in those of its request."""
 _COMMON_WEIGHT = 3.0
 """Number of a request's guesses that weigh as much as the share of all requests."""
 

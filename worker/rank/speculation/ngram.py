@@ -30,7 +30,7 @@ _LEVELS: Final = [
 
 
 class NgramProposer(Proposer):
-    """Drafts from the request's own tokens; takes some ten microseconds per row and no memory.
+    """Drafts from the request's own tokens; takes about ten microseconds per row and no memory.
 
     Effective for edits, quotations and repetitive text. Known as prompt lookup decoding (Saxena
     2023) and as n-gram speculation. The number of drafts depends on the accuracy of earlier guesses

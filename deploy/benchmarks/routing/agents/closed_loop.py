@@ -1,7 +1,7 @@
 """Discrete-event simulation of agents in front of a gateway: real schedulers, caches, fleet, gate.
 
 Time is coarse: a simulated step stands for `COARSE` steps of an engine and a simulated output token
-for as many, so that a run takes seconds.
+for `COARSE` tokens, so that a run takes seconds.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Turn:
     num_output: int
     """Simulated output tokens."""
     num_repeated: int
-    """Prompt tokens that an unlimited cache would have."""
+    """Prompt tokens that would be hits in an unlimited cache."""
     is_first: bool
     visit: Visit | None = None
     first_token_s: float = -1.0

@@ -20,9 +20,9 @@ _PRODUCTS = (0.6, 0.3, 0.1)
 _MAX_GAP_S = 300.0
 """Recorded gaps are cut to this, so that all sessions take part in a window of minutes."""
 _FAN_OUT = 0.04
-"""Part of the turns that start two to four sub-agents."""
+"""Fraction of the turns that start two to four sub-agents."""
 _ABANDONED = 0.01
-"""Part of the turns after which a session is abandoned, without any notice."""
+"""Fraction of the turns after which a session is abandoned without notice."""
 
 
 class AgentSession:
@@ -35,7 +35,7 @@ class AgentSession:
         self.num_turns = num_turns
         """Turns until it ends."""
         self.num_shared = num_shared
-        """Tokens at the start of the context that all sessions of the same product have."""
+        """Tokens at the start of the context that all sessions of the same product share."""
         self.turn = 0
         self.num_before = 0
         """Tokens of its last prompt, which its next prompt repeats."""
@@ -66,7 +66,7 @@ class AgentLoad:
             self._recorded = json.loads(_RECORDED.read_text())["gaps"]
 
     def session(self, *, started: bool = False) -> AgentSession:
-        """A new session, in the middle of its work if `started`."""
+        """A new session, partly done if `started`."""
         product = int(self.random.choice(len(_PRODUCTS), p=_PRODUCTS))
         system = self._products[product]
         parts = [system, self._tokens(2_000, 8_000)]
@@ -87,7 +87,7 @@ class AgentLoad:
         return made
 
     def sub_agents(self, parent: AgentSession) -> list[AgentSession]:
-        """Sub-agents that the parent starts at the end of a turn; mostly none."""
+        """Sub-agents that the parent starts at the end of a turn; usually none."""
         if parent.parent is not None or self.random.random() >= _FAN_OUT:
             return []
         children = []
@@ -116,7 +116,7 @@ class AgentLoad:
         session.context = np.concatenate([session.context, answer])
 
     def grow(self, session: AgentSession) -> float:
-        """Adds what the tools return; returns seconds until the next turn."""
+        """Adds the results of tools; returns the seconds until the next turn."""
         session.context = np.concatenate([session.context, self._growth()])
         if self._recorded:
             return max(next(session.gaps), 0.1)

@@ -56,9 +56,9 @@ class AgentFigures(NamedTuple):
 
     turns_per_minute: float
     hit_rate: float
-    """Part of the prompt tokens that were cached."""
+    """Fraction of the prompt tokens that were cached."""
     unlimited_hit_rate: float
-    """The same with a cache that never evicts."""
+    """Hit rate with a cache that never evicts."""
     p50_ttft: float
     p99_ttft: float
     p50_running: float
@@ -66,12 +66,12 @@ class AgentFigures(NamedTuple):
     longest_wait: float
     """Longest time at the gate."""
     oldest: float
-    """Longest time that a turn had waited for its first token when the simulation ended."""
+    """Longest wait for a first token at the end of the simulation."""
 
 
 def run_agents(options: AgentOptions) -> Result:
-    """Turns per minute and times to first token by number of sessions, with and without the gate;
-    checks how much of the peak is kept beyond it."""
+    """Turns per minute and times to first token by number of sessions, with and without the
+    gate; checks the fraction of the peak that is kept with more sessions."""
     rows: list[dict[str, Any]] = []
     checks = []
     paces: Sequence[Pace] = get_args(Pace)

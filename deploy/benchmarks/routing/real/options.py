@@ -22,21 +22,21 @@ class RealOptions:
     PrefixCacheAffinityRouter) or ray-serve (Ray Serve's default); may be given several times.
     Default: all."""
     sglang_router: str = "sglang-router"
-    """Command that starts sglang-router, which needs an environment of its own."""
+    """Command that starts sglang-router, which needs a separate environment."""
     model: str = ""
     """Folder with a tokenizer; default: the demo model."""
     num_workers: int = 4
     """Paced workers behind each router."""
     pace: float = 2.0
-    """Factor of the step times over the simulation's, and of the times between requests. At 1 a
-    worker computes some 6,600 prompt tokens per second."""
+    """Factor for the simulation's step times and for the times between requests. At 1 a worker
+    computes about 6,600 prompt tokens per second."""
     rounds: int = 3
     """Turns of each router, each with new processes."""
     workloads: tuple[str, ...] = ()
     """Workloads, named as in the simulation: shared-prompts, multi-turn, sibling-burst, hot-prefix.
     """
     scale: float = 1.0
-    """Factor of the number of requests; published results have 1."""
+    """Factor for the number of requests; published results have 1."""
     first_seed: int = 1
     """Seed of the first round."""
     plot: str = ""
@@ -55,7 +55,7 @@ class RealOptions:
                 f"--variant must be one of {', '.join((OWN, *PEERS))}, got {self.variant}"
             )
         if self.num_workers < 2:
-            raise ValueError("--num-workers must be at least 2: a router needs a choice")
+            raise ValueError("--num-workers must be at least 2 for routing decisions")
         if self.rounds < 1 or self.pace <= 0.0 or self.scale <= 0.0:
             raise ValueError("--rounds must be at least 1, --pace and --scale above 0")
 

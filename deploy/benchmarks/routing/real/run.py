@@ -1,4 +1,4 @@
-"""Turns of all routers in each round, and comparisons of ours with each of the others."""
+"""Turns of all routers in each round, and comparisons of rayfleet with each of the others."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Figures(NamedTuple):
     """Figures of one router under one workload; times in milliseconds."""
 
     hit_rate: float
-    """Part of the prompt tokens that were cached, by the workers' counts."""
+    """Fraction of the prompt tokens that were cached, by the workers' counts."""
     mean_ttft_ms: float
     p50_ttft_ms: float
     p99_ttft_ms: float
@@ -49,7 +49,8 @@ class Figures(NamedTuple):
 
 
 def run_router_real(options: RealOptions) -> Result:
-    """Hit rates and times to first token by workload and router, and checks of ours to theirs.
+    """Hit rates and times to first token by workload and router, and checks of rayfleet's ratios to
+    the others.
 
     Raises:
         ValueError: no peer can be measured here, or a turn of ours failed.
@@ -78,12 +79,12 @@ def run_router_real(options: RealOptions) -> Result:
 def compared(turns: Mapping[str, Sequence[Sequence[Sent]]], peers: Sequence[str]) -> Result:
     """Result of the requests of all rounds.
 
-    Percentiles are taken over all rounds together, as one has few requests. A peer is compared over
-    the rounds in which its turn did not fail.
+    Percentiles are taken over all rounds together, as a single round has few requests. A peer is
+    compared over the rounds in which its turn did not fail.
 
     Args:
         turns: outcomes of the requests of each turn, by router; none for a turn that failed.
-        peers: routers that ours is compared with.
+        peers: routers that rayfleet is compared with.
     """
     lost = {variant: sum(not turn for turn in rounds) for variant, rounds in turns.items()}
     variants = [variant for variant in (OWN, *peers) if lost[variant] < len(turns[variant])]
@@ -161,7 +162,7 @@ def _turn(options: RealOptions) -> Result:
 
 
 def turn_of(options: RealOptions, variant: str, number: int) -> list[Sent]:
-    """Outcomes of one turn, in a process of its own; empty if a peer's turn failed."""
+    """Outcomes of one turn, in a separate process; empty if a peer's turn failed."""
     names = options.workloads or WORKLOADS
     try:
         sent = _in_process(options, variant, number)

@@ -23,7 +23,7 @@ class Planned:
     """Seconds from the start, or from the end of `after` if that is given."""
     prompt: str
     after: str = ""
-    """Name of a request that has to end before; empty for none."""
+    """Name of a request that must finish first; empty for none."""
     measured: bool = True
     """Whether figures include the request; warm-up requests are not measured."""
 
@@ -31,13 +31,13 @@ class Planned:
 def workloads(
     vocabulary: Vocabulary, num_workers: int, pace: float, scale: float
 ) -> Mapping[str, Callable[[int], Sequence[Planned]]]:
-    """Makers of workloads by name; each takes a seed.
+    """Functions that create workloads, by name; each takes a seed.
 
     Args:
         vocabulary: words that prompts consist of.
         num_workers: number of workers; number and rate of requests are proportional to it.
-        pace: factor of the times between requests.
-        scale: factor of the number of requests.
+        pace: factor for the times between requests.
+        scale: factor for the number of requests.
     """
     rate = num_workers / pace
     makers = {

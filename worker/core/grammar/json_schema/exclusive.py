@@ -18,7 +18,7 @@ _MAX_DEPTH = 6
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """Constraints of one alternative of a schema, perhaps not all of them."""
+    """Constraints of one alternative of a schema, possibly not all of them."""
 
     types: frozenset[str] = frozenset(TYPES)
     values: tuple[Json, ...] | None = None
@@ -43,7 +43,7 @@ class Exclusion:
         self._references = references
 
     def are_exclusive(self, first: Json, second: Json, depth: int = 0) -> bool:
-        """Whether certainly no value is valid under both schemas."""
+        """Whether it is certain that no value is valid under both schemas."""
         if depth > _MAX_DEPTH:
             return False
         ours, theirs = self._branches(first, depth), self._branches(second, depth)

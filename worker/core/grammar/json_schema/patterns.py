@@ -270,7 +270,8 @@ def _members(kind: str, value: str, *, in_either: bool) -> str:
     Args:
         kind: kind of the escape.
         value: its value.
-        in_either: whether to include what matches in either language, as for negated classes.
+        in_either: whether to include characters that match in either language, as needed for
+            negated classes.
     """
     if kind == "code":
         return _escaped(int(value))

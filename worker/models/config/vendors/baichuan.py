@@ -10,7 +10,7 @@ from worker.models.config.schema import words
 
 class BaichuanConfig(FamilyConfig):
     """Baichuan 2 7B. 13B has the same architecture in config.json, but ALiBi in place of rotary
-    embedding; only the hidden size shows which one it is."""
+    embedding; only the hidden size distinguishes them."""
 
     architecture = "BaichuanForCausalLM"
     model_types = ("baichuan",)
@@ -20,11 +20,11 @@ class BaichuanConfig(FamilyConfig):
     eos_token_id: Any = 2
 
     def derive(self) -> None:
-        """Checks that the model is not 13B, and has embeddings of its own."""
+        """Checks that the model is not 13B, and has untied embeddings."""
         if self.hidden_size == 5120:
             raise ValueError(
-                "hidden_size = 5120 in config.json is not supported: it is that of Baichuan 13B, "
-                "which has ALiBi instead of rotary embedding; use Baichuan2-7B"
+                "hidden_size = 5120 in config.json is not supported: this is Baichuan 13B, which "
+                "uses ALiBi instead of rotary embedding; use Baichuan2-7B"
             )
         if self.tie_word_embeddings:
             raise ValueError(

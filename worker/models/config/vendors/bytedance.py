@@ -25,7 +25,7 @@ class SeedOssConfig(FamilyConfig):
     mlp_bias: bool = False
 
     def biases(self) -> Biases:
-        """Biases by their keys."""
+        """Biases, as set by their keys."""
         return Biases(self.attention_bias, self.attention_out_bias, self.mlp_bias)
 
 

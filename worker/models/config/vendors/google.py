@@ -68,7 +68,7 @@ class GemmaConfig(FamilyConfig):
     eos_token_id: Any = 1
     attention_bias: bool = False
     hidden_act: Literal["gelu", "gelu_pytorch_tanh"] = "gelu_pytorch_tanh"
-    """Both mean the latter."""
+    """Both names refer to the tanh approximation."""
     hidden_activation: Literal["gelu_pytorch_tanh"] = "gelu_pytorch_tanh"
 
 
@@ -193,7 +193,7 @@ class Gemma4Config(FamilyConfig, kw_only=True):
         return SLIDING if (index + 1) % 6 else FULL
 
     def kinds_of_layers(self) -> tuple[str, ...]:
-        """Type of each layer; the last has full attention whatever config.json says."""
+        """Type of each layer; the last one always has full attention."""
         return (*FamilyConfig.kinds_of_layers(self)[:-1], FULL)
 
     def window(self) -> int:
@@ -218,7 +218,8 @@ class Gemma4Config(FamilyConfig, kw_only=True):
         )
 
     def _heads_by_layer(self, tables: dict[str, Any]) -> HeadSizes:
-        """Heads of full-attention layers in `per_layer_config`, which must be the same for all."""
+        """Heads of full-attention layers in `per_layer_config`, which must be equal in all of
+        them."""
         full = [layer for layer, kind in enumerate(self.kinds_of_layers()) if kind == FULL]
         first = next(iter(tables.values()), None)
         sizes = {"head_dim": self.head_dim, "num_key_value_heads": self.num_key_value_heads}

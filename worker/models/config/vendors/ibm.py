@@ -141,8 +141,8 @@ class GraniteMoeSWAConfig(GraniteSWAConfig):
 
 
 class GraniteMoeHybridConfig(GraniteConfig):
-    """Granite 4: Mamba-2 in most layers, attention in the others, or in all; dense, or with experts
-    beside a shared MLP."""
+    """Granite 4: Mamba-2 in most layers, attention in the others, or in all; dense, or with
+    experts next to a shared MLP."""
 
     architecture = "GraniteMoeHybridForCausalLM"
     model_types = ("granitemoehybrid",)

@@ -55,7 +55,7 @@ class Lfm2Config(_ConvolutionConfig):
     block_ffn_dim_multiplier: Number | None = 1.0
     block_auto_adjust_ff_dim: bool = True
     full_attn_idxs: list[Index] | None = None
-    """Layers with attention if `layer_types` is missing; all without both."""
+    """Layers with attention if `layer_types` is missing; all layers if both are missing."""
 
     def derive(self) -> None:
         """Sets the intermediate size, two thirds of the configured one, rounded up."""

@@ -101,12 +101,12 @@ class PhimoeConfig(WindowedFamilyConfig, kw_only=True):
     num_local_experts: Count = 16
     num_experts_per_tok: Literal[2] = 2
     router_jitter_noise: Number = 0.01
-    """Also in inference: experts whose scores are less than the best by more than twice this share
-    do not count."""
+    """Also in inference: experts whose scores are less than the best by more than twice this
+    share are ignored."""
 
     def derive(self) -> None:
-        """Replaces `short_mscale` of LongRoPE by the factor of cosines and sines that it is in
-        sequences within the original length."""
+        """Converts `short_mscale` of LongRoPE to the factor of cosines and sines for sequences
+        within the original length."""
         key = "rope_scaling" if self.rope_scaling else "rope_parameters"
         table = dict(getattr(self, key) or {})
         short, long = table.pop("short_mscale", None), table.pop("long_mscale", None)

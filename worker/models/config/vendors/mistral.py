@@ -17,7 +17,7 @@ from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, words
 
 
 class MistralConfig(WindowedFamilyConfig):
-    """Mistral 7B to Small 3, Nemo and Large, of which the first has sliding windows."""
+    """Mistral 7B to Small 3, Nemo and Large, the first with sliding windows."""
 
     architecture = "MistralForCausalLM"
     model_types = ("mistral",)

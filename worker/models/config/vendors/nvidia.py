@@ -139,7 +139,7 @@ class NemotronHConfig(FamilyConfig):
         return checked_mamba(config, "mamba_num_heads", "n_groups", self.time_step_limit)
 
     def moe(self) -> MoeConfig | None:
-        """DeepSeek V3's routing, with a shared expert of a size of its own."""
+        """DeepSeek V3's routing, with a shared expert of a different size."""
         kinds = enumerate(self.kinds_of_layers())
         others = frozenset(index for index, kind in kinds if kind != "moe")
         if len(others) == self.num_hidden_layers:

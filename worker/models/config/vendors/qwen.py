@@ -1,5 +1,5 @@
-"""Qwen (huggingface.co/Qwen), and SDAR (huggingface.co/JetLM), which is made of Qwen3. Imports no
-torch."""
+"""Qwen (huggingface.co/Qwen), and SDAR (huggingface.co/JetLM), which is derived from Qwen3.
+Imports no torch."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class QwenWindowsConfig(WindowedFamilyConfig):
         return FULL if index < self.max_window_layers else SLIDING
 
     def window(self) -> int | None:
-        """The sliding window, if it is in use."""
+        """The sliding window, if it is enabled."""
         return self.sliding_window if self.use_sliding_window else None
 
 
@@ -325,7 +325,7 @@ class Qwen35MoeConfig(Qwen35Config):
     aliases = (("num_local_experts", "num_experts"),)
 
     intermediate_size: Count = 512
-    """Size of no layer: all have experts."""
+    """Unused, since all layers have experts."""
     num_key_value_heads: Count | None = 2
     num_experts: Count = 256
     num_experts_per_tok: Count = 8

@@ -116,7 +116,7 @@ class HYV3Config(FamilyConfig):
     num_experts_per_tok: Count = 8
     moe_intermediate_size: Count = 1536
     expert_hidden_dim: Count | None = None
-    """The same, where it is there."""
+    """Alternative key of the experts' size, if present."""
     num_shared_experts: Index = 1
     first_k_dense_replace: Index | None = None
     moe_router_enable_expert_bias: Yes = True

@@ -83,7 +83,7 @@ class FalconH1Config(FamilyConfig):
     time_step_limit: list[Any] | None = None
 
     def derive(self) -> None:
-        """Sets the factors of MLPs, and checks the number of factors."""
+        """Sets the MLP multipliers, and checks the number of multipliers."""
         self.mlp_multipliers = self.mlp_multipliers or [1.0, 1.0]
         for key, count in (("mlp_multipliers", 2), ("ssm_multipliers", 5)):
             if (values := getattr(self, key)) and len(values) != count:
@@ -96,7 +96,7 @@ class FalconH1Config(FamilyConfig):
         return frozenset(range(self.num_hidden_layers))
 
     def mamba(self) -> MambaConfig:
-        """Mamba-2, perhaps without a norm. The factor of its input multiplies the projections."""
+        """Mamba-2, possibly without a norm. The factor of its input multiplies the projections."""
         size = self.mamba_d_ssm or self.mamba_expand * self.hidden_size
         num_heads = self.mamba_n_heads
         before = self.mamba_norm_before_gate

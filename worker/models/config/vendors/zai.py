@@ -94,7 +94,8 @@ class Glm4MoeLiteConfig(DeepseekV3Config):
     n_group: Index = 1
     topk_group: Index = 1
     first_k_dense_replace: Index = -1
-    """-1 if missing: the dense layers follow from `mlp_layer_types`; the first one without it."""
+    """-1 if missing: dense layers are then taken from `mlp_layer_types`, or only the first layer
+    is dense."""
     routed_scaling_factor: Number = 1.8
 
     def moe(self) -> MoeConfig:
