@@ -222,7 +222,7 @@ PLAIN = {
     *("LLaMAForCausalLM", "AquilaForCausalLM", "XverseForCausalLM", "PhimoeForCausalLM"),
     *("PhiMoEForCausalLM", "CwmForCausalLM", "Dots1ForCausalLM", "ExaoneForCausalLM"),
     *("HyperCLOVAXForCausalLM", "Jais2ForCausalLM", "MellumForCausalLM", "MiniCPM3ForCausalLM"),
-    *("YoutuForCausalLM",),
+    *("YoutuForCausalLM", "GPTNeoXForCausalLM"),
 }
 """Families whose released default chat templates, if any, have neither."""
 

@@ -94,6 +94,13 @@ def _whole_convolutions(tensors: dict[str, torch.Tensor], model: Any) -> dict[st
     return tensors
 
 
+def _with_constants(tensors: dict[str, torch.Tensor], _: Any) -> dict[str, torch.Tensor]:
+    """Adds causal masks and frequencies, which the first releases of Pythia hold."""
+    layer = "gpt_neox.layers.0.attention"
+    parts = ("bias", "masked_bias", "rotary_emb.inv_freq")
+    return {**tensors, **{f"{layer}.{part}": torch.ones(3) for part in parts}}
+
+
 _OLMO_HYBRID = Specimen(
     name="OlmoHybrid",
     covers=("shards",),
@@ -123,7 +130,42 @@ _OLMO_HYBRID = Specimen(
     lacks_head_dim=True,
 )
 
+_GPT_NEOX = Specimen(
+    name="GPTNeoX",
+    settings={
+        "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5},
+        "num_key_value_heads": 4,
+        "layer_norm_eps": 1e-3,
+    },
+    mutations={
+        "no bias": NO_QKV_BIAS,
+        "eps": {"layer_norm_eps": 0.1},
+        "bias of norms": NO_NORM_BIAS,
+        "mean": RMS_FOR_LAYER_NORM,
+        "one block after the other": {"use_parallel_residual": False},
+        "activation": Patch(target="kernels.rowwise:gelu", value=torch.relu),
+        "theta": {"rope_parameters": {"rope_theta": 300.0, "partial_rotary_factor": 0.5}},
+        "partial": {"rope_parameters": {**_ROPE, "partial_rotary_factor": 1.0}},
+    },
+    rewrite=_with_constants,
+    lacks_head_dim=True,
+)
+
 RECOMBINED_SPECIMENS: dict[str, Specimen] = {
+    "gpt-neox": _GPT_NEOX,
+    "gpt-neox-serial": replace(
+        _GPT_NEOX,
+        settings={
+            **_GPT_NEOX.settings,
+            "use_parallel_residual": False,
+            "hidden_act": "gelu_fast",
+        },
+        mutations={
+            "parallel blocks": {"use_parallel_residual": True},
+            "activation": Patch(target="kernels.rowwise:gelu_tanh", value=torch.relu),
+        },
+        is_variant=True,
+    ),
     "cwm": Specimen(
         name="Cwm",
         settings={

@@ -110,6 +110,8 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Whether a checkpoint may hold layers for multi-token prediction, which are skipped."""
     skipped: ClassVar[tuple[str, ...]] = ()
     """Prefixes of names of tensors that a checkpoint may hold and that are not loaded."""
+    skipped_ends: ClassVar[tuple[str, ...]] = ()
+    """Ends of such names."""
     renamed_ends: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Other ends of tensors' names in some checkpoints, and the family's."""
 
@@ -361,8 +363,10 @@ def rotary_size(family: FamilyConfig, rotary_dim: int | None = None) -> int:
         size = rotary_dim
     if rotary_dim not in (None, size) or not 0 < size <= head_dim:
         given = "" if rotary_dim is None else f" and rotary_dim {rotary_dim}"
+        key = "partial_rotary_factor"
+        other = "".join(f" ({name})" for name, field in family.aliases if field == key)
         raise ValueError(
-            f"partial_rotary_factor {share}{given} in config.json are inconsistent with "
+            f"{key}{other} {share}{given} in config.json are inconsistent with "
             f"head_dim {head_dim}: fix it"
         )
     return size

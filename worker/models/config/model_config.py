@@ -349,13 +349,17 @@ def _with_skipped_tensors(
     if skipped:
         names = names or TensorNames()
         names = replace(names, skipped=(*names.skipped, *skipped))
-    if family.renamed_ends:
-        names = replace(names or TensorNames(), renamed_ends=family.renamed_ends)
+    if family.renamed_ends or family.skipped_ends:
+        names = replace(
+            names or TensorNames(),
+            renamed_ends=family.renamed_ends,
+            skipped_ends=family.skipped_ends,
+        )
     if quantization is not None and (quantization.skipped_ends or quantization.renamed_ends):
         names = names or TensorNames()
         names = replace(
             names,
             renamed_ends=(*names.renamed_ends, *quantization.renamed_ends),
-            skipped_ends=quantization.skipped_ends,
+            skipped_ends=(*names.skipped_ends, *quantization.skipped_ends),
         )
     return names

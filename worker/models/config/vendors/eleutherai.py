@@ -1,0 +1,42 @@
+"""GPT-NeoX and Pythia (huggingface.co/EleutherAI). Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from worker.models.config.family import Biases, FamilyConfig
+from worker.models.config.schema import Count, Number, words
+
+
+class GPTNeoXConfig(FamilyConfig):
+    """GPT-NeoX and Pythia: LayerNorm, attention and an MLP without a gate, which are parallel
+    unless `use_parallel_residual` is false."""
+
+    architecture = "GPTNeoXForCausalLM"
+    model_types = ("gpt_neox",)
+    implementation = "gpt_neox:GPTNeoXForCausalLM"
+    harmless = words("classifier_dropout is_decoder")
+    aliases = (("rotary_pct", "partial_rotary_factor"), ("rotary_emb_base", "rope_theta"))
+    extra_keys = ("hidden_act", "use_parallel_residual")
+    skipped_ends = (".attention.bias", ".attention.masked_bias")
+    """Causal masks, which the first releases hold."""
+
+    max_position_embeddings: Count = 2048
+    layer_norm_eps: Number = 1e-5
+    partial_rotary_factor: Number = 0.25
+    eos_token_id: Any = 2
+    attention_bias: bool = True
+    hidden_act: Literal["gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh"] = "gelu"
+    """GELU; exact, or with the approximation by tanh that the other three names stand for."""
+    use_parallel_residual: bool = True
+
+    def derive(self) -> None:
+        """Sets the epsilon of norms."""
+        self.rms_norm_eps = self.layer_norm_eps
+
+    def biases(self) -> Biases:
+        """Biases of the MLP, and of attention by its key."""
+        return Biases(self.attention_bias, self.attention_bias, True)
+
+
+FAMILIES = (GPTNeoXConfig,)
