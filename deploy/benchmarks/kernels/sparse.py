@@ -1,5 +1,5 @@
 """Cases of sparse attention for benchmark `kernels`, with the sizes of DeepSeek V3.2: decodes that
-select tokens among all in the cache, as many as they would if that is at most 2,048."""
+select up to 2,048 of the tokens in the cache."""
 
 from __future__ import annotations
 
