@@ -125,14 +125,13 @@ IGNORED = {
     "of images too": "image_start_token_id image_end_token_id image_grid_pinpoints boi_token_id "
     "eoi_token_id language_model_only use_image_newline_parameter video_start_token_id "
     "video_end_token_id video_placeholder projector_bias understand_projector_stride",
-    "of sound": "audio_token_id audio_config boa_token_id eoa_token_id eoa_token_index",
+    "of sound": "audio_token_id audio_config boa_token_id eoa_token_id eoa_token_index "
+    "audio_soft_tokens_per_image",
     "where the text says it itself": "tie_word_embeddings dtype torch_dtype vocab_size",
     "while layers are listed": "full_attention_interval",
     "while a model has no experts": "intermediate_size num_experts_per_tok",
     "of Mamba without a norm, or whose size is given": "mamba_norm_before_gate mamba_expand",
     "beside rope_parameters": "rope_theta partial_rotary_factor",
-    "while no layers share keys or have embeddings of their own": "use_double_wide_mlp "
-    "vocab_size_per_layer_input",
     "layers that predict further tokens": "num_nextn_predict_layers use_mtp num_mtp_modules "
     "mtp_transformer_layers mtp_loss_scaling_factor mtp_share_layers mtp_num_hidden_layers "
     "mtp_use_dedicated_embeddings",

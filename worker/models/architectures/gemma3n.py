@@ -289,7 +289,7 @@ class Gemma3nForCausalLM(SharingModel):
     def run_layers(
         self, hidden: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As in DecoderModel; layers compute streams [T, N, hidden]."""
+        """Runs all layers on streams [T, N, hidden]; arguments and result as in DecoderModel."""
         streams, _ = super().run_layers(self._spread(hidden), positions, ctx)
         return (self._merged(streams) if len(streams) else streams[:, 0]), None
 

@@ -287,7 +287,8 @@ class SharingModel(Gemma2ForCausalLM):
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
     ) -> torch.Tensor:
-        """As in DecoderModel; adds the layers' embeddings to the context."""
+        """Adds the layers' embeddings to the context; arguments and result as in
+        DecoderModel."""
         hidden = self.embed(input_ids)
         if self._per_layer is not None:
             ctx = replace(ctx, per_layer=self._per_layer.forward(input_ids, hidden))
@@ -296,8 +297,9 @@ class SharingModel(Gemma2ForCausalLM):
     def run_layers(
         self, hidden: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As in DecoderModel; layers that read other layers' caches only compute the tokens of
-        `logits_indices`, since nothing depends on their outputs of other tokens."""
+        """Runs all layers; arguments and result as in DecoderModel. Layers that read other layers'
+        caches only compute the tokens of `logits_indices`, since nothing depends on their outputs
+        of other tokens."""
         owners, readers = self.layers[: self._first_reader], self.layers[self._first_reader :]
         if not readers:
             return super().run_layers(hidden, positions, ctx)
