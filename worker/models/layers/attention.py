@@ -542,7 +542,6 @@ def _qkv_parts(
         assert not names.gate, "grouped tensors do not support gates"
         return _grouped_parts(config, options, names)
     num_heads, num_kv_heads = local_heads(config, options.group.world_size)
-    first_head = options.group.rank * num_heads
     first_kv_head = options.group.rank * config.num_kv_heads // options.group.world_size
     value_dim = config.value_dim or config.head_dim
 
@@ -550,7 +549,7 @@ def _qkv_parts(
         full, local, first = (count * width for count in kind)
         return ColumnPart(name=name, full_size=full, local_size=local, start=first)
 
-    queries = config.num_heads, num_heads, first_head
+    queries = config.num_heads, num_heads, options.group.rank * num_heads
     keys = config.num_kv_heads, num_kv_heads, first_kv_head
     parts = [
         part(names.q, queries, query_parts * config.head_dim),
