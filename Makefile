@@ -227,7 +227,7 @@ demo-models: $(STAMP)
 	$(BIN)/python -m deploy.models.train --start deploy/models/demo --num-threads 1 \
 		--num-steps 3440 --output deploy/models/demo
 	$(BIN)/python -m deploy.models.train --start deploy/models/demo --polish --num-threads 1 \
-		--num-steps 1400 --output deploy/models/demo
+		--num-steps 2900 --output deploy/models/demo
 	$(BIN)/python -m deploy.models.train --kind diffusion --num-steps 9000 --num-threads 1 \
 		--output deploy/models/demo-diffusion
 	$(BIN)/python -m deploy.models.train --teacher deploy/models/demo --num-steps 2400 \

@@ -29,10 +29,10 @@ _TOOLS_MAX_LENGTH: Final = 1024
 _TOOLS_BATCH_TOKENS: Final = 3072
 _TOOLS_MATRIX_LR: Final = 3e-3
 _TOOLS_OTHER_LR: Final = 2e-3
-_POLISHING_LR: Final = 0.5
-"""Factor of the learning rates in the third phase, which starts from a nearly converged model."""
 _TOOLS_WARMUP_STEPS: Final = 20
 _TOOLS_DECAY_FROM: Final = 0.7
+_POLISHING_DECAY_FROM: Final = 0.35
+"""Sorting improves fastest, and the rest is remembered again, while the rate decays."""
 _TOOLS_SAVE_EVERY: Final = 20
 
 
@@ -65,10 +65,10 @@ def main() -> None:
             config,
             max_length=_TOOLS_MAX_LENGTH,
             batch_tokens=_TOOLS_BATCH_TOKENS,
-            matrix_lr=_TOOLS_MATRIX_LR * (_POLISHING_LR if args.polish else 1.0),
-            other_lr=_TOOLS_OTHER_LR * (_POLISHING_LR if args.polish else 1.0),
+            matrix_lr=_TOOLS_MATRIX_LR,
+            other_lr=_TOOLS_OTHER_LR,
             warmup_steps=_TOOLS_WARMUP_STEPS,
-            decay_from=_TOOLS_DECAY_FROM,
+            decay_from=_POLISHING_DECAY_FROM if args.polish else _TOOLS_DECAY_FROM,
             save_every=_TOOLS_SAVE_EVERY,
             log_every=_TOOLS_SAVE_EVERY,
         )

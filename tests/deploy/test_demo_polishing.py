@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from itertools import islice
 from random import Random
+from string import ascii_lowercase
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from deploy.models.calling import tool_conversations
 from deploy.models.corpus import read_questions
@@ -50,7 +54,7 @@ def test_lists_are_in_order() -> None:
     rng = Random(1)
     for sample in (sorting_any(rng) for _ in range(2000)):
         [turn] = sample.turns
-        separator = next((one for one in (", ", "\n") if one in turn.assistant), " ")
+        separator = next((one for one in (", ", "\n", ",") if one in turn.assistant), " ")
         items = turn.assistant.strip("[]").split(separator)
         numbers = [int(item) for item in items if item.isdigit()]
         if len(numbers) == len(items):
@@ -58,6 +62,18 @@ def test_lists_are_in_order() -> None:
         else:
             assert [item.lower() for item in items] == sorted(item.lower() for item in items)
         assert all(item in turn.user for item in items)
+
+
+def test_lists_have_words_with_any_letters() -> None:
+    """A pool of common words alone leaves the alphabetical rank of most tokens unknown."""
+    tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    rng = Random(6)
+    texts = [sorting_any(rng).turns[0].user for _ in range(8000)]
+    seen = {token for text in texts for token in tokenizer.encode(text).tokens}
+    beginnings = [t for t in tokenizer.get_vocab() if re.fullmatch("Ġ[a-z]+", t)]
+    assert sum(token in seen for token in beginnings) > 0.65 * len(beginnings)
+    first_letters = Counter(word[0] for text in texts for word in re.findall(r" ([a-z]+)", text))
+    assert min(first_letters[letter] for letter in ascii_lowercase if letter != "x") > 150
 
 
 def test_heldout_lists_stay_held_out() -> None:
@@ -71,7 +87,8 @@ def test_heldout_lists_stay_held_out() -> None:
     for turn in sorts:
         listed = turn.user.split(": ", 1)[1]
         if "\n" not in listed and "[" not in listed:
-            assert not is_heldout_key(f"sort:{listed.replace(',', '')}")
+            items = listed.replace(",", " ").split()
+            assert not is_heldout_key(f"sort:{' '.join(items)}")
 
 
 @pytest.mark.parametrize("is_polishing", [False, True])
@@ -83,8 +100,8 @@ def test_phases_have_their_kinds(is_polishing: bool) -> None:
 
 
 def test_the_demo_says_what_it_can_do_and_sorts_any_words() -> None:
-    """All 72 messages and 11 of 22 lists; weights of the second phase had 46 and 3 correct."""
+    """All 72 messages and 16 of 22 lists; weights of the second phase had 46 and 3 correct."""
     torch.set_num_threads(1)
     accuracy = accuracy_by_family(DEMO, HELDOUT)
     assert accuracy["outside"] >= 0.95, accuracy
-    assert accuracy["sorting_any"] >= 0.4, accuracy
+    assert accuracy["sorting_any"] >= 0.65, accuracy

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from random import Random
 from string import ascii_lowercase
 from typing import Final
 
 from deploy.models.sample import Sample, Turn
 from deploy.models.tasks.topics import WORDS
-from deploy.models.words import ANIMALS, COLORS, FRUITS, NAMES, NOUNS, TOWNS, invented_word
+from deploy.models.words import NAMES, NOUNS, TOWNS, invented_word, words_of
 
 REVERSE_WORDS: Final[tuple[str, ...]] = (
     *("Reverse the words: {x}", "Reverse this list: {x}", "Reverse: {x}", "reverse {x}"),
@@ -39,12 +40,35 @@ _SORT_ANY: Final[tuple[str, ...]] = (
     *("Sort the following words alphabetically: {x}", "Sort this list: {x}", "Sort these: {x}"),
     *("Can you sort these words? {x}", "Please sort {x}", "Sort {x}", "Sort {x}.", "sort: {x}"),
     *("Sort alphabetically:\n{x}", "Order these words: {x}", "Alphabetize: {x}", "Sort:\n{x}"),
+    *("Sort {x} alphabetically.", "sort these words: {x}", "Sort the words: {x}"),
+    *("Sort these words alphabetically: {x}", "Sort the list: {x}", "Can you sort {x}?"),
+    *("Sort these {kind}: {x}", "sort these {kind} alphabetically: {x}"),
 )
 _SORT_ANY_NUMBERS: Final[tuple[str, ...]] = (
     *("Sort {x}", "sort {x}", "Sort this list: {x}", "Sort these: {x}", "Order these numbers: {x}"),
     *("Please sort {x}", "Sort {x} in ascending order.", "Sort in ascending order: {x}"),
     *("Can you sort these numbers? {x}", "sort these numbers from small to large: {x}"),
 )
+_EVERYDAY: Final = tuple(
+    (kind, words_of(words))
+    for kind, _, words in (
+        line.partition(": ")
+        for line in Path(__file__).with_name("everyday.txt").read_text("utf-8").splitlines()
+    )
+)
+"""Words that people sort, after the name of their kind."""
+_KIND_WEIGHTS: Final = tuple(len(words) for _, words in _EVERYDAY)
+_ALL_WORDS: Final = tuple(
+    sorted({*NOUNS, *WORDS, *NAMES, *TOWNS, *(w for _, words in _EVERYDAY for w in words)})
+)
+_SPELLINGS: Final = tuple(sorted({word.lower() for word in _ALL_WORDS}))
+_BY_LETTER: Final = tuple(
+    words
+    for letter in ascii_lowercase
+    if len(words := tuple(word for word in _SPELLINGS if word[0] == letter)) > 5
+)
+_BLENDED_SHARE: Final = 0.4
+"""Fraction of lists of words with invented ones, which teach the spelling of all tokens."""
 
 
 def reversing(rng: Random) -> Sample:
@@ -83,25 +107,28 @@ def sorting(rng: Random) -> Sample:
 
 
 def sorting_any(rng: Random) -> Sample:
-    """Sorting of arbitrary words, in other wordings, and with lists in brackets."""
-    if rng.random() < 0.4:
+    """Sorting of arbitrary words and numbers, in other wordings, and with lists in brackets."""
+    if rng.random() < 0.1:
         return sorting(rng)
-    separator = "\n" if rng.random() < 0.08 else rng.choice((" ", ", ", ", "))
+    separator = rng.choice((" ", " ", " ", ", ", ", ", ", ", ", ", ", ", "\n", ","))
     count = rng.choice((2, 3, 3, 4, 4, 5))
-    if rng.random() < 0.6:
-        items = _distinct(_any_words(rng, count))
+    if rng.random() < 0.72:
+        maker = _blended_words if rng.random() < _BLENDED_SHARE else _any_words
+        kind, words = maker(rng, count)
+        items = _distinct(words)
         ordered = sorted(items, key=str.lower)
-        forms = SORT_WORDS + _SORT_ANY
+        form = rng.choice(SORT_WORDS + _SORT_ANY)
     else:
-        numbers = rng.sample(range(rng.choice((10, 100, 100, 100, 1000))), k=count)
+        kind, numbers = "numbers", _distinct_numbers(rng, count)
+        is_descending = rng.random() < 0.15
         items = [str(number) for number in numbers]
-        ordered = [str(number) for number in sorted(numbers)]
-        forms = _SORT_UP + _SORT_ANY_NUMBERS
+        ordered = [str(number) for number in sorted(numbers, reverse=is_descending)]
+        form = rng.choice(_SORT_DOWN if is_descending else _SORT_UP + _SORT_ANY_NUMBERS)
     key = f"sort:{' '.join(items)}"
     asked, answer = separator.join(items), separator.join(ordered)
-    if separator == ", " and rng.random() < 0.12:
+    if separator == ", " and rng.random() < 0.1:
         asked, answer = f"[{asked}]", f"[{answer}]"
-    turn = Turn(rng.choice(forms).format(x=asked), answer)
+    turn = Turn(form.format(x=asked, kind=kind), answer)
     return Sample(family="sorting", turns=(turn,), keys=(key,))
 
 
@@ -117,15 +144,46 @@ def _words(rng: Random, count: int) -> list[str]:
     return rng.choices(NAMES if kind < 0.25 else NOUNS, k=count)
 
 
-def _any_words(rng: Random, count: int) -> list[str]:
-    """Words of one kind, or of several."""
-    pools = (NAMES, TOWNS, ANIMALS, COLORS, FRUITS, NOUNS, WORDS, NOUNS + WORDS + ANIMALS + FRUITS)
-    words = rng.sample(rng.choice(pools), k=count)
+def _any_words(rng: Random, count: int) -> tuple[str, list[str]]:
+    """The name of a kind and words: of this kind, of all kinds, or with the same first letter."""
+    choice = rng.random()
+    kind = "words"
+    if choice < 0.6:
+        kind, pool = rng.choices(_EVERYDAY, weights=_KIND_WEIGHTS)[0]
+        words = rng.sample(pool, k=count)
+    elif choice < 0.85:
+        words = rng.sample(_ALL_WORDS, k=count)
+    else:
+        words = rng.sample(rng.choice(_BY_LETTER), k=count)
     if rng.random() < 0.1:
         words = [word.capitalize() for word in words]
-    if rng.random() < 0.08:
-        words[0] = invented_word(rng)
-    return words
+    return kind, words
+
+
+def _blended_words(rng: Random, count: int) -> tuple[str, list[str]]:
+    """Invented words of the beginning of one word and the end of another.
+
+    All first letters are equally frequent; a quarter of the lists have words with equal beginnings.
+    """
+    letters = rng.choice((1, 1, 2, 2, 3, 4))
+    if rng.random() < 0.25:
+        heads = [rng.choice(_SPELLINGS)] * count
+    else:
+        heads = [rng.choice(rng.choice(_BY_LETTER)) for _ in range(count)]
+    words = [head[:letters] + rng.choice(_SPELLINGS)[-rng.randrange(2, 6) :] for head in heads]
+    if rng.random() < 0.2:
+        words[0] = rng.choice(_SPELLINGS)
+    if rng.random() < 0.25:
+        words = [word.capitalize() for word in words]
+    return "words", words
+
+
+def _distinct_numbers(rng: Random, count: int) -> list[int]:
+    """Numbers of up to three digits, often of different lengths."""
+    if rng.random() < 0.5:
+        return rng.sample(range(rng.choice((10, 100, 100, 1000))), k=count)
+    numbers = (rng.randrange(10 ** rng.choice((1, 2, 2, 3))) for _ in range(count))
+    return list(dict.fromkeys(numbers))
 
 
 def _distinct(words: list[str]) -> list[str]:
