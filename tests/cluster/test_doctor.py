@@ -235,7 +235,7 @@ def test_a_model_that_loads_is_ok() -> None:
         ({"architectures": ["Odd"], "model_type": "odd"}, "", "", "architectures"),
         ({"hidden_act": "tanh"}, "", "", "hidden_act"),
         ({}, "tokenizer.json", "", "no tokenizer.json"),
-        ({}, "model.safetensors", "", "holds no *.safetensors file"),
+        ({}, "model.safetensors", "", "has no *.safetensors file"),
     ],
 )
 def test_an_unsupported_model_is_bad(
