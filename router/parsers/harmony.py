@@ -101,7 +101,8 @@ class HarmonyParser:
         self._arguments: JsonObject | None = None
         """Parser of the current call's arguments."""
         self._space = ""
-        """White space around the arguments of a call, dropped unless content follows."""
+        """White space around the arguments of a call, and after text that follows them; dropped
+        unless more text follows."""
         self._kinds: set[Kind] = set()
         """Kinds of messages so far."""
         self._needs_break = False
@@ -236,11 +237,11 @@ class HarmonyParser:
                 return
             text = self._arguments.rest
         text = self._space + text
-        if text.strip():
+        body = text.rstrip()
+        self._space = text[len(body) :]
+        if body:
             self._kinds.add("content")
-            yield from self._emit(text)
-            text = ""
-        self._space = text
+            yield from self._emit(body)
 
     def _begin(self, function: str) -> Iterator[Piece]:
         """Starts a call, unless it exceeds the maximum."""

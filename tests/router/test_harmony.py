@@ -158,6 +158,14 @@ def test_whatever_comes_is_read_the_same(text: str, data: st.DataObject) -> None
     assert read(text) == whole
 
 
+def test_white_space_after_text_behind_a_call_is_dropped_in_any_pieces() -> None:
+    """It was kept if it came in the same piece as the text before it."""
+    text = f'{WEATHER}{{"city": "Bern"}}see \nbelow\n'
+    expected = ("", "see \nbelow", [("get_weather", {"city": "Bern"})])
+    for at in range(len(WEATHER), len(text)):
+        assert read([text[:at], text[at:]]) == expected
+
+
 def test_without_tools_calls_are_text() -> None:
     text = f'{ANALYSIS}a{NEXT}{WEATHER}{{"city": "Bern"}}<|call|>'
     dialect = Dialect(thoughts=THOUGHTS["harmony"])
