@@ -138,28 +138,26 @@ def _others(part: AttentionMetadata, rows: Sequence[_Row]) -> AttentionMetadata 
 
 def _pieces(rows: Sequence[_Row]) -> Iterator[SparsePiece]:
     """Pieces of the queries that select tokens: consecutive decodes together, other rows alone."""
-    start = 0
+    start = longest = 0
     decodes: list[_Row] = []
     for row in rows:
         if not row.selecting:
             continue
-        if row.part.query_start is None:
-            longest = max(one.end for one in (*decodes, row))
-            if decodes and (len(decodes) + 1) * longest > _MAX_PAIRS:
-                yield _piece(decodes, start, len(decodes), max(one.end for one in decodes))
-                start, decodes = start + len(decodes), []
+        is_decode = row.part.query_start is None
+        if decodes and not (is_decode and (len(decodes) + 1) * max(longest, row.end) <= _MAX_PAIRS):
+            yield _piece(decodes, start, len(decodes), longest)
+            start, longest, decodes = start + len(decodes), 0, []
+        if is_decode:
             decodes.append(row)
+            longest = max(longest, row.end)
             continue
-        if decodes:
-            yield _piece(decodes, start, len(decodes), max(one.end for one in decodes))
-            start, decodes = start + len(decodes), []
         count, step = len(row.selecting), max(1, _MAX_PAIRS // row.end)
         for first in range(0, count, step):
             size = min(step, count - first)
             yield _piece([row], start, size, row.end - count + first + size)
             start += size
     if decodes:
-        yield _piece(decodes, start, len(decodes), max(one.end for one in decodes))
+        yield _piece(decodes, start, len(decodes), longest)
 
 
 def _piece(rows: Sequence[_Row], start: int, count: int, length: int) -> SparsePiece:

@@ -65,7 +65,7 @@ def test_lists_are_in_order() -> None:
 
 
 def test_lists_have_words_with_any_letters() -> None:
-    """A pool of common words alone leaves the alphabetical rank of most tokens unknown."""
+    """A pool of common words alone leaves the alphabetical rank of many tokens unknown."""
     tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
     rng = Random(6)
     texts = [sorting_any(rng).turns[0].user for _ in range(8000)]

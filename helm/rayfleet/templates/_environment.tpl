@@ -32,7 +32,6 @@ Ray does not start without a token if KubeRay is too old to support authOptions.
   "RAY_SERVE_HTTP_KEEP_ALIVE_TIMEOUT_S" "120"
   "RAY_SERVE_CONTROL_LOOP_INTERVAL_S" "0.25"
   "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S" "3"
-  "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S" "3"
   "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS" "1"
   "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S" "15"
   "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S" "30"
@@ -50,6 +49,7 @@ Ray does not start without a token if KubeRay is too old to support authOptions.
 {{- if .Values.haproxy.enabled -}}
 {{- $settings = merge $settings (dict
   "RAY_SERVE_ENABLE_HA_PROXY" "1"
+  "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S" "3"
   "RAY_SERVE_HAPROXY_BINARY_PATH" .Values.haproxy.executable
   "RAY_SERVE_HAPROXY_NBTHREAD" (toString (int .Values.haproxy.threads))
   "RAY_SERVE_HAPROXY_METRICS_ENABLED" "0"

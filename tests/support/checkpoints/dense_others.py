@@ -13,7 +13,7 @@ from tests.support.checkpoints.mutations import (
     NO_SINKS,
     RMS_FOR_LAYER_NORM,
 )
-from tests.support.checkpoints.specimen import Mutation, Patch, Specimen
+from tests.support.checkpoints.specimen import LLAMA3_ROPE, Mutation, Patch, Specimen
 from worker.models.architectures.decoder import DecoderModel
 from worker.models.layers.attention import AttentionTraits
 from worker.models.layers.norms import LayerNorm
@@ -21,14 +21,6 @@ from worker.models.layers.norms import LayerNorm
 _WINDOW = 37
 _ROPE = {"rope_type": "default", "rope_theta": 100.0}
 _HALF_ROPE = {**_ROPE, "partial_rotary_factor": 0.5}
-_LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 100.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
 _ALPHA = {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 8.0, "factor": 1.0}
 _EPS = {"eps": {"rms_norm_eps": 0.1}}
 _THETA = {"theta": {"rope_parameters": {**_ROPE, "rope_theta": 300.0}}}
@@ -66,7 +58,7 @@ DENSE_SPECIMENS: dict[str, Specimen] = {
     "apertus": Specimen(
         name="Apertus",
         covers=("functions",),
-        settings={"rope_parameters": _LLAMA3, "attention_bias": True},
+        settings={"rope_parameters": LLAMA3_ROPE, "attention_bias": True},
         mutations={
             "norms of heads": NO_HEAD_NORMS,
             "order of numbers": Patch(
@@ -78,7 +70,7 @@ DENSE_SPECIMENS: dict[str, Specimen] = {
                 target="worker.models.architectures.apertus:ApertusLayer.norm_names",
                 value=("feedforward_layernorm", "attention_layernorm"),
             ),
-            "stretching": {"rope_parameters": {**_LLAMA3, "factor": 2.0}},
+            "stretching": {"rope_parameters": {**LLAMA3_ROPE, "factor": 2.0}},
             **_EPS,
         },
         lacks_head_dim=True,

@@ -45,21 +45,21 @@ from tests.support.checkpoints.mutations import (
 )
 from tests.support.checkpoints.published import PUBLISHED_SPECIMENS
 from tests.support.checkpoints.recombined import RECOMBINED_SPECIMENS
-from tests.support.checkpoints.specimen import Model, Mutation, Patch, Specimen, Trait, write
+from tests.support.checkpoints.specimen import (
+    LLAMA3_ROPE,
+    Model,
+    Mutation,
+    Patch,
+    Specimen,
+    Trait,
+    write,
+)
 from tests.support.checkpoints.texts import TEXT_SPECIMENS
 from worker.models.layers.moe import MoeNames
 from worker.models.layers.norms import RMSNorm
 
 _WINDOW = 21
 _ROPE = {"rope_type": "default", "rope_theta": 100.0}
-_LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 100.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
 _YARN = {
     "rope_type": "yarn",
     "rope_theta": 100.0,
@@ -132,10 +132,10 @@ SPECIMENS: dict[str, Specimen] = {
     "llama": Specimen(
         name="Llama",
         covers=("positions", "cache", "shards"),
-        settings={"rope_parameters": _LLAMA3, "attention_bias": True, "mlp_bias": True},
+        settings={"rope_parameters": LLAMA3_ROPE, "attention_bias": True, "mlp_bias": True},
         mutations={
-            "llama3 factor": {"rope_parameters": {**_LLAMA3, "factor": 2.0}},
-            "llama3 border": {"rope_parameters": {**_LLAMA3, "high_freq_factor": 8.0}},
+            "llama3 factor": {"rope_parameters": {**LLAMA3_ROPE, "factor": 2.0}},
+            "llama3 border": {"rope_parameters": {**LLAMA3_ROPE, "high_freq_factor": 8.0}},
             **_EPS,
         },
     ),

@@ -17,7 +17,7 @@ from tests.support.checkpoints.mutations import (
     NO_SINKS,
     OPEN_GATE,
 )
-from tests.support.checkpoints.specimen import Mutation, Patch, Specimen
+from tests.support.checkpoints.specimen import LLAMA3_ROPE, Mutation, Patch, Specimen
 
 _WINDOW = 21
 _ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
@@ -27,14 +27,6 @@ _YARN = {
     "rope_type": "yarn",
     "rope_theta": 100.0,
     "factor": 8.0,
-    "original_max_position_embeddings": 32,
-}
-_LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 100.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
 _SAME_SHARES = {"partial_rotary_factor": 0.5}
@@ -173,7 +165,7 @@ _STEP = Specimen(
     covers=("positions", "shards", "experts"),
     settings={
         "rope_parameters": {
-            "full_attention": {**_LLAMA3, "partial_rotary_factor": 0.5},
+            "full_attention": {**LLAMA3_ROPE, "partial_rotary_factor": 0.5},
             "sliding_attention": {**_WINDOW_ROPE, "partial_rotary_factor": 1.0},
         },
         "num_sliding_attention_heads": 6,
@@ -197,13 +189,13 @@ _STEP = Specimen(
         "scale of attention": {"query_pre_attn_scalar": 16.0},
         "llama3": {
             "rope_parameters": {
-                "full_attention": {**_LLAMA3, "partial_rotary_factor": 0.5, "factor": 2.0},
+                "full_attention": {**LLAMA3_ROPE, "partial_rotary_factor": 0.5, "factor": 2.0},
                 "sliding_attention": {**_WINDOW_ROPE, "partial_rotary_factor": 1.0},
             }
         },
         "share of rotary dimensions": {
             "rope_parameters": {
-                "full_attention": {**_LLAMA3, "partial_rotary_factor": 1.0},
+                "full_attention": {**LLAMA3_ROPE, "partial_rotary_factor": 1.0},
                 "sliding_attention": {**_WINDOW_ROPE, "partial_rotary_factor": 1.0},
             }
         },

@@ -24,7 +24,7 @@ from tests.support.checkpoints.mutations import (
     SWAPPED_SANDWICH,
     WIDE_NORMS_OF_HEADS,
 )
-from tests.support.checkpoints.specimen import Mutation, Patch, Specimen
+from tests.support.checkpoints.specimen import LLAMA3_ROPE, Mutation, Patch, Specimen
 
 _WINDOW = 21
 _ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
@@ -33,14 +33,6 @@ _THETA: dict[str, Mutation] = {"theta": {"rope_parameters": {**_ROPE, "rope_thet
 _EPS: dict[str, Mutation] = {"eps": {"rms_norm_eps": 0.1}}
 _FEWER: dict[str, Mutation] = {"number of experts": {"num_experts_per_tok": 2}}
 _WINDOW_PLUS_1: dict[str, Mutation] = {"window of one more": {"sliding_window": _WINDOW + 1}}
-_LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 100.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
 _YARN = {
     "rope_type": "yarn",
     "rope_theta": 100.0,
@@ -169,12 +161,12 @@ RECOMBINED_SPECIMENS: dict[str, Specimen] = {
     "cwm": Specimen(
         name="Cwm",
         settings={
-            "rope_parameters": _LLAMA3,
+            "rope_parameters": LLAMA3_ROPE,
             "sliding_window": _WINDOW,
             "layer_types": _ALTERNATING,
         },
         mutations={
-            "stretching": {"rope_parameters": {**_LLAMA3, "factor": 2.0}},
+            "stretching": {"rope_parameters": {**LLAMA3_ROPE, "factor": 2.0}},
             **_WINDOW_PLUS_1,
             **_EPS,
         },

@@ -19,6 +19,16 @@ from tests.support.checkpoints.reference import Mathematics, write_reference
 
 VOCAB_SIZE = 97
 
+LLAMA3_ROPE: Mapping[str, Any] = {
+    "rope_type": "llama3",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+"""Rotary embedding of Llama 3, whose scaling is effective within a specimen's few positions."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Patch:
