@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterator
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from router.fleet.blocks import PromptBlocks
 from router.fleet.fleet import Choice, Fleet
-
-SLICE_S: Final = 0.005
-"""Seconds of placements per event loop iteration. A body may have 2,048 prompts, and each takes
-0.1 ms: placed at once, they delayed all streams of the gateway by 0.2 s."""
+from router.work_slice import SLICE_S
 
 
 class _Waiting(NamedTuple):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from router.fleet import Feasibility, PromptBlocks
 from router.serving.completion import Completion, Mailbox
 from router.tracing import RequestSpan, Value
+from router.work_slice import WorkSlice
 from worker.protocol.messages import DEFAULT_PRIORITY, TokenLogprobs
 from worker.protocol.slo import Slo
 
@@ -124,9 +125,12 @@ class Generation:
             if len(self.completions) == 1:
                 await self._place(self.completions[0])
             else:
+                work = WorkSlice()
                 async with asyncio.TaskGroup() as group:
                     for completion in self.completions:
                         group.create_task(_run(self._place(completion)))
+                        if work.is_over:
+                            await work.next()
         except BaseExceptionGroup as errors:
             self._give_up()
             raise errors.exceptions[0] from None

@@ -26,6 +26,7 @@ from router.serving.generation import Generation, GenerationRequest
 from router.serving.load import LoadMeter
 from router.serving.placing import Placer
 from router.tokens.encoder import PromptEncoder
+from router.work_slice import WorkSlice
 from worker.protocol.admission import AdmissionChange
 from worker.protocol.messages import AttachSnapshot, WorkerUpdate
 from worker.protocol.text.detokenizer import RequestText
@@ -121,7 +122,7 @@ class ServedModel:
         if self._log_file is not None:
             self._log_file.close(self.fleet)
 
-    def generation(self, request: GenerationRequest) -> Generation:
+    async def generation(self, request: GenerationRequest) -> Generation:
         """Creates a request's completions, which are not placed yet."""
         mailbox = Mailbox()
         sampling = request.feasibility.sampling
@@ -135,6 +136,7 @@ class ServedModel:
             # The first completion of each prompt returns them.
             others = shared.amended(prompt_logprobs=None)
         completions = []
+        work = WorkSlice()
         unique = secrets.token_hex(8)  # clients choose request ids, and may reuse them
         contexts = [self._context(prompt, request) for prompt in request.prompts]
         pairs = itertools.product(request.prompts, range(sampling.n))
@@ -154,6 +156,8 @@ class ServedModel:
             )
             context = contexts[index // sampling.n]
             completions.append(self._completion(spec, context, stop, mailbox, request, now))
+            if work.is_over:
+                await work.next()
         for prompt in request.prompts:
             prompt.priority = request.priority
             self.stats.prompt_tokens += prompt.num_tokens

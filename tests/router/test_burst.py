@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from router.fleet import BatchWindow, Choice, Fleet, PromptBlocks
-from router.fleet.batch_window import SLICE_S
 from router.fleet.burst import group_order
+from router.work_slice import SLICE_S
 from tests.support.router.scheduled_worker import ScheduledWorker
 from worker.protocol.messages import AttachSnapshot, Submit, WorkerUpdate
 from worker.protocol.sampling import SamplingParams

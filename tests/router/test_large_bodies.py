@@ -15,11 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
+from router import work_slice
 from router.api.http.body import Bodies
 from router.api.openai import protocol, values
 from router.errors import ApiError
+from router.serving.completion import Completion
+from router.serving.placing import Placer
 from router.tokens import pool as pools
 from router.tokens.pool import LONG, WorkPool
+from worker.protocol.text.detokenizer import Detokenizer
 
 MEBI = 1 << 20
 
@@ -218,6 +222,43 @@ async def test_a_short_prompt_is_answered_while_long_ones_are_tokenized(
     finally:
         gate.set()
     assert {(await task).status_code for task in tasks} == {200}
+
+
+async def test_many_completions_are_created_and_placed_in_slices(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other streams of the gateway go on between any two completions if each takes a slice."""
+    await rig.start()
+    monkeypatch.setattr(work_slice, "SLICE_S", 0.0)
+    turn = 0
+    created: list[int] = []
+    placed: list[int] = []
+    tokenizer, place = rig.gateway.model("stub").tokenizer, Placer.place
+    detokenizer = tokenizer.detokenizer
+
+    async def count() -> None:
+        nonlocal turn
+        while True:
+            await asyncio.sleep(0)
+            turn += 1
+
+    def create(**options: Any) -> Detokenizer:
+        created.append(turn)
+        return detokenizer(**options)
+
+    async def watched(placer: Placer, completion: Completion) -> None:
+        placed.append(turn)
+        await place(placer, completion)
+
+    monkeypatch.setattr(tokenizer, "detokenizer", create)
+    monkeypatch.setattr(Placer, "place", watched)
+    counting = asyncio.create_task(count())
+    await asyncio.sleep(0)  # counts from here on
+    response = await rig.complete("hello", n=8)
+    counting.cancel()
+    assert response.status_code == 200
+    assert len(created) == len(set(created)) == 8
+    assert len(placed) == len(set(placed)) == 8
 
 
 async def test_the_parts_of_a_body_are_held_once() -> None:

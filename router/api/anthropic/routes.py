@@ -56,7 +56,7 @@ class AnthropicRoutes:
                 model=chat.body.model or model.route.name,
                 request_id=request_id,
             )
-            return self._completions.respond(request, chat, writer)
+            return await self._completions.respond(request, chat, writer)
 
     async def count_tokens(self, request: Request) -> Response:
         """POST /v1/messages/count_tokens: token count of the rendered prompt. Raises ApiError."""

@@ -129,7 +129,7 @@ class CompletionRoutes:
         kind: Callable[..., ResponseWriter] = ChatWriter
         if chat.parsing is not None:
             kind = partial(MessageWriter, parsing=chat.parsing)
-        return self.respond(request, chat, _writer(kind, ChatWriter.prefix, chat, extras))
+        return await self.respond(request, chat, _writer(kind, ChatWriter.prefix, chat, extras))
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions. Raises ApiError."""
@@ -272,7 +272,7 @@ class CompletionRoutes:
             body=body, account=account, arrived_at=arrived_at, checked=checked, prompts=prompts
         )
         writer = _writer(TextWriter, TextWriter.prefix, prepared, extras)
-        return self.respond(request, prepared, writer, with_offsets=num_top is not None)
+        return await self.respond(request, prepared, writer, with_offsets=num_top is not None)
 
     async def _check_params(
         self,
@@ -343,7 +343,7 @@ class CompletionRoutes:
         account.request_id = request_id_of(request)
         return account
 
-    def respond(
+    async def respond(
         self,
         request: Request,
         prepared: Prepared[Body],
@@ -363,7 +363,7 @@ class CompletionRoutes:
         """
         account, body, checked = prepared.account, prepared.body, prepared.checked
         model = checked.model
-        generation = model.generation(
+        generation = await model.generation(
             GenerationRequest(
                 request_id=account.request_id,
                 prompts=prepared.prompts,

@@ -19,14 +19,13 @@ from router.api.openai.writer import ResponseWriter
 from router.errors import ApiError, rejected
 from router.serving import Completion, Generation
 from router.serving.account import explanation_headers
+from router.work_slice import SLICE_S, WorkSlice
 
 logger = logging.getLogger(__name__)
 
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 PART: dict[str, object] = {"type": "http.response.body", "more_body": True}
-MAX_WORK_S = 0.005
-"""Seconds of work on one response before yielding to other tasks: the GIL's switch interval."""
 
 Writer = ResponseWriter | BlockWriter
 """Writers of generations in the form of an API."""
@@ -189,10 +188,10 @@ class GenerationResponse(Response):
                 for part in chunk(completion):
                     if len(body) > num_first:  # a single part takes little time
                         if not until:
-                            until = clock() + MAX_WORK_S
+                            until = clock() + SLICE_S
                         elif clock() >= until:
                             await asyncio.sleep(0)
-                            until = clock() + MAX_WORK_S
+                            until = clock() + SLICE_S
                     body += part
                     if len(body) >= SLICE_BYTES:
                         await self._send_part(stream, send_part, body)
@@ -252,24 +251,22 @@ class GenerationResponse(Response):
             for completion in await generation.take():
                 if completion.error:
                     raise _failure(completion)
-        clock = asyncio.get_running_loop().time
-        body, is_begun, until = b"", False, clock() + MAX_WORK_S
+        work, body, is_begun = WorkSlice(), bytearray(), False
         for part in self._writer.whole():
             body += part
-            if clock() >= until:
-                await asyncio.sleep(0)
+            if work.is_over:
+                await work.next()
                 if generation.client_left:
                     return
-                until = clock() + MAX_WORK_S
             if len(body) >= SLICE_BYTES:
                 if not is_begun:
                     is_begun = True
                     await send(self._head(JSON))
-                await send({"type": "http.response.body", "body": body, "more_body": True})
-                body = b""
+                await send({**PART, "body": bytes(body)})
+                body.clear()
         if not is_begun:
             await send(self._head(JSON, len(body)))
-        await send({"type": "http.response.body", "body": body, "more_body": False})
+        await send({"type": "http.response.body", "body": bytes(body), "more_body": False})
 
     def _head(self, content_type: bytes, length: int | None = None) -> dict[str, object]:
         headers = [

@@ -104,7 +104,7 @@ class ResponsesRoutes:
                     model=body.model or model.route.name,
                 )
                 return _json(events, account.request_id, "text/event-stream; charset=utf-8")
-        return self._respond(request, body, prepared, turn)
+        return await self._respond(request, body, prepared, turn)
 
     async def retrieve(self, request: Request) -> Response:
         """GET /v1/responses/ID: a stored response, or its stream replayed. Raises ApiError."""
@@ -184,7 +184,7 @@ class ResponsesRoutes:
             )
         return EventLog(self._completions.ping_s, stored.events)
 
-    def _respond(
+    async def _respond(
         self,
         request: Request,
         body: ResponsesRequest,
@@ -216,7 +216,7 @@ class ResponsesRoutes:
             writers.append(writer)
             return writer
 
-        response = self._completions.respond(
+        response = await self._completions.respond(
             request, chat, make_writer, has_pings=not body.background
         )
         if not body.background:

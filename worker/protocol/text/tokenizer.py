@@ -70,6 +70,8 @@ class Tokenizer:
         candidates = {token.content for token in added if token.content in template}
         self._separators = separators(added, candidates.union(self.special_tokens.values()))
         self._token_bytes: dict[tuple[bool, frozenset[str]], dict[int, bytes]] = {}
+        self._all_token_bytes: dict[int, bytes] = {}
+        """Bytes by token id, of special tokens, too; filled on demand."""
         self._longest_token: int | None = None
 
     @property
@@ -165,7 +167,11 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes of a token (possibly an incomplete character); the name of a special token."""
-        return bytes_of_token(self._backend, token_id, byte_level=self._byte_level)
+        known = self._all_token_bytes.get(token_id)
+        if known is None:
+            known = bytes_of_token(self._backend, token_id, byte_level=self._byte_level)
+            self._all_token_bytes[token_id] = known
+        return known
 
     def special_tokens_named(self, names: Collection[str]) -> frozenset[str]:
         """The `names` that are special tokens."""
