@@ -150,8 +150,13 @@ def _nested_tables(facts: Mapping[Path, Facts]) -> Iterator[Table]:
             yield _facts_table(" ".join((*path, name)), values)
 
 
+def _titled(title: str, *, show_header: bool = True) -> Table:
+    """Empty table that is at least as wide as its title."""
+    return Table(title=escape(title) or None, min_width=len(title), show_header=show_header)
+
+
 def _facts_table(title: str, facts: Facts) -> Table:
-    table = Table(title=escape(title), show_header=False)
+    table = _titled(title, show_header=False)
     table.add_column("name")
     table.add_column("value", justify="right")
     for name, value in facts.items():
@@ -165,7 +170,7 @@ def _rows_table(path: Path, rows: Sequence[Facts]) -> Table:
         columns = {str(next(iter(row.values()))): dict(list(row.items())[1:]) for row in rows}
         if len(columns) == len(rows):
             return _transposed(" ".join(path), columns)
-    table = Table(title=escape(" ".join(path)) or None)
+    table = _titled(" ".join(path))
     for name, value in rows[0].items():
         table.add_column(escape(name), justify="left" if isinstance(value, str) else "right")
     for row in rows:
@@ -180,7 +185,7 @@ def _table(title: str, rows: Mapping[str, Facts]) -> Table:
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
     if len(columns) > _MAX_COLUMNS:
         return _transposed(title, rows)
-    table = Table(title=escape(title) or None)
+    table = _titled(title)
     table.add_column("")
     for column in columns:
         table.add_column(escape(column), justify="right")
@@ -191,7 +196,7 @@ def _table(title: str, rows: Mapping[str, Facts]) -> Table:
 
 def _transposed(title: str, columns: Mapping[str, Facts]) -> Table:
     """Transposed table, with a row per figure."""
-    table = Table(title=escape(title) or None)
+    table = _titled(title)
     table.add_column("")
     for column in columns:
         table.add_column(escape(column), justify="right")

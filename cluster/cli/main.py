@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from functools import partial
 from importlib.metadata import version
@@ -29,9 +30,15 @@ def main(argv: list[str] | None = None) -> None:
     parser = build_parser()
     arguments = parser.parse_args(argv)
     try:
-        sys.exit(arguments.run(arguments))
+        code = arguments.run(arguments)
+        sys.stdout.flush()
     except ValueError as error:
         parser.exit(2, f"rayfleet: {error}\n")
+    except BrokenPipeError:
+        # The reader of a pipe has ended, such as `head`. Nothing is left to flush at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code)
 
 
 def build_parser() -> argparse.ArgumentParser:

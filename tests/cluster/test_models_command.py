@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -24,6 +27,15 @@ def test_the_table_has_all_families_and_formats(capsys: pytest.CaptureFixture[st
     place = lines[0].index("blocks")
     assert row[place : place + len("blocks")].strip() == "-"
     assert any("awq" in line and "dequantized" in line for line in lines)
+
+
+def test_a_closed_pipe_ends_a_command_without_a_traceback() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "cluster.cli.main", "models"]
+    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (1, "")
 
 
 @pytest.mark.parametrize("name", ["qwen3forcausal", "Qwen/Qwen3-8B", "qwen3-8b"])

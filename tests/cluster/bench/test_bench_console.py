@@ -53,6 +53,11 @@ def scenarios() -> dict[str, Any]:
     return {**result, **values, "failed": 0, "checks": checks_json(checks)}
 
 
+def test_titles_of_narrow_tables_stay_on_one_line() -> None:
+    lines = printed({"requests_by_worker": {"a": 20}})
+    assert "requests_by_worker" in [line.strip() for line in lines]
+
+
 def test_a_ratio_is_one_row_with_its_interval_and_the_rounds_lost() -> None:
     lines = printed(scenarios())
     rows = cells(lines, "ttft_p50_ratio")
