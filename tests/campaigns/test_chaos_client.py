@@ -1,4 +1,4 @@
-"""What a client of `make check-chaos` tries again, and what it calls a failure."""
+"""Retries and failures of the client of `make check-chaos`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Server:
         self.answers = list(answers)
         self.num_requested = 0
         self.gone = asyncio.Event()
-        """A client has left in the middle of an answer."""
+        """A client has left mid-response."""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         await request.read()

@@ -1,4 +1,4 @@
-"""What is made of one API key's look at another's prompts."""
+"""Checks of whether an API key can observe another key's prompts."""
 
 from __future__ import annotations
 
