@@ -45,7 +45,7 @@ class BlockSpecimen:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockCheckpoint:
-    """One that is saved."""
+    """A saved checkpoint."""
 
     folder: Path
     specimen: BlockSpecimen
@@ -59,7 +59,7 @@ class BlockCheckpoint:
         return size
 
     def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """[positions, vocabulary] of whole blocks, every block seeing itself and those before."""
+        """Logits [positions, vocabulary] of whole blocks with block-causal attention."""
         return reference_logits(self.plain, token_ids)
 
 

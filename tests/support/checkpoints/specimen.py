@@ -32,7 +32,7 @@ LLAMA3_ROPE: Mapping[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Patch:
-    """Another value of an attribute of the code under test."""
+    """Replacement of an attribute of the code under test."""
 
     target: str
     """Module, colon, path of the attribute: "worker.models.layers.moe:Experts.forward"."""
@@ -342,9 +342,9 @@ def _draw(key: str, tensor: torch.Tensor) -> None:
     if not tensor.is_floating_point():
         return
     if key.endswith("A_log"):
-        tensor.normal_(-2.0, 0.5)  # so that states last
+        tensor.normal_(-2.0, 0.5)  # slow decay of states
     elif tensor.ndim == 0:
-        tensor.uniform_(-0.5, 0.5)  # a number of an activation
+        tensor.uniform_(-0.5, 0.5)  # a scalar of an activation
     elif key.endswith("bias"):
         tensor.normal_(0.0, 0.3)
     elif tensor.ndim == 1:
