@@ -16,6 +16,7 @@ pytest.importorskip("axe_playwright_python")
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser
 
+from router.config import RoutingConfig
 from tests.campaigns.browser.pages import SERIOUS, Watched, chromium, opened, told_with_workers
 from tests.support.router.agent import agent_rig, build_agent
 from tests.support.router.rig import Rig, build_checkpoint
@@ -296,6 +297,7 @@ async def test_tiles_follow_the_load(agent_model: Model) -> None:
         await page.click("#tab-fleet")
         await page.wait_for_selector("#workers .tile >> nth=1")
         assert await page.locator("#workers .dot.running").count() == 0
+        assert await page.is_hidden("#agents")
         row = page.locator("#requests tr")
         assert await row.count() == 1
         cells = await row.locator("td").all_inner_texts()
@@ -309,6 +311,26 @@ async def test_tiles_follow_the_load(agent_model: Model) -> None:
             chat.cancel()
         await asyncio.gather(*chats, return_exceptions=True)
         await page.wait_for_selector("#workers .dot.running", state="detached")
+
+
+async def test_agent_sessions_are_shown(
+    agent_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.fleet.session_gate.PLAIN_TOKENS", 16)
+    rig = agent_rig(*agent_model)
+    gate = RoutingConfig(max_session_wait_s=600.0)
+    async with serving(rig, routing=gate) as (url, browser), opened(browser, url) as watched:
+        page = watched.page
+        await page.click("#tab-fleet")
+        await page.wait_for_selector("#agents", state="visible")
+        assert await page.locator("#sessions tr").count() == 0
+        body = {"model": "stub", "messages": [{"role": "user", "content": LONG}]}
+        headers = {"x-session-id": "secret"}
+        await rig.client.post("/v1/chat/completions", json=body, headers=headers)
+        cells = page.locator("#sessions tr td")
+        await page.wait_for_selector("#sessions td:text-matches('^idle')")
+        assert (await cells.all_inner_texts())[3] in ("w0", "w1")
+        assert "1 live" in await page.inner_text("#sessions-summary")
 
 
 SCRAPE = """\

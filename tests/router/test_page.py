@@ -37,6 +37,7 @@ async def test_the_page_and_its_files_are_open_and_nothing_else_is(rig: Any) -> 
         "/v1/models",
         "/metrics",
         "/load",
+        "/sessions",
         "/openapi.json",
         "/ui",
         "/index.html",
