@@ -57,6 +57,7 @@ DATA = (
     "deploy/models/functions.py",
     "deploy/models/calling.py",
     "deploy/benchmarks/routing/paced.py",  # prose that paced workers answer with
+    "tests/architecture/test_words.py",
 )
 
 
@@ -134,7 +135,7 @@ def _texts() -> Iterator[tuple[str, str]]:
 def _files() -> Iterator[Path]:
     yield from sorted(ROOT.glob("*.md"))
     yield from (ROOT / "Makefile", ROOT / "pyproject.toml")
-    for folder in (*FLOORS, "deploy", "helm"):
+    for folder in (*FLOORS, "deploy", "helm", "tests"):
         for path in sorted((ROOT / folder).rglob("*")):
             if path.is_file() and (path.suffix in SUFFIXES or path.name in PROSE):
                 yield path

@@ -22,7 +22,7 @@ from tests.support.paths import DEMO
 
 REASONS = (
     Reason(FEATURE, "*[lora]", "no adapters"),
-    Reason(MODEL, "a.py::test_clever*", "asks for the capital of France"),
+    Reason(MODEL, "a.py::test_clever*", "requires the capital of France"),
 )
 FILE = """
 import pytest

@@ -1,6 +1,6 @@
 """The chart's examples serve: their pods run as processes, on real Ray, behind HAProxy.
 
-Whatever of an example wants a GPU, the internet or Redis is changed, and that alone (`Example`).
+Only settings that require a GPU, the internet or Redis are changed (`Example`).
 """
 
 from __future__ import annotations

@@ -19,5 +19,5 @@ def cases(number: int, shorter: int = SHORTER) -> int:
 
 def is_thorough(device: str) -> bool:
     """Whether a kernel's case runs all variants: on a GPU, and in `make check-long`. In `make test`
-    the interpreter, which takes milliseconds for a program, runs one of each code path."""
+    the interpreter, whose programs take milliseconds, runs one of each code path."""
     return IS_LONG or device != "cpu"

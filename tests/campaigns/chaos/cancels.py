@@ -53,9 +53,9 @@ class Leave:
     """Head and body of the HTTP request."""
     moment: Moment
     after_s: float
-    """For before-headers: seconds after the request was sent."""
+    """Seconds after the request was sent, for before-headers."""
     num_reads: int
-    """For within-answer: number of reads before the client disconnects."""
+    """Number of reads before the client disconnects, for within-answer."""
     resets: bool
     """Whether the client resets the connection (RST) instead of closing it (FIN)."""
 

@@ -1,4 +1,4 @@
-"""About twenty kinds of invalid bodies that a server must reject."""
+"""Invalid bodies of about twenty kinds that a server must reject."""
 
 from __future__ import annotations
 

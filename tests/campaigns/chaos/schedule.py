@@ -12,7 +12,7 @@ class Planned:
     """A scheduled fault."""
 
     number: int
-    """From 0."""
+    """Number of the fault, from 0."""
     at_s: float
     """Earliest time in seconds after the start."""
     kind: str

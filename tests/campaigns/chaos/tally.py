@@ -38,7 +38,7 @@ class Tally:
     retried: Counter[str] = field(default_factory=Counter)
     """Retries by reason."""
     by_fault: dict[int, Counter[str]] = field(default_factory=dict)
-    """By index of the preceding fault: number of failed, wrong and cut requests."""
+    """Number of failed, wrong and cut requests by index of the preceding fault."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

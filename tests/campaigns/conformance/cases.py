@@ -24,7 +24,7 @@ class Endpoint(NamedTuple):
     """The endpoint under test."""
 
     base_url: str
-    """Without /v1."""
+    """URL of the endpoint without /v1."""
     model: str
     key: str
 

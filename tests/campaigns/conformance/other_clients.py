@@ -160,7 +160,7 @@ def _form(endpoint: Endpoint, **fields: Any) -> dict[str, Any]:
 
 
 def instructor_plain(endpoint: Endpoint) -> None:
-    """Without a schema, instructor returns the response unchanged."""
+    """Requests without a schema return the response unchanged."""
     client = _instructor(endpoint, instructor.Mode.TOOLS)
     answer = client.chat.completions.create(**_form(endpoint, response_model=None))
     assert answer.choices[0].message.content

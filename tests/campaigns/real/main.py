@@ -127,7 +127,7 @@ class RealModelRun:
         ]
 
     def batch_invariant(self) -> list[Check]:
-        """With --batch-invariant, outputs are bitwise equal alone and in a batch."""
+        """Outputs are bitwise equal alone and in a batch with --batch-invariant."""
         with self._engine(batch_invariant=True, enable_prefix_caching=False) as engine:
             together = engine.outcomes(self.prompts, self.greedy)
             some = range(0, len(self.prompts), _PARALLEL_EVERY)

@@ -40,7 +40,7 @@ class BlockSpecimen:
     ends: Sequence[int]
     """Tokens that end a request."""
     mutations: Mapping[str, Mutation]
-    """By feature."""
+    """Mutations by feature."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class BlockCheckpoint:
     folder: Path
     specimen: BlockSpecimen
     plain: MoeCheckpoint
-    """For the reference, which computes layers without experts, too."""
+    """Checkpoint for the reference, which also computes layers without experts."""
 
     @property
     def block_size(self) -> int:
@@ -116,4 +116,4 @@ BLOCK_SPECIMENS = {
         },
     ),
 }
-"""By value of `architectures`."""
+"""Specimens by value of `architectures`."""

@@ -127,8 +127,8 @@ _SIZES: dict[str, Any] = {
 
 
 FEW_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
-"""For Triton's interpreter, which runs each head of a token as a program or as an iteration of
-one."""
+"""Settings for Triton's interpreter, which runs each head of a token as a program or as an
+iteration of one."""
 
 
 def write_checkpoint(name: str, folder: Path, **settings: int) -> PreTrainedModel:

@@ -175,7 +175,7 @@ PER_LAYER_MUTATIONS: dict[str, Mutation] = {
         target="worker.models.architectures.gemma4:gelu_and_mul", value=silu_and_mul
     ),
 }
-"""Of layers with per-layer embeddings that read other layers' caches."""
+"""Mutations of layers with per-layer embeddings that read other layers' caches."""
 _EXPERTS, _PROCESS = ParallelExperts.forward, Gemma4Layer.process_after_loading
 
 _UNIFIED = Specimen(

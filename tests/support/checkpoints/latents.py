@@ -131,8 +131,8 @@ _OF_V3: dict[str, Mutation] = {
 }
 
 _INDEXER = {"index_topk": 8, "index_n_heads": 32, "index_head_dim": 16}
-"""With fewer heads, many scores would be equal, and transformers' choice among them depends on the
-batch."""
+"""Settings of the indexer. With fewer heads, many scores would be equal, and transformers' choice
+among them depends on the batch."""
 _OF_INDEXER: dict[str, Mutation] = {
     "number of tokens": {"index_topk": 9},
     "weights of the indexer's heads": Patch(

@@ -354,4 +354,4 @@ RECOMBINED_SPECIMENS: dict[str, Specimen] = {
         is_variant=True,
     ),
 }
-"""By the family's name in tests."""
+"""Specimens by the family's name in tests."""

@@ -80,7 +80,7 @@ class Specimen:
     """The same of its configuration class, if its name differs."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     mutations: Mapping[str, Mutation] = field(default_factory=dict)
-    """By feature."""
+    """Mutations by feature."""
     multimodal: str = ""
     """Name of transformers' classes of the multimodal model whose text model this is."""
     rewrite: (

@@ -200,4 +200,4 @@ TEXT_SPECIMENS: dict[str, Specimen] = {
         multimodal="Voxtral",
     ),
 }
-"""By the family's name in tests."""
+"""Specimens by the family's name in tests."""

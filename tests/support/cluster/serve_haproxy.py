@@ -1,6 +1,6 @@
 """HAProxy as started by Ray Serve, through rayfleet's wrapper and with its settings.
 
-Gateways are sockets that can be told to close. A Manager is Serve's manager in a process of its
+Gateways are sockets that close on command. A Manager is Serve's manager in a process of its
 own.
 """
 

@@ -244,7 +244,7 @@ class World:
     def __init__(self) -> None:
         self.lanes: list[Lane] = []
         self.findings: dict[str, None] = {}
-        """In the order of their creation."""
+        """Findings in the order of their creation."""
         self.waits: dict[str, None] = {}
         """Waits of the host, with their sites."""
         self.graphs: weakref.WeakSet[Graph] = weakref.WeakSet()

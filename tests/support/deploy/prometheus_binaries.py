@@ -22,7 +22,7 @@ class BinaryUnavailableError(Exception):
 
 
 def require(name: str) -> str:
-    """Path of `promtool` or `prometheus`; skips the test that asks where there is none."""
+    """Path of `promtool` or `prometheus`; skips the calling test if there is none."""
     try:
         return find_binary(name)
     except BinaryUnavailableError as error:

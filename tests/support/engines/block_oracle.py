@@ -24,7 +24,7 @@ class Terms:
 class Answer:
     token_ids: list[int] = field(default_factory=list)
     rounds: list[int] = field(default_factory=list)
-    """By block: number of passes in which tokens were decided or edited."""
+    """Number of passes by block in which tokens were decided or edited."""
     margin: float = 1.0
     """Minimum distance of a confidence from the threshold that it was compared with."""
 

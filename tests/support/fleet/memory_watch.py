@@ -62,7 +62,7 @@ class MemorySampler:
 
     def __init__(self, period_s: float) -> None:
         self.samples: dict[int, MemorySamples] = {}
-        """By process id, at times of the monotonic clock."""
+        """Samples by process id, at times of the monotonic clock."""
         self._period_s = period_s
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)

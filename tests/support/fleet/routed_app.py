@@ -62,7 +62,7 @@ def wait_for_news() -> None:
     [router] = [thing for thing in gc.get_objects() if isinstance(thing, FleetRouter)]
     deadline = time.monotonic() + NEWS_S
     while router._placed or any(cache.running for cache in router._caches.values()):
-        assert time.monotonic() < deadline, "the router was not told that the request has ended"
+        assert time.monotonic() < deadline, "the router does not know that the request has ended"
         time.sleep(0.005)
 
 

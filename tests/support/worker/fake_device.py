@@ -171,7 +171,7 @@ class FakeDevice:
         slot, size, groups = self.slots[row.slot], self.config.page_size, self.config.page_groups
         if row.start:
             content = slot.content(row.start - 1)
-            assert slot.state == content or not self.snapshots, "a row goes on from another state"
+            assert slot.state == content or not self.snapshots, "a row continues from another state"
         for group, table in enumerate(slot.tables):
             seen = 0 if group < groups.num_full else max(0, row.start + 1 - groups.window)
             for begin in range(seen - seen % size, row.start, size):

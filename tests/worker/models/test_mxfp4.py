@@ -41,7 +41,7 @@ def multiplied_out(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 def write_mxfp4(folder: Path, dequantized: Path) -> None:
-    """Writes both: random experts of 64 columns, rows first in the former."""
+    """Writes both checkpoints: random experts of 64 columns, rows first in the former."""
     write_specimen("gpt-oss", folder)
     tensors = load_file(folder / "model.safetensors")
     plain = dict(tensors)

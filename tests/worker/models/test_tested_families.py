@@ -27,7 +27,7 @@ def test_all_that_is_served_is_told() -> None:
 
 
 def test_every_family_is_checked_in_every_mode() -> None:
-    """So that whoever adds a family puts it through all of them."""
+    """So that new families are tested in all modes."""
     lacking = {
         family.architecture: [mode for mode in MODES if mode not in family.checks]
         for family in tested_families.tested_families()

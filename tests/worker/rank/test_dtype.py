@@ -190,7 +190,7 @@ def test_a_cache_is_fp8_if_it_is_asked_for_or_specified(
     expected: torch.dtype | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On GPUs that support it; no capability is a CPU."""
+    """On GPUs that support it; no compute capability means CPU."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     assert cache_dtype(capability, options, specified) == expected
 
