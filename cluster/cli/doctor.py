@@ -147,7 +147,7 @@ def check_requirements() -> Iterator[Finding]:
 
 
 def check_foreign_packages() -> Iterator[Finding]:
-    """Other distributions with a top-level package of the same name as one of ours."""
+    """Other distributions with a top-level package named like one of rayfleet's."""
     owners = importlib.metadata.packages_distributions()
     for package in OUR_PACKAGES:
         foreign = sorted({name for name in owners.get(package, []) if name != "rayfleet"})

@@ -158,7 +158,7 @@ class Clocks:
         self.waited("synchronize", self.default, *self._streams)
 
     def find(self, kind: str, text: str) -> None:
-        """Notes a finding."""
+        """Records a finding."""
         self.world.findings.setdefault(f"{kind}: {text}")
 
     # Interface of an observer.
