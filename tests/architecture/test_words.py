@@ -74,6 +74,16 @@ def test_prose_has_no_untranslated_idioms() -> None:
     assert len(found) <= MAX_PLACES, report
 
 
+def test_names_of_tests_have_no_idioms() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        for name in re.findall(r"def (test_\w+)", path.read_text(encoding="utf-8"))
+        if any(idioms_in(name.replace("_", " ")))
+    ]
+    assert found == []
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -53,7 +53,7 @@ def test_a_step_without_failures_or_flaps_holds() -> None:
         (phase([1, 1, 1, 1, 3, 2, 3, 1]), NOISE, "step_direction_changes"),
     ],
 )
-def test_what_was_not_promised_is_told(step: Phase, noise: Phase, name: str) -> None:
+def test_failed_checks_are_reported(step: Phase, noise: Phase, name: str) -> None:
     assert name in failed(step, noise)
 
 

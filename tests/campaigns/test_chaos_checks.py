@@ -78,7 +78,7 @@ def test_every_round_has_each_kind_once_in_an_order_of_its_own() -> None:
     assert {one.choose(2) for one in planned} == {0, 1}
 
 
-def test_a_seed_tells_the_whole_schedule() -> None:
+def test_a_seed_determines_the_whole_schedule() -> None:
     def of(seed: int) -> list[Any]:
         return list(islice(schedule(list(KINDS), 5.0, seed), 40))
 
@@ -161,7 +161,7 @@ def test_missing_completions_and_other_counts_are_named() -> None:
     assert "completion_tokens 3 instead of 2" in str(difference(answer(), other))
 
 
-def test_requests_differ_and_a_diffusion_model_is_asked_what_it_can_do() -> None:
+def test_requests_differ_and_a_diffusion_model_gets_supported_ones() -> None:
     requests = list_requests(100, diffusion=True)
     assert len({(request.path, request.body) for request in requests}) == len(requests)
     assert [request.index for request in requests] == list(range(len(requests)))
@@ -196,7 +196,7 @@ def test_retries_wrong_answers_and_clients_that_left_are_counted() -> None:
     assert "after kill-step: choice 0: text differ" in counts.wrong[0]
 
 
-def test_only_pauses_within_a_fault_count_and_only_of_streams_that_went_on() -> None:
+def test_only_pauses_within_a_fault_count_and_only_of_streams_that_continued() -> None:
     paused = outcome(pauses=[Pause(11.0, 0.5), Pause(12.5, 3.0), Pause(18.5, 9.0)])
     others = [outcome(end="broken", pauses=[Pause(12.5, 7.0)]), outcome(ended=11.0), outcome()]
     assert longest_pauses([paused, *others], fault(), 18.0) == [3.0, 0.0]

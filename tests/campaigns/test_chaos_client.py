@@ -86,7 +86,7 @@ async def test_a_whole_stream_is_put_together() -> None:
     assert found.answer.choices[0].token_ids == [1, 1]
 
 
-async def test_who_is_told_to_come_back_or_is_hung_up_on_before_an_answer_tries_again() -> None:
+async def test_the_client_retries_after_429_and_connections_closed_before_an_answer() -> None:
     found = await send_request(503, 429, 0, [event(), b"data: [DONE]\n\n"])
     assert found.end == "whole"
     reasons = [retry.reason for retry in found.retries]

@@ -122,7 +122,7 @@ def test_who_is_killed_is_the_one_that_was_picked(tmp_path: Path, start: Start) 
     assert not is_gone(pids[0])
 
 
-def test_a_stopped_process_goes_on_when_its_time_is_over(tmp_path: Path, start: Start) -> None:
+def test_a_stopped_process_is_resumed_when_its_time_is_over(tmp_path: Path, start: Start) -> None:
     controller = start(CONTROLLER)
     breaker = saboteur(tmp_path, stop_s=0.3)
     fault = breaker.strike(planned("stop-controller"))
@@ -153,7 +153,7 @@ def test_nothing_stays_stopped(tmp_path: Path, start: Start) -> None:
     wait_until(lambda: state(controller.pid) != psutil.STATUS_STOPPED)
 
 
-def test_a_fault_without_anyone_to_hit_is_told(tmp_path: Path) -> None:
+def test_a_fault_without_a_target_is_reported(tmp_path: Path) -> None:
     with pytest.raises(NotPossible, match="no process of kind controller"):
         saboteur(tmp_path).strike(planned("kill-controller"))
     with pytest.raises(NotPossible, match="Unix socket"):

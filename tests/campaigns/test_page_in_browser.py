@@ -385,7 +385,7 @@ async def test_an_idle_fleet_shows_last_known_values(agent_model: Model) -> None
             assert await cached.inner_text() == "0 %"
 
 
-async def test_the_key_is_asked_for_and_kept_for_this_tab_alone(agent_model: Model) -> None:
+async def test_the_key_is_requested_and_kept_for_this_tab_only(agent_model: Model) -> None:
     rig = agent_rig(*agent_model)
     async with serving(rig, api_keys=("alpha",)) as (url, browser), opened(browser, url) as watched:
         page = watched.page

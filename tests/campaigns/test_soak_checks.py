@@ -133,7 +133,7 @@ def arrived(at_s: float, took_s: float, *, end: str = "whole") -> Arrived:
     return Arrived(arrival=arrival, outcome=outcome)
 
 
-def test_a_fleet_that_falls_behind_serves_less_of_what_is_asked() -> None:
+def test_a_fleet_that_falls_behind_serves_a_smaller_share() -> None:
     def shares(took: Callable[[int], float], end: str = "whole") -> tuple[float, float]:
         ends = ["whole"] * 950 + [end] * 50
         answers = [arrived(float(at), took(at), end=ends[at]) for at in range(1000)]
@@ -151,7 +151,7 @@ def slope(values: list[float]) -> Slope:
     return fit_slope(Part.FRONT, 1, values, 60.0, 0.995)
 
 
-def test_memory_that_climbs_is_told_from_memory_that_moves() -> None:
+def test_growing_memory_differs_from_varying_memory() -> None:
     noise = np.random.default_rng(0).normal(0.0, 0.2, 60)
     assert not slope((200.0 + noise).tolist()).climbs
     climbing = slope((200.0 + noise + np.arange(60) / 6.0).tolist())

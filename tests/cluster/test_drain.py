@@ -94,6 +94,6 @@ def test_nothing_is_waited_for_where_there_is_no_node(capsys: pytest.CaptureFixt
     assert "no Ray node" in capsys.readouterr().err
 
 
-def test_an_unreachable_control_plane_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_control_plane_is_not_notified(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     assert not announce(Raylet(10, "ab12", "127.0.0.1:1"), 5)

@@ -118,7 +118,7 @@ def test_nodes_of_any_cluster_get_haproxy() -> None:
     assert not {name for name in environment if name.endswith("_PORT") and "SERVE" in name}
 
 
-def test_nodes_without_the_wheel_are_told(
+def test_nodes_without_the_wheel_are_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("cluster.environment.has_haproxy", lambda: False)
@@ -148,7 +148,7 @@ def test_a_cluster_of_its_own_takes_nothing_from_a_node_s_shell(
         environment.close()
 
 
-def test_what_a_joined_cluster_s_proxies_lack_is_told() -> None:
+def test_missing_settings_of_a_joined_clusters_proxies_are_reported() -> None:
     here, there = "10.0.0.1", "10.0.0.2"
     assert proxy_warning(True, "127.0.0.1", {here}) is None
     assert proxy_warning(True, "0.0.0.0", {here, there}) is None

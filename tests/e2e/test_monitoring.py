@@ -100,7 +100,7 @@ def test_every_query_finds_its_series(scrape: str) -> None:
     assert not {where: lacks for where, q in queries.items() if (lacks := missing(q, samples))}
 
 
-def test_one_scrape_tells_of_every_process_once(scrape: str) -> None:
+def test_one_scrape_has_every_process_once(scrape: str) -> None:
     found = {family.name: family.samples for family in parse(scrape)}
     processes = {s.labels["process"].split()[0] for s in found["rayfleet_process_cpu_seconds"]}
     assert processes == {"gateway", "worker"}

@@ -15,7 +15,7 @@ from tests.support.paths import ROOT
 
 
 @pytest.mark.long
-def test_streams_go_on_when_a_node_is_lost_and_a_new_one_brings_capacity(
+def test_streams_continue_when_a_node_is_lost_and_another_joins(
     tiny_chat_model: Path,
 ) -> None:
     command = [sys.executable, "-m", "tests.campaigns.nodes", "--json"]

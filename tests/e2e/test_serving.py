@@ -144,7 +144,7 @@ def test_structured_outputs_conform(client: OpenAI) -> None:
             )
 
 
-def test_responses_go_on_with_what_is_kept(client: OpenAI) -> None:
+def test_responses_continue_from_stored_ones(client: OpenAI) -> None:
     fields: dict[str, Any] = {
         "model": MODEL,
         "input": "What is 12 + 30?",

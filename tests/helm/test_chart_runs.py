@@ -173,7 +173,7 @@ def chat(base_url: str, model: str) -> Any:
         return json.load(response)
 
 
-def test_the_dashboard_wants_the_token(release: Release) -> None:
+def test_the_dashboard_requires_the_token(release: Release) -> None:
     with pytest.raises(OSError, match=r"401|403"):
         release.cluster.operator("GET", APPLICATIONS, token=None)
 

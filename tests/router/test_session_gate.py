@@ -149,7 +149,7 @@ def test_a_sub_agent_has_the_age_of_its_session() -> None:
     assert desk.gate.admit() == [child, young]
 
 
-def test_without_an_id_the_prompt_tells_the_session() -> None:
+def test_without_an_id_the_prompt_identifies_the_session() -> None:
     desk = Desk("w0")
     desk.gate.end(desk.run("", 600, 1))
     assert not desk.arrive("", 400, 2).admitted

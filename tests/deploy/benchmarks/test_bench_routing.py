@@ -215,7 +215,7 @@ def test_command_reports_ratios(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert plot.stat().st_size > 1000
 
 
-def test_a_comparison_that_was_stopped_goes_on(
+def test_a_stopped_comparison_is_resumed(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "runs.jsonl"

@@ -123,7 +123,7 @@ def test_requests_that_come_in_waves_and_come_again_from_the_cache() -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_the_last_token_of_a_prompt_is_no_draw_to_go_on_from(depth: int) -> None:
+def test_drafts_after_a_short_last_chunk_change_no_token(depth: int) -> None:
     # A step leaves one token of the prompt; the slot was used by another request before.
     text = prompts(3)[2] * 3
     greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)

@@ -144,7 +144,7 @@ def test_random_weights_need_no_checkpoint(tmp_path: Path) -> None:
         ({"weight_block_size": []}, r"weight_block_size \[\]"),
     ],
 )
-def test_other_formats_are_refused_by_name(
+def test_other_formats_are_rejected_with_their_name(
     tmp_path: Path, changes: dict[str, Any], named: str
 ) -> None:
     write_fp8("qwen3", tmp_path / "fp8", tmp_path / "plain")

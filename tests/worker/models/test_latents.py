@@ -162,6 +162,6 @@ def test_what_knows_no_latents_refuses_them(
         create_attention_backend(backend, replace(settings, **changes))
 
 
-def test_the_compiled_library_is_not_asked(folder: Path) -> None:
+def test_the_compiled_library_is_rejected(folder: Path) -> None:
     with pytest.raises(ValueError, match="--cpu-backend native cannot run this model: Deepseek"):
         make_runner(str(folder), cpu_backend="native")

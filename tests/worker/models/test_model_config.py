@@ -329,7 +329,7 @@ def test_salt_names_the_checkpoint(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1, 77_777, 199_998, 199_999])
-def test_salt_tells_fine_tunes_apart(folder: Path, place: int) -> None:
+def test_salt_distinguishes_fine_tunes(folder: Path, place: int) -> None:
     """Even if a single weight differs, and regardless of digests computed from the file before."""
     load(folder)
     path, salts = folder / "model.safetensors", set()

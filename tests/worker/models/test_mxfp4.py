@@ -103,7 +103,7 @@ def test_logits_are_those_of_the_dequantized_checkpoint(tmp_path: Path) -> None:
         ({"bits": 4}, "bits"),
     ],
 )
-def test_other_mxfp4_is_refused_by_name(
+def test_other_mxfp4_is_rejected_with_its_name(
     tmp_path: Path, changes: dict[str, Any], named: str
 ) -> None:
     write_specimen("gpt-oss", tmp_path)

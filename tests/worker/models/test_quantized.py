@@ -259,7 +259,7 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
         ({**of_compressed(strategy="group"), "config_groups": {}}, "config_groups"),
     ],
 )
-def test_other_formats_are_refused_by_name(
+def test_other_formats_are_rejected_with_their_name(
     tmp_path: Path, settings: dict[str, Any], named: str
 ) -> None:
     (tmp_path / "config.json").write_text("{}")

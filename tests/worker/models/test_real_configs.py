@@ -190,7 +190,7 @@ def test_what_is_ignored_of_accepted_models(tmp_path: Path) -> None:
 STRANGE: list[Any] = [{}, {"a": 1}, "x", "false", [], [[]], -1, 0, True, 1.5, float("nan")]
 
 
-def test_a_strange_value_is_refused_by_name_or_harmless(tmp_path: Path) -> None:
+def test_a_strange_value_is_rejected_or_harmless(tmp_path: Path) -> None:
     """Raises only ValueError, and converts no value from another type."""
     (tmp_path / "config.json").write_text("{}")
     refusals, tried = list[tuple[str, Any, str]](), set[tuple[str, str]]()

@@ -18,7 +18,7 @@ def test_record_and_readme_are_what_the_tests_say() -> None:
     assert generated_part() == table(tested_families.tested_families()), RENEW
 
 
-def test_all_that_is_served_is_told() -> None:
+def test_all_served_families_are_listed() -> None:
     families = tested_families.tested_families()
     assert [family.architecture for family in families] == [*FAMILIES, *MULTIMODAL]
     listed = {check for family in families for check in family.checks}

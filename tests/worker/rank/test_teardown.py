@@ -65,7 +65,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_a_failure_is_told_before_the_group_ends(events: list[str]) -> None:
+def test_a_failure_is_reported_before_the_group_ends(events: list[str]) -> None:
     with pytest.raises(RuntimeError, match="out of memory"):
         main.run_rank(0, EngineConfig.of(model="none", device="cpu"), "")
     assert events == ["reported RuntimeError: out of memory", "group ended", "channel closed"]
@@ -115,7 +115,7 @@ def out_of_memory(*_: Any) -> None:
         ("sample", "for sampling: lower --gpu-memory-utilization"),
     ],
 )
-def test_a_device_without_memory_is_told_with_a_remedy(
+def test_out_of_memory_is_reported_with_a_remedy(
     tmp_path: Path, step: str, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Retriable: memory of a dead rank may not have been freed yet."""
@@ -241,7 +241,7 @@ def test_an_executor_leaves_its_group_beside_the_other_ranks(tmp_path: Path) -> 
     assert events == ["others stop", "rank close", "others close"]
 
 
-def test_ranks_are_asked_to_end_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_are_shut_down_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = list[object]()
     group = RankGroup(EngineConfig.of(model="none", device="cpu"), str(tmp_path), [1], [])
     monkeypatch.setattr(group, "send", sent.append)
