@@ -1,10 +1,10 @@
-"""What all tests share: small checkpoints with random weights, and which tests share a process.
+"""Shared fixtures: small checkpoints with random weights; and which tests share a process.
 
-`make test` runs two more processes than there are cores (pytest-xdist). A file's tests stay
-together, for their fixtures' sake; all that start Ray are one group, so that two fleets never wait
-for each other's processors, and so are those that read all our sources. The longest begin first:
-those that start Ray, then files that take a quarter of a minute and more, so that no process is
-left with one of them when the others are done.
+`make test` runs two more processes than there are cores (pytest-xdist). Tests of a file share a
+process, because of their fixtures. All tests that start Ray are one group, so that no two fleets
+compete for processors, and so are tests that read all sources. The longest groups start first:
+those that start Ray, then files that take 15 s or more, so that none of them is left over at the
+end.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from xdist.scheduler import LoadScopeScheduling
 
 pytest.register_assert_rewrite("tests.support")
 
-# There is a process for every processor. With more threads than that, those of OpenMP spin while
-# they wait for one that has none. Whoever tests threads sets their number; child processes inherit
-# this before they import torch.
+# There is a process for every processor. With more threads than that, OpenMP threads spin while
+# they wait for others that have no processor. Tests of threads set their number themselves; child
+# processes inherit this before they import torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 STARTS_RAY = ("tests/helm/test_chart_runs.py", "tests/e2e/")
-"""In this order: the fleet of tests/e2e is up until its last test kills it."""
+"""In this order: the fleet of tests/e2e runs until its last test kills it."""
 READ_SOURCES = "tests/architecture/"
 COMPILE = ("tests/kernels/test_triton_compiles.py", "tests/cuda/test_binaries.py")
-"""They launch the same kernels, which a process compiles once. What `make check-cuda` adds has
-little in common, and takes long."""
+"""They launch the same kernels, which a process compiles once. Those that `make check-cuda` adds
+have little in common, and take long."""
 TAKE_LONG = (
     "tests/kernels/test_triton_compiles.py",
     "tests/cuda/test_races.py",
@@ -56,7 +56,7 @@ TAKE_LONG = (
 def pytest_configure() -> None:
     from tests.support.effort import cases
 
-    # On a loaded machine an example takes as long as it takes.
+    # No deadline, since loaded machines are slow.
     settings.register_profile(
         "ours",
         max_examples=cases(100),
@@ -68,11 +68,9 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collects no garbage while modules are imported.
-
-    What is imported and collected stays until the end: some 850,000 objects, which a full
-    collection walks in a second: 5 of 13 CPU seconds in each process. Later ones leave them out.
-    """
+    """Disables garbage collection while modules are imported. The imported objects stay until the
+    end: some 850,000, which a full collection walks in a second, 5 of 13 CPU seconds in each
+    process. Later collections skip them."""
     gc.disable()
     try:
         return (yield)
@@ -90,17 +88,22 @@ def pytest_itemcollected(item: pytest.Function) -> None:
 
 @pytest.fixture(autouse=True)
 def _niceness_stays() -> Iterator[None]:
-    """A process that yields to others, as ranks do, does so in all tests that come after, and its
-    children with it: it hardly runs before the other processes are done."""
+    """Checks that a test keeps the process's priority.
+
+    A test that lowers it, as ranks do, would also lower it for all later tests and their children,
+    which would hardly run beside other processes.
+    """
     before = os.getpriority(os.PRIO_PROCESS, 0), os.getsid(0)
     yield
-    assert (os.getpriority(os.PRIO_PROCESS, 0), os.getsid(0)) == before, "this process has yielded"
+    assert (os.getpriority(os.PRIO_PROCESS, 0), os.getsid(0)) == before, (
+        "priority or session of this process has changed"
+    )
 
 
 @pytest.fixture(scope="module")
 def frozen_heap() -> Iterator[None]:
-    """Makes the garbage collections of a module's tests fast: they leave out what other tests have
-    left in the process, which takes up to a second each time."""
+    """Speeds up garbage collection in a module's tests by skipping the objects of earlier tests,
+    which take up to a second each time."""
     gc.collect()
     gc.freeze()
     yield
@@ -109,15 +112,15 @@ def frozen_heap() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny_chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of random weights that can chat; see `write_tiny_chat`."""
+    """A chat checkpoint with random weights, see `write_tiny_chat`."""
     from tests.support.checkpoints.chat import write_tiny_chat
 
     return write_tiny_chat(tmp_path_factory.mktemp("models") / "tiny-chat")
 
 
 class FileScheduling(LoadScopeScheduling):
-    """A file's tests share a process, and so do all that start Ray, all that read sources, and all
-    that compile most kernels."""
+    """Runs the tests of a file in one process, and likewise all that start Ray, all that read
+    sources, and all that compile most kernels."""
 
     def _split_scope(self, nodeid: str) -> str:
         from tests.support.effort import IS_LONG
@@ -131,8 +134,8 @@ class FileScheduling(LoadScopeScheduling):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduling:
-    # HAZARD: pytest-xdist 3.8 reads the marker `xdist_group` into an attribute that pytest 9.2 no
-    # longer looks at, so `--dist loadgroup` groups nothing.
+    # HAZARD: pytest-xdist 3.8 stores the marker `xdist_group` in an attribute that pytest 9.2
+    # ignores, so `--dist loadgroup` groups nothing.
     return FileScheduling(config, log)
 
 

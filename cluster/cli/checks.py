@@ -138,7 +138,7 @@ def check_driver(built_for: str | None, driver: str | None) -> Finding:
             "bad",
             f"NVIDIA driver {driver} is too old: torch's CUDA {built_for} needs {oldest} or newer "
             "to detect GPUs. Update the driver, or install torch for an older CUDA version "
-            '(README, "Five minutes")',
+            '(README, "Install")',
         )
     return Finding("ok", f"NVIDIA driver {driver} supports CUDA {built_for}")
 

@@ -75,7 +75,15 @@ def add_arguments(parser: CommandParser) -> None:
     )
     parser.add_argument("--address", help="Ray cluster for serve to join: HOST:PORT, or auto")
     add_option_groups(parser, "engine", EngineConfig, exclude=["model"])
+    parser.explain = _explain
     parser.set_defaults(run=run)
+
+
+def _explain(word: str) -> str:
+    """What to use instead of an argument that other commands have."""
+    if word == "--url" or re.match("https?://", word):
+        return "running servers are not checked: use `rayfleet top --url URL`"
+    return "" if word.startswith("-") else f"did you mean --model {word}?"
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -139,7 +147,7 @@ def check_requirements() -> Iterator[Finding]:
 
 
 def check_foreign_packages() -> Iterator[Finding]:
-    """Other distributions with a top-level package of the same name as one of ours."""
+    """Other distributions with a top-level package named like one of rayfleet's."""
     owners = importlib.metadata.packages_distributions()
     for package in OUR_PACKAGES:
         foreign = sorted({name for name in owners.get(package, []) if name != "rayfleet"})

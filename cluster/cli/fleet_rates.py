@@ -1,4 +1,4 @@
-"""Rates of models and workers between two scrapes of /metrics."""
+"""Rows of `rayfleet top`: rates between two scrapes of /metrics, and agent sessions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -65,6 +65,22 @@ class ModelRow:
     """95th percentile of that time in ms; None without tokens."""
     slo_attainment: float | None
     """Fraction of requests with an SLO that met it, 0 to 1; None without such requests."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SessionRow:
+    """Agent sessions of a model."""
+
+    model: str
+    """Name of the model."""
+    live: int
+    """Sessions with requests in flight, or between two requests."""
+    waiting: int
+    """Sessions that wait until workers have room for them."""
+    longest_wait_s: float | None
+    """Longest time in seconds that one of them has been waiting; None if none waits."""
+    cache_share: float | None
+    """Contexts of live sessions as a fraction of the KV cache; None without workers."""
 
 
 class Scrape:
@@ -166,6 +182,26 @@ def model_rows(before: Scrape | None, now: Scrape) -> list[ModelRow]:
     """Rows of all models in a scrape, sorted by name."""
     names = {label["model_name"] for label, _ in now.items("rayfleet_num_workers_ready")}
     return [_model_row(before, now, name) for name in sorted(names)]
+
+
+def session_rows(response: Mapping[str, Any]) -> list[SessionRow]:
+    """Rows of a response of GET /sessions, in its order."""
+    waits = defaultdict[str, list[float]](list)
+    for session in response["data"]:
+        if session["state"] == "waiting":
+            waits[session["model"]].append(session["state_s"])
+    return [
+        SessionRow(
+            model=model["id"],
+            live=model["live"],
+            waiting=model["waiting"],
+            longest_wait_s=max(waits[model["id"]], default=None),
+            cache_share=(
+                model["live_tokens"] / model["cache_tokens"] if model["cache_tokens"] else None
+            ),
+        )
+        for model in response["models"]
+    ]
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     new.add_argument(
         "--monitoring",
         action="store_true",
-        help="allow the key to read the metrics of all keys and models, not only its own",
+        help="allow the key to read the metrics of all keys and models, and agent sessions",
     )
     new.set_defaults(run=run_new)
     check = actions.add_parser("check", help="validate an --api-key-file")

@@ -39,6 +39,8 @@ class CommandParser(argparse.ArgumentParser):
         self._fill = fill
         self.common: frozenset[str] = frozenset()
         """Flags listed by plain `--help`; empty for all."""
+        self.explain: Callable[[str], str] = lambda word: ""
+        """Returns what to use instead of an unknown flag or argument; empty if nothing fits."""
 
     def parse_known_args(  # type: ignore[override]  # argparse overloads it for other namespaces
         self, args: Sequence[str] | None = None, namespace: Any = None
@@ -115,7 +117,8 @@ class CommandParser(argparse.ArgumentParser):
     def _describe(self, unknown: list[str]) -> str:
         flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
         if not flags:
-            return f"unexpected argument: {' '.join(unknown)}"
+            instead = self.explain(unknown[0])
+            return f"unexpected argument: {' '.join(unknown)}{instead and f' ({instead})'}"
         known = [flag for action in self._actions for flag in action.option_strings]
         descriptions = []
         for flag in flags:
@@ -125,7 +128,7 @@ class CommandParser(argparse.ArgumentParser):
             word = flag.replace("_", "-")
             similar = [name for name in known if name.startswith(word)][:MAX_SUGGESTED]
             similar = similar or difflib.get_close_matches(word, known, 1, SIMILARITY)
-            hint = f"did you mean {' or '.join(similar)}?" if similar else None
+            hint = f"did you mean {' or '.join(similar)}?" if similar else self.explain(flag)
             descriptions.append(f"{flag} ({hint})" if hint else flag)
         return f"unknown flag {', '.join(descriptions)}"
 

@@ -20,8 +20,10 @@ from cluster.cli.endpoint import Endpoint, EndpointOptions
 from cluster.cli.fleet_rates import (
     ModelRow,
     Scrape,
+    SessionRow,
     WorkerRow,
     model_rows,
+    session_rows,
     sparkline,
     worker_rows,
 )
@@ -43,6 +45,7 @@ MODEL_HEADS = ("MODEL", "WORKERS", "PENDING", "REQ/S", "TOK/S", "TTFT-P50", "P95
 WORKER_HEADS = (
     *("MODEL", "WORKER", "RUN", "WAIT", "KV", "HOST", "HIT", "TOK/S", "TTFT-P50", "PREEMPTED"),
 )
+SESSION_HEADS = ("MODEL", "SESSIONS", "WAITING", "LONGEST-WAIT", "KV")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,6 +110,8 @@ class FleetWatch:
         """Rows of models as of the last scrape."""
         self.workers: list[WorkerRow] = []
         """Rows of workers as of the last scrape."""
+        self.sessions: list[SessionRow] = []
+        """Rows of models whose agent sessions may wait, if the key may list them."""
         self.rates: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=HISTORY))
         """Tokens per second at the last scrapes, oldest first, by worker."""
         self._before: Scrape | None = None
@@ -115,6 +120,10 @@ class FleetWatch:
         """Scrapes all nodes. Raises ValueError if a node does not respond."""
         texts = [endpoint.text("/metrics") for endpoint in self._endpoints]
         self.update(Scrape(time.monotonic(), texts))
+        try:
+            self.sessions = session_rows(self._endpoints[0].get("/sessions"))
+        except ValueError:  # without the monitoring permission
+            self.sessions = []
 
     def update(self, now: Scrape) -> None:
         """Updates all rows from a scrape and the previous one.
@@ -174,8 +183,14 @@ def worker_cells(row: WorkerRow) -> tuple[str, ...]:
     )
 
 
+def session_cells(row: SessionRow) -> tuple[str, ...]:
+    """Cells of a model's agent sessions, in the order of SESSION_HEADS."""
+    wait = "-" if row.longest_wait_s is None else f"{row.longest_wait_s:.0f}s"
+    return (row.model, str(row.live), str(row.waiting), wait, _percent(row.cache_share))
+
+
 def page(fleet: FleetWatch) -> Group:
-    """Tables of models and workers for a terminal."""
+    """Tables of models, workers and agent sessions for a terminal."""
     from rich.console import Group
 
     models = _table(MODEL_HEADS, [model_cells(row) for row in fleet.models])
@@ -184,7 +199,10 @@ def page(fleet: FleetWatch) -> Group:
         [(*worker_cells(row), sparkline(fleet.rates[row.worker])) for row in fleet.workers],
         left=2,
     )
-    return Group(models, workers)
+    if not fleet.sessions:
+        return Group(models, workers)
+    sessions = _table(SESSION_HEADS, [session_cells(row) for row in fleet.sessions])
+    return Group(models, workers, sessions)
 
 
 def _show(fleet: FleetWatch, interval_s: float) -> None:
@@ -250,7 +268,10 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -
 def _as_text(fleet: FleetWatch) -> str:
     models = [MODEL_HEADS, *map(model_cells, fleet.models)]
     workers = [WORKER_HEADS, *map(worker_cells, fleet.workers)]
-    return f"{_aligned(models)}\n\n{_aligned(workers)}"
+    tables = [models, workers]
+    if fleet.sessions:
+        tables.append([SESSION_HEADS, *map(session_cells, fleet.sessions)])
+    return "\n\n".join(map(_aligned, tables))
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> str:
@@ -268,6 +289,7 @@ def _as_json(fleet: FleetWatch) -> str:
         {
             "models": [asdict(row) for row in fleet.models],
             "workers": [asdict(row) for row in fleet.workers],
+            "sessions": [asdict(row) for row in fleet.sessions],
         }
     )
 

@@ -30,6 +30,7 @@ from router.api.openai.completions import CompletionRoutes, request_id_of
 from router.api.openai.tokenize import TokenRoutes
 from router.api.openapi import openapi_document
 from router.api.responses.routes import ResponsesRoutes
+from router.api.sessions import SessionRoutes
 from router.api.unknown_routes import describe_unknown_route
 from router.errors import MODEL_NOT_FOUND, ApiError, error_body, error_headers
 from router.gateway import Gateway
@@ -121,6 +122,7 @@ def _routes(
     responses = ResponsesRoutes(gateway, bodies, completions)
     tokens = TokenRoutes(gateway, bodies)
     monitor = MonitorRoutes(gateway, keys)
+    sessions = SessionRoutes(gateway)
     admin = AdminRoutes(gateway, admin_keys, bodies)
     page = PageRoutes(gateway.config.access.root_path)
     return [
@@ -144,6 +146,7 @@ def _routes(
         Route("/version", monitor.version),
         Route("/ping", monitor.health, methods=["GET", "POST"]),
         Route("/load", monitor.load),
+        Route("/sessions", sessions.sessions),
         Route("/openapi.json", monitor.openapi),
         Route("/admin/admission", admin.admission),
         Route("/admin/admission", admin.set_admission, methods=["POST"]),

@@ -54,6 +54,7 @@ _BODILESS = (
     ("/ping", "post", "Whether the process is alive"),
     ("/ready", "get", "Whether every model has a ready worker"),
     ("/load", "get", "Number of open completions"),
+    ("/sessions", "get", "Lists waiting and live agent sessions"),
     ("/version", "get", "Version of the server"),
     ("/v1/responses/{response_id}", "get", "Returns a stored response"),
     ("/v1/responses/{response_id}", "delete", "Deletes a response"),

@@ -6,6 +6,7 @@ from router.fleet.explain import Explanation
 from router.fleet.feasibility import Feasibility, RejectedGrammars
 from router.fleet.fleet import Choice, Fleet
 from router.fleet.session_gate import SessionGate, Visit
+from router.fleet.session_list import ListedSession, SessionList
 from router.fleet.state import WorkerState
 
 __all__ = [
@@ -15,9 +16,11 @@ __all__ = [
     "Explanation",
     "Feasibility",
     "Fleet",
+    "ListedSession",
     "PromptBlocks",
     "RejectedGrammars",
     "SessionGate",
+    "SessionList",
     "Visit",
     "WorkerState",
 ]

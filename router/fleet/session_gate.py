@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable
+from heapq import nlargest
+from itertools import islice
 
 from router.fleet.blocks import PromptBlocks
 from router.fleet.fleet import Choice, Fleet
 from router.fleet.idle_share import IdleShare
+from router.fleet.session_list import SessionList, listed
 from router.fleet.sessions import Context, Sessions
 from router.fleet.state import WorkerState
 from worker.protocol.blocks import BlockHashes
@@ -257,6 +260,28 @@ class SessionGate:
         self._sets.pop(worker_id, None)
         self._others.pop(worker_id, None)
         self._idle.pop(worker_id, None)
+
+    def listing(self, limit: int) -> SessionList:
+        """The waiting and live contexts, of which at most `limit` are listed."""
+        now = self._clock()
+        waiting: dict[int, Visit] = {}
+        for visit in self._waiting:
+            waiting.setdefault(visit.context.key, visit)
+        live = [
+            context
+            for context in self.sessions
+            if context.counts and context.is_live(now) and context.key not in waiting
+        ]
+        rows = [
+            listed(visit.context, "waiting", now - visit.arrived_at, now)
+            for visit in islice(waiting.values(), limit)
+        ]
+        for context in nlargest(limit - len(rows), live, key=lambda context: context.num_tokens):
+            if context.num_open:
+                rows.append(listed(context, "running", 0.0, now))
+            else:
+                rows.append(listed(context, "idle", now - context.ended_at, now))
+        return SessionList(num_waiting=len(waiting), num_live=len(live), sessions=tuple(rows))
 
     def check_invariants(self) -> None:
         """Raises AssertionError if sums and queue are inconsistent."""

@@ -8,6 +8,7 @@ request's session.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from itertools import islice
 
 import numpy as np
@@ -131,6 +132,10 @@ class Sessions:
     def __len__(self) -> int:
         """Number of contexts."""
         return len(self._contexts)
+
+    def __iter__(self) -> Iterator[Context]:
+        """All contexts, the least recently used first."""
+        return iter(self._contexts.values())
 
     def find(self, name: str, hashes: BlockHashes) -> Context | None:
         """The context that a prompt extends; None if there is none.

@@ -45,8 +45,8 @@ class KeyEntry:
     models: frozenset[str] = frozenset()
     """Names of the models it may use; empty for all."""
     monitoring: bool = False
-    """Whether /metrics includes series of all tenants, with key names, and of all models. Other
-    keys get only their own series."""
+    """Whether /metrics includes series of all tenants, with key names, and of all models, and
+    /sessions is available. Other keys get only their own series."""
 
     def may_use(self, *names: str) -> bool:
         """Whether the key may use a model with these names."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from router.fleet import Choice, Fleet, SessionGate
+from router.fleet import Choice, Fleet, SessionGate, SessionList
 from router.serving.completion import Completion
 from worker.protocol.messages import LoadSnapshot
 from worker.protocol.working_sets import SessionUse
@@ -30,6 +30,10 @@ class SessionEntrance:
     def num_waiting(self) -> int:
         """Number of requests that wait."""
         return self._gate.num_waiting
+
+    def listing(self, limit: int) -> SessionList:
+        """The waiting and live sessions, of which at most `limit` are listed."""
+        return self._gate.listing(limit)
 
     async def enter(self, completion: Completion) -> None:
         """Waits until the gate admits a request, unless it is plain traffic."""

@@ -14,7 +14,7 @@ from typing import Any
 from router.channel import WorkerChannel, WorkerTransport
 from router.config import ModelRoute
 from router.explain import DecisionLog
-from router.fleet import Fleet, PromptBlocks, RejectedGrammars
+from router.fleet import Fleet, PromptBlocks, RejectedGrammars, SessionList
 from router.metrics.stats import ModelStats, WorkerTarget
 from router.metrics.tenants import TenantBook
 from router.parsers import dialect_of
@@ -106,6 +106,12 @@ class ServedModel:
         """Size of the vocabulary: token ids in requests must be below it."""
         info = self.fleet.info
         return info.vocab_size if info is not None else self.tokenizer.vocab_size
+
+    def sessions(self, limit: int) -> SessionList | None:
+        """Agent sessions of this gateway, at most `limit` of them listed; None if they never
+        wait."""
+        entrance = self._placer.entrance
+        return None if entrance is None else entrance.listing(limit)
 
     async def start(self) -> None:
         """Connects to the workers, and tracks changes of their set."""

@@ -58,7 +58,7 @@ class WorkPool:
         self._num_threads = num_threads
         self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="tokens")
         self._running = {False: 0, True: 0}
-        """Number of running works: short ones by False, long ones by True."""
+        """Number of running tasks: short ones by False, long ones by True."""
         self._queues: dict[bool, list[_Waiting]] = {False: [], True: []}
         """Heaps of waiting works, by whether they are long."""
         self._order = itertools.count()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
-from tests.support.sources import FLOORS
+from tests.support.sources import FLOORS, sources
 
 DOCUMENTS = sorted(
     path.relative_to(ROOT).as_posix()
@@ -38,6 +38,17 @@ def test_the_contributors_guide_names_files_that_exist() -> None:
     assert len(named) > 40
     missing = {name for name in named if "NAME" not in name and not (ROOT / name).exists()}
     assert missing == set()
+
+
+def test_messages_name_sections_of_the_readme_that_exist() -> None:
+    sections = set(re.findall(r"^## (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE))
+    named = {
+        name
+        for source in sources(*FLOORS)
+        for name in re.findall(r'README, "([^"]+)"', source.text)
+    }
+    assert named
+    assert named <= sections
 
 
 def _sections(path: Path) -> set[str]:

@@ -20,7 +20,7 @@ RELATIONS = frozenset(
 def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
     found = [
         f"{source.path}:{line}: {text.splitlines()[0]}"
-        for source in sources(*FLOORS, "deploy")
+        for source in sources(*FLOORS, "deploy", "tests/campaigns", "tests/support")
         for line, text in _docstrings(source)
         if text.split(maxsplit=1)[0].strip(".,:;") in RELATIONS
     ]

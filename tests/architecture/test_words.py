@@ -57,6 +57,7 @@ DATA = (
     "deploy/models/functions.py",
     "deploy/models/calling.py",
     "deploy/benchmarks/routing/paced.py",  # prose that paced workers answer with
+    "tests/architecture/test_words.py",
 )
 
 
@@ -71,6 +72,16 @@ def test_prose_has_no_untranslated_idioms() -> None:
     )
     print(report)
     assert len(found) <= MAX_PLACES, report
+
+
+def test_names_of_tests_have_no_idioms() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        for name in re.findall(r"def (test_\w+)", path.read_text(encoding="utf-8"))
+        if any(idioms_in(name.replace("_", " ")))
+    ]
+    assert found == []
 
 
 @pytest.mark.parametrize(
@@ -134,7 +145,7 @@ def _texts() -> Iterator[tuple[str, str]]:
 def _files() -> Iterator[Path]:
     yield from sorted(ROOT.glob("*.md"))
     yield from (ROOT / "Makefile", ROOT / "pyproject.toml")
-    for folder in (*FLOORS, "deploy", "helm"):
+    for folder in (*FLOORS, "deploy", "helm", "tests"):
         for path in sorted((ROOT / folder).rglob("*")):
             if path.is_file() and (path.suffix in SUFFIXES or path.name in PROSE):
                 yield path

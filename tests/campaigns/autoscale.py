@@ -1,4 +1,4 @@
-"""`make check-autoscale`: workers follow a load step and ten minutes of noisy load."""
+"""`make check-autoscale`: autoscaling under a load step and ten minutes of noisy load."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _NOISE_MINUTES = 10.0
 _PROMPT = "{}: the ferry leaves the old harbour at seven, and the baker's cart is on the quay."
 MOST_WORKERS = 3
 OUTPUT = 32
-"""Tokens of a completion."""
+"""Output tokens per request."""
 PROMPT_LEN = 48
-"""Tokens of a prompt, about."""
+"""Approximate prompt tokens per request."""
 _SEGMENT_S = 5.0
 _SWELL = 0.35
 _JITTER = 0.3
@@ -47,27 +47,28 @@ _INTERVAL_S = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AutoscaleOptions:
-    """A load step, then noise. Workers are paced: what they carry depends on no machine."""
+    """A load step followed by noise. Workers are paced, so capacity does not depend on the
+    machine."""
 
     model: str | None = None
-    """Folder with a tokenizer; the demo model unless given."""
+    """Folder with a tokenizer; default: the demo model."""
     pace: float = 8.0
-    """Times that steps take over those of a model of 70 billion weights on data-centre GPUs. The
-    real scheduler plans them, and nothing is computed in them."""
+    """Step time as a multiple of that of a 70B model on data-centre GPUs. Steps are planned by the
+    real scheduler but compute nothing."""
     num_gateways: int = 2
-    """Each tells of its part of the load."""
+    """Number of gateways; each reports its part of the load."""
     low_s: float = 30.0
-    """Seconds of a load for one worker, before the step up."""
+    """Seconds of load for one worker before the step up."""
     high_s: float = 60.0
-    """Seconds of a load for three."""
+    """Seconds of load for three workers."""
     after_s: float = 200.0
-    """Seconds of a load for one worker again."""
+    """Seconds of load for one worker after the step down."""
     noise_s: float = 600.0
-    """Seconds of noisy load, around what is between one and two workers."""
+    """Seconds of noisy load, which varies around the threshold between one and two workers."""
     downscale_delay_s: float = 60.0
-    """As in `rayfleet serve`."""
+    """Same as in `rayfleet serve`."""
     seed: int = 0
-    """Of arrivals and noise."""
+    """Seed of arrivals and noise."""
 
     def __post_init__(self) -> None:
         for name in ("pace", "low_s", "high_s", "after_s", "noise_s", "downscale_delay_s"):
@@ -77,33 +78,33 @@ class AutoscaleOptions:
 
     @property
     def shape(self) -> FleetShape:
-        """A worker."""
+        """Shape of a paced worker."""
         return FleetShape(costs=DEFAULT_COSTS, num_pages=1500, max_num_seqs=32)
 
     @property
     def autoscaling(self) -> AutoscalingConfig:
-        """Its number."""
+        """Autoscaling configuration of the model."""
         return AutoscalingConfig(
             max_workers=MOST_WORKERS, downscale_delay_s=self.downscale_delay_s, upscale_delay_s=2.0
         )
 
     @property
     def worker_rate(self) -> float:
-        """Requests per second that keep one worker as busy as it should be."""
+        """Requests per second that keep one worker at its target utilization."""
         costs, places = self.shape.costs, self.shape.max_num_seqs
         token_s = costs.decode(places, places * (PROMPT_LEN + OUTPUT / 2)) / places
         request_s = (costs.prefill(PROMPT_LEN) + OUTPUT * token_s) * self.pace
         return self.autoscaling.target_load / request_s
 
     def step_times(self) -> list[float]:
-        """When requests of the load step arrive."""
+        """Arrival times of the load step."""
         low, high = 0.4 * self.worker_rate, 2.5 * self.worker_rate
         phases = [(self.low_s, low), (self.high_s, high), (self.after_s, low)]
         return phased_arrival_times(phases, self.seed)
 
     def noise_times(self) -> list[float]:
-        """When requests of the noisy load arrive: every five seconds another rate, which swells
-        and ebbs within a minute as well; within the five seconds they come as they like."""
+        """Arrival times of the noisy load: a random rate for each five seconds, on top of slower
+        variation over about a minute; Poisson arrivals within the five seconds."""
         random = np.random.default_rng(self.seed)
         count = max(1, round(self.noise_s / _SEGMENT_S))
         width = round(_SWELL_S / _SEGMENT_S)
@@ -116,28 +117,28 @@ class AutoscaleOptions:
 
 
 class Count(NamedTuple):
-    """So many workers could take requests."""
+    """Number of ready workers at one time."""
 
     at_s: float
-    """Since the load began."""
+    """Seconds since the start of the load."""
     workers: int
 
 
 class WorkerWatch:
-    """Counts workers until it is cancelled."""
+    """Samples the number of ready workers until cancelled."""
 
     def __init__(self, base_url: str) -> None:
         self.counts: list[Count] = []
         self._url = f"{base_url}/metrics"
 
     async def run(self, start: float) -> None:
-        """Looks on; `start` on `time.perf_counter`'s clock."""
+        """Starts sampling; `start` is on the clock of `time.perf_counter`."""
         async with aiohttp.ClientSession() as session:
             while True:
                 async with session.get(self._url) as response:
                     text = await response.text()
                 at_s = time.perf_counter() - start
-                # Each gateway tells of all: those count that none has still to find.
+                # All gateways report every worker: counts workers that every gateway has found.
                 workers = int(min(map(float, _READY.findall(text)), default=0.0))
                 if not self.counts or self.counts[-1].workers != workers:
                     note(f"{at_s:6.1f} s  {workers} worker(s)")
@@ -146,30 +147,30 @@ class WorkerWatch:
 
 
 def levels(counts: Sequence[Count]) -> list[int]:
-    """The numbers of workers that there were, one after the other."""
+    """Sequence of worker counts without repetitions."""
     return [workers for workers, _ in groupby(count.workers for count in counts)]
 
 
 def num_turns(counts: Sequence[Count]) -> int:
-    """How often the number changed in the other direction than before."""
+    """Number of reversals: changes in the direction opposite to the previous change."""
     rises = [later > earlier for earlier, later in pairwise(levels(counts))]
     return sum(a != b for a, b in pairwise(rises))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """What became of one load."""
+    """Result of one load."""
 
     records: Sequence[Record]
     counts: Sequence[Count]
 
     @property
     def num_failed(self) -> int:
-        """Requests without all of their tokens."""
+        """Requests that did not get all of their tokens."""
         return sum(not is_whole(record) for record in self.records)
 
     def result(self) -> Result:
-        """Its figures."""
+        """Figures for the report."""
         ttfts = [record.ttft for record in self.records if not record.error]
         return {
             "num_requests": len(self.records),
@@ -183,7 +184,7 @@ class Phase:
 
 
 def run_autoscale(options: AutoscaleOptions) -> Result:
-    """Starts a fleet of one worker, and sends it the load step, then the noise."""
+    """Starts a fleet with one worker and runs the load step, then the noise."""
     config = serve_config(
         MODEL,
         options.model,
@@ -194,7 +195,7 @@ def run_autoscale(options: AutoscaleOptions) -> Result:
     config = replace(config, models=(replace(spec, autoscaling=options.autoscaling),))
 
     def build(config: ServeConfig) -> Any:
-        # Imported here: Ray reads its environment when it is imported.
+        # Imported here, since Ray reads its environment when it is imported.
         from deploy.benchmarks.routing.paced_group import build_paced
 
         return build_paced(config, partial(run_paced, options.shape, options.pace))
@@ -214,7 +215,8 @@ def run_autoscale(options: AutoscaleOptions) -> Result:
 
 
 def judge(options: AutoscaleOptions, step: Phase, noise: Phase) -> list[Check]:
-    """One worker, three, one, and nobody who noticed; noise that changes it for good, or not."""
+    """Checks: one worker, three, one again without failed requests; at most one reversal in
+    noise."""
     return [
         exactly("failed_requests", step.num_failed + noise.num_failed, "requests", 0),
         exactly("workers_before_step", _workers_at(step, options.low_s), "workers", 1),
@@ -227,7 +229,7 @@ def judge(options: AutoscaleOptions, step: Phase, noise: Phase) -> list[Check]:
 
 
 def _workers_at(phase: Phase, at_s: float) -> int:
-    """The most so far."""
+    """Maximum number of workers before this time."""
     return max((count.workers for count in phase.counts if count.at_s < at_s), default=0)
 
 
@@ -251,7 +253,7 @@ async def _phase(base_url: str, times: Sequence[float]) -> Phase:
     try:
         records = await drive(load, start)
         if watching.done():
-            watching.result()  # raises what has ended it
+            watching.result()  # raises the error that ended it
     finally:
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""What checks of a whole system have in common: a command each, a small fleet, whole answers."""
+"""Common parts of checks of a whole system: command line, small fleet, complete answers."""
 
 from __future__ import annotations
 
@@ -23,10 +23,8 @@ T = TypeVar("T")
 def check_main(
     run: Callable[[T], Result], options: type[T], arguments: Sequence[str] | None = None
 ) -> int:
-    """Runs a check with the options that `arguments` give; 1 if something does not hold.
-
-    Its name, title and description are those of the module in which `run` is.
-    """
+    """Runs a check with the options in `arguments`; returns 1 if a check fails. Name and
+    description of the command are those of the module of `run`."""
     module = sys.modules[run.__module__]
     name = module.__spec__.name if module.__spec__ else run.__module__
     parser = CommandParser(
@@ -54,13 +52,13 @@ def serve_config(
     endpoint: Mapping[str, Any] | None = None,
     **engine: Any,
 ) -> ServeConfig:
-    """One model on CPU, on a free port.
+    """Fleet with one model on CPU, on a free port.
 
     Args:
-        name: that clients use.
-        model: checkpoint folder; the demo model where there is none.
-        num_workers: worker groups.
-        endpoint: options of the endpoint besides its port.
+        name: served model name.
+        model: checkpoint folder; None for the demo model.
+        num_workers: number of worker groups.
+        endpoint: further options of the endpoint.
         engine: options of the engine.
     """
     spec = ModelSpec(
@@ -74,10 +72,10 @@ def serve_config(
 
 
 def is_whole(record: Record) -> bool:
-    """Whether a request got all its tokens."""
+    """Whether a request received all its tokens."""
     return record.status == 200 and not record.error and record.output_len == record.requested_len
 
 
 def with_prefix(prefix: str, checks: Sequence[Check]) -> list[Check]:
-    """The same, each named after the part of a check that it judges."""
+    """The same checks with names prefixed by the part of a run that they belong to."""
     return [replace(check, name=f"{prefix}_{check.name}") for check in checks]

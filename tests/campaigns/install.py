@@ -1,7 +1,7 @@
-"""`make check-install`: the pins and all extras resolve on the public index, as users have it.
+"""`make check-install`: the pins and all extras can be resolved from the public index, as by users.
 
-Only metadata is downloaded. A line per Python and machine; ends with 1 where one has no solution.
-The cut of it that runs with all tests is test_install.py.
+Only metadata is downloaded. Prints a line per Python version and machine; exits with 1 if one has
+no solution. A subset runs in every test run: test_install.py.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ PYTHONS = ("3.11", "3.12", "3.13")
 def resolve(
     *requirements: str, home: Path, python: str, machine: str, constraints: Path | None = None
 ) -> dict[str, str]:
-    """Versions by distribution that a user's installer would choose for Linux.
+    """Versions by distribution that a user's installer would choose on Linux.
 
     Args:
-        requirements: distributions, or a pyproject.toml, which counts with all its extras.
-        home: folder that stands for a user's; what was downloaded lies there.
+        requirements: distributions, or a pyproject.toml with all its extras.
+        home: folder used as the user's home; caches downloads.
         python: version of Python, such as "3.12".
         machine: "x86_64" or "aarch64".
-        constraints: file of pins for what is required.
+        constraints: file of pins.
 
     Raises:
-        NoSolutionError: there is none; the text is uv's explanation.
-        IndexUnreachableError: nobody could tell.
+        NoSolutionError: there is none; the message is uv's explanation.
+        IndexUnreachableError: the index did not respond.
     """
     files = [name for name in requirements if Path(name).is_file()]
     lines = "\n".join(name for name in requirements if name not in files)
@@ -45,11 +45,11 @@ def resolve(
 
 
 def check(constraints: Path, *, home: Path, python: str, machine: str) -> dict[str, str]:
-    """Resolves the project with all extras, and every pin whether anything needs it or not.
+    """Resolves the project with all extras, and every pin, even if unused.
 
     Raises:
-        NoSolutionError: it cannot be installed, or it would be with another version than its pin's.
-        IndexUnreachableError: nobody could tell.
+        NoSolutionError: there is no solution, or one with another version than a pin's.
+        IndexUnreachableError: the index did not respond.
     """
     pinned = pins(constraints)
     found = resolve(
@@ -62,28 +62,28 @@ def check(constraints: Path, *, home: Path, python: str, machine: str) -> dict[s
     )
     others = [name for name, version in pinned.items() if found.get(name) != version]
     if others:
-        raise NoSolutionError(f"resolved to other versions than their pins': {', '.join(others)}")
+        raise NoSolutionError(f"resolved to versions other than the pins: {', '.join(others)}")
     return found
 
 
 def check_triton(constraints: Path, *, home: Path, python: str, machine: str) -> None:
-    """The pinned torch, left to itself, chooses the pinned Triton.
+    """Checks that the pinned torch by itself requires the pinned Triton.
 
     Raises:
-        NoSolutionError: it demands another one, or none: then it is no build for CUDA.
-        IndexUnreachableError: nobody could tell.
+        NoSolutionError: it requires another version, or none, which means it is not built for CUDA.
+        IndexUnreachableError: the index did not respond.
     """
     pinned = pins(constraints)
     found = resolve(f"torch=={pinned['torch']}", home=home, python=python, machine=machine)
     if found.get("triton") != pinned["triton"]:
         raise NoSolutionError(
-            f"torch {pinned['torch']} brings triton {found.get('triton')}, the pin is "
+            f"torch {pinned['torch']} requires triton {found.get('triton')}, but the pin is "
             f"{pinned['triton']}"
         )
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the check on all Pythons and machines; the exit code."""
+    """Runs the check for all Python versions and machines; returns the exit code."""
     parser = CommandParser(description=__doc__)
     parser.add_argument("--constraints", type=Path, default=ROOT / "constraints.txt")
     constraints = parser.parse_args(argv).constraints.resolve()
@@ -97,7 +97,7 @@ def main(argv: list[str] | None = None) -> int:
                 parts = ", ".join(f"{name} {found[name]}" for name in ("torch", "triton", "ray"))
                 outcome = f"{len(found)} distributions, {parts}"
             except IndexUnreachableError as error:
-                print(f"not checked: the index does not answer: {error}", file=sys.stderr)
+                print(f"not checked: the index did not respond: {error}", file=sys.stderr)
                 return 2
             except NoSolutionError as error:
                 outcome = str(error)

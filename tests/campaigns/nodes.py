@@ -1,10 +1,10 @@
-"""`make check-nodes`: three Ray nodes, of which one is killed, then another joins.
+"""`make check-nodes`: three Ray nodes, one of which is killed, then another one joins.
 
-Two models are served. `one` has a worker on each of two nodes: when a node is killed, streams on it
-go on at the other, and when a node joins there are two workers again. `pair` has one worker whose
-two ranks are on different nodes: when the second rank's node is killed its streams stand still, and
-go on at the same worker when the next node brings a place. At the end the head is killed and, its
-state being Redis', started again.
+Two models are served. `one` has a worker on each of two nodes: when a node is killed, its streams
+are resumed on the other one, and when a node joins there are two workers again. `pair` has one
+worker whose two ranks are on different nodes: when the second rank's node is killed its streams
+pause, and are resumed on the same worker once the new node has joined. At the end the head node,
+whose state is in Redis, is killed and restarted.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ ONE, PAIR = "one", "pair"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodesOptions:
-    """What is served, and what happens to it."""
+    """Models, load and faults."""
 
     model: str | None = None
-    """Checkpoint folder; the demo model unless given."""
+    """Checkpoint folder; default: the demo model."""
     num_streams: int = 8
-    """Streams of the model with two workers; a quarter as many of the other."""
+    """Streams of the model with two workers; the other model gets a quarter as many."""
     num_tokens: int = 600
     """Tokens of each stream."""
     pair: bool = True
-    """Serve the model whose ranks are on two nodes as well."""
+    """Also serve the model whose ranks are on two nodes."""
     head_restart: bool = True
-    """Kill the head at the end and start it again; needs redis-server."""
+    """Kill and restart the head node at the end; needs redis-server."""
     node_check_ms: int = 3000
-    """Between two checks by Ray's head whether a node is there; after five in vain it counts as
-    lost. Ray's own value unless given."""
+    """Milliseconds between health checks of a node by Ray's head; five failed ones mean that it is
+    lost. Default: Ray's own value."""
 
     def __post_init__(self) -> None:
         if self.num_streams < 4:
@@ -49,7 +49,7 @@ class NodesOptions:
 
 
 class NodesCheck:
-    """The steps, in order; each adds its checks."""
+    """The steps in order; each adds its checks."""
 
     def __init__(self, options: NodesOptions, nodes: NodeCluster) -> None:
         self.checks: list[Check] = []
@@ -62,7 +62,7 @@ class NodesCheck:
         self._undisturbed: list[Stream] = []
 
     def start(self) -> None:
-        """Three nodes: a head without work, one with the gateway, and one that can be spared."""
+        """Starts three nodes: a head without workers, one with the gateway, and a third."""
         nodes = self._nodes
         nodes.start()
         self._first = nodes.add(gateway=1, place=1, lead=1)
@@ -76,13 +76,14 @@ class NodesCheck:
         note(f"{self._num_workers} workers on two nodes, ranks: {counts}")
 
     def lose_node(self) -> None:
-        """Kills the second node amid streams, has a third one join, waits for all of them."""
+        """Kills the second node during streams, lets a third one join, and waits until all workers
+        are ready."""
         nodes, lost = self._nodes, {worker for _, worker in self._nodes.ranks_on(self._second)}
         streams = self._streams()
         streams.wait_begun()
         nodes.kill(self._second)
         ones = streams.wait(ONE)
-        note("a node was killed; streams went on elsewhere")
+        note("a node was killed; its streams were resumed on another node")
         left = nodes.wait_workers(1)
         moved = [stream for stream in ones if stream.worker in lost]
         waiting = [stream for stream in streams.of(PAIR) if not stream.ended]
@@ -92,7 +93,7 @@ class NodesCheck:
         nodes.wait_workers(self._num_workers)
         self.values["capacity_back_after_s"] = time.monotonic() - began
         streams.wait()
-        note("a node has joined; all workers are back")
+        note("a node has joined; all workers are ready")
         self._judge("node_loss", streams)
         self.values["longest_pause_s"] = max(stream.longest_pause_s for stream in ones)
         self.checks += [
@@ -107,7 +108,8 @@ class NodesCheck:
         self.checks.append(exactly("workers_that_serve", len(used), "workers", 2))
 
     def restart_head(self) -> None:
-        """Kills the head amid streams, asks while it is away, starts it, kills a worker's node."""
+        """Kills the head during streams, sends requests meanwhile, restarts it, and kills a
+        worker's node."""
         nodes = self._nodes
         streams = self._streams()
         streams.wait_begun()
@@ -118,7 +120,7 @@ class NodesCheck:
         note("the head was killed; streams and new requests were served")
         began = time.monotonic()
         nodes.restart_head()
-        # That it works again shows in what only it can do: a place for a worker that is lost.
+        # Only a working head can place a lost worker again.
         third = next(n for n in nodes.others() if n is not self._first)
         before = set(nodes.ready_workers())
         nodes.kill(third)
@@ -137,7 +139,7 @@ class NodesCheck:
         return NodeStreams(self._nodes.base_url, counts, self._options.num_tokens)
 
     def _judge(self, name: str, streams: NodeStreams) -> None:
-        """All streams ended whole, with the tokens that they have when nothing happens."""
+        """Checks that all streams finished with the same tokens as without faults."""
         ended = streams.wait()
         broken = [stream.error for stream in ended if not stream.is_whole]
         pairs = zip(ended, self._undisturbed, strict=True)
@@ -151,7 +153,7 @@ class NodesCheck:
 
 
 def run_nodes(options: NodesOptions) -> Result:
-    """Starts the nodes and takes the steps."""
+    """Starts the nodes and runs the steps."""
     redis = find_redis() if options.head_restart else None
     with NodeCluster(redis, node_check_ms=options.node_check_ms) as nodes:
         check = NodesCheck(options, nodes)
@@ -160,7 +162,7 @@ def run_nodes(options: NodesOptions) -> Result:
         if redis is not None:
             check.restart_head()
         elif options.head_restart:
-            note("left out: the head's restart, there is no redis-server")
+            note("skipped: restart of the head (redis-server is not installed)")
     return {**check.values, "checks": checks_json(check.checks)}
 
 
@@ -179,7 +181,7 @@ def _arguments(options: NodesOptions) -> dict[str, Any]:
 
 
 def _deployments(options: NodesOptions) -> list[dict[str, Any]]:
-    """Where each part may be, in terms of what the nodes offer."""
+    """Deployments with their placement by the nodes' resources."""
     deployments: list[dict[str, Any]] = [
         {"name": "gateway", "ray_actor_options": {"num_cpus": 0.1, "resources": {"gateway": 1}}},
         {"name": f"worker-{ONE}", "placement_group_bundles": [{"CPU": 0.1, "place": 1}]},

@@ -1,7 +1,7 @@
-"""`make check-overload`: a fleet under ten times the load that it can carry.
+"""`make check-overload`: a fleet under ten times its capacity.
 
-Whatever does not find a place is to get a 429 that says when to come back, whatever does is to be
-served to its end, and memory is to stay where it is. Real processes, real HTTP, real engine.
+Requests that do not fit into the queues get a 429 with Retry-After, all others finish, and memory
+stays constant. Real processes, HTTP and engine.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from tests.support.fleet.memory_watch import MemoryWatch
 
 MODEL = "overloaded"
 _CALIBRATION = 64
-"""Requests from as many clients as can run at once, which tell what the fleet can carry."""
+"""Requests by which capacity is measured, from as many clients as can run concurrently."""
 _SETTLE_S = 15.0
-"""Of the overload before memory is looked at: buffers and caches fill."""
+"""Seconds of overload before memory is sampled, in which buffers and caches fill."""
 _WINDOW_S = 10.0
-"""At both ends of the time in which it is; means over these are compared."""
+"""Seconds at the start and the end of the measurement whose means are compared."""
 _MOST_GROWTH = 0.03
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OverloadOptions:
-    """How much too much, and for how long."""
+    """Load and its duration."""
 
     model: str | None = None
-    """Checkpoint folder; the demo model unless given."""
+    """Checkpoint folder; default: the demo model."""
     duration_s: float = 60.0
-    """Seconds of overload in which memory is watched, after a while to settle."""
+    """Seconds of overload in which memory is measured, after a warm-up."""
     factor: float = 10.0
-    """Offered load, in times what the fleet carried just before."""
+    """Offered load relative to the measured capacity."""
     max_num_seqs: int = 8
-    """Requests that run at once."""
+    """Maximum running requests."""
     max_queued_requests: int = 32
-    """Requests that may wait."""
+    """Maximum waiting requests."""
     output_len: int = 256
-    """Tokens of each request: so many that the clients, too, can send `factor` times as many."""
+    """Tokens of each request: enough that clients can offer `factor` times the capacity."""
     seed: int = 0
-    """Of the arrivals."""
+    """Seed of the arrivals."""
 
     def __post_init__(self) -> None:
         if self.duration_s < 2 * _WINDOW_S:
@@ -55,7 +55,7 @@ class OverloadOptions:
 
 
 def run_overload(options: OverloadOptions) -> Result:
-    """Starts a fleet of one worker, finds what it carries and offers it `factor` times as much."""
+    """Starts a fleet with one worker, measures its capacity, and offers `factor` times as much."""
     config = serve_config(
         MODEL,
         options.model,
@@ -78,7 +78,7 @@ def run_overload(options: OverloadOptions) -> Result:
             raise RuntimeError(f"a request failed without load: {calm.records[0].error}")
         capacity = _CALIBRATION / calm.duration_s
         rate = options.factor * capacity
-        note(f"carries {capacity:.1f} requests/s; offering {rate:.0f}")
+        note(f"capacity {capacity:.1f} requests/s; offering {rate:.0f}")
         count = round(rate * (_SETTLE_S + options.duration_s))
         times = arrival_times(count, rate, 1.0, options.seed)
         with MemoryWatch(parts) as memory:
@@ -87,7 +87,7 @@ def run_overload(options: OverloadOptions) -> Result:
 
 
 def _requests(options: OverloadOptions, count: int, times: Sequence[float]) -> list[Request]:
-    """Prompts of their own, so that no cache answers them; nothing ends before its length."""
+    """Unique prompts, so that none is cached; each response has its full length."""
     return [
         completion_request(
             *(index, MODEL, f"{index} of {count}: tell me a story", options.output_len),
@@ -104,7 +104,7 @@ def _load(url: str, requests: Sequence[Request], max_concurrency: int | None) ->
 def judge(
     records: Sequence[Record], growth: Mapping[str, float], options: OverloadOptions
 ) -> list[Check]:
-    """What was promised, against what clients saw and how memory grew (as a share, by part)."""
+    """Checks of the responses and of memory growth (relative, by part)."""
     admitted = [record for record in records if record.status == 200]
     refused = [record for record in records if record.status == 429]
     num_served = sum(map(is_whole, admitted))

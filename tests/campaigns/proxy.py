@@ -1,8 +1,8 @@
-"""`make check-proxy`: HAProxy is killed, and Serve's manager of it, amid requests.
+"""`make check-proxy`: HAProxy and Serve's manager of it are killed under load.
 
-How long nobody is answered is asked on new connections, all the time. Completions are streamed
-meanwhile: those that HAProxy carries when it is killed are cut, and none is when its manager is.
-Each time the next manager has taken over before the next process is killed. Linux only.
+Outages are measured by continuous requests over new connections. Completions are streamed
+meanwhile: those that a killed HAProxy carries are cut, but none if only its manager is killed. The
+next process is killed once the new manager has taken over. Linux only.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ GOAL_S = 3.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProxyOptions:
-    """How often, and the load meanwhile."""
+    """Number of kills, and the load."""
 
     model: str | None = None
-    """Checkpoint folder; the demo model unless given."""
+    """Checkpoint folder; default: the demo model."""
     num_kills: int = 5
-    """Of HAProxy, and as many of its manager."""
+    """Number of kills of HAProxy, and of its manager."""
     num_clients: int = 4
-    """Clients that stream completions all the time; a quarter of them long ones."""
+    """Clients that stream completions continuously; a quarter of them long ones."""
     settle_s: float = 2.0
     """Seconds of undisturbed service before each kill."""
 
@@ -50,21 +50,21 @@ class ProxyOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kill:
-    """What one kill did."""
+    """Effects of one kill."""
 
     name: str
     silence_s: float
-    """Longest time without an answer."""
+    """Longest time in seconds without a response."""
     num_failed: int
-    """Questions without an answer."""
+    """Number of requests without a response."""
     num_cut: int
-    """Completions that were cut or refused."""
+    """Number of completions that were cut or rejected."""
     back_s: float
-    """Until there was a process in its place, and a HAProxy that is this one's."""
+    """Seconds until the process was replaced and its HAProxy serves."""
 
 
 def run_proxy(options: ProxyOptions) -> Result:
-    """Starts a fleet, kills one process after the other, ends the fleet."""
+    """Starts a fleet, kills one process after another, stops the fleet."""
     kills = []
     config = serve_config(MODEL, options.model, max_num_seqs=16, kv_cache_tokens=16384)
     load_options = ClientOptions(
@@ -109,7 +109,7 @@ def _kill(name: str, victims: Victims, probe: Probe, records: list[Record]) -> K
 
 
 def judge(kills: Sequence[Kill], num_left: int) -> list[Check]:
-    """What was promised, against what clients saw."""
+    """Checks of the outages and streams."""
     haproxy = [kill for kill in kills if kill.name == HAPROXY]
     manager = [kill for kill in kills if kill.name == MANAGER]
 

@@ -1,9 +1,8 @@
-"""`make check-rolling-update`: a fleet is replaced under load, and no client notices.
+"""`make check-rolling-update`: a fleet is replaced under load without failed requests.
 
-The application is deployed again with a changed engine option, so that every gateway and every
-worker group is replaced, while requests keep coming: short ones one after the other, long streams
-that a worker has when it is told to go, and clients who say nothing for the whole update and then
-go on with the connection that they had.
+The application is deployed again with a changed engine option, so that every gateway and worker
+group is replaced under load: short requests one after another, long streams that run when their
+worker is drained, and clients with idle keep-alive connections that reuse them after the update.
 """
 
 from __future__ import annotations
@@ -23,29 +22,29 @@ from tests.support.fleet.processes import find_parts
 
 MODEL = "rolling"
 _GONE_TIMEOUT_S = 60.0
-"""For replaced processes to end, once the streams that they have are finished."""
+"""Time limit in seconds for replaced processes to end, once their streams have finished."""
 _SHARE_BEFORE = 0.2
-"""Of the requests that are over before the update begins; as many begin after it, at least."""
+"""Fraction of the requests that finish before the update; at least as many start after it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RollingUpdateOptions(ClientOptions):
-    """What is replaced, and the load meanwhile."""
+    """Fleet and load."""
 
     model: str | None = None
-    """Checkpoint folder; the demo model unless given."""
+    """Checkpoint folder; default: the demo model."""
     num_requests: int = 1000
-    """Requests that the whole takes at least."""
+    """Minimum number of requests."""
     num_workers: int = 2
     """Worker groups."""
     num_gateways: int = 1
     """Gateway processes."""
     python_proxy: bool = False
-    """Take Serve's own proxy where HAProxy is installed."""
+    """Use Serve's own proxy instead of HAProxy."""
 
 
 def run_rolling_update(options: RollingUpdateOptions) -> Result:
-    """Starts a fleet, replaces it under load, counts what failed."""
+    """Starts a fleet, replaces it under load, counts failed requests."""
     config = serve_config(
         MODEL,
         options.model,
@@ -77,14 +76,14 @@ def run_rolling_update(options: RollingUpdateOptions) -> Result:
 
 
 def _changed(config: ServeConfig) -> ServeConfig:
-    """The same fleet with one engine option changed."""
+    """The same fleet with one changed engine option."""
     (model,) = config.models
     engine = model.engine.with_options(max_num_seqs=model.engine.scheduling.max_num_seqs + 16)
     return replace(config, models=(replace(model, engine=engine),))
 
 
 def _wait_gone(old: dict[str, list[int]], parts: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
-    """How many processes of each part are still there, once none is or the time is up."""
+    """Number of remaining processes by part, once there are none or on timeout."""
     deadline = time.monotonic() + _GONE_TIMEOUT_S
     while True:
         now = find_parts(parts)
@@ -97,7 +96,7 @@ def _wait_gone(old: dict[str, list[int]], parts: Mapping[str, tuple[str, ...]]) 
 def judge(
     records: Sequence[Record], kept: dict[str, int], options: RollingUpdateOptions
 ) -> list[Check]:
-    """What was promised, against what clients saw and which processes are still there."""
+    """Checks of the responses and of remaining processes."""
     refused = sum(record.status not in (0, 200) for record in records)
     num_whole = sum(map(is_whole, records))
     return [

@@ -1,7 +1,7 @@
-"""`make check-speculative`: drafting changes no token, in every combination of features.
+"""`make check-speculative`: drafts change no token, in any combination of features.
 
-Prints a line per combination; ends with 1 where any outcome differs. The cut of it that runs with
-all tests is test_speculation.py.
+Prints a line per combination; exits with 1 if an outcome differs. A subset runs in every test run:
+test_speculation.py.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def base_requests(num_prompts: int) -> tuple[list[list[int]], list[SamplingParam
 
 
 def differing_texts(speculation: dict[str, Any], num_prompts: int) -> tuple[int, int]:
-    """Texts of offline use, under stop strings, that drafting changes; and how many stopped."""
+    """Number of texts with stop strings that drafts change, and number of texts that stopped."""
     texts: list[Prompt] = [TokensPrompt(prompt_token_ids=text) for text in prompts(num_prompts)]
     sampling = [
         SamplingParams(temperature=TEMPERATURES[i % 3], top_p=0.9, seed=i, max_tokens=40, stop=STOP)
@@ -90,7 +90,7 @@ def differing_texts(speculation: dict[str, Any], num_prompts: int) -> tuple[int,
 def run_shape(
     shape: str, options: dict[str, Any], texts: Sequence[list[int]], sampling: list[SamplingParams]
 ) -> tuple[list[Outcome], str]:
-    """Outcomes of one engine, and what it did."""
+    """Outcomes of one engine, and a remark about its run."""
     with SpeculatingEngine(**{"kv_cache_tokens": 32768, **SHAPES[shape], **options}) as engine:
         if shape == "mixed steps":
             outcomes = run_in_waves(engine, texts, sampling)
@@ -101,15 +101,15 @@ def run_shape(
             assert again == outcomes, "outcomes from the cache differ"
         preempted = engine.num_preemptions
         if shape == "scarce pages":
-            assert preempted, "pages were not scarce"
+            assert preempted, "there were enough pages"
         if options.get("speculative_method") is None:
             return outcomes, ""
-        assert engine.num_accepted, "no draft was right: nothing was tried"
+        assert engine.num_accepted, "no draft was accepted: nothing was tested"
         return outcomes, f"{engine.num_accepted} of {engine.num_drafted} drafts accepted"
 
 
 def combinations(draft: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Name, shape and options of those beside the base."""
+    """Name, shape and options of each combination besides the base."""
     methods = {"ngram": NGRAM, "draft": draft}
     for shape in SHAPES:
         for method, speculation in methods.items():
@@ -123,7 +123,7 @@ def combinations(draft: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, An
 
 
 def check(num_prompts: int, num_others: int) -> Iterator[tuple[str, int, int, str]]:
-    """Name, requests, how many differ, remarks; of every combination."""
+    """Name, number of requests, number of differences and remarks of every combination."""
     draft = {**DRAFT, "speculative_model": str(MODELS / "demo-draft")}
     texts, sampling = base_requests(num_prompts)
     expected, _ = run_shape("roomy", {}, texts, sampling)

@@ -1,8 +1,8 @@
-"""`make check-tenants`: can one API key tell what another has asked?
+"""`make check-tenants`: whether an API key can find out what another one has requested.
 
-Two keys send the same prompts. Whether the first has sent one before must not show in how soon the
-second has its first token, nor in its usage. Its own second request of a prompt is to find the
-cache, and there it has to show in the time as well, or the measurement is blind.
+Two keys send the same prompts. The second key's time to first token and usage must not show whether
+the first key has sent a prompt before. Its own repeated prompts must hit the cache and be
+measurably faster; otherwise the measurement is not sensitive enough.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import scipy  # imports its parts when they are first used; statistics take a second
+import scipy  # imported lazily: its submodules take a second
 
 from cluster.bench.report import Check, Result, at_least, at_most, checks_json, exactly, note
 from cluster.bench.stats import percentile
@@ -27,27 +27,28 @@ from tests.campaigns.checks import check_main, serve_config
 MODEL = "shared"
 FIRST, SECOND = "first-key", "second-key"
 INDISTINGUISHABLE = 0.05
-"""Distance of the area under the ROC curve from 0.5, a guess. Of 1,200 samples where nothing shows,
-its standard deviation is 0.017."""
+"""Maximum distance of the area under the ROC curve from 0.5 (a guess). With 1,200 samples without
+any difference, its standard deviation is 0.017."""
 VISIBLE = 0.7
-"""Of its own second requests it is at least this; else it could not have told in any case."""
+"""Minimum area under the ROC curve for the key's own repeated prompts; below it, the measurement is
+not sensitive enough."""
 _TIMEOUT_S = 120.0
 _WARM_UP = 50
-"""Requests before the first that counts: code and memory settle."""
+"""Requests before the first measured one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TenantsOptions:
-    """How many prompts, how long."""
+    """Number and length of prompts."""
 
     model: str | None = None
-    """Checkpoint folder; the demo model unless given."""
+    """Checkpoint folder; default: the demo model."""
     num_samples: int = 1200
-    """Prompts, half of which the first key has sent before."""
+    """Number of prompts, half of which the first key has sent before."""
     input_len: int = 256
-    """Tokens of each."""
+    """Tokens per prompt."""
     seed: int = 0
-    """Of the prompts and of who has sent them before."""
+    """Seed of the prompts and of who has sent them before."""
 
     def __post_init__(self) -> None:
         if self.num_samples < 20:
@@ -56,22 +57,22 @@ class TenantsOptions:
 
 @dataclass(kw_only=True, slots=True)
 class Samples:
-    """What the second key saw."""
+    """Measurements of the second key."""
 
     warm_s: list[float] = field(default_factory=list)
-    """Times to the first token of prompts that the first key had sent."""
+    """Times to first token of prompts that the first key has sent before."""
     cold_s: list[float] = field(default_factory=list)
-    """Of others."""
+    """Times to first token of prompts that nobody has sent before."""
     own_s: list[float] = field(default_factory=list)
-    """Of prompts that it has sent itself before."""
+    """Times to first token of prompts that the second key has sent before."""
     foreign_tokens: int = 0
-    """Cached tokens that its usage told of prompts that it had not sent before."""
+    """Cached tokens in its usage for prompts that it has not sent before."""
     own_misses: int = 0
-    """Prompts of which it found nothing in the cache when it sent them again."""
+    """Number of prompts that it sent twice without a cache hit."""
 
 
 def run_tenants(options: TenantsOptions) -> Result:
-    """Measures a fleet as it is by default."""
+    """Measures a fleet with default settings."""
     samples = _measure(options)
     medians = {"warm": samples.warm_s, "cold": samples.cold_s, "own": samples.own_s}
     return {
@@ -83,7 +84,7 @@ def run_tenants(options: TenantsOptions) -> Result:
 
 
 def judge(samples: Samples) -> list[Check]:
-    """What was promised, against what the second key saw."""
+    """Checks of what the second key can observe."""
     auc = sooner(samples.warm_s, samples.cold_s)
     return [
         at_least("num_samples", len(samples.warm_s) + len(samples.cold_s), "requests", 1000),
@@ -95,7 +96,7 @@ def judge(samples: Samples) -> list[Check]:
 
 
 def sooner(some: Sequence[float], others: Sequence[float]) -> float:
-    """How often one of `some` is less than one of `others`: the area under the ROC curve."""
+    """Probability that one of `some` is less than one of `others`: the area under the ROC curve."""
     return float(scipy.stats.mannwhitneyu(others, some).statistic) / (len(some) * len(others))
 
 
@@ -129,12 +130,12 @@ def _client(base_url: str, key: str) -> httpx.Client:
 
 
 def _prompt(rng: random.Random, length: int, vocab_size: int) -> list[int]:
-    # The first ids are special ones.
+    # The first ids are special tokens.
     return [rng.randrange(vocab_size // 8, vocab_size) for _ in range(length)]
 
 
 def _ask(client: httpx.Client, prompt: list[int]) -> tuple[float, int]:
-    """Seconds to the first token, which is the only one, and tokens found in the cache."""
+    """Seconds to the first and only token, and number of cached tokens."""
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 1, "temperature": 0}
     began = time.perf_counter()
     response = client.post("/v1/completions", json=body)

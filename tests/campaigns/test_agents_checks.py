@@ -1,4 +1,4 @@
-"""What is made of the runs of agents' loops."""
+"""Checks of agents' tool loops."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def test_each_fault_counts() -> None:
 )
 def test_an_unforced_run_is_right_or_not(run: dict[str, Any]) -> None:
     assert failing(played(**run)) == {"openai_right"}
-    # What was forced says nothing of the model, and one that was never taught need not be right.
+    # Forced calls are no measure of the model, and calls that it was not trained on need not be
+    # right.
     assert failing(played(), played(is_forced=True, **{**run, "calls": [("add", {})]})) == set()
     assert failing(played(**run), min_right=None) == set()
 

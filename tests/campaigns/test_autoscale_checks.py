@@ -1,4 +1,4 @@
-"""What the autoscaling campaign offers, and what it counts as broken."""
+"""Load and checks of the autoscaling campaign."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPTIONS = AutoscaleOptions()
 
 
 def phase(workers: list[int], *broken: Record) -> Phase:
-    """A look every ten seconds."""
+    """A sample every ten seconds."""
     good = Record(index=0, prompt_len=40, requested_len=OUTPUT, status=200, output_len=OUTPUT)
     counts = [Count(10.0 * number, count) for number, count in enumerate(workers)]
     return Phase(records=[good, *broken], counts=counts)
@@ -53,7 +53,7 @@ def test_a_step_without_failures_or_flaps_holds() -> None:
         (phase([1, 1, 1, 1, 3, 2, 3, 1]), NOISE, "step_direction_changes"),
     ],
 )
-def test_what_was_not_promised_is_told(step: Phase, noise: Phase, name: str) -> None:
+def test_failed_checks_are_reported(step: Phase, noise: Phase, name: str) -> None:
     assert name in failed(step, noise)
 
 

@@ -1,4 +1,4 @@
-"""What `make check-chaos` does when, and what it counts as broken."""
+"""Schedule and checks of `make check-chaos`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CALM = Pauses(lengths=[0.1], beyond=[-1.9], of_hung_ranks=[])
 
 
 def answer(**changed: Any) -> Answer:
-    """Two tokens, as a completion's stream brings them."""
+    """Two tokens, as in a completion's stream."""
     metrics = {"text": "ab", "token_ids": [5, 6], "finish_reason": "length", **changed}
     made = Answer()
     made.take({"choices": [{"index": 0, "text": "", "token_ids": [], "finish_reason": None}]})
@@ -78,7 +78,7 @@ def test_every_round_has_each_kind_once_in_an_order_of_its_own() -> None:
     assert {one.choose(2) for one in planned} == {0, 1}
 
 
-def test_a_seed_tells_the_whole_schedule() -> None:
+def test_a_seed_determines_the_whole_schedule() -> None:
     def of(seed: int) -> list[Any]:
         return list(islice(schedule(list(KINDS), 5.0, seed), 40))
 
@@ -131,10 +131,10 @@ def test_a_chat_s_pieces_are_put_together() -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"token_ids": [5, 7]}, "token ids differ from place 1"),
+        ({"token_ids": [5, 7]}, "token ids differ from position 1"),
         ({"token_ids": [5]}, "token ids differ"),
-        ({"text": "ac"}, "text differ from place 1"),
-        ({"finish_reason": "stop"}, "finish_reason stop in place of length"),
+        ({"text": "ac"}, "text differ from position 1"),
+        ({"finish_reason": "stop"}, "finish_reason stop instead of length"),
         ({"logprobs": {"tokens": ["a"], "token_logprobs": [-1.0]}}, "1 log-probabilities"),
     ],
 )
@@ -158,10 +158,10 @@ def test_missing_completions_and_other_counts_are_named() -> None:
     assert "choices [0]" in str(difference(two, answer()))
     other = answer()
     other.completion_tokens = 3
-    assert "completion_tokens 3 in place of 2" in str(difference(answer(), other))
+    assert "completion_tokens 3 instead of 2" in str(difference(answer(), other))
 
 
-def test_requests_differ_and_a_diffusion_model_is_asked_what_it_can_do() -> None:
+def test_requests_differ_and_a_diffusion_model_gets_supported_ones() -> None:
     requests = list_requests(100, diffusion=True)
     assert len({(request.path, request.body) for request in requests}) == len(requests)
     assert [request.index for request in requests] == list(range(len(requests)))
@@ -170,7 +170,7 @@ def test_requests_differ_and_a_diffusion_model_is_asked_what_it_can_do() -> None
     assert not kinds & {"penalties", "logprobs", "whole-several"}
 
 
-# -- what became of requests
+# -- outcomes of requests
 
 
 def test_a_stream_that_ends_with_its_gateway_is_no_failure_and_any_other_is() -> None:
@@ -196,7 +196,7 @@ def test_retries_wrong_answers_and_clients_that_left_are_counted() -> None:
     assert "after kill-step: choice 0: text differ" in counts.wrong[0]
 
 
-def test_only_pauses_within_a_fault_count_and_only_of_streams_that_went_on() -> None:
+def test_only_pauses_within_a_fault_count_and_only_of_streams_that_continued() -> None:
     paused = outcome(pauses=[Pause(11.0, 0.5), Pause(12.5, 3.0), Pause(18.5, 9.0)])
     others = [outcome(end="broken", pauses=[Pause(12.5, 7.0)]), outcome(ended=11.0), outcome()]
     assert longest_pauses([paused, *others], fault(), 18.0) == [3.0, 0.0]
@@ -211,7 +211,7 @@ def test_a_pause_is_held_against_what_its_fault_may_take_to_be_noticed() -> None
     assert found.of_hung_ranks == [11.0]
 
 
-# -- the verdict
+# -- checks
 
 
 def test_a_run_in_which_nothing_broke_holds() -> None:
@@ -278,7 +278,7 @@ def test_a_whole_fleet_lacks_nothing() -> None:
         (replace(WHOLE, parts=Counter({Part.FRONT: 1, Part.HAPROXY: 1})), "1 of 2 front"),
         (replace(WHOLE, parts=Counter({Part.FRONT: 3, Part.HAPROXY: 1})), "3 of 2 front"),
         (replace(WHOLE, parts=Counter({Part.FRONT: 2})), "0 of 1 haproxy"),
-        (replace(WHOLE, metrics=None), "does not answer"),
+        (replace(WHOLE, metrics=None), "does not respond"),
         (
             replace(WHOLE, metrics=ScrapedMetrics(ready={("m", "g1"): 2.0})),
             "1 of 2 gateways report",

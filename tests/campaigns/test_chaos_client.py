@@ -1,4 +1,4 @@
-"""What a client of `make check-chaos` tries again, and what it calls a failure."""
+"""Retries and failures of the client of `make check-chaos`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Server:
         self.answers = list(answers)
         self.num_requested = 0
         self.gone = asyncio.Event()
-        """A client has left in the middle of an answer."""
+        """A client has left mid-response."""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         await request.read()
@@ -86,7 +86,7 @@ async def test_a_whole_stream_is_put_together() -> None:
     assert found.answer.choices[0].token_ids == [1, 1]
 
 
-async def test_who_is_told_to_come_back_or_is_hung_up_on_before_an_answer_tries_again() -> None:
+async def test_the_client_retries_after_429_and_connections_closed_before_an_answer() -> None:
     found = await send_request(503, 429, 0, [event(), b"data: [DONE]\n\n"])
     assert found.end == "whole"
     reasons = [retry.reason for retry in found.retries]

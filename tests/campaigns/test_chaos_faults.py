@@ -1,4 +1,4 @@
-"""Faults are made in stand-ins for a fleet's processes: no Ray, but real signals and sockets."""
+"""Faults injected into stand-ins for a fleet's processes: no Ray, but real signals and sockets."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SLEEPS = "import sys; print('there', flush=True); sys.stdin.read()"
 
 
 class Load:
-    """Counts what clients are told."""
+    """Counts the clients that are disconnected."""
 
     def __init__(self) -> None:
         self.shares: list[float] = []
@@ -64,7 +64,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a process of the fleet under another title."""
+    """Starts a process with the title of one of a fleet's processes."""
     started = []
 
     def run(title: str, code: str = SLEEPS) -> subprocess.Popen[str]:
@@ -122,7 +122,7 @@ def test_who_is_killed_is_the_one_that_was_picked(tmp_path: Path, start: Start) 
     assert not is_gone(pids[0])
 
 
-def test_a_stopped_process_goes_on_when_its_time_is_over(tmp_path: Path, start: Start) -> None:
+def test_a_stopped_process_is_resumed_when_its_time_is_over(tmp_path: Path, start: Start) -> None:
     controller = start(CONTROLLER)
     breaker = saboteur(tmp_path, stop_s=0.3)
     fault = breaker.strike(planned("stop-controller"))
@@ -153,8 +153,8 @@ def test_nothing_stays_stopped(tmp_path: Path, start: Start) -> None:
     wait_until(lambda: state(controller.pid) != psutil.STATUS_STOPPED)
 
 
-def test_a_fault_without_anyone_to_hit_is_told(tmp_path: Path) -> None:
-    with pytest.raises(NotPossible, match="no process that is a controller"):
+def test_a_fault_without_a_target_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(NotPossible, match="no process of kind controller"):
         saboteur(tmp_path).strike(planned("kill-controller"))
     with pytest.raises(NotPossible, match="Unix socket"):
         saboteur(tmp_path).strike(planned("cut-attach"))
@@ -177,7 +177,7 @@ def test_a_gateway_s_stream_ends_and_both_processes_stay(tmp_path: Path, start: 
 
 
 def test_clients_of_a_proxy_go_with_the_server_that_it_is_connected_to() -> None:
-    """This process is a proxy here: a client's end, its own of it, and one to a server."""
+    """This process is the proxy: it has a client's connection and one to a server."""
     with socket.create_server(("127.0.0.1", 0)) as front, socket.create_server(("", 0)) as server:
         port, behind = front.getsockname()[1], server.getsockname()[1]
         with (

@@ -1,4 +1,4 @@
-"""What is made of the clients' cases, and what tells a stream from a whole answer."""
+"""Checks of the clients' cases, and comparison of streamed with whole responses."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_stream_that_adds_up_is_no_difference() -> None:
 @pytest.mark.parametrize("lost", range(1, 7))
 def test_whatever_a_stream_loses_is_a_difference(lost: int) -> None:
     stream_chunks = chunks()
-    if lost == 3:  # nothing says what is called
+    if lost == 3:  # nothing defines what is called
         stream_chunks[3]["choices"][0]["delta"]["tool_calls"][0]["function"]["name"] = "g"
     else:
         del stream_chunks[lost]

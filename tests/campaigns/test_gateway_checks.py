@@ -1,4 +1,4 @@
-"""Options of the check of what a token costs; its figures from a load's."""
+"""Options and figures of the check of CPU time per token."""
 
 from __future__ import annotations
 

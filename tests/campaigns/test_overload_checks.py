@@ -1,4 +1,4 @@
-"""What the overload check counts as broken, and the memory that it watches."""
+"""Checks of the overload campaign, and its measurement of memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the check of a killed proxy measures, and what it counts as a failure."""
+"""Measurements and checks of the campaign that kills HAProxy."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_process_that_is_silent_is_no_answer() -> None:
 
 @contextmanager
 def started(*command: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that ends with the block, also where an assertion fails in it."""
+    """A process that is killed at the end of the block."""
     with subprocess.Popen(command) as process:
         try:
             yield process

@@ -1,4 +1,4 @@
-"""What `make check-real` makes of the answers of a real model, and what it asks."""
+"""Prompts and checks of `make check-real`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a test has started ends when the process of the tests is killed."""
+"""Processes started by a test end when the test's process is killed."""
 
 from __future__ import annotations
 

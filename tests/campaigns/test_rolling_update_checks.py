@@ -1,4 +1,4 @@
-"""What the check of a rolling update counts as a failed request."""
+"""Checks of the rolling-update campaign."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulation of a large fleet: complete, with blocks and failures as asked for."""
+"""Simulation of a large fleet: complete, with the requested blocks and failures."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_worker_that_died_comes_back_without_its_old_cache() -> None:
 
 @pytest.mark.long
 def test_the_autoscaler_has_workers_join_and_nobody_fails() -> None:
-    """Twenty workers whom the traffic would keep busy all the time, and nobody has to die."""
+    """Twenty workers that the traffic keeps busy, without failures."""
     options = ScaleOptions(
         workers=20,
         max_workers=60,

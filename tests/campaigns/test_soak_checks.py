@@ -1,4 +1,4 @@
-"""Clients that leave, an hour of load, and lines through memory: what would be called broken."""
+"""Disconnecting clients, soak tests, and fits of memory growth: their checks."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def arrived(at_s: float, took_s: float, *, end: str = "whole") -> Arrived:
     return Arrived(arrival=arrival, outcome=outcome)
 
 
-def test_a_fleet_that_falls_behind_serves_less_of_what_is_asked() -> None:
+def test_a_fleet_that_falls_behind_serves_a_smaller_share() -> None:
     def shares(took: Callable[[int], float], end: str = "whole") -> tuple[float, float]:
         ends = ["whole"] * 950 + [end] * 50
         answers = [arrived(float(at), took(at), end=ends[at]) for at in range(1000)]
@@ -151,7 +151,7 @@ def slope(values: list[float]) -> Slope:
     return fit_slope(Part.FRONT, 1, values, 60.0, 0.995)
 
 
-def test_memory_that_climbs_is_told_from_memory_that_moves() -> None:
+def test_growing_memory_differs_from_varying_memory() -> None:
     noise = np.random.default_rng(0).normal(0.0, 0.2, 60)
     assert not slope((200.0 + noise).tolist()).climbs
     climbing = slope((200.0 + noise + np.arange(60) / 6.0).tolist())
@@ -163,7 +163,8 @@ def test_memory_that_climbs_is_told_from_memory_that_moves() -> None:
 
 
 def test_a_small_leak_is_found() -> None:
-    """Of 2 % an hour: a line's interval, widened as minutes are alike, spanned 900 MiB/h."""
+    """A leak of 2 % an hour. A confidence interval of a linear fit, widened for correlated minutes,
+    would span 900 MiB/h."""
     leak = slope([430.0 + 9.0 * minute / 60.0 + 0.1 * (minute % 3) for minute in range(50)])
     assert leak.climbs
     assert leak.slope == pytest.approx(9.0, abs=0.5)
@@ -180,7 +181,7 @@ def test_one_step_is_no_climb_but_a_staircase_is(at: int, size: float) -> None:
 
 @pytest.mark.parametrize("every", [6, 10, 12])
 def test_a_leak_may_take_large_pieces_rarely(every: int) -> None:
-    """As a table does that doubles, or an allocator that asks for arenas."""
+    """Growth like that of a table that doubles, or an allocator that requests arenas."""
     noise = np.random.default_rng(every).normal(0.0, 0.02, 60)
     stairs = 200.0 + 2.0 * (np.arange(60) // every)
     assert slope((stairs + noise).tolist()).climbs
@@ -227,7 +228,7 @@ COURSES = {
         *(371.94, 371.98, 371.98, 371.98, 371.98, 371.98),
     ],
 }
-"""MiB in blocks of four minutes, from the tenth minute of an hour with 4,609 requests on."""
+"""Memory in MiB per four minutes, from the tenth minute of an hour with 4,609 requests."""
 
 
 @pytest.mark.parametrize("process", COURSES)

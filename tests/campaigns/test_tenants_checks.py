@@ -1,4 +1,4 @@
-"""What is made of one API key's look at another's prompts."""
+"""Checks of whether an API key can observe another key's prompts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def failing(found: Samples) -> set[str]:
     return {check.name for check in judge(found) if not check.holds}
 
 
-def test_what_cannot_be_told_apart_holds() -> None:
+def test_indistinguishable_samples_pass() -> None:
     assert failing(samples()) == set()
     assert sooner([1.0, 2.0], [3.0, 4.0]) == 1.0
     assert sooner([3.0, 4.0], [1.0, 2.0]) == 0.0

@@ -1,4 +1,4 @@
-"""Counts of `make trace-token`, from invented calls."""
+"""Counts of `make trace-token` for invented calls."""
 
 from __future__ import annotations
 

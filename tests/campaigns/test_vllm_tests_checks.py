@@ -1,4 +1,4 @@
-"""vLLM's tests against a fleet: what stands in for vLLM, and what is made of their outcomes."""
+"""vLLM's tests against a fleet: the stand-in for vLLM, and checks of the outcomes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.paths import DEMO
 
 REASONS = (
     Reason(FEATURE, "*[lora]", "no adapters"),
-    Reason(MODEL, "a.py::test_clever*", "asks for the capital of France"),
+    Reason(MODEL, "a.py::test_clever*", "requires the capital of France"),
 )
 FILE = """
 import pytest
@@ -92,7 +92,7 @@ def test_what_fails_needs_a_reason_and_a_reason_something_that_fails() -> None:
     assert failing([*good, *outcomes(z="failed")]) == {"failed_without_reason"}
     assert failing(outcomes(x_lora="passed")) == {"needless_reasons"}
     assert failing(outcomes(x_lora="passed", y_lora="failed")) == set()
-    assert failing(outcomes(clever="passed")) == set()  # by luck
+    assert failing(outcomes(clever="passed")) == set()  # may pass by chance
     assert failing(outcomes(x="skipped")) == {"passed"}
 
 
@@ -106,7 +106,7 @@ def test_no_file_is_run_and_left_out() -> None:
     run_files = [file for group in GROUPS for file in group.files]
     assert len(set(run_files)) == len(run_files)
     assert all(file.startswith(FOLDERS) for file in run_files)
-    # Files of functions are told apart by wider patterns, which may fit those that are run.
+    # Patterns of individual files are listed before wider ones that would match them, too.
     left_out = [reason for reason in LEFT_OUT if reason.kind != IN_PROCESS]
     assert [file for file in run_files if reason_for(file, left_out)] == []
 
@@ -120,7 +120,7 @@ def test_a_folder_without_tests_is_refused(tmp_path: Path) -> None:
         files_with_tests(tmp_path, FOLDERS)
 
 
-@pytest.mark.long  # a pytest of its own, which imports transformers
+@pytest.mark.long  # starts another pytest, which imports transformers
 def test_tests_run_with_what_stands_in(tmp_path: Path) -> None:
     checkout, stage = tmp_path / "checkout", tmp_path / "stage"
     folder = checkout / "tests" / "entrypoints" / "openai"

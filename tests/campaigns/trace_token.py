@@ -128,7 +128,7 @@ class Recorder:
         self._entry = entry
 
     def install(self) -> None:
-        """Begins to watch the calling thread."""
+        """Starts recording the calling thread."""
         sys.setprofile(self._profile)
 
     def _profile(self, frame: FrameType, event: str, arg: object) -> None:

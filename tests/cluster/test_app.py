@@ -1,4 +1,4 @@
-"""What a Serve config builds, before any node has joined."""
+"""The application built from a Serve config, before any node has joined."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_config_may_name_a_device_that_no_node_has_yet() -> None:
-    """Serve builds the application when the head is up; nodes with GPUs may come minutes later."""
+    """Serve builds the application on the head; GPU nodes may join minutes later."""
     app = build_app({"models": [{"model": "org/model", "device": "cuda"}]})
     assert app._bound_deployment.name == "gateway"
 
@@ -53,7 +53,7 @@ def test_what_an_update_may_start_first_and_where_ranks_are(
 
 
 def test_a_serve_config_is_waited_for_and_a_person_is_not_kept_waiting() -> None:
-    """KubeRay applies a config once: Serve may not give it up for what heals."""
+    """KubeRay applies a config only once, so Serve must not give up on transient problems."""
     args = {"models": [{"model": "/models/late", "device": "cpu"}]}
     gateway = build_app(args)._bound_deployment
     worker = gateway.init_args[1]["late"]._bound_deployment
@@ -72,7 +72,7 @@ def test_a_serve_config_is_waited_for_and_a_person_is_not_kept_waiting() -> None
 
 
 def test_options_of_actors_in_a_serve_config_lose_nothing_of_ours() -> None:
-    """Serve puts them in the place of the code's, and does not merge."""
+    """Serve replaces the code's `ray_actor_options` by these, without merging."""
     path = ROOT / "deploy" / "serve" / "gpu.yaml"
     [application] = yaml.safe_load(path.read_text())["applications"]
     endpoint = "http://collector:4318/v1/traces"

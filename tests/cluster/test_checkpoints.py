@@ -56,7 +56,7 @@ def hub(answers: Mapping[str, tuple[int, str]]) -> Iterator[str]:
     end = threading.Event()
 
     class Handler(http.server.BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:  # huggingface_hub asks for headers
+        def do_HEAD(self) -> None:  # huggingface_hub requests headers
             status, error_code = answers["/".join(self.path.split("/")[1:3])]
             if status == 0:
                 end.wait()

@@ -1,4 +1,4 @@
-"""A node's replicas are found among the machine's processes, and waited for."""
+"""Replicas of a node are found among the machine's processes, and waited for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RAYLET = ["/venv/ray/core/src/ray/raylet/raylet", "--node_id=ab12", "--gcs-addre
 
 
 class Process:
-    """As much of one as is looked at."""
+    """A process with the attributes that are used."""
 
     def __init__(self, pid: int, parent: int, arguments: list[str]) -> None:
         self.pid, self._parent, self._arguments = pid, parent, arguments
@@ -32,7 +32,7 @@ class Process:
 
 
 class Machine:
-    """Processes by their ids."""
+    """Processes by id."""
 
     def __init__(self) -> None:
         self._processes: dict[int, Process] = {}
@@ -94,6 +94,6 @@ def test_nothing_is_waited_for_where_there_is_no_node(capsys: pytest.CaptureFixt
     assert "no Ray node" in capsys.readouterr().err
 
 
-def test_an_unreachable_control_plane_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_control_plane_is_not_notified(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     assert not announce(Raylet(10, "ab12", "127.0.0.1:1"), 5)

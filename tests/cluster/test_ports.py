@@ -1,4 +1,4 @@
-"""Ports that no two fleets of a machine are given."""
+"""Ports are unique among all fleets of a machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_ports_are_none_that_a_connection_may_take_meanwhile() -> None:
 
 
 def test_no_port_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chosen by lot alone, the eight side ports of two fleets met in one run of 200."""
+    """Chosen at random, the eight side ports of two fleets collided in one run of 200."""
     first = _unused_run_of_ports(4)
     monkeypatch.setattr(ports, "SINGLE_PORTS", range(first, first + 4))
     mine = {*free_ports(1), *free_ports(1)}
@@ -34,7 +34,7 @@ def test_no_port_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         "fewer than 3 free ports"
         in subprocess.run(in_another, capture_output=True, text=True).stderr
     )
-    # What it was given meanwhile went back with its end.
+    # Ports reserved meanwhile were released with their process.
     assert set(free_ports(2)).isdisjoint(mine)
     with pytest.raises(OSError, match="fewer than 1 free ports"):
         free_ports(1)
@@ -62,7 +62,7 @@ def test_a_port_that_is_taken_is_not_free(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def _unused_run_of_ports(count: int) -> int:
-    """The first of `count` ports in a row that neither a fleet nor a connection takes meanwhile."""
+    """First of `count` consecutive ports that neither a fleet nor a connection uses meanwhile."""
     between = range(SINGLE_PORTS.stop, _first_of_connections())
     while True:
         first = random.choice(between[:-count])
@@ -76,5 +76,5 @@ def _is_unused(port: int) -> bool:
 
 
 def _first_of_connections() -> int:
-    """The first port that Linux gives to outgoing connections and to those who ask for any."""
+    """First port that Linux assigns to outgoing connections and to requests for any port."""
     return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])

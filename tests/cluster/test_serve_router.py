@@ -27,8 +27,8 @@ class Rig:
             deployment_id=DEPLOYMENT, handle_source=DeploymentHandleSource.REPLICA
         )
         self.router.initialize_state(**settings)
-        # One call after another, all but at one moment: what a loaded machine spreads out is no
-        # burst, and which replica has waited longest is known of each.
+        # Calls are sequential, but almost at the same time: a loaded machine would spread a burst,
+        # and replicas would differ by how long they have waited.
         self.router._fleet._clock = partial(next, count(0.0, 1e-6))
         self.replicas = [Replica(f"r{number}") for number in range(num_replicas)]
         self.router.update_replicas(self.replicas)
@@ -41,7 +41,7 @@ class Rig:
         return replica.unique_id, pending.metadata.internal_request_id
 
     async def place(self, *args: Any, **kwargs: Any) -> tuple[PendingRequest, ReplicaID]:
-        """A call, and its replica."""
+        """A call and the replica chosen for it."""
         self.num_requests += 1
         name = f"q{self.num_requests}"
         metadata = RequestMetadata(request_id=name, internal_request_id=name)
@@ -50,7 +50,7 @@ class Rig:
 
     @property
     def num_running(self) -> list[int]:
-        """Of each replica."""
+        """Running calls by replica."""
         return [cache.load().num_running for cache in self.router._caches.values()]
 
     def complete(self, replica: str, name: str) -> None:
@@ -89,13 +89,13 @@ async def test_messages_and_texts_are_prompts_and_other_calls_are_spread() -> No
     for _ in range(8):
         replica, name = await rig.route(1, 2)
         replicas[replica] += 1
-        # While a call is open, it is real time that tells whether its prompt is computed.
+        # While a call is open, real time determines whether its prompt has been computed.
         rig.complete(replica, name)
     assert set(replicas.values()) == {4}
 
 
 async def test_a_call_that_finishes_before_it_is_routed_does_not_count_as_running() -> None:
-    """Serve reports the end by a callback, and the acceptance in a task."""
+    """Serve reports the end in a callback, and the acceptance in a task."""
     rig = Rig(1)
     pending, replica = await rig.place("word " * 400)
     rig.complete(replica.unique_id, pending.metadata.internal_request_id)

@@ -1,4 +1,4 @@
-"""Replicas that a signal has stopped are killed; those that are late for other reasons are not."""
+"""Replicas stopped by a signal are killed; those that are late for other reasons are not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Start = Callable[..., subprocess.Popen[bytes]]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts a child of this process, which stands for the raylet, with a title."""
+    """Starts a child process, as a raylet would, with a title."""
     started = []
 
     def start(title: str = REPLICA, code: str = "import time; time.sleep(600)") -> object:
@@ -59,7 +59,7 @@ def test_a_stopped_replica_is_killed_and_no_other_process(
     assert [child.poll() for child in (other, rank)] == [None, None]
     line = f"killing {REPLICA} (process {front.pid}): stopped by a signal for {STOPPED_S:.1f} s"
     assert line in capfd.readouterr().err
-    replicas.check(100.0)  # it has ended, and this process has yet to be killed
+    replicas.check(100.0)  # it has ended, and this process is not killed yet
 
 
 def test_a_replica_that_was_continued_meanwhile_is_not_killed(start: Start) -> None:
@@ -78,7 +78,7 @@ def test_a_replica_that_was_continued_meanwhile_is_not_killed(start: Start) -> N
 
 
 def test_time_in_which_nothing_was_watched_does_not_count(start: Start) -> None:
-    """As on a machine that was suspended."""
+    """As on a suspended machine."""
     front = start()
     replicas = StoppedReplicas(os.getpid())
     stop(front)
@@ -91,7 +91,7 @@ def test_time_in_which_nothing_was_watched_does_not_count(start: Start) -> None:
 
 
 def test_a_starved_replica_is_not_killed(start: Start) -> None:
-    """It gets next to no core beside those that need all of them."""
+    """It gets almost no CPU time beside processes that need all cores."""
     idle = "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))"
     starved = start(code=f"import os; {idle}\nwhile True: pass")
     asleep = start()

@@ -18,12 +18,14 @@ from cluster.cli.fleet_rates import (
     Scrape,
     model_rows,
     quantile_of,
+    session_rows,
     sparkline,
     worker_rows,
 )
 from cluster.cli.main import build_parser
 from cluster.cli.top import (
     MODEL_HEADS,
+    SESSION_HEADS,
     WORKER_HEADS,
     FleetWatch,
     TopOptions,
@@ -168,6 +170,23 @@ def test_the_table_has_a_line_for_each_worker() -> None:
     assert all(head in text for head in WORKER_HEADS)
     [line] = [line for line in text.splitlines() if "demo" in line]
     assert line.split() == ["demo", "w", "3", "2", "75%", "-", "25%", "250", "-", "3", "█"]
+
+
+def test_agent_sessions_have_a_line_per_model() -> None:
+    waiting = {"model": "demo", "state": "waiting", "state_s": 42.4}
+    idle = {"model": "demo", "state": "idle", "state_s": 50.0}
+    model = {"id": "demo", "waiting": 1, "live": 3, "live_tokens": 300, "cache_tokens": 400}
+    other = {"id": "other", "waiting": 0, "live": 0, "live_tokens": 0, "cache_tokens": 0}
+    fleet = FleetWatch(TopOptions())
+    fleet.sessions = session_rows({"models": [model, other], "data": [waiting, idle]})
+    console = Console(width=140, record=True)
+    console.print(page(fleet))
+    lines = [line.split() for line in console.export_text().splitlines()]
+    assert (*SESSION_HEADS,) in [(*line,) for line in lines]
+    assert [line for line in lines if line[:1] in (["demo"], ["other"])] == [
+        ["demo", "3", "1", "42s", "75%"],
+        ["other", "0", "0", "-", "-"],
+    ]
 
 
 def test_idle_rows_keep_their_last_values() -> None:

@@ -1,7 +1,5 @@
-"""The transport over handles that the test plays: pinning arguments, and calls that must end.
-
-Where a socket is offered, a real front serves it.
-"""
+"""The transport on simulated handles: arguments that pin calls, and calls that must end. If a
+socket is offered, it is served by a real frontend."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ from worker.protocol.messages import (
 
 
 class Call:
-    """A pending Serve response, which ends when it is cancelled."""
+    """A pending Serve response, which ends when cancelled."""
 
     def __init__(self, items: list[bytes]) -> None:
         self.done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -158,7 +156,7 @@ async def test_a_socket_stays_open_while_its_worker_drains(
     stream = Stream(transport, "w1")
     await anext(stream)
     workers.replace(("w2",))
-    front.engine_lost("told while it drains")
+    front.engine_lost("lost while it drains")
     assert isinstance(item_of(await anext(stream)), WorkerDown)
     assert await transport.submit("w1", msgspec.msgpack.encode(SubmitBatch()))
     assert not handle.attach.calls[0][1].done.done()
@@ -213,7 +211,7 @@ async def test_a_call_has_its_worker_id(handle: Handle, transport: RayTransport)
 async def test_the_first_call_does_not_start_a_worker(
     handle: Handle, transport: RayTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After its look-back period Serve would start a worker for a waiting call."""
+    """Serve would start a worker for a call that waits longer than its look-back period."""
     monkeypatch.setattr(transport_module, "_FIRST_CALL_S", 0.01)
     transport.watch_workers(lambda ids: None)
     await asyncio.sleep(0)

@@ -133,7 +133,7 @@ def test_so_do_those_of_fp8_caches(capability: int) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_linear_attention_stays_within_its_budgets(capability: int) -> None:
-    """Of Qwen3.5's dimensions."""
+    """With Qwen3.5's dimensions."""
     assert exceeded(capability, lambda: linear_attention(DTYPE)) == []
 
 
@@ -147,7 +147,7 @@ _FETCH = re.compile(r"cp\.async\.c[ag]\.shared\.global \[[^\]]*\], \[[^\]]*\], (
 
 
 def fetched_ahead(kernel: str, capability: int, launch: Callable[[], object]) -> list[set[int]]:
-    """Bytes of the fetches that each of a kernel's binaries has."""
+    """Asynchronous copies in each of a kernel's binaries."""
     compiled: list[Binary]
     with compiling_for(capability) as compiled, registry.using("triton"):
         launch()
@@ -168,17 +168,17 @@ def fetched_ahead(kernel: str, capability: int, launch: Callable[[], object]) ->
 def test_keys_are_fetched_ahead_and_their_pages_before_them(
     capability: int, launch: Callable[[], object]
 ) -> None:
-    """Keys by 16 bytes, and numbers of pages by 4: that takes three stages. Hopper's decodes and
-    short extends were measured quicker with two."""
+    """Keys are fetched by 16 bytes, and page numbers by 4, which requires three stages. Hopper's
+    decodes and short extends were faster with two."""
     sizes = fetched_ahead("_attention_kernel", capability, launch)
     assert sizes
     assert all(one == {4, 16} for one in sizes), sizes
 
 
 MIXED = MIXED_TOKENS if IS_LONG else MIXED_TOKENS[1:2]
-"""Numbers of tokens of experts: for each size of tiles; in `make test` for the second."""
+"""Numbers of tokens of experts: one for each tile size; only the second in `make test`."""
 ROWS = (1, 17, 33) if IS_LONG else (17,)
-"""The same of other products."""
+"""The same for other products."""
 
 
 def test_weights_of_experts_are_fetched_ahead() -> None:
@@ -200,7 +200,7 @@ FORMATS: dict[str, tuple[WeightCode, int]] = {
     "int8": ("int8", 256),
     "int8-zeros": ("uint8", 64),
 }
-"""Codes of each format, and features that share a scale, of 256."""
+"""Codes of each format, and number of features (of 256) that share a scale."""
 
 
 def multiply_quantized(name: str) -> None:
@@ -213,7 +213,7 @@ def multiply_quantized(name: str) -> None:
 
 
 def mix_quantized(name: str, numbers: tuple[int, ...] = MIXED) -> None:
-    """Experts, whose products have tiles of each size for these numbers of tokens."""
+    """Experts whose products have tiles of each size for these numbers of tokens."""
     code, block = FORMATS[name]
     parts = []
     for rows, columns in ((512, 256), (256, 256)):
@@ -228,11 +228,11 @@ QUANTIZED: dict[str, tuple[Callable[[str], None], int]] = {
 }
 """Launches of products with quantized weights, by kernel, and the number of binaries."""
 FP8_FORMATS = ("fp8-blocks", "fp8-channel")
-"""Formats whose experts have FP8 inputs from 64 rows of a tile on."""
+"""Formats whose experts have FP8 inputs if tiles have 64 or more rows."""
 
 
 def exceeded_by_codes(kernel: str, name: str, capability: int) -> list[str]:
-    """Loads of single bytes, of codes that are not fetched ahead, and spills beyond the budget."""
+    """Spills beyond the budget, and single-byte loads of codes, which are not fetched ahead."""
     compiled: list[Binary]
     launch, number = QUANTIZED[kernel]
     with compiling_for(capability) as compiled, registry.using("triton"):
@@ -278,7 +278,7 @@ def test_codes_are_fetched_ahead_by_16_bytes(kernel: str, name: str, capability:
 def test_experts_with_fp8_inputs_stay_within_their_budgets(
     name: str, capability: int, rows: int
 ) -> None:
-    """Products of FP8, all of whose codes are fetched ahead."""
+    """Products of FP8 with all codes fetched ahead."""
     compiled: list[Binary]
     with compiling_for(capability) as compiled, registry.using("triton"):
         mix_quantized(name, MIXED_TOKENS[1:2] if rows == 64 else MIXED_TOKENS[2:])
@@ -343,5 +343,5 @@ def test_what_takes_more_is_found(
 
 
 def test_a_kernel_without_products_is_within_its_budget() -> None:
-    """Like the others, in a quarter of a second."""
+    """Like the others, but compiled in a quarter of a second."""
     assert exceeded(90, lambda: silu_and_mul(torch.ones(2, 64))) == []

@@ -47,8 +47,8 @@ def test_steps_stay_within_their_budgets(architecture: str, tmp_path: Path) -> N
 def test_steps_of_any_lengths_launch_no_more_than_decodes(
     architecture: str, tmp_path: Path
 ) -> None:
-    """Except for a cast of the rows' offsets, and two launches per layer of linear attention, which
-    compute rows of many tokens by pieces."""
+    """Except for a cast of the row offsets, and two launches per layer of linear attention, which
+    computes long rows in pieces."""
     counts = count(BUDGETS[architecture].model, tmp_path)
     by_pieces = 2 * (LINEAR in FAMILIES[architecture].layer_kinds)
     if counts.ragged:
@@ -56,8 +56,8 @@ def test_steps_of_any_lengths_launch_no_more_than_decodes(
 
 
 def test_linear_attention_takes_five_launches(tmp_path: Path) -> None:
-    """Two projections, inputs, states and outputs, beside two norms and three of the MLP; two more
-    in a step of rows of any lengths."""
+    """Two projections, inputs, states and outputs, in addition to two norms and three launches of
+    the MLP; two more in a step with rows of any length."""
     counts = count(BUDGETS["Qwen3_5ForCausalLM"].model, tmp_path, 4)
     assert counts.layers[:3] == (10, 10, 10)
     assert counts.ragged <= counts.rest + 3 * 12 + counts.layers[3] + 1
@@ -74,7 +74,7 @@ def test_whole_experts_take_no_launch_more(architecture: str, tmp_path: Path) ->
 
 
 def sabotaged(folder: Path, harm: Callable[[torch.Tensor], object]) -> Counts:
-    """Llama with something else done to hidden states in each layer."""
+    """Llama with a different operation on hidden states in each layer."""
 
     def prepare(runner: ModelRunner) -> None:
         for layer in runner.model.layers:

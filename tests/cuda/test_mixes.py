@@ -29,19 +29,20 @@ from worker.protocol.structured import StructuredOutputsParams
 
 NUM_OPERATIONS = 20_000
 ALWAYS = {"speculative_max_utilization": 2.0}
-"""Drafts, however many requests run."""
+"""Drafts for any number of running requests."""
 SCARCE = {"kv_cache_tokens": 96}
-"""Pages for one long request and a short one: others are preempted."""
+"""Pages for one long and one short request; others are preempted."""
 
 HOST_PLACES = {"transfer.py", "verification.py", "drafter.py", "ngram.py", "device_model.py"}
-"""Files where the host waits for drafts of steps in which a drafting row has processors, or any a
-grammar: it places those rows."""
+"""Files where the host waits for drafts of steps in which a drafting row has processors, or any row
+a grammar: the host places those rows."""
 BLOCKS_WAIT = {"proposal.py"}
-"""Where it waits between rounds of blocks."""
+"""Files where the host waits between rounds of blocks."""
 
 
 def mixed(folder: str, times: int, **options: Any) -> Served:
-    """Filters, penalties, biases and log-probabilities, of prompts that share their beginnings."""
+    """Requests with filters, penalties, biases and log-probabilities, and shared prompt
+    prefixes."""
     return on_cuda(folder, times * prompts(), times * params(max_tokens=24), **options)
 
 

@@ -1,7 +1,5 @@
-"""No races on CUDA: whole engines on fake devices, and sabotages that must be found.
-
-Tokens equal the CPU's, and no step waits for the device unnecessarily.
-"""
+"""No races on CUDA: whole engines on fake devices, and sabotages that must be detected. Tokens
+equal the CPU's, and no step waits for the device unnecessarily."""
 
 from __future__ import annotations
 
@@ -69,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.randomized  # with more tokens
 def test_mixed_requests_do_not_race_and_nothing_waits(folder: str) -> None:
-    """Nor do the steps of start-up, which leave nothing that a token would depend on."""
+    """Startup steps do not race, either, and leave nothing that tokens depend on."""
     asked = params(max_tokens=12 if IS_LONG else 5)
     served = on_cuda(folder, prompts(), asked, warms_up=True)
     assert (served.findings, served.waits) == ([], [])
@@ -85,7 +83,8 @@ def test_eager_steps_do_not_race(folder: str) -> None:
 
 
 def test_pages_of_the_host_do_not_race(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies run beside the step before, which they do not wait for; only their own step waits."""
+    """Copies run during the previous step, which does not wait for them; only their own step
+    waits."""
     in_flight: list[int] = []
     copy = CUDAHostPages._copy
 
@@ -107,8 +106,8 @@ def test_pages_of_the_host_do_not_race(folder: str, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("count", [2, 3, pytest.param(6, marks=pytest.mark.long)])
 def test_drafts_do_not_race(folder: str, count: int) -> None:
-    """Of requests without processors (the first two) nothing waits for the device. The third has
-    processors, and comes in while the others' rows are placed by the device."""
+    """Requests without processors (the first two) never wait for the device. The third has
+    processors, and arrives while the device places the others' rows."""
     given, asked = prompts(count, 3), params(count, 8)
     served = on_cuda(folder, given, asked, warms_up=count == 6, **DRAFTS)
     assert served.findings == []
@@ -120,8 +119,8 @@ def test_drafts_do_not_race(folder: str, count: int) -> None:
 def test_drafts_of_a_model_do_not_race(
     folder: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The model itself drafts. Where it computes as it does as the target, all drafts are right.
-    The steps of start-up teach nothing about them."""
+    """The model drafts for itself, so all drafts with the same computation are right. Startup steps
+    do not count for calibration."""
     steps = noted_steps(monkeypatch)
 
     def look(runner: ModelRunner) -> None:
@@ -134,7 +133,7 @@ def test_drafts_of_a_model_do_not_race(
     given, asked = prompts(count), params(count)
     own = by_model(folder)
     served = on_cuda(folder, given, asked, meddle=look, warms_up=count == 6, **own)
-    if count == 2:  # one with the prompts, nine tokens at once, the rest, one in flight at the end
+    if count == 2:  # the prompts, nine tokens at once, the rest, and one step in flight at the end
         assert len(steps) <= 4
     assert served.findings == []
     assert bool(served.waits) == (count > 2)
@@ -212,7 +211,7 @@ def test_two_ranks_do_not_race(folder: str) -> None:
     assert served.tokens == on_cpu(folder, given, asked)
 
 
-# Sabotages: each omission or addition must be found.
+# Sabotages: each omission or addition must be detected.
 
 
 def leave_out(what: type, method: str, caller: str) -> Callable[[pytest.MonkeyPatch], None]:
@@ -270,7 +269,7 @@ RACES: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "timing": ("event", time_nothing),
 }
 SHORT = ("fetches", "kept")
-"""One of each kind but those of events, of which there is one among captures, too."""
+"""One sabotage of each kind, except for events, one of which is among the captures."""
 
 
 @pytest.mark.parametrize(
@@ -280,7 +279,7 @@ SHORT = ("fetches", "kept")
 def test_what_is_left_out_is_found(folder: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, sabotage = RACES[name]
     sabotage(monkeypatch)
-    # Graphs sample for all rows only where none has processors, as the third.
+    # Graphs only sample for all rows if none has processors, as the third.
     count = 2 if name == "fetches" else 3
     served = on_cuda(folder, prompts(count), params(count, 6))
     assert any(finding.startswith(kind) for finding in served.findings), served.findings
@@ -293,7 +292,7 @@ def test_pages_that_nobody_waits_for_are_found(
 ) -> None:
     if caller == "_copy":
         leave_out(Lane, "wait_stream", "_copy")(monkeypatch)
-    else:  # on the stream of the steps before
+    else:  # on the stream of the previous step
         monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     served = on_cuda(folder, 2 * prompts(4), 2 * params(4, 4), **HOST)
     found = served.findings if caller == "_copy" else served.waits
@@ -418,7 +417,7 @@ def test_graphs_of_drafts_on_memory_that_is_gone_are_found(folder: str) -> None:
 def test_graphs_end_before_their_group(
     folder: str, are_dropped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NCCL waits for graphs, which the frames of a failed step keep alive."""
+    """NCCL waits for graphs, which are kept alive by the frames of a failed step."""
     held = []
     close = Rank.close
 

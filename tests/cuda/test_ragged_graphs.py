@@ -1,5 +1,5 @@
 """Steps with prompts and drafts replay graphs by number of tokens: each is a replay plus sampling;
-sabotages are found."""
+sabotages are detected."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from worker.rank.steps import ForwardStep
 
 pytestmark = pytest.mark.randomized  # with more requests
 SIZES = (1, 2, 4, 16, 64)
-"""The last holds every step."""
+"""The last size fits every step."""
 MOST_LAUNCHES = 12
-"""Of a greedy step: its rows to the device and into the graph's buffer, new table entries, a
-replay, the logits and the sample of its last tokens, which go to the token pool and to the host."""
+"""Launches of a greedy step: copies of its rows to the device and into the graph's buffer, new
+table entries, a replay, the logits and the sample of the last tokens, which go to the token pool
+and to the host."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def note_launches(patch: pytest.MonkeyPatch) -> list[int]:
-    """Collects the launches of each step with longer rows; a replay is one."""
+    """Collects the launches of each step with longer rows; a replay counts as one."""
     found: list[int] = []
     clocks: list[Clocks] = []
     init, replay = Graph.__init__, Graph.replay
@@ -78,7 +79,7 @@ def note_launches(patch: pytest.MonkeyPatch) -> list[int]:
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6 if IS_LONG else 4, ignore_eos=True)
 FEW_SIZES = (4, 64)
-"""Those of decodes and of prompts."""
+"""Sizes for decodes and for prompts."""
 
 
 @pytest.mark.parametrize("sizes", [SIZES, (1, 2, 4)], ids=["graphs", "too small"])
@@ -94,13 +95,14 @@ def test_a_step_with_prompts_is_a_replay_and_a_draw(folder: str, sizes: tuple[in
 
 
 def repeated() -> list[list[int]]:
-    """Prompts, then others that begin alike, which are cached by then; half in `make test`."""
+    """Prompts, then others with the same prefixes, which are cached by then; half of them in `make
+    test`."""
     given = prompts(8 if IS_LONG else 4)
     return [*given, *([*prompt[:40], 7, 8, 9] for prompt in given)]
 
 
 def assert_same_tokens(folder: str, **options: Any) -> None:
-    """Requests with filters, penalties, log-probabilities of outputs and prompts."""
+    """Compares requests with filters, penalties, and log-probabilities of outputs and prompts."""
     given = repeated()
     asked = params(len(given), 12 if IS_LONG else 6)
     served = on_cuda(folder, given, asked, cudagraph_capture_sizes=SIZES, **options)
@@ -127,7 +129,7 @@ def test_no_step_draws_anything_else_and_nothing_races(folder: str, name: str) -
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["gpt-oss", "gemma2", "qwen3-moe"])
 def test_models_with_other_layers_draw_nothing_else(name: str, tmp_path: Path) -> None:
-    """Windows, sinks, caps and experts."""
+    """Models with windows, sinks, caps and experts."""
     write_specimen(name, tmp_path)
     given = [[token % VOCAB_SIZE for token in prompt] for prompt in repeated()]
     served = on_cuda(str(tmp_path), given, GREEDY, cudagraph_capture_sizes=SIZES)

@@ -20,7 +20,7 @@ from worker.rank.runner import ModelRunner
 NUM_OPERATIONS = 20_000
 MAX_TOKENS = 12 if IS_LONG else 6
 SCARCE = {"kv_cache_tokens": 96}
-"""Pages for one long request and a short one: others are preempted."""
+"""Pages for one long and one short request; others are preempted."""
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def requests(times: int, max_tokens: int) -> tuple[list[list[int]], list[SamplingParams]]:
-    """Prompts that share their beginnings, and all kinds of sampling."""
+    """Prompts with shared prefixes, and all kinds of sampling."""
     given = times * [[token % VOCAB_SIZE for token in prompt] for prompt in prompts()]
     kinds = [{**kind, "stop_token_ids": [1, 2]} for kind in KINDS]
     asked = [
@@ -45,7 +45,7 @@ def requests(times: int, max_tokens: int) -> tuple[list[list[int]], list[Samplin
 def served(
     folder: str, times: int, *, max_tokens: int = MAX_TOKENS, **options: Any
 ) -> tuple[Served, int]:
-    """What was served, and the number of graph replays."""
+    """Outputs, and number of graph replays."""
     replays = 0
 
     def count(runner: ModelRunner) -> None:

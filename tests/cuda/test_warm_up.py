@@ -29,17 +29,17 @@ from worker.rank.sampling.state import FILTERS, SamplingState
 
 EXPERTS = "Qwen/Qwen3-30B-A3B"
 LATENTS = "zai-org/GLM-4.7-Flash"
-"""Which has shared experts, too."""
+"""Also has shared experts."""
 SINKS = "openai/gpt-oss-20b"
-"""And windows."""
+"""Also has windows."""
 STATES = "Qwen/Qwen3-Next-80B-A3B-Instruct"
 SELECTED = "zai-org/GLM-5"
-"""Sparse attention."""
+"""Has sparse attention."""
 CHANGED: dict[str, dict[str, Any]] = {
     STATES: {"full_attention_interval": 2},
     SELECTED: {"index_topk": 64, "indexer_types": ["full", "full", "full", "shared"]},
 }
-"""So that few layers are of both kinds, and many queries select tokens."""
+"""Changes so that few layers include both kinds, and many queries select tokens."""
 SMALL_STEPS = {"max_num_batched_tokens": 128}
 RANKS = {"tensor_parallel_size": 2}
 WHOLE_EXPERTS = {**RANKS, "enable_expert_parallel": True}
@@ -67,8 +67,8 @@ LAYERS = {
     "Qwen/Qwen3-8B-AWQ": 1,
     "RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8": 1,
 }
-"""So that each kind of a model's layers is among them, and before the last, which computes no more
-tokens than are read."""
+"""Numbers of layers that include each kind of layer before the last one, which only computes tokens
+whose logits are needed."""
 
 
 def write(name: str, folder: Path, num_layers: int = 2) -> str:
@@ -87,7 +87,7 @@ def test_no_request_needs_another_binary(experts: str) -> None:
 def test_where_kernels_are_kept_can_be_written(
     experts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In any process of a rank: here in the scheduler's."""
+    """In any process of a rank; here in the scheduler's."""
     (tmp_path / "file").touch()
     monkeypatch.setenv(warmup.CACHE_VARIABLE, str(tmp_path / "file" / "triton"))
     with noting_variants(), Engine(experts, **OPTIONS):
@@ -95,7 +95,7 @@ def test_where_kernels_are_kept_can_be_written(
 
 
 BRIEFLY = {"max_num_seqs": 10, "max_num_batched_tokens": 512}
-"""Two rows more than the largest graph has, and steps of more tokens than a prompt."""
+"""Two rows more than the largest graph, and steps with more tokens than a prompt."""
 BRIEF: dict[str, tuple[str, dict[str, Any]]] = {
     "ranks": (EXPERTS, {**BRIEFLY, **WHOLE_EXPERTS}),
     "latents": (LATENTS, BRIEFLY),
@@ -108,7 +108,7 @@ BRIEF: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("kind", list(BRIEF))
 def test_no_kind_of_model_needs_another_binary(kind: str, tmp_path: Path) -> None:
-    """Briefly; the tests below serve more requests."""
+    """A short run; the tests below serve more requests."""
     model, options = BRIEF[kind]
     assert new_variants(write(model, tmp_path), brief=True, **options) == []
 
@@ -122,7 +122,7 @@ def test_no_request_to_other_models_needs_another_binary(model: str, tmp_path: P
 @pytest.mark.long
 @pytest.mark.parametrize("model", ["Qwen/Qwen3.5-9B", "Qwen/Qwen3.5-35B-A3B"])
 def test_no_request_to_models_with_states_needs_another_binary(model: str, tmp_path: Path) -> None:
-    """Of a rank or of two."""
+    """On one or two ranks."""
     for options in ({}, RANKS):
         folder = write(model, tmp_path, 5)
         assert new_variants(folder, brief=True, **SMALL_STEPS, **options) == []
@@ -151,7 +151,7 @@ def test_no_rank_needs_another_binary(model: str, tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("model", [EXPERTS, SINKS])
 def test_none_of_eight_ranks_needs_another_binary(model: str, tmp_path: Path) -> None:
-    """There are four heads of keys, or eight."""
+    """With four heads of keys, or eight."""
     options = {**WHOLE_EXPERTS, "tensor_parallel_size": 8}
     assert new_variants(write(model, tmp_path), brief=True, **options) == []
 
@@ -227,7 +227,7 @@ def test_no_block_needs_another_binary(eager: bool, num_ranks: int, tmp_path: Pa
     assert new_variants(write_demo("deploy/models/demo-diffusion", tmp_path), **options) == []
 
 
-# Sabotages: each has to be found.
+# Sabotages: each must be detected.
 
 
 def leave_out(kind: str) -> Callable[[pytest.MonkeyPatch], None]:
@@ -264,7 +264,8 @@ def specialize_on_numbers(patch: pytest.MonkeyPatch) -> None:
 
 
 def specialize_on_places(patch: pytest.MonkeyPatch) -> None:
-    """Of arrays: those of prompts begin behind the ones of rows of one token."""
+    """Specializes kernels on the offsets of prompts in arrays, which come after rows of one
+    token."""
     kernel = triton_kernel._attention_kernel
     for parameter in kernel.params:
         patch.setitem(parameter.__dict__, "do_not_specialize_on_alignment", False)

@@ -102,7 +102,7 @@ def test_template_changes_nothing_of_chats_without_functions(
             assert new == plain
 
 
-def test_a_thought_is_opened_where_asked_for(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_reasoning_is_opened_if_requested(tokenizer: PreTrainedTokenizerFast) -> None:
     taught = [c for c in islice(tool_conversations(Random(2)), 400) if c.thought is not None]
     assert len(taught) > 10
     for conversation in taught:
@@ -154,7 +154,7 @@ def test_the_router_finds_calls_and_thoughts(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["demo", "demo-draft"])
-def test_the_demo_is_told_of_functions(name: str) -> None:
+def test_the_demo_template_renders_functions(name: str) -> None:
     """Markers of calls and thoughts are tokens of the committed checkpoints, too."""
     loaded = load_tokenizer(str(MODELS / name))
     assert dialect_of(loaded).thought_tokens is not None

@@ -122,7 +122,7 @@ def test_a_run_that_is_cut_off_leaves_what_it_has(
     assert list(json.loads((tmp_path / "gpu.json").read_text())["steps"]) == ["first"]
 
 
-def test_a_report_tells_no_folder_of_its_machine(tmp_path: Path) -> None:
+def test_a_report_has_no_folder_of_its_machine(tmp_path: Path) -> None:
     steps = gpu.make_steps(sys.executable, tmp_path, None)
     for command in (gpu.as_typed(step.command) for step in steps):
         assert command.startswith("python -m ")

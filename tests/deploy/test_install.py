@@ -67,7 +67,7 @@ def test_no_setting_of_this_machine_takes_part(monkeypatch: pytest.MonkeyPatch) 
     assert seen["HOME"] == "/a/home"
 
 
-def test_an_index_that_does_not_answer_is_told_from_one_that_has_not(
+def test_an_unreachable_index_differs_from_a_missing_distribution(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")  # nothing listens there

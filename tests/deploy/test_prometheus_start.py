@@ -47,7 +47,7 @@ def test_a_503_is_waited_out(process: subprocess.Popen[bytes]) -> None:
     assert StartingPrometheus.num_requests == 3
 
 
-def test_one_that_ends_or_never_gets_ready_is_told(process: subprocess.Popen[bytes]) -> None:
+def test_one_that_ends_or_never_gets_ready_is_reported(process: subprocess.Popen[bytes]) -> None:
     with pytest.raises(AssertionError, match="not ready: ConnectError"):
         wait_until_ready("http://127.0.0.1:9", process, 0.0)
     process.kill()

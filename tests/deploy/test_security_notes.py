@@ -14,7 +14,7 @@ from tests.support.paths import ROOT
 
 TEXT = (ROOT / "SECURITY.md").read_text()
 OTHER_COMMANDS = {"--help", "--build", "--model", "--no-deps"}
-"""Flags of README that are not those of `rayfleet serve`."""
+"""Flags in README that do not belong to `rayfleet serve`."""
 
 
 def test_the_readme_leads_there() -> None:

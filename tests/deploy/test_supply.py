@@ -144,7 +144,7 @@ def report(vulns: str, pairs: str = "pairs", key: str = "vulns") -> str:
     )
 
 
-def test_vulnerabilities_are_told(tmp_path: Path) -> None:
+def test_vulnerabilities_are_reported(tmp_path: Path) -> None:
     assert audit_with(tmp_path, report(f"[{VULNERABLE}] if canary else []")) == []
     found = audit_with(tmp_path, report(f"[{VULNERABLE}] if canary or n == 'torch' else []"))
     assert found == ["torch 2.13.0: GHSA-1, fixed in 2.0"]

@@ -25,9 +25,9 @@ OWN_RAY = (
     "test_whole_experts.py",
 )
 SCALES = "test_autoscaling.py"
-"""It wants as many workers of the second model as there may be; others want one."""
+"""Its tests need the maximum number of workers of the second model; others need one."""
 LAST = "test_proxy_loss.py"
-"""It kills the common fleet, whose idle processes would slow down all that comes after it."""
+"""Its tests kill the common fleet, whose idle processes would slow down all later tests."""
 
 
 def _place(item: pytest.Item) -> int:

@@ -1,7 +1,8 @@
-"""Workers come with the load and go with it, from none to three and back; nobody notices.
+"""Workers are added and removed with the load, from none to three and back, without failed
+requests.
 
-How many there are for how much load, and that their number does not waver, is for
-`tests/cluster/autoscaling`: on a busy machine the load itself wavers.
+The number of workers for a load, and its stability, are tested in `tests/cluster/autoscaling`: on a
+busy machine, the load itself fluctuates.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ READY = re.compile(rf'^rayfleet_workers{{.*model_name="{ELASTIC}".*state="ready"
 
 
 class Load:
-    """Clients that ask again after a pause; as many of them as `active`."""
+    """Closed-loop clients with pauses, `active` of them at a time."""
 
     def __init__(self, fleet: RunningFleet) -> None:
         self.active = 0
         self.pause_s = 0.0
         self.workers: dict[str, int] = {}
-        """Answers by worker."""
+        """Number of answers by worker."""
         self.failures: list[str] = []
         self._fleet = fleet
         self._ended = threading.Event()
@@ -76,7 +77,7 @@ class Load:
 
 
 class Watch:
-    """Looks at how many workers the model has, until one of the numbers is seen."""
+    """Polls the number of the model's workers until one of the numbers is seen."""
 
     def __init__(self, fleet: RunningFleet) -> None:
         self.counts: list[int] = []
@@ -96,7 +97,7 @@ class Watch:
         return [level for level, _ in groupby(self.counts)]
 
     def target(self) -> float:
-        """What the policy decided, as a gateway tells it."""
+        """Target decided by the policy, as reported by a gateway."""
         [count] = WANTED.findall(self._http.get("/metrics").text)
         return float(count)
 
@@ -107,7 +108,7 @@ class Watch:
 
 @pytest.fixture
 def elastic(fleet: RunningFleet) -> Iterator[RunningFleet]:
-    """The fleet; other tests count its processes, so this model's are gone afterwards."""
+    """The fleet; on exit, the model's processes have ended, since other tests count processes."""
     yield fleet
     wait_gone(fleet)
 
@@ -133,17 +134,18 @@ def test_workers_follow_the_load_and_no_request_fails(elastic: RunningFleet) -> 
 
 
 def assert_none_starts(fleet: RunningFleet) -> None:
-    """Serve remembers past requests, and would start a worker for them within half a second."""
+    """Checks that no worker is started for past requests, which would happen within half a
+    second."""
     for _ in range(20):
         assert len(fleet.fronts()) == 2, "a worker was started for nobody"
         time.sleep(0.1)
 
 
 def wait_gone(fleet: RunningFleet) -> None:
-    """Until the elastic model has no process left."""
+    """Waits until the elastic model has no processes."""
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
         if len(fleet.fronts()) == 2:
             return
         time.sleep(0.1)
-    pytest.fail("a worker that was let go still runs")
+    pytest.fail("a removed worker is still running")

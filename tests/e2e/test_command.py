@@ -1,4 +1,4 @@
-"""The command itself: what it says when it cannot serve, and what it leaves behind."""
+"""The command itself: its errors, and what it leaves behind."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_mistakes_cost_no_start(tmp_path: Path) -> None:
 
 
 def test_only_the_endpoint_and_token_guarded_ports_listen(fleet: RunningFleet) -> None:
-    """Off loopback listen Serve's gRPC servers alone, which demand Ray's token."""
+    """Besides loopback, only Serve's gRPC servers listen, which require Ray's token."""
     pids = set(fleet.processes())
     inodes = {
         inode
@@ -65,7 +65,8 @@ def test_the_key_is_demanded(fleet: RunningFleet) -> None:
 
 @pytest.mark.parametrize("secret", [API_KEY, ADMIN_KEY], ids=["api", "admin"])
 def test_a_key_is_nowhere_to_be_seen(fleet: RunningFleet, secret: str) -> None:
-    """Not on the process list, not in what processes inherit, not in files that others may read."""
+    """Neither in the process list, nor in inherited environments, nor in files that others may
+    read."""
     key = secret.encode()
     session_folders = set()
     for pid in fleet.processes():
@@ -73,7 +74,7 @@ def test_a_key_is_nowhere_to_be_seen(fleet: RunningFleet, secret: str) -> None:
         command_line = process.joinpath("cmdline").read_bytes()
         assert key not in command_line
         session_folders |= set(re.findall(rb"--session_dir=([^\0]+)", command_line))
-        if pid != fleet.process.pid:  # its own cannot be changed, and is its user's alone
+        if pid != fleet.process.pid:  # its own environment is unchangeable, and private to its user
             assert key not in process.joinpath("environ").read_bytes(), command_line
     (folder,) = session_folders
     files = [path for path in Path(folder.decode()).rglob("*") if path.is_file()]
@@ -82,7 +83,7 @@ def test_a_key_is_nowhere_to_be_seen(fleet: RunningFleet, secret: str) -> None:
 
 
 def test_nobody_else_can_write_to_what_a_fleet_uses(fleet: RunningFleet) -> None:
-    """Ray makes folders and sockets that all may write to: none is where others get to."""
+    """Ray creates world-writable folders and sockets, which must be in a private folder."""
     used = set()
     for pid in fleet.processes():
         command_line = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -124,7 +125,7 @@ def _socket_inode(fd: Path) -> str | None:
 
 
 def _open_files(pid: int) -> Iterator[Path]:
-    """Files that a process has open to write, and the paths of its Unix sockets."""
+    """Files that a process has open for writing, and paths of its Unix sockets."""
     sockets = {}
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
         row = line.split(maxsplit=7)
@@ -142,10 +143,10 @@ def _open_files(pid: int) -> Iterator[Path]:
 
 
 def _others_may_write(path: Path) -> bool:
-    """Whether a user who is neither the owner nor of its group gets there, and may change it."""
+    """Whether other users can reach and change a file."""
     try:
         status = path.stat()
-    except OSError:  # gone, or it never had a name
+    except OSError:  # gone, or never had a path
         return False
     if stat.S_ISCHR(status.st_mode) or not status.st_mode & stat.S_IWOTH:
         return False

@@ -1,7 +1,7 @@
-"""A whole application that is told to go finishes the streams it has.
+"""An application that is deleted finishes its streams.
 
-Beside that of all tests, on the same Ray cluster and behind the same HAProxy. The real gateway and
-worker front under Ray Serve; their engine is a paced worker.
+It runs beside the fleet of all tests, on the same Ray cluster and behind the same HAProxy, with the
+real gateway and worker frontend under Ray Serve, and a paced worker as the engine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STEP_S = 0.02
 def test_streams_outlive_the_end_of_the_application(
     fleet: RunningFleet, tiny_chat_model: Path
 ) -> None:
-    """Each worker's silent call is all that Serve sees of its streams: it must hold the worker."""
+    """Serve only sees each worker's silent call, which must keep the worker running."""
     address, environment = fleet.ray()
     done = subprocess.run(
         [
@@ -51,7 +51,7 @@ def test_streams_outlive_the_end_of_the_application(
 
 
 class _Streams:
-    """Streamed completions at the same time, each read on a thread of its own."""
+    """Concurrent streamed completions, each read in its own thread."""
 
     def __init__(self, base_url: str, model: str) -> None:
         self.tokens = [0] * NUM_STREAMS
@@ -91,7 +91,7 @@ class _Streams:
 
 
 def main(address: str, base_url: str, model: str) -> None:
-    """Serves a worker, deletes the application amid streams, tells what came of them."""
+    """Serves a worker, deletes the application during streams, and prints their outcome."""
     from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig
     from cluster.local_ray import join_ray
     from worker.config import EngineConfig
@@ -103,7 +103,7 @@ def main(address: str, base_url: str, model: str) -> None:
     from deploy.benchmarks.routing.paced import run_steady
     from deploy.benchmarks.routing.paced_group import build_paced
 
-    cloudpickle.register_pickle_by_value(routing)  # the fleet is that of the wheel
+    cloudpickle.register_pickle_by_value(routing)  # the fleet runs from the wheel
     fleet = FleetConfig(served_model_name="paced")
     engine = EngineConfig.of(model=model, device="cpu")
     config = ServeConfig(endpoint=EndpointConfig(), models=(ModelSpec(fleet=fleet, engine=engine),))
@@ -134,7 +134,7 @@ def main(address: str, base_url: str, model: str) -> None:
 
 
 def _links() -> dict[str, int]:
-    """How many connections each attach socket of this fleet has, beside the listening one."""
+    """Number of connections of each attach socket of this fleet, without the listening one."""
     directory = os.environ["RAYFLEET_RUNTIME_DIRECTORY"]
     counts: dict[str, int] = {}
     for line in Path("/proc/net/unix").read_text().splitlines():

@@ -1,4 +1,4 @@
-"""What clients see when ranks are killed and when they go away themselves."""
+"""Effects of killed ranks and of disconnecting clients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NUM_STREAMS = 12 if IS_LONG else 8
 
 
 class Stream:
-    """One long streamed completion, read on a thread of its own."""
+    """A long streamed completion, read in its own thread."""
 
     def __init__(
         self, fleet: RunningFleet, prompt: str, num_tokens: int = NUM_TOKENS, **fields: object
@@ -54,7 +54,7 @@ class Stream:
             ):
                 self.worker = response.headers.get("x-rayfleet-worker", "")
                 rest = ""
-                for text in response.iter_text():  # httpx's lines end at U+0085 and the like, too
+                for text in response.iter_text():  # httpx splits lines at U+0085, too
                     *lines, rest = (rest + text).split("\n")
                     for line in lines:
                         if line.startswith("data: "):
@@ -79,7 +79,7 @@ class Stream:
 
 
 def gauge(fleet: RunningFleet, name: str, label: str = "") -> float:
-    """Sum of a metric's series, over the workers or gateways, that have this label."""
+    """Sum of a metric over the series with this label."""
     with fleet.http as http:
         text = http.get("/metrics").text
     values = re.findall(rf"^{name}(?:{{[^}}]*{label}[^}}]*}})? (\S+)$", text, re.MULTILINE)
@@ -88,7 +88,7 @@ def gauge(fleet: RunningFleet, name: str, label: str = "") -> float:
 
 
 def start_streams(fleet: RunningFleet) -> list[Stream]:
-    """Greedy and seeded ones by turns, all begun."""
+    """Starts greedy and seeded streams in turn; returns when all have started."""
     streams = [
         Stream(fleet, f"{i}: a prompt of its own", temperature=float(i % 2), seed=i)
         for i in range(NUM_STREAMS)
@@ -99,16 +99,14 @@ def start_streams(fleet: RunningFleet) -> list[Stream]:
 
 
 def worker_of_the_last(streams: list[Stream]) -> str:
-    """Who serves the stream that has come the least far: it has the most left to do.
-
-    On a busy machine other streams may be done by now, and all of them may be one worker's.
-    """
+    """Worker of the stream with the fewest tokens, which has the most left to do. On a busy machine
+    other streams may be done by now, and all of them may be on one worker."""
     return min(streams, key=lambda stream: len(stream.events)).worker
 
 
 @pytest.fixture(scope="module")
 def undisturbed(fleet: RunningFleet) -> list[list[int]]:
-    """Tokens of the same streams where nothing happens to their workers."""
+    """Tokens of the same streams without failures."""
     streams = start_streams(fleet)
     for stream in streams:
         stream.wait()
@@ -129,7 +127,7 @@ def test_a_client_that_goes_away_frees_its_pages(fleet: RunningFleet) -> None:
         response = stack.enter_context(
             http.stream("POST", "/v1/completions", json={**body, "stream": True})
         )
-        lines = response.iter_lines()  # the response is closed with this iterator
+        lines = response.iter_lines()  # closing this iterator closes the response
         next(lines)
         wait_until(lambda: gauge(fleet, "rayfleet_num_requests_running") == 1)
     wait_until(lambda: gauge(fleet, "rayfleet_num_requests_running") == 0)
@@ -165,7 +163,8 @@ def test_a_client_that_stops_waiting_frees_its_pages(fleet: RunningFleet) -> Non
 def test_streams_of_a_lost_rank_group_continue_at_the_other_worker(
     fleet: RunningFleet, undisturbed: list[list[int]], process: str, sign: signal.Signals
 ) -> None:
-    """A stopped rank ends nothing by itself: its step has no result, which takes a while to see."""
+    """A stopped rank closes no connection: its step has no result, which takes a while to
+    detect."""
     pids = {worker: find(fleet, worker, process) for worker in fleet.index_blocks()}
     num_moved = gauge(fleet, "rayfleet_resubmissions_total")
     streams = start_streams(fleet)
@@ -179,7 +178,7 @@ def test_streams_of_a_lost_rank_group_continue_at_the_other_worker(
     assert gauge(fleet, "rayfleet_resubmissions_total") > num_moved
     wait_until(lambda: before not in fleet.processes())
     wait_until(lambda: fleet.index_blocks().get(victim) == 0)
-    # A rank that was not killed itself may take a while to end: it is found beside the new one.
+    # A rank that was not killed itself may take a while to end, so it exists beside the new one.
     wait_until(lambda: find(fleet, victim, process) - {before})
     wait_until(lambda: serves(fleet, victim))
     assert fleet.index_blocks()[victim] > 0
@@ -195,7 +194,7 @@ def test_streams_of_a_lost_rank_group_continue_at_the_other_worker(
 def test_streams_of_a_lost_worker_continue_at_the_other(
     fleet: RunningFleet, undisturbed: list[list[int]], sign: signal.Signals
 ) -> None:
-    """A stopped process breaks no stream: only its silence tells, until it is killed."""
+    """A stopped process closes no connection: it is detected by missing heartbeats, and killed."""
     before = set(fleet.index_blocks())
     num_moved = gauge(fleet, "rayfleet_resubmissions_total")
     pids = {worker: fleet.front(worker) for worker in before}
@@ -212,7 +211,7 @@ def test_streams_of_a_lost_worker_continue_at_the_other(
 
 
 def find(fleet: RunningFleet, worker: str, process: str) -> set[int]:
-    """Process ids of what is to be killed, or of what has taken its place."""
+    """Process ids of the target, or of its replacement."""
     pids = fleet.ranks(worker, int(process[-1]))
     if not process.startswith("step"):
         return pids
@@ -224,7 +223,7 @@ def find(fleet: RunningFleet, worker: str, process: str) -> set[int]:
 
 
 def serves(fleet: RunningFleet, worker: str) -> bool:
-    """Whether some of a few requests at the same time go to `worker`."""
+    """Whether some of a few concurrent requests are routed to `worker`."""
     streams = [Stream(fleet, f"{time.monotonic_ns()} {i}", num_tokens=20) for i in range(6)]
     for stream in streams:
         stream.wait()

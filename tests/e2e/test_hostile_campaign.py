@@ -1,4 +1,4 @@
-"""The campaign of `make check-hostile` finds what it looks for: each of its verdicts can fail."""
+"""The campaign of `make check-hostile` detects what it checks for: each of its checks can fail."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def failing(checks: Sequence[Check]) -> set[str]:
     return {check.name for check in checks if not check.holds}
 
 
-# ---- what is drawn
+# ---- generated requests
 
 
 def test_a_seed_draws_the_same_and_another_something_else() -> None:
@@ -81,7 +81,7 @@ def test_heavy_bodies_are_as_large_as_bodies_may_be() -> None:
     assert all(0.99 * MAX_VALUES < number <= MAX_VALUES for number in values.values()), values
 
 
-# ---- what counts as an answer
+# ---- responses
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_raw_request_is_answered_or_ended(
 
 @asynccontextmanager
 async def server(answer: bytes, *, reads_to_end: bool = False) -> AsyncIterator[int]:
-    """Answers what it is sent first, and closes; its port."""
+    """Server that sends these bytes and closes the connection; yields its port."""
 
     async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await (reader.read() if reads_to_end else reader.read(4096))
@@ -238,7 +238,7 @@ def test_processes_are_known_by_their_command_lines(command: str, kind: str) -> 
     assert kind_of(command) == kind
 
 
-# ---- verdicts
+# ---- checks
 
 
 def test_requests_hold_only_where_nothing_is_wrong() -> None:

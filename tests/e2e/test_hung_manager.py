@@ -16,7 +16,8 @@ from tests.support.fleet.running_fleet import start_fleet, stop_fleet
 @pytest.mark.long
 @pytest.mark.skipif(not has_haproxy(), reason="HAProxy's wheel is not installed")
 def test_a_manager_that_hangs_during_the_start_is_replaced(tmp_path: Path) -> None:
-    """As soon as it exists, so that it is never ready; Serve's own limits would end the start."""
+    """Hangs as soon as it exists, so that it is never ready; Serve's own timeouts would fail the
+    start."""
     fleet = start_fleet(tmp_path)
     try:
         managers = Victims(fleet.processes)

@@ -1,8 +1,8 @@
-"""Nobody starts a Serve deployment anew: what heals has to come up by itself, what does not ends.
+"""A Serve deployment recovers from transient problems at startup, and fails on permanent ones.
 
-As KubeRay runs it: the application is applied once, by `build_app`. One Ray for all cases: the
-folder of one model is not there yet, a rank of another is killed while it starts, the checkpoint
-of a third is of a kind that we cannot run.
+As under KubeRay, the application is applied once, by `build_app`. One Ray cluster for all cases:
+the folder of one model does not exist yet, a rank of another is killed during its start, the
+checkpoint of a third is unsupported.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OPTIONS = {"device": "cpu", "kv_cache_tokens": 2048, "cpu_threads": 1}
 
 
 class Applications:
-    """What the process that runs them tells."""
+    """State reported by the process that runs the applications."""
 
     def __init__(self, process: subprocess.Popen[bytes], message: TextIO) -> None:
         self._process = process
@@ -43,27 +43,27 @@ class Applications:
         self.state: dict[str, Any] = {}
 
     def close(self) -> None:
-        """Of what it tells."""
+        """Ends the process."""
         self._messages.close()
 
     def status(self, name: str) -> str:
-        """Of an application."""
+        """Status of an application."""
         return str(self.state["applications"].get(name, [""])[0])
 
     def attempts(self, what: str) -> list[int]:
-        """Tries that have failed of each replica that waits for another one."""
+        """Number of failed attempts of each replica that waits to be retried."""
         return [attempts for name, attempts, _ in self.state["waiting"] if name == what]
 
     def is_reported(self, what: str, reason: str) -> bool:
-        """Whether that is why one of them waits."""
+        """Whether a replica reports that as the reason for waiting."""
         return any(name == what and reason in message for name, _, message in self.state["waiting"])
 
     def ranks(self) -> list[int]:
-        """Process ids of all first ranks."""
+        """Process ids of all ranks 0."""
         return [pid for pid in self._processes() if _title(pid).startswith(b"ray::Rank0:")]
 
     def until(self, condition: Callable[[], bool], *, fails: str = "") -> None:
-        """Waits for it; no longer than until the application `fails` has failed for good."""
+        """Waits until a condition holds, or the application `fails` has failed permanently."""
         deadline = time.monotonic() + DEADLINE_S
         while time.monotonic() < deadline:
             line = self._messages.readline()
@@ -76,7 +76,7 @@ class Applications:
         pytest.fail(f"still {self.state} after {DEADLINE_S:.0f} s")
 
     def kill_a_starting_rank(self) -> None:
-        """Kills the first one that there is, as soon as it is there."""
+        """Kills the first rank as soon as there is one."""
         deadline = time.monotonic() + DEADLINE_S
         while not (pids := self.ranks()):
             assert time.monotonic() < deadline, "no rank was started"
@@ -145,7 +145,7 @@ def test_what_heals_serves_without_a_human_and_what_does_not_fails_with_the_reas
         ) as message,
     ):
         message.until(lambda: bool(message.state["applications"]))
-        # The folder of the late model is not there: none but the fragile one's rank can start.
+        # The folder of the late model does not exist, so only the fragile one's rank can start.
         message.kill_a_starting_rank()
         message.until(lambda: bool(message.attempts(FRAGILE)), fails="rayfleet")
         assert message.is_reported(FRAGILE, "exited without an error")
@@ -162,7 +162,7 @@ def test_what_heals_serves_without_a_human_and_what_does_not_fails_with_the_reas
         shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         assert f"{late} does not exist" in shown.stdout
 
-        # As a mount point comes, and a copy into it: empty, then file by file, the weights last.
+        # Like a mount point, and a copy into it: empty, then file by file, weights last.
         late.mkdir()
         message.until(lambda: message.is_reported(LATE, "has no config.json"), fails="rayfleet")
         shutil.copy(demo / "config.json", late)
@@ -185,12 +185,12 @@ def test_what_heals_serves_without_a_human_and_what_does_not_fails_with_the_reas
         message.until(lambda: message.status(HOPELESS) == "DEPLOY_FAILED")
         assert "NoSuchLM" in message.state["applications"][HOPELESS][1]
 
-        # The endpoint was an argument: no process has a variable that names it.
+        # The endpoint was an argument: no process has a variable with it.
         message.until(lambda: {"gateway", "worker"} <= traced_processes(traces))
 
 
 def traced_processes(bodies: list[bytes]) -> set[str]:
-    """Kinds of the processes that have sent spans."""
+    """Kinds of processes that have sent spans."""
     requests = [ExportTraceServiceRequest.FromString(body) for body in bodies]
     return {
         attribute.value.string_value.split()[0]

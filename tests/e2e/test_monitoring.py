@@ -1,4 +1,4 @@
-"""Dashboards and alert rules against a fleet that is under load."""
+"""Dashboards and alert rules against a fleet under load."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from tests.support.fleet.running_fleet import API_KEY, MODEL, RunningFleet, wait
 NUM_REQUESTS = 12
 START_S = 600.0
 ANSWER_S = 60.0
-"""Prometheus starts within a second where nothing else runs."""
+"""Timeout in seconds; Prometheus starts within a second on an idle machine."""
 
 
 def put_under_load(fleet: RunningFleet) -> None:
-    """Streamed and whole responses, with every class of SLO and none."""
+    """Sends requests with and without streaming, of every SLO class and none."""
 
     def complete(number: int) -> int:
         body = {
@@ -62,7 +62,7 @@ def loaded(fleet: RunningFleet) -> RunningFleet:
 
 @pytest.fixture(scope="module")
 def scrape(loaded: RunningFleet) -> str:
-    """Told while no process came or went: other tests had workers started, killed and replaced."""
+    """Metrics scraped while no process started or ended, since other tests replace workers."""
 
     def of_the_same_processes() -> bool:
         nonlocal text
@@ -80,12 +80,12 @@ def scrape(loaded: RunningFleet) -> str:
 
 
 def replicas(fleet: RunningFleet) -> list[int]:
-    """Process ids of all gateways and workers, as Linux tells them."""
+    """Process ids of all gateways and workers."""
     return sorted(fleet.gateways() + fleet.fronts())
 
 
 def states_of(text: str) -> dict[str, float]:
-    """Processes that told their metrics at a scrape, and those that did not."""
+    """Processes included in a scrape, and those that are missing."""
     return {
         sample.labels["state"]: sample.value
         for family in parse(text)
@@ -100,7 +100,7 @@ def test_every_query_finds_its_series(scrape: str) -> None:
     assert not {where: lacks for where, q in queries.items() if (lacks := missing(q, samples))}
 
 
-def test_one_scrape_tells_of_every_process_once(scrape: str) -> None:
+def test_one_scrape_has_every_process_once(scrape: str) -> None:
     found = {family.name: family.samples for family in parse(scrape)}
     processes = {s.labels["process"].split()[0] for s in found["rayfleet_process_cpu_seconds"]}
     assert processes == {"gateway", "worker"}
@@ -127,7 +127,7 @@ def test_promtool_accepts_the_scrape(scrape: str) -> None:
 
 @contextmanager
 def prometheus(fleet: RunningFleet, folder: Path) -> Iterator[httpx.Client]:
-    """Scrapes the fleet twice a second and evaluates the rules."""
+    """Prometheus that scrapes the fleet twice a second and evaluates the rules."""
     target = urlsplit(fleet.base_url).netloc
     config = folder / "prometheus.yml"
     config.write_text(
@@ -174,7 +174,7 @@ def test_prometheus_answers_every_panel(loaded: RunningFleet, tmp_path: Path) ->
         deadline = time.monotonic() + START_S
 
         def wait_for_scrapes(count: int) -> None:
-            # Of a scrape that takes too long, as on a busy machine, `up` says 0.
+            # After a scrape that takes too long, as on a busy machine, `up` is 0.
             query = f'sum_over_time(up{{job="rayfleet"}}[1m]) >= {count}'
             while not result_of(client, query):
                 assert time.monotonic() < deadline, "Prometheus does not scrape"
@@ -190,7 +190,7 @@ def test_prometheus_answers_every_panel(loaded: RunningFleet, tmp_path: Path) ->
         wait_for_scrapes(1)
         put_under_load(loaded)
         wait_for_scrapes(4)
-        # After a scrape that failed, what is asked for the last value has none until the next.
+        # After a failed scrape, instant queries return nothing until the next one.
         deadline = time.monotonic() + ANSWER_S
         while empty := unanswered():
             assert time.monotonic() < deadline, empty

@@ -1,7 +1,7 @@
-"""Clients do not wait where HAProxy or its manager is killed, and neither outlives the fleet.
+"""Requests continue if HAProxy or its manager is killed, and neither outlives the fleet.
 
 The last of the tests with the common fleet, which it kills in the end. `make check-proxy` kills
-each process five times and tells how long it took.
+each process five times and measures the outages.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tests.support.fleet.proxy_loss import HAPROXY, MANAGER, Probe, Victims, wai
 from tests.support.fleet.running_fleet import API_KEY, MODEL, RunningFleet, parent_of
 
 LOAD = ClientOptions(num_clients=4, num_idle_clients=0, long_output_len=100, pause_s=0.5)
-"""Half a minute of it, while Serve replaces a manager: pauses leave processors to other tests."""
+"""Half a minute of load while Serve replaces a manager; pauses leave processors to other tests."""
 PROBE_S = 0.05
-"""Between two questions, each on a new connection."""
+"""Seconds between requests, each on a new connection."""
 
 pytestmark = pytest.mark.skipif(not has_haproxy(), reason="HAProxy's wheel is not installed")
 
@@ -31,7 +31,8 @@ def load_on(fleet: RunningFleet) -> ClientLoad:
 
 
 def test_killed_haproxy_is_back(fleet: RunningFleet) -> None:
-    """By its guard, not by Serve, which takes 20 s and replaces its manager as well."""
+    """Restarted by its guard, not by Serve, which would take 20 s and replace its manager as
+    well."""
     victims = Victims(fleet.processes)
     [haproxy] = victims.find(HAPROXY)
     guard = parent_of(haproxy)
@@ -58,12 +59,12 @@ def test_no_request_fails_where_the_manager_is_killed(fleet: RunningFleet) -> No
 
 
 def test_a_killed_fleet_leaves_no_process(fleet: RunningFleet) -> None:
-    """HAProxy is nobody's child then: its manager has been killed before."""
+    """HAProxy is an orphan by then, since its manager was killed before."""
     victims = Victims(fleet.processes)
     victims.kill(MANAGER)
     assert len(victims.find(HAPROXY)) == 1
     os.kill(fleet.process.pid, signal.SIGKILL)
-    # Ray's agents look for its head for another minute where a worker has just died.
+    # Ray's agents look for their head for another minute after a worker has died.
     agents = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
     def is_gone() -> bool:

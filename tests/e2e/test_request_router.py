@@ -1,4 +1,4 @@
-"""Our request router in a plain Serve application, beside the fleet of all tests on its cluster."""
+"""The request router in a plain Serve application, beside the fleet of all tests on its cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PATIENT = {
     "RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "60",
     "RAY_SERVE_MAX_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "60",
 }
-"""Serve sends a call elsewhere if the chosen replica does not tell its queue in 0.1 s."""
+"""Serve sends a call elsewhere if the chosen replica does not report its queue length in 0.1 s."""
 
 
 def test_a_serve_application_routes_by_prefix(fleet: RunningFleet) -> None:

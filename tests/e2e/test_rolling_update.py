@@ -32,7 +32,7 @@ NUM_BEFORE = 12
 def test_a_rolling_update_fails_no_request(
     fleet: RunningFleet, tiny_chat_model: Path, installed_demo: Path
 ) -> None:
-    # Two cores are to start eight processes meanwhile: the load leaves them room.
+    # Two cores must start eight processes meanwhile: the load leaves them room.
     options = ClientOptions(num_clients=4, num_idle_clients=2, long_output_len=200, pause_s=0.25)
     headers = {"authorization": f"Bearer {API_KEY}"}
     with ClientLoad(fleet.base_url, options, MODEL, headers) as load:
@@ -50,7 +50,7 @@ def test_a_rolling_update_fails_no_request(
 
 
 def deploy_again(fleet: RunningFleet, model: Path, demo: Path) -> None:
-    """Deploys with one engine option changed, from a process of its own, which joins the fleet."""
+    """Deploys with one changed engine option, from a separate process that joins the fleet."""
     replaced, elastic = models_of(model, demo)
     config = {
         "port": int(fleet.base_url.rpartition(":")[2]),

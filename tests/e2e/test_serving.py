@@ -21,7 +21,7 @@ PLACE = {
     "required": ["place"],
     "additionalProperties": False,
 }
-"""What the function `look` takes."""
+"""Parameters of the function `look`."""
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_structured_outputs_conform(client: OpenAI) -> None:
             )
 
 
-def test_responses_go_on_with_what_is_kept(client: OpenAI) -> None:
+def test_responses_continue_from_stored_ones(client: OpenAI) -> None:
     fields: dict[str, Any] = {
         "model": MODEL,
         "input": "What is 12 + 30?",
@@ -187,7 +187,7 @@ def test_keys_guard_all_but_health(fleet: RunningFleet, path: str, headers: dict
 
 @pytest.mark.parametrize("path", ["/health", "/v1/models"])
 def test_a_request_id_of_any_bytes_is_no_error_of_ours(fleet: RunningFleet, path: str) -> None:
-    """Serve decodes some headers before it asks any route, and so does its proxy."""
+    """Serve decodes some headers before calling a route, and so does its proxy."""
     headers = {
         b"X-Request-Id": b"\xff\xfe",
         b"serve_multiplexed_model_id": b"\x80",

@@ -1,4 +1,4 @@
-"""A benchmark job whose load comes from processes of Ray's, as jobs that are submitted have it."""
+"""A benchmark job with load from Ray processes, as for submitted jobs."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ def test_load_generators_of_ray_send_every_request(
     (stage,) = json.loads((tmp_path / "result.json").read_text())["stages"]
     assert stage["num_client_processes"] == 2
     assert stage["output_lens"] == [4] * 24
-    # Both began at the start that was agreed on, and not one after the other.
+    # Both started at the agreed time, not one after the other.
     assert 1.0 <= stage["duration"] < DEADLINE_S
     assert "<svg" in (tmp_path / "report.html").read_text()

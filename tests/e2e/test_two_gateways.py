@@ -1,4 +1,4 @@
-"""A fleet with two gateways behind HAProxy: what one of them stores and counts holds at both."""
+"""A fleet with two gateways behind HAProxy: stored responses and counters are shared by both."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def is_ready(http: httpx.Client, fleet: RunningFleet) -> bool:
 
 
 def gateways_of(fleet: RunningFleet) -> dict[str, str]:
-    """A response of each gateway that HAProxy sends requests to, by the gateway's id."""
+    """A response of each gateway behind HAProxy, by gateway id."""
     made = {}
     for _ in range(8):
         response = send_request(
@@ -73,19 +73,19 @@ def gateways_of(fleet: RunningFleet) -> dict[str, str]:
 BODY = {"model": MODEL, "input": "hello"}
 END_TOKENS = json.loads((MODELS / "demo" / "generation_config.json").read_text())["eos_token_id"]
 LONG = BODY | {"max_output_tokens": 1500, "logit_bias": {str(token): -100 for token in END_TOKENS}}
-"""Takes longer than all requests of a test: the demo model would end after a sentence."""
+"""Takes longer than all requests of a test: the demo model would stop after a sentence."""
 
 
 @cache
 def client() -> httpx.Client:
-    """One for all requests: each client loads the certificate authorities, in 30 ms of CPU time."""
+    """One shared client: each client loads the certificate authorities, in 30 ms of CPU time."""
     return httpx.Client(timeout=DEADLINE_S)
 
 
 def send_request(
     fleet: RunningFleet, method: str, path: str, key: str = API_KEY, **arguments: object
 ) -> httpx.Response:
-    """A request on a connection of its own, which HAProxy gives to any gateway."""
+    """Sends a request on a new connection, which HAProxy forwards to any gateway."""
     headers = {"authorization": f"Bearer {key}", "connection": "close"}
     url = f"{fleet.base_url}{path}"
     return client().request(method, url, headers=headers, **arguments)  # type: ignore[arg-type]
@@ -122,7 +122,7 @@ def test_limits_of_keys_are_exact_over_gateways(fleet: RunningFleet) -> None:
     assert set(statuses) == {200, 429}
     assert 10 <= statuses.count(200) <= 10 + refilled
     body = LONG | {"background": True}
-    with ThreadPoolExecutor(10) as pool:  # one after another, the first would end before the last
+    with ThreadPoolExecutor(10) as pool:  # concurrently: none has finished
         made = list(
             pool.map(
                 lambda _: send_request(fleet, "POST", "/v1/responses", "three", json=body),

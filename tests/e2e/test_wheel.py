@@ -1,7 +1,5 @@
-"""The built wheel serves by itself: in an environment of its own, far from the source tree.
-
-The fleet of all tests is the wheel's.
-"""
+"""The built wheel serves by itself, in a separate environment outside of the source tree. The fleet
+of all tests runs from the wheel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fleet of one worker whose two ranks hold experts whole, asked over HTTP."""
+"""HTTP requests to a fleet with one worker whose two ranks hold whole experts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUM_NEW = 24
 
 @pytest.mark.long
 def test_greedy_tokens_are_those_of_transformers(tmp_path: Path) -> None:
-    """Of requests at the same time, so that batches are mixed; then of one whose prefix hits."""
+    """First concurrent requests, so that batches are mixed, then one with a prefix hit."""
     model = write_tiny_experts(tmp_path / "experts")
     experts = ("--tensor-parallel-size", "2", "--enable-expert-parallel")
     options = ("--device", "cpu", "--dtype", "float32", "--kv-cache-tokens", "4096")
@@ -41,7 +41,7 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path: Path) -> None:
 
 
 def complete(client: OpenAI, model: str, prompt: list[int]) -> list[int]:
-    """The tokens that follow a prompt."""
+    """Tokens generated after a prompt."""
     answer = client.completions.create(
         model=model,
         prompt=prompt,
@@ -55,7 +55,7 @@ def complete(client: OpenAI, model: str, prompt: list[int]) -> list[int]:
 
 
 def check(model: Qwen3MoeForCausalLM, prompt: list[int], tokens: list[int]) -> None:
-    """Every one is the best after those before it, near ties aside."""
+    """Checks that every token is the best after those before it, except for near ties."""
     assert len(tokens) == NUM_NEW
     with torch.inference_mode():
         logits = model(torch.tensor([prompt + tokens[:-1]])).logits[0, len(prompt) - 1 :]

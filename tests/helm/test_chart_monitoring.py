@@ -68,6 +68,6 @@ def test_links_are_paths_in_the_repository_where_the_runbook_is_not_published(he
     assert "metrics_vllm_names" not in only(objects, "RayService")["spec"]["serveConfigV2"]
 
 
-def test_workers_are_told_to_use_the_names_of_vllm(objects: list[Object]) -> None:
+def test_workers_export_the_names_of_vllm(objects: list[Object]) -> None:
     service = yaml.safe_load(only(objects, "RayService")["spec"]["serveConfigV2"])
     assert service["applications"][0]["args"]["metrics_vllm_names"] is True

@@ -118,7 +118,7 @@ def test_an_operator_without_token_authentication_leaves_ray_closed(
     assert "no authentication token was found" in done.stderr
 
 
-def test_who_wants_no_token_says_so(helm4: Helm) -> None:
+def test_token_authentication_is_disabled_explicitly(helm4: Helm) -> None:
     for _, pod in pod_specs(helm4.template("--set", "rayAuth.enabled=false")):
         for entry in pod["spec"]["containers"][0]["env"]:
             assert entry["name"] != "RAY_AUTH_MODE" or entry["value"] == "disabled"

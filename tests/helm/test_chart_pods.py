@@ -265,7 +265,7 @@ def test_no_volume_of_checkpoints_holds_up_the_head(objects: list[Object]) -> No
             assert folder.startswith("/tmp/" if is_head else mounted["models"] + "/")
 
 
-def test_the_smoke_test_asks_every_model(helm4: Helm, tmp_path: Path) -> None:
+def test_the_smoke_test_queries_every_model(helm4: Helm, tmp_path: Path) -> None:
     """Runs the script of `helm test` against an endpoint."""
     rendered = helm4.template("-f", str(CHART / "values-multi-node.yaml"))
     (container,) = only(rendered, "Pod")["spec"]["containers"]

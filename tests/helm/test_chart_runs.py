@@ -1,6 +1,6 @@
 """The chart's examples serve: their pods run as processes, on real Ray, behind HAProxy.
 
-Whatever of an example wants a GPU, the internet or Redis is changed, and that alone (`Example`).
+Only settings that require a GPU, the internet or Redis are changed (`Example`).
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def chat(base_url: str, model: str) -> Any:
         return json.load(response)
 
 
-def test_the_dashboard_wants_the_token(release: Release) -> None:
+def test_the_dashboard_requires_the_token(release: Release) -> None:
     with pytest.raises(OSError, match=r"401|403"):
         release.cluster.operator("GET", APPLICATIONS, token=None)
 

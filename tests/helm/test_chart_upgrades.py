@@ -32,7 +32,7 @@ def budgets(objects: list[Object]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_every_budget_lets_a_pod_go(helm4: Helm, example: str) -> None:
+def test_every_budget_allows_an_eviction(helm4: Helm, example: str) -> None:
     """A RayCluster has no scale: maxUnavailable and percentages would block every eviction."""
     objects = helm4.template("-f", str(CHART / example))
     groups = only(objects, "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]

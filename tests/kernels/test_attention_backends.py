@@ -80,7 +80,7 @@ LIBRARIES: dict[str, AttentionBackend] = {
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_libraries_are_told_the_rows(name: str) -> None:
+def test_libraries_receive_the_rows(name: str) -> None:
     library = LIBRARIES[name]
     case = make_paged(SEQ_LENS, num_kv_heads=2, head_dim=32, page_size=16)
     fused = torch.randn(sum(QUERY_LENS), 6 * 32 + 7)

@@ -84,7 +84,7 @@ def test_errors_are_those_of_the_activations_format(
     bound = rounding @ weight.abs().T + 2**-7 * expected.abs() + 1e-6
     assert actual.shape == expected.shape
     assert bool(((actual - expected).abs() <= bound).all())
-    # Most errors cancel each other.
+    # Errors largely cancel each other.
     error = (actual - expected)[4:].norm() / (expected - bias.double())[4:].norm()
     assert error < 0.04
 

@@ -71,7 +71,7 @@ def test_rows_of_one_position_do_not_see_each_other() -> None:
             assert torch.equal(mine[0], all_rows[row])
 
 
-def test_the_convolution_goes_on_where_it_was_cut() -> None:
+def test_the_convolution_continues_where_it_was_cut() -> None:
     torch.manual_seed(0)
     inputs, weight = torch.randn(3 + 20, 5), torch.randn(5, 4)
     whole = causal_convolution(inputs, weight)

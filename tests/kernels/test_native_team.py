@@ -92,7 +92,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> str:
     return done.stdout
 
 
-def test_each_item_is_done_once_before_anybody_goes_on(output: str) -> None:
+def test_each_item_is_done_once_before_any_thread_continues(output: str) -> None:
     assert "not done once" not in output
 
 

@@ -68,11 +68,11 @@ def test_every_kernel_compiles(capability: int) -> None:
             attention(128, torch.bfloat16)
             attention(64 if capability == 90 else 256, torch.float32)
         else:
-            # Of other codes, tests/cuda/test_binaries.py compiles products.
+            # Products with other codes are compiled by tests/cuda/test_binaries.py.
             quantized_products(torch.bfloat16, (2,), codes=("e4m3",), with_extras=False)
-            # As a test below has it, for which what it compiles is kept.
+            # Like a test below, which reuses the binaries.
             attention(HEAD_DIM, torch.bfloat16, window=100, cap=50.0)
-        # These take little shared memory, by which the generation between the others differs.
+        # These use little shared memory, which is where this generation differs from the others.
         if capability != 89:
             draw(2, torch.Tensor.clone)
             prepare(2, torch.Tensor.clone)
@@ -103,8 +103,8 @@ def test_linear_attention_with_wide_values_compiles(capability: int) -> None:
 
 
 def test_a_hidden_score_s_product_is_exact() -> None:
-    """Fused with a difference it is not rounded, and would else be far from its own maximum: no
-    number came of a query that sees nothing of a split. The interpreter fuses nothing."""
+    """Without fusing: a rounded maximum would differ from the product fused with a difference, and
+    yield NaN for a query that attends to nothing in a split. The interpreter never fuses."""
     assert math.frexp(triton_kernel._HIDDEN.value)[0] == -0.5
 
 
@@ -139,8 +139,8 @@ def test_attention_of_the_widest_heads_compiles(capability: int, dtype: torch.dt
     "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.long)], ids=str
 )
 def test_attention_to_latents_compiles(capability: int, dtype: torch.dtype) -> None:
-    """Of DeepSeek's size: one binary for preparations, one for decodes, one for extends of any
-    number."""
+    """With DeepSeek's sizes: one binary for preparations, one for decodes, one for extends of any
+    number of queries."""
     with compiling_for(capability) as compiled, registry.using("triton"):
         for number in (1, 3):
             lens = [number * 160 + row for row in range(number)]
@@ -158,7 +158,7 @@ def test_attention_to_latents_compiles(capability: int, dtype: torch.dtype) -> N
             )
     assert len({(binary.kernel, binary.key) for binary in compiled}) == 3
     assert all(binary.shared_bytes <= SHARED_LIMITS[capability] for binary in compiled), compiled
-    # Extends hold as much as they can; decodes in bf16, of which many are to be at work, half.
+    # Extends may use the maximum; decodes in bf16, many of which should run concurrently, half.
     usages = {binary.key: binary.usage() for binary in compiled}.values()
     assert sum(usage.spilled_bytes > 0 for usage in usages) <= 1
     assert sum(usage.registers > 168 for usage in usages) <= 1 + (dtype == torch.float32)
@@ -171,8 +171,8 @@ def test_attention_to_latents_compiles(capability: int, dtype: torch.dtype) -> N
     "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.long)], ids=str
 )
 def test_sparse_attention_compiles(capability: int, dtype: torch.dtype) -> None:
-    """Of DeepSeek V3.2's size: one binary each for index keys, scores, and attention, of any number
-    of queries."""
+    """With DeepSeek V3.2's sizes: one binary each for index keys, scores, and attention, for any
+    number of queries."""
     with compiling_for(capability) as compiled, registry.using("triton"):
         sparse_attention(dtype)
     assert len({(binary.kernel, binary.key) for binary in compiled}) == 3
@@ -300,7 +300,7 @@ def test_no_draw_and_no_preparation_needs_another_binary_than_the_first() -> Non
 
 
 def test_experts_need_no_other_binary_for_other_numbers_of_tokens() -> None:
-    """Tiles, both products and the sum: of one token, of an odd number, of a multiple of 16."""
+    """Tiles, both products and the sum for one token, an odd number, and a multiple of 16."""
     experts = make_experts(4, hidden=128, inner=64, dtype=torch.bfloat16)
 
     def launch(number: int) -> None:
@@ -320,7 +320,7 @@ def test_attention_needs_one_binary_per_kernel(
 ) -> None:
     def launch(number: int) -> None:
         lens = [number * 16 + row for row in range(number)]
-        # As above, of which binaries are kept.
+        # Same as above, so that binaries are reused.
         case = make_paged(lens, num_kv_heads=2, head_dim=HEAD_DIM, dtype=torch.bfloat16, cap=50.0)
         if number % 2:
             unaligned = shifted(torch.tensor(lens, dtype=torch.int32))
@@ -330,5 +330,5 @@ def test_attention_needs_one_binary_per_kernel(
         case.extend(q, [2] * number, window=100, batch_invariant=invariant)
         monkeypatch.undo()
 
-    # Batch-invariant extends are scheduled as decodes, with rows of the page table by index.
+    # Batch-invariant extends are scheduled like decodes, with rows of the page table by index.
     assert len(variants(launch)) == (3 if invariant else 4)

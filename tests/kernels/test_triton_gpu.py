@@ -23,7 +23,7 @@ SHAPES = [
     (40, 1, 128, 64),
     (4, 2, 256, 32),
 ]
-"""Query heads, kv heads, head size, page size."""
+"""Query heads, KV heads, head size, page size."""
 
 
 def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:

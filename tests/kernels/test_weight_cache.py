@@ -20,7 +20,7 @@ import torch
 from kernels.native import WeightMemory, cached_memory
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is told by /proc")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 
 COUNT = 5 << 20
 """Values of four bytes: three pieces, the last one short."""

@@ -202,7 +202,7 @@ async def test_history(agent: Rig) -> None:
     )
 
 
-async def test_an_assistants_text_goes_on(agent: Rig) -> None:
+async def test_an_assistant_message_is_continued(agent: Rig) -> None:
     messages = [*USER, {"role": "assistant", "content": "I say"}]
     await answer(agent, False, messages=messages)
     assert prompt_of(agent).endswith("<|im_start|>assistant\nI say")

@@ -72,7 +72,7 @@ async def test_completion_streams(rig, events):
     assert (last["choices"], last["object"]) == ([], "text_completion")
 
 
-async def test_continuous_usage_is_in_every_chunk_where_usage_is_asked_for(rig, events):
+async def test_continuous_usage_is_in_every_chunk_if_requested(rig, events):
     await rig.start()
     options = {"include_usage": True, "continuous_usage_stats": True}
     chunks = events(await rig.chat(stream=True, n=2, stream_options=options))
@@ -401,7 +401,7 @@ async def test_api_keys(rig):
         assert (await rig.client.get(path)).status_code == 200
 
 
-async def test_why_nothing_is_ready_is_told_to_holders_of_a_key(rig):
+async def test_holders_of_a_key_see_why_nothing_is_ready(rig):
     """Reasons contain folders, repositories and processes; probes only need the status."""
     for worker in rig.workers:
         worker.ready = False

@@ -160,7 +160,7 @@ def test_a_contradiction_further_on_is_reported_in_the_stream(
     [error] = errors(response)
     assert (error["code"], error["type"]) == (400, "invalid_request_error")
     metrics = served.post({"prompt": "hi", "max_tokens": 1})
-    assert metrics.status_code == 200, "the engine goes on"
+    assert metrics.status_code == 200, "the engine continues"
 
 
 grammars = st.sampled_from(

@@ -60,7 +60,7 @@ async def test_a_stream_begins_before_it_is_known_what_comes(rig):
     assert PREFIX + "ttft-ms" not in headers
 
 
-async def test_clients_are_shown_nothing_unless_asked_for(rig, tmp_path):
+async def test_without_the_option_there_are_no_headers(rig, tmp_path):
     await rig.start(models=routes(rig, decision_log=str(tmp_path)))
     headers = (await rig.complete(TEXT)).headers
     assert [name for name in headers if name.startswith(PREFIX)] == [PREFIX + "worker"]
@@ -162,7 +162,7 @@ def test_nobody_else_may_read_the_log(tmp_path):
     assert elsewhere.read_text() == "mine"
 
 
-def test_the_log_is_bounded_and_goes_on(tmp_path):
+def test_the_log_is_bounded_and_continues(tmp_path):
     """The previous file is half of it; each record has a limited number of hashes."""
     max_bytes = 40_000
     lines = [decided(np.arange(n, n + 20, dtype=np.uint64)) for n in range(1000)]

@@ -49,7 +49,7 @@ def test_a_field_is_known_as_one_thing() -> None:
     assert set(REFUSED) >= CHAT ^ TEXT, "what one route serves, the other refuses"
 
 
-async def test_what_is_not_served_is_refused_by_name(rig: Any) -> None:
+async def test_unsupported_fields_are_named_in_the_error(rig: Any) -> None:
     await rig.start()
     for name, refused in REFUSED.items():
         for call, served in ((rig.chat, CHAT), (rig.complete, TEXT)):

@@ -173,11 +173,11 @@ def test_without_tools_calls_are_text() -> None:
     assert read([text], dialect=dialect) == ("a", call, [])
 
 
-def test_an_answer_that_goes_on_has_no_header() -> None:
+def test_a_continued_answer_has_no_header() -> None:
     assert read(["to be", " or not<|return|>"], is_header=False) == ("", "to be or not", [])
 
 
-def test_arguments_are_told_as_they_are_written() -> None:
+def test_arguments_are_streamed_as_generated() -> None:
     parser = HARMONY.new_parser(
         tools=FORMATS["harmony"], properties=TOOLS, is_thinking=True, single_call=True
     )

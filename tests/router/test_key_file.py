@@ -193,7 +193,7 @@ def test_no_key_is_refused_at_the_start(tmp_path: Path, text: bytes | None, says
         KeyFile(str(file))
 
 
-def test_a_ring_finds_who_asks(tmp_path: Path) -> None:
+def test_a_ring_finds_the_key_of_a_request(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(TWO.format(digest=digest_of(b"sesame").hex()))
     clock = SteppedClock()
     ring = KeyRing(("given", "given"), str(tmp_path / "keys"), clock)

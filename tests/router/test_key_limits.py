@@ -100,7 +100,7 @@ async def test_other_limits_hold_at_once_and_keep_what_is_open() -> None:
     team.use.end_request()
 
 
-async def test_without_limits_nothing_is_told() -> None:
+async def test_without_limits_nothing_is_reported() -> None:
     team = Team()
     assert team.use.headers() == []
     assert await team.begins(1000) == 1000

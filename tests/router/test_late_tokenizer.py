@@ -52,7 +52,7 @@ async def test_it_waits_for_the_folder_and_says_so(
     await gateway.close()
 
 
-async def test_a_person_is_told_at_once(tmp_path: Path) -> None:
+async def test_interactive_starts_fail_immediately(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="does not exist"):
         await gateway_of(tmp_path / "late", 0.0).start()
 

@@ -32,8 +32,8 @@ MAX_RATIO = 2.0 * GROWTH
 MAX_SLICE_S = 0.05
 """Maximum CPU time between two polls of the event loop's sockets, which pauses streams."""
 REFERENCE_S = 0.03
-"""CPU time of `reference()` on an idle core (Xeon with AMX, Python 3.11). What it takes longer,
-everything does: on slower cores, and beside other processes."""
+"""CPU time of `reference()` on an idle core (Xeon with AMX, Python 3.11). If it takes longer,
+limits are scaled accordingly: for slower cores, and beside other processes."""
 FLOOR_S = 0.02
 """CPU time below which a ratio is noise."""
 TRIES = 3

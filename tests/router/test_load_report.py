@@ -55,7 +55,7 @@ def test_work_is_what_the_tokens_that_arrive_cost(traffic: Traffic) -> None:
     assert traffic.meter.read().work < 1e-3
 
 
-def test_what_a_full_fleet_cannot_generate_is_still_asked_for(traffic: Traffic) -> None:
+def test_demand_beyond_the_capacity_is_reported(traffic: Traffic) -> None:
     for _ in range(60):
         traffic.second(4, 4 * OUTPUT)
     carried = traffic.meter.read().work

@@ -50,7 +50,7 @@ async def test_every_field_is_in_it(rig: Any) -> None:
         assert set(schemas[kind.__name__]["properties"]) == {*kind.__struct_fields__, *others}
 
 
-async def test_streams_are_told_without_a_schema(rig: Any) -> None:
+async def test_streams_have_no_schema(rig: Any) -> None:
     paths = (await document_of(rig))["paths"].values()
     answers = [
         operation["responses"]["200"]["content"] for path in paths for operation in path.values()
@@ -96,7 +96,7 @@ async def test_what_it_refuses_is_refused(
     assert response.status_code == (status or 400), response.text
 
 
-async def test_other_methods_are_refused_and_told(rig: Any) -> None:
+async def test_other_methods_are_rejected_with_the_allowed_ones(rig: Any) -> None:
     document = await document_of(rig)
     for path, methods in document["paths"].items():
         response = await rig.client.request("TRACE", path)
@@ -105,7 +105,7 @@ async def test_other_methods_are_refused_and_told(rig: Any) -> None:
         assert allowed - {"head"} == set(methods), path
 
 
-async def test_it_tells_which_routes_ask_for_no_key(rig: Any) -> None:
+async def test_routes_without_a_key_are_marked(rig: Any) -> None:
     await rig.start(api_keys=("secret",))
     key = {"authorization": "Bearer secret"}
     document = (await rig.client.get("/openapi.json", headers=key)).json()

@@ -37,6 +37,7 @@ async def test_the_page_and_its_files_are_open_and_nothing_else_is(rig: Any) -> 
         "/v1/models",
         "/metrics",
         "/load",
+        "/sessions",
         "/openapi.json",
         "/ui",
         "/index.html",
@@ -50,7 +51,7 @@ async def test_the_page_and_its_files_are_open_and_nothing_else_is(rig: Any) -> 
     assert (await rig.client.head("/")).content == b""
 
 
-async def test_browsers_are_told_to_take_nothing_from_elsewhere(rig: Any) -> None:
+async def test_headers_forbid_content_of_other_hosts(rig: Any) -> None:
     await rig.start()
     for path in ("/", "/ui/main.js"):
         headers = (await rig.client.get(path)).headers
@@ -68,7 +69,7 @@ async def test_browsers_are_told_to_take_nothing_from_elsewhere(rig: Any) -> Non
         assert (again.status_code, again.content) == (304, b"")
 
 
-async def test_behind_a_proxy_files_are_asked_beneath_its_path(rig: Any) -> None:
+async def test_behind_a_proxy_files_are_below_its_path(rig: Any) -> None:
     await rig.start(root_path="/llm")
     for path in ("/llm", "/llm/", "/"):
         assert '<base href="/llm/">' in (await rig.client.get(path)).text
@@ -91,7 +92,7 @@ def test_nothing_is_of_another_host_inline_or_read_as_html(name: str) -> None:
         assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=", text)
 
 
-async def test_metrics_that_the_page_and_top_read_are_told(rig: Any) -> None:
+async def test_metrics_that_the_page_and_top_read_are_exported(rig: Any) -> None:
     read = set(re.findall(r'"(rayfleet_\w+)"', SOURCES["metrics.js"]))
     read |= set(re.findall(r'"(rayfleet_\w+)"', Path(fleet_rates.__file__).read_text()))
     assert len(read) > 15

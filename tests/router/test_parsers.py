@@ -77,7 +77,7 @@ def read(parser: OutputParser, parts: Iterable[str]) -> Expected:
     return joined(pieces + parser.end())
 
 
-def test_content_is_told_by_itself_where_nothing_else_can_be_in_it() -> None:
+def test_plain_content_is_recognized() -> None:
     parser = parser_of(FORMATS["hermes"])
     assert parser.content_of("Hi") is None  # reasoning or a call may start
     assert parser.push("Hi") == [Content("Hi")]
@@ -201,7 +201,7 @@ def test_whatever_a_model_writes(
 
 
 @pytest.mark.parametrize("name", sorted(set(FORMATS) - {"pythonic", "olmo3", "harmony"}))
-def test_arguments_are_told_as_they_are_written(name: str) -> None:
+def test_arguments_are_streamed_as_generated(name: str) -> None:
     parser, text = parser_of(FORMATS[name]), STREAMED[name]
     start, end = text.index(CITY), text.index(CITY) + len(CITY)
     pieces = parser.push(text[:start])
@@ -232,7 +232,7 @@ def test_a_text_in_arguments_may_hold_markers() -> None:
         ('{"name": "now", "arguments": {}, "id": 3}\n</tool_', "", [NOW]),
     ],
 )
-def test_what_was_told_stays(text: str, content: str, calls: list[Any]) -> None:
+def test_returned_parts_are_final(text: str, content: str, calls: list[Any]) -> None:
     """Invalid arguments are content; the call before is returned up to them."""
     text = "<tool_call>" + text + ("</tool_call>" if content else "")
     parsed = read(parser_of(FORMATS["hermes"]), text)
@@ -270,7 +270,7 @@ def test_an_object_is_the_same_however_it_comes(value: Any, indent: Any, data: A
     assert closed(valid) == valid
 
 
-def test_what_goes_on_behind_a_call_is_none() -> None:
+def test_a_call_with_text_behind_it_is_text() -> None:
     for name, text in (
         ("llama3_json", '{"name": "now"} is a call'),
         ("hermes", '<tool_call>{"name": "now"}{"a": 1}</tool_call>'),

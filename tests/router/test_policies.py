@@ -120,7 +120,7 @@ def test_adaptive_keeps_to_the_holder_longer_the_busier_the_fleet() -> None:
     assert full > 4 * idle
 
 
-def test_adaptive_lets_what_is_new_settle_where_least_is_asked_for() -> None:
+def test_adaptive_places_new_prefixes_where_the_load_is_lowest() -> None:
     bench = PlayedFleet("adaptive", num_workers=4)
     for second in range(30):
         bench.now = float(second)

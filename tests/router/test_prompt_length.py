@@ -116,7 +116,7 @@ async def test_a_prompt_of_the_longest_tokens_fits(rig: Any) -> None:
 
 
 @pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/completions"])
-async def test_without_workers_the_checkpoint_tells_what_cannot_fit(
+async def test_without_workers_the_checkpoint_limits_prompts(
     rig: Any, checkpoint: Path, tmp_path: Path, route: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scaled to zero: new requests wait for a worker, and may be as long as any."""

@@ -314,7 +314,7 @@ async def test_a_grammar_that_a_worker_has_refused_changes_nothing_again(busy: A
     assert len(busy.submits()) == num_submits, "no worker was asked again"
 
 
-async def test_what_another_time_might_do_is_asked_again(busy: Any) -> None:
+async def test_transient_rejections_are_retried(busy: Any) -> None:
     refuse_grammars(busy, "regex takes longer than 1.5 s to compile", is_final=False)
     for _ in range(2):
         num_submits = len(busy.submits())
@@ -323,7 +323,7 @@ async def test_what_another_time_might_do_is_asked_again(busy: Any) -> None:
         assert len(busy.submits()) > num_submits
 
 
-async def test_a_worker_that_joins_is_asked_itself(busy: Any) -> None:
+async def test_a_rejection_does_not_apply_to_a_new_worker(busy: Any) -> None:
     model = busy.gateway.model("stub")
     grammar = StructuredOutputsParams(regex="(a")
     model.rejected_grammars.add(grammar, "it is broken")

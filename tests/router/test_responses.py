@@ -122,7 +122,7 @@ async def test_order_of_events(agent: Rig) -> None:
 
 
 @pytest.mark.parametrize("stream", STREAMED)
-async def test_a_conversation_goes_on(agent: Rig, stream: bool) -> None:
+async def test_a_conversation_continues(agent: Rig, stream: bool) -> None:
     """By its id, and equally by its items."""
     agent.answer = f"hm\n</think>\n\n{CALLS}"
     first = await answer(
@@ -299,7 +299,7 @@ async def test_background_is_cancelled_and_counts_until_then(rig: Any, tmp_path:
     assert (await rig.client.get(f"{PATH}/{again['id']}", headers=headers)).status_code == 404
 
 
-async def test_a_failure_in_the_background_is_told(rig: Any) -> None:
+async def test_a_failure_in_the_background_is_reported(rig: Any) -> None:
     await rig.start()
     for worker in rig.workers:
         worker.rejection = "this worker is loading"
@@ -317,9 +317,7 @@ async def test_a_length_leaves_it_incomplete(agent: Rig, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", STREAMED)
-async def test_a_conversation_goes_on_behind_a_call_that_was_cut_off(
-    agent: Rig, stream: bool
-) -> None:
+async def test_a_conversation_continues_after_a_truncated_call(agent: Rig, stream: bool) -> None:
     agent.answer = '<tool_call>{"name": "now", "arguments": {"a": 1, "b": "x y z"}}</tool_call>'
     length = len(agent.tokenizer.encode(agent.answer.partition(" y")[0]))
     cut = await answer(agent, stream, tools=TOOLS, max_output_tokens=length)

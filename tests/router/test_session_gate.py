@@ -88,6 +88,37 @@ def test_a_session_waits_until_there_is_room_beside_the_live_ones() -> None:
     assert second.wait_s == pytest.approx(FIRST_LIVE_S + 1.0)
 
 
+def test_the_list_has_waiting_sessions_then_the_largest_and_is_bounded() -> None:
+    desk = Desk("w0")
+    small = desk.run("secret id", 100, 1)
+    desk.run("b", 500, 2)
+    desk.now += 2.0
+    desk.gate.end(small)
+    desk.arrive("c", 400, 3)
+    desk.now += 3.0
+    found = desk.gate.listing(2)
+    assert (found.num_waiting, found.num_live) == (1, 2)
+    waiting, largest = found.sessions
+    assert (waiting.state, waiting.state_s, waiting.worker) == ("waiting", 3.0, "")
+    assert (largest.state, largest.state_s, largest.tokens) == ("running", 0.0, 500)
+    assert (largest.age_s, largest.turns, largest.worker) == (5.0, 1, "w0")
+    idle = desk.gate.listing(10).sessions[2]
+    assert (idle.state, idle.state_s) == ("idle", 3.0)
+    assert "secret" not in str(found)
+    desk.now += MAX_LIVE_S
+    assert [row.tokens for row in desk.gate.listing(10).sessions[1:]] == [500]
+
+
+def test_sub_agents_are_listed_with_the_digest_of_their_session() -> None:
+    desk = Desk("w0")
+    desk.run("a", 100, 1)
+    desk.run("a", 100, 2)
+    desk.run("", 100, 3)
+    digests = [row.session for row in desk.gate.listing(10).sessions]
+    assert len(digests) == 3
+    assert len(set(digests)) == 2
+
+
 def test_a_live_session_passes_those_that_wait() -> None:
     desk = Desk("w0")
     desk.gate.end(desk.run("a", 600, 1))
@@ -118,7 +149,7 @@ def test_a_sub_agent_has_the_age_of_its_session() -> None:
     assert desk.gate.admit() == [child, young]
 
 
-def test_without_an_id_the_prompt_tells_the_session() -> None:
+def test_without_an_id_the_prompt_identifies_the_session() -> None:
     desk = Desk("w0")
     desk.gate.end(desk.run("", 600, 1))
     assert not desk.arrive("", 400, 2).admitted
@@ -384,6 +415,8 @@ class GateMachine(RuleBasedStateMachine):
         waiting = sum(not visit.admitted for visit, *_ in self.open)
         assert self.desk.gate.num_waiting == waiting
         assert self.num_arrived == self.num_over + len(self.open)
+        found = self.desk.gate.listing(3)
+        assert len(found.sessions) == min(3, found.num_waiting + found.num_live)
 
     def teardown(self) -> None:
         if not hasattr(self, "desk"):

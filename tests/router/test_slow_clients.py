@@ -78,7 +78,7 @@ async def test_end_that_comes_while_the_client_is_slow_is_not_lost(rig):
     assert choices[-1]["finish_reason"] == "stop"
 
 
-async def test_error_that_comes_while_the_client_is_slow_is_told(rig):
+async def test_an_error_during_a_slow_read_is_sent(rig):
     await rig.start(running=False, routing=RoutingConfig(max_request_attempts=1))
     client = SlowClient(rig, request())
     await rig.until(lambda: bool(rig.submits()))
@@ -219,7 +219,7 @@ async def stuck(rig: Any, **fields: object) -> SlowClient:
     return client
 
 
-async def test_client_that_takes_nothing_is_let_go(rig):
+async def test_client_that_reads_nothing_is_disconnected(rig):
     rig.stream_limits = StreamLimits(stalled_s=0.1, period_s=0.02)
     await rig.start(running=False)
     work = asyncio.create_task(stuck(rig, n=4))
@@ -235,7 +235,7 @@ async def test_client_that_takes_nothing_is_let_go(rig):
     assert ended(rig.gateway.model("stub")) == {"abort": 4}
 
 
-async def test_client_that_takes_nothing_of_a_whole_response_is_let_go(rig):
+async def test_client_that_reads_nothing_of_a_whole_response_is_disconnected(rig):
     rig.stream_limits = StreamLimits(stalled_s=0.1, period_s=0.02, unread_bytes=1)
     await rig.start()
     client = await stuck(rig, stream=False)
@@ -244,7 +244,7 @@ async def test_client_that_takes_nothing_of_a_whole_response_is_let_go(rig):
     assert client.text() == ""
 
 
-async def test_client_that_reads_slowly_is_not_let_go(rig, monkeypatch):
+async def test_client_that_reads_slowly_is_not_disconnected(rig, monkeypatch):
     """It reads a piece every 40 s: only the time between two of them counts."""
     rig.stream_limits = StreamLimits(stalled_s=60.0, period_s=0.01)
     await rig.start()

@@ -72,7 +72,7 @@ async def test_every_form_reaches_the_worker(rig, fields, kind, text) -> None:
     ],
     ids=lambda value: str(value)[:50],
 )
-async def test_what_cannot_be_meant_is_refused_by_name(rig, fields, param) -> None:
+async def test_senseless_requests_are_rejected_with_the_field(rig, fields, param) -> None:
     await rig.start()
     response = await rig.chat(**fields)
     assert response.status_code == 400, response.text

@@ -85,7 +85,7 @@ async def test_load_and_ping(rig: Any) -> None:
     assert (await rig.client.get("/load")).json() == idle
 
 
-async def test_keys_are_asked_for(rig: Any) -> None:
+async def test_keys_are_required(rig: Any) -> None:
     await rig.start(api_keys=("key",))
     for path in ("/tokenize", "/detokenize"):
         assert (await rig.client.post(path, json={"prompt": "x"})).status_code == 401

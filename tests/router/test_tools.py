@@ -245,7 +245,7 @@ async def test_a_model_without_tools_or_documents_says_so(rig: Any) -> None:
 
 
 @pytest.mark.parametrize("end", ["", " ", "\n\n"])
-async def test_a_message_goes_on(agent: Rig, end: str) -> None:
+async def test_a_message_is_continued(agent: Rig, end: str) -> None:
     messages = [
         {"role": "user", "content": "Count. one two"},
         {"role": "assistant", "content": "one two" + end},
@@ -259,7 +259,7 @@ async def test_a_message_goes_on(agent: Rig, end: str) -> None:
     assert (await agent.client.post("/v1/chat/completions", json=body)).status_code == 400
 
 
-async def test_a_thought_goes_on(agent: Rig) -> None:
+async def test_reasoning_is_continued(agent: Rig) -> None:
     agent.answer = "and four</think>five"
     messages = [
         {"role": "user", "content": "Count."},

@@ -59,7 +59,7 @@ async def test_responses_and_metrics_say_whether_the_slo_was_met(rig):
     }
 
 
-async def test_the_last_chunk_of_a_stream_tells_of_the_slo(rig):
+async def test_the_last_chunk_of_a_stream_has_the_slo(rig):
     await rig.start()
     response = await rig.chat(stream=True, slo={"tpot_ms": 60_000})
     events = [json.loads(line[6:]) for line in response.text.split("\n\n") if line[6:7] == "{"]

@@ -1,4 +1,4 @@
-"""How many random cases a test draws: a part in `make test`, all of them in `make check-long`."""
+"""Number of random cases of a test: a part in `make test`, all of them in `make check-long`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ SHORTER = 5
 
 
 def cases(number: int, shorter: int = SHORTER) -> int:
-    """Of `number` cases, how many to draw; one of `shorter` in `make test`.
+    """Number of cases to generate: `number`, or one of `shorter` in `make test`.
 
-    Tests of a module that has this function are marked `randomized`, as those of hypothesis are, so
+    Tests of modules that use this function are marked `randomized`, as those of hypothesis are, so
     that `make check-long` runs them again.
     """
     return number if IS_LONG else number // shorter
@@ -19,5 +19,5 @@ def cases(number: int, shorter: int = SHORTER) -> int:
 
 def is_thorough(device: str) -> bool:
     """Whether a kernel's case runs all variants: on a GPU, and in `make check-long`. In `make test`
-    the interpreter, which takes milliseconds for a program, runs one of each code path."""
+    the interpreter, whose programs take milliseconds, runs one of each code path."""
     return IS_LONG or device != "cpu"

@@ -1,4 +1,5 @@
-"""Processes forked from one that has imported what takes longer than all that they do."""
+"""Processes forked from a server that has imported modules which take longer to import than to
+use."""
 
 from __future__ import annotations
 
@@ -10,11 +11,11 @@ from unittest.mock import patch
 
 
 class Forker:
-    """A server of its own for these modules: multiprocessing has one in all, which imports what
-    its first user asks for, so that others' children would import anew.
+    """A fork server for given modules. multiprocessing has a single one, which imports the modules
+    of its first user, so that processes of other users would import theirs again.
 
     Args:
-        modules: that the server imports when the first process is started.
+        modules: modules that the server imports when the first process is started.
     """
 
     def __init__(self, *modules: str) -> None:

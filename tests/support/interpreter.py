@@ -1,4 +1,5 @@
-"""Triton's interpreter, which needs a process of its own: it is chosen when Triton is imported."""
+"""Triton's interpreter, which needs a process of its own: it is selected when Triton is
+imported."""
 
 from __future__ import annotations
 
@@ -16,15 +17,15 @@ from tests.support.paths import ROOT
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether this is such a process."""
 TIMEOUT_S = 1000
-"""Half a minute on an idle machine."""
+"""Timeout in seconds; it takes half a minute on an idle machine."""
 
 
 def run_interpreted(folder: str, selection: str = "not long") -> None:
-    """A pytest run under Triton's interpreter, whose variable must be set before the import.
+    """Runs pytest under Triton's interpreter, whose variable must be set before the import.
 
     Args:
-        folder: of the tests.
-        selection: by markers, as pytest's `-m` takes it.
+        folder: folder of the tests.
+        selection: expression of pytest's `-m`.
     """
     run = subprocess.run(
         [
@@ -51,19 +52,21 @@ def run_interpreted(folder: str, selection: str = "not long") -> None:
 
 
 def hasten_interpreter() -> None:
-    """Leaves out work whose results the interpreter drops or has; two thirds of a launch's time.
+    """Skips work of the interpreter whose results are unused or known, two thirds of a launch's
+    time.
 
     Changes Triton for the rest of the process. HAZARD: these are Triton 3.7's private names.
     """
     from triton.runtime import interpreter
 
-    # Integers of 32 bits are added and multiplied again in 64, for an assertion that nobody makes.
+    # The interpreter repeats 32-bit additions and multiplications in 64 bits for an assertion that
+    # no kernel makes.
     builder = interpreter.interpreter_builder
     assert not builder.options.debug, "overflows would be asserted"
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
 
-    # Each call of a function by a kernel searches triton.language for what to replace, which the
-    # first one has found. What it replaces is not put back between launches.
+    # Each call of a function by a kernel searches triton.language for names to patch, which the
+    # first call has already patched. They are not restored between launches.
     replace = interpreter._patch_lang
 
     @functools.cache
@@ -77,8 +80,8 @@ def hasten_interpreter() -> None:
 
 
 def _round_to_fp8() -> None:
-    """Conversions from float32 to e4m3 are torch's, which rounds as devices do: the interpreter's
-    loses carries into the exponent, and truncates numbers below the smallest normal one."""
+    """Converts float32 to e4m3 by torch, which rounds like devices: the interpreter loses carries
+    into the exponent, and truncates numbers below the smallest normal one."""
     import torch
     import triton.language as tl
     from triton.runtime import interpreter
@@ -94,8 +97,7 @@ def _round_to_fp8() -> None:
 
 
 def _keep_types() -> None:
-    """Shapes and types of tensors are made once for each that there is, instead of at every
-    operation."""
+    """Caches shapes and types of tensors instead of creating them at every operation."""
     from triton.language import core
     from triton.runtime import interpreter
 

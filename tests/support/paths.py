@@ -1,4 +1,4 @@
-"""Where the repository is, and the models in it."""
+"""Paths of the repository and of the models in it."""
 
 from __future__ import annotations
 

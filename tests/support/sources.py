@@ -32,14 +32,14 @@ class Source:
 
     @property
     def module(self) -> str:
-        """Its name where it is imported."""
+        """Name by which it is imported."""
         return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
     def imports(self, *, anywhere: bool = True) -> Iterator[str]:
-        """Dotted names of modules or what is in them, of those imported for types alone, too.
+        """Dotted names of imported modules or their members, also of imports for types only.
 
         Args:
-            anywhere: in the file; otherwise where the module is imported itself.
+            anywhere: anywhere in the file; otherwise only imports at module level.
         """
         for node in self.nodes if anywhere else self.tree.body:
             if isinstance(node, ast.Import):

@@ -71,8 +71,8 @@ tagged = {"speculative_revision": "v1", "served_model_name": "m"}
 deployment = build_app({"models": [{"model": sys.argv[1], **options, **tagged}]})._bound_deployment
 config = deployment.init_args[0]
 engine = deployment.init_args[1]["m"]._bound_deployment.init_args[0]
-told = [config.models[0].revision, engine.revision, engine.speculative.revision]
-print(json.dumps(told), flush=True)
+found = [config.models[0].revision, engine.revision, engine.speculative.revision]
+print(json.dumps(found), flush=True)
 sys.stdin.readline()
 Gateway(config, {"m": None})._load(config.models[0])
 _fetch_checkpoints(engine)

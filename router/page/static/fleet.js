@@ -17,6 +17,8 @@ export class FleetView {
   #tiles = { models: new Map(), workers: new Map() };
   #timer = 0;
   #shown = false;
+  /** Key that may not list sessions; null if unknown. */
+  #forbidden = null;
 
   constructor(api) {
     this.#api = api;
@@ -61,12 +63,26 @@ export class FleetView {
       this.#fleet.take(text, performance.now() / 1000);
       this.#update("models", this.#fleet.models, ModelTile);
       this.#update("workers", this.#fleet.workers, WorkerTile);
+      showSessions(await this.#sessions());
       notify("");
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       if (this.#shown) notify(`Cannot read metrics: ${error.message}`);
     } finally {
       this.#schedule(EVERY_MS);
+    }
+  }
+
+  /** Agent sessions; none if the key may not list them. */
+  async #sessions() {
+    const none = { models: [], data: [] };
+    if (this.#forbidden === this.#api.key) return none;
+    try {
+      return await this.#api.json("sessions");
+    } catch (error) {
+      if (!(error instanceof ApiError) || error.status !== 403) throw error;
+      this.#forbidden = this.#api.key;
+      return none;
     }
   }
 
@@ -152,6 +168,32 @@ class WorkerTile {
     ]);
     this.rates.show(worker.rates);
   }
+}
+
+/** Shows agent sessions if a model makes them wait. */
+function showSessions({ models, data }) {
+  byId("agents").hidden = models.length === 0;
+  byId("sessions-summary").textContent = models.map(summaryOf).join(" ");
+  byId("sessions").replaceChildren(
+    ...data.map((session) => {
+      const cells = [
+        session.session,
+        session.model,
+        session.state + (session.state === "running" ? "" : ` ${session.state_s.toFixed(0)} s`),
+        session.worker || "–",
+        session.tokens,
+        session.turns,
+        `${session.age_s.toFixed(0)} s`,
+      ];
+      return element("tr", {}, ...cells.map((text) => element("td", {}, String(text))));
+    }),
+  );
+}
+
+function summaryOf({ id, waiting, live, live_tokens: used, cache_tokens: all }) {
+  const share = all > 0 ? used / all : null;
+  const counts = `${waiting} waiting, ${live} live`;
+  return `${id}: ${counts}; contexts of live sessions fill ${percent(share)} of the KV cache.`;
 }
 
 function bar(...kinds) {

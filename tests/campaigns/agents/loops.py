@@ -1,7 +1,7 @@
-"""Agents of the kinds that clients have: they ask, make the calls, and bring the results.
+"""Tool loops of several client libraries: send a question, run the calls, return the results.
 
-Each takes the endpoint's address, a model's name, a question, and whether the first answer has to
-be a call, which a grammar sees to.
+Each loop takes the endpoint's URL, a model name, a question, and whether a grammar forces the first
+response to be a tool call.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Loop = Callable[[str, str, str, bool], Run]
 
 
 def openai_chat(base_url: str, model: str, question: str, is_forced: bool) -> Run:
-    """Chat completions, whole."""
+    """Chat completions without streaming."""
     return _chat(base_url, model, question, is_forced, streams=False)
 
 
 def openai_stream(base_url: str, model: str, question: str, is_forced: bool) -> Run:
-    """Chat completions, streamed, put together by the client's own accumulator."""
+    """Streamed chat completions, assembled by the client library's accumulator."""
     return _chat(base_url, model, question, is_forced, streams=True)
 
 
@@ -55,7 +55,7 @@ def _chat(base_url: str, model: str, question: str, is_forced: bool, *, streams:
             choice = _streamed(client, fields) if streams else _whole(client, fields)
             calls = choice.message.tool_calls or []
             if choice.finish_reason == "length":
-                break  # a call that was cut off is none
+                break  # a truncated call is not run
             if (choice.finish_reason == "tool_calls") != bool(calls):
                 run.faults.append(f"{choice.finish_reason} with {len(calls)} calls")
             messages.append(choice.message.model_dump(exclude={"parsed"}))
@@ -80,12 +80,12 @@ def _streamed(client: OpenAI, fields: dict[str, Any]) -> Any:
         state.handle_chunk(chunk)
     try:
         return state.get_final_completion().choices[0]
-    except LengthFinishReasonError as error:  # the client's word for max_tokens
+    except LengthFinishReasonError as error:  # the client library's name for max_tokens
         return error.completion.choices[0]
 
 
 def openai_responses(base_url: str, model: str, question: str, is_forced: bool) -> Run:
-    """Responses that go on with the one before, which the server keeps."""
+    """Responses with `previous_response_id`, which the server stores."""
     run, ids = Run(), []
     given: Any = question
     previous: str | None = None
@@ -121,8 +121,8 @@ def openai_responses(base_url: str, model: str, question: str, is_forced: bool) 
 
 
 def anthropic_messages(base_url: str, model: str, question: str, is_forced: bool) -> Run:
-    """Anthropic's tool use, whose failed calls say that they have failed."""
-    import anthropic  # a second and a half, of whoever collects these tests
+    """Anthropic tool use; failed calls are returned with `is_error`."""
+    import anthropic  # takes 1.5 s, which test collection should not pay for
 
     run, ids = Run(), []
     messages: list[Any] = [{"role": "user", "content": question}]
@@ -130,7 +130,7 @@ def anthropic_messages(base_url: str, model: str, question: str, is_forced: bool
         {"name": name, "description": description(name), "input_schema": schema(name)}
         for name in FUNCTIONS
     ]
-    http_client = anthropic.DefaultHttpxClient(verify=False)  # as OpenAI's
+    http_client = anthropic.DefaultHttpxClient(verify=False)  # as with OpenAI's client
     options: dict[str, Any] = {"max_retries": 0, "timeout": TIMEOUT_S}
     with anthropic.Anthropic(
         base_url=base_url, api_key=KEY, http_client=http_client, **options
@@ -142,7 +142,7 @@ def anthropic_messages(base_url: str, model: str, question: str, is_forced: bool
                 "tools": tools,
                 "tool_choice": {"type": "any" if is_forced and not turn else "auto"},
                 "max_tokens": MAX_TOKENS,
-                "extra_body": {"temperature": 0},  # the client has no field for it any more
+                "extra_body": {"temperature": 0},
             }
             message: Any = client.messages.create(**fields)
             calls = [block for block in message.content if block.type == "tool_use"]
@@ -194,7 +194,7 @@ def langchain_agent(base_url: str, model: str, question: str, is_forced: bool) -
     run = Run()
     fields = {"messages": [{"role": "user", "content": question}]}
     try:
-        # A turn is two of its steps: the model's, and that of the tools.
+        # A turn is two steps of the graph: the model's and the tools'.
         found = agent.invoke(fields, {"recursion_limit": 2 * MAX_TURNS})["messages"]
     except GraphRecursionError:
         return run
@@ -211,7 +211,7 @@ def langchain_agent(base_url: str, model: str, question: str, is_forced: bool) -
 
 
 def _told(name: str) -> Callable[..., str]:
-    """The function under its own signature; a failure is a result."""
+    """Wraps a function under its own signature; an error becomes the tool's result."""
 
     @functools.wraps(FUNCTIONS[name])
     def call(**arguments: Any) -> str:
@@ -230,7 +230,7 @@ LOOPS: Mapping[str, Loop] = {
 
 
 def _openai(base_url: str) -> OpenAI:
-    # Without `verify` each client would read all certificates, for 30 ms.
+    # Without `verify` each client loads all certificates, which takes 30 ms.
     http_client = DefaultHttpxClient(verify=False)
     options: dict[str, Any] = {"max_retries": 0, "timeout": TIMEOUT_S}
     return OpenAI(base_url=f"{base_url}/v1", api_key=KEY, http_client=http_client, **options)

@@ -1,8 +1,9 @@
-"""`make check-agents`: clients' loops with tools against the demo model, each many times.
+"""`make check-agents`: tool loops of client libraries against the demo model, many runs each.
 
-The official clients of OpenAI (chats whole and streamed, responses) and Anthropic, and LangChain's
-agent, ask, make the calls that the model writes, and bring the results. In every second run the
-first answer is forced to be a call. What models write may be wrong; how it is told may not.
+The official clients of OpenAI (chats with and without streaming, responses) and Anthropic, and
+LangChain's agent, send questions, run the calls that the model generates, and return the results.
+In every second run the first response is forced to be a call. The model's answer may be wrong; the
+protocol must not be violated.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ _SHOWN_FAULTS = 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentsOptions:
-    """How often."""
+    """Model and number of runs."""
 
     model: str | None = None
-    """Checkpoint folder; the demo model unless given."""
+    """Checkpoint folder; default: the demo model."""
     num_runs: int = 50
-    """Of each loop."""
+    """Number of runs of each loop."""
     min_right: float = 0.85
-    """Share of unforced runs that have to make just the calls that the question needs, where the
-    model's own chat template shows it functions."""
+    """Minimum fraction of unforced runs that make exactly the required calls, if the model's own
+    chat template supports tools."""
     seed: int = 0
-    """Of the questions."""
+    """Seed of the questions."""
 
     def __post_init__(self) -> None:
         if self.num_runs < 2:
@@ -55,12 +56,12 @@ class Played:
 
     @property
     def is_right(self) -> bool:
-        """Whether it made the calls that the question needs, and came to its end."""
+        """Whether the run made the required calls and ended with an answer."""
         return self.run.answer is not None and self.run.calls == list(self.question.calls)
 
 
 def run_agents(options: AgentsOptions) -> Result:
-    """Starts a fleet of one worker and lets each loop run, one after another."""
+    """Starts a fleet with one worker and runs the loops one after another."""
     with tempfile.TemporaryDirectory() as directory:
         model = str(model_with_tools(options.model, Path(directory)))
         config = serve_config(MODEL, model, max_num_seqs=4, kv_cache_tokens=8192)
@@ -81,7 +82,8 @@ def run_agents(options: AgentsOptions) -> Result:
 
 
 def judge(played: Mapping[str, Sequence[Played]], *, min_right: float | None) -> list[Check]:
-    """What was promised, against what the loops saw; None where no call was ever taught."""
+    """Checks of all runs. `right` is not checked if the model was not trained on tool calls
+    (None)."""
     checks = []
     for name, runs in played.items():
         free = [one for one in runs if not one.is_forced]
@@ -108,7 +110,7 @@ def _play(loop: Loop, base_url: str, rng: random.Random, num_runs: int) -> list[
         is_forced = number % 2 == 1
         try:
             run = loop(base_url, MODEL, question.question, is_forced)
-        except Exception as error:  # clients raise what they like: each is an error of the protocol
+        except Exception as error:  # any type: each counts as a protocol error
             run = Run(faults=[f"{type(error).__name__}: {error}"])
         played.append(Played(question=question, is_forced=is_forced, run=run))
     return played

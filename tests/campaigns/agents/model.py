@@ -1,4 +1,4 @@
-"""The checkpoint that clients with tools are tried on."""
+"""The checkpoint that tool loops are run against."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _TEMPLATE = "chat_template.jinja"
 
 
 def supports_tools(folder: Path) -> bool:
-    """Whether the checkpoint's own chat template shows functions to the model."""
+    """Whether the checkpoint's own chat template renders tools."""
     return "tools" in (folder / _TEMPLATE).read_text()
 
 
 def model_with_tools(model: str | None, directory: Path) -> Path:
-    """A checkpoint whose chat template shows functions.
+    """A checkpoint whose chat template renders tools.
 
     Args:
-        model: checkpoint folder; the demo model where there is none.
-        directory: empty; it becomes the checkpoint with the demo's template for functions, where
-            the model's own template shows none.
+        model: checkpoint folder; None for the demo model.
+        directory: empty folder; gets a copy of the checkpoint with the demo model's tool template
+            if the model's own template does not support tools.
     """
     folder = Path(model or find_demo_model())
     if supports_tools(folder):

@@ -1,4 +1,4 @@
-"""What agents of the tests may call, what they are asked, and what a run of theirs came to."""
+"""Tools and questions of the tool loops, and the outcome of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAX_TURNS = 6
-"""Requests of one run: who is still calling then has not found its end."""
+"""Maximum requests per run; a loop that needs more has failed."""
 _TOWNS = ("Oslo", "Rome", "Lyon", "Berlin", "Kyoto", "Lisbon", "Prague", "Vienna")
 
 
@@ -26,7 +26,7 @@ def get_weather(city: str) -> str:
 
 
 def get_date() -> str:
-    """The day of today."""
+    """Today's day of the week."""
     return "Monday"
 
 
@@ -40,7 +40,7 @@ _PARAMETERS: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """One question, and the calls that answer it."""
+    """A question, and the tool calls required to answer it."""
 
     question: str
     calls: tuple[tuple[str, dict[str, Any]], ...]
@@ -48,25 +48,25 @@ class Question:
 
 @dataclass(kw_only=True, slots=True)
 class Run:
-    """What one run of an agent came to."""
+    """Outcome of one run."""
 
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     answer: str | None = None
-    """The last text; None where the agent did not come to its end."""
+    """Final text; None if the loop did not end with an answer."""
     faults: list[str] = field(default_factory=list)
-    """What the protocol does not allow."""
+    """Protocol violations."""
 
     def call(self, name: str, arguments: object) -> tuple[str, bool]:
-        """Makes a call. The result as text, and whether it failed."""
+        """Runs a tool call; returns the result as text and whether it failed."""
         if not isinstance(arguments, dict):
-            self.faults.append(f"arguments of {name} are no object: {arguments!r}")
+            self.faults.append(f"arguments of {name} are not a JSON object: {arguments!r}")
             return "bad arguments", True
         self.calls.append((name, arguments))
         return made(name, arguments)
 
 
 def made(name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
-    """The result of a call as text, and whether it failed: models may call anything."""
+    """Result of a call as text, and whether it failed; the name and arguments may be anything."""
     try:
         return str(FUNCTIONS[name](**arguments)), False
     except (LookupError, TypeError) as error:
@@ -74,27 +74,27 @@ def made(name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
 
 
 def schema(name: str) -> dict[str, Any]:
-    """Of a function's arguments."""
+    """JSON schema of a function's arguments."""
     properties = {key: {"type": kind} for key, kind in _PARAMETERS[name].items()}
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
 def description(name: str) -> str:
-    """What a function says of itself."""
+    """Tool definition of a function."""
     return FUNCTIONS[name].__doc__ or ""
 
 
 def parsed(run: Run, text: str) -> object:
-    """Arguments as a client reads them; None, and a fault, where they are no JSON."""
+    """Parsed arguments of a call; None, with a recorded fault, if they are not JSON."""
     try:
         return json.loads(text)
     except ValueError:
-        run.faults.append(f"arguments are no JSON: {text!r}")
+        run.faults.append(f"arguments are not JSON: {text!r}")
         return None
 
 
 def random_question(rng: random.Random) -> Question:
-    """A question that takes one call, two at once, or none."""
+    """A question that requires one call, two parallel calls, or none."""
     kind = rng.randrange(6)
     a, b = rng.randrange(100, 10_000), rng.randrange(100, 10_000)
     one, other = rng.sample(_TOWNS, k=2)

@@ -1,4 +1,4 @@
-"""Chromium before a gateway of stub workers, and what no page may do."""
+"""Chromium in front of a gateway with stub workers, and checks that apply to every page."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from worker.metrics.latency import WorkerLatency
 from worker.protocol.exposition import TEXT, render
 
 DISTRIBUTION = ("chromium", "chromium-browser", "google-chrome")
-"""Where no build of Playwright's can be fetched."""
+"""Programs of the distribution's Chromium, used if Playwright's build is not installed."""
 SERIOUS = ("serious", "critical")
-"""Impacts of axe-core that count."""
+"""Impact levels of axe-core findings that fail a test."""
 
 
 @asynccontextmanager
 async def chromium() -> AsyncIterator[Browser]:
-    """Playwright's own build where it is installed, else the distribution's."""
+    """Playwright's Chromium if installed, otherwise the distribution's."""
     async with async_playwright() as playwright:
         own = Path(playwright.chromium.executable_path).exists()
         found = None if own else next(filter(None, map(shutil.which, DISTRIBUTION)), None)
@@ -40,14 +40,14 @@ async def chromium() -> AsyncIterator[Browser]:
 
 @dataclass
 class Watched:
-    """A page, and what it did that it should not."""
+    """A page, with its console errors and requests to other hosts."""
 
     page: Page
     faults: list[str] = field(default_factory=list)
-    """Errors on the console, and requests to other hosts."""
+    """Console errors and requests to other hosts; must stay empty."""
 
     async def settings(self, column: int, **values: str) -> None:
-        """Types settings of a column."""
+        """Fills in settings of a column."""
         root = self.page.locator(".column").nth(column)
         if not await root.locator("[name=system]").is_visible():
             await root.locator("summary").click()
@@ -60,28 +60,28 @@ class Watched:
         await self.page.press("#message", "Enter")
 
     async def shows(self, text: str) -> None:
-        """Waits until a message holds a text."""
+        """Waits until a message contains a text."""
         await self.page.locator(".message", has_text=text).last.wait_for()
 
     async def whole(self) -> None:
-        """Waits until no answer is under way."""
+        """Waits until no response is in progress."""
         await self.page.wait_for_selector("#stop:disabled")
 
     async def answers(self) -> list[str]:
-        """Texts of all answers."""
+        """Texts of all responses."""
         found = self.page.locator(".message.assistant .body")
         return [str(text) for text in await found.all_inner_texts()]
 
 
 @asynccontextmanager
 async def opened(browser: Browser, url: str, **context: Any) -> AsyncIterator[Watched]:
-    """The page at a URL; afterwards it must not have done what it should not."""
+    """Opens a URL; on exit, fails if there were console errors or requests to other hosts."""
     async with await browser.new_context(**context) as fresh:
         page = await fresh.new_page()
         watched = Watched(page)
 
         def console(message: Any) -> None:
-            # A refusal that the page shows is on the console as well, by the browser.
+            # The browser logs a failed request to the console even if the page shows the error.
             if message.type == "error" and "Failed to load resource" not in message.text:
                 watched.faults.append(message.text)
 
@@ -97,7 +97,7 @@ async def opened(browser: Browser, url: str, **context: Any) -> AsyncIterator[Wa
 
 
 def told_with_workers(rig: Rig) -> None:
-    """Has /metrics tell of the stub workers, too, as a node's does."""
+    """Includes the stub workers in /metrics, as on a real node."""
 
     def told_by(worker: StubWorker) -> bytes:
         load = worker.load()

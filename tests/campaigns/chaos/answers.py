@@ -1,4 +1,4 @@
-"""A whole answer, put together from a stream or a body, and how two of them differ."""
+"""A complete answer, assembled from a stream or a body, and the comparison of two answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _LOGPROB_TOLERANCE = 1e-4
-"""Sums in one fixed order give the same bits; texts of numbers may not."""
+"""Sums in one fixed order give the same bits, but numbers are rounded when printed."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -19,19 +19,19 @@ class Choice:
     finish_reason: str | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[tuple[str, float | None]] = field(default_factory=list)
-    """Tokens and their log-probabilities, where they were asked for."""
+    """Tokens and their log-probabilities, if requested."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Answer:
-    """All completions of a request, by index."""
+    """All completions of a request by index."""
 
     choices: dict[int, Choice] = field(default_factory=dict)
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
 
     def take(self, message: Mapping[str, Any]) -> None:
-        """Takes in a chunk of a stream, or a whole body."""
+        """Adds a chunk of a stream, or a whole body."""
         for chunk in message.get("choices") or ():
             choice = self.choices.setdefault(chunk["index"], Choice())
             message_part = chunk.get("delta") or chunk.get("message") or {}
@@ -46,15 +46,15 @@ class Answer:
 
 
 def difference(expected: Answer, found: Answer) -> str | None:
-    """The first thing in which an answer differs from the right one; None where none does."""
+    """First difference between an answer and the expected one; None if there is none."""
     if sorted(expected.choices) != sorted(found.choices):
-        return f"choices {sorted(found.choices)} in place of {sorted(expected.choices)}"
+        return f"choices {sorted(found.choices)} instead of {sorted(expected.choices)}"
     for index, choice in sorted(expected.choices.items()):
         if (problem := _choice_difference(choice, found.choices[index])) is not None:
             return f"choice {index}: {problem}"
     for name in ("prompt_tokens", "completion_tokens"):
         if getattr(expected, name) != getattr(found, name):
-            return f"{name} {getattr(found, name)} in place of {getattr(expected, name)}"
+            return f"{name} {getattr(found, name)} instead of {getattr(expected, name)}"
     return None
 
 
@@ -64,12 +64,12 @@ def _choice_difference(expected: Choice, found: Choice) -> str | None:
     if expected.text != found.text:
         return _first_of("text", expected.text, found.text)
     if expected.finish_reason != found.finish_reason:
-        return f"finish_reason {found.finish_reason} in place of {expected.finish_reason}"
+        return f"finish_reason {found.finish_reason} instead of {expected.finish_reason}"
     if len(expected.logprobs) != len(found.logprobs):
-        return f"{len(found.logprobs)} log-probabilities in place of {len(expected.logprobs)}"
+        return f"{len(found.logprobs)} log-probabilities instead of {len(expected.logprobs)}"
     for place, (a, b) in enumerate(zip(expected.logprobs, found.logprobs, strict=True)):
         if a[0] != b[0] or not _is_close(a[1], b[1]):
-            return f"log-probability {place} is {b} in place of {a}"
+            return f"log-probability {place} is {b} instead of {a}"
     return None
 
 
@@ -78,13 +78,13 @@ def _first_of(what: str, expected: Any, found: Any) -> str:
     place = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(found)))
     near = slice(max(0, place - 2), place + 6)
     return (
-        f"{what} differ from place {place} on: {found[near]!r} of {len(found)} in place of "
+        f"{what} differ from position {place} on: {found[near]!r} of {len(found)} instead of "
         f"{expected[near]!r} of {len(expected)}"
     )
 
 
 def _logprobs(chunk: Mapping[str, Any]) -> list[tuple[str, float | None]]:
-    """Those of a completion (lists side by side), or of a chat (a list of objects)."""
+    """Log-probabilities of a completion (parallel lists) or a chat (a list of objects)."""
     if "content" in chunk:
         return [(entry["token"], entry["logprob"]) for entry in chunk["content"] or ()]
     return list(zip(chunk.get("tokens") or (), chunk.get("token_logprobs") or (), strict=True))

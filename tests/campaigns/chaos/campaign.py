@@ -1,4 +1,4 @@
-"""Serves, makes faults under load, and holds what came of it against what was promised."""
+"""Runs a fleet under load, injects faults, and checks the outcome of every request."""
 
 from __future__ import annotations
 
@@ -27,40 +27,41 @@ from tests.campaigns.chaos.verdict import judge, memory_growth
 
 _NOT_HERE = {"kill-redis": "the fleet has no Redis", "kill-node": "the fleet is one node"}
 _MAY_GROW = (Part.COMPILER, Part.GUARD)
-"""Started when it is needed; kept for the HAProxy that the next one adopted."""
+"""Parts that may have more processes at the end: compilers start on demand, and a guard stays for
+the HAProxy that its successor adopted."""
 _EMPTY_S = 30.0
-"""In which a fleet without load has to be empty."""
+"""Time limit in seconds for a fleet without load to become empty."""
 _MAX_EXAMPLES = 20
 
 
 @dataclass(kw_only=True, slots=True)
 class Run:
-    """What happened."""
+    """Record of a run."""
 
     calm: list[Outcome]
-    """Answers of a second pass without faults."""
+    """Outcomes of a second pass without faults."""
     outcomes: list[Outcome] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     not_run: dict[str, str] = field(default_factory=dict)
-    """Kinds, and why not."""
+    """Kinds of fault that were not injected, with the reason."""
     left_over: dict[str, float] = field(default_factory=dict)
     num_moved: float = 0.0
     before: Mapping[Part, Memory] = field(default_factory=dict)
     after: Mapping[Part, Memory] = field(default_factory=dict)
     extra_processes: int = 0
     load_average: list[float] = field(default_factory=list)
-    """Of the machine, at each fault."""
+    """Load average of the machine at each fault."""
     end: float = 0.0
 
 
 def run_faults(options: ChaosOptions) -> Result:
-    """Starts a fleet, and makes faults in it until the time is over."""
+    """Starts a fleet and injects faults until the time is over."""
     config = serve_config(options)
     requests = list_requests(options.output_len, diffusion=bool(options.diffusion_model))
     with LocalFleet(config, report=note) as fleet:
         right = reference(fleet.base_url, requests, options.num_streams)
         run = Run(calm=answers_of(fleet.base_url, requests, options.num_streams))
-        note(f"{len(requests)} requests have their right answers")
+        note(f"{len(requests)} requests have their expected answers")
         watch = FleetWatch(fleet.base_url, config)
         run.before = memory(watch.processes())
         moved_before = _moved(watch)
@@ -77,15 +78,15 @@ def run_faults(options: ChaosOptions) -> Result:
 def reference(
     base_url: str, requests: Sequence[PlannedRequest], num_clients: int
 ) -> dict[int, Answer]:
-    """The right answers, by index.
+    """Expected answers by request index, from a pass without faults.
 
     Raises:
-        RuntimeError: a request fails although nothing is wrong.
+        RuntimeError: a request failed although no fault was injected.
     """
     outcomes = answers_of(base_url, requests, num_clients)
     for outcome in outcomes:
         if outcome.end != "whole":
-            raise RuntimeError(f"{outcome.request.kind} fails without a fault: {outcome.error}")
+            raise RuntimeError(f"{outcome.request.kind} failed without a fault: {outcome.error}")
     return {outcome.request.index: outcome.answer for outcome in outcomes}
 
 
@@ -94,9 +95,9 @@ def _sabotage(run: Run, watch: FleetWatch, load: ChaosLoad, options: ChaosOption
     run.not_run |= _NOT_HERE
     began = time.monotonic()
     shift = 0.0
-    """By which faults come later, as the fleet took longer than a period."""
+    """Delay of the schedule in seconds: recovery may take longer than a period."""
     misses = 0
-    """In a row."""
+    """Number of consecutive faults that could not be injected."""
     saboteur = Saboteur(watch.directory, load, options, watch.port)
     try:
         for planned in schedule(kinds, options.period_s, options.seed):
@@ -116,20 +117,20 @@ def _sabotage(run: Run, watch: FleetWatch, load: ChaosLoad, options: ChaosOption
             run.load_average.append(os.getloadavg()[0])
             _overcome(fault, saboteur, watch, options)
             if fault.problem is not None:
-                note(f"{planned.kind} was not overcome: {fault.problem}")
+                note(f"{planned.kind} did not recover: {fault.problem}")
                 break
-            note(f"{planned.kind}: whole again after {fault.recovery_s:.1f} s")
+            note(f"{planned.kind}: recovered after {fault.recovery_s:.1f} s")
             shift = max(shift, time.monotonic() - began - planned.at_s - options.period_s + 2.0)
     finally:
         saboteur.close()
     for kind in kinds:
-        run.not_run.setdefault(kind, "there was no time for it")
+        run.not_run.setdefault(kind, "not enough time")
     for fault in run.faults:
         run.not_run.pop(fault.kind, None)
 
 
 def _overcome(fault: Fault, saboteur: Saboteur, watch: FleetWatch, options: ChaosOptions) -> None:
-    """Waits until the fault is over and the fleet whole."""
+    """Waits until the fault is over and the fleet has recovered."""
 
     def on_look(look: Look) -> None:
         lost = look.metrics is not None and any(
@@ -146,7 +147,7 @@ def _overcome(fault: Fault, saboteur: Saboteur, watch: FleetWatch, options: Chao
             fault.recovered = time.monotonic()
             return
         if time.monotonic() > deadline:
-            fault.problem = problem or "what was stopped is still stopped"
+            fault.problem = problem or "processes are still stopped"
             return
 
 
@@ -156,7 +157,7 @@ def _moved(watch: FleetWatch) -> float:
 
 
 def _wait_empty(run: Run, watch: FleetWatch) -> None:
-    """Notes what is left in the fleet once nobody asks for anything."""
+    """Records load that remains in the fleet when no client sends requests."""
     deadline = time.monotonic() + _EMPTY_S
     while True:
         look = watch.look()
@@ -173,7 +174,7 @@ def _wait_empty(run: Run, watch: FleetWatch) -> None:
 
 
 def result_of(run: Run, right: Mapping[int, Answer], options: ChaosOptions) -> Result:
-    """The report of a run."""
+    """Report of a run."""
     counts = tally(run.outcomes, run.faults, right)
     pauses = all_pauses(run.outcomes, run.faults, run.end, options.step_timeout_s)
     calm = tally(run.calm, (), right)

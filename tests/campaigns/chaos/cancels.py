@@ -1,4 +1,4 @@
-"""Thousands of clients that leave, at whatever moment: nothing of them may stay."""
+"""Thousands of clients that disconnect at random moments; their requests must be aborted."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ from tests.campaigns.chaos.tally import tally
 from tests.campaigns.chaos.verdict import MOST_GROWTH, memory_growth
 
 FREE_S: Final = 1.0
-"""After the last client has left, nothing may run, wait or hold pages."""
+"""Time limit in seconds after the last client has left: then no request may run, wait or hold
+pages."""
 _LOOK_S = 60.0
 _AT_ONCE = 48
 _SETTLE = 0.2
-"""Of the clients, before memory is looked at: buffers grow to what so many at a time need."""
+"""Fraction of the clients before the first memory sample, since buffers grow with concurrency."""
 _AGAIN_S = 1.0
-"""After which an empty fleet has to be empty still."""
+"""Seconds after which an empty fleet must still be empty."""
 Moment = Literal["within-request", "at-once", "before-headers", "within-answer"]
 _MOMENTS: tuple[Moment, ...] = ("within-request", "at-once", "before-headers", "within-answer")
 _WEIGHTS = (1, 1, 2, 4)
@@ -46,21 +47,21 @@ _RESET = struct.pack("ii", 1, 0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Leave:
-    """A request, and when its client goes."""
+    """A request, and the moment at which its client disconnects."""
 
     payload: bytes
-    """Head and body."""
+    """Head and body of the HTTP request."""
     moment: Moment
     after_s: float
-    """before-headers: from the request's end."""
+    """Seconds after the request was sent, for before-headers."""
     num_reads: int
-    """within-answer: so many pieces are read before."""
+    """Number of reads before the client disconnects, for within-answer."""
     resets: bool
-    """Whether the connection is reset, rather than ended."""
+    """Whether the client resets the connection (RST) instead of closing it (FIN)."""
 
 
 def plan(count: int, host: str, seed: int) -> Iterator[Leave]:
-    """So many clients, each with a prompt of its own."""
+    """`count` clients, each with a unique prompt."""
     chance = random.Random(seed)
     for number in range(count):
         body = {
@@ -91,7 +92,7 @@ def plan(count: int, host: str, seed: int) -> Iterator[Leave]:
 
 
 class CancelStorm:
-    """Clients that come and leave, a few dozen at a time."""
+    """Clients that connect and disconnect, a few dozen at a time."""
 
     def __init__(self, base_url: str) -> None:
         address = urlsplit(base_url)
@@ -99,14 +100,14 @@ class CancelStorm:
         self._address = (address.hostname, address.port)
         self.moments: Counter[str] = Counter()
         self.statuses: Counter[str] = Counter()
-        """Of answers that had begun."""
+        """Number of responses that had started, by status."""
 
     def run(self, leaves: Iterator[Leave]) -> None:
-        """Returns when the last one has left."""
+        """Runs all clients; returns when the last one has left."""
         uvloop.run(self.come_and_go(leaves))
 
     async def come_and_go(self, leaves: Iterator[Leave]) -> None:
-        """The same on the event loop that runs."""
+        """Runs all clients on the current event loop."""
         async with asyncio.TaskGroup() as group:
             for _ in range(_AT_ONCE):
                 group.create_task(self._visit(leaves))
@@ -117,7 +118,7 @@ class CancelStorm:
             reader, writer = await asyncio.open_connection(*self._address)
             try:
                 await self._go(leave, reader, writer)
-            except OSError:  # the server was first
+            except OSError:  # the server closed it first
                 self.statuses["connection ended"] += 1
             finally:
                 _end(writer, resets=leave.resets)
@@ -151,7 +152,7 @@ def _end(writer: asyncio.StreamWriter, *, resets: bool) -> None:
 
 
 def run_cancels(options: ChaosOptions) -> Result:
-    """Starts a fleet, has clients leave it, and sees whether it is empty then."""
+    """Starts a fleet, runs the clients, and checks that the fleet is empty afterwards."""
     config = serve_config(options)
     requests = list_requests(options.output_len, diffusion=bool(options.diffusion_model))
     with LocalFleet(config, report=note) as fleet:
@@ -199,14 +200,14 @@ def judge_cancels(
     outcomes: list[Outcome],
     problem: str | None,
 ) -> list[Check]:
-    """What was promised, against what was seen.
+    """Checks of a run.
 
     Args:
-        free_s: from the last one's end until nothing ran, waited or held pages.
-        left_over: what did not come free.
-        statuses: of the answers that had begun.
-        outcomes: of whole requests afterwards.
-        problem: what the fleet lacks.
+        free_s: seconds after the last client had left until no request ran, waited or held pages.
+        left_over: load that remained.
+        statuses: number of responses that had started, by status.
+        outcomes: outcomes of complete requests sent afterwards.
+        problem: what is missing in the fleet; None if it is complete.
     """
     others = sum(number for status, number in statuses.items() if status != "200")
     return [
@@ -219,8 +220,8 @@ def judge_cancels(
 
 
 def _wait_free(watch: FleetWatch, ended: float) -> tuple[float, dict[str, float]]:
-    """Seconds from the last one's end until the fleet was empty, for good; what is left, if it
-    never was."""
+    """Seconds after the last client had left until the fleet stayed empty, and the remaining load
+    if it did not."""
     empty_since: float | None = None
     while True:
         metrics = scrape(watch.base_url)

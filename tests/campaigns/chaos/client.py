@@ -1,8 +1,9 @@
-"""A client that reads whole answers, and tries again where OpenAI's client does.
+"""A client that reads complete answers and retries like OpenAI's client.
 
-A connection that is refused or closed before an answer begins, and a 429 or 503 that says when to
-come back, are tried again, for as long as TRY_AGAIN_S; theirs gives up after two times, which
-would say more of how long a fault lasts than of what it broke. What has begun is never repeated.
+It retries when a connection is refused or closed before the answer starts, and after a 429 or 503
+with a `Retry-After` header, for up to TRY_AGAIN_S. OpenAI's client gives up after two retries,
+which would measure the duration of a fault rather than its effect. An answer that has started is
+never retried.
 """
 
 from __future__ import annotations
@@ -26,24 +27,24 @@ TRY_AGAIN_S: Final = 120.0
 _FIRST_PAUSE_S = 0.25
 _LAST_PAUSE_S = 2.0
 _SILENT_S = 300.0
-"""For which a client waits for anything at all."""
+"""Read timeout in seconds."""
 _SHORTEST_PAUSE_S = 0.25
-"""Shorter ones are not kept."""
+"""Shorter pauses are not recorded."""
 _MOST_CHARS = 300
 End = Literal["open", "whole", "broken", "error", "left"]
-"""`broken` is a connection that ended within an answer, `error` one that the server told of, `left`
-an answer that we closed ourselves."""
+"""`broken`: the connection ended within the answer. `error`: the server sent an error. `left`: the
+client closed the connection itself."""
 
 
 class Pause(NamedTuple):
-    """Nothing came."""
+    """A period in which a stream received nothing."""
 
     begin: float
     length_s: float
 
 
 class Retry(NamedTuple):
-    """An attempt that came to nothing."""
+    """A failed attempt that is retried."""
 
     at: float
     reason: str
@@ -51,22 +52,22 @@ class Retry(NamedTuple):
 
 @dataclass(kw_only=True, slots=True)
 class Outcome:
-    """What became of a request. Times by the machine's monotonic clock."""
+    """Outcome of a request. Times are on the monotonic clock, which all processes share."""
 
     request: PlannedRequest
     sent: float
-    """The first time."""
+    """Time of the first attempt."""
     begun: float = 0.0
-    """The attempt that was answered."""
+    """Time of the attempt that was answered."""
     ended: float = 0.0
     end: End = "open"
     error: str = ""
     status: int = 0
     answer: Answer = field(default_factory=Answer)
     worker: str = ""
-    """Where it began, as the server says."""
+    """Worker on which the request started, as reported by the server."""
     port: int = 0
-    """Of our end of the connection: who is in between knows it by that."""
+    """Local port of the connection, by which processes in between are identified."""
     retries: list[Retry] = field(default_factory=list)
     pauses: list[Pause] = field(default_factory=list)
 
@@ -79,7 +80,7 @@ class _TryAgain(Exception):
 
 
 class Client:
-    """One connection at a time, kept alive between requests; an async context manager."""
+    """Client with one keep-alive connection; an async context manager."""
 
     def __init__(self, base_url: str) -> None:
         self._base_url = base_url
@@ -88,7 +89,7 @@ class Client:
         self._response: aiohttp.ClientResponse | None = None
         self._left = False
         self.outcome: Outcome | None = None
-        """Of the request under way."""
+        """Outcome of the request in flight."""
 
     async def __aenter__(self) -> Client:
         connector = aiohttp.TCPConnector(limit=1, socket_factory=self._connect)
@@ -105,7 +106,7 @@ class Client:
             await self._session.close()
 
     async def send(self, request: PlannedRequest) -> Outcome:
-        """Sends a request until it is answered; whatever happens is told by the outcome."""
+        """Sends a request and retries until it is answered; errors are recorded in the outcome."""
         self.outcome = outcome = Outcome(request=request, sent=time.monotonic())
         pause, self._left = _FIRST_PAUSE_S, False
         while outcome.end == "open":
@@ -126,12 +127,12 @@ class Client:
         return outcome
 
     def leave(self) -> bool:
-        """Resets the connection of an answer that has begun; False where there is none."""
+        """Resets the connection if an answer has started; otherwise returns False."""
         if self._response is None or self._socket is None:
             return False
         if self.outcome is None or not self.outcome.answer.choices:
             return False
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # already closed
             reset = struct.pack("ii", 1, 0)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
         self._left = True

@@ -12,27 +12,28 @@ import psutil
 
 
 def tcp_connections(pid: int) -> list[Any]:
-    """A process's, as psutil tells them; none where it has ended."""
+    """TCP connections of a process, from psutil; empty if it has ended."""
     with suppress(psutil.Error):
         return list(psutil.Process(pid).net_connections("tcp"))
     return []
 
 
 def listening_ports(pid: int) -> set[int]:
-    """TCP ports where a process listens."""
+    """TCP ports on which a process listens."""
     return {c.laddr.port for c in tcp_connections(pid) if c.status == psutil.CONN_LISTEN}
 
 
 def clients_through(proxy: Collection[Any], port: int, server: Collection[int]) -> frozenset[int]:
-    """Ports of a proxy's clients that may be connected through it to one server.
+    """Client ports whose requests a proxy may be forwarding to one server.
 
-    A proxy's two ends of a request cannot be told to belong together: where it is connected to that
-    server at all, they may all be. One that was replaced when a server had gone knows one other.
+    The two connections of a forwarded request cannot be matched: if the proxy has any connection to
+    the server, all of its clients may be affected. A proxy that was replaced before the server
+    started has no connection to it.
 
     Args:
-        proxy: its connections, see `tcp_connections`.
-        port: where its clients reach it.
-        server: ports where that server listens.
+        proxy: connections of the proxy, see `tcp_connections`.
+        port: port on which the proxy accepts clients.
+        server: ports on which the server listens.
     """
     if not any(c.raddr.port in server for c in proxy if c.status == psutil.CONN_ESTABLISHED):
         return frozenset()
@@ -40,13 +41,13 @@ def clients_through(proxy: Collection[Any], port: int, server: Collection[int]) 
 
 
 def taken_at(port: int, connections: Collection[Any]) -> frozenset[int]:
-    """Ports of the clients whose connections to `port` are open."""
+    """Client ports of the open connections to `port`."""
     open_ones = [c for c in connections if c.status == psutil.CONN_ESTABLISHED]
     return frozenset(c.raddr.port for c in open_ones if c.laddr.port == port)
 
 
 def sockets_of(pid: int) -> dict[str, int]:
-    """File descriptors of a process's sockets by inode, which psutil does not tell."""
+    """File descriptors of a process's sockets by inode, which psutil does not report."""
     found = {}
     with suppress(OSError):
         for link in Path(f"/proc/{pid}/fd").iterdir():

@@ -1,4 +1,4 @@
-"""Makes one thing go wrong, and tells what it was."""
+"""Injects one fault and records it."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ from tests.campaigns.chaos.processes import find, is_gone, name_in_logs
 from tests.campaigns.chaos.schedule import Planned
 
 SILENCE_S = 2.0
-"""After which a gateway calls a worker lost that says nothing and gives no other sign of life."""
+"""Time in seconds without heartbeats or other signs of life after which a gateway declares a worker
+lost."""
 _SHARE_THAT_LEAVES = 0.34
 _PRESSURE_S = 8.0
 _TICK_S = 0.05
 _LEFT_BYTES = 2 * 2**30
 _PIDFD_GETFD = 438
-"""The system call's number on every architecture."""
+"""Number of the system call, the same on all architectures."""
 _CONNECTED = "03"
 _HOG = (
     "import sys, time; block = bytearray(b'\\1') * int(sys.argv[1]); time.sleep(float(sys.argv[2]))"
@@ -45,39 +46,39 @@ _HOG = (
 
 
 class NotPossible(Exception):
-    """This fault cannot be made here; the text says why."""
+    """The fault cannot be injected on this machine; the message is the reason."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Fault:
-    """One that happened. Times by the machine's monotonic clock."""
+    """An injected fault. Times are on the monotonic clock."""
 
     number: int
     kind: str
     begin: float
     pid: int = 0
-    """Who was hit."""
+    """Process that was hit."""
     ports: frozenset[int] = frozenset()
-    """Clients' ends of connections through that process."""
+    """Client ports of the connections through that process."""
     stopped_s: float = 0.0
-    """How long it was stopped, at last."""
+    """Seconds for which it was stopped in the end."""
     noticed_s: float | None = None
-    """Until it was killed, or until a gateway counted fewer workers; an upper bound."""
+    """Seconds until it was killed, or until a gateway reported fewer workers: an upper bound."""
     recovered: float | None = None
-    """When the fleet was whole again."""
+    """Time when the fleet had recovered."""
     problem: str | None = None
-    """What was still missing when that was given up."""
+    """What was still missing when recovery timed out."""
     is_given_up: bool = False
-    """Whether a stopped process was ended by somebody else."""
+    """Whether a stopped process was killed by the fleet."""
 
     @property
     def recovery_s(self) -> float | None:
-        """Until the fleet was whole again."""
+        """Seconds until the fleet had recovered."""
         return None if self.recovered is None else self.recovered - self.begin
 
 
 def allowed_pause_s(fault: Fault, step_timeout_s: float) -> float:
-    """How long it may take until somebody finds out, by who does."""
+    """Upper bound in seconds for the detection of the fault, by how it is detected."""
     noticed = KINDS[fault.kind].noticed
     if noticed is Noticed.BY_WATCHDOG:
         return step_timeout_s
@@ -87,13 +88,13 @@ def allowed_pause_s(fault: Fault, step_timeout_s: float) -> float:
 
 
 class Saboteur:
-    """Makes faults in one fleet.
+    """Injects faults into one fleet.
 
     Args:
-        directory: the fleet's private one.
-        load: whose clients leave where that is the fault.
-        options: how long processes are stopped.
-        port: where clients reach the fleet.
+        directory: private folder of the fleet.
+        load: load whose clients disconnect in some faults.
+        options: durations for which processes are stopped.
+        port: port of the endpoint.
     """
 
     def __init__(
@@ -104,21 +105,21 @@ class Saboteur:
         self._load = load
         self._options = options
         self._stopped: tuple[Fault, float] | None = None
-        """Whose process is stopped, and until when."""
+        """Stopped processes, and until when."""
         self._hog: subprocess.Popen[bytes] | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._tick, daemon=True)
         self._thread.start()
 
     def strike(self, planned: Planned) -> Fault:
-        """Makes a fault.
+        """Injects a fault.
 
         Raises:
-            NotPossible: it cannot be made here, or now.
+            NotPossible: it cannot be injected on this machine, or not now.
         """
         try:
             return self._strike(planned)
-        except OSError as error:  # who was chosen has ended meanwhile
+        except OSError as error:  # the chosen process has just ended
             raise NotPossible(f"{type(error).__name__}: {error}") from error
 
     def _strike(self, planned: Planned) -> Fault:
@@ -139,11 +140,11 @@ class Saboteur:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is stopped any more, and no memory is taken."""
+        """Whether no process is stopped and no memory is held."""
         return self._stopped is None and (self._hog is None or self._hog.poll() is not None)
 
     def close(self) -> None:
-        """Lets all go on that is stopped."""
+        """Resumes all stopped processes."""
         self._closed.set()
         self._thread.join()
         if self._stopped is not None:
@@ -154,10 +155,8 @@ class Saboteur:
             self._hog.wait()
 
     def _tick(self) -> None:
-        """Lets a stopped process go on when its time is over, or notes that it was ended.
-
-        On a thread of its own: who looks at a fleet that is stopped waits for it.
-        """
+        """Resumes a stopped process when its time is over, or records that it was killed. Runs in
+        its own thread, since requests to a stopped fleet block."""
         while not self._closed.wait(_TICK_S):
             if self._stopped is None:
                 continue
@@ -176,9 +175,9 @@ class Saboteur:
     def _choose(self, part: Part, planned: Planned) -> int:
         pids = [process.pid for process in find(self._directory) if process.part is part]
         if not pids:
-            raise NotPossible(f"the fleet has no process that is a {part.value}")
+            raise NotPossible(f"the fleet has no process of kind {part.value}")
         if part is Part.HAPROXY:
-            return pids[-1]  # older ones take no more requests
+            return pids[-1]  # older ones accept no more requests
         if part is Part.GUARD:  # likewise: the newest, or its parent
             pids = pids[-2:]
         return pids[planned.choose(len(pids))]
@@ -187,9 +186,9 @@ class Saboteur:
         holder = self._newest_haproxy(fault.pid) if part is Part.GUARD else fault.pid
         if KINDS[fault.kind].takes_streams:
             fault.ports = self._ports_through(part, holder)
-        fault.begin = time.monotonic()  # a starved process is looked at for seconds
+        fault.begin = time.monotonic()  # a starved process is sampled for seconds
         os.kill(fault.pid, sign)
-        if part is Part.GUARD:  # it has ended with its guard, or keeps running
+        if part is Part.GUARD:  # it ended with its guard, or keeps running
             _resume(holder)
         if sign is signal.SIGSTOP:
             lasts = self._options.stop_s
@@ -198,15 +197,16 @@ class Saboteur:
             self._stopped = (fault, fault.begin + lasts)
 
     def _newest_haproxy(self, guard: int) -> int:
-        """The one that has the streams of that guard; the guard, where there is none."""
+        """The HAProxy that serves that guard's streams; the guard if there is none."""
         pids = [process.pid for process in find(self._directory) if process.part is Part.HAPROXY]
         return pids[-1] if pids else guard
 
     def _ports_through(self, part: Part, holder: int) -> frozenset[int]:
-        """Ends of the clients whose requests a process has.
+        """Client ports of the requests that a process is serving.
 
-        HAZARD: it takes more between the look and the signal, so it is stopped meanwhile. What
-        HAProxy sends to a stopped gateway has not begun, and goes elsewhere.
+        HAZARD: it may accept more between this check and the signal, so it is stopped in between.
+        Requests that HAProxy sends to a stopped gateway have not started, and are sent to another
+        one.
         """
         os.kill(holder, signal.SIGSTOP)
         if part is not Part.GATEWAY:
@@ -217,7 +217,7 @@ class Saboteur:
         return frozenset(own) | self._ports_through_replaced(holder)
 
     def _ports_through_replaced(self, gateway: int) -> frozenset[int]:
-        """Those of clients whose HAProxy was replaced meanwhile, and lives on for their streams."""
+        """Client ports of HAProxy processes that were replaced but still serve streams."""
         listens = listening_ports(gateway)
         pids = [p.pid for p in find(self._directory) if p.part is Part.HAPROXY][:-1]
         found = (clients_through(tcp_connections(pid), self._port, listens) for pid in pids)
@@ -227,12 +227,13 @@ class Saboteur:
         available = psutil.virtual_memory().available - _LEFT_BYTES
         size = min(int(self._options.pressure_gib * 2**30), available)
         if size <= 0:
-            raise NotPossible("the machine has no memory to spare")
+            raise NotPossible("the machine has not enough free memory")
         command = [sys.executable, "-c", _HOG, str(size), str(_PRESSURE_S)]
         self._hog = subprocess.Popen(command)
 
     def _cut_attach(self, planned: Planned) -> int:
-        """Ends one gateway's stream from one worker; both processes stay. The front's id."""
+        """Closes one gateway's attach stream from one worker; both processes keep running. Returns
+        the frontend's process id."""
         inodes = _attach_connections(self._directory)
         ends = [
             (process.pid, fd)
@@ -242,7 +243,7 @@ class Saboteur:
             if inode in inodes
         ]
         if not ends:
-            raise NotPossible("gateways have no stream over a Unix socket")
+            raise NotPossible("no gateway has an attach stream over a Unix socket")
         pid, fd = ends[planned.choose(len(ends))]
         _shut_down(pid, fd)
         return pid
@@ -254,7 +255,8 @@ def _resume(pid: int) -> None:
 
 
 def _attach_connections(directory: Path) -> set[str]:
-    """Inodes of the fronts' ends: a connection has the name of the socket that took it."""
+    """Inodes of the frontend's sockets: an accepted connection has the path of the listening
+    socket."""
     rows = (line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:])
     named = [row for row in rows if len(row) > 7 and row[5] == _CONNECTED]
     return {
@@ -263,14 +265,16 @@ def _attach_connections(directory: Path) -> set[str]:
 
 
 def _shut_down(pid: int, fd: int) -> None:
-    """Ends a connection of another process, for both of its sides."""
+    """Shuts down a connection of another process in both directions."""
     call = ctypes.CDLL(None, use_errno=True).syscall
     process = os.pidfd_open(pid)
     try:
         ours = call(_PIDFD_GETFD, process, fd, 0)
         if ours < 0:
             reason = os.strerror(ctypes.get_errno())
-            raise NotPossible(f"the kernel lends no descriptors of other processes: {reason}")
+            raise NotPossible(
+                f"the kernel does not allow access to descriptors of other processes: {reason}"
+            )
         with socket.socket(fileno=ours) as connection, suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
     finally:

@@ -1,4 +1,4 @@
-"""The fleet that is hit: its configuration, and whether all of it is there."""
+"""The fleet under test: its configuration, and whether it is complete."""
 
 from __future__ import annotations
 
@@ -22,35 +22,36 @@ from tests.campaigns.chaos.scrape import ScrapedMetrics, scrape
 from worker.config import EngineConfig
 
 KV_CACHE_TOKENS: Final = 32768
-"""Of each worker."""
+"""KV cache of each worker."""
 _POLL_S = 0.4
 _AT_LEAST = (Part.HAPROXY, Part.GUARD)
-"""Those that were replaced stay for their streams, or for the HAProxy that others adopted."""
+"""Parts whose replaced processes may stay: for their streams, or for the HAProxy that others
+adopted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpectedFleet:
-    """What a whole fleet has."""
+    """Processes and workers of a complete fleet."""
 
     parts: Counter[Part]
-    """Processes by part."""
+    """Number of processes by part."""
     ready: dict[str, int]
-    """Workers that take requests, by model."""
+    """Number of ready workers by model."""
     num_gateways: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """A fleet at one moment."""
+    """State of a fleet at one time."""
 
     parts: Counter[Part] = field(default_factory=Counter)
     metrics: ScrapedMetrics | None = None
     gateways_up: int | None = None
-    """In HAProxy's eyes; None where there is none."""
+    """Number of gateways that are up according to HAProxy; None without HAProxy."""
 
 
 def serve_config(options: ChaosOptions) -> ServeConfig:
-    """The fleet; every token is the same whatever else runs, so that answers can be compared."""
+    """Configuration of the fleet; batch-invariant, so that answers can be compared bitwise."""
     common = {
         "device": "cpu",
         "tensor_parallel_size": options.tensor_parallel_size,
@@ -80,11 +81,11 @@ def serve_config(options: ChaosOptions) -> ServeConfig:
 
 
 class FleetWatch:
-    """Looks at a running fleet.
+    """Observes a running fleet.
 
     Args:
-        base_url: of the endpoint.
-        config: of the fleet.
+        base_url: URL of the endpoint.
+        config: configuration of the fleet.
     """
 
     def __init__(self, base_url: str, config: ServeConfig) -> None:
@@ -92,7 +93,7 @@ class FleetWatch:
         self.port = config.endpoint.port
         self.directory = Path(os.environ[DIRECTORY_VARIABLE])
         self.resubmissions: dict[tuple[str, str], float] = {}
-        """By gateway, as it told last: one that was killed has none left."""
+        """Last reported number by (model, gateway), also of gateways that were killed since."""
         self.expected = ExpectedFleet(
             parts=count(self.processes()),
             ready={model.name: model.max_workers for model in config.models},
@@ -100,11 +101,11 @@ class FleetWatch:
         )
 
     def processes(self) -> list[Process]:
-        """All that faults may hit."""
+        """All processes that faults may hit."""
         return find(self.directory)
 
     def look(self) -> Look:
-        """The fleet as it is now."""
+        """Current state of the fleet."""
         metrics = scrape(self.base_url)
         if metrics is not None:
             self.resubmissions.update(metrics.resubmissions)
@@ -118,10 +119,8 @@ class FleetWatch:
     def wait_whole(
         self, timeout_s: float, on_look: Callable[[Look], None] = lambda look: None
     ) -> str | None:
-        """Waits until nothing is missing, twice in a row; what is, where it takes too long.
-
-        Twice, since a process that is about to end is still there.
-        """
+        """Waits until the fleet is complete in two consecutive checks; returns what is missing on
+        timeout. Two checks, since a process that is about to end still exists."""
         deadline, num_whole = time.monotonic() + timeout_s, 0
         while True:
             look = self.look()
@@ -131,12 +130,12 @@ class FleetWatch:
             if num_whole == 2:
                 return None
             if time.monotonic() > deadline:
-                return problem or "it comes and goes"
+                return problem or "not complete in two consecutive checks"
             time.sleep(_POLL_S)
 
 
 def missing(expected: ExpectedFleet, look: Look) -> str | None:
-    """What a fleet lacks, in words; None where it is whole."""
+    """What is missing in a fleet, as text; None if it is complete."""
     for part, number in expected.parts.items():
         if part is Part.COMPILER:
             continue
@@ -144,7 +143,7 @@ def missing(expected: ExpectedFleet, look: Look) -> str | None:
         if found < number or (found > number and part not in _AT_LEAST):
             return f"{found} of {number} {part.value} processes"
     if look.metrics is None:
-        return "the endpoint does not answer"
+        return "the endpoint does not respond"
     for model, number in expected.ready.items():
         ready = {gateway: n for (name, gateway), n in look.metrics.ready.items() if name == model}
         if len(ready) != expected.num_gateways:

@@ -1,4 +1,4 @@
-"""What HAProxy says on its admin socket: who is connected through it, and to which gateway."""
+"""Queries HAProxy's admin socket: which clients are connected through it to which gateway."""
 
 from __future__ import annotations
 
@@ -13,32 +13,31 @@ _REPLICA = "SERVE_REPLICA_"
 
 
 class Session(NamedTuple):
-    """A request that is being answered."""
+    """A request in flight."""
 
     port: int
-    """Of the client."""
+    """Client port."""
     server: str
-    """Ends with the replica's id."""
+    """Server name; ends with the replica's id."""
 
 
 def sessions(directory: Path) -> list[Session]:
-    """Requests under way through the HAProxy that takes new ones; none where it does not answer.
-
-    One that has been replaced has finished listening there; it lives on for its streams.
-    """
+    """Requests in flight through the HAProxy that accepts new ones; empty if it does not respond. A
+    HAProxy that was replaced no longer listens on the socket, and only serves its remaining
+    streams."""
     found = _SESSION.findall(_ask(directory, "show sess"))
     return [Session(int(port), server) for port, server in found if server.startswith(_REPLICA)]
 
 
 def gateways_up(directory: Path) -> int:
-    """How many gateways it sends requests to."""
+    """Number of gateways that are up."""
     rows = [line.split(",") for line in _ask(directory, "show stat").splitlines()]
     servers = [row for row in rows if len(row) > 17 and row[1].startswith(_REPLICA)]
     return sum(row[17].startswith("UP") for row in servers)
 
 
 def replica_of(server: str) -> str:
-    """The replica's id in a server's name."""
+    """Replica id in a server's name."""
     return server.rpartition("-")[2]
 
 

@@ -1,4 +1,4 @@
-"""Bodies that a server has to refuse, about twenty kinds of them."""
+"""Invalid bodies of about twenty kinds that a server must reject."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PLAIN = "/v1/completions"
 
 
 def hostile_requests() -> tuple[PlannedRequest, ...]:
-    """One of each kind; their indices are their places."""
+    """One request of each kind; its index is its position."""
     return tuple(
         PlannedRequest(index=index, kind=kind, path=path, body=body, stream=False)
         for index, (kind, path, body) in enumerate(_kinds())

@@ -1,4 +1,4 @@
-"""The kinds of fault, and what each may cost those who are streaming."""
+"""Kinds of faults, and the effect that each may have on clients."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Final
 
 
 class Part(Enum):
-    """What a process of the fleet is."""
+    """Role of a process in the fleet."""
 
     STEP = "step"
-    """Child of rank 0 that computes, on CPU."""
+    """Child process of rank 0 that computes, on CPU."""
     RANK0 = "rank0"
     RANK = "rank"
     """Any other."""
@@ -20,45 +20,45 @@ class Part(Enum):
     GATEWAY = "gateway"
     HAPROXY = "haproxy"
     GUARD = "guard"
-    """Restarts HAProxy; its parent, which restarts the guard, counts as one, too."""
+    """Process that restarts HAProxy. Its parent, which restarts the guard, counts as one, too."""
     MANAGER = "manager"
-    """Serve's actor that starts guards; HAProxy outlives it."""
+    """Serve's actor that starts guards; HAProxy survives it."""
     PROXY = "proxy"
-    """Serve's own, which takes requests where no gateway is left."""
+    """Serve's own proxy, which accepts requests if no gateway is left."""
     CONTROLLER = "controller"
     GCS = "gcs"
     """Ray's control service, which `rayfleet serve` restarts."""
     COMPILER = "compiler"
-    """Of grammars, a child of the front."""
+    """Compiles grammars; child process of the frontend."""
 
 
 class Noticed(Enum):
-    """Who finds that something is wrong, which tells how long that may take."""
+    """How a fault is detected, which determines how long detection may take."""
 
     AT_ONCE = "at once"
-    """A connection ends."""
+    """A connection closes."""
     BY_SILENCE = "by silence"
-    """A gateway hears nothing of a worker."""
+    """A gateway receives no heartbeats from a worker."""
     BY_WATCHDOG = "by watchdog"
-    """A front has no step of its ranks."""
+    """A frontend receives no step from its ranks."""
     WHEN_IT_ENDS = "when it ends"
-    """Nobody takes over what the process holds: it is waited for."""
+    """Not detected: other processes wait for this one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
-    """One kind of fault."""
+    """A kind of fault."""
 
     part: Part | None = None
-    """Whose process is hit; None where none is."""
+    """Part whose process is hit; None for faults that hit no process."""
     sign: signal.Signals | None = None
-    """That it is sent; None for other faults."""
+    """Signal that is sent; None for other faults."""
     noticed: Noticed = Noticed.AT_ONCE
-    """By whom, at the latest."""
+    """The slowest way in which it is detected."""
     given_up: bool = False
-    """Whether a process that is stopped is to be replaced, rather than waited for."""
+    """Whether a stopped process must be replaced."""
     takes_streams: bool = False
-    """Whether clients' connections end with the process."""
+    """Whether client connections end with the process."""
 
 
 CUT_CLIENTS: Final = "cut-clients"
@@ -66,7 +66,7 @@ CUT_ATTACH: Final = "cut-attach"
 MEMORY: Final = "memory"
 
 _IN_FRONT = (Part.GATEWAY, Part.HAPROXY, Part.GUARD)
-"""A guard that is killed ends its HAProxy; its parent does not."""
+"""A killed guard ends its HAProxy; its parent does not."""
 
 
 def _kill(part: Part) -> Kind:
@@ -86,7 +86,7 @@ def _stop(part: Part) -> Kind:
         sign=signal.SIGSTOP,
         noticed=noticed,
         given_up=noticed is Noticed.BY_WATCHDOG or part in (Part.FRONT, Part.GATEWAY, Part.HAPROXY),
-        takes_streams=part in _IN_FRONT,  # where Serve loses patience with it
+        takes_streams=part in _IN_FRONT,  # Serve replaces it after a timeout
     )
 
 
@@ -106,6 +106,6 @@ RECOVERY_LIMITS_S: Final[dict[str, float]] = {
     "kill-guard": 10.0,
     "kill-gcs": 10.0,
 }
-"""Seconds in which the fleet is to be whole again, by kind; on an otherwise idle machine. HAProxy
-serves within 2 s of the end of its guard, and throughout that of the guard's parent: then Serve's
-manager is replaced, and has to start."""
+"""Maximum recovery time in seconds by kind, on an otherwise idle machine. After a guard is killed,
+HAProxy serves again within 2 s. If the guard's parent is killed, it never stops serving: Serve's
+manager is replaced, and needs time to start."""

@@ -1,4 +1,4 @@
-"""Clients on a thread of their own that ask again and again, or once each."""
+"""Clients in a thread that send requests continuously, or each request once."""
 
 from __future__ import annotations
 
@@ -14,20 +14,18 @@ from tests.campaigns.chaos.client import Client, Outcome
 from tests.campaigns.chaos.planned_requests import PlannedRequest
 
 _AFTER_FAILURE_S = 0.5
-"""So that an endpoint which refuses all at once is not asked a thousand times."""
+"""Pause in seconds after a failure, so that an endpoint that rejects everything is not flooded."""
 _STOP_S = 600.0
-"""For the last answers to end."""
+"""Time limit in seconds for the last answers."""
 
 
 class ChaosLoad:
-    """So many clients at the same time take requests from `requests`, until there are no more.
-
-    They begin at once, and end when `stop` is called or the `with` block ends.
-    """
+    """Clients that send requests from `requests` concurrently until there are none left. They start
+    immediately, and end when `stop` is called or the `with` block ends."""
 
     def __init__(self, base_url: str, requests: Iterable[PlannedRequest], num_clients: int) -> None:
         self.outcomes: list[Outcome] = []
-        """Of requests that have ended."""
+        """Outcomes of finished requests."""
         self._base_url = base_url
         self._requests: Iterator[PlannedRequest] = iter(requests)
         self._clients = [Client(base_url) for _ in range(num_clients)]
@@ -44,37 +42,37 @@ class ChaosLoad:
         self.stop()
 
     def leave(self, share: float) -> None:
-        """That share of the clients resets its connection, where an answer has begun."""
+        """Makes that fraction of the clients reset their connections if an answer has started."""
         if self._loop is not None:
             chosen = self._clients[: max(1, round(share * len(self._clients)))]
             self._loop.call_soon_threadsafe(lambda: [client.leave() for client in chosen])
 
     def open_since(self) -> list[float]:
-        """When the requests were sent that are under way."""
+        """Send times of the requests in flight."""
         outcomes = [client.outcome for client in self._clients]
         return [outcome.sent for outcome in outcomes if outcome is not None]
 
     def wait(self) -> list[Outcome]:
-        """Returns when all requests have been answered."""
+        """Waits until all requests have been answered."""
         self._thread.join()
         return self._ended()
 
     def stop(self) -> list[Outcome]:
-        """Sends nothing more, and returns when all that is under way has ended.
+        """Sends no more requests, and waits for those in flight.
 
         Raises:
-            RuntimeError: some of it hangs.
+            RuntimeError: a request hangs.
         """
         self._stopping.set()
         self._thread.join(_STOP_S)
         if self._thread.is_alive():
             ages = [round(time.monotonic() - sent) for sent in self.open_since()]
-            raise RuntimeError(f"requests hang, sent so many seconds ago: {ages}")
+            raise RuntimeError(f"requests hang; seconds since they were sent: {ages}")
         return self._ended()
 
     def _ended(self) -> list[Outcome]:
         if self._problem is not None:
-            raise RuntimeError("the clients broke down") from self._problem
+            raise RuntimeError("the clients failed") from self._problem
         return self.outcomes
 
     def _live(self) -> None:
@@ -104,6 +102,6 @@ class ChaosLoad:
 def answers_of(
     base_url: str, requests: Sequence[PlannedRequest], num_clients: int
 ) -> list[Outcome]:
-    """Each request once; the outcomes in the order of the requests."""
+    """Sends each request once; outcomes are in the order of the requests."""
     with ChaosLoad(base_url, requests, num_clients) as load:
         return sorted(load.wait(), key=lambda outcome: outcome.request.index)

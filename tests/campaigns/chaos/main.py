@@ -1,9 +1,10 @@
-"""`make check-chaos`: processes are killed and stopped under load, and no request is lost.
+"""`make check-chaos`: processes are killed and stopped under load; no request may be lost.
 
-A fleet on CPU answers a fixed list of requests, whose right answers were taken before, while one
-process after the other is killed or stopped, connections are cut and memory gets short. With
---cancels thousands of clients leave instead, at whatever moment (`make check-cancels`); with --soak
-there is steady load, a little of it hostile (`make check-soak`).
+A fleet on CPU serves a fixed list of requests with known answers while faults are injected:
+processes are killed or stopped one after another, connections are closed, and memory becomes
+scarce. With --cancels, thousands of clients disconnect at random moments instead (`make
+check-cancels`); with --soak, there is an hour of steady load, some of it invalid (`make
+check-soak`).
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from tests.campaigns.checks import check_main
 
 
 def run_chaos(options: ChaosOptions) -> Result:
-    """Faults, clients that leave, or a soak."""
+    """Runs faults, disconnecting clients, or a soak test."""
     run = run_cancels if options.cancels else run_soak if options.soak_s else run_faults
-    # Ray tells the standard output of processes that have died, where results go.
+    # Ray prints messages about processes that have died to standard output, which is for results.
     with redirect_stdout(sys.stderr):
         return run(options)
 

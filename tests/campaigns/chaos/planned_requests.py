@@ -1,4 +1,4 @@
-"""The fixed list of requests, of which each has one right answer."""
+"""The fixed list of requests, each of which has a single correct answer."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, Final
 MODEL: Final = "chaos"
 DIFFUSION: Final = "chaos-diffusion"
 _VARIANTS = 3
-"""Requests of a kind, with prompts of their own."""
+"""Requests per kind, with different prompts."""
 _SHORTER = 16
-"""Tokens by which each variant's answer is shorter than the one before."""
+"""Number of tokens by which each variant's answer is shorter than the previous one's."""
 _MIN_TOKENS = 32
-"""Tokens that the answer under penalties has at least."""
+"""Minimum tokens of answers with penalties."""
 LEAST_OUTPUT_LEN: Final = _MIN_TOKENS + _SHORTER * (_VARIANTS - 1)
-"""Shortest answers of which the last variant's may still have `_MIN_TOKENS`."""
+"""Minimum `output_len`: the last variant's answers still have `_MIN_TOKENS`."""
 _LONG = (
     "The harbour opens at dawn; the ferry leaves at seven, and the baker is up before both. " * 12
 )
@@ -59,12 +59,12 @@ _OF_TOKENS: Mapping[str, Mapping[str, Any]] = {
     "whole-several": {**_SAMPLED, "n": 3, "logprobs": 1, "stream": False},
     "long-prompt": {**_SAMPLED, "long": True},
 }
-"""What a block-diffusion model refuses, or does not differ in."""
+"""Options that a block-diffusion model rejects, or that make no difference for it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedRequest:
-    """A request ready to send."""
+    """A request ready to be sent."""
 
     index: int
     kind: str
@@ -75,11 +75,11 @@ class PlannedRequest:
 
 
 def list_requests(output_len: int, *, diffusion: bool = False) -> tuple[PlannedRequest, ...]:
-    """All requests, of all models that are served; kinds by turns.
+    """All requests for all served models, kinds in turn.
 
     Args:
         output_len: tokens of the first variant's answers, at least `LEAST_OUTPUT_LEN`.
-        diffusion: whether a block-diffusion model is served besides.
+        diffusion: whether a block-diffusion model is served, too.
     """
     mixes = [(MODEL, {**_EVERYWHERE, **_OF_TOKENS})]
     if diffusion:
@@ -94,7 +94,8 @@ def list_requests(output_len: int, *, diffusion: bool = False) -> tuple[PlannedR
 
 
 def filling_request(number: int) -> PlannedRequest:
-    """A prompt of some thousand tokens that shares no block with another, and hardly an answer."""
+    """A prompt of some thousand tokens that shares no block with others, and a very short
+    answer."""
     fields = {"max_tokens": 1, "stream": False, "prompt": f"{number}: {_LONG * 4}"}
     body = {"model": MODEL, "temperature": 0.0, **fields}
     return PlannedRequest(

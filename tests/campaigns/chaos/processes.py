@@ -33,7 +33,7 @@ _TITLES = (
 )
 _ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 MEASURED = (Part.GATEWAY, Part.FRONT, Part.RANK0, Part.RANK, Part.STEP, Part.HAPROXY)
-"""Parts whose memory is looked at."""
+"""Parts whose memory is measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,20 +46,20 @@ class Process:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """What a part's processes take."""
+    """Memory of a part's processes."""
 
     processes: int
     mib: float
-    """Resident, of all of them."""
+    """Resident memory of all of them together."""
 
 
 def part_of(command: str) -> Part | None:
-    """What the process with this command line is; None for one that faults leave alone."""
+    """Part of the process with this command line; None if it is not a target of faults."""
     return next((part for title, part in _TITLES if title.match(command)), None)
 
 
 def find(directory: Path) -> list[Process]:
-    """Those of the fleet with this private directory that are running or stopped, oldest first."""
+    """Running or stopped processes of the fleet with this private folder, oldest first."""
     found = []
     for pid in sorted(processes_of(directory)):
         with suppress(psutil.Error):
@@ -70,7 +70,7 @@ def find(directory: Path) -> list[Process]:
 
 
 def count(processes: Sequence[Process]) -> Counter[Part]:
-    """How many there are of each part."""
+    """Number of processes by part."""
     return Counter(process.part for process in processes)
 
 
@@ -84,7 +84,8 @@ def memory(processes: Sequence[Process]) -> dict[Part, Memory]:
 
 
 def state(pid: int) -> str:
-    """As psutil names it: running, sleeping, stopped, zombie; dead where there is none."""
+    """Status as named by psutil: running, sleeping, stopped, zombie; dead if there is no
+    process."""
     try:
         return str(psutil.Process(pid).status())
     except psutil.Error:
@@ -97,7 +98,8 @@ def is_gone(pid: int) -> bool:
 
 
 def name_in_logs(pid: int, names: Sequence[str]) -> str | None:
-    """Which of these names is in that of a file that the process has open: replicas log so."""
+    """The name that occurs in the name of a file that the process has open, such as a replica's
+    log."""
     with suppress(psutil.Error):
         files = [Path(file.path).name for file in psutil.Process(pid).open_files()]
         return next((name for name in names if any(name in file for file in files)), None)

@@ -1,4 +1,4 @@
-"""Which fault comes when, and whom it hits: the same for the same seed."""
+"""Schedule of faults and their targets, determined by a seed."""
 
 from __future__ import annotations
 
@@ -9,28 +9,26 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Planned:
-    """One fault to come."""
+    """A scheduled fault."""
 
     number: int
-    """From 0."""
+    """Number of the fault, from 0."""
     at_s: float
-    """After the start, at the soonest."""
+    """Earliest time in seconds after the start."""
     kind: str
     pick: float
-    """In [0, 1): whom of several it hits."""
+    """Random number in [0, 1) that selects one of several targets."""
 
     def choose(self, count: int) -> int:
-        """Who it is of `count`."""
+        """Index of the target among `count`."""
         return int(self.pick * count)
 
 
 def schedule(kinds: Sequence[str], period_s: float, seed: int) -> Iterator[Planned]:
-    """Faults without end: round after round of all kinds, each round in an order of its own.
-
-    So none is left out for long, and any two follow each other at some time.
-    """
+    """Infinite sequence of faults: rounds of all kinds, each in a random order, so that no kind is
+    neglected and any two kinds follow each other sometimes."""
     if not kinds:
-        raise ValueError("there is no kind of fault to run")
+        raise ValueError("no kind of fault to run")
     chance = random.Random(seed)
     number = 0
     while True:

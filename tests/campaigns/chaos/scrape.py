@@ -1,4 +1,4 @@
-"""What a fleet says of itself at /metrics, as far as faults show there."""
+"""Metrics of a fleet's /metrics that show the effects of faults."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ _TIMEOUT_S = 5.0
 _SERIES = re.compile(r"^rayfleet_(\w+?)(?:_total)?\{([^}]*)\} (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 LOADS = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-"""Gauges of workers that are 0 where nobody asks for anything."""
+"""Worker gauges that are 0 without load."""
 PENDING = "gateway_pending_requests"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScrapedMetrics:
-    """One answer. Keys are (model, worker) or (model, gateway)."""
+    """One response. Keys are (model, worker) or (model, gateway)."""
 
     ready: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    """Workers that each gateway can send requests to."""
+    """Number of ready workers by gateway."""
     resubmissions: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    """That each gateway has made."""
+    """Number of resubmissions by gateway."""
     loads: Mapping[str, Mapping[tuple[str, str], float]] = field(default_factory=dict)
-    """Each of LOADS by worker, and PENDING by gateway."""
+    """LOADS by worker, and PENDING by gateway."""
 
     @property
     def left_over(self) -> dict[str, float]:
-        """Loads that are not 0, summed over workers or gateways."""
+        """Loads other than 0, summed over workers or gateways."""
         sums = {name: sum(values.values()) for name, values in self.loads.items()}
         return {name: value for name, value in sums.items() if value}
 
 
 def scrape(base_url: str) -> ScrapedMetrics | None:
-    """What the fleet tells; None where nobody answers."""
+    """Metrics of the fleet; None if it does not respond."""
     try:
         with urllib.request.urlopen(f"{base_url}/metrics", timeout=_TIMEOUT_S) as response:
             return read(response.read().decode())
@@ -44,7 +44,7 @@ def scrape(base_url: str) -> ScrapedMetrics | None:
 
 
 def read(text: str) -> ScrapedMetrics:
-    """What is in an answer of /metrics."""
+    """Parses a response of /metrics."""
     families: dict[str, dict[tuple[str, str], float]] = {}
     for name, labels, value in _SERIES.findall(text):
         found = dict(_LABEL.findall(labels))

@@ -1,4 +1,4 @@
-"""Memory of each process over an hour: means per minute, and whether they climb."""
+"""Memory growth of each process over an hour, from means per minute."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from types import TracebackType
 from typing import Self
 
 import numpy as np
-import scipy  # imports its parts when they are first used; statistics take a second
+import scipy  # imported lazily: its submodules take a second
 
 from tests.campaigns.chaos.kinds import Part
 from tests.campaigns.chaos.processes import MEASURED, Process
 from tests.support.fleet.processes import resident_mib
 
 _FEWEST_MINUTES = 5
-"""Of fewer no line can be drawn that says anything."""
+"""Minimum number of minutes for a meaningful fit."""
 _BLOCKS = 16
-"""Of minutes, at most: an hour less its first ten minutes has 13 of four minutes each."""
+"""Maximum number of blocks: an hour without its first ten minutes has 13 of four minutes each."""
 _LEAST_RISE_MIB = 0.5
-"""Of a leak in either half of the time. CPython takes memory from the system in arenas of 1 MiB
-(ARENA_BITS is 20 in its obmalloc), so less than one over both halves cannot be told from zero:
-below 1.2 MiB/h, that is, where 50 minutes are measured."""
+"""Minimum growth in either half of the time that counts as a leak. CPython allocates arenas of 1
+MiB (ARENA_BITS is 20 in its obmalloc), so growth of less than one arena over both halves cannot be
+distinguished from zero: 1.2 MiB/h for a measurement of 50 minutes."""
 _LEVEL = 0.95
-"""That no process is said to climb, if none does."""
+"""Probability that no process is reported if none leaks."""
 _S_PER_H = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slope:
-    """How a process's memory went."""
+    """Memory growth of a process."""
 
     part: str
     pid: int
     course: tuple[float, ...]
     """Means of its blocks of minutes, in MiB."""
     slope: float
-    """The median of all pairs of blocks, in MiB per hour."""
+    """Median slope over all pairs of blocks, in MiB per hour."""
     climbs: bool
-    """Whether it rose more often than by chance, and in the second half as in the first."""
+    """Whether memory grows significantly, and in both halves of the time."""
 
 
 class SlopeWatch:
-    """Samples the memory of processes while its block runs.
+    """Samples the memory of processes within a `with` block.
 
     Args:
-        processes: those whose part is measured are looked at.
-        every_s: between two samples.
+        processes: returns the fleet's processes; those of MEASURED parts are sampled.
+        every_s: seconds between samples.
     """
 
     def __init__(self, processes: Sequence[Process], every_s: float) -> None:
@@ -72,7 +72,7 @@ class SlopeWatch:
         self._thread.join()
 
     def slopes(self, since_s: float, minute_s: float) -> list[Slope]:
-        """Of processes that lived from `since_s`, on the monotonic clock, to the end."""
+        """Slopes of processes that lived from `since_s` (monotonic clock) to the end."""
         minutes = {
             pid: minute_means([(at, mib) for at, mib in samples if at >= since_s], minute_s)
             for pid, samples in self._samples.items()
@@ -86,7 +86,7 @@ class SlopeWatch:
 
     @property
     def gone(self) -> int:
-        """How many have ended."""
+        """Number of sampled processes that have ended."""
         return sum(bool(s) and s[-1][1] == 0.0 for s in self._samples.values())
 
     def _watch(self, read: Callable[[int], float] = resident_mib) -> None:
@@ -97,37 +97,36 @@ class SlopeWatch:
 
 
 def minute_means(samples: Sequence[tuple[float, float]], minute_s: float) -> list[float]:
-    """Means of whole minutes from the first sample on."""
+    """Means of whole minutes, starting at the first sample."""
     minutes: dict[int, list[float]] = {}
     for at, value in samples:
         minutes.setdefault(int((at - samples[0][0]) / minute_s), []).append(value)
-    whole = sorted(minutes)[:-1]  # the last one has just begun
+    whole = sorted(minutes)[:-1]  # the last minute is incomplete
     return [float(np.mean(minutes[minute])) for minute in whole]
 
 
 def fit_slope(part: Part, pid: int, means: Sequence[float], minute_s: float, level: float) -> Slope:
-    """How memory went from block to block, and whether it climbs as a leak does.
+    """Memory growth over blocks of minutes, and whether it looks like a leak.
 
-    A leak takes as much in the second half as in the first, smoothly or by steps. An allocator that
-    warms up levels off, and where something is needed for the first time, memory makes one step.
-    So two things are asked for: that later blocks are larger than earlier ones more often than
-    chance has it (Kendall's test), and that either half rises by itself (by the median slope of its
-    pairs of blocks). A process that warms up in the first half and makes a step in the second is
-    named, too: its course tells.
-
-    What requests leave behind is found sooner by their number: tests/worker/frontend does so.
+    A leak grows as much in the second half as in the first, continuously or in steps. An allocator
+    that warms up levels off, and code that runs for the first time causes a single step. A leak is
+    therefore reported if two conditions hold: later blocks are significantly larger than earlier
+    ones (Kendall's test), and each half grows by itself (median slope over its pairs of blocks). A
+    process that warms up in the first half and has a single step in the second is reported, too;
+    `course` shows it. Leaks per request are found sooner by counting objects: see
+    tests/worker/frontend.
 
     Args:
-        part: what the process is.
-        pid: its id.
-        means: of its minutes, in MiB.
-        minute_s: seconds of one of them.
-        level: of the test.
+        part: part of the process.
+        pid: process id.
+        means: means per minute, in MiB.
+        minute_s: seconds per minute of `means`.
+        level: level of the test.
     """
     course = block_means(means, -(-len(means) // _BLOCKS))
     numbers = np.arange(len(course))
     half = len(course) // 2
-    halves = (course[: half + 1], course[half:])  # the block in the middle belongs to both
+    halves = (course[: half + 1], course[half:])  # both halves contain the middle block
     rises = [half * float(scipy.stats.theilslopes(blocks).slope) for blocks in halves]
     by_chance = scipy.stats.kendalltau(numbers, course, alternative="greater").pvalue
     hours_per_block = len(means) / len(course) * minute_s / _S_PER_H
@@ -141,15 +140,13 @@ def fit_slope(part: Part, pid: int, means: Sequence[float], minute_s: float, lev
 
 
 def block_means(means: Sequence[float], size: int) -> list[float]:
-    """Means of `size` minutes that follow each other, the last ones maybe of fewer.
-
-    Neighbouring minutes are alike, and would count as more than they tell.
-    """
+    """Means of `size` consecutive minutes, of fewer at the end. Adjacent minutes are correlated,
+    and would count as more observations than they are."""
     return [float(np.mean(means[first : first + size])) for first in range(0, len(means), size)]
 
 
 def as_rows(slopes: Sequence[Slope]) -> list[Mapping[str, object]]:
-    """For reports."""
+    """Rows for reports."""
     return [
         {
             "process": f"{slope.part} {slope.pid}",

@@ -1,4 +1,4 @@
-"""An hour of steady load, a little of it hostile: as fast at the end, and no larger."""
+"""Soak test: an hour of steady load, some of it invalid, without loss of speed or memory growth."""
 
 from __future__ import annotations
 
@@ -27,23 +27,22 @@ from tests.campaigns.chaos.slopes import Slope, SlopeWatch, as_rows
 from tests.campaigns.chaos.tally import tally
 
 LEAST_KEPT: Final = 0.98
-"""Of the first minutes' throughput, in the last ones."""
+"""Minimum throughput of the last minutes relative to the first ones."""
 _WINDOW_S = 600.0
 _MINUTE_S = 60.0
 _FEWEST_MINUTES = 30
-"""Of a soak; those of a short one are shorter."""
+"""Minimum length of a soak test in minutes; for shorter ones, windows are shorter."""
 _SAMPLES_PER_MINUTE = 12
 _CALIBRATION_S = 60.0
 _MEETINGS = 4
-"""Requests of each kind per process that may get them: by chance, one process in e^4 = 55 gets
-none."""
+"""Expected number of requests of each kind per process: one process in e^4 = 55 gets none."""
 _BUSY = 2
-"""Times the usual clients, while capacity is measured."""
+"""Number of clients relative to `num_streams` while capacity is measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arrival:
-    """A request, and when it is sent."""
+    """A request and its send time."""
 
     at_s: float
     request: PlannedRequest
@@ -52,14 +51,14 @@ class Arrival:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arrived:
-    """What became of it."""
+    """An arrival and its outcome."""
 
     arrival: Arrival
     outcome: Outcome
 
     @property
     def num_tokens(self) -> int:
-        """Of its answer."""
+        """Number of tokens of its answer."""
         return self.outcome.answer.completion_tokens or 0
 
 
@@ -69,10 +68,8 @@ def arrivals(
     rate: float,
     options: ChaosOptions,
 ) -> Iterator[Arrival]:
-    """Requests at a steady rate: each within a slot of its own, at a moment of chance.
-
-    By chance alone, two windows of ten minutes would differ by more than what is to be shown.
-    """
+    """Requests at a steady rate: one per time slot, at a random time within the slot. With Poisson
+    arrivals, two windows of ten minutes would differ by more than the effect to be measured."""
     chance = random.Random(options.seed)
     good, bad = itertools.cycle(requests), itertools.cycle(hostile)
     for number in range(int(rate * options.soak_s)):
@@ -82,7 +79,7 @@ def arrivals(
 
 
 async def send_all(base_url: str, coming: Iterator[Arrival]) -> list[Arrived]:
-    """Sends each at its time, whatever became of those before."""
+    """Sends each request at its time, whether or not earlier ones have finished."""
     found: list[Arrived] = []
     idle: list[Client] = []
     clients: list[Client] = []
@@ -105,7 +102,7 @@ async def send_all(base_url: str, coming: Iterator[Arrival]) -> list[Arrived]:
 
 
 def run_soak(options: ChaosOptions) -> Result:
-    """Starts a fleet, finds what it carries, and offers it a part of that for long."""
+    """Starts a fleet, measures its capacity, and runs it at a fraction of that for a long time."""
     config = serve_config(options)
     requests = list_requests(options.output_len, diffusion=bool(options.diffusion_model))
     window_s = min(_WINDOW_S, options.soak_s / 6.0)
@@ -115,7 +112,7 @@ def run_soak(options: ChaosOptions) -> Result:
         meet_all_kinds(fleet.base_url, requests, options)
         capacity = _capacity(fleet.base_url, requests, options)
         rate = options.soak_load * capacity
-        note(f"carries {capacity:.2f} requests/s; offering {rate:.2f}")
+        note(f"capacity {capacity:.2f} requests/s; offering {rate:.2f}")
         watch = FleetWatch(fleet.base_url, config)
         coming = arrivals(requests, hostile_requests(), rate, options)
         minute_s = min(_MINUTE_S, options.soak_s / _FEWEST_MINUTES)
@@ -157,12 +154,11 @@ def run_soak(options: ChaosOptions) -> Result:
 
 
 def fill_caches(base_url: str, options: ChaosOptions) -> None:
-    """Lets every worker write all of its KV cache, about twice.
-
-    On a CPU a page takes memory when it is first written, which looks like a leak for an hour.
+    """Makes every worker write its whole KV cache about twice. On CPU, a page is allocated at its
+    first write, which would look like a leak for an hour.
 
     Raises:
-        RuntimeError: a request fails.
+        RuntimeError: a request failed.
     """
     missing = 2 * options.num_workers * KV_CACHE_TOKENS
     numbers = itertools.count()
@@ -177,24 +173,22 @@ def fill_caches(base_url: str, options: ChaosOptions) -> None:
 def meet_all_kinds(
     base_url: str, requests: Sequence[PlannedRequest], options: ChaosOptions
 ) -> None:
-    """Sends each kind of request, the hostile ones too, until every process should have met it.
-
-    An hour has about one hostile request of a kind, so that each would be the first of its kind
-    somewhere, and what is needed for the first time takes memory that stays.
-    """
+    """Sends each kind of request, including invalid ones, until every process has probably had
+    each. In an hour there is about one invalid request of a kind, so each would be the first of its
+    kind in some process, and first-time allocations would look like growth."""
     times = _MEETINGS * max(options.num_workers, options.num_gateways)
     answers_of(base_url, [*requests, *hostile_requests()] * times, options.num_streams)
 
 
 def _capacity(base_url: str, requests: Sequence[PlannedRequest], options: ChaosOptions) -> float:
-    """Requests per second that clients get who wait for their answers."""
+    """Requests per second that closed-loop clients achieve."""
     seconds = min(_CALIBRATION_S, options.soak_s / 4.0)
     clients = ChaosLoad(base_url, itertools.cycle(requests), _BUSY * options.num_streams)
     began = time.monotonic()
     with clients as load:
         time.sleep(seconds)
         outcomes = load.stop()
-    # Until the last one's end: the clients that had no more to ask are idle then.
+    # Only until the last one ends: clients without further requests are idle by then.
     ended = [one.ended - began for one in outcomes if one.end == "whole"]
     in_time = [at for at in ended if at <= seconds]
     if not in_time:
@@ -205,10 +199,8 @@ def _capacity(base_url: str, requests: Sequence[PlannedRequest], options: ChaosO
 def served_shares(
     arrived: Sequence[Arrived], began: float, duration_s: float, window_s: float
 ) -> tuple[float, float]:
-    """Tokens that came in the first and in the last window, as shares of what was asked for then.
-
-    The first one begins after half a window: the fleet fills up.
-    """
+    """Tokens received in the first and in the last window, as fractions of the requested ones. The
+    first window starts after half a window, when the fleet has filled up."""
     begins = (began + 0.5 * window_s, began + duration_s - window_s)
     first, last = (_share_served(arrived, began, begin, begin + window_s) for begin in begins)
     return first, last
@@ -232,14 +224,14 @@ def judge_soak(
     not_refused: Sequence[str],
     num_gone: int,
 ) -> list[Check]:
-    """What was promised, against what was seen.
+    """Checks of a run.
 
     Args:
-        first: share of the tokens asked for that came in the first minutes.
-        last: the same in the last ones.
-        slopes: of the processes' memory.
-        not_refused: hostile bodies that were taken, or ended in a server error.
-        num_gone: processes that have ended.
+        first: fraction of the requested tokens that was received in the first minutes.
+        last: the same in the last minutes.
+        slopes: memory growth of the processes.
+        not_refused: invalid bodies that were accepted, or that caused a server error.
+        num_gone: number of processes that have ended.
     """
     by_part: dict[str, list[bool]] = {}
     for slope in slopes:
@@ -258,7 +250,7 @@ def judge_soak(
 
 
 def is_refusal(status: int) -> bool:
-    """Whether a body was refused as the client's mistake."""
+    """Whether a body was rejected with a client error."""
     return 400 <= status < 500
 
 

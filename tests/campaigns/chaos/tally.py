@@ -1,4 +1,4 @@
-"""Sorts answers by what became of them, and pauses by the fault that they fell into."""
+"""Classifies answers by outcome, and pauses by the fault in which they occurred."""
 
 from __future__ import annotations
 
@@ -15,51 +15,51 @@ from tests.campaigns.chaos.kinds import KINDS, Noticed
 
 _SERVER_ERROR = 500
 _TELLING = 40
-"""Characters of an error that tell its kind."""
+"""Number of leading characters of an error that identify its kind."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Tally:
-    """What became of all requests."""
+    """Outcomes of all requests."""
 
     sent: int = 0
     completed: int = 0
     wrong: list[str] = field(default_factory=list)
-    """How answers differ from the right ones."""
+    """Differences of answers from the expected ones."""
     failed: list[str] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
-    """How many of them failed in the same way."""
+    """Number of failures by kind of error."""
     examples: dict[str, str] = field(default_factory=dict)
-    """The first one of each way."""
+    """First failure of each kind."""
     cut: int = 0
     """Ended with the gateway or HAProxy that held the client's connection."""
     left: int = 0
-    """Closed by our clients."""
+    """Closed by our own clients."""
     retried: Counter[str] = field(default_factory=Counter)
-    """Retries by their reason."""
+    """Retries by reason."""
     by_fault: dict[int, Counter[str]] = field(default_factory=dict)
-    """By the number of the fault before the end: how many of them failed, were wrong or cut."""
+    """Number of failed, wrong and cut requests by index of the preceding fault."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pauses:
-    """The longest pause of each stream that was open in a fault, for all faults."""
+    """Longest pause of each stream that was open during a fault, for all faults."""
 
     lengths: Sequence[float]
     beyond: Sequence[float]
-    """Less what the fault may take to be noticed."""
+    """Pauses minus the maximum detection time of the fault."""
     of_hung_ranks: Sequence[float]
 
 
 def tally(
     outcomes: Sequence[Outcome], faults: Sequence[Fault], right: Mapping[int, Answer]
 ) -> Tally:
-    """Counts what became of requests.
+    """Counts outcomes of requests.
 
     Args:
-        outcomes: of all requests.
-        faults: in their order.
-        right: answers by the request's index.
+        outcomes: outcomes of all requests.
+        faults: injected faults in order.
+        right: expected answers by request index.
     """
     found = Tally(sent=len(outcomes))
     for outcome in outcomes:
@@ -102,7 +102,7 @@ def _verdict(outcome: Outcome, faults: Sequence[Fault], right: Mapping[int, Answ
 
 
 def _is_cut(outcome: Outcome, faults: Sequence[Fault]) -> bool:
-    """Whether its connection went through a process that a fault took."""
+    """Whether its connection went through a process that was hit by a fault."""
     if outcome.end != "broken" and outcome.status < _SERVER_ERROR:
         return False
     return any(
@@ -112,7 +112,7 @@ def _is_cut(outcome: Outcome, faults: Sequence[Fault]) -> bool:
 
 
 def longest_pauses(outcomes: Sequence[Outcome], fault: Fault, end: float) -> list[float]:
-    """Of each stream that was open between a fault and `end`, and came to its own end."""
+    """Longest pauses of streams that were open between a fault and `end` and finished normally."""
     lengths = []
     for outcome in outcomes:
         if not outcome.request.stream or outcome.end != "whole":
@@ -130,7 +130,7 @@ def longest_pauses(outcomes: Sequence[Outcome], fault: Fault, end: float) -> lis
 def all_pauses(
     outcomes: Sequence[Outcome], faults: Sequence[Fault], end: float, step_timeout_s: float
 ) -> Pauses:
-    """The pauses of all faults; `end` is that of the load, for faults that were not overcome."""
+    """Pauses of all faults; `end` is the end of the load, for faults without recovery."""
     lengths: list[float] = []
     beyond: list[float] = []
     hung: list[float] = []
@@ -145,7 +145,7 @@ def all_pauses(
 
 
 def _retried_for(outcome: Outcome, fault: Fault, end: float) -> float | None:
-    """How long a request was refused, from its first refusal in a fault on."""
+    """Seconds for which a request was rejected, from its first rejection during a fault."""
     first = next((retry.at for retry in outcome.retries if fault.begin <= retry.at <= end), None)
     return None if first is None else outcome.begun - first
 
@@ -153,7 +153,7 @@ def _retried_for(outcome: Outcome, fault: Fault, end: float) -> float | None:
 def rows_by_kind(
     outcomes: Sequence[Outcome], faults: Sequence[Fault], counts: Tally, end: float
 ) -> list[Result]:
-    """What faults of each kind did, a row each."""
+    """Effects of the faults of each kind, one row each."""
     rows = []
     for kind in dict.fromkeys(fault.kind for fault in faults):
         own = [fault for fault in faults if fault.kind == kind]

@@ -1,4 +1,4 @@
-"""What was promised, against what a run has shown."""
+"""Checks of a chaos run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.campaigns.chaos.processes import Memory
 from tests.campaigns.chaos.tally import Pauses, Tally
 
 BEYOND_DETECTION_S = 2.0
-"""For the next worker to take a stream over, once somebody has found out."""
+"""Maximum seconds until another worker resumes a stream once the fault is detected."""
 HUNG_RANK_S = 15.0
-"""After which streams of a rank that hangs go on."""
+"""Maximum seconds until streams of a hung rank are resumed."""
 MOST_GROWTH = 0.10
-"""Of a part's memory per process: what was replaced meanwhile begins anew."""
+"""Maximum growth of memory per process of a part; replaced processes start anew."""
 
 
 def judge(
@@ -27,15 +27,15 @@ def judge(
     growth: Mapping[str, float],
     extra_processes: int,
 ) -> list[Check]:
-    """The checks of a run.
+    """Checks of a run.
 
     Args:
-        counts: what became of its requests.
-        faults: that happened.
-        pauses: of streams.
-        left_over: loads of workers and gateways that are not 0 with nobody there.
-        growth: of each part's memory, as a share.
-        extra_processes: more of them than before.
+        counts: outcomes of its requests.
+        faults: injected faults.
+        pauses: pauses of streams.
+        left_over: loads of workers and gateways that are not 0 without clients.
+        growth: relative memory growth by part.
+        extra_processes: number of processes in excess of those at the start.
     """
     num_lost = sum(fault.recovered is None for fault in faults)
     checks = [
@@ -68,7 +68,7 @@ def judge(
 
 
 def _longest_recoveries(faults: Sequence[Fault]) -> dict[str, float]:
-    """Longest time in seconds until the fleet was whole again, by kinds that have a limit."""
+    """Maximum recovery time in seconds by kind, for kinds with a limit."""
     longest: dict[str, float] = {}
     for fault in faults:
         if fault.kind in RECOVERY_LIMITS_S and fault.recovery_s is not None:
@@ -77,7 +77,7 @@ def _longest_recoveries(faults: Sequence[Fault]) -> dict[str, float]:
 
 
 def memory_growth(before: Mapping[Part, Memory], after: Mapping[Part, Memory]) -> dict[str, float]:
-    """Of each part that is there before and after: memory per process, as a share."""
+    """Relative growth of memory per process for each part that exists before and after."""
     return {
         part.value: (after[part].mib / after[part].processes)
         / (before[part].mib / before[part].processes)

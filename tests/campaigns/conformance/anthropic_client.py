@@ -1,4 +1,4 @@
-"""Anthropic's official client, which validates every answer against its types."""
+"""Cases with Anthropic's official client, which validates each response against its types."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from tests.campaigns.conformance.openai_client import PARAMETERS
 QUESTION_MESSAGES: list[Any] = [{"role": "user", "content": "What is 12 + 30?"}]
 TOOL: Any = {"name": "get_weather", "description": "The weather.", "input_schema": PARAMETERS}
 SEEDED: dict[str, Any] = {"temperature": 0.8, "seed": 7}
-"""The client has no fields for them."""
+"""Sampling fields that the client has no parameters for."""
 
 SKIPPED = {
     "models.list, models.retrieve": "/v1/models answers in OpenAI's form, at the same path",
     "messages.batches, files, skills, organization": "not served",
-    "images, PDFs, citations, server tools": "this server takes text alone; tools run at clients",
+    "images, PDFs, citations, server tools": "text only; tools run at the client",
 }
 
 
 class Where(BaseModel):
-    """A form that ends whatever the model: this client leaves out bounds."""
+    """Output schema that always terminates: this client drops bounds."""
 
     city: Literal["Rome", "Oslo"]
 
 
 @contextmanager
 def client_of(endpoint: Endpoint, key: str | None = None) -> Iterator[Any]:
-    """That refuses answers which are not of its types."""
+    """A client that rejects responses that do not match its types."""
     with Anthropic(
         base_url=endpoint.base_url,
         api_key=endpoint.key if key is None else key,
@@ -61,7 +61,7 @@ def messages(endpoint: Endpoint) -> None:
 
 
 def streamed(endpoint: Endpoint) -> None:
-    """The stream adds up to the whole, for the same seed."""
+    """The streamed response equals the whole one with the same seed."""
     fields: dict[str, Any] = {
         "model": endpoint.model,
         "messages": QUESTION_MESSAGES,
@@ -98,7 +98,7 @@ def stop_sequences(endpoint: Endpoint) -> None:
 
 
 def tools(endpoint: Endpoint) -> None:
-    """Forced calls, whole and streamed, and the result brought back."""
+    """Forced calls, whole and streamed; the result is returned to the model."""
     fields: dict[str, Any] = {"model": endpoint.model, "tools": [TOOL], "max_tokens": 96}
     for choice in ({"type": "any"}, {"type": "tool", "name": "get_weather"}):
         forced = {**fields, "messages": QUESTION_MESSAGES}

@@ -1,4 +1,5 @@
-"""Cases that clients try on an endpoint, and what came of each; with the standard library alone."""
+"""Cases that client libraries run against an endpoint, and their outcomes; standard library
+only."""
 
 from __future__ import annotations
 
@@ -16,46 +17,46 @@ from typing import Any, Literal, NamedTuple
 from tests.support.paths import ROOT
 
 TIMEOUT_S = 600.0
-"""Of one request, on whatever machine."""
+"""Timeout of one request in seconds, even on slow machines."""
 
 
 class Endpoint(NamedTuple):
-    """What is tried."""
+    """The endpoint under test."""
 
     base_url: str
-    """Without /v1."""
+    """URL of the endpoint without /v1."""
     model: str
     key: str
 
 
 class Outcome(NamedTuple):
-    """What came of one case."""
+    """Outcome of one case."""
 
     name: str
     verdict: Literal["passed", "failed", "skipped"]
     text: str = ""
-    """Why it failed or was skipped."""
+    """Reason for the failure or skip."""
 
 
 Case = Callable[[Endpoint], None]
-"""Raises where the endpoint does otherwise than the client expects."""
+"""Raises an exception if the endpoint violates the client's expectations."""
 
 
 def try_cases(
     group: str, cases: Mapping[str, Case], skipped: Mapping[str, str], endpoint: Endpoint
 ) -> Iterator[Outcome]:
-    """One after another.
+    """Runs the cases one after another.
 
     Args:
-        group: what their names begin with.
-        cases: by name.
-        skipped: the reason, by name of what is not tried.
-        endpoint: that they are tried on.
+        group: prefix of their names.
+        cases: cases by name.
+        skipped: reasons by name of what is not tested.
+        endpoint: the endpoint under test.
     """
     for name, case in cases.items():
         try:
             case(endpoint)
-        except Exception as error:  # clients raise what they like
+        except Exception as error:  # clients raise various types
             frame = traceback.extract_tb(error.__traceback__)
             ours = [f"line {step.lineno}" for step in frame if step.filename.endswith(".py")][:2]
             text = f"{type(error).__name__}: {error}"[:600]
@@ -67,7 +68,7 @@ def try_cases(
 
 
 def raised(kind: type[Exception], call: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """The error of that kind which a call raises. AssertionError where it raises none."""
+    """Returns the error of that type which a call raises; AssertionError if there is none."""
     try:
         call(*given, **named)
     except kind as error:
@@ -76,10 +77,8 @@ def raised(kind: type[Exception], call: Callable[..., Any], *given: Any, **named
 
 
 def main(try_all: Callable[[Endpoint], Iterator[Outcome]]) -> int:
-    """A program of its own, in an environment that has other versions of clients than this project.
-
-    Its argument is the endpoint as JSON; it prints a JSON list of outcomes.
-    """
+    """Entry of a separate program, run in an environment with other versions of the clients. Its
+    argument is the endpoint as JSON; it prints a JSON list of outcomes."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("endpoint", type=lambda text: Endpoint(*json.loads(text)))
     endpoint = parser.parse_args().endpoint
@@ -90,18 +89,18 @@ def main(try_all: Callable[[Endpoint], Iterator[Outcome]]) -> int:
 
 
 def outcomes_of(python: Path, module: str, endpoint: Endpoint) -> list[Outcome]:
-    """What a program of `main`'s kind tells.
+    """Outcomes printed by a program whose entry is `main`.
 
     Args:
-        python: of the environment that it runs in.
+        python: Python interpreter of its environment.
         module: name of the program.
-        endpoint: that it tries.
+        endpoint: the endpoint under test.
 
     Raises:
-        CalledProcessError: it did not come to its end.
+        CalledProcessError: the program failed.
     """
     command = [str(python), "-m", module, json.dumps(endpoint)]
-    # Nothing is asked of other hosts, which clients do of their own accord.
+    # Prevents requests to other hosts, which some clients send by default.
     environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_PROXY": "127.0.0.1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True)
     return [Outcome(*fields) for fields in json.loads(done.stdout)]

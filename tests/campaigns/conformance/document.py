@@ -1,4 +1,4 @@
-"""Schemathesis on /openapi.json: requests drawn of it, and whether answers conform to it."""
+"""Schemathesis on /openapi.json: generates requests from it, and checks that responses conform."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from tests.support.paths import ROOT
 
 HOOKS = "tests.campaigns.conformance.schemathesis_hooks"
 UNCHECKED = {
-    "positive_data_acceptance": "values are bounded by the model, which the document is not of",
+    "positive_data_acceptance": "bounds that depend on the model are not in the document",
 }
-"""The reason, by name of a check that is left out."""
+"""Disabled checks, with the reason."""
 
 
 class Report(NamedTuple):
-    """What came of one run."""
+    """Result of one run."""
 
     num_cases: int
     accepted: int
-    """Cases that were answered with 2xx."""
+    """Number of cases with a 2xx response."""
     failures: dict[str, int]
-    """Cases by what they failed of."""
+    """Number of cases by failed check."""
     errors: list[str]
-    """What kept Schemathesis itself from trying."""
+    """Errors that prevented Schemathesis from running cases."""
 
 
 def report_of(found: Mapping[str, Any]) -> Report:
-    """Reads Schemathesis' own report."""
+    """Parses Schemathesis' report."""
     rates = [rate for phases in found["valid_rates"].values() for rate in phases.values()]
     failures: dict[str, int] = {}
     for one in found["failures"]:
@@ -51,13 +51,13 @@ def report_of(found: Mapping[str, Any]) -> Report:
 
 
 def try_document(program: Path, endpoint: Endpoint, *, num_examples: int, seed: int) -> Report:
-    """Draws requests of every operation; what fails is told on standard error.
+    """Generates requests for each operation; failures are printed to standard error.
 
     Args:
-        program: Schemathesis.
-        endpoint: that is asked.
-        num_examples: most requests that are drawn of each operation, besides those of its bounds.
-        seed: of the draws.
+        program: Schemathesis' executable.
+        endpoint: the endpoint under test.
+        num_examples: maximum random requests per operation, in addition to those at the bounds.
+        seed: seed of the random requests.
     """
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "report.json"
@@ -72,5 +72,5 @@ def try_document(program: Path, endpoint: Endpoint, *, num_examples: int, seed: 
         environment |= {"CONFORMANCE_MODEL": endpoint.model, "NO_PROXY": "127.0.0.1"}
         subprocess.run(
             command, cwd=directory, env=environment, stdout=sys.stderr, check=False
-        )  # its status is 1 where anything failed, which the report tells
+        )  # the exit status is 1 if a case failed, which the report shows
         return report_of(json.loads(path.read_text()))

@@ -1,6 +1,6 @@
-"""LangChain's standard tests of its client for OpenAI's API, on chats and on responses.
+"""LangChain's standard tests of its OpenAI client, on chat completions and responses.
 
-`python -m` runs them in an environment of its own.
+`python -m` runs them in an environment of their own.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from langchain_tests.integration_tests import ChatModelIntegrationTests
 from tests.campaigns.conformance.cases import TIMEOUT_S, Endpoint, Outcome, main
 
 _VARIABLE = "CONFORMANCE_{name}"
-"""By which the tests, which pytest makes, are told the endpoint."""
+"""Name of the variables that pass the endpoint to the tests, which pytest instantiates."""
 _BIAS_VARIABLE = "CONFORMANCE_LOGIT_BIAS"
 
 SKIPPED = {
-    "test_unicode_tool_call_integration": "the demo model copies no Chinese and no Japanese",
-    "test_agent_loop": "the demo model has to choose a call; see `make check-agents`",
-    "test_tool_calling": "the demo model has to copy a number; test_tool_choice forces calls, too",
-    "test_tool_calling_async": "the demo model has to copy a number",
-    "test_tool_calling_with_no_arguments": "the demo model calls again and again, where it must",
-    "test_structured_output_pydantic_2_v1": "its schema admits other keys, which the model writes",
-    "test_json_mode": "the demo model has to use the keys that it is asked for",
+    "test_unicode_tool_call_integration": "the demo model cannot copy Chinese and Japanese",
+    "test_agent_loop": "the demo model would have to choose a call; see `make check-agents`",
+    "test_tool_calling": "the demo model would have to copy a number; see test_tool_choice",
+    "test_tool_calling_async": "the demo model would have to copy a number",
+    "test_tool_calling_with_no_arguments": "the demo model calls tools forever if it must call one",
+    "test_structured_output_pydantic_2_v1": "its schema allows other keys, which the model uses",
+    "test_json_mode": "the demo model would have to use the requested keys",
 }
 _ENDS = ('"', '",', '"}', '."')
 _BIAS = 16
-"""Added to the logits of tokens that end a text in JSON, so that the demo model ends it at all. A
-joke needs more than half of it."""
+"""Bias on the logits of tokens that end a JSON text, without which the demo model does not
+terminate. The joke test needs more than half of it."""
 
 
 class _Standard(ChatModelIntegrationTests):  # type: ignore[misc]
@@ -79,7 +79,7 @@ class _Standard(ChatModelIntegrationTests):  # type: ignore[misc]
         return {"invoke": ["cache_read_input"], "stream": ["cache_read_input"]}
 
     def invoke_with_cache_read_input(self, *, stream: bool = False) -> Any:
-        """Asks twice: the second time, the prompt is in the cache."""
+        """Sends the prompt twice: the second time it is cached."""
         model = ChatOpenAI(**{**self.chat_model_params, "stream_usage": True})
         prompt = "Count to ten. " * 20
         model.invoke(prompt)
@@ -96,7 +96,7 @@ class _Standard(ChatModelIntegrationTests):  # type: ignore[misc]
 
 
 class TestChats(_Standard):
-    """Over /v1/chat/completions."""
+    """Tests on /v1/chat/completions."""
 
     @property
     def _settings(self) -> dict[str, Any]:
@@ -104,22 +104,23 @@ class TestChats(_Standard):
 
 
 class TestResponses(_Standard):
-    """Over /v1/responses."""
+    """Tests on /v1/responses."""
 
     @property
     def _settings(self) -> dict[str, Any]:
-        bias = json.loads(os.environ[_BIAS_VARIABLE])  # which OpenAI's responses do not have
+        bias = json.loads(os.environ[_BIAS_VARIABLE])  # not a parameter of OpenAI's responses
         return {"use_responses_api": True, "extra_body": {"logit_bias": bias}}
 
 
 class Listener:
-    """Keeps what comes of the tests."""
+    """Collects the outcomes of the tests."""
 
     def __init__(self) -> None:
         self.outcomes: dict[str, Outcome] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Of a test's setup, itself, and its end: what failed stays failed."""
+        """Handles the report of a test's setup, call or teardown; a failure in any of them
+        counts."""
         name = f"LangChain: {report.nodeid.partition('::')[2]}"
         if report.failed:
             lines = (report.longreprtext or "").splitlines()
@@ -133,7 +134,7 @@ class Listener:
 
 
 def _bias(endpoint: Endpoint) -> dict[str, int]:
-    """What ends a text, by token id."""
+    """Bias by token id, on tokens that end a text."""
     bias = {}
     for text in _ENDS:
         request = urllib.request.Request(

@@ -1,10 +1,10 @@
-"""`make check-conformance`: the clients that people use, against the demo model on a real fleet.
+"""`make check-conformance`: widely used client libraries against the demo model on a real fleet.
 
-The official clients of OpenAI and Anthropic validate all answers against their types; LangChain's
+The official clients of OpenAI and Anthropic validate all responses against their types; LangChain's
 standard tests, LiteLLM, instructor and pydantic-ai run in an environment of their own; Schemathesis
-draws requests of our OpenAPI document; and what is streamed has to say what is answered whole. What
-is left out is told with its reason. Calls and forms are forced: what the model writes proves
-nothing.
+generates requests from the OpenAPI document; and streamed responses must equal whole ones. Each
+omission has a reason in the report. Calls and output schemas are forced, since the model's choices
+are not under test.
 """
 
 from __future__ import annotations
@@ -35,31 +35,34 @@ _SHOWN_FAULTS = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConformanceOptions:
-    """How much."""
+    """Parts to run, and number of requests."""
 
     model: str | None = None
-    """Checkpoint folder; the demo model unless given."""
+    """Checkpoint folder; default: the demo model."""
     clients: str = str(ROOT / "build" / "conformance")
-    """Environment with the other clients, which `make check-conformance` makes."""
+    """Environment with the other clients, which `make check-conformance` creates."""
     parts: tuple[str, ...] = PARTS
-    """Which: official, clients, langchain, twins, document."""
+    """Parts to run: official, clients, langchain, twins, document."""
     num_twins: int = 210
-    """Requests that are asked whole and streamed."""
+    """Number of requests that are sent both with and without streaming."""
     num_examples: int = 200
-    """Most requests that Schemathesis draws of each operation, besides those of its bounds."""
+    """Maximum requests that Schemathesis generates per operation, in addition to those at the
+    bounds."""
     min_cases: int = 2000
-    """That Schemathesis must have tried, together."""
+    """Minimum number of cases that Schemathesis must run in total."""
     seed: int = 0
-    """Of what is drawn."""
+    """Seed of random requests."""
 
     def __post_init__(self) -> None:
         unknown = set(self.parts) - set(PARTS)
         if unknown or not self.parts:
-            raise ValueError(f"--parts are of {', '.join(PARTS)}, got {', '.join(self.parts)}")
+            raise ValueError(
+                f"--parts must be from {', '.join(PARTS)}, got {', '.join(self.parts)}"
+            )
 
 
 def run_conformance(options: ConformanceOptions) -> Result:
-    """Starts a fleet of one worker, and lets one part after another try it."""
+    """Starts a fleet with one worker and runs all parts against it."""
     with tempfile.TemporaryDirectory() as directory:
         model = str(model_with_tools(options.model, Path(directory)))
         config = serve_config(
@@ -68,7 +71,7 @@ def run_conformance(options: ConformanceOptions) -> Result:
             max_num_seqs=8,
             kv_cache_tokens=8192,
             max_model_len=1024,
-            batch_invariant=True,  # a seed's answer is the same, whoever else is served
+            batch_invariant=True,  # a seed gives the same answer regardless of the batch
             endpoint={"api_keys": (KEY,)},
         )
         with LocalFleet(config, report=note) as fleet:
@@ -91,7 +94,7 @@ def run_conformance(options: ConformanceOptions) -> Result:
 
 
 def judge(outcomes: Sequence[Outcome], document: Report | None, *, min_cases: int) -> list[Check]:
-    """What was promised, against what came of it; a group of which nothing passed holds nothing."""
+    """Checks of all outcomes; a group in which nothing passed fails."""
     checks = []
     for group in dict.fromkeys(map(_group, outcomes)):
         mine = [one for one in outcomes if _group(one) == group]
@@ -114,9 +117,9 @@ def judge(outcomes: Sequence[Outcome], document: Report | None, *, min_cases: in
 
 
 def _tried(options: ConformanceOptions, endpoint: Endpoint) -> Iterator[Outcome]:
-    """Whatever is a case of its own."""
+    """Outcomes of all parts that consist of cases."""
     if "official" in options.parts:
-        from tests.campaigns.conformance import anthropic_client  # a second and a half
+        from tests.campaigns.conformance import anthropic_client  # takes 1.5 s
 
         for group, module in (
             ("openai", openai_client),

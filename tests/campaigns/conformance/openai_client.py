@@ -1,4 +1,4 @@
-"""OpenAI's official client, which validates every answer against its types."""
+"""Cases with OpenAI's official client, which validates each response against its types."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ FLAT_TOOL: Any = {"type": "function", **FUNCTION, "strict": True}
 NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
 
 SKIPPED = {
-    "audio, images, videos": "no model here hears, sees or draws",
+    "audio, images, videos": "served models only support text",
     "embeddings, moderations": "served models generate text",
-    "files, batches, uploads, vector stores, evals, fine-tuning": "no files are kept here",
-    "conversations, containers, skills": "clients keep conversations, or name a response",
+    "files, batches, uploads, vector stores, evals, fine-tuning": "the server stores no files",
+    "conversations, containers, skills": "clients send or name earlier turns",
     "responses.compact, input_items, input_tokens": "not served; see /tokenize",
     "chat.completions.list, retrieve, update, delete": "chats are not stored; responses are",
-    "realtime, live": "no WebSocket is served",
+    "realtime, live": "WebSockets are not supported",
 }
-"""What the client can and this server does not: each is a 404, which `unserved routes` looks at."""
+"""Methods of the client that this server does not support: each returns 404, which `unserved
+routes` checks."""
 
 
 class Town(BaseModel):
-    """A form whose texts end whatever the model."""
+    """Output schema that always terminates."""
 
     name: str = Field(max_length=12)
     size: int = Field(ge=0, le=999)
@@ -49,12 +50,12 @@ class Town(BaseModel):
 def client_of(
     endpoint: Endpoint, key: str | None = None, *, strict: bool = True
 ) -> Iterator[OpenAI]:
-    """The client.
+    """OpenAI's client.
 
     Args:
-        endpoint: that it talks to.
-        key: other than the endpoint's.
-        strict: whether it refuses answers that are not of its types.
+        endpoint: the endpoint under test.
+        key: API key, if not the endpoint's.
+        strict: whether to reject responses that do not match the client's types.
     """
     with OpenAI(
         base_url=f"{endpoint.base_url}/v1",
@@ -87,7 +88,7 @@ def chat(endpoint: Endpoint) -> None:
 
 
 def chat_of_every_role(endpoint: Endpoint) -> None:
-    """With what clients send back: `model_dump` of an answer, nulls included."""
+    """Messages as clients send them back: `model_dump` of a response, including nulls."""
     with client_of(endpoint) as client:
         complete = client.chat.completions.create
         first: Any = complete(model=endpoint.model, messages=QUESTION_MESSAGES, **SETTINGS)
@@ -150,8 +151,8 @@ def stop_strings(endpoint: Endpoint) -> None:
 
 
 def completions(endpoint: Endpoint) -> None:
-    """The client's types have no place for nulls that OpenAI's own answers have: `finish_reason` of
-    all chunks but the last, and what there is of a first token's probability."""
+    """Fields that are null in OpenAI's own responses, but not in the client's types:
+    `finish_reason` of all chunks but the last, and the log-probability of the first token."""
     fields: dict[str, Any] = {**SETTINGS, "model": endpoint.model, "max_tokens": 8}
     with client_of(endpoint, strict=False) as client:
         for prompt in ("Once", ["Once", "upon"], [5, 6, 7], [[5, 6], [7, 8, 9]]):
@@ -168,7 +169,7 @@ def completions(endpoint: Endpoint) -> None:
 
 
 def tools(endpoint: Endpoint) -> None:
-    """Forced calls, whole and streamed, and the result brought back."""
+    """Forced calls, whole and streamed; the result is returned to the model."""
     for choice in ("required", NAMED):
         with client_of(endpoint) as client:
             fields: dict[str, Any] = {**SETTINGS, "model": endpoint.model, "max_tokens": 96}
@@ -212,7 +213,7 @@ def structured(endpoint: Endpoint) -> None:
 
 
 def errors(endpoint: Endpoint) -> None:
-    """The class, the field and the code of each."""
+    """Exception class, field and code of each error."""
     with client_of(endpoint) as client, client_of(endpoint, "another") as stranger:
         complete = client.chat.completions.create
         good: dict[str, Any] = {"model": endpoint.model, "messages": QUESTION_MESSAGES}
@@ -244,7 +245,7 @@ def unserved_routes(endpoint: Endpoint) -> None:
 
 
 def _final(stream: Any) -> Any:
-    """What the client has put together, also of an answer that max_tokens has ended."""
+    """Completion assembled by the client, even if max_tokens truncated it."""
     try:
         return stream.get_final_completion()
     except openai.LengthFinishReasonError as error:

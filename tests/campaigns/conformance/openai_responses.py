@@ -1,4 +1,4 @@
-"""OpenAI's official client on /v1/responses."""
+"""Cases with OpenAI's official client on /v1/responses."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.campaigns.conformance.openai_client import FLAT_TOOL, Town, client_of
 SETTINGS: Mapping[str, Any] = {"max_output_tokens": 24, "temperature": 0.8}
 QUESTION = "What is 12 + 30?"
 LONG = {"type": "array", "items": {"type": "integer"}, "minItems": 300}
-"""Nobody has written so much before it can be cancelled."""
+"""Long enough that the response can be cancelled before it ends."""
 
 SKIPPED = {
-    "seed": "the API has none: what is streamed is compared with what the stream itself ends with",
+    "seed": "not in the API: events are compared with the final event of the stream",
     "built-in tools, MCP, code interpreter": "tools run at the client",
-    "prompt (templates), conversation": "nothing of them is kept here",
+    "prompt (templates), conversation": "the server does not store them",
 }
 
 
@@ -36,7 +36,7 @@ def create(endpoint: Endpoint) -> None:
 
 
 def stream(endpoint: Endpoint) -> None:
-    """Numbers of events, ids of items, and what is kept in the end are of one response."""
+    """Event numbers, item ids and the stored response are consistent."""
     with client_of(endpoint) as client:
         with client.responses.stream(model=endpoint.model, input=QUESTION, **SETTINGS) as events:
             received: list[Any] = list(events)
@@ -92,7 +92,8 @@ def previous_response(endpoint: Endpoint) -> None:
 
 
 def background(endpoint: Endpoint) -> None:
-    """One that ends, one that is streamed again, and one that is cancelled."""
+    """Background responses: one that finishes, one that is streamed again, one that is
+    cancelled."""
     fields: dict[str, Any] = {"model": endpoint.model, "input": QUESTION, "background": True}
     with client_of(endpoint) as client:
         queued: Any = client.responses.create(**fields, **SETTINGS)
@@ -116,7 +117,7 @@ def background(endpoint: Endpoint) -> None:
 
 
 def tools(endpoint: Endpoint) -> None:
-    """A forced call, whole and streamed; its result goes on from the response that is kept."""
+    """A forced call, whole and streamed; the result continues from the stored response."""
     fields: dict[str, Any] = {"model": endpoint.model, "tools": [FLAT_TOOL]}
     fields |= {"max_output_tokens": 96, "parallel_tool_calls": False}
     for choice in ("required", {"type": "function", "name": "get_weather"}):
@@ -177,20 +178,20 @@ def errors(endpoint: Endpoint) -> None:
 
 
 def _ended(client: Any, response_id: str) -> Any:
-    """The response, once nothing changes any more."""
+    """The response once its status is final."""
     until = time.monotonic() + TIMEOUT_S
     while time.monotonic() < until:
         response = client.responses.retrieve(response_id)
         if response.status not in ("queued", "in_progress"):
             return response
         time.sleep(0.05)
-    raise AssertionError("a response in the background does not end")
+    raise AssertionError("a background response did not finish")
 
 
 CASES: Mapping[str, Case] = {
     "create": create,
     "stream": stream,
-    "kept and forgotten": kept_and_forgotten,
+    "stored and deleted": kept_and_forgotten,
     "previous_response_id": previous_response,
     "background, streamed again, cancelled": background,
     "tools": tools,

@@ -1,6 +1,7 @@
-"""LiteLLM, instructor and pydantic-ai, each plain, streamed, with tools and with a form.
+"""Cases with LiteLLM, instructor and pydantic-ai: plain, streamed, with tools and with output
+schemas.
 
-`python -m` runs it in an environment of its own: they hold OpenAI's client at other versions.
+`python -m` runs it in an environment of its own, since they pin other versions of OpenAI's client.
 """
 
 from __future__ import annotations
@@ -49,15 +50,15 @@ NAMED = {"type": "function", "function": {"name": "get_weather"}}
 
 SKIPPED = {
     "LiteLLM: embeddings, images, speech, moderation": "served models generate text",
-    "LiteLLM: its proxy": "a server of its own in front of this one, which this client is part of",
-    "instructor: modes for other vendors' APIs": "this server has OpenAI's and Anthropic's",
-    "pydantic-ai: function tools that the model chooses": "whether it calls one is the model's",
-    "pydantic-ai: built-in tools, images, audio": "tools run at the client; text alone",
+    "LiteLLM: its proxy": "a separate server in front of this one, which contains the same client",
+    "instructor: modes for other vendors' APIs": "this server has OpenAI's and Anthropic's APIs",
+    "pydantic-ai: function tools that the model chooses": "depends on the model",
+    "pydantic-ai: built-in tools, images, audio": "tools run at the client; text only",
 }
 
 
 class Town(BaseModel):
-    """A form that ends whatever the model; clients leave out the bounds of texts and numbers."""
+    """Output schema that always terminates; clients drop bounds of texts and numbers."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -132,7 +133,7 @@ def litellm_anthropic(endpoint: Endpoint) -> None:
 
 
 def litellm_errors(endpoint: Endpoint) -> None:
-    """It knows what each is by the status, and a too long prompt by the text."""
+    """LiteLLM maps errors to classes by status, and an overlong prompt by its message."""
     long = [{"role": "user", "content": "word " * 9999}]
     raised(litellm.BadRequestError, _litellm, endpoint, temperature=3000)
     raised(litellm.BadRequestError, _litellm, endpoint, messages=long)
@@ -159,7 +160,7 @@ def _form(endpoint: Endpoint, **fields: Any) -> dict[str, Any]:
 
 
 def instructor_plain(endpoint: Endpoint) -> None:
-    """Without a form, it hands the answer through."""
+    """Requests without a schema return the response unchanged."""
     client = _instructor(endpoint, instructor.Mode.TOOLS)
     answer = client.chat.completions.create(**_form(endpoint, response_model=None))
     assert answer.choices[0].message.content
@@ -194,7 +195,7 @@ def instructor_anthropic(endpoint: Endpoint) -> None:
 
 
 def _models(endpoint: Endpoint) -> Iterator[Any]:
-    """One for each API that it speaks to us."""
+    """A model for each API that pydantic-ai supports."""
     openai = OpenAIProvider(base_url=f"{endpoint.base_url}/v1", api_key=endpoint.key)
     yield OpenAIChatModel(endpoint.model, provider=openai)
     yield OpenAIResponsesModel(endpoint.model, provider=openai)
@@ -203,7 +204,7 @@ def _models(endpoint: Endpoint) -> Iterator[Any]:
 
 
 def _settings() -> Any:
-    """A model that may call again would do so until its tokens end."""
+    """Settings without parallel calls: a model that may call again would do so up to max_tokens."""
     return {"max_tokens": MAX_TOKENS, "timeout": TIMEOUT_S, "parallel_tool_calls": False}
 
 
@@ -226,7 +227,8 @@ def pydantic_streamed(endpoint: Endpoint) -> None:
 
 
 def pydantic_tool(endpoint: Endpoint) -> None:
-    """The output is a call; where there is a function besides, it may call that for ever."""
+    """The output is a tool call. With a function besides, the demo model might call that
+    forever."""
     for model in _models(endpoint):
         agent: Any = Agent(model, output_type=ToolOutput(Town), model_settings=_settings())
         assert isinstance(agent.run_sync(QUESTION).output, Town)

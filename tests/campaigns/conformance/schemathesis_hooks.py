@@ -1,8 +1,9 @@
-"""What Schemathesis loads with `SCHEMATHESIS_HOOKS`: its bodies reach models, and not for minutes.
+"""Hooks that Schemathesis loads with `SCHEMATHESIS_HOOKS`: they make requests reach models, for a
+short time.
 
-Drawn at random, no body would name a model, and those that did would ask for texts without end.
-Values that the document allows are replaced by others that it allows, so that what is valid stays
-valid, and what is not stays wrong.
+Random bodies would not contain a served model, and those that did would generate texts of any
+length. Values allowed by the document are replaced by other allowed values, so that valid requests
+stay valid, and invalid ones stay invalid.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ _LENGTH_OF = {
     "/v1/chat/completions": "max_tokens",
     "/v1/responses": "max_output_tokens",
 }
-"""The field without which an answer would be as long as the model's length."""
+"""Field that limits the length of the answer, by route."""
 _CONVERSATION = [{"role": "user", "content": "What is 12 + 30?"}]
 
 
 def before_call(context: Any, case: Any, kwargs: Any) -> None:
-    """Changes a case before it is sent; three of four name the model, every second is a chat."""
+    """Changes a case before it is sent: three of four get the model's name, every second one is a
+    chat."""
     body = case.body
     if not isinstance(body, dict):
         return

@@ -1,4 +1,5 @@
-"""Requests asked twice with one seed, whole and streamed: both answers must say the same."""
+"""Requests sent twice with the same seed, with and without streaming: both responses must be
+equal."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from tests.campaigns.conformance.cases import TIMEOUT_S, Endpoint, Outcome
 
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 LOGPROB_TOLERANCE = 1e-3
-"""Nats by which a log-probability may differ: the second request finds the prompt in the cache, and
-sums of float32 go another way. A wrong token's is off by far more."""
+"""Tolerance of a log-probability in nats: the second request finds its prompt in the cache, so sums
+of float32 are computed in another order. That of a wrong token differs by far more."""
 _QUESTIONS = ("What is 12 + 30?", "Reverse this list: lemon, owl", "Where is Oslo?", "Héllo 🙂!")
 _FUNCTION = {
     "name": "get_weather",
@@ -58,7 +59,7 @@ KINDS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         CHAT,
         {"tools": _TOOLS, "tool_choice": {"type": "function", "function": {"name": "now"}}},
     ),
-    # Whatever the model, a grammar of few texts has it write what parsers take apart.
+    # Grammars with few texts, so that any model generates what parsers must handle.
     "calls of its own": (
         CHAT,
         {
@@ -84,11 +85,11 @@ KINDS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         },
     ),
 }
-"""Path and fields, by name."""
+"""Path and fields by name."""
 
 
 def drawn(rng: random.Random, kind: str) -> tuple[str, dict[str, Any]]:
-    """Path and body of a request of a kind, with some of what may go with it."""
+    """Path and body of a random request of a kind, with random compatible options."""
     path, fields = KINDS[kind]
     body: dict[str, Any] = {"max_tokens": rng.choice((3, 40, 96)), "seed": rng.randrange(1 << 30)}
     body |= {"temperature": rng.choice((0, 0.7, 1)), **fields}
@@ -110,7 +111,7 @@ def drawn(rng: random.Random, kind: str) -> tuple[str, dict[str, Any]]:
 
 
 def try_twins(endpoint: Endpoint, *, num_requests: int, seed: int) -> Iterator[Outcome]:
-    """Asks all kinds in turn; an outcome for each request."""
+    """Sends requests of all kinds in turn; yields an outcome for each."""
     rng = random.Random(seed)
     headers = {"authorization": f"Bearer {endpoint.key}"}
     with httpx.Client(
@@ -128,7 +129,7 @@ def try_twins(endpoint: Endpoint, *, num_requests: int, seed: int) -> Iterator[O
 
 
 def _compared(client: httpx.Client, path: str, body: Mapping[str, Any]) -> str | None:
-    """How the two answers differ; None where they say the same."""
+    """Difference between the two responses; None if they are equal."""
     options = {} if path == MESSAGES else {"stream_options": {"include_usage": True}}
     whole = client.post(path, json=body)
     stream = client.post(path, json={**body, "stream": True, **options})
@@ -147,7 +148,7 @@ def _compared(client: httpx.Client, path: str, body: Mapping[str, Any]) -> str |
 
 
 def received_choices(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """What a whole answer says, without what differs by nature: ids and times."""
+    """Content of a whole response, without ids and times, which always differ."""
     content: dict[str, Any] = {"usage": _counts(answer["usage"])}
     for choice in answer["choices"]:
         message = choice.get("message", choice)
@@ -165,7 +166,7 @@ def received_choices(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def gathered_choices(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the chunks of a stream add up to."""
+    """Content of a stream's chunks, combined."""
     content: dict[str, Any] = {}
     for event in events:
         if event.get("usage"):
@@ -189,7 +190,7 @@ def gathered_choices(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def received_message(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """What a whole answer of Anthropic's API says."""
+    """Content of a whole response of Anthropic's API."""
     blocks = []
     for block in answer["content"]:
         kept = {k: v for k, v in block.items() if k not in ("id", "signature", "citations")}
@@ -203,7 +204,7 @@ def received_message(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def gathered_message(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the events of Anthropic's API add up to."""
+    """Content of the events of Anthropic's API, combined."""
     blocks: list[dict[str, Any]] = []
     content: dict[str, Any] = {"blocks": blocks}
     inputs: dict[int, str] = {}
@@ -224,14 +225,14 @@ def gathered_message(events: list[dict[str, Any]]) -> dict[str, Any]:
             content["output_tokens"] = event["usage"]["output_tokens"]
     for index, text in inputs.items():
         value = _parsed(text)
-        # What max_tokens has cut off is told whole as an object without members.
+        # A call truncated by max_tokens is an object without members in a whole response.
         is_cut = isinstance(value, str) and content["stop"][0] == "max_tokens"
         blocks[index]["input"] = {} if is_cut else value
     return content
 
 
 def difference(one: Any, other: Any, where: str = "") -> str | None:
-    """Where two answers first differ; None where they do not."""
+    """Path and values of the first difference; None if there is none."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         if one.keys() != other.keys():
             return f"{where}: {sorted(one)} whole, {sorted(other)} streamed"
@@ -249,7 +250,7 @@ def difference(one: Any, other: Any, where: str = "") -> str | None:
 
 
 def _counts(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """Tokens, without how many were in the cache: the second time they are."""
+    """Token counts without cached tokens, which differ the second time."""
     return {key: count for key, count in usage.items() if key != "prompt_tokens_details"}
 
 
@@ -263,7 +264,7 @@ def _add_call(calls: list[tuple[str, str]], delta: Mapping[str, Any]) -> None:
 
 
 def _joined(before: Any, new: Any) -> Any:
-    """Lists of chunks put together, in objects too; None is no list."""
+    """Merges chunks: concatenates lists, also within objects; None counts as an empty list."""
     if before is None or new is None:
         return new if before is None else before
     if isinstance(new, Mapping):

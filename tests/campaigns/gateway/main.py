@@ -1,9 +1,9 @@
-"""`make check-gateway`: what it costs to carry a token from a worker's engine to the client.
+"""`make check-gateway`: CPU time of sending a token from a worker's engine to the client.
 
-The real proxy, gateway and worker front run on a local Ray cluster; only the engine is paced: its
-scheduler is the real one, and its steps only wait. One baseline carries the tokens from worker to
-gateway in Serve items instead of over a socket, the other is a plain two-hop Serve app on Ray's
-default settings.
+The real proxy, gateway and worker frontend run on a local Ray cluster; only the engine is paced: it
+has the real scheduler, and its steps only wait. One baseline sends tokens from worker to gateway as
+Serve items instead of over a socket; the other is a plain two-hop Serve app with Ray's default
+settings.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ from tests.support.fleet.processes import CpuMeter
 GOAL_CPU_MS_PER_TOKEN = 0.19
 _SYSTEM = "ray_system"
 _SYSTEM_PROCESSES = ("gcs_server", "raylet", "ray::ServeController")
-"""Not on a token's way; their time is reported beside the goal, not in it."""
+"""Processes that do not handle tokens; their time is reported separately and does not count towards
+the goal."""
 _IDLE_S = 3.0
-"""Every process spends some time for being there; it weighs on a token where there are few."""
+"""Seconds over which idle CPU time is measured, since it would inflate the time per token at low
+load."""
 
 
 def run_gateway(options: GatewayOptions) -> Result:
@@ -89,7 +91,7 @@ def measure(options: GatewayOptions) -> Result:
 def _starter(
     options: GatewayOptions,
 ) -> Callable[[GatewayOptions], AbstractContextManager[Target]]:
-    # Imported here: both import Ray, whose environment has to be prepared before.
+    # Imported here: both import Ray, whose environment must be prepared first.
     from tests.campaigns.gateway import variants
 
     return variants.two_hop if options.variant == "two-hop" else variants.rayfleet
@@ -112,7 +114,7 @@ def _load(options: GatewayOptions, target: Target, streams: int) -> ServeOptions
 
 
 def _prints(target: Target, options: GatewayOptions) -> bool:
-    """Whether a streamed completion reads as the engine meant it: nothing lost, nothing twice."""
+    """Whether a streamed completion equals the engine's output, without lost or repeated tokens."""
     body = {
         "messages": [{"role": "user", "content": "Tell me."}],
         "max_tokens": options.output_len,
@@ -134,10 +136,10 @@ def _prints(target: Target, options: GatewayOptions) -> bool:
 
 
 def cell_of(served: Result, seconds: dict[str, float]) -> Result:
-    """A load's figures, and CPU time per token of each part that spent `seconds` on it."""
+    """Figures of a load, and CPU time per token of each part, given its total `seconds`."""
     num_tokens = served["total_output_tokens"]
     if not num_tokens:
-        raise ValueError(f"no token came through: {served.get('errors')}")
+        raise ValueError(f"no tokens were received: {served.get('errors')}")
     parts = {name: spent * 1000.0 / num_tokens for name, spent in seconds.items()}
     system = parts.pop(_SYSTEM)
     names = ("completed", "failed", "duration", "output_throughput", "total_output_tokens")

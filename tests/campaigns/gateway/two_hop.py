@@ -1,9 +1,8 @@
-"""Baseline: the usual way to stream tokens through Ray Serve: ingress, handle, generator.
+"""Baseline: streaming tokens through Ray Serve the usual way: ingress, handle, generator.
 
-One item per token goes through the handle; nothing is tokenized, scheduled or detokenized.
-
-Annotations are evaluated here: FastAPI reads those of the routes in the replica, where the pickled
-class no longer has the module in which their names would be looked up.
+Each token is one item of the handle's response; nothing is tokenized, scheduled or detokenized.
+Annotations are evaluated at import: FastAPI reads those of the routes in the replica, where the
+pickled class no longer has a module to look names up in.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Heavy bodies beside streams: what they do to others' tokens, and to the memory of a fleet."""
+"""Heavy bodies sent beside streams: their effect on other clients' tokens and on memory."""
 
 from __future__ import annotations
 
@@ -35,71 +35,72 @@ from worker.frontend.grammar.service import CACHE_BYTES
 MIB = 2**20
 BYSTANDER_GAP_MS = 250.0
 GROWTH_PER_BYTE = 4.0
-"""Memory for a body: its parts and the whole as they are joined, its values, what is made of it."""
+"""Maximum memory growth per byte of a body: its parts, the joined body, its parsed values, and what
+is derived from them."""
 SMALL_GROWTH_MIB = 64.0
-"""Besides that, whatever the body: a few bytes may ask for 2,048 completions, or for 128 texts of
-4,096 tokens with 20 log-probabilities each. A completion takes some 10 KiB in gateway, front and
-rank, the log-probabilities of a prompt some 10 MiB; the most values that a body may hold, texts of
-one letter, some 60 MiB; and each thread keeps 4 MiB of what it frees."""
+"""Maximum further growth in MiB for any body: a few bytes may request 2,048 completions, or 128
+texts of 4,096 tokens with 20 log-probabilities each. A completion takes some 10 KiB in gateway,
+frontend and rank, log-probabilities of a prompt some 10 MiB, a body with the maximum number of
+values (texts of one letter) some 60 MiB; and each thread keeps 4 MiB of freed memory."""
 FORM_MIB = 5 * CACHE_BYTES / MIB
-"""Instead of all that, for a form of output that is sound: a worker keeps 64 MiB of compiled ones,
-its rank those it was asked for, ready for use, in four times the space."""
+"""Maximum growth in MiB for a valid grammar, instead of the above: a worker caches 64 MiB of
+compiled grammars, and its rank the matchers of recent ones, which are four times as large."""
 KEPT_MIB = 16.0
 BACK_S = 10.0
 COMPILER_MIB = 2048.0
-"""What a compiling process may take before it is ended, as README says."""
+"""Memory limit in MiB of a process that compiles grammars, see README."""
 HEAVY_ANSWER_S = 300.0
 WARM_UP_S = 600.0
 SETTLE_S = 60.0
-"""For streams to go on: a failure alone waits so long."""
+"""Time limit in seconds for streams to continue; only reached in case of failure."""
 Figures = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attack:
-    """What one heavy body did."""
+    """Effects of one heavy body."""
 
     name: str
     is_form: bool
-    """Whether it asks for a form of output."""
+    """Whether it has a grammar."""
     body_mib: float
     status: int
     seconds: float
     problem: Problem | None
     quiet_gap_ms: float
-    """Longest between two tokens of a bystander, in the second before."""
+    """Longest time between two tokens of a bystander in the second before."""
     longest_gap_ms: float
-    """The same from the body's first byte until memory was back."""
+    """The same from the body's first byte until memory has been freed."""
     num_tokens: int
-    """Of bystanders, meanwhile."""
+    """Number of bystanders' tokens in that time."""
     growth_mib: Mapping[str, float]
-    """Of the process of each kind that grew most, at its largest."""
+    """Maximum growth by kind of process."""
     kept_mib: Mapping[str, float]
     back_s: float
-    """After which no process kept more than noise; or how long that was waited for."""
+    """Seconds until no process retained more than noise, or the timeout."""
 
     @property
     def is_kept(self) -> bool:
-        """Whether workers keep what they make of it, for the next request that asks for it."""
+        """Whether workers cache its compiled grammar for later requests."""
         return self.is_form and self.status == 200
 
     @property
     def most_mib(self) -> float:
-        """Growth of any process, but of those that compile."""
+        """Maximum growth of a process other than grammar compilers."""
         return max(mib for kind, mib in self.growth_mib.items() if kind != "compiler")
 
     @property
     def beyond_mib(self) -> float:
-        """Of that, what is more than its size allows."""
+        """The part of it that exceeds the limit for the body's size."""
         return self.most_mib - GROWTH_PER_BYTE * self.body_mib
 
     @property
     def most_kept_mib(self) -> float:
-        """By any process, but those that compile."""
+        """Maximum memory retained by a process other than grammar compilers."""
         return max(mib for kind, mib in self.kept_mib.items() if kind != "compiler")
 
     def summary(self) -> Figures:
-        """As JSON; of kinds those that grew at all."""
+        """JSON figures; only kinds of processes that grew."""
         return {
             "name": self.name,
             "body_mib": self.body_mib,
@@ -117,12 +118,12 @@ class Attack:
 
 
 def run_heavy(fleet: AttackedFleet, scale: float, named: str = "") -> tuple[Figures, list[Check]]:
-    """Sends each body twice: the first may leave what later ones use.
+    """Sends each body twice, since the first one may leave memory that later ones reuse.
 
     Args:
-        fleet: that is attacked.
-        scale: part of the bodies, one in so many.
-        named: part of the names of those that are sent.
+        fleet: the fleet under attack.
+        scale: fraction of the bodies to send.
+        named: part of the names of the bodies to send; empty for all.
     """
     cases = [case for case in heavy_cases() if named in case.name]
     chosen = cases[:: max(1, round(1 / scale))]
@@ -145,8 +146,8 @@ def run_heavy(fleet: AttackedFleet, scale: float, named: str = "") -> tuple[Figu
 
 
 async def warm_up(fleet: AttackedFleet) -> None:
-    """Has every page of the KV caches touched, each compiling process started and whole batches
-    scored: the memory is theirs from then on."""
+    """Touches all pages of the KV caches, starts all grammar compilers and scores full batches, so
+    that this memory is allocated beforehand."""
     count = 3 * NUM_WORKERS * KV_CACHE_TOKENS // MAX_MODEL_LEN
     length = MAX_MODEL_LEN - 2
     prompts = [
@@ -216,7 +217,7 @@ async def _send_one(fleet: AttackedFleet, case: Case) -> Answer:
 
 
 def judge_heavy(attacks: Sequence[Attack], num_failed: int) -> list[Check]:
-    """What was promised, against what bystanders and processes went through."""
+    """Checks of bystanders and processes."""
     found = [
         Found(kind=attack.name, problem=attack.problem, request="")
         for attack in attacks

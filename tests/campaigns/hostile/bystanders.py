@@ -1,8 +1,8 @@
-"""Clients that do nothing wrong, beside those that do: when each of their tokens came.
+"""Well-behaved clients beside hostile ones, and the times of their tokens.
 
-They run in a process of their own, so that no work of the campaign is taken for the fleet's:
+They run in a process of their own, so that the campaign's work does not delay them:
 
-    python -m tests.campaigns.hostile.bystanders URL MODEL NUM_STREAMS  (key in the environment)
+    python -m tests.campaigns.hostile.bystanders URL MODEL NUM_STREAMS   (key in the environment)
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from tests.campaigns.hostile.clients import open_session
 
 KEY = "RAYFLEET_BYSTANDERS_KEY"
 _RECORD = struct.Struct("<Bd")
-"""Number of a stream, and when it had a token (on the monotonic clock, which all processes share);
-the time is negative for the first token of a response, and 0 for a response that failed."""
+"""Number of a stream and time of a token (on the monotonic clock, which all processes share); the
+time is negative for the first token of a response, and 0 for a failed response."""
 _NUM_TOKENS = 2000
 _PAUSE_S = 0.5
-"""After a failure."""
+"""Pause in seconds after a failure."""
 
 
 class Bystanders:
-    """Streams one after the other, from the first token on until the end of the `with` block.
+    """Continuous streams until the end of the `with` block.
 
     Args:
-        base_url: of the fleet.
-        model: its name.
-        api_key: of its clients.
-        num_streams: at a time.
+        base_url: URL of the fleet.
+        model: served model name.
+        api_key: API key of the clients.
+        num_streams: number of concurrent streams.
     """
 
     def __init__(self, base_url: str, model: str, api_key: str, num_streams: int = 2) -> None:
@@ -73,7 +73,7 @@ class Bystanders:
         self._thread.join()
 
     def wait_tokens(self, after: float, timeout_s: float) -> bool:
-        """Whether each stream had a token after that moment, and before the time is up."""
+        """Whether each stream received a token after that time, within the timeout."""
         deadline = time.monotonic() + timeout_s
         while any(tokens.last <= after for tokens in self.tokens):
             if time.monotonic() > deadline:
@@ -82,11 +82,12 @@ class Bystanders:
         return True
 
     def longest_gap(self, since: float, until: float) -> float:
-        """Seconds between two tokens of a response, where part of them is in the interval."""
+        """Longest time in seconds between two tokens of a response, among gaps that overlap the
+        interval."""
         return max(tokens.longest_gap(since, until) for tokens in self.tokens)
 
     def num_tokens(self, since: float, until: float) -> int:
-        """Of all streams."""
+        """Number of tokens of all streams."""
         return sum(tokens.number(since, until) for tokens in self.tokens)
 
     def _read(self, pipe: BinaryIO) -> None:
@@ -101,7 +102,7 @@ class Bystanders:
 
 
 class Tokens:
-    """When one stream had its tokens."""
+    """Times of one stream's tokens."""
 
     def __init__(self) -> None:
         self._times = array("d")
@@ -109,20 +110,20 @@ class Tokens:
 
     @property
     def last(self) -> float:
-        """0 before any."""
+        """Time of the last token; 0 if there is none."""
         return self._times[-1] if self._times else 0.0
 
     def add(self, at: float, *, is_first: bool) -> None:
-        """A token came, the first of a response or another."""
+        """Adds a token, which may be the first of a response."""
         self._first.append(is_first)
         self._times.append(at)
 
     def number(self, since: float, until: float) -> int:
-        """In an interval."""
+        """Number of tokens in an interval."""
         return bisect_right(self._times, until) - bisect_left(self._times, since)
 
     def longest_gap(self, since: float, until: float) -> float:
-        """Between two tokens of the same response, where the gap touches the interval."""
+        """Longest gap between two tokens of the same response that overlaps the interval."""
         begin = max(bisect_left(self._times, since), 1)
         end = min(bisect_right(self._times, until) + 1, len(self._times))
         gaps = (
@@ -134,7 +135,7 @@ class Tokens:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Streams until it is killed."""
+    """Streams until killed."""
     base_url, model, num_streams = arguments
     asyncio.run(_stream_all(base_url, model, int(num_streams)))
 
@@ -151,13 +152,13 @@ async def _stream_on(
     body = {
         "model": model,
         "prompt": f"{number}: go on",
-        # One of them is amid its response while the other begins.
+        # Staggered lengths: one stream is mid-response while the other starts.
         "max_tokens": _NUM_TOKENS + 700 * number,
         "stream": True,
         "ignore_eos": True,
-        # An event for each token, whether it is text or not.
+        # An event for each token, even if it has no text.
         "return_token_ids": True,
-        # What others send must not take its place at the engine: this measures what stalls.
+        # Highest priority, since stalls are measured rather than queueing.
         "priority": 9,
     }
     while True:

@@ -1,4 +1,4 @@
-"""How hostile requests are sent, and what counts as an answer."""
+"""Clients that send hostile requests, and the classification of their responses."""
 
 from __future__ import annotations
 
@@ -19,34 +19,35 @@ from tests.campaigns.hostile.inputs import TEXT, Case
 from tests.campaigns.hostile.raw import RawCase
 
 KEPT_BYTES = 4096
-"""Of the begin and of the end of an answer."""
+"""Bytes kept of the start and of the end of a response."""
 ANSWER_S = 120.0
-"""For any answer to a request over HTTP: on an idle machine they take seconds."""
+"""Timeout in seconds for any response over HTTP; they take seconds on an idle machine."""
 HALF_CLOSE_S = 0.5
-"""Without an answer, after which a client that has no more to send says so."""
+"""Seconds without a response after which a client half-closes its connection."""
 CLOSE_S = 30.0
-"""For what is no whole request to be answered or closed: HAProxy waits for 10 s, and 60 s for more
-of a body that it has begun to hand on, but not for a client that has said that there is no more."""
+"""Timeout in seconds for an incomplete request to be answered or closed: HAProxy waits for 10 s,
+and 60 s for the rest of a body that it has started to forward, but not for a client that has
+half-closed the connection."""
 PAUSE_S = 0.02
 _STATUS = re.compile(rb"(?:\A|\n)HTTP/1\.[01] (\d{3})[ \r]")
 _SERVED = (b'"choices"', b'"object":"list"', b'"workers"')
-"""In answers of guarded routes alone."""
+"""Texts that only occur in responses of routes that require an API key."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What came back."""
+    """A response."""
 
     status: int
-    """Of HTTP; 0 for none."""
+    """HTTP status; 0 without a response."""
     text: bytes = b""
-    """Its begin and its end."""
+    """Its start and its end."""
     num_bytes: int = 0
     is_stream: bool = False
     seconds: float = 0.0
     error: str = ""
-    """Why there is none, or not all of it."""
+    """Reason for a missing or incomplete response."""
 
 
 Fault = Literal["server_error", "unanswered", "malformed", "keyless"]
@@ -54,14 +55,14 @@ Fault = Literal["server_error", "unanswered", "malformed", "keyless"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """What is wrong with what came back, whatever was sent."""
+    """A fault that no request may cause."""
 
     fault: Fault
     text: str
 
 
 def problem_of(answer: Answer) -> Problem | None:
-    """Of a request over HTTP, which deserves a whole answer."""
+    """Problem of the response to a valid HTTP request, which must be complete."""
     if answer.status >= 500:
         return Problem(fault="server_error", text=f"HTTP {answer.status}: {_start(answer)}")
     if answer.status == 0 or answer.error:
@@ -79,8 +80,8 @@ def _problem_of_stream(answer: Answer) -> Problem | None:
     if last == b"data: [DONE]":
         return None
     if not last.startswith(b'data: {"error"'):
-        return Problem(fault="unanswered", text="a stream that ends without its end")
-    # What failed once the status was out: the type is that of a status.
+        return Problem(fault="unanswered", text="a stream without its final event")
+    # An error after the status was sent: its type is that of a status.
     if b'"internal_server_error"' in last or b'"service_unavailable_error"' in last:
         return Problem(fault="server_error", text=f"in a stream: {last[:400].decode()}")
     return None
@@ -90,7 +91,7 @@ def _is_error(text: bytes) -> bool:
     try:
         error = json.loads(text)["error"]
     except (ValueError, KeyError, TypeError):
-        # A long message is not kept whole.
+        # Only the start of a long message is kept.
         return len(text) >= KEPT_BYTES and text.startswith(b'{"error":{"message":"')
     return isinstance(error, dict) and isinstance(error.get("message"), str)
 
@@ -101,7 +102,7 @@ def _start(answer: Answer) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """A problem, and what it is of."""
+    """A problem, and the request that caused it."""
 
     kind: str
     problem: Problem
@@ -109,7 +110,7 @@ class Found:
 
 
 def judge_found(found: Sequence[Found]) -> list[Check]:
-    """None of any kind."""
+    """Checks that no problem of any kind was found."""
     faults = Counter(one.problem.fault for one in found)
     return [
         exactly("server_errors", faults["server_error"], "requests", 0),
@@ -120,7 +121,7 @@ def judge_found(found: Sequence[Found]) -> list[Check]:
 
 
 def open_session(api_key: str) -> aiohttp.ClientSession:
-    """A session that keeps connections for less long than the fleet does."""
+    """A session with a shorter keep-alive timeout than the fleet's."""
     return aiohttp.ClientSession(
         headers={"Authorization": f"Bearer {api_key}"},
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0),
@@ -132,7 +133,7 @@ def open_session(api_key: str) -> aiohttp.ClientSession:
 async def send(
     session: aiohttp.ClientSession, base_url: str, case: Case, timeout_s: float = ANSWER_S
 ) -> Answer:
-    """Sends a request and reads all of its answer, of which little is kept."""
+    """Sends a request and reads the whole response, of which only the start and end are kept."""
     began = time.monotonic()
     status, num_bytes, is_stream, error = 0, 0, False, ""
     first, last = b"", b""
@@ -149,7 +150,7 @@ async def send(
                 first += part[: KEPT_BYTES - len(first)]
                 last = (last + part)[-KEPT_BYTES:]
     except TimeoutError:
-        error = f"nothing, or not all of it, in {timeout_s:.0f} s"
+        error = f"no complete response within {timeout_s:.0f} s"
     except (aiohttp.ClientError, OSError) as problem:
         error = f"{type(problem).__name__}: {problem}"
     return Answer(
@@ -165,7 +166,8 @@ async def send(
 async def each(
     items: Iterable[T], work: Callable[[T], Awaitable[None]], *, at_once: int, deadline: float
 ) -> int:
-    """Does `work` for each item, `at_once` at a time, until `deadline`; for how many it did."""
+    """Runs `work` for each item, `at_once` concurrently, until `deadline`; returns the number of
+    finished items."""
     waiting = iter(items)
     done = 0
 
@@ -184,7 +186,8 @@ async def each(
 
 
 class Neighbour:
-    """A client that shares the proxy's connections with hostile ones, and knows its own answers."""
+    """A client that shares the proxy's connections with hostile ones, and recognizes its own
+    responses."""
 
     def __init__(self, base_url: str, model: str, api_key: str) -> None:
         self.num_requested = 0
@@ -194,7 +197,7 @@ class Neighbour:
         self._api_key = api_key
 
     async def ask_on(self) -> None:
-        """One request after the other, until it is cancelled."""
+        """Sends requests one after another until cancelled."""
         async with open_session(self._api_key) as session:
             while True:
                 request_id = f"neighbour-{self.num_requested}"
@@ -215,17 +218,17 @@ class Neighbour:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RawAnswer:
-    """What came back over a connection."""
+    """Bytes received over a connection."""
 
     statuses: tuple[int, ...]
-    """Of all answers but the preliminary ones."""
+    """Statuses of all responses except 1xx."""
     text: bytes
     is_closed: bool
-    """By the server."""
+    """Whether the server closed the connection."""
 
 
 async def send_raw(port: int, case: RawCase) -> RawAnswer:
-    """Sends the pieces of a case; reads until an answer has come, or the end."""
+    """Sends the pieces of a case; reads until a response or the end."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError as error:
@@ -237,7 +240,7 @@ async def send_raw(port: int, case: RawCase) -> RawAnswer:
         if not is_closed and not _statuses(received):
             await sending
             if not case.deserves_answer and writer.can_write_eof():
-                # Not at once: a server may take it for the client's end, and answer nothing.
+                # Not immediately: a server may treat it as a disconnect, and not respond.
                 writer.write_eof()
             is_closed = await _receive(
                 reader, received, ANSWER_S if case.deserves_answer else CLOSE_S
@@ -260,7 +263,8 @@ async def _send_pieces(writer: asyncio.StreamWriter, case: RawCase) -> None:
 
 
 async def _receive(reader: asyncio.StreamReader, received: bytearray, seconds: float) -> bool:
-    """Reads until there is an answer, and what comes with it; whether the server has closed."""
+    """Reads until there is a response, and what arrives with it; returns whether the server has
+    closed."""
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
     has_answer = False
@@ -277,7 +281,9 @@ async def _receive(reader: asyncio.StreamReader, received: bytearray, seconds: f
         received += part
         if not has_answer and _statuses(received):
             has_answer = True
-            until = min(until, loop.time() + 10 * PAUSE_S)  # for what is sent right behind it
+            until = min(
+                until, loop.time() + 10 * PAUSE_S
+            )  # for responses to what was sent right behind it
 
 
 def _statuses(received: bytes | bytearray) -> tuple[int, ...]:
@@ -286,14 +292,16 @@ def _statuses(received: bytes | bytearray) -> tuple[int, ...]:
 
 
 def problem_of_raw(case: RawCase, answer: RawAnswer, api_key: str) -> Problem | None:
-    """Of bytes of any kind: not all deserve an answer, but all an end."""
+    """Problem of the response to arbitrary bytes: some need no response, but all must be closed."""
     failed = [status for status in answer.statuses if status >= 500]
     if failed:
         return Problem(fault="server_error", text=f"HTTP {failed[0]}: {answer.text[:400]!r}")
     if case.deserves_answer and not answer.statuses:
-        return Problem(fault="unanswered", text="a whole request")
+        return Problem(fault="unanswered", text="no response to a complete request")
     if not answer.statuses and not answer.is_closed:
-        return Problem(fault="unanswered", text=f"not closed either in {CLOSE_S:.0f} s")
+        return Problem(
+            fault="unanswered", text=f"no response, and not closed within {CLOSE_S:.0f} s"
+        )
     has_key = api_key.encode() in b"".join(case.pieces)
     if not has_key and any(word in answer.text for word in _SERVED):
         return Problem(fault="keyless", text=f"{answer.text[:400]!r}")

@@ -1,4 +1,4 @@
-"""The fleet that is attacked: its processes, their memory, and what became of its workers."""
+"""The fleet under attack: its processes, their memory, and its lost workers."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _KINDS = {
     "gcs": re.compile(r"\S*/gcs_server "),
     "command": re.compile(r".* -m cluster\.cli\.main "),
 }
-"""Beginnings of command lines."""
+"""Patterns of the command lines of each kind of process."""
 REPLACED = ("compiler", "other")
-"""Kinds of which one may end: compilers do by design, as do processes that Ray keeps idle."""
+"""Kinds of processes that may end: compilers by design, and idle processes of Ray."""
 _LOST = re.compile(rb"worker \S+ lost: .*")
 
 
@@ -56,16 +56,16 @@ class AttackedFleet:
 
     @property
     def base_url(self) -> str:
-        """Where it listens."""
+        """URL of the endpoint."""
         return self.fleet.base_url
 
     @property
     def port(self) -> int:
-        """Of HAProxy."""
+        """Port of HAProxy."""
         return int(self.base_url.rpartition(":")[2])
 
     def kinds(self) -> dict[int, str]:
-        """All its processes, and what each is."""
+        """Kind of each of its processes, by process id."""
         found = {}
         for pid in self.fleet.processes():
             with contextlib.suppress(OSError):
@@ -74,14 +74,14 @@ class AttackedFleet:
         return found
 
     def remember(self) -> dict[str, int]:
-        """What is there now, by kind, and what has been said of workers so far; `deaths` tells what
-        comes later."""
+        """Records the current processes and worker losses, with which `deaths` compares; returns
+        the number of processes by kind."""
         self._served = self.kinds()
         self._logs = {log: log.stat().st_size for log in self._log_files()}
         return dict(Counter(self._served.values()))
 
     def deaths(self) -> list[str]:
-        """Processes that served and are there no more, and workers that were declared lost."""
+        """Processes that have ended since, and workers that were declared lost."""
         now = self.kinds()
         ended = [
             f"{kind} {pid} ended"
@@ -91,7 +91,7 @@ class AttackedFleet:
         return ended + self.losses()
 
     def losses(self) -> list[str]:
-        """What gateways said of workers that they declared lost."""
+        """Log lines of gateways about workers that they declared lost."""
         found = []
         for log in self._log_files():
             with log.open("rb") as file:
@@ -100,7 +100,7 @@ class AttackedFleet:
         return found
 
     def serves(self) -> str | None:
-        """Why it does not serve, if it does not."""
+        """Why the fleet does not serve; None if it does."""
         body = {"model": MODEL, "prompt": "hi", "max_tokens": 4, "ignore_eos": True}
         with self.fleet.http as http:
             try:
@@ -112,7 +112,7 @@ class AttackedFleet:
                 return f"{type(error).__name__}: {error}"
         if answer.status_code != 200:
             return f"HTTP {answer.status_code}: {answer.text[:300]}"
-        return None if number == NUM_WORKERS else f"{number} of {NUM_WORKERS} workers are there"
+        return None if number == NUM_WORKERS else f"{number} of {NUM_WORKERS} workers are ready"
 
     def metric(self, name: str) -> float:
         """Sum of a metric over all its series."""
@@ -121,7 +121,7 @@ class AttackedFleet:
         return sum(map(float, re.findall(rf"^{name}{{.*}} (\S+)$", text, re.MULTILINE)))
 
     def max_connections(self) -> int:
-        """Of HAProxy, as its configuration says."""
+        """Connection limit in HAProxy's configuration."""
         for pid, kind in self.kinds().items():
             if kind == "haproxy":
                 command = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
@@ -139,13 +139,13 @@ class AttackedFleet:
 
 
 def kind_of(command: str) -> str:
-    """What a process is, by its command line."""
+    """Kind of a process by its command line."""
     return next((kind for kind, pattern in _KINDS.items() if pattern.match(command)), "other")
 
 
 @contextmanager
 def attacked_fleet() -> Iterator[AttackedFleet]:
-    """A fleet from its start to its end."""
+    """Starts a fleet, and stops it on exit."""
     model = {
         "model": find_demo_model(),
         "served_model_name": MODEL,
@@ -167,16 +167,16 @@ def attacked_fleet() -> Iterator[AttackedFleet]:
 
 @contextmanager
 def bystanders_of(fleet: AttackedFleet, num_streams: int = 2) -> Iterator[Bystanders]:
-    """Streams that have begun; until the end of the block."""
+    """Bystanders whose streams have started, until the end of the `with` block."""
     began = time.monotonic()
     with Bystanders(fleet.base_url, fleet.model, fleet.api_key, num_streams) as bystanders:
         if not bystanders.wait_tokens(began, 120.0):
-            raise RuntimeError("the bystanders' streams do not begin")
+            raise RuntimeError("the bystanders' streams did not start")
         yield bystanders
 
 
 class MemoryLog(MemorySampler):
-    """Resident memory of all processes of a fleet, looked at all the time."""
+    """Resident memory of all processes of a fleet, sampled continuously."""
 
     def __init__(self, fleet: AttackedFleet, period_s: float = 0.04) -> None:
         super().__init__(period_s)
@@ -185,17 +185,17 @@ class MemoryLog(MemorySampler):
         self.refresh()
 
     def refresh(self) -> None:
-        """Takes in new processes."""
+        """Adds new processes."""
         new = {pid: kind for pid, kind in self._fleet.kinds().items() if pid not in self._kinds}
         self._kinds |= new
         self.follow(new)
 
     def growth(self, since: float, until: float) -> dict[str, float]:
-        """MiB by kind, of the process of it that grew most: see MemorySamples."""
+        """Maximum growth in MiB by kind of process, see MemorySamples."""
         return self._by_kind({pid: own.growth(since, until) for pid, own in self.samples.items()})
 
     def kept(self, since: float, now: float) -> dict[str, float]:
-        """The same of what is left."""
+        """Maximum retained growth in MiB by kind of process."""
         return self._by_kind({pid: own.kept(since, now) for pid, own in self.samples.items()})
 
     def _by_kind(self, values: Mapping[int, float]) -> dict[str, float]:

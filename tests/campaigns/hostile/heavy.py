@@ -1,4 +1,5 @@
-"""Bodies at every limit: the largest that are read, and small ones that ask for most."""
+"""Bodies at every limit: the largest accepted ones, and small ones that request the maximum
+work."""
 
 from __future__ import annotations
 
@@ -21,25 +22,25 @@ from worker.protocol.sampling import MAX_LOGIT_BIASES
 from worker.protocol.structured import MAX_GRAMMAR_BYTES
 
 _ROOM = 1024
-"""Bytes that a body keeps for its other fields, and values likewise."""
+"""Bytes, and likewise values, reserved for a body's other fields."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeavyCase:
-    """One heavy body."""
+    """A heavy body."""
 
     name: str
     path: str
     make: Callable[[str], bytes]
-    """From the model's name; only when it is needed."""
+    """Creates the body for a model's name, when it is needed."""
     is_wide: bool = False
-    """Whether little is asked, of many completions."""
+    """Whether it requests many short completions."""
     is_form: bool = False
-    """Whether it asks for a form of output, which workers keep where it is sound."""
+    """Whether it has a grammar, which workers cache if it is valid."""
 
 
 def heavy_cases() -> list[HeavyCase]:
-    """All of them."""
+    """All heavy bodies."""
     cases = [
         *(HeavyCase(name=name, path=path, make=make) for name, path, make in _filled()),
         *(HeavyCase(name=name, path=path, make=make) for name, path, make in _counted()),
@@ -66,7 +67,7 @@ _TEXT = '"messages":[{"role":"user","content":"hi"}],'
 
 
 def _fill(begin: str, unit: str, end: str) -> Callable[[str], bytes]:
-    """A body of the largest size, its middle repeated; `end` may begin where a unit would."""
+    """A body of the maximum size with a repeated middle; `end` may start where a unit would."""
 
     def make(model: str) -> bytes:
         before = f'{{"model":{json.dumps(model)},{begin}'.encode()
@@ -78,7 +79,7 @@ def _fill(begin: str, unit: str, end: str) -> Callable[[str], bytes]:
 
 
 def _filled() -> list[_Made]:
-    """32 MiB of one thing: most are refused, each at another place."""
+    """Bodies of 32 MiB in one field; most are rejected, each by another check."""
     user = '{"role":"user"},'
     part = '{"type":"text","text":""},'
     return [
@@ -123,7 +124,7 @@ def _filled() -> list[_Made]:
 
 
 def _count(begin: str, unit: str, end: str) -> Callable[[str], bytes]:
-    """As many of `unit` as a body may hold values."""
+    """A body with the maximum number of values, most of them in copies of `unit`."""
     cost = unit.count(",") + MEMBER * unit.count(":") + CONTAINER * sum(map(unit.count, "[{"))
 
     def make(model: str) -> bytes:
@@ -135,7 +136,7 @@ def _count(begin: str, unit: str, end: str) -> Callable[[str], bytes]:
 
 
 def _counted() -> list[_Made]:
-    """As many values as are read, so that all of them are decoded and looked at."""
+    """Bodies with the maximum number of values, so that all of them are decoded and validated."""
     user, part = '{"role":"user","content":"a"},', '{"type":"text","text":"a"},'
     return [
         ("most messages", CHAT, _count('"messages":[', user, user[:-1] + "]")),
@@ -158,14 +159,14 @@ def _counted() -> list[_Made]:
 
 
 def _parameters() -> dict[str, Callable[[], dict[str, Any]]]:
-    """Small bodies of which much is made: many completions, and all that each keeps track of."""
+    """Small bodies that cause much work: many completions, and state for each of them."""
     all_ids = list(range(VOCABULARY))
     stops = [f"{i:03}".ljust(MAX_STOP_CHARACTERS // MAX_STOP_STRINGS, "x") for i in range(128)]
     long_prompt = [7] * (MAX_MODEL_LEN - 2)
     prompts = [f"{i} hi" for i in range(MAX_COMPLETIONS // MAX_CHOICES)]
 
     def widest(num_entries: int) -> dict[str, Any]:
-        """As many completions as parameters of so many entries may have."""
+        """The maximum number of completions for parameters with so many entries."""
         number = min(MAX_ENTRIES // num_entries, MAX_COMPLETIONS)
         n = min(number, MAX_CHOICES)
         return {"n": n, "prompt": prompts[: number // n]}
@@ -210,7 +211,7 @@ def _parameters() -> dict[str, Callable[[], dict[str, Any]]]:
 
 
 def _forms() -> dict[str, Callable[[], dict[str, Any]]]:
-    """Grammars of the largest size, and of the greatest depth."""
+    """Grammars of the maximum size, and of the maximum depth."""
     size = MAX_GRAMMAR_BYTES - _ROOM
 
     def form(**kind: Any) -> Callable[[], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Bytes that are no HTTP, or HTTP that means one thing to a proxy and another to a server."""
+"""Bytes that are not valid HTTP, or that a proxy and a server may parse differently."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from hypothesis import strategies as st
 from tests.campaigns.hostile.inputs import TEXT
 
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
-"""Hidden in the body of another request."""
+"""A request hidden in the body of another one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RawCase:
-    """What is sent over a connection of its own."""
+    """Bytes sent over a connection of their own."""
 
     kind: str
     pieces: tuple[bytes, ...]
-    """Sent one after the other, with a pause between."""
+    """Sent one after another with pauses."""
     deserves_answer: bool
-    """Whether it is a whole request, however it is read; else the server may wait for more of it,
-    for a while."""
+    """Whether it is a complete request in any interpretation; otherwise the server may wait for
+    more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """What sound requests are made of."""
+    """Endpoint and model of valid requests."""
 
     model: str
     api_key: str
 
     @property
     def body(self) -> bytes:
-        """Of a request that can be served."""
+        """Body of a valid request."""
         return json.dumps({"model": self.model, "prompt": "hi", "max_tokens": 1}).encode()
 
     def head(self, method: str = "POST", path: str = TEXT, *, keyed: bool = True) -> bytes:
-        """The first line, and the headers that are always there; no end of the headers."""
+        """Request line and common headers, without the end of the headers."""
         key = f"Authorization: Bearer {self.api_key}\r\n" if keyed else ""
         return f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{key}".encode()
 
     def sound(self, headers: bytes = b"") -> bytes:
-        """A whole request with these headers besides."""
+        """A complete request with additional headers."""
         length = b"Content-Length: %d\r\n" % len(self.body)
         return self.head() + headers + length + b"\r\n" + self.body
 
@@ -56,7 +56,7 @@ _NO_BREAKS = st.binary(min_size=1, max_size=40).map(
 
 @st.composite
 def _request_ids(draw: st.DrawFn, target: Target) -> RawCase:
-    """Request ids, and other headers that Serve decodes, of any bytes."""
+    """Request ids, and other headers that Serve decodes, with any bytes."""
     name = draw(
         st.sampled_from(
             [b"X-Request-Id"] * 4
@@ -114,7 +114,7 @@ _ODD_HEADERS = [
 
 @st.composite
 def _headers(draw: st.DrawFn, target: Target) -> RawCase:
-    """Headers that are odd, many, long, or none."""
+    """Odd, many, long or missing headers."""
     headers = b"".join(draw(st.lists(st.sampled_from(_ODD_HEADERS), max_size=3)))
     if draw(st.integers(0, 9)) == 0:
         count, size = draw(st.sampled_from([(99, 10), (500, 10), (1, 30_000), (1, 200_000)]))
@@ -122,7 +122,7 @@ def _headers(draw: st.DrawFn, target: Target) -> RawCase:
     if b"Upgrade" not in headers and draw(st.booleans()):
         headers += draw(_NO_BREAKS) + b": " + draw(_NO_BREAKS) + b"\r\n"
     whole = target.sound(headers)
-    # Who sends its headers as another's body, or another framing, may be waited for.
+    # The server may wait for more after headers that change the framing.
     is_whole = not any(word in headers.lower() for word in (b"content-length", b"transfer"))
     return RawCase(kind="headers", pieces=(whole,), deserves_answer=is_whole)
 
@@ -194,7 +194,7 @@ _SIZES = [
 
 @st.composite
 def _framing(draw: st.DrawFn, target: Target) -> RawCase:
-    """Lengths and codings that contradict each other, chunks that are none, requests in bodies."""
+    """Contradictory lengths and encodings, invalid chunks, requests in bodies."""
     body = target.body
     lengths = draw(st.lists(st.sampled_from([*_LENGTHS, b"%d" % len(body)]), max_size=2))
     codings = draw(st.lists(st.sampled_from(_CODINGS), max_size=2))
@@ -224,7 +224,7 @@ def _framing(draw: st.DrawFn, target: Target) -> RawCase:
 
 @st.composite
 def _chunks(draw: st.DrawFn, target: Target) -> RawCase:
-    """Chunked bodies that are sound, in chunks of any size, with extensions and trailers."""
+    """Valid chunked bodies with chunks of any size, extensions and trailers."""
     body, sent = target.body, b""
     while body:
         size = draw(st.sampled_from([1, 2, 7, 100]))
@@ -240,7 +240,7 @@ def _chunks(draw: st.DrawFn, target: Target) -> RawCase:
 
 @st.composite
 def _pieces(draw: st.DrawFn, target: Target) -> RawCase:
-    """Sound requests in pieces, several at once, or cut off."""
+    """Valid requests in pieces, pipelined, or cut off."""
     whole = target.sound() * draw(st.sampled_from([1, 1, 3]))
     is_cut = draw(st.booleans())
     if is_cut:
@@ -250,7 +250,7 @@ def _pieces(draw: st.DrawFn, target: Target) -> RawCase:
 
 @st.composite
 def _noise(draw: st.DrawFn, target: Target) -> RawCase:
-    """Other protocols, and none."""
+    """Other protocols, and random bytes."""
     hello = bytes.fromhex("160301020001000001fc0303") + bytes(200)
     greetings = [
         hello,
@@ -269,7 +269,7 @@ def _cut(draw: st.DrawFn, whole: bytes) -> tuple[bytes, ...]:
 
 
 def raws(target: Target) -> st.SearchStrategy[RawCase]:
-    """Any of them."""
+    """All kinds of raw cases."""
     return st.one_of(
         _request_ids(target),
         _headers(target),

@@ -1,8 +1,8 @@
-"""Connections that begin a request and never end it, as many as one process may have.
+"""Connections with incomplete requests, as many as one process may have.
 
     python -m tests.campaigns.hostile.sockets PORT COUNT
 
-Says `open` when all are, and one JSON object once the server has closed all, or will not.
+Prints `open` when all are open, and a JSON object when the server has closed all, or on timeout.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _BEGUN = (
     b"",
     b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{",
 )
-"""Half a head, a letter of it, nothing, half a body."""
+"""Half of the headers, a letter, nothing, half a body."""
 _AT_ONCE = 200
-"""Connections under way: the server's queue of them is short."""
+"""Concurrent connection attempts: the server's backlog is short."""
 _OPEN_S = 60.0
 _CLOSE_S = 60.0
-"""After the last one was opened: a failure alone waits so long."""
+"""Timeout in seconds after the last connection was opened; only reached in case of failure."""
 
 
 def descriptors() -> int:
-    """Raises this process's limit as far as it may; how many descriptors it can have."""
+    """Raises this process's limit of descriptors as far as possible; returns the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
@@ -41,8 +41,8 @@ class HalfOpen:
     """Sockets by descriptor, and when each was opened.
 
     Args:
-        port: of the server, on this machine.
-        count: of sockets.
+        port: port of the server on this machine.
+        count: number of sockets.
     """
 
     def __init__(self, port: int, count: int) -> None:
@@ -54,10 +54,10 @@ class HalfOpen:
         self.num_opened = 0
         self.num_refused = 0
         self.lives: list[float] = []
-        """Seconds from the last byte of each to its end by the server."""
+        """Seconds from the last byte sent on each connection until the server closed it."""
 
     def open(self) -> None:
-        """Returns when all are open, or the time is up."""
+        """Returns when all are open, or on timeout."""
         deadline = time.monotonic() + _OPEN_S
         begun = 0
         while self.num_opened + self.num_refused < self._count and time.monotonic() < deadline:
@@ -67,7 +67,7 @@ class HalfOpen:
             self._look()
 
     def wait_closed(self) -> None:
-        """Returns when the server has closed all, or the time is up."""
+        """Returns when the server has closed all, or on timeout."""
         deadline = time.monotonic() + _CLOSE_S
         while self._opened and time.monotonic() < deadline:
             self._look()
@@ -114,7 +114,7 @@ class HalfOpen:
         except BlockingIOError:
             return
         except OSError:
-            pass  # a reset is an end as well
+            pass  # a reset closes it, too
         self._end(number)
 
     def _end(self, number: int) -> None:
@@ -127,7 +127,7 @@ class HalfOpen:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Opens, waits, tells."""
+    """Opens the connections, waits, prints the result."""
     port, count = map(int, arguments)
     limit = descriptors()
     sockets = HalfOpen(port, count)

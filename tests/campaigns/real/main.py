@@ -1,8 +1,8 @@
 """`make check-real`: a real chat model (SmolLM2, 135 million parameters) against transformers.
 
-The engine runs in fp32 with all that changes how it computes, not what: drafts, tensor parallelism
-over 3 ranks (9 heads, 3 of keys), `--batch-invariant`, JSON schemas; then a fleet of two workers
-answers over HTTP. The perplexity of texts is measured in fp32 and bfloat16.
+The engine runs in fp32 with all options that must not change its outputs: drafts, tensor
+parallelism over 3 ranks (9 heads, 3 of keys), `--batch-invariant`, JSON schemas; then a fleet with
+two workers responds over HTTP. Perplexity is measured in fp32 and bfloat16.
 """
 
 from __future__ import annotations
@@ -35,49 +35,52 @@ from worker.protocol.text.tokenizer import Tokenizer, load_tokenizer
 PARTS = ("tokens", "drafts", "batch_invariant", "tensor_parallel", "schemas", "fleet", "perplexity")
 _MODEL = "smollm2"
 _PARALLEL_EVERY = 4
-"""Of the prompts, those that three ranks take on however few processors."""
+"""Every fourth prompt is run on three ranks, even on few processors."""
 _SCHEMA_TOKENS = 400
 _MAX_SCHEMAS_AT_ONCE = 16
 _TIMEOUT_S = 600.0
-"""Of one request, on whatever machine."""
+"""Timeout of one request in seconds, even on slow machines."""
 _LOGPROB_NATS = 2e-3
-"""Largest difference of log-probabilities in fp32, twice what two logits may differ by."""
+"""Maximum difference of log-probabilities in fp32, twice that of two logits."""
 _PERPLEXITY_FP32 = 1e-3
-"""Largest relative difference from transformers' perplexity."""
+"""Maximum relative difference from transformers' perplexity."""
 _PERPLEXITY_BF16 = 0.02
-"""The same of bfloat16, which rounds each activation to 8 bits."""
+"""The same for bfloat16, which rounds each activation to 8 bits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RealModelOptions:
-    """Which model, and how much."""
+    """Model, and parts to run."""
 
     model: str = str(ROOT / "build" / "real" / "SmolLM2-135M-Instruct")
-    """Checkpoint folder, which `make check-real` makes."""
+    """Checkpoint folder, which `make check-real` creates."""
     parts: tuple[str, ...] = PARTS
-    """Which: tokens, drafts, batch_invariant, tensor_parallel, schemas, fleet, perplexity."""
+    """Parts to run: tokens, drafts, batch_invariant, tensor_parallel, schemas, fleet,
+    perplexity."""
     num_tokens: int = 24
     """Tokens per greedy answer."""
     num_schemas: int = 50
-    """JSON schemas."""
+    """Number of JSON schemas."""
     tensor_parallel_size: int = 3
     """Ranks of the tensor-parallel engine."""
     seed: int = 0
-    """Of schemas and sampled texts."""
+    """Seed of schemas and sampled texts."""
 
     def __post_init__(self) -> None:
         unknown = set(self.parts) - set(PARTS)
         if unknown or not self.parts:
-            raise ValueError(f"--parts must be of {', '.join(PARTS)}, got {', '.join(self.parts)}")
+            raise ValueError(
+                f"--parts must be from {', '.join(PARTS)}, got {', '.join(self.parts)}"
+            )
         if not (Path(self.model) / "config.json").exists():
-            raise ValueError(f"{self.model} is no checkpoint folder: run `make check-real`")
+            raise ValueError(f"{self.model} is not a checkpoint folder: run `make check-real`")
 
 
 class RealModelRun:
     """One run; each part returns its checks.
 
     Args:
-        options: which parts, and how much.
+        options: parts to run and their size.
     """
 
     def __init__(self, options: RealModelOptions) -> None:
@@ -90,7 +93,7 @@ class RealModelRun:
         self._plain: list[Outcome] = []
 
     def run(self) -> Result:
-        """All parts that the options name."""
+        """Runs all selected parts."""
         checks: list[Check] = []
         for part in self.options.parts:
             note(f"{part} ...")
@@ -98,7 +101,7 @@ class RealModelRun:
         return {**self.figures, "checks": checks_json(checks)}
 
     def tokens(self) -> list[Check]:
-        """Prompts tokenized, and answered greedily, as by transformers."""
+        """Prompts are tokenized and greedily answered as by transformers."""
         chats = chats_of(self.tokenizer)
         expected = [self.reference.encode_chat(messages) for messages in chats]
         expected += [self.reference.encode(text) for text in completions()]
@@ -110,7 +113,7 @@ class RealModelRun:
         ]
 
     def drafts(self) -> list[Check]:
-        """N-gram drafts change no token, and some of them are right."""
+        """N-gram drafts change no token, and some of them are accepted."""
         options = {"speculative_method": "ngram", "speculative_adaptive": False}
         with self._engine(**options) as engine:
             outcomes = engine.outcomes(self.prompts, self.greedy)
@@ -124,7 +127,7 @@ class RealModelRun:
         ]
 
     def batch_invariant(self) -> list[Check]:
-        """With --batch-invariant an answer is bitwise the same alone and among the others."""
+        """Outputs are bitwise equal alone and in a batch with --batch-invariant."""
         with self._engine(batch_invariant=True, enable_prefix_caching=False) as engine:
             together = engine.outcomes(self.prompts, self.greedy)
             some = range(0, len(self.prompts), _PARALLEL_EVERY)
@@ -139,7 +142,7 @@ class RealModelRun:
         ]
 
     def tensor_parallel(self) -> list[Check]:
-        """The same over several ranks."""
+        """Greedy tokens over several ranks."""
         prompts = self.prompts[::_PARALLEL_EVERY]
         size = self.options.tensor_parallel_size
         with self._engine(tensor_parallel_size=size) as engine:
@@ -175,7 +178,7 @@ class RealModelRun:
         ]
 
     def fleet(self) -> list[Check]:
-        """Two workers answer over HTTP what one engine answers, whole and streamed."""
+        """Two workers return over HTTP what one engine generates, whole and streamed."""
         chats = chats_of(self.tokenizer)
         prompts = [encode_chat(self.tokenizer, messages) for messages in chats]
         options: dict[str, Any] = {
@@ -215,7 +218,7 @@ class RealModelRun:
         ]
 
     def perplexity(self) -> list[Check]:
-        """Of the passages, in fp32 and in bfloat16, against transformers in fp32."""
+        """Perplexity of the passages in fp32 and bfloat16, relative to transformers in fp32."""
         texts = [self.tokenizer.encode(text) for text in PASSAGES]
         right = self.reference.perplexity(texts)
         found = {}
@@ -233,7 +236,7 @@ class RealModelRun:
         ]
 
     def plain(self) -> list[Outcome]:
-        """Greedy answers of an engine without further options; computed once."""
+        """Greedy outputs of an engine without further options; computed once."""
         if not self._plain:
             with self._engine() as engine:
                 self._plain = engine.outcomes(self.prompts, self.greedy)
@@ -255,7 +258,7 @@ class RealModelRun:
 
 
 def judge(part: str, differences: Sequence[Difference], figures: dict[str, Any]) -> list[Check]:
-    """Checks of a part's greedy answers; near ties are added to the figures."""
+    """Checks of a part's greedy outputs; near ties are added to the figures."""
     figures[f"{part}_near_ties"] = sum(one.near_ties for one in differences)
     return [
         exactly(f"{part}_wrong_tokens", sum(one.wrong_tokens for one in differences), "tokens", 0),
@@ -264,12 +267,12 @@ def judge(part: str, differences: Sequence[Difference], figures: dict[str, Any])
 
 
 def run_real_model(options: RealModelOptions) -> Result:
-    """Runs all parts, one after another."""
+    """Runs all parts one after another."""
     return RealModelRun(options).run()
 
 
 def _is_date(value: object) -> bool:
-    """RFC 3339 has a year 0000, a leap year, which Python's dates do not have."""
+    """Accepts year 0000, which RFC 3339 allows (as a leap year) and Python does not."""
     if not isinstance(value, str):
         return True
     year, rest = value[:4], value[4:]
@@ -295,7 +298,7 @@ def _schema_fault(schema: dict[str, Any], text: str) -> str:
 
 
 def _ask(url: str, body: dict[str, Any]) -> tuple[str, str]:
-    """The text of an answer, and the worker that gave it."""
+    """Text of a response, and the worker that generated it."""
     with httpx.Client(timeout=_TIMEOUT_S) as client:
         response = client.post(url, json=body)
     response.raise_for_status()

@@ -1,4 +1,4 @@
-"""43 prompts for a chat model: plain, Unicode, code, 2,000 tokens, several turns, no chat."""
+"""43 prompts for a chat model: plain, Unicode, code, 2,000 tokens, several turns, completions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.campaigns.real.texts import PASSAGES
 from worker.protocol.text.tokenizer import Tokenizer
 
 LONG_TOKENS: Final = 2000
-"""Tokens that the long prompts have at least."""
+"""Minimum tokens of the long prompts."""
 _PLAIN: Final = (
     *("What is the capital of France?", "Write a haiku about the sea.", "hi", "Who are you?"),
     *("Explain photosynthesis in two sentences.", "List three fruits.", "Tell me a joke."),
@@ -51,24 +51,24 @@ _ABOUT_LONG: Final = (
 
 
 def make_prompts(tokenizer: Tokenizer) -> list[list[int]]:
-    """The prompts as tokens."""
+    """Token ids of all prompts."""
     chats = [encode_chat(tokenizer, messages) for messages in chats_of(tokenizer)]
     return [*chats, *(tokenizer.encode(text) for text in _COMPLETED)]
 
 
 def chats_of(tokenizer: Tokenizer) -> list[list[dict[str, Any]]]:
-    """Messages of those that are chats."""
+    """Messages of all chats."""
     alone = [*_PLAIN, *_UNICODE, *_CODE, *_long(tokenizer.encode)]
     return [_messages(turns) for turns in [*((text,) for text in alone), *_TURNS]]
 
 
 def completions() -> tuple[str, ...]:
-    """The texts that are no chats."""
+    """Prompts without a chat template."""
     return _COMPLETED
 
 
 def encode_chat(tokenizer: Tokenizer, messages: list[dict[str, Any]]) -> list[int]:
-    """The tokens of a chat as the gateway makes them."""
+    """Token ids of a chat as encoded by the gateway."""
     return tokenizer.encode(tokenizer.render_chat(messages), add_special_tokens=False)
 
 
@@ -80,7 +80,7 @@ def _messages(turns: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 def _long(encode: Callable[[str], list[int]]) -> list[str]:
-    """The passages over and over, each round from another one on, and a question behind."""
+    """Repeated passages, starting with a different one each time, followed by a question."""
     texts = []
     for start, question in enumerate(_ABOUT_LONG):
         parts: list[str] = []

@@ -1,4 +1,4 @@
-"""transformers' opinion of an engine's output, and the perplexity of texts by either."""
+"""transformers as the reference of an engine's output, and perplexity of texts under either."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from tests.support.engines.engine_driver import Engine, Outcome
 from worker.protocol.sampling import SamplingParams
 
 NEAR_TIE = 1e-3
-"""Difference of two logits, in nats, within which another order of fp32 sums may prefer either:
-logits of models of this size differ by up to some 1e-4."""
+"""Difference of two logits, in nats, below which the order of fp32 sums may change the greedy
+token: logits of models of this size differ by up to 1e-4."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """How far an engine's greedy output is from transformers'."""
+    """Difference between an engine's greedy output and transformers'."""
 
     wrong_tokens: int
-    """Tokens that transformers would not choose after the same tokens, near ties aside."""
+    """Number of tokens that transformers would not choose after the same tokens, without near
+    ties."""
     near_ties: int
-    """Tokens that are the second best by less than `NEAR_TIE`."""
+    """Number of tokens that are second best by less than `NEAR_TIE`."""
     logprob: float
-    """The largest difference of a log-probability, in nats."""
+    """Maximum difference of log-probabilities, in nats."""
 
 
 class Reference:
@@ -46,31 +47,31 @@ class Reference:
         self._tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(folder)
 
     def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        """The tokens of a chat, up to where the model answers."""
+        """Token ids of a chat, including the generation prompt."""
         text = self._tokenizer.apply_chat_template(
             list(messages), add_generation_prompt=True, tokenize=False
         )
         return self.encode(text)
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, without special ones before it."""
+        """Token ids of a text without special tokens."""
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def compare(
         self, prompts: Sequence[Sequence[int]], outcomes: Sequence[Outcome]
     ) -> list[Difference]:
-        """One forward pass each: if every token is the best after those before it, the whole
-        output is that of greedy decoding.
+        """Compares by one forward pass per output: if each token is the best after those before it,
+        the whole output is that of greedy decoding.
 
         Args:
-            prompts: tokens.
-            outcomes: of greedy requests with log-probabilities.
+            prompts: token ids of each prompt.
+            outcomes: outcomes of greedy requests with log-probabilities.
         """
         pairs = zip(prompts, outcomes, strict=True)
         return [self._compare(prompt, outcome) for prompt, outcome in pairs]
 
     def logprobs(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Log-probabilities of all tokens after each token. [tokens, vocabulary] fp32."""
+        """Log-probabilities [tokens, vocabulary] fp32 after each token."""
         with torch.inference_mode():
             logits: torch.Tensor = self._model(torch.tensor([list(tokens)])).logits[0]
         return logits.log_softmax(dim=-1)
@@ -100,11 +101,11 @@ class Reference:
 def perplexity(engine: Engine, texts: Sequence[Sequence[int]]) -> float:
     """exp of the mean negative log-probability of all tokens but the first of each text.
 
-    The lower, the better a format of weights or of the cache keeps what the model knows.
+    Lower is better; it measures the loss of quality by quantized weights or caches.
 
     Args:
-        engine: of the model in the format in question.
-        texts: tokens, at least two each.
+        engine: engine with the model in the format to be measured.
+        texts: token ids of each text, at least two.
     """
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
     scored = []

@@ -1,4 +1,4 @@
-"""JSON schemas of the kind that applications send, all of bounded size: every text can end."""
+"""Typical JSON schemas of applications, all with bounded size, so that each text can terminate."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ _DEFINITIONS: Final = {"unit": {"enum": ["kg", "m", "s"]}}
 
 
 def schemas(count: int, seed: int) -> list[dict[str, Any]]:
-    """Objects of two to five of the properties, some of them optional, and arrays of such."""
+    """Objects with two to five properties, some of them optional, and arrays of such objects."""
     rng = Random(seed)
     made = []
     for number in range(count):
-        # Each property is the first one of some schema.
+        # Each property comes first in some schema.
         first = list(_PROPERTIES)[number % len(_PROPERTIES)]
         others = rng.sample([name for name in _PROPERTIES if name != first], k=rng.randrange(1, 5))
         names = [first, *others]

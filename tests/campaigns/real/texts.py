@@ -1,4 +1,4 @@
-"""Passages in the public domain, on which perplexity is measured and long prompts are built."""
+"""Passages in the public domain, for perplexity and long prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which resource of one gateway is spent first as a fleet grows."""
+"""Estimate of which resource of a gateway saturates first as a fleet grows."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ _QUIET_REPORTS = 4.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
-    """What one gateway that knows all workers has to do per second, and what that takes."""
+    """Work of one gateway that tracks all workers, per second, and its cost."""
 
     workers: int
     decisions_per_s: float
     decision_s: float
-    """CPU time of one."""
+    """CPU time of a decision."""
     reports_per_s: float
     report_s: float
     failures_per_s: float
     failure_s: float
-    """To lose a worker and to take it in again."""
+    """CPU time to remove and to add a worker."""
     index_bytes: int
     memory_bytes: int
-    """Of the machine."""
+    """Memory of the machine."""
 
     @property
     def cores(self) -> dict[str, float]:
-        """Cores that each kind of work takes; above 1 one gateway cannot do it."""
+        """Cores needed for each kind of work; one gateway cannot use more than 1."""
         merged = min(self.reports_per_s, self.workers * _QUIET_REPORTS)
         return {
             "decisions": self.decisions_per_s * self.decision_s,
@@ -38,12 +38,13 @@ class Needs:
 
     @property
     def index_share(self) -> float:
-        """Of the memory, twice: while it grows a table has its old cells beside the new ones."""
+        """Fraction of memory for the index, counted twice: a growing table has its old cells beside
+        the new ones."""
         return 2.0 * self.index_bytes / self.memory_bytes
 
 
 def breaks_first(needs: Needs) -> str:
-    """The resource of one gateway that this fleet fills most, in words."""
+    """The resource of one gateway with the highest utilization, as text."""
     cores = needs.cores
     words = {
         "decisions": f"decisions: {cores['decisions']:.2f} cores of 1 "

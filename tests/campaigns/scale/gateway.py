@@ -1,4 +1,4 @@
-"""The gateway of the simulation: the code that serves, with a stopwatch on all that it does."""
+"""The simulated gateway: production code with timers around all its work."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ _CHAIN = 2048
 
 
 class TimedGateway(GatewayRouter):
-    """One gateway that every worker is attached to.
+    """A gateway to which every worker is attached.
 
     Args:
-        options: how many blocks old caches hold, and the policy.
-        clock: of the simulation.
+        options: size of old caches, and the routing policy.
+        clock: clock of the simulation.
     """
 
     def __init__(self, options: ScaleOptions, clock: Clock) -> None:
         super().__init__(RoutingConfig(routing_policy=options.routing_policy), clock)  # type: ignore[arg-type]
         self.decisions = Stopwatch()
-        """From a prompt's token ids to the booked worker."""
+        """Durations from a prompt's token ids to the reserved worker."""
         self.reports = Stopwatch()
-        """From a report's bytes to what it changes."""
+        """Durations from a report's bytes to its effects."""
         self.losses = Stopwatch()
         self.joins = Stopwatch()
-        """From a snapshot's bytes to a worker that takes requests."""
+        """Durations from a snapshot's bytes to a ready worker."""
         self.scaler = Scaler(options, self.fleet, clock)
         self.num_decided = 0
         self.num_blocks = 0
-        """In the index when traffic began."""
+        """Number of blocks in the index at the start of the traffic."""
         self.fill_s = 0.0
         """Wall time until then."""
         self._options = options
@@ -61,7 +61,7 @@ class TimedGateway(GatewayRouter):
         self._serving = False
 
     def joined(self, worker: SimWorker) -> None:
-        """A worker attaches: at first with an old cache, after its death with an empty one."""
+        """Attaches a worker: at first with an old cache, after a failure with an empty one."""
         snapshot = worker.snapshot()
         snapshot.load = self._load(worker, snapshot.load)
         old = self._old_blocks(worker)
@@ -79,12 +79,12 @@ class TimedGateway(GatewayRouter):
             note(f"{number:,} workers, {len(self.fleet.index):,} blocks")
 
     def lost(self, worker: SimWorker) -> None:
-        """A worker's ranks died, or it is gone for good."""
+        """Removes a worker that failed or left."""
         with self.losses:
             self.fleet.lose(worker.worker_id)
 
     def place(self, arrivals: Sequence[Arrival]) -> list[Placement | None]:
-        """Chooses workers for requests that arrive together."""
+        """Chooses workers for requests that arrive at the same time."""
         if not self._serving:
             self._serve()
         self.num_decided += len(arrivals)
@@ -96,7 +96,7 @@ class TimedGateway(GatewayRouter):
         return placements
 
     def reported(self, worker: SimWorker, report: StepReport) -> None:
-        """A worker ended a step."""
+        """Handles the report of a worker's step."""
         load = self._load(worker, report.load)
         data = msgspec.msgpack.encode(
             WorkerUpdate(worker.epoch, report.seq, [], report.block_events, load)
@@ -112,12 +112,12 @@ class TimedGateway(GatewayRouter):
         self.scaler.reported(report, self._options.output_len)
 
     def close(self) -> None:
-        """The simulation is over."""
+        """Releases resources after the simulation."""
         gc.unfreeze()
 
     def _serve(self) -> None:
-        """All workers are there. Their thousands of objects are the simulation's, not a gateway's:
-        the collector leaves them out, as it would if they were elsewhere."""
+        """Starts the measurement when all workers are attached. Their thousands of objects belong
+        to the simulation, so they are excluded from garbage collection."""
         self._serving = True
         self.num_blocks = len(self.fleet.index)
         self.fill_s = time.perf_counter() - self._began
@@ -126,7 +126,7 @@ class TimedGateway(GatewayRouter):
         gc.freeze()
 
     def _load(self, worker: SimWorker, load: LoadSnapshot) -> LoadSnapshot:
-        """What the worker says, with the pages of its old cache, which it may evict."""
+        """The worker's load; pages of its old cache count as free, since they can be evicted."""
         old = self._old_blocks(worker)
         return msgspec.structs.replace(
             load,
@@ -135,6 +135,7 @@ class TimedGateway(GatewayRouter):
         )
 
     def _old_blocks(self, worker: SimWorker) -> int:
-        """Of the worker's old cache; those that come or come back later have none."""
+        """Number of blocks in the worker's old cache; workers that join or return later have
+        none."""
         first = worker.epoch == 1 and int(worker.worker_id[1:]) < self._options.workers
         return self._old if first else 0

@@ -1,9 +1,9 @@
-"""`make check-scale`: one gateway's routing code before ten thousand simulated workers.
+"""`make check-scale`: one gateway's routing code with ten thousand simulated workers.
 
-Its index has 10^8 blocks, 1 % of the workers die per minute, and the autoscaler looks on. Blocks of
-earlier traffic have random hashes, since ten thousand full caches would not fit: they are never
-hit. Times are those of decisions and of workers' reports; which resource of a single gateway is
-spent first is told as well.
+Its index has 10^8 blocks, 1 % of the workers fail per minute, and the autoscaler runs. Blocks of
+earlier traffic have random hashes, since ten thousand full caches would not fit into memory: they
+are never hit. Reports times of decisions and of workers' reports, and which resource of a single
+gateway saturates first.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ _GOAL_BLOCKS = 100_000_000
 
 
 def run_scale(options: ScaleOptions) -> Result:
-    """Decisions, reports and memory of one gateway; hits and times of the simulated requests."""
+    """Decisions, reports and memory of one gateway; hit rates and latencies of the simulated
+    requests."""
     began = time.perf_counter()
-    note("drawing the traffic")
+    note("generating the traffic")
     workload = scale_workload(options)
     gateways: list[TimedGateway] = []
 
@@ -82,7 +83,7 @@ def run_scale(options: ScaleOptions) -> Result:
             at_most("wall_minutes", wall_minutes, "min", _GOAL_MINUTES),
         ]
     )
-    note(f"breaks first: {result['breaks_first']}")
+    note(f"saturates first: {result['breaks_first']}")
     return result
 
 

@@ -1,4 +1,4 @@
-"""What `make check-scale` simulates."""
+"""Options of `make check-scale`."""
 
 from __future__ import annotations
 
@@ -7,40 +7,41 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScaleOptions:
-    """A fleet, its traffic and its failures. Times are of the simulation unless said otherwise."""
+    """A fleet, its traffic and its failures. Times are simulated unless stated otherwise."""
 
     workers: int = 10_000
-    """Workers."""
+    """Number of workers."""
     blocks: int = 100_000_000
-    """Blocks in the index when the traffic begins, over all workers. They have random hashes and
-    stand for what full caches hold of earlier traffic: the index cannot tell, and nobody asks for
-    them again. What requests compute comes on top, from the workers' own caches."""
+    """Blocks in the index at the start of the traffic, over all workers. They have random hashes,
+    and represent cached blocks of earlier traffic that no request hits. Blocks of simulated
+    requests come on top, from the workers' own caches."""
     duration_s: float = 30.0
     """Seconds of traffic."""
     rate: float = 0.25
     """Requests per second and worker."""
     failures_per_minute: float = 0.01
-    """Part of the workers that die per minute; each comes back empty 5 s later, in a new epoch."""
+    """Fraction of the workers that fail per minute; each returns with an empty cache 5 s later, in
+    a new epoch."""
     slowness: float = 8.0
-    """Times of a step over those of a model of 70 billion weights on data-centre GPUs; slow workers
-    are busy with fewer requests."""
+    """Step time as a multiple of that of a 70B model on data-centre GPUs; slow workers are busy
+    with fewer requests."""
     num_prefixes: int = 0
-    """Prefixes that requests share, their shares after Zipf (0.9). Default 0: one per 4 workers."""
+    """Number of shared prefixes, with Zipf (0.9) popularity. Default 0: one per 4 workers."""
     suffix_len: int = 256
-    """Tokens of a prompt after the prefix, which has 512 to 3,072."""
+    """Prompt tokens after the prefix, which has 512 to 3,072."""
     output_len: int = 8
     """Tokens per completion."""
     num_pages: int = 1024
-    """Pages of a worker's own cache, beside those blocks."""
+    """Pages of a worker's own cache, in addition to those blocks."""
     seed: int = 0
-    """Of traffic, failures and hashes."""
+    """Seed of traffic, failures and hashes."""
     routing_policy: str = "adaptive"
-    """Policy that decides."""
+    """Routing policy."""
     max_workers: int = 0
-    """Most workers: above --workers the autoscaler has more join as the load asks for them, and
-    leave again. Default 0: it looks on, and what it would want is reported."""
+    """Maximum number of workers: the autoscaler adds workers beyond --workers under load, and
+    removes them again. Default 0: its decisions are only reported."""
     downscale_delay_s: float = 300.0
-    """Seconds for which fewer workers must have sufficed before some leave."""
+    """Seconds for which fewer workers must have been sufficient before some are removed."""
 
     def __post_init__(self) -> None:
         for name in ("workers", "duration_s", "rate", "slowness", "suffix_len", "output_len"):

@@ -1,4 +1,4 @@
-"""The autoscaler of the simulation: the code that serves, once a second of simulated time."""
+"""The simulated autoscaler: production code, run once per simulated second."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from worker.protocol.messages import StepReport
 
 _EVERY_S = 1.0
 _STARTS_S = 5.0
-"""Until a worker that was asked for is up."""
+"""Seconds from a scale-up decision until the worker is ready."""
 
 
 class Scaler:
-    """Reads the gateway's load, decides, and has workers join and leave where that is asked for.
+    """Reads the gateway's load, decides, and adds or removes workers if enabled.
 
     Args:
-        options: how many workers there are, and may be.
-        fleet: the gateway's.
-        clock: of the simulation.
+        options: initial and maximum number of workers.
+        fleet: the gateway's fleet.
+        clock: clock of the simulation.
     """
 
     def __init__(self, options: ScaleOptions, fleet: Fleet, clock: Callable[[], float]) -> None:
         self.watch = Stopwatch()
-        """From the gateway's counters to the number of workers."""
+        """Durations from the gateway's counters to the number of workers."""
         self.stats = ModelStats()
         self.suffer: Callable[[Incident], None] = lambda incident: None
-        """Tells the simulation what becomes of a worker."""
+        """Callback that applies an incident to the simulation."""
         self.max_target = 0.0
-        """Workers that the load needed by itself, when it was highest."""
+        """Maximum number of workers that the load needed."""
         self.target = options.workers
         self.targets = [options.workers]
         self._acts = options.max_workers > 0
@@ -55,14 +55,14 @@ class Scaler:
         self._due = _EVERY_S
 
     def arrived(self, num_tokens: int, hit_tokens: int) -> None:
-        """A request was placed."""
+        """Records that a request was placed."""
         self.stats.prompt_tokens += num_tokens
         self.stats.saved_tokens += hit_tokens
         self.stats.started += 1
         self.stats.prompt_length.observe(num_tokens)
 
     def reported(self, report: StepReport, output_len: int) -> None:
-        """A worker ended a step."""
+        """Handles the report of a worker's step."""
         for deltas in report.deltas.values():
             for delta in deltas:
                 self.stats.generation_tokens += len(delta.token_ids)
@@ -71,7 +71,7 @@ class Scaler:
         self.look()
 
     def look(self) -> None:
-        """Decides, if a second has passed."""
+        """Decides if a second has passed."""
         now = self._clock()
         if now < self._due:
             return
@@ -84,7 +84,7 @@ class Scaler:
             self._change(target, now)
 
     def _change(self, target: int, now: float) -> None:
-        """The last to come goes first; nobody has a number that another one had."""
+        """Adds or removes workers, the newest first; numbers are never reused."""
         for _ in range(self.target, target):
             self._joined.append(self._next)
             self.suffer(Incident(at=now + _STARTS_S, kind="join", worker=self._next))

@@ -1,4 +1,4 @@
-"""How long work takes."""
+"""Stopwatch for wall and CPU time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Stopwatch:
-    """Durations of one kind of work in seconds: on the wall's clock, and of this thread's CPU."""
+    """Durations of one kind of work in seconds: wall time, and CPU time of this thread."""
 
     def __init__(self) -> None:
         self.wall: list[float] = []
@@ -25,11 +25,11 @@ class Stopwatch:
         self.cpu.append(cpu - self._began[1])
 
     def clear(self) -> None:
-        """Forgets all durations."""
+        """Discards all durations."""
         self.wall.clear()
         self.cpu.clear()
 
     @property
     def mean_cpu_s(self) -> float:
-        """0 where nothing was timed."""
+        """Mean CPU time; 0 without measurements."""
         return float(np.mean(self.cpu)) if self.cpu else 0.0

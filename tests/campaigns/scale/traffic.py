@@ -1,4 +1,4 @@
-"""Requests that share prefixes, and workers that die meanwhile."""
+"""Requests with shared prefixes, and worker failures."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tests.campaigns.scale.options import ScaleOptions
 _VOCAB = 100_000
 _ZIPF = 0.9
 _WARM = 0.25
-"""Part of the traffic that only fills the caches."""
+"""Fraction of the traffic that only warms up the caches."""
 _WORKERS_PER_PREFIX = 4
 
 
 def scale_workload(options: ScaleOptions) -> Workload:
-    """The simulation's input; the same options give the same one."""
+    """Input of the simulation, determined by the options."""
     random = np.random.default_rng(options.seed)
     count = max(1, round(options.rate * options.workers * options.duration_s))
     times = np.sort(random.uniform(0.0, options.duration_s, count))

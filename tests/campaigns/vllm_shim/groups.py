@@ -1,4 +1,4 @@
-"""Which of vLLM's tests run against which fleet, and which do not."""
+"""Which of vLLM's tests run against which fleet, and which are skipped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FOLDERS = (
     "entrypoints/tool_parsers",
     "tool_use",
 )
-"""With tests of endpoints that are ours, below the `tests` of a checkout."""
+"""Folders below a checkout's `tests` with tests of endpoints that rayfleet has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,11 +24,11 @@ class Group:
     name: str
     files: tuple[str, ...]
     models: tuple[str, ...]
-    """Names by which the demo model is served: those that the files ask for."""
+    """Served model names of the demo model: those that the files use."""
     thinks: bool = False
-    """Whether the chat template opens a thought, as Qwen3's does."""
+    """Whether the chat template opens a reasoning block, as Qwen3's does."""
     max_model_len: int = 2048
-    """Tokens: what most of vLLM's tests start their servers with."""
+    """Maximum sequence length; 2,048 is that of most servers in vLLM's tests."""
     endpoint: Mapping[str, Any] = field(default_factory=dict)
     """Options of EndpointConfig."""
 

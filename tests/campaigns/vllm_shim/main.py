@@ -1,9 +1,9 @@
 """`make check-vllm-tests VLLM_TESTS=FOLDER`: vLLM's own tests of its endpoints, against a fleet.
 
-FOLDER is a checkout of vLLM, or its unpacked source distribution, which `pip download
---no-binary vllm` brings. Its tests of chats, completions, tools, reasoning, responses, tokens and
-Anthropic's messages run as they are, with a stand-in for the server that they would start. Those
-that fail, or are not run, need a written reason (tests/campaigns/vllm_shim/reasons.py).
+FOLDER is a checkout of vLLM, or its unpacked source distribution (`pip download --no-binary vllm`).
+Tests of chats, completions, tools, reasoning, responses, tokens and Anthropic's messages run
+unmodified, with a stand-in for the server that they would start. Tests that fail or are skipped
+need a documented reason (tests/campaigns/vllm_shim/reasons.py).
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from tests.campaigns.vllm_shim.reasons import LEFT_OUT, MODEL, REASONS, Reason, 
 from tests.campaigns.vllm_shim.stage import Outcome, files_with_tests, lay_out, run
 
 THINKS = "{%- set enable_thinking = enable_thinking | default(true) %}\n"
-"""Before a chat template."""
+"""Prepended to a chat template."""
 TEMPLATE = "chat_template.jinja"
 _KV_CACHE_TOKENS = 2**15
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VllmTestsOptions:
-    """Which tests."""
+    """Tests to run."""
 
     checkout: str
-    """Folder of vLLM, with its folder `tests`."""
+    """Folder of vLLM that contains the folder `tests`."""
     files: str = "*"
-    """Pattern of those to run, such as *responses*."""
+    """Pattern of the files to run, such as *responses*."""
 
     def __post_init__(self) -> None:
         if not (Path(self.checkout) / "tests").is_dir():
@@ -51,7 +51,7 @@ class VllmTestsOptions:
 
 
 def run_vllm_tests(options: VllmTestsOptions) -> Result:
-    """Starts a fleet for each group of files, and runs them."""
+    """Starts a fleet for each group of files, and runs the files."""
     checkout = Path(options.checkout).resolve()
     known = {file for group in GROUPS for file in group.files}
     wordless = [
@@ -60,7 +60,7 @@ def run_vllm_tests(options: VllmTestsOptions) -> Result:
         if file not in known and reason_for(file, LEFT_OUT) is None
     ]
     outcomes: list[Outcome] = []
-    # A process may start one fleet.
+    # One fleet per process.
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
         for group in (_part(group, options.files) for group in GROUPS):
             if group.files:
@@ -73,7 +73,7 @@ def run_vllm_tests(options: VllmTestsOptions) -> Result:
 
 
 def summary(outcomes: Sequence[Outcome]) -> Result:
-    """What came of the tests, in numbers, and those that have no reason to fail."""
+    """Number of tests by outcome, and tests that failed without a reason."""
     reasons = [(o, reason_for(o.test, REASONS)) for o in outcomes]
     return {
         "tests": dict(Counter(_class(outcome, reason) for outcome, reason in reasons)),
@@ -83,11 +83,11 @@ def summary(outcomes: Sequence[Outcome]) -> Result:
 
 
 def judge(outcomes: Sequence[Outcome], wordless: Sequence[str]) -> list[Check]:
-    """What was promised, against what came of the tests.
+    """Checks of the outcomes.
 
     Args:
-        outcomes: of the tests that were run.
-        wordless: files that are neither run nor have a reason not to be.
+        outcomes: outcomes of all tests that ran.
+        wordless: files that neither ran nor have a reason.
     """
     failed = [o for o in outcomes if o.outcome == "failed"]
     return [
@@ -110,7 +110,7 @@ def _class(outcome: Outcome, reason: Reason | None) -> str:
 
 
 def _needless(outcomes: Sequence[Outcome]) -> list[Reason]:
-    """Reasons all of whose tests have passed, but for those that pass by luck."""
+    """Reasons whose tests all pass, except for those that may pass by chance."""
     found: dict[Reason, set[str]] = {}
     for outcome in outcomes:
         if (reason := reason_for(outcome.test, REASONS)) is not None:
@@ -135,7 +135,8 @@ def _run_group(group: Group, checkout: Path) -> list[Outcome]:
 
 
 def _config(group: Group, folder: Path) -> ServeConfig:
-    """Of a fleet with the demo model, a template for functions, and lengths as tests have them."""
+    """Configuration of a fleet with the demo model, a tool template, and lengths as in vLLM's
+    tests."""
     folder.mkdir()
     for path in Path(find_demo_model()).iterdir():
         if path.name not in (TEMPLATE, "config.json"):

@@ -1,8 +1,8 @@
-"""Plugin of the pytest that runs vLLM's tests: stands in for `vllm`, and writes down outcomes.
+"""Plugin for the pytest that runs vLLM's tests: replaces `vllm`, and records outcomes.
 
-It is laid out beside them, and knows by its environment alone where to write. Of `vllm` it has what
-tests of endpoints need besides an endpoint. Everything else of it can be imported, and skips the
-test that uses it, for that is about vLLM's own code.
+It is copied next to the tests, and configured by environment variables. It has the parts of `vllm`
+that tests of endpoints need besides an endpoint. Everything else can be imported, but skips the
+test that uses it, since such a test is about vLLM's own code.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from typing import Any
 import pytest
 
 MODEL_VARIABLE = "RAYFLEET_SHIM_MODEL"
-"""Folder of the model that is served."""
+"""Folder of the served model."""
 RESULTS_VARIABLE = "RAYFLEET_SHIM_RESULTS"
-"""File that gets a JSON object per test and line."""
+"""File to which outcomes are written, one JSON object per line."""
 MAX_DETAIL = 600
-"""Characters of a failure that are kept."""
+"""Maximum characters of a failure's message."""
 
 
 class OfVllm(type):
-    """Type of the classes that stand for whatever of vLLM's own code a test imports."""
+    """Metaclass of the stand-ins for vLLM's own classes."""
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
         """Skips the test that calls it."""
@@ -42,12 +42,12 @@ class OfVllm(type):
         pytest.skip(f"about vLLM's own code: {cls.__name__}.{name}", allow_module_level=True)
 
     def __add__(cls, other: Any) -> Any:
-        """Skips the test that takes it for a number."""
+        """Skips the test that uses it as a number."""
         pytest.skip(f"about vLLM's own code: {cls.__name__}", allow_module_level=True)
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds every module of `vllm`."""
+    """Finds any module of `vllm`."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -73,7 +73,7 @@ def _stand_in(module: str) -> Callable[[str], Any]:
 
 
 def _offered() -> Mapping[str, Mapping[str, Any]]:
-    """What there is of `vllm`, by module and name."""
+    """Available objects of `vllm` by module and name."""
     return {
         "vllm.config": {"ModelConfig": _ModelConfig},
         "vllm.envs": {"VLLM_USE_RUST_FRONTEND": False},
@@ -90,7 +90,7 @@ def _offered() -> Mapping[str, Mapping[str, Any]]:
 
 
 class _ModelConfig:
-    """Of the model that is served."""
+    """Configuration of the served model."""
 
     def __init__(self, model: str = "", **_: Any) -> None:
         self._config = json.loads((_folder() / "config.json").read_text())
@@ -100,7 +100,7 @@ class _ModelConfig:
 
 
 class _Platform:
-    """One without devices."""
+    """Platform without devices."""
 
     def device_count(self) -> int:
         return 0
@@ -121,24 +121,24 @@ def _folder() -> Path:
 
 @pytest.fixture(scope="session")
 def qwen3_lora_files() -> str:
-    """Where an adapter would be."""
+    """Path that vLLM's fixture of an adapter would return."""
     return "no-adapter"
 
 
 def pytest_load_initial_conftests() -> None:
-    """Lets everything of `vllm` be imported, before any test file is."""
+    """Makes all of `vllm` importable before test files are imported."""
     sys.meta_path.insert(0, _Finder())
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Writes down what came of a test, or of what is set up and taken down for it."""
+    """Records the outcome of a test's setup, call or teardown."""
     is_passed_part = report.when != "call" and report.passed
     if not is_passed_part:
         _write(report.nodeid, report.outcome, report.longrepr)
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
-    """Writes down a file whose tests cannot be collected, or are skipped all together."""
+    """Records a file whose tests cannot be collected, or are all skipped."""
     if not report.passed:
         _write(report.nodeid, report.outcome, report.longrepr)
 

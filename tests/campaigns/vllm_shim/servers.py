@@ -1,6 +1,6 @@
-"""Takes the place of `tests/utils.py` of vLLM's tests: servers that run already.
+"""Stand-in for `tests/utils.py` of vLLM's tests, with servers that are already running.
 
-It is laid out in their folder under that name, and knows by its environment alone what to point at.
+It is copied to their folder under that name, and configured by environment variables.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     import anthropic
 
 URL_VARIABLE = "RAYFLEET_SHIM_URL"
-"""Where the server listens, without a path."""
+"""URL of the server without a path."""
 MODELS_VARIABLE = "RAYFLEET_SHIM_MODELS"
-"""Names of models that it has, with commas between them."""
+"""Served model names, separated by commas."""
 CLIENT_TIMEOUT_S = 600.0
-"""As in vLLM."""
+"""Same as in vLLM."""
 
 VLLM_PATH = Path(__file__).parent.parent
 ROCM_EXTRA_ARGS: list[str] = []
 
 
 class RemoteOpenAIServer:
-    """The server that runs already, whatever arguments a test would start one with.
+    """The running server, regardless of the arguments with which a test would start one.
 
     Args:
-        model: which the test asks for; where the server has none of this name, the test is skipped.
-        vllm_serve_args: ignored, but for names to serve the model by.
+        model: the test's model; the test is skipped if the server has none of this name.
+        vllm_serve_args: ignored, except for served model names.
         env_dict: ignored.
         options: ignored.
     """
@@ -58,7 +58,7 @@ class RemoteOpenAIServer:
         self.port = int(port)
 
     def __enter__(self) -> Self:
-        """The server itself."""
+        """Returns the server."""
         return self
 
     def __exit__(
@@ -67,28 +67,28 @@ class RemoteOpenAIServer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Leaves it running."""
+        """Does nothing: the server keeps running."""
 
     def url_for(self, *parts: str) -> str:
-        """Address of a path that is given in parts."""
+        """URL of a path given in parts."""
         return "/".join((self.url_root, *(part.strip("/") for part in parts if part)))
 
     def get_client(self, **options: Any) -> openai.OpenAI:
-        """OpenAI's client of it."""
+        """OpenAI client of the server."""
         return openai.OpenAI(**self._client_options("v1", options))
 
     def get_async_client(self, **options: Any) -> openai.AsyncOpenAI:
-        """The asynchronous one."""
+        """Asynchronous OpenAI client of the server."""
         return openai.AsyncOpenAI(**self._client_options("v1", options))
 
     def get_client_anthropic(self, **options: Any) -> anthropic.Anthropic:
-        """Anthropic's client of it, which takes a second and a half to import."""
+        """Anthropic client of the server; its import takes 1.5 s."""
         import anthropic
 
         return anthropic.Anthropic(**self._client_options("", options))
 
     def get_async_client_anthropic(self, **options: Any) -> anthropic.AsyncAnthropic:
-        """The asynchronous one."""
+        """Asynchronous Anthropic client of the server."""
         import anthropic
 
         return anthropic.AsyncAnthropic(**self._client_options("", options))

@@ -1,4 +1,4 @@
-"""Lays vLLM's tests out beside what stands in for vLLM, and runs them in a pytest of their own."""
+"""Copies vLLM's tests together with the stand-ins, and runs them in a separate pytest."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from tests.campaigns.vllm_shim import plugin, servers
 
 PLUGIN = "rayfleet_shim"
 TIMEOUT_S = 600
-"""Of a test: only a hang takes so long."""
+"""Timeout of a test in seconds; only reached by hangs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What came of one test; of a file where its tests could not be collected."""
+    """Outcome of one test, or of a file whose tests could not be collected."""
 
     test: str
-    """As in `entrypoints/openai/test_x.py::test_y[parameters]`."""
+    """Test id, such as `entrypoints/openai/test_x.py::test_y[parameters]`."""
     outcome: str
     """passed, skipped or failed."""
     detail: str
-    """Why it was skipped, or what was wrong."""
+    """Reason for the skip or failure."""
 
 
 def files_with_tests(checkout: Path, folders: Sequence[str]) -> list[str]:
-    """Files with tests in folders of a checkout's `tests`, relative to that.
+    """Files with tests in folders of a checkout's `tests`, as relative paths.
 
     Raises:
         ValueError: there are none.
@@ -54,15 +54,15 @@ def lay_out(checkout: Path, folders: Sequence[str], stage: Path) -> None:
     """Copies folders of a checkout's `tests`, with what they need and the stand-ins.
 
     Args:
-        checkout: with the folder `tests`.
-        folders: relative to that.
-        stage: empty.
+        checkout: folder that contains the folder `tests`.
+        folders: paths relative to `tests`.
+        stage: empty target folder.
     """
     for folder in folders:
         shutil.copytree(checkout / "tests" / folder, stage / "tests" / folder, dirs_exist_ok=True)
         for parent in Path(folder).parents:
             for name in ("__init__.py", "conftest.py"):
-                # That of all tests is about vLLM's own code.
+                # The one of all tests is about vLLM's own code.
                 if parent != Path() and (file := checkout / "tests" / parent / name).is_file():
                     shutil.copy(file, stage / "tests" / parent / name)
     (stage / "tests" / "__init__.py").write_text("")
@@ -74,17 +74,17 @@ def lay_out(checkout: Path, folders: Sequence[str], stage: Path) -> None:
 def run(
     stage: Path, files: Sequence[str], *, url: str, models: Sequence[str], model: Path
 ) -> list[Outcome]:
-    """Runs laid out tests against a server.
+    """Runs copied tests against a server.
 
     Args:
-        stage: the folder in which they are laid out.
-        files: relative to its `tests`.
-        url: of the server, without a path.
-        models: names that it knows.
-        model: folder of the model behind them.
+        stage: folder of the copies.
+        files: paths relative to its `tests`.
+        url: URL of the server without a path.
+        models: served model names.
+        model: folder of the served model.
 
     Raises:
-        RuntimeError: pytest did not come to its end.
+        RuntimeError: pytest failed to run.
     """
     results = stage / "results.jsonl"
     results.unlink(missing_ok=True)
@@ -114,7 +114,7 @@ def run(
 
 
 def read_outcomes(results: Path) -> list[Outcome]:
-    """What the plugin has written: of tests that are told of twice, the worse."""
+    """Outcomes recorded by the plugin; the worse one of tests that are recorded twice."""
     found: dict[str, Outcome] = {}
     for line in results.read_text().splitlines():
         entry = json.loads(line)

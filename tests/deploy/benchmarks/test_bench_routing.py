@@ -79,7 +79,7 @@ def test_no_hit_is_expected_that_an_eviction_or_a_broken_stream_has_taken() -> N
     workload = workloads(0.3 if IS_LONG else 0.06, None)["churn"](1)
     outcomes = simulate(workload)
     wrong = [o for o in outcomes if o.placement.hit_tokens > o.cached_tokens and not o.attempt]
-    # Only predicted blocks may fail to come: those of a request that is still being computed.
+    # Only predicted blocks may be missing: those of a request that is still being computed.
     assert len(wrong) <= 0.02 * len(outcomes)
 
 
@@ -215,7 +215,7 @@ def test_command_reports_ratios(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert plot.stat().st_size > 1000
 
 
-def test_a_comparison_that_was_stopped_goes_on(
+def test_a_stopped_comparison_is_resumed(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "runs.jsonl"

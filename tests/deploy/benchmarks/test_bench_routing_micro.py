@@ -20,7 +20,7 @@ def test_micro_reports_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
     assert 12.0 <= result["index_bytes_per_block"] < 75.0
 
 
-def test_micro_grows_to_the_sizes_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_micro_grows_to_the_requested_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--workers", "4", "--max-workers", "8", "--blocks", "2048", "--max-blocks", "20480"]
     assert main(["router", "--micro", "--json", "--decisions", "2", *sizes]) == 0
     rows = json.loads(capsys.readouterr().out)["growth"]

@@ -140,7 +140,7 @@ def http_worker() -> Iterator[str]:
         process.wait(120)
 
 
-async def test_the_workers_front_is_told_blocks_and_tokens(tmp_path: Path) -> None:
+async def test_the_frontend_receives_blocks_and_tokens(tmp_path: Path) -> None:
     """A steady worker behind the real front returns prose, with each token at its position."""
     front = WorkerFrontend("w", str(tmp_path) if len(str(tmp_path)) < 60 else "/tmp")
     process = multiprocessing.get_context("spawn").Process(
@@ -215,7 +215,7 @@ def test_prompts_enter_the_prefix_cache() -> None:
     assert worker.finish().block_events == []
 
 
-def test_who_goes_on_with_an_answer_says_what_the_first_would_have_said() -> None:
+def test_a_resumed_answer_equals_that_of_the_first_worker() -> None:
     words = len(prose(MODEL))
     whole = prose_after(MODEL, 0, words)
     assert whole.startswith("The ferry")
@@ -305,7 +305,7 @@ def test_a_peer_whose_router_ends_at_once_costs_its_turn_and_not_the_run(
     assert "skipping sglang-router, round 0" in log
 
 
-def test_a_peer_that_is_not_installed_is_told_and_left_out(
+def test_a_peer_that_is_not_installed_is_reported_and_left_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     options = replace(FAST, sglang_router="/nowhere/sglang-router")

@@ -251,7 +251,7 @@ def test_options_that_contradict_each_other_are_refused() -> None:
     )
 
 
-def test_only_our_fleet_is_told_what_is_urgent(backend: Backend) -> None:
+def test_only_rayfleet_receives_priorities(backend: Backend) -> None:
     traffic = make_traffic("mixed_priority", 20.0, 0.5, VOCABULARY, seed=0)
     for tells in (True, False):
         found = run_turn(

@@ -40,17 +40,17 @@ class BlockSpecimen:
     ends: Sequence[int]
     """Tokens that end a request."""
     mutations: Mapping[str, Mutation]
-    """By feature."""
+    """Mutations by feature."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockCheckpoint:
-    """One that is saved."""
+    """A saved checkpoint."""
 
     folder: Path
     specimen: BlockSpecimen
     plain: MoeCheckpoint
-    """For the reference, which computes layers without experts, too."""
+    """Checkpoint for the reference, which also computes layers without experts."""
 
     @property
     def block_size(self) -> int:
@@ -59,7 +59,7 @@ class BlockCheckpoint:
         return size
 
     def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """[positions, vocabulary] of whole blocks, every block seeing itself and those before."""
+        """Logits [positions, vocabulary] of whole blocks with block-causal attention."""
         return reference_logits(self.plain, token_ids)
 
 
@@ -116,4 +116,4 @@ BLOCK_SPECIMENS = {
         },
     ),
 }
-"""By value of `architectures`."""
+"""Specimens by value of `architectures`."""

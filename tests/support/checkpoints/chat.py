@@ -1,4 +1,4 @@
-"""A tiny checkpoint that can chat."""
+"""A tiny chat checkpoint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ CHAT_TEMPLATE = (
 
 
 def write_tiny_chat(folder: Path) -> Path:
-    """Qwen3 of random weights: bytes as tokens, a chat template, 2,048 positions. The folder."""
+    """Writes Qwen3 with random weights, a byte vocabulary, a chat template and 2,048 positions;
+    returns the folder."""
     tokenizer = _write_tokenizer(folder)
     torch.manual_seed(0)
     Qwen3ForCausalLM(Qwen3Config(**_sizes(tokenizer))).save_pretrained(folder)
@@ -33,14 +34,15 @@ def write_tiny_chat(folder: Path) -> Path:
 
 
 def write_tiny_experts(folder: Path) -> Qwen3MoeForCausalLM:
-    """The same with experts, of which two ranks can have as many each. The model, in FP32."""
+    """Writes the same with experts, as many as two ranks can share equally; returns the model in
+    FP32."""
     sizes = _sizes(_write_tokenizer(folder))
     torch.manual_seed(0)
     experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
     model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **experts, norm_topk_prob=True)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.ndim > 1:  # initial weights would let experts hardly count
+            if parameter.ndim > 1:  # initial weights would make experts almost irrelevant
                 parameter.normal_(0.0, 1.5 * parameter.shape[-1] ** -0.5)
     model.save_pretrained(folder)
     return model

@@ -109,7 +109,7 @@ WINDOWED = {
         },
     ),
 }
-"""Layers that see a window, all or some."""
+"""Models with sliding windows in all or some layers."""
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
@@ -127,16 +127,17 @@ _SIZES: dict[str, Any] = {
 
 
 FEW_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
-"""For Triton's interpreter, where each head of a token is a program or a turn of one."""
+"""Settings for Triton's interpreter, which runs each head of a token as a program or as an
+iteration of one."""
 
 
 def write_checkpoint(name: str, folder: Path, **settings: int) -> PreTrainedModel:
     """Saves the checkpoint and returns transformers' model of it.
 
     Args:
-        name: of SPECS or WINDOWED.
-        folder: for the files.
-        settings: of its configuration, instead of the architecture's.
+        name: name in SPECS or WINDOWED.
+        folder: target folder.
+        settings: replacements of the architecture's settings.
     """
     spec = SPECS.get(name) or WINDOWED[name]
     torch.manual_seed(3)

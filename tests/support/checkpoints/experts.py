@@ -318,4 +318,4 @@ EXPERT_SPECIMENS: dict[str, Specimen] = {
         },
     ),
 }
-"""By the family's name in tests."""
+"""Specimens by the family's name in tests."""

@@ -712,7 +712,7 @@ SPECIMENS: dict[str, Specimen] = {
     **TEXT_SPECIMENS,
     **PUBLISHED_SPECIMENS,
 }
-"""By the family's name in tests."""
+"""All specimens by the family's name in tests."""
 
 
 def specimens(where: Callable[[Specimen], object]) -> tuple[str, ...]:

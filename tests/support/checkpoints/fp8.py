@@ -30,7 +30,7 @@ QUANTIZATION = {
 
 
 def write_fp8(name: str, folder: Path, dequantized: Path) -> PreTrainedModel:
-    """Writes both; returns transformers' model of the dequantized one."""
+    """Writes both checkpoints; returns transformers' model of the dequantized one."""
     model = write_checkpoint(name, folder)
     tensors: dict[str, torch.Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
@@ -50,7 +50,7 @@ def write_fp8(name: str, folder: Path, dequantized: Path) -> PreTrainedModel:
 
 
 def write_fp8_moe(config: dict[str, Any], folder: Path, dequantized: Path) -> None:
-    """Writes both of a mixture of experts."""
+    """Writes both checkpoints of a mixture of experts."""
     weights = write_moe(config, folder).weights
     tensors, plain = dict(weights), dict(weights)
     for key in [key for key in weights if re.search(r"(_proj|_key_value|dense)\.weight$", key)]:

@@ -40,7 +40,7 @@ def _correcting_evenly(
 
 
 def _as_text_of_a_whole(tensors: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
-    """Names within a multimodal model, and parts of its encoders."""
+    """Adds the names of a multimodal model, and tensors of its encoders."""
     text = {
         name.replace("model.", "model.language_model.", 1): tensor
         for name, tensor in with_unused_keys(tensors, model).items()

@@ -54,12 +54,12 @@ _WINDOW_PLUS_1 = {"window of one more": {"sliding_window": _WINDOW + 1}}
 
 
 def _full_rope(**change: float) -> dict[str, Any]:
-    """Layers that see all positions rotate otherwise."""
+    """Other rotary settings of full-attention layers."""
     return {"rope_parameters": {**_ROPE, "full_attention": {**_ROPE["full_attention"], **change}}}
 
 
 def _table_of_a_part(rope: RopeConfig, head_dim: int, *rest: Any) -> torch.Tensor:
-    """The first dimensions of a head rotate, as of other families."""
+    """Rotates the first dimensions of a head, as in other families."""
     if rope.rotating_share is not None:
         head_dim = int(head_dim * rope.rotating_share)
         rope = replace(rope, kind="default", rotating_share=None)
@@ -67,7 +67,7 @@ def _table_of_a_part(rope: RopeConfig, head_dim: int, *rest: Any) -> torch.Tenso
 
 
 def _packed(target: type, before: Callable[[Any], object]) -> Patch:
-    """A part whose loaded weights say something else."""
+    """A module with changed values after loading."""
     process = target.process_after_loading  # type: ignore[attr-defined]
 
     def changed(self: Any) -> None:
@@ -99,7 +99,7 @@ def _keys_normed_as_values(
 def _without_router_norm(
     x: torch.Tensor, residual: torch.Tensor, norms: Sequence[Norm], *args: Any, **options: Any
 ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-    """The router reads the sum itself, times its scale."""
+    """Passes the sum to the router without a norm."""
     outputs, total = fused_add_norm(x, residual, norms, *args, **options)
     if len(norms) < 3:
         return outputs, total
@@ -110,7 +110,7 @@ def _without_router_norm(
 def _behind_the_mlp(
     self: ParallelExperts, mlp_output: torch.Tensor, _: Sequence[torch.Tensor], after: HiddenNorm
 ) -> torch.Tensor:
-    """What experts read is what the MLP yields."""
+    """Passes the MLP's output to the experts."""
     inputs = [rms_norm(mlp_output, norm.weight, after.eps) for norm in self.norms()]
     return _EXPERTS(self, mlp_output, inputs, after)
 
@@ -121,7 +121,8 @@ def _with_swapped_norms(self: ParallelExperts, *args: Any) -> torch.Tensor:
 
 
 def with_unused_keys(tensors: dict[str, torch.Tensor], _: Any) -> dict[str, torch.Tensor]:
-    """Released checkpoints hold keys and values of all layers, also of those that read others'."""
+    """Adds keys and values of all layers, also of those that read other layers', as in released
+    checkpoints."""
     parts = ("k_proj", "v_proj", "k_norm")
     unused = {
         name.replace("q_proj", part): torch.zeros(1)
@@ -133,12 +134,12 @@ def with_unused_keys(tensors: dict[str, torch.Tensor], _: Any) -> dict[str, torc
 
 
 def _from_the_first(kinds: tuple[str, ...], num_shared: int) -> dict[int, int]:
-    """Layers read the caches of the first layers of their type."""
+    """Makes layers read the caches of the first layers of their type."""
     return {layer: kinds.index(kinds[layer]) for layer in range(len(kinds))[-num_shared:]}
 
 
 def _read_otherwise(**change: Any) -> Patch:
-    """Layers that read others' caches differ from the layers that write them."""
+    """Changed options of layers that read other layers' caches."""
     return Patch(
         target="worker.models.architectures.gemma4:SharedCacheAttention",
         value=lambda *args, **own: SharedCacheAttention(*args, **{**own, **change}),
@@ -174,7 +175,7 @@ PER_LAYER_MUTATIONS: dict[str, Mutation] = {
         target="worker.models.architectures.gemma4:gelu_and_mul", value=silu_and_mul
     ),
 }
-"""Of layers with per-layer embeddings that read other layers' caches."""
+"""Mutations of layers with per-layer embeddings that read other layers' caches."""
 _EXPERTS, _PROCESS = ParallelExperts.forward, Gemma4Layer.process_after_loading
 
 _UNIFIED = Specimen(

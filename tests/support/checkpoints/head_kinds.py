@@ -39,7 +39,7 @@ _COMMON: dict[str, Mutation] = {
 
 
 def _fused(tensors: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
-    """q, k and v as MiMo V2.5 Pro stores them: in one tensor, in groups of heads."""
+    """Stores q, k and v as MiMo V2.5 Pro does: in one tensor, in groups of heads."""
     num_groups, fused = model.config.num_key_value_heads, {}
     for name, tensor in tensors.items():
         prefix, marked, end = name.partition(".q_proj.")
@@ -73,7 +73,7 @@ _LISTS = {"rope_theta": "rope_theta", "partial_rotary_factors": "partial_rotary_
 
 
 def _step_3_5(config: dict[str, Any]) -> dict[str, Any]:
-    """config.json in the spelling of Step 3.5: lists by layer, with one for multi-token
+    """config.json in Step 3.5's format: lists by layer, including one layer of multi-token
     prediction."""
     text = config["text_config"]
     kinds = [*text["layer_types"], "full_attention"]
@@ -103,7 +103,7 @@ def _step_3_5(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text_alone(tensors: dict[str, torch.Tensor], _: Any) -> dict[str, torch.Tensor]:
-    """Without tensors of images, and with one for multi-token prediction."""
+    """Drops the vision tensors, and adds those of a layer of multi-token prediction."""
     kept = {name: one for name, one in tensors.items() if name.startswith(("model.", "lm_head."))}
     return {**kept, "model.layers.3.enorm.weight": torch.ones(64)}
 

@@ -34,7 +34,7 @@ _CONVOLUTION: dict[str, Mutation] = {
 
 
 def _scan_inputs(change: Callable[[ScanInputs], ScanInputs]) -> Patch:
-    """Other inputs of the scan."""
+    """Changes the inputs of the scan."""
     return Patch(
         target="kernels.selective_scan.reference:scan_inputs",
         value=lambda *args: change(scan_inputs(*args)),
@@ -42,13 +42,13 @@ def _scan_inputs(change: Callable[[ScanInputs], ScanInputs]) -> Patch:
 
 
 def _turned(x: torch.Tensor, num_groups: int = 2) -> torch.Tensor:
-    """Heads [T, H, ...] in turns over the groups."""
+    """Interleaves heads [T, H, ...] over the groups."""
     order = torch.arange(x.shape[1]).view(num_groups, -1).T.flatten()
     return x[:, order]
 
 
 def _with_layer(**change: Any) -> Patch:
-    """Other weights of the scan."""
+    """Changes the weights of the scan."""
 
     def scan(x: Any, steps: Any, layer: ScanLayer, *args: Any, **options: Any) -> Any:
         own = {key: make(getattr(layer, key)) for key, make in change.items()}

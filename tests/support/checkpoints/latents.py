@@ -69,7 +69,7 @@ def _without_query_norm(self: RMSNorm, x: torch.Tensor) -> torch.Tensor:
 
 
 def _with_wide_scale(self: LatentAttention, *args: Any) -> None:
-    """As if products were of the vectors that the cache has."""
+    """Scales products as if they were of the vectors in the cache."""
     _INIT(self, *args)
     self._scale *= (self._mla.query_dim / self._mla.cached_dim) ** 0.5
 
@@ -81,7 +81,7 @@ def _without_zero_experts(**fields: Any) -> ExtraTerms:
 def _without_zero_expert_weights(
     tensors: dict[str, torch.Tensor], _: Any
 ) -> dict[str, torch.Tensor]:
-    """transformers saves weights of experts that have none."""
+    """Drops weights of zero experts, which transformers saves."""
     return {
         name: tensor
         for name, tensor in tensors.items()
@@ -131,7 +131,8 @@ _OF_V3: dict[str, Mutation] = {
 }
 
 _INDEXER = {"index_topk": 8, "index_n_heads": 32, "index_head_dim": 16}
-"""Of fewer heads many scores would be equal, by which transformers' choice depends on the batch."""
+"""Settings of the indexer. With fewer heads, many scores would be equal, and transformers' choice
+among them depends on the batch."""
 _OF_INDEXER: dict[str, Mutation] = {
     "number of tokens": {"index_topk": 9},
     "weights of the indexer's heads": Patch(

@@ -26,7 +26,7 @@ _WINDOWS = Patch(
     target="worker.rank.batch:AttentionMetadata",
     value=lambda **fields: AttentionMetadata(**{**fields, "is_chunked": False}),
 )
-"""Each query sees as many positions as a chunk has."""
+"""Makes each query attend to as many positions as a chunk has."""
 
 
 def _without_shared_expert(
@@ -37,7 +37,7 @@ def _without_shared_expert(
 
 
 def _with_weights_of_outputs(self: RoutedExperts, *args: Any, **options: Any) -> torch.Tensor:
-    """As other families weigh experts."""
+    """Weights the experts' outputs, as in other families."""
     return _EXPERTS(self, *args, **{**options, "weighs_inputs": False})
 
 

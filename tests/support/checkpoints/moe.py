@@ -92,13 +92,13 @@ class MoeCheckpoint:
     weights: dict[str, torch.Tensor]
 
     def __call__(self, input_ids: torch.Tensor) -> Scores:
-        """Scores after each of the tokens [1, tokens]."""
+        """Logits after each of the tokens [1, tokens]."""
         return Scores(reference_logits(self, input_ids[0].tolist())[None])
 
 
 @dataclass(frozen=True)
 class MoeMathematics:
-    """The family of a configuration, which this module computes."""
+    """The mathematics of a family's configuration, computed by this module."""
 
     config: Mapping[str, Any]
     """config.json."""
@@ -168,7 +168,7 @@ def _shapes(c: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def reference_logits(checkpoint: MoeCheckpoint, token_ids: Sequence[int]) -> torch.Tensor:
-    """[positions, vocab] of whole blocks, every block seeing itself and those before."""
+    """Logits [positions, vocab] of whole blocks with block-causal attention."""
     c, w = checkpoint.config, checkpoint.weights
     llada = c["model_type"] in _LING
     hidden = w["model.word_embeddings.weight" if llada else "model.embed_tokens.weight"]

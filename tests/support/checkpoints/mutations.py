@@ -1,4 +1,4 @@
-"""Mutations of features that no key of config.json switches."""
+"""Mutations of features that no key of config.json controls."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from worker.models.layers.norms import LayerNorm, RMSNorm
 
 @contextmanager
 def broken(folder: Path, mutation: Mutation, copy: Path) -> Iterator[Path]:
-    """Where a checkpoint is that lacks a feature: in its own folder, while the code lacks it, or in
-    a new one, whose config.json says something else."""
+    """Folder of a checkpoint that lacks a feature: its own folder with patched code, or a copy with
+    another config.json."""
     if isinstance(mutation, Patch):
         module, path = mutation.target.split(":")
         *owners, attribute = path.split(".")
@@ -54,7 +54,7 @@ def broken(folder: Path, mutation: Mutation, copy: Path) -> Iterator[Path]:
 
 @contextmanager
 def swapped_for(block: Any, **parts: Any) -> Iterator[None]:
-    """A block with others in the place of some of its parts."""
+    """Replaces some parts of a block."""
     kept = {part: getattr(block, part) for part in parts}
     try:
         for part, other in parts.items():
@@ -66,7 +66,7 @@ def swapped_for(block: Any, **parts: Any) -> Iterator[None]:
 
 
 def _without(block: Any, parts: tuple[str, ...], forward: Any, args: tuple[Any, ...]) -> Any:
-    """What a block computes that lacks some of its parts."""
+    """Output of a block without some of its parts."""
     with swapped_for(block, **dict.fromkeys(parts)):
         return forward(block, *args)
 
@@ -77,7 +77,7 @@ def _without_score_bias(self: GptOssMoe, *args: Any) -> Any:
 
 
 def _swapped_norms(self: SandwichLayer, *args: Any) -> Any:
-    """Those behind the blocks in each other's place."""
+    """Swaps the norms after the two blocks."""
     first, second, third, fourth = norms = self.norms
     self.norms = [first, fourth, third, second]
     try:
@@ -89,7 +89,7 @@ def _swapped_norms(self: SandwichLayer, *args: Any) -> Any:
 def _keep_the_mean(
     x: torch.Tensor, residual: torch.Tensor | None, norms: tuple[Norm], eps: float, **_: Any
 ) -> tuple[tuple[torch.Tensor], torch.Tensor]:
-    """Root-mean-square norms with biases, in place of such as subtract the mean."""
+    """Replaces LayerNorm by root-mean-square norms with biases."""
     total = x if residual is None else x + residual
     normed = torch.nn.functional.rms_norm(total, total.shape[-1:], norms[0].weight, eps)
     bias = norms[0].bias
@@ -103,7 +103,7 @@ def _choose_without_bias(
 
 
 def _norm_of_heads(self: WideQueryKeyNorm, *both: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Each head by itself, by the weights of its own."""
+    """Normalizes each head separately with its own weights."""
     return tuple(
         torch.nn.functional.rms_norm(x, x.shape[-1:], eps=self._eps) * weight.view(x.shape[1:])
         for x, weight in zip(both, self._weights, strict=True)
@@ -111,7 +111,7 @@ def _norm_of_heads(self: WideQueryKeyNorm, *both: torch.Tensor) -> tuple[torch.T
 
 
 def with_open_gate(self: MoeMLP, *inputs: torch.Tensor) -> torch.Tensor:
-    """As of families whose shared expert counts fully."""
+    """Adds the shared expert without a gate, as in other families."""
     names = self._names
     self._names = dataclasses.replace(names, shared_gate="")
     try:
@@ -125,7 +125,7 @@ def always_rotating(**traits: Any) -> AttentionTraits:
 
 
 def _with_heads_by_turns(*args: Any) -> Any:
-    """Value heads that share a key head are not neighbours."""
+    """Interleaves the value heads that share a key head."""
     inputs, layer = _DELTA_INPUTS(*args), args[-1]
     num_heads = len(layer.log_rate)
     turns = torch.arange(num_heads).view(layer.num_key_heads, -1).T.flatten()
@@ -138,7 +138,7 @@ def _last_input_alone(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tenso
 
 
 def _delta_inputs(**change: Any) -> Patch:
-    """Other decays or shares."""
+    """Changes decays or update rates."""
 
     def inputs(*args: Any) -> Any:
         own = _DELTA_INPUTS(*args)
@@ -154,7 +154,7 @@ _CLAMPED = GptOssMoe.forward
 IN_HALVES = Patch(
     target="worker.models.layers.attention:ColumnParallelLinear.reorder", value=lambda *_: 0
 )
-"""As Llama's dimensions rotate."""
+"""Rotates halves of dimensions, like Llama."""
 NO_QKV_BIAS = Patch(
     target="worker.models.layers.attention:ColumnParallelLinear.forward",
     value=lambda self, x: linear(x, self._packed),

@@ -382,4 +382,4 @@ PUBLISHED_SPECIMENS: dict[str, Specimen] = {
         },
     ),
 }
-"""By the family's name in tests."""
+"""Specimens by the family's name in tests."""

@@ -150,7 +150,7 @@ def compressed(rows: int, columns: int, bits: int = 4, zeros: bool = False) -> Q
 
 
 def fp8(rows: int, columns: int, scale: torch.Tensor, end: str = "weight_scale") -> Quantized:
-    """With the scales of the tensor or of its rows."""
+    """Random e4m3 weights with scales of the tensor or of its rows."""
     values = torch.randn(rows, columns).mul_(50).to(torch.float8_e4m3fn)
     scale = scale * 0.01
     wide = scale.reshape(-1, 1) if scale.numel() > 1 else scale.reshape(1, 1)

@@ -76,8 +76,8 @@ _OF_LATENTS: dict[str, Mutation] = {
 
 
 def _whole_convolutions(tensors: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
-    """transformers saves the convolution in three equal parts, whatever the sizes of queries, keys
-    and values."""
+    """Splits the convolution's weight by the sizes of queries, keys and values; transformers saves
+    three equal parts."""
     for index, layer in enumerate(model.model.layers):
         if mixer := getattr(layer, "linear_attn", None):
             sizes = [mixer.key_dim, mixer.key_dim, mixer.value_dim]
@@ -87,7 +87,7 @@ def _whole_convolutions(tensors: dict[str, torch.Tensor], model: Any) -> dict[st
 
 
 def _with_constants(tensors: dict[str, torch.Tensor], _: Any) -> dict[str, torch.Tensor]:
-    """Adds causal masks and frequencies, which the first releases of Pythia hold."""
+    """Adds causal masks and frequencies, as in the first releases of Pythia."""
     layer = "gpt_neox.layers.0.attention"
     parts = ("bias", "masked_bias", "rotary_emb.inv_freq")
     return {**tensors, **{f"{layer}.{part}": torch.ones(3) for part in parts}}
@@ -354,4 +354,4 @@ RECOMBINED_SPECIMENS: dict[str, Specimen] = {
         is_variant=True,
     ),
 }
-"""By the family's name in tests."""
+"""Specimens by the family's name in tests."""

@@ -19,12 +19,12 @@ from safetensors.torch import save_file
 from torch.nn.functional import layer_norm, linear, rms_norm, silu
 
 Shapes = dict[str, tuple[int, ...]]
-"""By name of a tensor."""
+"""Shapes by tensor name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Names:
-    """Of a checkpoint's tensors."""
+    """Names of a checkpoint's tensors."""
 
     embedding: str = "model.embed_tokens"
     layers: str = "model.layers"
@@ -35,21 +35,21 @@ class Names:
     key: str = "k_proj"
     value: str = "v_proj"
     joined: str = ""
-    """Of queries, keys and values in one tensor."""
+    """Name of the tensor of queries, keys and values together."""
     output: str = "o_proj"
     mlp: str = "mlp"
     gate: str = "gate_proj"
     up: str = "up_proj"
     gate_up: str = ""
-    """Of both in one tensor, the gate's rows first."""
+    """Name of the tensor of both together, the gate's rows first."""
     down: str = "down_proj"
     norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
-    """Before attention, before the MLP."""
+    """Norms before attention and before the MLP."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """Gated MLPs of which each token uses a few, chosen by a softmax over all."""
+    """Gated MLPs of which each token uses a few, selected by a softmax over all."""
 
     count: int
     chosen: int
@@ -101,14 +101,14 @@ class Mathematics:
 
 
 class Scores(NamedTuple):
-    """As transformers' models return them."""
+    """Output in the form of transformers' models."""
 
     logits: torch.Tensor
     """[1, tokens, vocabulary]."""
 
 
 class Reference:
-    """A decoder whose parts are the tensors of a checkpoint."""
+    """A decoder computed from a checkpoint's tensors."""
 
     def __init__(self, maths: Mathematics) -> None:
         config = maths.config
@@ -125,7 +125,7 @@ class Reference:
         save_file({**self._weights, **further}, folder / "model.safetensors")
 
     def __call__(self, input_ids: torch.Tensor) -> Scores:
-        """Scores after each of the tokens [1, tokens]."""
+        """Logits after each of the tokens [1, tokens]."""
         maths, names = self._maths, self._names
         embedding = self._weights[f"{names.embedding}.weight"]
         x = embedding[input_ids[0]] * maths.embedding_scale
@@ -162,7 +162,7 @@ class Reference:
         return self._linear(f"{name}.{self._names.output}", found.flatten(1))
 
     def _queries_keys_values(self, name: str, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Each [tokens, heads, head size]."""
+        """Queries, keys and values, each [tokens, heads, head size]."""
         names, ratio = self._names, self._heads // self._kv_heads
         if not names.joined:
             parts = (f"{name}.{part}" for part in (names.query, names.key, names.value))
@@ -175,7 +175,7 @@ class Reference:
         return groups[:, :, :ratio].flatten(1, 2), groups[:, :, -2], groups[:, :, -1]
 
     def _rotated(self, x: torch.Tensor) -> torch.Tensor:
-        """The first half of a head's dimensions turns with the second."""
+        """Rotates pairs from the first and second half of a head's dimensions."""
         maths, pairs = self._maths, self._head // 2
         theta = maths.config.get(maths.theta_key, 10000.0)
         waves = theta ** (torch.arange(pairs) / pairs) * torch.tensor(maths.stretch or [1.0])
@@ -215,7 +215,7 @@ class Reference:
         return found
 
     def _shapes(self) -> Shapes:
-        """Of a checkpoint's tensors."""
+        """Shapes of a checkpoint's tensors."""
         maths, names, config = self._maths, self._names, self._maths.config
         hidden, vocabulary = config["hidden_size"], config["vocab_size"]
         shapes: Shapes = {f"{names.embedding}.weight": (vocabulary, hidden)}
@@ -286,7 +286,7 @@ def _shapes_of_linear(name: str, out: int, size: int, bias: bool) -> Shapes:
 
 
 def _draw(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """So that no feature is hidden: norms are not 1, biases not 0, all layers count."""
+    """Random values that hide no feature: norms are not 1, biases not 0, all layers matter."""
     numbers = torch.randn(shape)
     if name.endswith("bias"):
         return numbers * 0.3

@@ -26,18 +26,18 @@ EOS = [3, 5]
 class SdarCheckpoint:
     folder: str
     plain: MoeCheckpoint
-    """For the reference, which computes layers without experts, too."""
+    """Checkpoint for the reference, which also computes layers without experts."""
     block_size: int
 
     def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """[positions, vocabulary] of whole blocks, every block seeing itself and those before."""
+        """Logits [positions, vocabulary] of whole blocks with block-causal attention."""
         return reference_logits(self.plain, token_ids)
 
 
 def write_sdar(
     folder: Path, block_size: int, *, sharpness: float = 14.0, vocab_size: int = VOCAB_SIZE
 ) -> SdarCheckpoint:
-    """Saves one whose confidences spread from near 0 to near 1."""
+    """Saves a checkpoint whose confidences range from almost 0 to almost 1."""
     torch.manual_seed(block_size)
     config: dict[str, Any] = {
         "vocab_size": vocab_size,

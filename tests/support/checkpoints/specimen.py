@@ -32,7 +32,7 @@ LLAMA3_ROPE: Mapping[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Patch:
-    """Another value of an attribute of the code under test."""
+    """Replacement of an attribute of the code under test."""
 
     target: str
     """Module, colon, path of the attribute: "worker.models.layers.moe:Experts.forward"."""
@@ -80,7 +80,7 @@ class Specimen:
     """The same of its configuration class, if its name differs."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     mutations: Mapping[str, Mutation] = field(default_factory=dict)
-    """By feature."""
+    """Mutations by feature."""
     multimodal: str = ""
     """Name of transformers' classes of the multimodal model whose text model this is."""
     rewrite: (
@@ -342,9 +342,9 @@ def _draw(key: str, tensor: torch.Tensor) -> None:
     if not tensor.is_floating_point():
         return
     if key.endswith("A_log"):
-        tensor.normal_(-2.0, 0.5)  # so that states last
+        tensor.normal_(-2.0, 0.5)  # slow decay of states
     elif tensor.ndim == 0:
-        tensor.uniform_(-0.5, 0.5)  # a number of an activation
+        tensor.uniform_(-0.5, 0.5)  # a scalar of an activation
     elif key.endswith("bias"):
         tensor.normal_(0.0, 0.3)
     elif tensor.ndim == 1:

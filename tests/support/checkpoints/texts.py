@@ -19,7 +19,8 @@ _LLAMA_MUTATIONS: dict[str, Mutation] = {"names": NO_NAMES, **_THETA, "eps": {"r
 
 
 def _transposed(tensors: dict[str, torch.Tensor], _: Any) -> dict[str, torch.Tensor]:
-    """Stacked experts as Qwen releases them, where transformers saves them by output features."""
+    """Transposes stacked experts to the layout that Qwen releases; transformers saves them by
+    output features."""
     return {
         name: tensor.transpose(1, 2).contiguous() if ".experts." in name else tensor
         for name, tensor in tensors.items()
@@ -27,7 +28,8 @@ def _transposed(tensors: dict[str, torch.Tensor], _: Any) -> dict[str, torch.Ten
 
 
 def _as_kimi(tensors: dict[str, torch.Tensor], _: Any) -> dict[str, torch.Tensor]:
-    """transformers undoes its name for layers of images with those of the text, too."""
+    """Fixes names of vision layers, which transformers renames like those of the text model when
+    saving."""
     return {name.replace(".model.blocks.", ".model.layers."): tensors[name] for name in tensors}
 
 
@@ -198,4 +200,4 @@ TEXT_SPECIMENS: dict[str, Specimen] = {
         multimodal="Voxtral",
     ),
 }
-"""By the family's name in tests."""
+"""Specimens by the family's name in tests."""

@@ -1,5 +1,5 @@
-"""A fleet in virtual time: a fluid queue, a meter that lags and may be wrong, workers that take
-their time to start or never do."""
+"""A simulated fleet in virtual time: a fluid queue, a delayed and possibly wrong meter, workers
+that need time to start or never become ready."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from cluster.autoscaling.load import FleetLoad
 
 Curve = NDArray[np.float64]
 METER_S = 10.0
-"""Time constant of what a gateway tells of arrivals; of expected waits it is 3 s."""
+"""Time constant in seconds of a gateway's arrival rates; that of expected waits is 3 s."""
 
 
 class SimulatedFleet:
-    """Workers serve one second of work per second each, first come, first served.
+    """Workers that serve one second of work per second each, first come, first served.
 
     Args:
-        config: of the autoscaler.
-        workers: those that are wanted at the beginning.
-        missing: those of them that never become ready.
-        start_s: from the order of a worker until it is ready.
-        meter: part of the work, the backlog and the wait that gateways see.
+        config: configuration of the autoscaler.
+        workers: initial target.
+        missing: number of initial workers that never become ready.
+        start_s: seconds from the order of a worker until it is ready.
+        meter: fraction of the work, the backlog and the wait that gateways observe.
         stuck: numbers of orders, from 0 on, that never become ready.
-        capacity: most workers that the cluster has room for.
+        capacity: maximum workers that the cluster has room for.
         step_s: seconds of one step of the simulation.
-        seed: of which starts are cancelled.
+        seed: seed of the choice of starts to cancel.
     """
 
     def __init__(
@@ -75,33 +75,33 @@ class SimulatedFleet:
         return self.arrived[-1] - self.served[-1]
 
     def run(self, works: Iterable[float]) -> None:
-        """So many workers' time arrives per second, step by step."""
+        """Simulates steps in which the given number of workers' time arrives per second."""
         for work in works:
             self._step(work)
 
     def hold(self, work: float, seconds: float) -> None:
-        """A constant load."""
+        """Simulates a constant load."""
         self.run([work] * round(seconds / self._step_s))
 
     @property
     def num_changes(self) -> int:
-        """Of the target."""
+        """Number of changes of the target."""
         return int(np.count_nonzero(np.diff(self.targets)))
 
     @property
     def worker_s(self) -> float:
-        """Seconds for which workers were asked for, their start included."""
+        """Worker seconds requested, including start-up."""
         return float(sum(self.targets[1:])) * self._step_s
 
     def waits(self) -> Curve:
-        """How long what arrived in each step waited; infinite where it was not served yet."""
+        """Wait in seconds of the work that arrived in each step; infinite if not served yet."""
         times = np.arange(len(self.arrived)) * self._step_s
         waits: Curve = np.interp(self.arrived, self.served, times) - times
         waits[np.array(self.arrived) > self.served[-1] + 1e-6] = inf
         return np.maximum(waits, 0.0)
 
     def utilisation(self) -> float:
-        """Part of the ready workers' time that was used."""
+        """Fraction of the ready workers' time that was used."""
         return self.served[-1] / (sum(self.readies[1:]) * self._step_s)
 
     def _step(self, work: float) -> None:
@@ -146,7 +146,7 @@ class SimulatedFleet:
 
 
 def noise(seed: int, steps: int, step_s: float = 1.0) -> Curve:
-    """Factors around 1: 40 % from second to second, and swells of a minute of 20 %."""
+    """Factors around 1: 40 % from second to second, and variation of 20 % over a minute."""
     random = np.random.default_rng(seed)
     fast = random.lognormal(-0.08 / step_s, 0.4 / step_s**0.5, steps)
     width = max(round(60.0 / step_s), 1)

@@ -1,4 +1,4 @@
-"""A small OpenAI-like server with known counts, for the load client."""
+"""A small OpenAI-compatible server with known counts, for the load client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aiohttp import web
 
 @dataclass
 class Backend:
-    """Answers each request with its `max_tokens` chunks; keeps what it was sent."""
+    """Answers each request with `max_tokens` chunks; records the requests."""
 
     url: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -25,17 +25,18 @@ class Backend:
     cached_tokens: int = 3
     with_usage: bool = True
     fail_with: str | None = None
-    """"status" refuses requests, "event" ends streams in an error event, "cut" just ends them."""
+    """"status" rejects requests, "event" ends streams with an error event, "cut" closes the
+    connection."""
     refuse_ignore_eos: bool = False
-    """Refuses requests with that field, as OpenAI's own servers do."""
+    """Rejects requests with that field, as OpenAI's own servers do."""
     fail_every: int = 0
-    """Refuses every so many-th request; 0 none."""
+    """Rejects every n-th request; 0 rejects none."""
     pace_s: float = 0.0
-    """Between events."""
+    """Seconds between events."""
     empty: int = -1
-    """Number of the token whose event carries no text."""
+    """Number of the token whose event has no text."""
     not_ready: int = 0
-    """So often `/ready` still says no."""
+    """Number of requests to `/ready` that are answered with "not ready"."""
     running: int = 0
     most_running: int = 0
 

@@ -1,7 +1,7 @@
-"""HAProxy as Ray Serve starts it, through our wrapper and with our settings.
+"""HAProxy as started by Ray Serve, through rayfleet's wrapper and with its settings.
 
-Gateways are sockets that close when they are told to. A Manager is Serve's manager in a process of
-its own.
+Gateways are sockets that close on command. A Manager is Serve's manager in a process of its
+own.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from tests.support.forking import Forker
 HOST = "127.0.0.1"
 PIECE = 2**16
 DEADLINE_S = 120
-"""For what takes a second on an idle machine."""
+"""Timeout in seconds for operations that take a second on an idle machine."""
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _FORKER = Forker("ray.serve._private.haproxy", __name__)
 
 
 @dataclass
 class Gateway:
-    """Answers with its name, and closes connections as a process that goes does."""
+    """Answers with its name, and closes connections like a process that shuts down."""
 
     name: str
     drops_used: bool = False
-    """Closes a connection that has been used when the next request comes: it came too late."""
+    """Whether to close a used connection when its next request arrives."""
     num_dropped: int = 0
     num_waiting: int = 0
     heads: list[bytes] = field(default_factory=list)
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
     port: int = 0
     ended: list[asyncio.StreamWriter] = field(default_factory=list)
-    """Connections that ended amid a request or its answer."""
+    """Connections closed during a request or its response."""
     _idle: set[asyncio.StreamWriter] = field(default_factory=set)
 
     async def start(self) -> None:
@@ -50,7 +50,7 @@ class Gateway:
         self.port = self._server.sockets[0].getsockname()[1]
 
     def go(self) -> None:
-        """Listens no more, and closes what is idle, unless that is `drops_used`."""
+        """Stops listening, and closes idle connections unless `drops_used` is set."""
         self._server.close()
         for writer in () if self.drops_used else self._idle:
             writer.close()
@@ -84,7 +84,7 @@ class Gateway:
 
 
 async def _pour(writer: asyncio.StreamWriter) -> None:
-    """A response without an end."""
+    """Sends a response without an end."""
     writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
     while True:
         writer.write(b"%x\r\n%s\r\n" % (PIECE, bytes(PIECE)))
@@ -92,18 +92,18 @@ async def _pour(writer: asyncio.StreamWriter) -> None:
 
 
 def settings_of(directory: Path) -> dict[str, str]:
-    """What Serve finds in its environment."""
+    """Environment of Serve."""
     (port,) = free_ports(1)
-    # Serve's own gateways, which are none here, would listen from the last one on.
+    # Otherwise Serve's own gateways, which do not exist here, would listen on the last port.
     return {**haproxy_settings(directory / "haproxy", HOST, port, 10_000), "port": str(port)}
 
 
 class Proxy:
-    """HAProxy under Ray Serve's own management.
+    """HAProxy managed by Ray Serve.
 
     Args:
-        settings: of `settings_of`.
-        knows_routes: as a manager that has been told of applications does; a new one does not.
+        settings: result of `settings_of`.
+        knows_routes: whether the manager has received the applications; a new one has not.
     """
 
     def __init__(self, settings: dict[str, str], *, has_routes: bool = True) -> None:
@@ -182,7 +182,7 @@ def content_length(head: bytes) -> int:
 async def get(
     connection: Connection, path: str = "/", size: int = 8, *, in_two: bool = False
 ) -> tuple[int, str, bool]:
-    """Status, body, and whether it was said to be the connection's last."""
+    """Status, body, and whether the response announced that the connection closes."""
     reader, writer = connection
     writer.write(f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Length: {size}\r\n\r\n".encode())
     if in_two:
@@ -195,12 +195,13 @@ async def get(
 
 
 class Manager:
-    """Serve's manager of HAProxy in a process of its own, as a child of the node's raylet is.
+    """Serve's manager of HAProxy in a process of its own, like a child of the node's raylet.
 
-    It is forked from a server that has imported Ray Serve, which takes longer than all it does.
+    It is forked from a server that has imported Ray Serve, since the import takes longer than
+    everything else.
 
     Args:
-        settings: of `settings_of`.
+        settings: result of `settings_of`.
         raylet: any process, or None.
     """
 
@@ -211,7 +212,7 @@ class Manager:
         other.close()
 
     async def apply(self, *gateways: Gateway) -> None:
-        """Starts HAProxy with these, or has another take over that knows these."""
+        """Starts HAProxy with these gateways, or replaces it by one that has them."""
         await self._command([(gateway.name, gateway.port) for gateway in gateways])
 
     async def stop(self) -> None:

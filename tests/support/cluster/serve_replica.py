@@ -1,4 +1,4 @@
-"""What a Serve request router sees of a replica."""
+"""A replica as seen by a Serve request router."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DEPLOYMENT = DeploymentID(name="model", app_name="app")
 
 
 class Replica:
-    """What a router sees of one."""
+    """A replica as seen by a router."""
 
     node_id = "node"
     availability_zone = None

@@ -20,7 +20,7 @@ from tests.support.worker.real_configs import RealConfig, accepted_model, load_c
 from worker.models.config.families import FAMILIES
 
 NUM_LAYERS = 6
-"""Of a counted model, so that each kind of a family's layers is among them."""
+"""Number of layers of a counted model, enough for each kind of a family's layers."""
 _FILE = Path(__file__).with_name("budgets.json")
 
 
@@ -30,9 +30,10 @@ class Budget(NamedTuple):
     model: str
     """Model whose config.json is used, from the corpus in tests/worker/models/configs."""
     layer: int
-    """Of the layer with the most launches."""
+    """Launches of the layer with the most launches."""
     rest: int
-    """Of the forward pass outside its layers: inputs, embedding, norm, and a copy for sampling."""
+    """Launches of the forward pass outside its layers: inputs, embedding, norm, and a copy for
+    sampling."""
     draw: int
     """Logits, masks and sampling without filters; 0 if graphs contain no sampling."""
     filtered: int
@@ -42,7 +43,7 @@ class Budget(NamedTuple):
 BUDGETS = {
     name: Budget(**row) for name, row in json.loads(_FILE.read_text(encoding="utf-8")).items()
 }
-"""By architecture."""
+"""Budgets by architecture."""
 
 
 @cache

@@ -158,7 +158,7 @@ class Clocks:
         self.waited("synchronize", self.default, *self._streams)
 
     def find(self, kind: str, text: str) -> None:
-        """Notes a finding."""
+        """Records a finding."""
         self.world.findings.setdefault(f"{kind}: {text}")
 
     # Interface of an observer.
@@ -244,7 +244,7 @@ class World:
     def __init__(self) -> None:
         self.lanes: list[Lane] = []
         self.findings: dict[str, None] = {}
-        """In the order of their creation."""
+        """Findings in the order of their creation."""
         self.waits: dict[str, None] = {}
         """Waits of the host, with their sites."""
         self.graphs: weakref.WeakSet[Graph] = weakref.WeakSet()

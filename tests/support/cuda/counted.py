@@ -34,9 +34,9 @@ from worker.rank.graphs import Replay, StepGraphs
 from worker.rank.runner import ModelRunner
 
 ROWS = 4
-"""Of the counted step."""
+"""Number of rows of the counted step."""
 TOKENS = 64
-"""Of a step with rows of any lengths."""
+"""Number of tokens of a step with rows of any length."""
 _FOR_ALL_LAYERS = {"_schedule_kernel"}
 """Launches of the first layer of a group for all its layers."""
 
@@ -76,19 +76,19 @@ class Counts:
     """Launches of one captured step."""
 
     layers: tuple[int, ...]
-    """Of each layer."""
+    """Launches of each layer."""
     rest: int
-    """Of the forward pass outside its layers."""
+    """Launches of the forward pass outside its layers."""
     draw: int
     """Logits and sampling without filters."""
     filtered: int
     """Logits and sampling with filters."""
     ragged: int
-    """Of the forward pass of a step with rows of any lengths; 0 if none is captured."""
+    """Launches of the forward pass of a step with rows of any length; 0 if none is captured."""
 
     @property
     def layer(self) -> int:
-        """Of the layer with the most launches."""
+        """Launches of the layer with the most launches."""
         return max(self.layers)
 
 

@@ -70,7 +70,7 @@ STEPS_PROJECTED: Sequence[Step] = (
 
 
 class Projection(NamedTuple):
-    """Of one step."""
+    """Projection of one step."""
 
     step: Step
     launches: int

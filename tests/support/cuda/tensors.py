@@ -154,10 +154,10 @@ class StandIn(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own
         self.watcher = watcher
         self.pinned: dict[int, Memory] = {}
-        """By address."""
+        """Pinned memory by address."""
         self._place = torch.device(place)
         self._memories: weakref.WeakValueDictionary[int, Memory] = weakref.WeakValueDictionary()
-        """By the address of torch's storage object."""
+        """Memory by the address of torch's storage object."""
         self._kept: list[torch.Tensor] = []
         """Pinned tensors, kept alive so that their addresses are not reused."""
 

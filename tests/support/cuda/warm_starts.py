@@ -34,7 +34,7 @@ DRAFTS: dict[str, Any] = {
     "speculative_adaptive": False,
     "speculative_max_utilization": 2.0,
 }
-"""For any number of running requests."""
+"""Options that enable drafts for any number of running requests."""
 
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0},

@@ -1,4 +1,4 @@
-"""Where the tests get promtool and Prometheus from.
+"""Finds promtool and Prometheus for the tests.
 
 In this order: PATH, this user's cache folder, and the package of a Debian or Ubuntu system, which
 is unpacked into that folder and not installed: no service is started.
@@ -18,11 +18,11 @@ import pytest
 
 
 class BinaryUnavailableError(Exception):
-    """There is no such binary here, and it could not be had."""
+    """The binary is not installed and could not be downloaded."""
 
 
 def require(name: str) -> str:
-    """Path of `promtool` or `prometheus`; skips the test that asks where there is none."""
+    """Path of `promtool` or `prometheus`; skips the calling test if there is none."""
     try:
         return find_binary(name)
     except BinaryUnavailableError as error:
@@ -40,16 +40,16 @@ def find_binary(name: str) -> str:
         cached.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cached.parent) as folder:
             _unpack(Path(folder))
-            # Renamed, so that it is there whole or not at all: several test runs may do this.
+            # Renamed, so that it is either complete or absent: several test runs may do this.
             (Path(folder) / "usr" / "bin" / name).rename(cached)
     return str(cached)
 
 
 def wait_until_ready(base_url: str, process: subprocess.Popen[bytes], within_s: float) -> None:
-    """Waits until a Prometheus that has been started answers queries.
+    """Waits until a started Prometheus answers queries.
 
-    While it replays its log it refuses connections first, then answers 503 in plain text. The time
-    is for a machine that has other things to do.
+    While it replays its log it first refuses connections, then responds with 503 in plain text.
+    `within_s` must allow for loaded machines.
     """
     deadline = time.monotonic() + within_s
     with httpx.Client(base_url=base_url, trust_env=False) as client:
@@ -66,7 +66,7 @@ def wait_until_ready(base_url: str, process: subprocess.Popen[bytes], within_s: 
 
 
 def _unpack(folder: Path) -> None:
-    """The package's files."""
+    """Downloads and unpacks the package."""
     try:
         _run(["apt-get", "download", "--quiet", "prometheus"], folder)
         (package,) = folder.glob("*.deb")

@@ -1,4 +1,4 @@
-"""What queries of dashboards and alert rules ask for."""
+"""Metrics and labels that queries of dashboards and alert rules use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.paths import ROOT
 MONITORING = ROOT / "deploy" / "monitoring"
 RULES = MONITORING / "rules" / "rayfleet.yml"
 TARGET_LABELS = frozenset(("cluster", "namespace", "fleet"))
-"""What scrape configurations add to each series."""
+"""Labels that scrape configurations add to each series."""
 ELSEWHERE = frozenset(
     (
         "up",  # Prometheus's own
@@ -21,7 +21,7 @@ ELSEWHERE = frozenset(
         "rayfleet_gpu_memory_total_bytes",
     )
 )
-"""Families that neither a gateway nor a worker on CPU tells."""
+"""Metrics exported neither by a gateway nor by a worker on CPU."""
 _SELECTOR = re.compile(r"\b((?:rayfleet_\w+|up)\b)(?:\{([^}]*)\})?")
 _MATCHER = re.compile(r'(\w+)\s*(=~|!=|!~|=)\s*"([^"]*)"')
 _GROUPING = re.compile(r"\b(?:by|on|group_left)\s*\(([^)]*)\)")
@@ -36,7 +36,8 @@ class Selector:
     """Label, operator, value."""
 
     def takes(self, name: str, labels: dict[str, str]) -> bool:
-        """Whether a sample is among them; a label in a matcher must be there."""
+        """Whether the selector matches a sample; the sample must have each label of the
+        matchers."""
         return name == self.name and all(
             label in labels and _holds(labels[label], operator, value)
             for label, operator, value in self.matchers
@@ -45,7 +46,7 @@ class Selector:
 
 
 def panel_queries() -> dict[str, str]:
-    """Queries of all dashboards by where they stand, Grafana's variables filled in."""
+    """Queries of all dashboards by their position, with Grafana's variables filled in."""
     queries = {}
     for path in sorted((MONITORING / "dashboards").glob("*.json")):
         for panel in json.loads(path.read_text())["panels"]:
@@ -72,18 +73,18 @@ def selectors(query: str) -> list[Selector]:
 
 
 def is_exported_here(query: str) -> bool:
-    """Whether a gateway and workers on CPU tell all that a query reads."""
+    """Whether a gateway and workers on CPU export all metrics that a query reads."""
     return not any(selector.name in ELSEWHERE for selector in selectors(query))
 
 
 def grouping_labels(query: str) -> set[str]:
-    """Labels that its sums keep, and joins go by."""
+    """Labels that its aggregations keep and its joins use."""
     lists = _GROUPING.findall(query)
     return {label.strip() for found in lists for label in found.split(",") if label.strip()}
 
 
 def missing(query: str, samples: list[tuple[str, dict[str, str]]]) -> list[str]:
-    """What a query asks for and none of the samples (name, labels) has."""
+    """Selectors of a query that match none of the samples (name, labels)."""
     lacks = []
     labels: set[str] = set()
     for selector in selectors(query):

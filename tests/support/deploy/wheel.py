@@ -1,4 +1,4 @@
-"""rayfleet's wheel, and an environment that has nothing else of it."""
+"""rayfleet's wheel, and an environment that contains nothing else of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PIP_TIMEOUT_S = 900
 
 
 def build_wheel(folder: Path) -> Path:
-    """Built from a copy: what earlier builds have left in the source tree would get into it."""
+    """Builds the wheel from a copy, since the source tree may contain results of earlier builds."""
     source = folder / "source"
     clean = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for name in (*PACKAGES, "deploy/models/demo"):
@@ -29,10 +29,8 @@ def build_wheel(folder: Path) -> Path:
 
 
 def install_wheel(wheel: Path, environment: Path) -> Path:
-    """Makes the environment; the folder of its executables.
-
-    What the wheel depends on comes from this environment, through a path file: no second torch.
-    """
+    """Creates the environment and returns its folder of executables. The wheel's dependencies come
+    from the current environment through a path file, so torch is not installed twice."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     python = environment / "bin" / "python"
     _pip("--python", str(python), "install", "--quiet", "--no-deps", "--no-index", str(wheel))

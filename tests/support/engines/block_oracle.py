@@ -1,4 +1,4 @@
-"""Block diffusion without cache, batch or tensors kept: every round computes the whole sequence."""
+"""Block diffusion without caches and batches: every round computes the whole sequence."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Terms:
 class Answer:
     token_ids: list[int] = field(default_factory=list)
     rounds: list[int] = field(default_factory=list)
-    """By block: passes that found something to decide, or to edit."""
+    """Number of passes by block in which tokens were decided or edited."""
     margin: float = 1.0
-    """Least distance of a confidence from the threshold that it was compared with."""
+    """Minimum distance of a confidence from the threshold that it was compared with."""
 
 
 def answer(
@@ -39,7 +39,7 @@ def answer(
     terms: Terms,
     ends: Sequence[int] = (),
 ) -> Answer:
-    """All blocks of one request; blocks are decided to their end, and cut off afterwards."""
+    """All blocks of one request; blocks are completed and truncated afterwards."""
     result = Answer()
     known = list(prompt)
     while True:

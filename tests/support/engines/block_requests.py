@@ -19,7 +19,7 @@ def prompts(count: int = COUNT) -> list[list[int]]:
 
 
 def sampling(count: int = COUNT, **options: object) -> list[SamplingParams]:
-    """Both algorithms in one batch, greedy and at random, every filter used."""
+    """Both algorithms in one batch, greedy and sampled, with every filter."""
     draws = [{"temperature": 0.0}, {"temperature": 0.8, "top_k": 9}, {"top_p": 0.7}]
     return [
         SamplingParams(

@@ -1,4 +1,4 @@
-"""Plans of decode steps with all that a captured graph must get right, and their results."""
+"""Plans of decode steps with all features that captured graphs must support, and their results."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ REPLAYS = [*(4, 4), *(2, 2), *(4, 4), *(4, 4), *(2, 2), 2]
 """Sizes of the graphs replayed: forward and draw of each decode step; where a row has logits
 processors, the forward pass alone."""
 TOKEN_SIZES = (4, 8, 16)
-"""Numbers of tokens to capture steps for."""
+"""Numbers of tokens for which steps are captured."""
 RAGGED_REPLAYS = [16, *REPLAYS[:-1], 4, REPLAYS[-1]]
-"""The same where steps with prompts replay graphs, too: their forward passes."""
+"""The same if steps with prompts also replay graphs, for their forward passes."""
 _MASK_WORDS = -(-VOCAB_SIZE // 32)
 _ODD_TOKENS = np.full((1, _MASK_WORDS), 0xAAAAAAAA, dtype="<u4").tobytes()
 _LOGITS_PARAMS = LogitsParams(num_prompt=5, frequency_penalty=1.5, num_logprobs=2)
@@ -53,7 +53,7 @@ def make_plans() -> list[tuple[Plan, bytes]]:
     last_but_one_of_prompt = PlannedRow(5, 4, 1, 0)
     return [
         (Plan(1, admits, writes, prompts), b""),
-        # A row draws nothing.
+        # A row that samples nothing.
         (
             Plan(
                 2,
@@ -63,14 +63,14 @@ def make_plans() -> list[tuple[Plan, bytes]]:
             ),
             b"",
         ),
-        # A page begins.
+        # A new page.
         (Plan(3, [], [PageWrite(0, 1, [20])], [PlannedRow(0, 8, 1, 1)]), b""),
         (Plan(4, [], [], [PlannedRow(s, n, 1, 1) for s, n in ((3, 5), (5, 5), (0, 9))]), b""),
-        # A grammar on the second draw, behind a row that draws nothing, then none again.
+        # A grammar on the second sample, after a row that samples nothing, then none again.
         (Plan(5, [], [], masked, masked=[1]), _ODD_TOKENS),
         (Plan(6, [], [], [PlannedRow(0, 11, 1, 1), PlannedRow(5, 6, 1, 1)]), b""),
         (Plan(7, [], [], [PlannedRow(6, 1, 4, 1)]), b""),
-        # Rules draw outside of the graph.
+        # Logits processors sample outside of the graph.
         (Plan(8, [], [], [PlannedRow(0, 12, 1, 1), PlannedRow(6, 5, 1, 1)]), b""),
     ]
 
@@ -93,12 +93,12 @@ def plans_for(runner: ModelRunner) -> list[tuple[Plan, bytes]]:
 
 
 def run_plans(runner: ModelRunner) -> list[StepResult]:
-    """All of them, one after another."""
+    """Runs all plans, one after another."""
     return [runner.execute(plan, masks) for plan, masks in plans_for(runner)]
 
 
 def run_plans_ahead(runner: ModelRunner) -> list[StepResult]:
-    """The same, each launched before the results of the one before it are taken."""
+    """Runs all plans, launching each before the results of the previous one are taken."""
     steps, results = [], []
     for plan, masks in plans_for(runner):
         steps.append(runner.sample(runner.forward(plan), masks))
@@ -109,12 +109,12 @@ def run_plans_ahead(runner: ModelRunner) -> list[StepResult]:
 def noting_replays(
     replayed: list[int], *, runs_first: bool = False
 ) -> Callable[[Callable[[], None]], Callable[[], None]]:
-    """Stands in for the capture of a graph: a replay calls what a graph would repeat.
+    """Replacement for capturing a graph: a replay calls the function that a graph would repeat.
 
     Args:
-        replayed: is given the size of each replay's graph: rows of a forward pass or of a draw, or
-            tokens where rows are of any lengths.
-        runs_first: launches once before it is captured, too, as on CUDA.
+        replayed: gets the size of each replay's graph: rows of a forward pass or of sampling, or
+            tokens if rows have any length.
+        runs_first: also launches once before the capture, as on CUDA.
     """
 
     def capture(launch: Callable[[], None]) -> Callable[[], None]:
@@ -135,7 +135,7 @@ def noting_replays(
 def assert_same(
     results: list[StepResult], expected: list[StepResult], tolerance: float = 1e-4
 ) -> None:
-    """Tokens are equal, log-probabilities nearly so."""
+    """Checks that tokens are equal, and log-probabilities almost equal."""
     assert [result.token_ids for result in results] == [other.token_ids for other in expected]
     for result, other in zip(results, expected, strict=True):
         for scored, reference in zip(result.logprobs or [], other.logprobs or [], strict=True):
@@ -147,7 +147,7 @@ def assert_same(
 
 
 def assert_same_state(runner: ModelRunner, other: ModelRunner, tolerance: float = 1e-4) -> None:
-    """Only the padding's row and page know of the padding."""
+    """Checks that caches are equal, except for the row and page of padding."""
     for slot in SLOTS:
         assert torch.equal(runner._tables.token_pool[slot], other._tables.token_pool[slot])
     for mine, theirs in zip(runner._kv_caches.values(), other._kv_caches.values(), strict=True):

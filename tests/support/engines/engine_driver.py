@@ -25,7 +25,7 @@ from worker.rank.runner import ModelRunner
 
 @dataclass
 class Outcome:
-    """All that the deltas of one request carried."""
+    """Combined deltas of one request."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -43,7 +43,7 @@ class _Compilers:
         self._kept: tuple[bytes, GrammarCompiler] | None = None
 
     def take(self, setting: Setting) -> GrammarCompiler:
-        """The kept one if it has this setting, else a new one."""
+        """Takes the kept compiler if it has this setting, otherwise a new one."""
         kept = self._kept
         if kept is None or kept[0] != msgspec.json.encode(setting):
             return GrammarCompiler(setting, 60.0)
@@ -64,12 +64,12 @@ _COMPILERS = _Compilers()
 
 
 class Engine:
-    """Rank 0 runs here; further ranks are child processes, as offline use has them, but forked from
-    a process that has imported torch unless `forks` is false.
+    """An engine whose rank 0 runs in this process.
 
-    Options are EngineConfig's fields; float32 on CPU with one thread unless said otherwise, since
-    batches of other sizes end near ties of bfloat16 otherwise. Time stands still for the engine,
-    unless `clock` tells it.
+    Further ranks are child processes, as in offline use, but forked from a process that has
+    imported torch unless `forks` is false. Options are EngineConfig's fields. The defaults are
+    float32 on CPU with one thread, since in bfloat16 the batch size may change the outcome of near
+    ties. Time stands still for the engine unless `clock` is given.
     """
 
     executor_class = LocalExecutor
@@ -121,13 +121,14 @@ class Engine:
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams | Sequence[SamplingParams]
     ) -> list[list[int]]:
-        """Tokens of every prompt, all submitted at once; invariants checked after each step."""
+        """Generated tokens of all prompts, which are submitted together; invariants are checked
+        after each step."""
         return [outcome.token_ids for outcome in self.outcomes(prompts, sampling)]
 
     def outcomes(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams | Sequence[SamplingParams]
     ) -> list[Outcome]:
-        """The same with log-probabilities."""
+        """Outcomes of all prompts, with log-probabilities."""
         params = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
         pairs = zip(prompts, params, strict=True)
         outputs = dict(self.submit(prompt, one) for prompt, one in pairs)
@@ -139,10 +140,8 @@ class Engine:
     def submit(
         self, prompt: Sequence[int], sampling: SamplingParams, **options: Any
     ) -> tuple[str, Outcome]:
-        """Queues one request; its id, and where its outcome is to be collected.
-
-        Options are further fields of Submit.
-        """
+        """Queues one request; returns its id, and the outcome that collects its deltas. Options are
+        further fields of Submit."""
         self._num_submitted += 1
         submit = Submit(
             request_id=str(self._num_submitted),
@@ -155,16 +154,14 @@ class Engine:
         return submit.request_id, Outcome()
 
     def drain(self, outputs: dict[str, Outcome]) -> None:
-        """Steps until all have ended, those too that wait for a slow token of their grammar.
-
-        On a loaded machine any token may be slow.
-        """
+        """Steps until all requests have ended, including those that wait for the mask of a slow
+        token. On a loaded machine any token may be slow."""
         while self.core.has_work() or self.core.grammars.num_due:
             self.core.take_grammars(wait=not self.core.has_work())
             self.step(outputs)
 
     def step(self, outputs: dict[str, Outcome]) -> None:
-        """One turn of the engine, whose news are added to `outputs`; invariants are checked."""
+        """Runs one step of the engine and adds its deltas to `outputs`; checks invariants."""
         for delta in self.core.step().deltas.get("g", ()):
             outcome = outputs[delta.request_id]
             outcome.token_ids += delta.token_ids
@@ -181,7 +178,7 @@ class Engine:
         self.after_step()
 
     def _with_grammar(self, submit: Submit) -> SubmitBatch:
-        """What the front makes of it."""
+        """The batch that the frontend makes of it."""
         params = submit.sampling.structured_outputs
         if params is None:
             return SubmitBatch(submits=[submit])
@@ -192,20 +189,20 @@ class Engine:
         )
 
     def after_step(self) -> None:
-        """For subclasses that meddle between steps."""
+        """Hook for subclasses, called after each step."""
 
     @property
     def runner(self) -> ModelRunner:
-        """Rank 0's."""
+        """Runner of rank 0."""
         return self._executor._rank.runner
 
     @property
     def peer_pids(self) -> list[int]:
-        """Processes of ranks 1 and up."""
+        """Process ids of ranks from 1 on."""
         children = self._executor._others._children
         return [child.pid for _, child in children.values()]
 
     @property
     def num_preemptions(self) -> int:
-        """How often a running request was preempted so far."""
+        """Number of preemptions so far."""
         return self.core.scheduler.take_report().load.num_preemptions

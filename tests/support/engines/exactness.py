@@ -1,4 +1,4 @@
-"""The same prompts through differently set engines, and what their tokens are compared with."""
+"""The same prompts on engines with different options, and the references of their tokens."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from worker.protocol.sampling import SamplingParams
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 NEAR_TIE = 1e-4
 LONGEST = 700 if IS_LONG else 400
-"""Tokens of the longest prompt: batch-invariant attention reads it in two parts or more."""
+"""Tokens of the longest prompt: batch-invariant attention splits it at least once."""
 NUM_NEW = 64 if IS_LONG else 24
-"""Tokens per request: its own fill the page that its prompt ends in, and begin the next."""
+"""Tokens per request: they fill the page in which its prompt ends, and start the next one."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True)
 SCARCE_TOKENS = 960 if IS_LONG else 496
-"""KV cache in which the longest request fits, and the working set of 10 does not."""
+"""KV cache that is large enough for the longest request, but not for a batch of 10."""
 EVERY = slice(None)
 
 
@@ -42,7 +42,7 @@ def make_prompts(number: int = 20) -> list[list[int]]:
 
 
 def seeded_params() -> list[SamplingParams]:
-    """Greedy and sampled requests in turn, every filter used, with log-probabilities."""
+    """Greedy and sampled requests in turn, with every filter and log-probabilities."""
     sampled: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"temperature": 1.0},
@@ -59,7 +59,7 @@ def seeded_params() -> list[SamplingParams]:
 
 
 class Settings:
-    """The same prompts through differently set engines: tokens and log-probabilities."""
+    """Runs the same prompts on engines with different options."""
 
     def __init__(self, folder: str, params: list[SamplingParams], **options: Any) -> None:
         self._folder = folder
@@ -68,7 +68,8 @@ class Settings:
         self._prompts = make_prompts(len(params))
 
     def alone(self, some: slice = EVERY) -> list[Outcome]:
-        """Each of some prompts by itself, which takes more steps than all the other settings."""
+        """Outcomes of some prompts run one by one, which takes more steps than all other
+        settings."""
         with self._engine(enable_prefix_caching=False, overlap_depth=0) as engine:
             pairs = list(zip(self._prompts, self._params, strict=True))[some]
             return [engine.outcomes([prompt], [one])[0] for prompt, one in pairs]
@@ -89,15 +90,16 @@ class Settings:
             return outputs
 
     def tensor_parallel(self) -> list[Outcome]:
-        """TP 2: scarce pages with chunks."""
+        """Outcomes with TP 2, scarce pages and chunked prefill."""
         with self._parallel_engine() as engine:
             return engine.outcomes(self._prompts, self._params)
 
     def tensor_parallel_and_alone(self) -> tuple[list[Outcome], list[Outcome]]:
-        """TP 2: scarce pages with chunks, then alone, of every other prompt.
+        """Outcomes with TP 2, scarce pages and chunked prefill, and of every other prompt run
+        alone.
 
-        Every filter is used there, too. A step of several ranks takes many times as long as one of
-        one rank where they have to share a processor.
+        With every filter. A step of several ranks takes many times as long as one of a single rank
+        if they share a processor.
         """
         with self._parallel_engine() as engine:
             together = engine.outcomes(self._prompts, self._params)
@@ -116,7 +118,8 @@ class Settings:
 def assert_greedy_of_transformers(
     model: PreTrainedModel, prompts: list[list[int]], outputs: list[Outcome]
 ) -> None:
-    """Every token is the reference's best after the same tokens, near ties aside."""
+    """Checks that every token is the reference's best after the same tokens, except for near
+    ties."""
     near_ties = 0
     for prompt, outcome in zip(prompts, outputs, strict=True):
         output = outcome.token_ids
@@ -130,7 +133,7 @@ def assert_greedy_of_transformers(
     assert near_ties <= 1
 
 
-@lru_cache(maxsize=20)  # settings come to the same tokens, one setting after another
+@lru_cache(maxsize=20)  # most settings generate the same tokens
 def _logits(model: PreTrainedModel, tokens: tuple[int, ...]) -> torch.Tensor:
     with torch.inference_mode():
         logits: torch.Tensor = model(torch.tensor([tokens])).logits[0]

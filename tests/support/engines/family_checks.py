@@ -1,4 +1,4 @@
-"""What a family's checkpoint is asked, and what its tokens are compared with."""
+"""Prompts for a family's checkpoint, and comparison of its tokens with a reference."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ ALL_LENGTHS = (3, 28, 29, 47, 62, 110)
 LENGTHS = ALL_LENGTHS if IS_LONG else (3, 29, 62, 110)
 """Tokens of prompts: within a page, of some pages, longer than windows and chunks."""
 NUM_NEW = 20 if IS_LONG else 6
-"""Tokens per request: all but one end a page and begin the next."""
+"""Tokens per request: all but one fill a page and start the next one."""
 NUM_SCARCE = 20
-"""Where pages are to run out while requests decode."""
+"""Tokens per request in tests whose pages run out during decoding."""
 PAGE_SIZE, STEP_TOKENS = 8, 32
-"""Where pages are scarce and prompts come in chunks."""
+"""Page size and token budget of tests with scarce pages and chunked prefill."""
 
 
 def greedy(num_new: int) -> SamplingParams:
-    """So many of the best tokens."""
+    """Greedy sampling of that many tokens."""
     return SamplingParams(temperature=0.0, max_tokens=num_new, ignore_eos=True)
 
 
@@ -40,7 +40,7 @@ class Checkpoint:
     folder: Path
     model: Model
     known: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)
-    """Logits by tokens: outputs are the same in most tests."""
+    """Logits by tokens: outputs are equal in most tests."""
 
     def expected(self, tokens: list[int]) -> torch.Tensor:
         """The model's logits [tokens, vocabulary]."""
@@ -53,7 +53,7 @@ class Checkpoint:
     def check(
         self, prompts: list[list[int]], outputs: list[list[int]], num_new: int = NUM_NEW
     ) -> None:
-        """Every token is the best after the same tokens, near ties aside."""
+        """Checks that every token is the best after the same tokens, except for near ties."""
         for prompt, output in zip(prompts, outputs, strict=True):
             assert len(output) == num_new
             logits = self.expected(prompt + output[:-1])[len(prompt) - 1 :]
@@ -68,7 +68,7 @@ def make_prompts(lengths: Sequence[int] = LENGTHS) -> list[list[int]]:
 
 
 def scarce_pages(folder: str) -> dict[str, int]:
-    """Options with a block more than what the longest request takes alone, and chunks."""
+    """Options with one block more than the longest request needs alone, and chunked prefill."""
     groups = make_runner(folder).hello().page_groups
     least = groups.num_pages(LENGTHS[-1] + NUM_SCARCE, PAGE_SIZE, STEP_TOKENS)
     tokens = (-(-least // groups.num_groups) + 1) * PAGE_SIZE

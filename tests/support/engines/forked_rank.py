@@ -1,4 +1,5 @@
-"""Ranks forked from a server that has imported torch, which takes longer than most tests do."""
+"""Ranks forked from a server that has imported torch, since the import takes longer than most
+tests."""
 
 from __future__ import annotations
 
@@ -23,12 +24,12 @@ RANK_FORKER = Forker("worker.rank.rank")
 
 
 class ForkedRank:
-    """A rank's child process as RankGroup holds one: of `subprocess.Popen`, what it asks for.
+    """A rank's child process with the interface of `subprocess.Popen` that RankGroup uses.
 
     Args:
-        rank: its place in the group.
-        config: the group's engine configuration.
-        directory: the group's private folder.
+        rank: rank in the group.
+        config: engine configuration of the group.
+        directory: private folder of the group.
     """
 
     def __init__(self, rank: int, config: EngineConfig, directory: str) -> None:
@@ -41,27 +42,27 @@ class ForkedRank:
 
     @property
     def returncode(self) -> int | None:
-        """As `poll`."""
+        """Same as `poll`."""
         return self.poll()
 
     def poll(self) -> int | None:
-        """Its exit status, negative if a signal ended it; None while it runs."""
+        """Exit status, negative if ended by a signal; None while it runs."""
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> None:
-        """Returns when it has ended. Raises subprocess.TimeoutExpired, in seconds."""
+        """Waits until it has ended. Raises subprocess.TimeoutExpired, in seconds."""
         self._process.join(timeout)
         if self.poll() is None:
             raise subprocess.TimeoutExpired("rank", timeout or 0.0)
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Kills it."""
         self._process.kill()
 
 
 def _run(arguments: tuple[str, ...], stdin: Connection) -> None:
-    """What `python -m worker.rank.main` does, but for letting others on the machine go first: they
-    are other tests, and rank 0 would wait."""
+    """Runs `python -m worker.rank.main` without lowering its priority: rank 0 would wait for
+    processes of other tests."""
     from worker.rank import main
 
     os.dup2(stdin.fileno(), 0)
@@ -72,7 +73,7 @@ def _run(arguments: tuple[str, ...], stdin: Connection) -> None:
 
 @contextmanager
 def forking_ranks() -> Iterator[None]:
-    """Within it, groups of ranks fork their children."""
+    """Context in which rank groups fork their child processes."""
 
     def spawn(group: RankGroup, rank: int) -> None:
         child = ForkedRank(rank, group._config, group._directory)

@@ -1,5 +1,4 @@
-"""Engines whose requests are under grammars over single letters, compiled in this process: no
-tokenizer is read, no process started."""
+"""Engines with grammars over single letters, compiled in this process without a tokenizer."""
 
 from __future__ import annotations
 
@@ -13,12 +12,12 @@ from worker.protocol.messages import CompiledGrammar, Submit, SubmitBatch, Vocab
 
 _LETTERS = [letter.encode() for letter in string.printable[:95]]
 VOCAB_SIZE, EOS = 97, 7
-"""Those of specimens (tests.support.checkpoints.specimen)."""
+"""Vocabulary size and end token of specimens (tests.support.checkpoints.specimen)."""
 TOKENS = [*_LETTERS[:EOS], b"", *_LETTERS[EOS:], b"ab"]
 
 
 class GuidedEngine(Engine):
-    """Its model has these tokens."""
+    """An engine whose model has these tokens."""
 
     def _with_grammar(self, submit: Submit) -> SubmitBatch:
         params = submit.sampling.structured_outputs
@@ -31,7 +30,7 @@ class GuidedEngine(Engine):
 
 
 def text_of(token_ids: list[int]) -> str:
-    """What tokens stand for; the end token for nothing."""
+    """Text of the tokens; the end token has none."""
     return b"".join(TOKENS[token] for token in token_ids).decode()
 
 

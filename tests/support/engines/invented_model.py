@@ -1,8 +1,7 @@
-"""A model made of hashes behind the real scheduler, block table and decoder.
+"""A fake model based on hashes, behind the real scheduler, block table and decoder.
 
-What it leaves in the cache for a position depends on all that the position sees, so a wrong page,
-a page reused too early, a block read before its last pass or a wrong prefix hit shows in the
-tokens.
+The cache content of a position depends on everything that the position attends to, so a wrong page,
+a page reused too early, a block read before its last pass or a wrong prefix hit changes the tokens.
 """
 
 from __future__ import annotations
@@ -33,20 +32,20 @@ BITS = 2**52 - 1
 
 
 def block_contents(before: Sequence[int], ids: Sequence[int]) -> list[int]:
-    """What a block's positions leave in the cache, given what lies there before them."""
+    """Cache contents of a block's positions, given those before them."""
     seen = hash((tuple(before), tuple(ids)))
     return [hash((seen, place)) & BITS for place in range(len(ids))]
 
 
 @lru_cache(maxsize=1 << 16)
 def scores(content: int) -> np.ndarray:
-    """Logits of a position: confidences between near 0 and near 1."""
+    """Logits of a position: confidences between almost 0 and almost 1."""
     rng = np.random.default_rng(content)
     return (rng.normal(size=VOCAB) * rng.uniform(0.5, 6.0)).astype(np.float32)
 
 
 def pure_logits(block_size: int) -> object:
-    """The same without cache, for the oracle."""
+    """The same logits without a cache, for the oracle."""
 
     def logits(token_ids: Sequence[int]) -> torch.Tensor:
         contents: list[int] = []
@@ -58,7 +57,7 @@ def pure_logits(block_size: int) -> object:
 
 
 class InventedEngine:
-    """Steps until told otherwise; every option of EngineConfig that block diffusion has.
+    """Engine with the fake model; has every option of EngineConfig for block diffusion.
 
     Args:
         block_size: positions of a block; pages are twice as large.
@@ -115,12 +114,12 @@ class InventedEngine:
         self._cache = np.full((num_pages + 1, self._page_size), -1, dtype=np.int64)
         self._depth = depth
         self._results: deque[StepResult] = deque()
-        """Of steps in flight: run already, and not known to the scheduler."""
+        """Results of steps in flight: computed, but not known to the scheduler."""
         self.num_forwards = 0
         self.num_row_steps = 0
-        """Passes of running blocks, summed over blocks."""
+        """Forward passes of running blocks, summed over blocks."""
         self.num_ahead = 0
-        """Steps that were planned before the result of the one before was in."""
+        """Number of steps planned before the previous result was known."""
 
     def add(self, request_id: str, prompt: Sequence[int], sampling: SamplingParams) -> None:
         self.scheduler.add(

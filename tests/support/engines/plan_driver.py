@@ -1,4 +1,4 @@
-"""Drives a runner with Plans made by hand, and keeps the logits of every draw."""
+"""Drives a runner with hand-made Plans, and records the logits of every sample."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Request:
     prompt: list[int]
     new_tokens: int = 4
     arrival: int = 0
-    """Step at which it may start."""
+    """First step in which it may run."""
     slot: int = 0
     temperature: float = 0.0
     top_k: int = 0
@@ -33,7 +33,7 @@ class Request:
     logits: list[torch.Tensor] = field(default_factory=list)
     computed: int = 0
     prefix_of: Request | None = None
-    """Whose full prompt pages it starts with; of a model with one group of layers."""
+    """Request whose full prompt pages it shares; only for models with one group of layers."""
     pages: list[int] = field(default_factory=list)
 
     @property
@@ -80,7 +80,7 @@ def generate(
                 _allocate(request, free, runner.config.cache.page_size)
                 for group in range(len(runner._tables.group_tables)):
                     pages = [free.pop() for _ in request.pages] if group else request.pages
-                    # In two writes, as a scheduler that allocates page by page would do.
+                    # In two writes, like a scheduler that allocates page by page.
                     writes.append(PageWrite(request.slot, 0, pages[:1], group))
                     writes.append(PageWrite(request.slot, 1, pages[1:], group))
             shares.append((request, min(chunk, request.total - request.computed)))
@@ -98,7 +98,7 @@ def generate(
 def _allocate(request: Request, free: list[int], page_size: int) -> None:
     if request.prefix_of is not None:
         owner = request.prefix_of
-        # At least the last token is computed again, for its logits.
+        # At least the last token is computed again to get its logits.
         num_shared = (min(len(request.prompt), len(owner.prompt)) - 1) // page_size
         assert request.prompt[: num_shared * page_size] == owner.prompt[: num_shared * page_size]
         request.pages = owner.pages[:num_shared]

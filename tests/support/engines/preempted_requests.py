@@ -13,7 +13,7 @@ from worker.protocol.sampling import SamplingParams
 
 NUM_REQUESTS = 40
 CACHE_TOKENS = 256
-"""One in ten of what they need all together."""
+"""A tenth of the tokens that they need together."""
 
 
 def submits(rng: random.Random) -> list[Submit]:
@@ -37,7 +37,7 @@ def submits(rng: random.Random) -> list[Submit]:
 
 
 def run(engine: Engine, arrivals: dict[int, list[Submit]]) -> dict[str, list[int]]:
-    """Outputs of requests that arrive at these steps."""
+    """Outputs of requests that arrive in these steps."""
     outputs: dict[str, list[int]] = {}
     step = 0
     while arrivals or engine.core.has_work():

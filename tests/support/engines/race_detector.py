@@ -1,8 +1,8 @@
-"""CUDA's streams and events without a device: runs everything at once and finds what could race.
+"""Fake CUDA streams and events that run everything immediately and detect possible races.
 
-Each stream, and the host, has a vector clock. What one does is ordered behind what another did only
-where an event was recorded and waited for in between, or where the host launched it. A tensor that
-is written while an unordered access to it could be under way is a race, though here it went well.
+Each stream, and the host, has a vector clock. Operations of different lanes are only ordered if an
+event was recorded and waited for in between, or if the host launched one of them after it. Writing
+a tensor during a possible unordered access to it is a race, even if the order was right this time.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class Event:
 
 
 class Detector(TorchDispatchMode):
-    """In a `with` block it sees every copy between tensors; the host tells of its own accesses."""
+    """Observes every copy between tensors within a `with` block; accesses of the host must be
+    reported."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own
@@ -72,7 +73,7 @@ class Detector(TorchDispatchMode):
         empty = torch.empty
 
         def pageable(*size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
-            # Kept, so that no two buffers ever have the same address.
+            # Kept alive, so that no two buffers ever have the same address.
             self._kept.append(empty(*size, **options))
             return self._kept[-1]
 
@@ -100,7 +101,7 @@ class Detector(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> object:
-        # Other operations are the compute stream's alone.
+        # Other operations are on the compute stream.
         if func is torch.ops.aten.copy_.default and args[0].is_contiguous():
             lane = self.current
             lane.join(self.host.clock)

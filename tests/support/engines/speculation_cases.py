@@ -1,4 +1,4 @@
-"""Engines that draft, in all circumstances, and the requests whose outcomes must not show it."""
+"""Engines that draft under all conditions, and requests whose outcomes drafts must not change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from worker.protocol.text.tokenizer import load_tokenizer
 MODEL = str(MODELS / "demo")
 NGRAM: dict[str, Any] = {"speculative_method": "ngram", "speculative_adaptive": False}
 DRAFT: dict[str, Any] = {**NGRAM, "speculative_method": "draft", "speculative_model": MODEL}
-"""The model drafts for itself: where no rule interferes, all its drafts are right."""
+"""The model drafts for itself: without logits processors, all its drafts are accepted."""
 PATTERN = "(ab|cd ){2,9}x"
 SCHEMA = {"type": "array", "items": {"enum": ["red", "blue"]}, "minItems": 2, "maxItems": 5}
 SETTINGS: list[dict[str, Any]] = [
@@ -44,7 +44,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 class RandomGate(SpeculationGate):
-    """Any number of drafts at any time."""
+    """Gate that chooses random numbers of drafts."""
 
     random = random.Random(5)
     is_open = True
@@ -55,7 +55,8 @@ class RandomGate(SpeculationGate):
 
 
 class TimedGate(SpeculationGate):
-    """Is told costs with which drafts pay: real ones might keep it shut on a busy machine."""
+    """Gate with given costs for which drafts pay: measured ones might keep it closed on a busy
+    machine."""
 
     costs = StepCosts(
         constant=1e-3,
@@ -75,7 +76,7 @@ class TimedGate(SpeculationGate):
 
 
 class SpeculatingEngine(Engine):
-    """Draws its gate's decisions where `at_random`; tells it times where it is adaptive."""
+    """An engine with a RandomGate if `at_random`, else with a TimedGate if adaptive."""
 
     def __init__(self, *, at_random: bool = False, **options: Any) -> None:
         super().__init__(MODEL, batch_invariant=True, max_model_len=1024, **options)
@@ -118,7 +119,7 @@ def prompts(count: int) -> list[list[int]]:
 
 
 def settings(count: int) -> list[SamplingParams]:
-    """One of each kind in turn."""
+    """Sampling parameters of each kind in turn."""
     return [
         SamplingParams(
             seed=i, max_tokens=50 + i % 3, ignore_eos=i % 3 == 0, **SETTINGS[i % len(SETTINGS)]
@@ -130,7 +131,7 @@ def settings(count: int) -> list[SamplingParams]:
 def run_in_waves(
     engine: Engine, texts: Sequence[Sequence[int]], sampling: Sequence[SamplingParams]
 ) -> list[Outcome]:
-    """Requests that come while others decode; priorities and deadlines differ."""
+    """Runs requests that arrive while others decode; priorities and deadlines differ."""
     waiting = deque(enumerate(zip(texts, sampling, strict=True)))
     outputs: dict[str, Outcome] = {}
     slos = (None, Slo(ttft_ms=200, tpot_ms=20), Slo(e2e_ms=500))
@@ -147,7 +148,7 @@ def run_in_waves(
 
 
 def check_grammars(outcomes: Sequence[Outcome]) -> int:
-    """Asserts that whatever ended under a grammar conforms to it; how many did."""
+    """Checks that outputs which ended under a grammar match it; returns their number."""
     tokenizer = load_tokenizer(MODEL)
     checked = 0
     for number, outcome in enumerate(outcomes):

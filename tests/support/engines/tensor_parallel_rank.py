@@ -46,7 +46,8 @@ def run_rank(
 
 
 def run_rank_on_shared_device(rank: int, device_names: list[str], directory: str) -> None:
-    """A group of CUDA ranks as the names say, whose tensors are on CPU; saves what it gathers."""
+    """Runs a group of CUDA ranks by their device names, with tensors on CPU; saves what it
+    gathers."""
     torch.set_num_threads(1)
     group_module._device_name = lambda device: device_names[rank]
     world_size = len(device_names)

@@ -1,4 +1,4 @@
-"""Clients that stream completions while something happens to the fleet."""
+"""Clients that stream completions during an event such as a rolling update."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ import uvloop
 from cluster.bench.client import Record, Request, completion_request, open_session, send
 
 _SHARE_LONG = 0.25
-"""Of the clients: each of their requests is a long stream."""
+"""Fraction of the clients whose requests are all long streams."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClientOptions:
-    """How many clients, and what they ask for."""
+    """Number of clients, and their requests."""
 
     num_clients: int = 16
-    """Clients at the same time; each sends its next request when it has the answer to the last."""
+    """Number of concurrent clients; each sends its next request after the previous answer."""
     num_idle_clients: int = 4
-    """Clients with a request at the start, one at the end, and an open connection between."""
+    """Number of clients with a request at the start, one at the end, and an idle connection in
+    between."""
     output_len: int = 16
     """Tokens of a short request."""
     long_output_len: int = 600
-    """Tokens of a long one."""
+    """Tokens of a long request."""
     pause_s: float = 0.0
     """Seconds for which a client waits before its next request."""
 
@@ -39,13 +40,13 @@ class ClientOptions:
 
 
 class ClientLoad:
-    """Clients on a thread of their own, from here until `stop` or the end of the `with` block.
+    """Clients in a thread, from construction until `stop` or the end of the `with` block.
 
     Args:
-        base_url: of the endpoint.
-        options: how many clients, and what they ask for.
-        model: that they name.
-        headers: sent with each request.
+        base_url: URL of the endpoint.
+        options: number of clients, and their requests.
+        model: served model name.
+        headers: headers of each request.
     """
 
     def __init__(
@@ -69,17 +70,17 @@ class ClientLoad:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """However the block ended: clients that go on would load whatever comes next."""
+        """Stops the clients, which would otherwise load later tests."""
         self.stop()
 
     def wait_for(self, count: int) -> None:
-        """Returns when `count` more requests have ended."""
+        """Waits until `count` more requests have ended."""
         num_expected = len(self.records) + count
         while len(self.records) < num_expected and self._thread.is_alive():
             time.sleep(0.02)
 
     def stop(self) -> list[Record]:
-        """Ends when every client has had its last answer; all records."""
+        """Stops when every client has received its last answer; returns all records."""
         self._stopping.set()
         self._thread.join()
         return self.records

@@ -1,6 +1,6 @@
-"""Deploys what standard input describes on a fleet's Ray cluster, whose address is the argument.
+"""Deploys a Serve config from standard input on the Ray cluster at the given address.
 
-In a process of its own, whose environment is that of the fleet.
+Runs in a process of its own with the environment of the fleet.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cluster.local_ray import join_ray
 
 
 def main(address: str) -> None:
-    """Returns when what was deployed serves."""
+    """Deploys; returns when the application is running."""
     config = serve_config_from_mapping(json.load(sys.stdin))
     join_ray(address)
     LocalFleet(config, address=address).update(config)

@@ -1,8 +1,8 @@
-"""Serve applications whose replicas cannot start at once, on a Ray cluster of their own.
+"""Serve applications whose replicas cannot start immediately, on their own Ray cluster.
 
-The argument is JSON: the port, the `args` of a Serve config by application, and an open file's
-descriptor. Every quarter of a second a line of JSON in that file says how they are, until standard
-input ends. Ray writes on standard output, in the midst of lines.
+The argument is JSON: the port, the `args` of a Serve config by application, and the descriptor of
+an open file, to which a line of JSON with their state is written every quarter of a second, until
+standard input ends. Standard output is not used, since Ray prints to it in the middle of lines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PERIOD_S = 0.25
 
 
 def main() -> None:
-    """Runs it."""
+    """Runs the applications."""
     options = json.loads(sys.argv[1])
     environment = prepare(host="127.0.0.1", port=options["port"], haproxy=False)
     try:
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def state() -> dict[str, object]:
-    """Of the applications, and what their replicas wait for."""
+    """State of the applications, and what their replicas wait for."""
     from ray import serve
 
     waiting = []
@@ -63,7 +63,7 @@ def state() -> dict[str, object]:
         from cluster.starting import read
 
         waiting = [[w.name, w.delay.attempts, w.delay.reason] for w in read()]
-    except ImportError:  # a version that tells nothing of it
+    except ImportError:  # not in this version
         pass
     applications = {}
     for name, application in serve.status().applications.items():

@@ -1,4 +1,4 @@
-"""Resident memory of the processes that serve, over time."""
+"""Resident memory of a fleet's processes over time."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class MemorySamples:
         self._mib = array("f")
 
     def add(self, at: float, mib: float) -> None:
-        """It had so much at that time."""
+        """Adds a sample."""
         self._mib.append(mib)
         self._times.append(at)
 
     def growth(self, since: float, until: float) -> float:
-        """MiB that it had more, at most, than in the second before."""
+        """Maximum growth in MiB relative to the second before."""
         return max(self._between(since, until), default=0.0) - self._middle(since - 1.0, since)
 
     def kept(self, since: float, now: float) -> float:
-        """MiB that it still has more, as the last half second tells."""
+        """Growth in MiB that remains in the last half second."""
         return self._middle(now - 0.5, now) - self._middle(since - 1.0, since)
 
     def mean(self, since: float, until: float) -> float:
-        """MiB on average between two times; 0 where none was sampled."""
+        """Mean in MiB between two times; 0 without samples."""
         values = self._between(since, until)
         return statistics.fmean(values) if values else 0.0
 
@@ -45,7 +45,7 @@ class MemorySamples:
         values = self._between(since, until)
         if values:
             return statistics.median(values)
-        # The one who looks may have been kept from it: there is what was seen before.
+        # The sampler may have been delayed: uses the sample before.
         place = bisect_left(self._times, since)
         return self._mib[place - 1] if place else 0.0
 
@@ -54,15 +54,15 @@ class MemorySamples:
 
 
 class MemorySampler:
-    """Samples the memory of processes while its block runs.
+    """Samples the memory of processes within a `with` block.
 
     Args:
-        period_s: between two samples of all of them.
+        period_s: seconds between samples of all processes.
     """
 
     def __init__(self, period_s: float) -> None:
         self.samples: dict[int, MemorySamples] = {}
-        """By process id, at times of the monotonic clock."""
+        """Samples by process id, at times of the monotonic clock."""
         self._period_s = period_s
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -81,7 +81,7 @@ class MemorySampler:
         self._thread.join()
 
     def follow(self, pids: Iterable[int]) -> None:
-        """Samples these processes, too, from now on."""
+        """Adds processes to sample from now on."""
         for pid in pids:
             self.samples[pid] = MemorySamples()
 
@@ -95,7 +95,7 @@ class MemoryWatch(MemorySampler):
     """Samples the memory of groups of processes.
 
     Args:
-        parts: as CpuMeter's.
+        parts: see CpuMeter.
 
     Raises:
         RuntimeError: a part has no process.
@@ -109,7 +109,7 @@ class MemoryWatch(MemorySampler):
             self.follow(pids)
 
     def mean_mib(self, since_s: float, until_s: float) -> dict[str, float]:
-        """Mean of each part between two moments after the start; 0 where none was sampled."""
+        """Mean of each part between two times after the start; 0 without samples."""
         since, until = self._began + since_s, self._began + until_s
         return {
             name: sum(self.samples[pid].mean(since, until) for pid in pids)

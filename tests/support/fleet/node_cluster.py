@@ -1,8 +1,8 @@
-"""A Ray cluster of several nodes on this machine, which checks kill and bring back. Linux only.
+"""A Ray cluster with several nodes on this machine, which checks kill and restart. Linux only.
 
-Each node is a raylet with processes of its own. They differ by what they offer: `resources` that
-Serve's placement asks for. Clients reach the gateway at a port of its own, as a load balancer
-would: what is in front of it is not to fall with a node.
+Each node is a raylet with its own processes. Nodes differ by their `resources`, which Serve's
+placement requires. Clients reach the gateway at its own port, as through a load balancer, so that
+nothing in front of it fails together with a node.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _NODE_CHECK = "RAY_health_check_period_ms"
 
 
 class NodeCluster:
-    """From `start` to `stop`; as a context manager it does both.
+    """The cluster, from `start` to `stop`; as a context manager it calls both.
 
     Args:
-        redis_server: path of the binary; the head's state then outlives the head.
-        node_check_ms: between two checks by the head whether a node is there.
+        redis_server: path of the binary; the head's state then survives the head.
+        node_check_ms: milliseconds between the head's health checks of a node.
     """
 
     def __init__(self, redis_server: str | None = None, *, node_check_ms: int = 3000) -> None:
@@ -56,7 +56,7 @@ class NodeCluster:
         os.environ["RAY_SERVE_ENABLE_DIRECT_INGRESS"] = "1"
         os.environ["RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT"] = str(port)
         self._environment = prepare(host=_HOST, port=port, haproxy=False)
-        # Ray notes there which cluster is the machine's current one: not for others to find.
+        # Ray stores there which cluster is the machine's current one, which others must not find.
         os.environ["RAY_TMPDIR"] = str(self._environment.directory)
         os.environ[_NODE_CHECK] = str(self._node_check_ms)
         if self._redis_server is not None:
@@ -69,26 +69,26 @@ class NodeCluster:
         self._add(self._head_arguments)
 
     def add(self, **resources: float) -> Any:
-        """Has a node with these resources join; a handle on it."""
+        """Adds a node with these resources; returns a handle of it."""
         return self._add({"resources": resources})
 
     def kill(self, node: Any) -> None:
-        """Ends a node at once, the processes on it too."""
+        """Kills a node with its processes."""
         self._cluster.remove_node(node, allow_graceful=False)
 
     def kill_head(self) -> None:
-        """Ends the head at once: its raylet, Ray's control plane, Serve's controller."""
+        """Kills the head: its raylet, Ray's control plane, Serve's controller."""
         self.kill(self._cluster.head_node)
 
     def restart_head(self) -> None:
-        """Starts a head at the same address; its state is Redis'."""
+        """Starts a head at the same address, with the state in Redis."""
         self._add(self._head_arguments)
 
     def deploy(self, args: Mapping[str, Any], deployments: Sequence[Mapping[str, Any]]) -> None:
-        """Deploys as `serve deploy` does; returns when everything runs.
+        """Deploys like `serve deploy`; returns when everything is running.
 
         Raises:
-            RuntimeError: it does not come up.
+            RuntimeError: it did not start.
         """
         import ray
         from ray import serve
@@ -112,7 +112,7 @@ class NodeCluster:
             if time.monotonic() > deadline or status.status == "DEPLOY_FAILED":
                 raise RuntimeError(f"the application is {status.status}: {status}")
             time.sleep(_POLL_S)
-        # What runs needs no driver, and the head with it may be killed.
+        # Running applications need no driver, and the head with it may be killed.
         ray.shutdown()
 
     def others(self) -> list[Any]:
@@ -120,14 +120,14 @@ class NodeCluster:
         return list(self._cluster.worker_nodes)
 
     def ranks_on(self, node: Any) -> list[tuple[int, str]]:
-        """Ranks that run there: (rank, worker id)."""
+        """Ranks on a node: (rank, worker id)."""
         raylet = node.all_processes["raylet"][0].process.pid
         commands = (command for _, command in descendants(raylet))
         found = (re.match(r"ray::Rank(\d+):(\w+)", command) for command in commands)
         return sorted((int(match[1]), match[2]) for match in found if match)
 
     def ready_workers(self) -> list[str]:
-        """Ids of the workers that the gateway can send requests to; none while it is away."""
+        """Ids of the gateway's ready workers; none while it is down."""
         try:
             with urllib.request.urlopen(f"{self.base_url}/metrics", timeout=5) as response:
                 text = response.read().decode()
@@ -137,7 +137,7 @@ class NodeCluster:
         return sorted(set(re.findall(series, text, re.MULTILINE)))
 
     def wait_workers(self, count: int, timeout_s: float = START_TIMEOUT_S) -> float:
-        """Waits until so many can be sent requests; seconds that it took.
+        """Waits for that number of ready workers; returns the seconds that it took.
 
         Raises:
             RuntimeError: it took longer than `timeout_s`.
@@ -150,7 +150,7 @@ class NodeCluster:
         return time.monotonic() - began
 
     def stop(self) -> None:
-        """Ends all processes that were started here."""
+        """Ends all started processes."""
         import ray
 
         ray.shutdown()
@@ -203,5 +203,5 @@ def _listens(port: int) -> bool:
 
 
 def find_redis() -> str | None:
-    """Debian's redis-server, where it is installed."""
+    """Path of Debian's redis-server; None if it is not installed."""
     return shutil.which("redis-server")

@@ -1,4 +1,4 @@
-"""Streams whose every token is kept, with its time, on a thread of their own."""
+"""Streams in a thread that records every token and its time."""
 
 from __future__ import annotations
 
@@ -21,29 +21,30 @@ class Stream:
 
     model: str
     num_tokens: int
-    """That are asked for."""
+    """Number of requested tokens."""
     worker: str = ""
-    """Where it began."""
+    """Worker on which it started."""
     token_ids: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
-    """Of the events that brought them."""
+    """Times of the tokens' events."""
     ended: bool = False
     error: str = ""
 
     @property
     def is_whole(self) -> bool:
-        """Whether all tokens came."""
+        """Whether all tokens were received."""
         return self.ended and not self.error and len(self.token_ids) == self.num_tokens
 
     @property
     def longest_pause_s(self) -> float:
-        """Between two events."""
+        """Longest time between two events."""
         pairs = zip(self.times, self.times[1:], strict=False)
         return max((later - sooner for sooner, later in pairs), default=0.0)
 
 
 class NodeStreams:
-    """As many streams of each model as `counts` says, all begun at once, each its own prompt."""
+    """Streams of each model in the numbers of `counts`, all started at once with different
+    prompts."""
 
     def __init__(self, base_url: str, counts: Mapping[str, int], num_tokens: int) -> None:
         self._url = f"{base_url}/v1/completions"
@@ -56,11 +57,11 @@ class NodeStreams:
         self._thread.start()
 
     def of(self, model: str) -> list[Stream]:
-        """Those of a model, as they stand."""
+        """Current streams of a model."""
         return [stream for stream in self._streams if stream.model == model]
 
     def wait_begun(self) -> None:
-        """Returns when each has brought a token, or has failed."""
+        """Waits until each has received a token or failed."""
         while not all(stream.token_ids or stream.ended for stream in self._streams):
             time.sleep(0.005)
 

@@ -1,4 +1,4 @@
-"""HAProxy and its manager, which are killed, and how long nobody is answered then."""
+"""Kills HAProxy or its manager, and measures the outage."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ _ASK_TIMEOUT_S = 30.0
 _BACK_TIMEOUT_S = 240.0
 _POLL_S = 0.02
 _REPLACED_POLL_S = 0.25
-"""Serve takes some 20 s to see that a manager is gone; to look at all processes takes some ms."""
+"""Seconds between checks: Serve takes some 20 s to detect a lost manager, and listing all processes
+takes milliseconds."""
 
 
 class Probe:
-    """Asks all the time, each time on a new connection; from here to the end of the `with` block.
+    """Sends requests continuously, each over a new connection, until the end of the `with` block.
 
     Args:
-        url: that answers with a status below 400.
-        interval_s: between an answer and the next question.
+        url: URL that responds with a status below 400.
+        interval_s: seconds between a response and the next request.
     """
 
     def __init__(self, url: str, interval_s: float = 0.01) -> None:
         self.answers: list[float] = []
-        """When, on the machine's monotonic clock."""
+        """Times of responses on the monotonic clock."""
         self.failures: list[float] = []
         self._url = url
         self._interval_s = interval_s
@@ -50,19 +51,19 @@ class Probe:
         self._thread.join()
 
     def silence_s(self, begin: float, end: float) -> float:
-        """The longest time without an answer between two moments."""
+        """Longest time without a response between two times."""
         times = [begin, *(at for at in self.answers if begin <= at <= end), end]
         return max(later - earlier for earlier, later in pairwise(times))
 
     def num_failed(self, begin: float) -> int:
-        """Questions that were not answered since then."""
+        """Number of failed requests since `begin`."""
         return sum(at >= begin for at in self.failures)
 
     def wait_answer(self, begin: float) -> None:
-        """Returns once one has come that was not under way at `begin`.
+        """Waits for the response to a request that was sent after `begin`.
 
         Raises:
-            TimeoutError: none comes.
+            TimeoutError: there was none.
         """
         wait_until(lambda: sum(at > begin for at in self.answers[-3:]) > 1, "an answer")
 
@@ -71,7 +72,7 @@ class Probe:
             try:
                 with urllib.request.urlopen(self._url, timeout=_ASK_TIMEOUT_S) as response:
                     response.read()
-            except (OSError, HTTPException):  # an answer may be cut within its head or body
+            except (OSError, HTTPException):  # a response may be cut within its headers or body
                 self.failures.append(time.monotonic())
             else:
                 self.answers.append(time.monotonic())
@@ -79,17 +80,15 @@ class Probe:
 
 @dataclass
 class Victims:
-    """The two processes of a fleet that are killed."""
+    """The two processes of a fleet to kill."""
 
     processes: Callable[[], Sequence[int]]
-    """All of the fleet."""
+    """Returns all processes of the fleet."""
     killed: set[int] = field(default_factory=set)
 
     def find(self, name: str) -> list[int]:
-        """Processes with this name, or a title that begins with it.
-
-        No HAProxy that another has taken over from: it goes with its last connection.
-        """
+        """Processes with this name, or a title that starts with it, except for a HAProxy that
+        another one has replaced: it ends with its last connection."""
         found = []
         for pid in self.processes():
             with contextlib.suppress(psutil.Error):
@@ -101,7 +100,7 @@ class Victims:
         return found
 
     def kill(self, name: str) -> float:
-        """Kills the one process of this name, at once; when it did."""
+        """Kills the only process of this name; returns the time."""
         (pid,) = self.find(name)
         self.killed |= {pid, *self.find(HAPROXY)}
         began = time.monotonic()
@@ -109,10 +108,10 @@ class Victims:
         return began
 
     def wait_back(self) -> int:
-        """The HAProxy that came in place of the killed one, which is there until it is reaped.
+        """Waits for the HAProxy that replaces the killed one, which exists until it is reaped.
 
         Raises:
-            TimeoutError: none comes.
+            TimeoutError: there was none.
         """
         back: list[int] = []
 
@@ -124,10 +123,10 @@ class Victims:
         return back[0]
 
     def wait_replaced(self) -> None:
-        """Returns once there are others in place of all that were there at the last kill.
+        """Waits until all processes of the last kill have been replaced.
 
         Raises:
-            TimeoutError: there are none.
+            TimeoutError: they were not.
         """
 
         def is_replaced() -> bool:
@@ -138,13 +137,13 @@ class Victims:
 
 
 def _listens(process: psutil.Process) -> bool:
-    """A HAProxy that drains does not."""
+    """Whether a HAProxy listens; a draining one does not."""
     connections = process.net_connections(kind="tcp")
     return any(connection.status == psutil.CONN_LISTEN for connection in connections)
 
 
 def wait_until(holds: Callable[[], bool], what: str, poll_s: float = _POLL_S) -> None:
-    """Returns once it holds, which is looked at so often. Raises TimeoutError if it never does."""
+    """Waits until the condition holds. Raises TimeoutError on timeout."""
     deadline = time.monotonic() + _BACK_TIMEOUT_S
     while not holds():
         if time.monotonic() > deadline:

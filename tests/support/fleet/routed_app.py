@@ -1,7 +1,7 @@
-"""A Serve application of two replicas behind our request router, on the cluster at an address.
+"""A Serve application with two replicas behind rayfleet's request router, on an existing cluster.
 
-Prints which replica answered each of some talks, in two rounds of which the second goes on with the
-prompts of the first. Ray is imported once its environment is set.
+Prints which replica answered each of several conversations, in two rounds; the second round
+continues the prompts of the first. Ray is imported after its environment has been set.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from cluster.local_ray import join_ray
 APPLICATION = "routed"
 NUM_TALKS = 12
 NEWS_S = 120.0
-"""For the router to hear that a request has ended: its answer may come before."""
+"""Timeout in seconds until the router knows that a request has ended, which may be after its
+response."""
 
 
 def main(address: str) -> None:
-    """Runs it."""
+    """Runs the application."""
     join_ray(address)
     from ray import serve
     from ray.serve.config import RequestRouterConfig
@@ -55,13 +56,13 @@ def main(address: str) -> None:
 
 
 def wait_for_news() -> None:
-    """Until no request counts as running or on its way at any replica."""
+    """Waits until no request counts as running or in transit at any replica."""
     from cluster.serve_router import FleetRouter
 
     [router] = [thing for thing in gc.get_objects() if isinstance(thing, FleetRouter)]
     deadline = time.monotonic() + NEWS_S
     while router._placed or any(cache.running for cache in router._caches.values()):
-        assert time.monotonic() < deadline, "the router was not told that the request has ended"
+        assert time.monotonic() < deadline, "the router does not know that the request has ended"
         time.sleep(0.005)
 
 

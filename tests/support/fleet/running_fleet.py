@@ -1,4 +1,4 @@
-"""A fleet that the command started, and what it takes to find its processes."""
+"""A fleet started by the command line, and helpers to find its processes."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ API_KEY = "key-of-the-tests"
 ADMIN_KEY = "key-of-the-admin"
 MODEL = "tiny"
 ELASTIC = "elastic"
-"""The model whose workers follow the load."""
+"""Name of the model that is autoscaled."""
 DEADLINE_S = 600.0
-"""Seconds for anything that must come, seconds on an idle machine: only a failure waits so long."""
+"""Timeout in seconds; operations take seconds on an idle machine."""
 
 
 @dataclass(frozen=True)
 class RunningFleet:
-    """The command's process and what it serves."""
+    """The command's process and its endpoint."""
 
     process: subprocess.Popen[bytes]
     base_url: str
@@ -45,13 +45,14 @@ class RunningFleet:
     @property
     def http(self) -> httpx.Client:
         headers = {"authorization": f"Bearer {API_KEY}"}
-        # Without `verify` each client would read all certificates, for 30 ms.
+        # Without `verify` each client loads all certificates, which takes 30 ms.
         return httpx.Client(
             base_url=self.base_url, headers=headers, timeout=DEADLINE_S, verify=False
         )
 
     def admission(self, model: str, **rules: object) -> dict[str, object]:
-        """Changes how a model's workers admit requests; without rules, asks what was changed."""
+        """Changes the admission rules of a model's workers; without rules, returns the changed
+        ones."""
         headers = {"authorization": f"Bearer {ADMIN_KEY}"}
         url = f"{self.base_url}/admin/admission"
         if rules:
@@ -63,11 +64,11 @@ class RunningFleet:
         return body
 
     def processes(self) -> list[int]:
-        """All processes of this fleet, the command included, by a variable that they inherit."""
+        """All processes of this fleet, found by an environment variable that they inherit."""
         return list(marked(f"RAYFLEET_TEST={self.base_url}"))
 
     def ranks(self, worker: str, rank: int) -> set[int]:
-        """Process ids of a worker's rank: one that ends, and one that begins."""
+        """Process ids of a worker's rank: there may be one that ends and one that starts."""
         title = f"ray::Rank{rank}:{worker}".encode()
         found = set()
         for pid in self.processes():
@@ -77,11 +78,11 @@ class RunningFleet:
         return found
 
     def fronts(self) -> list[int]:
-        """Process ids of the workers' own replicas."""
+        """Process ids of the workers' replicas."""
         return self._replicas(b":worker-")
 
     def front(self, worker: str) -> int:
-        """Process id of a worker's own replica, by the log that it writes."""
+        """Process id of a worker's replica, found by its log file."""
         for pid in self.fronts():
             with contextlib.suppress(OSError):
                 files = [os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()]
@@ -103,26 +104,26 @@ class RunningFleet:
         return found
 
     def ray(self) -> tuple[str, dict[str, str]]:
-        """What a process needs to join the fleet's Ray: where it is, and the environment of all."""
+        """Address and environment for a process that joins the fleet's Ray cluster."""
         raylet = next(raylet for raylet in find_raylets() if raylet.pid in self.processes())
         settings = Path(f"/proc/{raylet.pid}/environ").read_bytes().split(b"\0")
         pairs = (os.fsdecode(setting).split("=", 1) for setting in settings if b"=" in setting)
         return raylet.gcs_address, dict(pairs)
 
     def index_blocks(self) -> dict[str, float]:
-        """Blocks in the gateway's index, by worker that can take requests."""
+        """Number of blocks in the gateway's index by ready worker."""
         with self.http as http:
             text = http.get("/metrics").text
         series = r'^rayfleet_prefix_index_blocks{.*worker_id="(\w+)".*} (\S+)$'
         return {worker: float(n) for worker, n in re.findall(series, text, re.MULTILINE)}
 
     def check_runs(self) -> None:
-        """Fails the test if the command has ended: there is nothing left to wait for."""
+        """Fails the test if the command has ended."""
         if self.process.poll() is not None:
             pytest.fail(f"rayfleet serve ended with {self.process.returncode}")
 
     def wait_ready(self, num_workers: int, timeout_s: float = DEADLINE_S) -> None:
-        """Waits until all workers can take requests."""
+        """Waits until all workers are ready."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             self.check_runs()
@@ -136,13 +137,13 @@ class RunningFleet:
 def start_fleet(
     folder: Path, *arguments: str, stdout: int | None = None, installed: Path | None = None
 ) -> RunningFleet:
-    """Starts `rayfleet serve` outside the source tree, its key in the environment.
+    """Starts `rayfleet serve` outside the source tree, with its API key in the environment.
 
     Args:
-        folder: where it runs.
-        arguments: of `rayfleet serve`.
-        stdout: a file descriptor for its standard output.
-        installed: the folder of executables whose `rayfleet` it is; the source tree's if None.
+        folder: working directory.
+        arguments: arguments of `rayfleet serve`.
+        stdout: file descriptor for its standard output.
+        installed: folder of executables with the `rayfleet` to run; None for the source tree's.
     """
     port = free_ports(1)[0]
     base_url = f"http://127.0.0.1:{port}"
@@ -168,7 +169,7 @@ def start_fleet(
 
 
 def stop_fleet(fleet: RunningFleet) -> None:
-    """Ends it like a terminal does, and by force if that does not do."""
+    """Stops the fleet like Ctrl-C, and kills it on timeout."""
     if fleet.process.poll() is None:
         os.killpg(fleet.process.pid, signal.SIGINT)
     try:
@@ -184,7 +185,8 @@ def parent_of(pid: int) -> int:
 
 
 def models_of(tiny: Path, demo: Path | str, max_elastic: int = 3) -> list[dict[str, object]]:
-    """What the fleet serves; the second model, of at most so many workers, has a test's delays."""
+    """Models of the fleet; the second one is autoscaled up to `max_elastic` workers, with short
+    delays."""
     common = {"device": "cpu", "kv_cache_tokens": 8192}
     return [
         {
@@ -202,8 +204,8 @@ def models_of(tiny: Path, demo: Path | str, max_elastic: int = 3) -> list[dict[s
             "max_num_seqs": 2,
             "min_workers": 0,
             "max_workers": max_elastic,
-            # Clients that wait for their answers ask for no more than there is, and on a busy
-            # machine that is little: any load that lasts wants all of the workers.
+            # Closed-loop clients never send more than the fleet serves, which is little on a busy
+            # machine: any continuous load must require all of the workers.
             "target_load": 0.01,
             "upscale_delay_s": 0.5,
             "downscale_delay_s": 1.5,
@@ -213,7 +215,8 @@ def models_of(tiny: Path, demo: Path | str, max_elastic: int = 3) -> list[dict[s
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    """Looks less and less often: to ask a fleet takes its processes tens of milliseconds."""
+    """Polls with increasing intervals, since a request to the fleet takes its processes tens of
+    milliseconds."""
     began = time.monotonic()
     pause_s = 0.05
     while not condition():

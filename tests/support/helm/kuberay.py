@@ -36,7 +36,7 @@ class RayPod:
     """`headgroup`, or the worker group's name."""
     environment: dict[str, str]
     start_parameters: dict[str, str]
-    """Of `ray start`, without dashes."""
+    """Parameters of `ray start`, without dashes."""
     probes: dict[str, list[str]]
     """Commands: the chart's startupProbe and livenessProbe, and KubeRay's readinessProbe."""
 

@@ -42,7 +42,7 @@ from tests.support.paths import ROOT
 from tests.support.reaper import kill_with_this_process, marked
 
 MARK = "RAYFLEET_TEST_PODS"
-"""In the environment of all processes of a cluster; its value is the cluster's folder."""
+"""Variable in the environment of all processes of a cluster; its value is the cluster's folder."""
 START_TIMEOUT_S = 600.0
 POLL_S = 0.25
 STDOUT = "stdout"
@@ -89,7 +89,7 @@ class PodProcess:
     pod: RayPod
     process: subprocess.Popen[bytes]
     ports: dict[str, str]
-    """Of this machine, by the pod's own."""
+    """Ports of this machine by the pod's own."""
     stats_port: int
     gateway_ports: PortRange
     log: Path

@@ -1,4 +1,4 @@
-"""An endpoint that knows some models and answers one word; for what only asks."""
+"""An endpoint with some models and a one-word answer, for commands that only send requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @contextmanager
 def serve_models(models: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Its URL, and the models that were asked, in order. It demands the key `secret`."""
+    """URL of the endpoint, and the requested models in order. It requires the key `secret`."""
     requested_models: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):

@@ -107,7 +107,7 @@ def to_device(device: str, value: Moved) -> Moved:
 
 
 SHORT_ROWS = (Row(0, 5, 1), Row(1, 0, 1), Row(2, 9, 1, ((1, 9),)))
-"""One goes on, one begins, one is stored."""
+"""One continues, one starts, one is stored."""
 ROWS = (
     *SHORT_ROWS,
     Row(3, 0, 0),

@@ -15,7 +15,7 @@ from kernels.attention import (
 from kernels.attention.values import has_latents
 
 MOST_HEADS = 16
-"""Of queries that attend to latents."""
+"""Maximum heads of queries that attend to latents."""
 
 
 @dataclass
@@ -103,7 +103,7 @@ class Paged:
         window: int = 0,
         is_chunked: bool = False,
     ) -> torch.Tensor:
-        """With the backend selected for the cache's device."""
+        """Decodes with the backend selected for the cache's device."""
         return self.attend(
             q, self.backend(batch_invariant), self.decodes(window, is_chunked=is_chunked)
         )
@@ -118,7 +118,7 @@ class Paged:
         window: int = 0,
         is_chunked: bool = False,
     ) -> torch.Tensor:
-        """With the backend selected for the cache's device."""
+        """Extends with the backend selected for the cache's device."""
         backend = self.backend(batch_invariant, block_size)
         metadata = self.extends(query_lens, block_size, window, is_chunked=is_chunked)
         return self.attend(q, backend, metadata)
@@ -153,8 +153,8 @@ def make_paged(
     value_dim: int = 0,
     own_value_dim: int = 0,
 ) -> Paged:
-    """With `value_dim`, values are that number of leading dimensions of the keys; with
-    `own_value_dim`, they have a cache of their own with so many dimensions."""
+    """A random cache. With `value_dim`, values are that number of leading dimensions of the keys;
+    with `own_value_dim`, they have a cache of their own with that number of dimensions."""
     columns = max(1, -(-max(lens) // page_size))
     num_pages = len(lens) * columns + 1
     shape = (num_pages, page_size, num_kv_heads, head_dim)

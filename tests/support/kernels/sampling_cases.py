@@ -134,7 +134,7 @@ def sample_invariance_case(device: str, dtype: torch.dtype) -> None:
 
 
 def sample_extremes_case(device: str, dtype: torch.dtype) -> None:
-    """For any logits of a broken checkpoint, a sample is a valid token."""
+    """A sample is a valid token for any logits of a broken checkpoint."""
     broken = (float("inf"), float("-inf"), float("nan"))
     for value, whole in itertools.product(broken, (False, True)):
         logits = make_logits(4, 600, 1e30, device, ties=False)

@@ -16,7 +16,7 @@ class ScanStep(NamedTuple):
     """Inputs of a step."""
 
     x: torch.Tensor
-    """Inputs of the convolution, whose outputs are those of the scan."""
+    """Inputs of the convolution, whose outputs are the inputs of the scan."""
     steps: torch.Tensor
     weight: torch.Tensor
     bias: torch.Tensor | None

@@ -154,7 +154,7 @@ def clamped_swiglu_case(device: str, dtype: torch.dtype) -> None:
 
 
 def soft_cap_case(device: str, dtype: torch.dtype) -> None:
-    """On logits, which are always fp32; with some for which exp overflows."""
+    """Soft caps of logits, which are always fp32; exp overflows for some."""
     x = 60.0 * _randn(4, 1100, device=device, dtype=torch.float32)
     x[0, :3] = torch.tensor([5e4, -5e4, 0.0])
     _compare(lambda: soft_cap_(x.clone()[:, :1099], 30.0), torch.float32)
@@ -282,10 +282,10 @@ def linear_case(device: str, dtype: torch.dtype) -> None:
 
 
 def quantized_linear_case(device: str, dtype: torch.dtype) -> None:
-    """As with the dequantized weight: all codes, in groups of fewer features than a tile, whose
-    first one begins before the first feature, of a tile, of several tiles and of all features; any
-    number of rows, also so many that weights are dequantized before, and with input features that
-    are split; always the same bits."""
+    """Products equal those of the dequantized weight, with the same bits each time: all codes, in
+    groups of fewer features than a tile (the first starting before the first feature), of a tile,
+    of several tiles and of all features; any number of rows, including numbers for which weights
+    are dequantized first and for which input features are split."""
     for code in get_args(WeightCode):
         for rows, block, offset in ((5, 32, 16), (17, 128, 0)):
             _compare_quantized(code, rows, (70, 300), block, offset, device, dtype)

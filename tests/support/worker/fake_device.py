@@ -1,9 +1,9 @@
-"""A device made of lists that sees Plans only, and a harness that drives a scheduler with it.
+"""A fake device made of lists that only sees Plans, and a harness that drives a scheduler with it.
 
 The content of a KV position is a hash of all tokens up to it, so that a wrong page, a page reused
-too early or a wrong prefix hit shows as a wrong content. Admissions and page writes take effect
-when a Plan is launched, rows only when its result is taken: tables that change under a step in
-flight show too.
+too early or a wrong prefix hit results in wrong content. Admissions and page writes take effect
+when a Plan is launched, rows only when its result is taken: tables that change during a step in
+flight are detected, too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ EOS = (1, 2)
 MASK = 2**61 - 1
 POISON = -1
 SALT_SEEDS = 1000
-"""Seeds are salt index * this + something: tells the device, which knows no salts, apart."""
+"""Seeds are salt index * this + something: they distinguish salts on the device, which does not
+know them."""
 
 
 def step_hash(before: int, token: int) -> int:
@@ -54,10 +55,9 @@ class SlotRow:
     contents: list[int]
     """Expected content per position."""
     tables: list[list[int]]
-    """By group of layers, the page of each block; 0 where it was given back before the slot got
-    it."""
+    """Page of each block by group of layers; 0 if it was freed before the slot got it."""
     state: int = POISON
-    """Content of the last position that was computed, as layers that keep a state know it."""
+    """Content of the last computed position, for layers that keep a state."""
 
     def content(self, position: int) -> int:
         while len(self.contents) <= position:
@@ -79,9 +79,9 @@ class FakeDevice:
         self.digest = SampleDigest()
         self.num_rows = 0
         self.token_ms = 0.0
-        """Time of a step per token, beside what any step takes."""
+        """Milliseconds of a step per token, in addition to the fixed part."""
         self.load_ms = 0.5
-        """Time to load a page."""
+        """Milliseconds to load a page."""
 
     def launch(self, plan: Plan) -> None:
         assert plan.seq == self.launched + 1
@@ -135,7 +135,8 @@ class FakeDevice:
         for load in plan.state_loads:
             assert self.snapshots[load.snapshot] != POISON, "a snapshot was used again too early"
             self.slots[load.slot].state = self.snapshots[load.snapshot]
-        # Rows run in parallel on a real device: all reads of earlier steps' pages, then writes.
+        # Rows run in parallel on a real device: all reads of pages from earlier steps, then all
+        # writes.
         rows = [row for row in plan.rows if isinstance(row, PlannedRow)]
         assert len(rows) == len(plan.rows), "this device knows neither drafts nor blocks"
         for row in rows:
@@ -170,7 +171,7 @@ class FakeDevice:
         slot, size, groups = self.slots[row.slot], self.config.page_size, self.config.page_groups
         if row.start:
             content = slot.content(row.start - 1)
-            assert slot.state == content or not self.snapshots, "a row goes on from another state"
+            assert slot.state == content or not self.snapshots, "a row continues from another state"
         for group, table in enumerate(slot.tables):
             seen = 0 if group < groups.num_full else max(0, row.start + 1 - groups.window)
             for begin in range(seen - seen % size, row.start, size):
@@ -194,7 +195,7 @@ class FakeDevice:
 
 
 def expected_output(submit: Submit, config: SchedulerConfig) -> tuple[list[int], str, int | None]:
-    """What a request yields when nothing else runs: tokens, finish reason, stop reason."""
+    """Output of a request that runs alone: tokens, finish reason, stop reason."""
     params = submit.sampling
     tokens = np.frombuffer(submit.prompt, "<i4").tolist()
     content = start_hash(params.seed or 0)
@@ -245,7 +246,7 @@ class Outcome:
 
 
 class Harness:
-    """A scheduler over a FakeDevice, with all that a front would keep of its reports."""
+    """A scheduler with a FakeDevice, and the state that a frontend keeps of its reports."""
 
     def __init__(self, *, checked: bool = True, **limits: object) -> None:
         defaults: dict[str, object] = {
@@ -291,7 +292,8 @@ class Harness:
         self.check()
 
     def step(self, depth: int = 0) -> bool:
-        """As the engine steps: launch one, take results beyond `depth`. False if idle."""
+        """Steps like the engine: launches one step, takes results beyond `depth`. Returns False if
+        idle."""
         plan = self.schedule()
         busy = bool(self.device.in_flight)
         if busy and (plan is None or len(self.device.in_flight) > depth):
@@ -317,7 +319,7 @@ class Harness:
         return report
 
     def check(self) -> None:
-        """Invariants; and what is free now holds garbage from here on."""
+        """Checks invariants, and overwrites all free memory."""
         host = self.scheduler.state.cache.host
         slots = [] if host is None else host._slots.free
         snapshots = self.scheduler.state.cache._snapshots
@@ -332,16 +334,16 @@ class Harness:
             self.scheduler.check_invariants()
 
     def free_pages(self) -> list[int]:
-        """Pages that anybody may write to now."""
+        """Pages that may be overwritten now."""
         cache = self.scheduler.state.cache
-        # What tests evict without need is free, but waits to be stored.
+        # Pages that tests evict needlessly are free, but still waiting to be stored.
         stored = set() if cache.host is None else set(cache.host._stores.pages)
         for plan in self.device.in_flight:
             stored.update(() if plan.stores is None else plan.stores.pages)
         return [page for page in cache._pages.free if page not in stored]
 
     def free_snapshots(self) -> list[int]:
-        """Snapshots that anybody may write to now, as in `free_pages`."""
+        """Snapshots that may be overwritten now, as in `free_pages`."""
         snapshots = self.scheduler.state.cache._snapshots
         if snapshots is None:
             return []
@@ -361,7 +363,8 @@ class Harness:
         return outcome
 
     def check_drained(self) -> None:
-        """Every page is free or cached, exactly once; the mirror holds just what is cached."""
+        """Checks that every page is either free or cached, and the mirror contains exactly the
+        cached blocks."""
         cache = self.scheduler.state.cache
         cache.check_invariants([])
         tree = cache._tree

@@ -1,4 +1,5 @@
-"""A Hugging Face Hub of a few repositories on loopback, as far as `snapshot_download` asks."""
+"""A Hugging Face Hub with a few repositories on loopback, as far as `snapshot_download` needs
+it."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ class FakeHub(http.server.ThreadingHTTPServer):
     """Serves folders as repositories.
 
     Args:
-        repositories: folders by ORGANIZATION/NAME; any other name is answered with 404.
-        failures: statuses of the first answers that tell a repository's commit.
+        repositories: folders by ORGANIZATION/NAME; other names return 404.
+        failures: statuses of the first responses to requests for a repository's commit.
     """
 
     daemon_threads = True
@@ -31,19 +32,19 @@ class FakeHub(http.server.ThreadingHTTPServer):
         self.repositories = repositories
         self.failures = list(failures)
         self.revisions = {"main": COMMIT}
-        """Commits by branch or tag, which may be moved; each has the same files."""
+        """Commits by branch or tag, which tests may move; each has the same files."""
         self.requested: list[str] = []
-        """Revisions that were asked for, of whatever repository."""
+        """Requested revisions of all repositories."""
 
     @property
     def url(self) -> str:
-        """For HF_ENDPOINT."""
+        """Value for HF_ENDPOINT."""
         return f"http://127.0.0.1:{self.server_port}"
 
 
 @contextmanager
 def fake_hub(repositories: Mapping[str, Path], failures: list[int]) -> Iterator[FakeHub]:
-    """One that answers while the block runs."""
+    """A hub that runs until the end of the block."""
     with FakeHub(repositories, failures) as hub:
         thread = threading.Thread(target=hub.serve_forever)
         thread.start()
@@ -59,7 +60,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_HEAD(self) -> None:
-        """What a file is."""
+        """Metadata of a file."""
         self._answer()
 
     def do_GET(self) -> None:
@@ -67,7 +68,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._answer()
 
     def log_message(self, *_: object) -> None:
-        """Says nothing."""
+        """Disables logging."""
 
     def _answer(self) -> None:
         hub = self.server

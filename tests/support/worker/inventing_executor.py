@@ -1,4 +1,4 @@
-"""An engine core over an executor that invents tokens and notes the order of calls."""
+"""An engine core with an executor that invents tokens and records the order of calls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ INFO = EngineInfo(
 
 
 class InventingExecutor(Executor):
-    """Notes the order of launches and collections."""
+    """Records the order of launches and collections."""
 
     max_overlap_depth = 1
 

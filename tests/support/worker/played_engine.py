@@ -1,4 +1,4 @@
-"""Both ends of a worker frontend, played: rank 0 behind it, a gateway in front of it."""
+"""Fake peers of a worker frontend: rank 0 behind it, a gateway in front of it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ encode = msgspec.msgpack.encode
 
 
 class Engine:
-    """Plays rank 0: takes batches, sends reports."""
+    """Fake rank 0: receives batches, sends reports."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -72,7 +72,7 @@ class Engine:
 
 
 class Gateway:
-    """Reads one attach stream; skips heartbeats unless asked for them."""
+    """Reads one attach stream; skips heartbeats by default."""
 
     def __init__(self, front: WorkerFrontend, gateway_id: str) -> None:
         self.stream = front.attach(gateway_id)

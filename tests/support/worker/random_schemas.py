@@ -31,10 +31,10 @@ _REFERENCES = ("#", "#/$defs/one", "#/$defs/two", "#anchor", "#/properties/a", "
 
 
 class SchemaGenerator:
-    """Makes schemas.
+    """Generates schemas.
 
     Args:
-        draw: source of chance.
+        draw: source of randomness.
     """
 
     def __init__(self, draw: random.Random) -> None:
@@ -67,7 +67,7 @@ class SchemaGenerator:
         self.keywords = sorted(self._makers)
 
     def document(self, keywords: tuple[str, ...] = ()) -> dict[str, Any]:
-        """A whole schema, with these keywords and some more, and definitions to refer to."""
+        """A whole schema with these keywords and others, and definitions to refer to."""
         found = self._object(2, keywords)
         found.setdefault("properties", {}).setdefault("a", self.schema(1))
         found["$defs"] = {
@@ -78,7 +78,7 @@ class SchemaGenerator:
         return found
 
     def schema(self, depth: int) -> Any:
-        """A schema that nests at most so deep."""
+        """A schema of at most this depth."""
         if depth <= 0 or self._draw.random() < 0.15:
             simple: list[Any] = [True, False, {}, {"$ref": self._draw.choice(_REFERENCES)}]
             return self._draw.choice(simple + [{"type": name} for name in TYPES] * 2)

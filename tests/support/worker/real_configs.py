@@ -147,7 +147,7 @@ def _expand_item(item: Any) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """In JSON's types; long runs of the same value are counted."""
+    """Values in JSON's types; long runs of the same value are counted."""
     if isinstance(value, Mapping):
         return {str(key): _plain(part) for key, part in value.items() if part is not None}
     if isinstance(value, frozenset):

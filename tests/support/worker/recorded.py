@@ -1,4 +1,4 @@
-"""Records what a scheduler is told and what its clock said, as values, and plays it again."""
+"""Records the calls of a scheduler and its clock's values, and replays them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Call(NamedTuple):
 
     name: str
     arguments: bytes
-    """Pickled when it was made: a grammar's matcher, say, cannot be."""
+    """Pickled at the time of the call."""
     answer: bytes
     """What it returned, encoded."""
 
 
 class Recording:
-    """The calls of one scheduler, in order, and what its clock said meanwhile."""
+    """Calls of one scheduler in order, and its clock's values."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -34,22 +34,20 @@ class Recording:
         self._is_inside = False
 
     def clock(self) -> float:
-        """For the engine; noted where it is the scheduler that reads it."""
+        """Clock for the engine; records the values that the scheduler reads."""
         now = time.monotonic()
         if self._is_inside:
             self.readings.append(now)
         return now
 
     def attach(self, scheduler: Scheduler) -> None:
-        """Notes the calls of a scheduler that has had none."""
+        """Starts recording a scheduler that has not been called yet."""
         for name in _RECORDED:
             setattr(scheduler, name, self._recorded(name, getattr(scheduler, name)))
 
     def replay(self, recorded: Scheduler) -> int:
-        """Makes the same calls of another scheduler, which must answer the same.
-
-        Returns the number of its steps.
-        """
+        """Repeats the calls on another scheduler, which must return the same. Returns the number of
+        steps."""
         gate = recorded.steps.speculation
         readings = iter(self.readings)
         again = Scheduler(
@@ -64,10 +62,10 @@ class Recording:
             positional, named = pickle.loads(call.arguments)
             answer = getattr(again, call.name)(*positional, **named)
             assert msgspec.msgpack.encode(answer) == call.answer, (
-                f"call {number}, {call.name}, answered otherwise:\n{answer}"
+                f"call {number}, {call.name}, returned something else:\n{answer}"
             )
             num_steps += call.name == "apply"
-        assert next(readings, None) is None, "it read the clock less often"
+        assert next(readings, None) is None, "the clock was read less often"
         return num_steps
 
     def _recorded(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:

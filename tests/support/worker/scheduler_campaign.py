@@ -16,7 +16,7 @@ TENANTS = ("", "x", "y")
 
 
 def random_submit(rng: random.Random, request_id: str, limit: int) -> Submit:
-    """Prompts out of few families, so that prefixes are shared, in part and in full."""
+    """Prompts from few families, so that prefixes are shared, in part and in full."""
     family, salt = rng.randrange(3), rng.randrange(len(SALTS))
     length = rng.randint(1, limit - 1)
     shared = rng.randint(0, length)
@@ -68,7 +68,7 @@ def _is_valid(name: str, value: Any) -> bool:
 
 
 class Campaign:
-    """Random operations on a Harness; remembers which requests were aborted or replaced."""
+    """Random operations on a Harness; records which requests were aborted or replaced."""
 
     def __init__(self, rng: random.Random, harness: Harness) -> None:
         self.rng = rng
@@ -93,7 +93,7 @@ class Campaign:
             self.harness.check()
 
     def unknown_requests(self) -> None:
-        """Aborts and submits that must change nothing."""
+        """Sends aborts and submits that must change nothing."""
         self.harness.scheduler.abort("nobody", 0)
         self._forget_finished()
         if self.alive:
@@ -113,7 +113,7 @@ class Campaign:
             self.harness.submit(submit)
 
     def evict(self) -> None:
-        """As if pages were short."""
+        """Evicts as if pages were scarce."""
         cache = self.harness.scheduler.state.cache
         count, blocks = self.rng.randint(1, 6), cache._blocks
         if blocks is None:
@@ -124,11 +124,11 @@ class Campaign:
         self.harness.check()
 
     def change(self) -> None:
-        """Other rules of admission from now on."""
+        """Changes the admission rules."""
         self.harness.scheduler.set_admission(AdmissionChange(random_admission(self.rng)))
 
     def wait(self) -> None:
-        """Deadlines come nearer."""
+        """Advances the clock, so that deadlines approach."""
         self.harness.now += self.rng.choice([0.001, 0.02, 0.5])
 
     def finish(self, depth: int) -> None:

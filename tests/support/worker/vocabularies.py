@@ -1,4 +1,4 @@
-"""A vocabulary of single bytes, and what follows grammars over it."""
+"""A vocabulary of single bytes, and grammars over it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_backend(name: str) -> GrammarBackend:
 def make_state(
     backend: GrammarBackend, output: bytes = b"", *, sampling: Any = None, **params: Any
 ) -> MatcherState:
-    """A request that has drawn `output` already."""
+    """State of a request that has already sampled `output`."""
     loaded = backend.load(backend.compile(StructuredOutputsParams(**params)))
     return MatcherState(
         loaded(),

@@ -1,4 +1,4 @@
-"""Speculative rows that the device places: steps as on CUDA, with every op's torch reference."""
+"""Speculative rows placed by the device: steps as on CUDA, with every op's torch reference."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUM_PROMPTS = 12
 
 
 class ByDeviceLengths(TorchAttention):
-    """Kernels read rows' lengths on the device: those of the host are bounds that nobody trusts."""
+    """Kernels read row lengths on the device; those of the host are only bounds."""
 
     def plan(self, metadata: AttentionMetadata) -> AttentionStep:
         own = metadata.seq_lens.tolist()
@@ -32,7 +32,7 @@ class ByDeviceLengths(TorchAttention):
 
 
 class Watch:
-    """Counts who waits, and what the device places."""
+    """Counts waits of the host, and rows placed by the device."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.placed_on_host = self.placed_on_device = self.accepted = 0
@@ -94,7 +94,7 @@ NGRAM: dict[str, Any] = {"speculative_method": "ngram", "speculative_adaptive": 
 
 @pytest.fixture(scope="module")
 def plain() -> list[Outcome]:
-    """Without drafts."""
+    """Outcomes without drafts."""
     torch.set_num_threads(1)
     return run(settings())
 
@@ -125,7 +125,7 @@ def test_rows_with_logits_processors_are_placed_on_the_host(watch: Watch) -> Non
     sampling[1::4] = settings(frequency_penalty=0.4, logit_bias={40: 2.0}, logprobs=1)[1::4]
     expected = run(sampling)
     outcomes = run(sampling, **NGRAM, overlap_depth=1)
-    # Log-probabilities are those of other batches: they differ in their last bits.
+    # Log-probabilities are from other batches: their last bits differ.
     assert [one.token_ids for one in outcomes] == [one.token_ids for one in expected]
     assert watch.placed_on_host > 0
 

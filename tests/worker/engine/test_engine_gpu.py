@@ -75,11 +75,11 @@ def test_the_cache_is_sized_from_memory_and_given_back(checkpoint: Checkpoint) -
             tensor_parallel_size=size,
             gpu_memory_utilization=0.5,
         ) as engine:
-            # What is left of the device's memory keeps prefixes.
+            # The rest of the device's memory caches prefixes.
             assert engine.core.info.max_total_tokens > 32 * 1024
             outputs = engine.generate(make_prompts()[:4], GREEDY)
             assert all(len(output) == GREEDY.max_tokens for output in outputs)
-    # Contexts and libraries stay; the cache and the weights do not.
+    # Contexts and libraries remain; the cache and the weights do not.
     assert torch.cuda.memory_reserved() < 256 << 20
     assert free_before - torch.cuda.mem_get_info()[0] < 4 << 30
 

@@ -1,8 +1,8 @@
-"""Tokens are transformers' tokens, whatever the engine does with batches, chunks, pages, ranks.
+"""Tokens equal transformers', with any batches, chunks, pages and ranks.
 
-Without --batch-invariant a token may differ only where the best two logits nearly tie. With it,
-greedy and seeded outputs are bitwise the same in every setting at equal tensor-parallel size.
-All but "alone" run at overlap depth 1.
+Without --batch-invariant a token may only differ if the best two logits are nearly tied. With it,
+greedy and seeded outputs are bitwise equal in all settings with the same tensor-parallel size. All
+but "alone" run at overlap depth 1.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from tests.support.engines.exactness import (
 pytestmark = pytest.mark.randomized  # with more tokens
 NUM_GREEDY = 20 if IS_LONG else 10
 ALONE = EVERY if IS_LONG else slice(1, None, 2)
-"""Prompts that are computed alone, too: every filter and the longest are among them."""
+"""Prompts that are also run alone, including every filter and the longest prompt."""
 FULL = "qwen3"
-"""Whose bits are compared in `make test`; the others' are in `make check-long`. That every family's
-tokens are transformers' tokens stands in tests/worker/models/test_families.py."""
+"""Model whose bits are compared in `make test`; others in `make check-long`. Tokens of every family
+are compared with transformers' in tests/worker/models/test_families.py."""
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
@@ -75,8 +75,8 @@ def test_batch_invariant_outputs_are_bitwise_equal(
 @pytest.mark.parametrize("num_prompts", [10, 20])
 @pytest.mark.parametrize("checkpoint", ["llama", FULL], indirect=True)
 def test_so_they_are_without_the_compiled_library(checkpoint: Checkpoint, num_prompts: int) -> None:
-    """These two have all that a layer may have: biases, scaled rotary embedding, norms of heads. In
-    `make test` models with windows, which the compiled library lacks, run without it
+    """These two have all features of layers: biases, scaled rotary embedding, norms of heads. In
+    `make test`, models with windows, which the compiled library does not support, run without it
     (test_window_exactness.py)."""
     assert_bitwise_equal(checkpoint, "torch", num_prompts)
 

@@ -1,5 +1,5 @@
-"""What goes beside plain steps, on CUDA, changes no token: drafts, grammars, pages in host memory,
-rules on logits, ranks that share the device."""
+"""Features beside plain steps change no token on CUDA: drafts, grammars, pages in host memory,
+logits processors, ranks that share the device."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CUDA: dict[str, Any] = {"device": "cuda", "dtype": "float32"}
 
 @pytest.fixture(scope="module")
 def plain() -> list[Outcome]:
-    """Of one step after the other, without graphs."""
+    """Outcomes of sequential steps without graphs."""
     options = {**CUDA, "overlap_depth": 0, "enforce_eager": True}
     with SpeculatingEngine(kv_cache_tokens=16384, **options) as engine:
         return engine.outcomes(prompts(NUM_PROMPTS), settings(NUM_PROMPTS))

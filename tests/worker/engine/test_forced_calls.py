@@ -1,4 +1,4 @@
-"""Calls of functions that a grammar forces: any model writes them, taught or not."""
+"""Tool calls forced by a grammar: any model generates them, trained for it or not."""
 
 from __future__ import annotations
 

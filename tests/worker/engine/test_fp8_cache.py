@@ -58,7 +58,7 @@ def logits_of(folder: Path, **options: Any) -> torch.Tensor:
 def test_layers_read_numbers_of_e4m3(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Latents, all or a selection by index keys, which are not rounded, and windows with sinks:
+    """Latents (all, or those selected by index keys, which are not rounded) and windows with sinks:
     equal to a float32 cache of rounded numbers."""
 
     def write_rounded(

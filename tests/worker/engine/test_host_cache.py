@@ -1,4 +1,4 @@
-"""What comes back from host memory is what left the device; whoever is preempted gets it all."""
+"""Data loaded from host memory equals what was offloaded; preempted requests get all of it back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from worker.protocol.sampling import SamplingParams
 
 
 class HostEngine(PoisonedEngine):
-    """Steps run late, and what is free is overwritten, in host memory too."""
+    """Engine whose steps run late, and which overwrites free memory, also on the host."""
 
     def __init__(self, model: str, **options: object) -> None:
         defaults: dict[str, object] = {
@@ -90,7 +90,7 @@ def test_requests_preempted_at_any_time_yield_the_same_and_re_read_their_cache(
         assert engine.num_preemptions >= 5, "hardly anybody was preempted"
         totals = engine.totals
     assert disturbed == undisturbed
-    # The rest is the loose end that fills no page.
+    # The rest is the incomplete last page.
     by_copy = totals.num_resumed_loaded_tokens
     assert by_copy >= 0.9 * (totals.num_resumed_tokens - totals.num_resumed_cached_tokens)
     assert by_copy > 100

@@ -39,7 +39,7 @@ LAYERS = [
 
 
 class HostEngine(Engine):
-    """Steps run late, and what is free of the host memory is overwritten."""
+    """Engine whose steps run late, and which overwrites free host memory."""
 
     executor_class = LateExecutor
 
@@ -90,7 +90,7 @@ def test_turns_that_hit_in_host_memory_equal_cold_runs(folder: Path) -> None:
             before = engine.totals.num_hit_tokens
             pairs = [([prompt], [params]) for prompt, params in zip(prompts, SAMPLING, strict=True)]
             expected = [cold.outcomes(*pair)[0] for pair in pairs]
-            # One session after the other: each evicts the one before.
+            # One session after another: each evicts the previous one.
             assert [engine.outcomes(*pair)[0] for pair in pairs] == expected
             if turn:
                 assert engine.totals.num_hit_tokens - before > 6 * PAGE

@@ -1,7 +1,7 @@
-"""Depth 1 yields depth 0's tokens over hundreds of mixed requests; what was freed is poisoned.
+"""Depth 1 generates depth 0's tokens over hundreds of mixed requests; freed memory is poisoned.
 
-At depth 1 a step runs as late as it may: when its result is asked for, after the next Plan was made
-and everything that the scheduler holds to be free was overwritten.
+At depth 1 a step runs as late as possible: when its result is requested, after the next Plan was
+made and everything that the scheduler considers free was overwritten.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def make_requests(count: int) -> list[tuple[list[int], SamplingParams]]:
 
 
 def run(engine: Engine, count: int) -> tuple[list[Outcome], dict[int, int]]:
-    """Outcomes, and after how many tokens those that were aborted were."""
+    """Outcomes, and number of tokens after which aborted requests were aborted."""
     waiting = deque(enumerate(make_requests(count)))
     outputs: dict[str, Outcome] = {}
     aborted: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Requests that urgent ones take the place of yield the very tokens that they yield alone."""
+"""Requests preempted by urgent ones generate the same tokens as alone."""
 
 from __future__ import annotations
 

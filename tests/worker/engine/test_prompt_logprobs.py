@@ -1,4 +1,4 @@
-"""Prompt log-probabilities leave the engine chunk by chunk, each position once."""
+"""Prompt log-probabilities are returned chunk by chunk, each position once."""
 
 from __future__ import annotations
 

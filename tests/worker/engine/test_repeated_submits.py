@@ -1,4 +1,4 @@
-"""Submits that arrive again with the same id and attempt change nothing, at any moment."""
+"""Repeated submits with the same id and attempt change nothing, at any time."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ PARAMS = [
 
 
 def run(engine: Engine, *, repeats_every: int) -> list[Outcome]:
-    """Outcomes of a request of each kind, all of whose submits arrive again every so many steps
-    while they run; 0 for never."""
+    """Outcomes of a request of each kind, whose submits are repeated every `n` steps; 0 for
+    never."""
     core, tokenizer = engine.core, load_tokenizer(str(DEMO))
     batches: list[SubmitBatch] = []
     receive = core.receive

@@ -1,4 +1,4 @@
-"""A request that goes on at another worker yields what one worker alone would have."""
+"""A request that is resumed on another worker generates what a single worker would have."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def go_on(
     done: list[int],
     prompt: list[int] = PROMPT,
 ) -> Outcome:
-    """What a worker makes of a request that has `done` from another one."""
+    """Output of a worker for a request with `done` tokens from another one."""
     submit = Submit(
         request_id=name,
         gateway_id="g",
@@ -90,7 +90,7 @@ def test_it_continues_as_if_nothing_had_happened(folder: str, case: str) -> None
 def test_its_grammar_continues_where_it_was(
     form: dict[str, object], is_slow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Be its masks made within the steps or, where they take too long, beside them."""
+    """Whether its masks are computed within the steps or, if slow, beside them."""
     if is_slow:
         monkeypatch.setattr(matcher_state, "SLOW_S", -1.0)
     model = "deploy/models/demo"

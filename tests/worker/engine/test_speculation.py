@@ -1,4 +1,4 @@
-"""Drafting changes no token: whatever is drafted, whenever, under every rule and shortage."""
+"""Drafts change no token, with any drafts, logits processors and scarce resources."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_outcomes_are_those_of_plain_decoding(
 
 
 def test_a_model_that_drafts_for_itself_is_always_right() -> None:
-    # In the type of drafts, so that both are the same in every bit.
+    # In the data type of drafts, so that both are bitwise equal.
     with SpeculatingEngine(**DRAFT, kv_cache_tokens=4096, dtype="bfloat16") as engine:
         prompts = [[9 + i, *range(40, 70)] for i in range(6)]
         for temperature in (0.0, 1.3):
@@ -123,8 +123,8 @@ def test_requests_that_come_in_waves_and_come_again_from_the_cache() -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_the_last_token_of_a_prompt_is_no_draw_to_go_on_from(depth: int) -> None:
-    # A step's tokens leave one of the prompt; the slot stands where another request left it.
+def test_drafts_after_a_short_last_chunk_change_no_token(depth: int) -> None:
+    # A step leaves one token of the prompt; the slot was used by another request before.
     text = prompts(3)[2] * 3
     greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     options: dict[str, Any] = {"max_num_batched_tokens": 16, "kv_cache_tokens": 4096}

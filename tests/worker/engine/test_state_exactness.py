@@ -1,5 +1,5 @@
-"""Models whose layers keep a state of each request: bitwise the same tokens and log-probabilities
-whatever the engine does, and prefixes hit where they have a snapshot."""
+"""Models whose layers keep a state per request: bitwise equal tokens and log-probabilities in all
+modes, and prefix hits where snapshots exist."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SAMPLING = [
 
 
 class StatesEngine(Engine):
-    """Steps run late; what is free of states is overwritten. Pages are not: torch's attention
-    multiplies what it masks by 0."""
+    """Steps run late; free states are overwritten. Pages are not: torch's attention multiplies
+    masked values by 0."""
 
     executor_class = LateExecutor
 
@@ -60,7 +60,7 @@ def make_prompts() -> list[list[int]]:
 
 
 def num_hit(engine: Engine, prompt: list[int], num_new: int = 1) -> tuple[int, list[int]]:
-    """Cached tokens of a request, and what it yields."""
+    """Number of cached tokens of a request, and its output."""
     params = SamplingParams(temperature=0.0, max_tokens=num_new, ignore_eos=True)
     request_id, outcome = engine.submit(prompt, params)
     request = None
@@ -102,13 +102,13 @@ def test_prefixes_hit_where_they_have_a_snapshot(folder: Path) -> None:
     with StatesEngine(folder, kv_cache_tokens=8192) as engine:
         hit, output = num_hit(engine, prompt, num_new=21)
         assert hit == 0
-        # The last border that leaves a token to compute, as in a model without states.
+        # The last boundary that leaves a token to compute, as in a model without states.
         assert num_hit(engine, prompt, num_new=21) == (104, output)
-        # The next turn of a conversation goes on from the last full page of the answer.
+        # The next turn of a conversation continues from the last full page of the answer.
         turn = [*prompt, *output, 5, 6, 7]
         hit, answer = num_hit(engine, turn, num_new=5)
         assert hit == (len(prompt) + len(output) - 1) // PAGE * PAGE == 128
-        # Two prompts that part within an interval: the third goes on where they do.
+        # Two prompts that diverge within an interval: the third continues from that point.
         for tail, expected in ((1, 0), (2, 48), (3, 48)):
             hit, _ = num_hit(engine, [*prompt[:50], tail, tail, tail])
             assert hit in {expected, _interval(engine, 50)}
@@ -117,7 +117,7 @@ def test_prefixes_hit_where_they_have_a_snapshot(folder: Path) -> None:
 
 
 def _interval(engine: Engine, length: int) -> int:
-    """The last whole interval of a prefix."""
+    """Last whole interval of a prefix."""
     size = engine.core.scheduler.config.page_groups.snapshot_pages * PAGE
     return length // size * size
 

@@ -1,4 +1,5 @@
-"""Constrained requests through whole engines: every output conforms, at every depth, under TP."""
+"""Constrained requests through whole engines: every output matches, at every depth, also with
+TP."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ FORMS: list[dict[str, Any]] = [
     {"grammar": 'root ::= digit ("+" digit){0,5}\ndigit ::= [0-9]'},
 ]
 THOUGHT = ThoughtTokens(opening=7, closing=9, is_open=True, budget=5)
-"""Reasoning of at most five tokens, which the prompt has begun."""
+"""Reasoning of at most five tokens, opened by the prompt."""
 EXTRAS: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 1.3},
@@ -65,7 +66,8 @@ def conforms(form: dict[str, Any], text: str) -> bool:
 
 
 def requests() -> list[tuple[dict[str, Any] | None, SamplingParams]]:
-    """Each form greedy and wild, some with other parameters, plain requests between them."""
+    """Each form greedy and at high temperature, some with other parameters, with unconstrained
+    requests in between."""
     found: list[tuple[dict[str, Any] | None, SamplingParams]] = []
     for number, extra in enumerate(EXTRAS):
         for form in FORMS:
@@ -88,12 +90,12 @@ def run(engine: Engine, tokenizer: Tokenizer, limit: int | None = None) -> list[
 
 
 def text_of(outcome: Outcome, tokenizer: Tokenizer) -> str:
-    return tokenizer.decode(outcome.token_ids)  # end tokens are no text
+    return tokenizer.decode(outcome.token_ids)  # end tokens have no text
 
 
 @pytest.fixture(scope="module")
 def outcomes(tokenizer: Tokenizer) -> dict[str, list[Outcome]]:
-    """The same requests by depth, and where pages run out."""
+    """Outcomes of the same requests by depth, and with scarce pages."""
     found = {}
     settings: dict[str, dict[str, Any]] = {
         "depth 0": {"overlap_depth": 0},
@@ -146,7 +148,7 @@ def test_masks_after_reasoning_would_change_no_token(
 
 @pytest.mark.randomized  # with more of them
 def test_many_outputs_conform(tokenizer: Tokenizer) -> None:
-    """Each form three times greedily, and six times at random."""
+    """Each form three times greedily, and six times sampled."""
     params = [
         SamplingParams(
             max_tokens=200,

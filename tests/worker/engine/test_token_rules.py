@@ -1,5 +1,5 @@
-"""Penalties, biases, masks and log-probabilities: what they do to outputs, whatever the engine
-does with batches, chunks, pages, ranks and steps in flight."""
+"""Penalties, biases, masks and log-probabilities: their effects on outputs, with any batches,
+chunks, pages, ranks and steps in flight."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_outputs_are_bitwise_equal_in_every_setting(
         return engine.outcomes(prompts, params)
 
     def one_by_one(engine: Engine) -> list[Outcome]:
-        """Every other prompt, which have each of the features."""
+        """Every other prompt alone, which includes each of the features."""
         pairs = list(zip(prompts, params, strict=True))[::2]
         return [engine.outcomes([prompt], [one])[0] for prompt, one in pairs]
 
@@ -103,7 +103,7 @@ def test_outputs_are_bitwise_equal_in_every_setting(
 
 
 def last_logits(model: PreTrainedModel, tokens: list[int], num_prompt: int) -> torch.Tensor:
-    """For each token after the prompt, the logits that it was drawn from."""
+    """Logits from which each token after the prompt was sampled."""
     with torch.inference_mode():
         return model(torch.tensor([tokens[:-1]])).logits[0, num_prompt - 1 :].float()
 
@@ -111,7 +111,7 @@ def last_logits(model: PreTrainedModel, tokens: list[int], num_prompt: int) -> t
 def expected_logits(
     raw: torch.Tensor, prompt: list[int], output: list[int], sampling: SamplingParams
 ) -> torch.Tensor:
-    """One row as the documentation of the parameters has it, token by token."""
+    """One row by the parameters' documentation, token by token."""
     row = raw.tolist()
     known = {*prompt, *output}
     allowed = sampling.allowed_token_ids
@@ -177,7 +177,7 @@ def test_logprobs_are_the_models_own(checkpoint: tuple[str, PreTrainedModel], ch
         seed=1, max_tokens=8, ignore_eos=True, logprobs=5, prompt_logprobs=2, presence_penalty=2.0
     )
     with Engine(folder, kv_cache_tokens=80, max_num_batched_tokens=chunk) as engine:
-        engine.generate([prompt], SamplingParams(max_tokens=1))  # a cached prefix skips nothing
+        engine.generate([prompt], SamplingParams(max_tokens=1))  # cached prefixes skip nothing
         [outcome] = engine.outcomes([prompt], sampling)
     tokens = prompt + outcome.token_ids
     raw = last_logits(model, tokens, 1)

@@ -1,5 +1,5 @@
-"""Models whose layers see a window give transformers' tokens, whatever the engine does with
-batches, chunks, prefix hits, pages and ranks; their pages are given back meanwhile."""
+"""Models with sliding windows generate transformers' tokens with any batches, chunks, prefix hits,
+pages and ranks; their pages are freed meanwhile."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from worker.rank.runner import ModelRunner
 pytestmark = pytest.mark.randomized  # with more tokens
 NUM_PROMPTS = 16
 FEWER = 16 if IS_LONG else 9
-"""Where no pages have to run out."""
+"""Number of prompts if pages need not be scarce."""
 NUMBERS = {"scarce": NUM_PROMPTS, "alone": 16 if IS_LONG else 4}
 OTHERS = ("mistral-windows", "qwen2-window")
 NAME = "qwen3-windows"
-"""Other families with windows go through tests/worker/models/test_families.py."""
+"""Other families with windows are tested in tests/worker/models/test_families.py."""
 SCARCE_TOKENS = 336
 
 
 class WindowSettings(Settings):
-    """Chunks that windows pass over, and pages that are scarce though they are given back."""
+    """Chunks longer than windows, and pages that are scarce although windows free them."""
 
     def __init__(self, folder: str, **options: object) -> None:
         params = options.pop("params", [GREEDY] * NUM_PROMPTS)

@@ -1,8 +1,8 @@
-"""Worst allowed requests: each field that a client may set, and each pair of them, at its limit.
+"""Worst allowed requests: each field that clients may set, and each pair of them, at its limit.
 
-Whatever a request asks for, others' steps and the rank's memory are as before once it has ended;
-while it runs, a step takes at most 1.2 times as long. Work is counted in elements that torch's
-operators write, which a loaded machine does not change.
+After any request has ended, other requests' steps and the rank's memory are as before; while it
+runs, a step takes at most 1.2 times as long. Work is counted in elements that torch's operators
+write, which does not depend on the machine's load.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class ElementCount(TorchDispatchMode):
 def engine() -> Iterator[Engine]:
     torch.set_num_threads(1)
     gc.collect()
-    gc.freeze()  # `rank_bytes` looks at each object that is made from here on
+    gc.freeze()  # `rank_bytes` considers each object created from here on
     with Engine(
         str(DEMO),
         kv_cache_tokens=4096,
@@ -121,7 +121,7 @@ def engine() -> Iterator[Engine]:
         cpu_backend="torch",
     ) as started:
         rest: dict[str, Any] = {"logit_bias": {5: 0.1}, "frequency_penalty": 0.1}
-        run(started, [{**rest, "allowed_token_ids": (5, 6, 7)}])  # makes all tables
+        run(started, [{**rest, "allowed_token_ids": (5, 6, 7)}])  # creates all tables
         yield started
     gc.unfreeze()
 
@@ -187,9 +187,9 @@ def test_two_fields_at_their_limits(engine: Engine, worst: dict[str, Any]) -> No
 def test_steps_take_as_long_after_a_request_as_before(
     engine: Engine, worst: dict[str, Any]
 ) -> None:
-    """The best of several runs, since the machine may be loaded; memory, too, is as before."""
+    """Best of several runs, since the machine may be loaded; memory is as before, too."""
     plain = [*OTHERS, *[PLAIN] * worst.get("n", 1)]
-    run(engine, [*OTHERS, worst], counts=False)  # what is made once is made
+    run(engine, [*OTHERS, worst], counts=False)  # one-time allocations
     resident = psutil.Process().memory_info().rss
     before, during, after = (
         min(run(engine, params, counts=False)[1] for _ in range(5))

@@ -1,4 +1,4 @@
-"""What a worker reports of the live agent sessions of all gateways."""
+"""Load of all gateways' live agent sessions, as reported by a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Digests of files are of their content, whatever is kept of earlier ones."""
+"""Digests of files depend on their content, whatever is cached of earlier versions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def sha256(content: bytes) -> str:
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where digests are kept, be the files ever so new."""
+    """Caches digests even of very recent files."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(module, "_SETTLED_S", -60.0)
     return tmp_path / "cache" / "rayfleet" / "digests"
@@ -52,7 +52,7 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"12")
     assert digests([path]) == [sha256(b"12")]
-    path.unlink()  # so that it differs in more than times, whose resolution is that of the system
+    path.unlink()  # so that it differs in more than times, whose resolution is limited
     (tmp_path / "between").write_bytes(b"")
     path.write_bytes(b"21")
     assert digests([path]) == [sha256(b"21")]
@@ -61,7 +61,7 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
 def test_nothing_is_kept_of_a_file_that_was_just_written(
     kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another change could have the same times."""
+    """Another change could have the same timestamps."""
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / "a"

@@ -1,4 +1,4 @@
-"""Random weights need a config.json and nothing else."""
+"""Random weights only need a config.json."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ OF_OTHERS: dict[str, Any] = {
     "SDARMoeForCausalLM": SDAR_MOE,
     "LLaDA2MoeModelLM": LLADA2,
 }
-"""config.json of families that transformers has not."""
+"""config.json of families that transformers lacks."""
 SPECIMEN_OF = {specimen.served_architecture: name for name, specimen in SPECIMENS.items()}
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_every_family_runs_on_random_weights(architecture: str, tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    # The text of what has images besides stands for a family that has no other checkpoint here.
+    # The language model of a multimodal model stands for a family without another checkpoint here.
     served = {
         architecture,
         *(name for name, config in MULTIMODAL.items() if architecture in config.texts.values()),

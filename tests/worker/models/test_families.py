@@ -37,7 +37,7 @@ from worker.protocol.structured import StructuredOutputsParams
 
 pytestmark = pytest.mark.randomized  # with more tokens
 FOUND = 1e-2
-"""Difference of logits, which are about 5, from which a mutation counts as found."""
+"""Minimum difference of logits (about 5 in size) that counts as detected."""
 WITH_EXPERTS = specimens(lambda specimen: specimen.num_experts and specimen.num_experts % 2 == 0)
 """Experts of an even number, which two ranks can share."""
 DRAFTING = specimens(lambda specimen: not specimen.has_states)
@@ -129,13 +129,13 @@ def test_two_ranks_with_whole_experts(checkpoint: Checkpoint) -> None:
 
 @pytest.fixture(scope="module")
 def guided(checkpoint: Checkpoint) -> list[Outcome]:
-    """What requests under grammars yield without drafts."""
+    """Outputs of requests with grammars, without drafts."""
     with GuidedEngine(str(checkpoint.folder), **PAGES) as engine:
         return engine.outcomes(make_prompts(), guided_sampling())
 
 
 def guided_sampling() -> list[SamplingParams]:
-    """The patterns in turn, greedy and at random; in `make test` only the first both ways."""
+    """The patterns in turn, greedy and sampled; in `make test` only the first one both ways."""
     return [
         SamplingParams(
             temperature=0.9 * (number % 2),
@@ -159,7 +159,7 @@ def test_outputs_conform_to_their_grammars(guided: list[Outcome]) -> None:
 @pytest.mark.checks("drafts", of=DRAFTING)
 @pytest.mark.parametrize("checkpoint", cases("cache", DRAFTING), indirect=True)
 def test_drafts_change_no_token(checkpoint: Checkpoint, guided: list[Outcome]) -> None:
-    """Greedy ones are those of the model; those under grammars are the ones without drafts."""
+    """Greedy tokens equal the model's; those under grammars equal those without drafts."""
     prompts = make_prompts()
     drafts = {"speculative_method": "ngram", "speculative_adaptive": False}
     with GuidedEngine(str(checkpoint.folder), **PAGES, **drafts) as engine:

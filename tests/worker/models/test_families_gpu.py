@@ -1,5 +1,5 @@
-"""Every family on CUDA gives the tokens of transformers or of an independent reference: captured
-steps and eager ones, chunks, prefix hits, scarce pages, and two ranks on one device."""
+"""Every family on CUDA generates the tokens of transformers or of an independent reference:
+captured and eager steps, chunks, prefix hits, scarce pages, and two ranks on one device."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_a_mixture_of_experts_draws_what_the_dequantized_one_draws(tmp_path: Pat
 
 
 def test_rows_that_are_put_into_another_order_keep_their_scales(tmp_path: Path) -> None:
-    """As those of families whose neighbouring dimensions rotate together."""
+    """As in families with interleaved rotary pairs."""
     torch.set_num_threads(1)
     write_fp8("qwen2", tmp_path / "fp8", tmp_path / "plain")
     generator = torch.Generator().manual_seed(1)
@@ -144,7 +144,7 @@ def test_random_weights_need_no_checkpoint(tmp_path: Path) -> None:
         ({"weight_block_size": []}, r"weight_block_size \[\]"),
     ],
 )
-def test_other_formats_are_refused_by_name(
+def test_other_formats_are_rejected_with_their_name(
     tmp_path: Path, changes: dict[str, Any], named: str
 ) -> None:
     write_fp8("qwen3", tmp_path / "fp8", tmp_path / "plain")

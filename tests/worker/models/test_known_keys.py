@@ -29,19 +29,19 @@ SPECIMEN_OF = {
     for specimen in reversed(SPECIMENS.values())
     if not (specimen.maths or specimen.multimodal or specimen.architecture)
 }
-"""The first specimen of each family that transformers has."""
+"""First specimen of each family that transformers supports."""
 ARCHITECTURES = [
     pytest.param(name, marks=pytest.mark.long if specimen.is_variant else ())
     for name, specimen in SPECIMEN_OF.items()
 ]
 RELEASED = {real.config["architectures"][0] for real in load_corpus()}
-"""Others are released as the text models of multimodal checkpoints."""
+"""Families that are released themselves; others are text models of multimodal checkpoints."""
 TOKENS = torch.arange(3, 51)[None]
 THETA = {"rope_theta": 100.0}
 YARN = {**THETA, "rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16}
 ODD = {"FalconForCausalLM": "output_attentions", "NemotronHForCausalLM": "time_step_min"}
-"""Keys that change how transformers runs the model, and so its logits; they do not describe the
-checkpoint. transformers limits the step sizes of prompts, not those of single tokens, to
+"""Keys that change how transformers runs the model, and thereby its logits; they do not describe
+the checkpoint. transformers limits step sizes of prompts, but not those of single tokens, to
 time_step_min."""
 
 ALSO: list[dict[str, Any]] = [
@@ -83,7 +83,7 @@ def logits(architecture: str, raw: dict[str, Any], state: dict[str, torch.Tensor
     generator = torch.Generator().manual_seed(5)
     try:
         model_class = getattr(transformers, architecture)
-        # What is loaded later is not initialized, half of the time that making a model takes.
+        # Weights loaded later are not initialized, which takes half of the time.
         with nullcontext() if state is None else no_init_weights():
             model = model_class(config_class(SPECIMEN_OF[architecture])(**raw)).float().eval()
         if state is None:
@@ -98,7 +98,7 @@ def logits(architecture: str, raw: dict[str, Any], state: dict[str, torch.Tensor
 
 
 def other_values(value: Any) -> list[Any]:
-    """Two of each kind; one in `make test`."""
+    """Two other values of each type; one in `make test`."""
     found: list[Any] = []
     if isinstance(value, bool):
         found = [not value]
@@ -110,8 +110,8 @@ def other_values(value: Any) -> list[Any]:
 
 
 def groups(changes: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Changes of different keys, which one model can have; in `make check-long` each is alone, as
-    is always the one with which transformers returns no `logits`."""
+    """Changes of different keys that can be combined in one model; in `make check-long` each is
+    alone, as is always the one with which transformers returns no `logits`."""
 
     def fit(first: dict[str, Any], second: dict[str, Any]) -> bool:
         alone = IS_LONG or "return_dict" in first or "return_dict" in second
@@ -197,7 +197,7 @@ def test_a_missing_key_means_what_the_class_says(architecture: str, tmp_path: Pa
 def test_a_released_model_is_the_same_when_transformers_saves_it_anew(
     architecture: str, tmp_path: Path
 ) -> None:
-    """Its config.json is then in the spelling of transformers 5, with every default written out."""
+    """Its config.json is then in the format of transformers 5, with all defaults written out."""
     (tmp_path / "config.json").write_text("{}")
     models = [real for real in load_corpus() if real.config["architectures"] == [architecture]]
     accepted = [real for real in models if "accepted" in verdict(real)]

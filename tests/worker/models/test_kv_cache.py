@@ -59,7 +59,7 @@ def test_layers_that_keep_unlike_things_are_refused() -> None:
 
 
 def test_values_have_a_plane_of_their_width() -> None:
-    """Also in host memory, where a slot has the planes side by side."""
+    """In host memory, too, where a slot has the planes side by side."""
     wide = KVCacheSpec(num_kv_heads=2, head_dim=24, dtype=torch.bfloat16, own_value_dim=16)
     own = replace(wide, num_kv_heads=1, window=9)
     layout = group_layers([wide, own, own])

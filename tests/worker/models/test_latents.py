@@ -77,7 +77,7 @@ def test_a_prefix_that_went_to_the_host_is_a_hit(folder: Path) -> None:
         assert cache is not None
         loaded_before = cache.num_loaded
         for plane in engine.runner._kv_caches[0].planes:
-            plane.zero_()  # what is found of the prompt comes from the host
+            plane.zero_()  # the prompt's cached part comes from the host
         assert engine.generate([prompts[0]], sampling) == first
         cache = engine.core.scheduler.take_report().load.host_cache
         assert cache is not None
@@ -86,7 +86,7 @@ def test_a_prefix_that_went_to_the_host_is_a_hit(folder: Path) -> None:
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_batch_invariant_outputs_are_bitwise_equal(folder: Path, ranks: int) -> None:
-    """Log-probabilities, too, which near ties do not hide: of requests alone and together, with
+    """Log-probabilities, too, which show differences that near ties hide: alone and together, with
     prefix hits and in chunks."""
     generator = torch.Generator().manual_seed(2)
     prompts = [
@@ -135,7 +135,8 @@ def write_fp8(folder: Path, own: Path, dequantized: Path) -> None:
     "name", ["deepseek-v3", "deepseek-v2-lite", pytest.param("glm-5", marks=pytest.mark.long)]
 )
 def test_fp8_weights_are_what_the_dequantized_ones_are(name: str, tmp_path: Path) -> None:
-    """Those that are absorbed too, those whose rows end within a block, and an indexer's."""
+    """Including weights that are absorbed, weights whose rows end within a block, and an
+    indexer's."""
     write_specimen(name, tmp_path)
     write_fp8(tmp_path, tmp_path / "fp8", tmp_path / "plain")
     found = []
@@ -161,6 +162,6 @@ def test_what_knows_no_latents_refuses_them(
         create_attention_backend(backend, replace(settings, **changes))
 
 
-def test_the_compiled_library_is_not_asked(folder: Path) -> None:
+def test_the_compiled_library_is_rejected(folder: Path) -> None:
     with pytest.raises(ValueError, match="--cpu-backend native cannot run this model: Deepseek"):
         make_runner(str(folder), cpu_backend="native")

@@ -79,7 +79,7 @@ def names_in(path: Path) -> list[str]:
 def test_tensors_of_many_blocks_are_read_whole(
     tmp_path: Path, rank: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A few rows per block: in place if types are the same, else by the loader's thread."""
+    """A few rows per block: in place if types are equal, otherwise by the loader's thread."""
     write_checkpoint("llama", tmp_path)
     expected, own = (build(tmp_path, rank, 2, dtype) for _ in range(2))
     slots = [list(model.weight_slots()) for model in (expected, own)]
@@ -91,7 +91,7 @@ def test_tensors_of_many_blocks_are_read_whole(
 
 
 def expert_rank(folder: Path, rank: int) -> DecoderModel:
-    """One of two ranks that hold experts whole."""
+    """One of two ranks that hold whole experts."""
     cpu = torch.device("cpu")
     group = TensorParallelGroup(rank=rank, world_size=2, device=cpu, process_group=None)
     options = LayerOptions(
@@ -102,7 +102,7 @@ def expert_rank(folder: Path, rank: int) -> DecoderModel:
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen2-moe", "gpt-oss", "llama4"])
 def test_of_other_ranks_experts_nothing_is_read(tmp_path: Path, name: str) -> None:
-    """Be each a tensor of its own, or all in one."""
+    """Whether each is a tensor of its own, or all are in one."""
     write_specimen(name, tmp_path)
     files = {name: TensorFile(path) for path in weight_files(tmp_path) for name in names_in(path)}
     read = {
@@ -133,7 +133,7 @@ def test_experts_that_cannot_be_shared_out_are_refused(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="where the peak of memory can be read")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_memory_holds_the_model_once(tmp_path: Path, dtype: torch.dtype) -> None:
-    """Not the file beside it, whose values are converted or not."""
+    """Not the file as well, whether or not its values are converted."""
     sizes = {"hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 16}
     config = {
         **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32000},
@@ -141,7 +141,7 @@ def test_memory_holds_the_model_once(tmp_path: Path, dtype: torch.dtype) -> None
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").write_bytes(b"")
-    ctypes.CDLL(None).malloc_trim(0)  # the model is to lie in memory that nobody has touched
+    ctypes.CDLL(None).malloc_trim(0)  # so that the model is loaded into untouched memory
     Path("/proc/self/clear_refs").write_text("5")  # begins a new peak
     before = memory_peak()
     model = build(tmp_path, dtype=dtype)
@@ -154,7 +154,7 @@ def test_memory_holds_the_model_once(tmp_path: Path, dtype: torch.dtype) -> None
 
 
 def write_zeros(path: Path, model: DecoderModel) -> int:
-    """A sparse file in bfloat16, if the system has sparse files; the number of its values."""
+    """A sparse bfloat16 file, if the file system supports that; returns its number of values."""
     header, place = {}, 0
     for slot in model.weight_slots():
         end = place + 2 * math.prod(slot.full_shape)
@@ -170,7 +170,7 @@ def write_zeros(path: Path, model: DecoderModel) -> int:
 
 
 def memory_peak() -> int:
-    """Bytes, of files that are mapped, too."""
+    """Peak memory in bytes, including mapped files."""
     status = Path("/proc/self/status").read_text()
     return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
@@ -229,7 +229,7 @@ def test_a_tensor_that_is_there_twice_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["glm4-moe", "deepseek-v3", "glm4-moe-lite"])
 def test_layers_that_predict_further_tokens_are_skipped(name: str, tmp_path: Path) -> None:
-    """GLM-4.5 has one behind its last; those of another number are none."""
+    """GLM-4.5 has one after its last layer; other numbers are invalid."""
     write_specimen(name, tmp_path)
     path = tmp_path / "model.safetensors"
     state = load_file(path)
@@ -253,7 +253,8 @@ def test_gemma_refuses_float16(name: str, tmp_path: Path) -> None:
 
 
 def test_the_text_of_a_wrapper_says_whether_it_is_tied(tmp_path: Path) -> None:
-    """transformers, saving a Mistral Small 3.1 anew, writes its own default beside the text's."""
+    """transformers, when saving Mistral Small 3.1, writes its own default next to the text
+    model's."""
     write_specimen("mistral3", tmp_path)
     path = tmp_path / "config.json"
     raw = json.loads(path.read_text())

@@ -249,7 +249,7 @@ def test_gemma3n_refuses_layers_of_several_sizes(folder: Path, key: str, value: 
 
 @pytest.mark.parametrize("key", ["_anything", "num_beam_groups", "early_stopping", "typical_p"])
 def test_harmless_keys(folder: Path, key: str) -> None:
-    """Bookkeeping, and keys of generation that transformers once wrote; nested ones, too."""
+    """Bookkeeping and generation keys that older versions of transformers wrote, also nested."""
     load(folder, **{key: 3}, rope_scaling={"rope_type": "linear", "factor": 2.0, "_a": 3})
 
 
@@ -329,8 +329,8 @@ def test_salt_names_the_checkpoint(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1, 77_777, 199_998, 199_999])
-def test_salt_tells_fine_tunes_apart(folder: Path, place: int) -> None:
-    """Even if a single weight differs, and whatever digest was computed of the file before."""
+def test_salt_distinguishes_fine_tunes(folder: Path, place: int) -> None:
+    """Even if a single weight differs, and regardless of digests computed from the file before."""
     load(folder)
     path, salts = folder / "model.safetensors", set()
     for value in (0, 1):

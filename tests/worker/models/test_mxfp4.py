@@ -41,7 +41,7 @@ def multiplied_out(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 def write_mxfp4(folder: Path, dequantized: Path) -> None:
-    """Writes both: random experts of 64 columns, rows first in the former."""
+    """Writes both checkpoints: random experts of 64 columns, rows first in the former."""
     write_specimen("gpt-oss", folder)
     tensors = load_file(folder / "model.safetensors")
     plain = dict(tensors)
@@ -103,7 +103,7 @@ def test_logits_are_those_of_the_dequantized_checkpoint(tmp_path: Path) -> None:
         ({"bits": 4}, "bits"),
     ],
 )
-def test_other_mxfp4_is_refused_by_name(
+def test_other_mxfp4_is_rejected_with_its_name(
     tmp_path: Path, changes: dict[str, Any], named: str
 ) -> None:
     write_specimen("gpt-oss", tmp_path)

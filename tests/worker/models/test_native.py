@@ -18,7 +18,7 @@ from worker.models.loading.native import NativeOptions, build_native
 
 
 class Doubling(LlamaForCausalLM):
-    """Another topology than Llama's, whose layers the library would not see."""
+    """A topology that differs from Llama's, whose layers the library would not see."""
 
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext

@@ -30,14 +30,14 @@ from worker.models.loading.loader import build_model, fill_dummy_weights, load_w
 
 
 def build(folder: Path, rank: int = 0, world_size: int = 1, **further: bool) -> Any:
-    """A model of one rank, whose weights are unset and stay unpacked."""
+    """A model on one rank with unset, unpacked weights."""
     cpu = torch.device("cpu")
     group = TensorParallelGroup(rank=rank, world_size=world_size, device=cpu, process_group=None)
     options = LayerOptions(
         group=group, dtype=torch.float32, device=cpu, batch_invariant=False, **further
     )
     model: Any = build_model(load_model_config(str(folder), weights=False), options, 64)
-    model.process_after_loading = lambda: None  # what is compared is what was loaded
+    model.process_after_loading = lambda: None  # weights are compared as loaded
     return model
 
 
@@ -58,7 +58,7 @@ def dense(model: Any) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_weights_are_the_dequantized_ones(tmp_path: Path, name: str) -> None:
-    """Ranks' shares begin within groups, and the last group of a row is a part of one."""
+    """Ranks' shares start within groups, and the last group of a row is incomplete."""
     write_quantized(LAYOUTS[name], tmp_path / "own", tmp_path / "plain")
     for rank, world_size in ((0, 1), (1, 2)):
         found, expected = (loaded(tmp_path / which, rank, world_size) for which in ("own", "plain"))
@@ -70,7 +70,7 @@ def test_weights_are_the_dequantized_ones(tmp_path: Path, name: str) -> None:
     ("name", "left_out"), [*((name, "") for name in LAYOUTS), ("nvfp4", "experts[.]0[.]")]
 )
 def test_ranks_read_experts_whole(tmp_path: Path, name: str, left_out: str) -> None:
-    """Whatever other ranks' are held as."""
+    """Regardless of how other ranks' experts are stored."""
     settings = {"quantization": EXCEPT} if left_out else {}
     write_quantized(
         LAYOUTS[name], tmp_path / "own", tmp_path / "plain", *left_out.split(), **settings
@@ -112,7 +112,7 @@ EXCEPT = {"quant_algo": "NVFP4", "exclude_modules": ["*.experts.0.*"]}
 def test_modules_that_are_left_out_are_plain(
     tmp_path: Path, layout: str, left_out: str, settings: dict[str, Any]
 ) -> None:
-    """Those among them that are joined with quantized ones, too."""
+    """Including modules that are fused with quantized ones."""
     folders = tmp_path / "own", tmp_path / "plain"
     write_quantized(LAYOUTS[layout], *folders, left_out, **settings)
     found, expected = (loaded(folder, 0, 1) for folder in folders)
@@ -122,8 +122,8 @@ def test_modules_that_are_left_out_are_plain(
 
 @pytest.mark.parametrize("fp8", ["k_proj|o_proj", r"experts[.]1[.]|o_proj", "self_attn"])
 def test_modules_may_have_formats_of_their_own(tmp_path: Path, fp8: str) -> None:
-    """As ModelOpt mixes them: alone, joined with others, and some of the experts; what is named
-    in no list is plain."""
+    """As mixed by ModelOpt: alone, fused with others, and some of the experts; modules in no list
+    are unquantized."""
     modules = [f"self_attn.{part}_proj" for part in "qkvo"]
     modules += [f"mlp.experts.{n}.{part}_proj" for n in range(4) for part in ("gate", "up", "down")]
     del modules[-1]
@@ -191,7 +191,7 @@ def test_random_weights_need_no_checkpoint(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["awq", "gptq", "gptq-index", "int4-zeros"])
 def test_shares_within_a_word_are_refused(tmp_path: Path, name: str) -> None:
-    """Four ranks have 4 of 16 keys, or 8 of 32 columns, each."""
+    """With four ranks of 4 of 16 keys, or 8 of 32 columns, each."""
     config = {**CONFIG, "num_key_value_heads": 4, "head_dim": 4}
     write_quantized(LAYOUTS[name], tmp_path / "own", tmp_path / "plain")
     raw = json.loads((tmp_path / "own" / "config.json").read_text())
@@ -259,7 +259,7 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
         ({**of_compressed(strategy="group"), "config_groups": {}}, "config_groups"),
     ],
 )
-def test_other_formats_are_refused_by_name(
+def test_other_formats_are_rejected_with_their_name(
     tmp_path: Path, settings: dict[str, Any], named: str
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
@@ -325,7 +325,8 @@ def test_a_wrapper_knows_a_module_by_all_of_its_names() -> None:
 
 
 def test_blocks_begin_anew_in_each_section_of_a_weight() -> None:
-    """MiMo V2.5 Pro quantized its groups of heads one by one, none of them whole blocks of rows."""
+    """MiMo V2.5 Pro quantized its groups of heads separately, none of which has whole blocks of
+    rows."""
     config = ScaledConfig(block_shape=(8, 8), scale="weight_scale_inv")
     cpu = torch.device("cpu")
     options = LayerOptions(

@@ -155,8 +155,8 @@ IGNORED = {
 
 
 def test_what_is_ignored_of_accepted_models(tmp_path: Path) -> None:
-    """For all other keys, at any level, another value is rejected by name, or changes the
-    configuration."""
+    """For all other keys, at any level, another value is rejected with an error that names it, or
+    changes the configuration."""
     (tmp_path / "config.json").write_text("{}")
 
     def read(raw: dict[str, Any], path: tuple[str, ...]) -> ModelConfig | None:
@@ -190,8 +190,8 @@ def test_what_is_ignored_of_accepted_models(tmp_path: Path) -> None:
 STRANGE: list[Any] = [{}, {"a": 1}, "x", "false", [], [[]], -1, 0, True, 1.5, float("nan")]
 
 
-def test_a_strange_value_is_refused_by_name_or_harmless(tmp_path: Path) -> None:
-    """It raises nothing but ValueError, and no value is converted from another type."""
+def test_a_strange_value_is_rejected_or_harmless(tmp_path: Path) -> None:
+    """Raises only ValueError, and converts no value from another type."""
     (tmp_path / "config.json").write_text("{}")
     refusals, tried = list[tuple[str, Any, str]](), set[tuple[str, str]]()
     for real in ACCEPTED:

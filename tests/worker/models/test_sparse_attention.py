@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def changed(folder: Path, copy: Path, **keys: Any) -> Path:
-    """The checkpoint with other keys in its config.json."""
+    """The checkpoint with changed keys in its config.json."""
     shutil.copytree(folder, copy)
     file = copy / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **keys}))
@@ -50,8 +50,8 @@ def changed(folder: Path, copy: Path, **keys: Any) -> Path:
 
 
 def test_layers_with_an_indexer_keep_its_keys_beside_the_latents(folder: Path) -> None:
-    """28 values of latents in each of 4 layers, 16 of index keys in two; in FP8 caches the latter
-    stay in the model's type."""
+    """28 values of latents in each of 4 layers, 16 of index keys in two; in FP8 caches, index keys
+    keep the model's type."""
     for cache_dtype, num_bytes in ((None, 2), (torch.float8_e4m3fn, 1)):
         group = TensorParallelGroup(rank=1, world_size=2, device=CPU, process_group=None)
         options = LayerOptions(
@@ -81,7 +81,7 @@ def test_host_memory_holds_planes_of_several_types() -> None:
 
 
 def test_rows_below_the_selections_size_take_the_dense_path(folder: Path, tmp_path: Path) -> None:
-    """Bit by bit: as without an indexer, in a checkpoint that differs in nothing else."""
+    """Bitwise equal to a checkpoint that only differs in having no indexer."""
     sparse = changed(folder, tmp_path / "sparse", index_topk=64)
     request = Request(prompt=list(range(3, 43)), new_tokens=9)
     generate(make_runner(str(sparse)), [request], chunk=16)
@@ -102,7 +102,8 @@ def test_rows_below_the_selections_size_take_the_dense_path(folder: Path, tmp_pa
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_batch_invariant_outputs_are_bitwise_equal(folder: Path, ranks: int) -> None:
-    """Log-probabilities, too: of requests alone and together, with prefix hits and in chunks."""
+    """Including log-probabilities: of requests alone and together, with prefix hits and in
+    chunks."""
     generator = torch.Generator().manual_seed(2)
     prompts = [
         torch.randint(0, VOCAB_SIZE, (length,), generator=generator).tolist() for length in LENGTHS

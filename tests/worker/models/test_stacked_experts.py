@@ -1,5 +1,5 @@
-"""Experts that a checkpoint stacks in two tensors, as Qwen3.5 is released, are those that it has
-one by one."""
+"""Experts stacked in two tensors, as in released Qwen3.5 checkpoints, equal those stored one by
+one."""
 
 from __future__ import annotations
 

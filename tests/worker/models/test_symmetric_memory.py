@@ -1,6 +1,6 @@
-"""Small sums over symmetric memory: which go there, and when NCCL has to do instead.
+"""Small all-reduces over symmetric memory: which ones use it, and when NCCL is used instead.
 
-Ranks are threads. The library's functions are stand-ins, with its signatures.
+Ranks are threads. The library's functions are stand-ins with its signatures.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 
 class Node:
-    """Two ranks, the values that they exchange, and how they summed."""
+    """Two ranks, the values that they exchange, and the methods of their sums."""
 
     def __init__(self, size: int = 2) -> None:
         self.size = size
@@ -39,14 +39,14 @@ class Node:
         """Storages that peers can read."""
         self.multicast_ptr = 0
         self.broken_rank: int | None = None
-        """Whose kernel adds up wrongly."""
+        """Rank whose kernel computes wrong sums."""
         self.failing_rank: int | None = None
-        """Its driver fails."""
+        """Rank whose driver fails."""
         self._parts: list[torch.Tensor] = [torch.empty(0)] * size
         self._barrier = threading.Barrier(size, timeout=20)
 
     def exchange(self, tensor: torch.Tensor) -> torch.Tensor:
-        """All ranks' parts, stacked."""
+        """Parts of all ranks, stacked."""
         self._parts[self.own.rank] = tensor.clone()
         self._barrier.wait()
         parts = torch.stack(self._parts)
@@ -54,7 +54,7 @@ class Node:
         return parts
 
     def on_ranks(self, work: Callable[[Any], Any]) -> list[Any]:
-        """What each rank's thread returns, given its process group."""
+        """Results of each rank's thread, given its process group."""
 
         def run(rank: int) -> Any:
             self.own.rank = rank
@@ -66,7 +66,7 @@ class Node:
         with ThreadPoolExecutor(self.size) as pool:
             return list(pool.map(run, range(self.size)))
 
-    # torch's functions.
+    # Functions of torch.
 
     def nccl(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None) -> None:
         parts = self.exchange(tensor)
@@ -125,7 +125,7 @@ def created(node: Node) -> list[SymmetricMemory | None]:
 
 
 def reduced(node: Node, memory: list[SymmetricMemory | None], *shape: int, dtype: Any) -> list[str]:
-    """Which ways a sum takes; it has to be right on both ranks."""
+    """Methods used by a sum, which must be right on both ranks."""
 
     def work(group: Any) -> torch.Tensor:
         rank = group.rank()
@@ -198,7 +198,7 @@ def test_ranks_that_no_kernel_sums_in_order_use_nccl(node: Node) -> None:
 def test_a_group_whose_ranks_have_gpus_of_their_own_makes_it(
     names: tuple[str, str], backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where they share one, sums go through the host."""
+    """If they share a GPU, sums go through the host."""
     begun: list[str] = []
     made, world = object(), object()
 
@@ -221,7 +221,7 @@ def test_a_group_whose_ranks_have_gpus_of_their_own_makes_it(
 
 
 def test_logits_are_gathered_into_one_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list of parts would be copied once more, part by part."""
+    """A list of parts would be copied again, part by part."""
     gathered: list[list[int]] = []
 
     def gather(parts: torch.Tensor, own: torch.Tensor, group: Any = None) -> None:

@@ -18,7 +18,7 @@ def test_record_and_readme_are_what_the_tests_say() -> None:
     assert generated_part() == table(tested_families.tested_families()), RENEW
 
 
-def test_all_that_is_served_is_told() -> None:
+def test_all_served_families_are_listed() -> None:
     families = tested_families.tested_families()
     assert [family.architecture for family in families] == [*FAMILIES, *MULTIMODAL]
     listed = {check for family in families for check in family.checks}
@@ -27,7 +27,7 @@ def test_all_that_is_served_is_told() -> None:
 
 
 def test_every_family_is_checked_in_every_mode() -> None:
-    """So that whoever adds a family puts it through all of them."""
+    """So that new families are tested in all modes."""
     lacking = {
         family.architecture: [mode for mode in MODES if mode not in family.checks]
         for family in tested_families.tested_families()

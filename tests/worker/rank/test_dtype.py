@@ -148,7 +148,7 @@ def t4(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return properties
 
 
-def test_gpus_below_8_0_are_refused_by_name(t4: SimpleNamespace) -> None:
+def test_gpus_below_8_0_are_rejected_with_their_name(t4: SimpleNamespace) -> None:
     with pytest.raises(ValueError, match=r"Tesla T4 has compute capability 7\.5.*8\.0"):
         select_device(EngineConfig.of(model="any"), 0)
     assert select_device(EngineConfig.of(model="any", device="cpu"), 0).type == "cpu"
@@ -183,14 +183,14 @@ FP8 = torch.float8_e4m3fn
         (None, {}, True, None),
     ],
 )
-def test_a_cache_is_fp8_if_it_is_asked_for_or_specified(
+def test_a_cache_is_fp8_if_requested_or_specified(
     capability: tuple[int, int] | None,
     options: dict[str, Any],
     specified: bool,
     expected: torch.dtype | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On GPUs that support it; no capability is a CPU."""
+    """On GPUs that support it; no compute capability means CPU."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     assert cache_dtype(capability, options, specified) == expected
 

@@ -155,7 +155,7 @@ def capture_of(
     top_k: int = 1000,
     **options: Any,
 ) -> StepCapture | None:
-    """Of a rank on CUDA by itself, with sparse attention in sequences longer than `top_k`."""
+    """Captures of a single rank on CUDA, with sparse attention in sequences longer than `top_k`."""
     model = SimpleNamespace(
         block_size=1,
         hidden_size=64,
@@ -171,7 +171,7 @@ def capture_of(
 
 
 def test_selections_of_tokens_are_not_captured() -> None:
-    """In sequences that are short enough for none, steps are."""
+    """In sequences that are too short for selections, steps are captured."""
     assert capture_of(Ragged(), top_k=999) is None
     assert capture_of(Ragged(), top_k=999, max_model_len=999) is not None
 
@@ -218,7 +218,7 @@ class Drafting:
 
 
 def test_graphs_end_when_they_are_closed_whoever_holds_them() -> None:
-    """Of rows, tokens and samples, and of a draft model: NCCL's group ends after them."""
+    """Graphs of rows, tokens and samples, and of a draft model: NCCL's group ends after them."""
     recorder, drafting, made = Recorder(), Drafting(), list[weakref.ref[Captured]]()
 
     def capture(launch: Callable[[], None]) -> Callable[[], None]:

@@ -78,7 +78,7 @@ def test_all_memory_of_a_gpu_keeps_prefixes(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_the_largest_step_takes_at_its_peak_is_left_to_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With graphs: 60 of 80 may be used, other processes hold 4, and this rank 10 between steps."""
+    """With graphs: 60 of 80 may be used, other processes use 4, and this rank 10 between steps."""
     profiled: list[bool] = []
     for name, value in {
         "empty_cache": lambda: None,

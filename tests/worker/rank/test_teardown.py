@@ -44,7 +44,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         def send(self, message: Any) -> None:
             assert isinstance(message, Failure)
-            found.append(f"told {message.error.splitlines()[-1]}")
+            found.append(f"reported {message.error.splitlines()[-1]}")
 
         def close(self) -> None:
             found.append("channel closed")
@@ -65,10 +65,10 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_a_failure_is_told_before_the_group_ends(events: list[str]) -> None:
+def test_a_failure_is_reported_before_the_group_ends(events: list[str]) -> None:
     with pytest.raises(RuntimeError, match="out of memory"):
         main.run_rank(0, EngineConfig.of(model="none", device="cpu"), "")
-    assert events == ["told RuntimeError: out of memory", "group ended", "channel closed"]
+    assert events == ["reported RuntimeError: out of memory", "group ended", "channel closed"]
 
 
 def test_a_rank_whose_group_does_not_end_ends_its_process(
@@ -82,7 +82,7 @@ def test_a_rank_whose_group_does_not_end_ends_its_process(
     monkeypatch.setattr(os, "_exit", leave)
     with pytest.raises(Ended):
         main.run_rank(0, EngineConfig.of(model="none", device="cpu"), "")
-    assert events[:2] == ["told RuntimeError: out of memory", "left with 1"]
+    assert events[:2] == ["reported RuntimeError: out of memory", "left with 1"]
 
 
 def test_a_group_that_hangs_is_left_within_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,7 @@ def out_of_memory(*_: Any) -> None:
         ("sample", "for sampling: lower --gpu-memory-utilization"),
     ],
 )
-def test_a_device_without_memory_is_told_with_a_remedy(
+def test_out_of_memory_is_reported_with_a_remedy(
     tmp_path: Path, step: str, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Retriable: memory of a dead rank may not have been freed yet."""
@@ -153,9 +153,9 @@ class Device:
 @pytest.mark.parametrize(
     ("free", "least", "most"),
     [
-        ({0.0: 79}, 0.0, 0.0),  # nobody was here
+        ({0.0: 79}, 0.0, 0.0),  # no other process
         ({0.0: 10, 1.5: 40, 4.0: 79}, 4.0, 4.2),  # a dead rank's
-        ({0.0: 30}, 2.9, 3.2),  # others', who stay
+        ({0.0: 30}, 2.9, 3.2),  # others', which remain
         ({float(second): second // 2 for second in range(200)}, 59.0, 61.0),
     ],
     ids=["free", "comes back", "others", "for ever"],
@@ -241,7 +241,7 @@ def test_an_executor_leaves_its_group_beside_the_other_ranks(tmp_path: Path) -> 
     assert events == ["others stop", "rank close", "others close"]
 
 
-def test_ranks_are_asked_to_end_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_are_shut_down_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = list[object]()
     group = RankGroup(EngineConfig.of(model="none", device="cpu"), str(tmp_path), [1], [])
     monkeypatch.setattr(group, "send", sent.append)

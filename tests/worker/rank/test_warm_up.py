@@ -86,7 +86,7 @@ def test_without_drafts_none_are_run() -> None:
     assert not any(plan.drafts_under_grammar for plan, _ in ran)
 
 
-def test_it_is_told_how_far_start_up_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_progress_of_the_startup_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     config = EngineConfig.of(model="m", max_num_seqs=64, max_num_batched_tokens=1000)
     limits = warm_up_limits(config, max_model_len=5000, block_size=1)

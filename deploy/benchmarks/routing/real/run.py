@@ -53,7 +53,7 @@ def run_router_real(options: RealOptions) -> Result:
     the others.
 
     Raises:
-        ValueError: no peer can be measured here, or a turn of ours failed.
+        ValueError: no other router can be measured on this machine, or a turn of rayfleet's failed.
     """
     options = replace(options, model=options.model or find_demo_model())
     if options.variant:

@@ -28,7 +28,7 @@ Content = tuple[str, tuple[int, ...]]
 
 
 class Step(NamedTuple):
-    """In flight: copies and writes, and the expected content of the lease's pages."""
+    """A step in flight: copies and writes, and the expected content of the lease's pages."""
 
     stores: PageCopies
     loads: PageCopies

@@ -178,7 +178,7 @@ def test_keywords_that_xgrammar_ignores_are_detected(schema: Any, keyword: str |
         ({"const": 2**53 + 1}, "const"),
     ],
 )
-def test_unsupported_keywords_are_rejected_by_name(schema: Any, keyword: str) -> None:
+def test_unsupported_keywords_are_named_in_the_error(schema: Any, keyword: str) -> None:
     for name in ("xgrammar", "guidance"):
         for params in ({"json": schema}, {"structural_tag": tag_of(schema)}):
             with pytest.raises(GrammarError) as rejection:

@@ -39,7 +39,7 @@ NOT_CANONICAL = {
     "uri.json": "IPv6 addresses as hosts",
     "uri-template.json": "modifiers of variables",
 }
-"""Files with valid instances that are not accepted, and in which form."""
+"""Files with valid instances that are rejected, and the accepted form."""
 NOT_CANONICAL_GROUPS = ("nul characters in strings", "dependencies with escaped characters")
 
 

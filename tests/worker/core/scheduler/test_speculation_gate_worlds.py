@@ -151,7 +151,7 @@ def make_gate(
 
 
 def often(rng: random.Random, now_ms: float) -> float:
-    """Most drafts are nearly certain, some are not."""
+    """Almost all drafts are nearly certain."""
     return 0.98 if rng.random() < 0.85 else 0.5
 
 
@@ -173,7 +173,8 @@ def test_profitable_drafts_match_the_best_fixed_number(is_calibrated: bool) -> N
     own.run(gate, 500)
     rate = own.run(gate, 6000)
     assert max(fixed) > 1.5 * plain, "drafts pay off in this simulation"
-    # Requests do not differ here, so what a proposer without probabilities learns of each is noise.
+    # Requests do not differ here, so per-request statistics of a proposer without probabilities are
+    # noise.
     assert rate > (0.97 if is_calibrated else 0.93) * max(fixed)
 
 

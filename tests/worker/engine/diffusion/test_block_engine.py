@@ -1,4 +1,4 @@
-"""A whole engine over an SDAR checkpoint: company, modes and switches change no token."""
+"""A whole engine with an SDAR checkpoint: batching, modes and options change no token."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def alone(checkpoint: SdarCheckpoint) -> list[BlockOutput]:
 
 
 def watch_margins(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Collects, of every undecided position, how far its confidence is from the threshold."""
+    """Collects the distance of each undecided position's confidence from the threshold."""
     margins: list[float] = []
     for algorithm in ALGORITHMS.values():
 
@@ -93,7 +93,7 @@ def test_company_changes_no_token_and_no_round(
     monkeypatch: pytest.MonkeyPatch,
     record_testsuite_property: Callable[[str, object], None],
 ) -> None:
-    """The smallest distance of a confidence from its threshold is in the report of the run."""
+    """The smallest distance of a confidence from its threshold is reported."""
     margins = watch_margins(monkeypatch)
     found = serve(
         checkpoint,
@@ -127,7 +127,7 @@ def test_no_switch_changes_a_token(
     checkpoint: SdarCheckpoint, alone: list[BlockOutput], options: dict[str, object]
 ) -> None:
     settings = {"max_num_seqs": 6, "kv_cache_tokens": 2048, **options}
-    # A step of several ranks takes many times as long where they have to share a processor.
+    # A step of several ranks takes many times as long if they share a processor.
     count = 8 if "tensor_parallel_size" in options else COUNT
     with BlockEngine(checkpoint.folder, **settings) as engine:
         found = engine.serve(prompts(count), sampling(count))
@@ -163,7 +163,7 @@ def test_leaving_at_the_end_token_saves_rounds_and_no_token(checkpoint: SdarChec
     assert outputs[()] == outputs[("early_exit",)]
     assert sum(reason == "stop" for _, reason in outputs[()]) > 2
     assert rounds[()] < rounds[("early_exit",)]
-    # The oracle decides blocks to their end.
+    # The oracle completes all blocks.
     terms = Terms(threshold=0.95)
     for prompt, (token_ids, _) in zip(prompts()[:4], outputs[()], strict=False):
         ends = (*EOS, *params[0].stop_token_ids)
@@ -213,7 +213,7 @@ def test_drafts_tell_how_a_block_comes_about(
         assert (one.token_ids, sum(one.rounds)) == (other.token_ids, sum(other.rounds))
         assert bool(one.drafts) == bool(index % 3)
         if index % 2:
-            continue  # JointThreshold may replace what it has shown
+            continue  # JointThreshold may replace drafted tokens
         for *draft, known in one.drafts:
             assert len(draft) - draft.count(-1) > 0
             shown = zip(draft, one.token_ids[known:], strict=False)
@@ -294,7 +294,7 @@ def test_offline_with_ranks_in_processes(
 def test_a_request_of_a_lost_worker_continues_at_a_border_of_its_blocks(
     checkpoint: SdarCheckpoint, alone: list[BlockOutput]
 ) -> None:
-    """Its gateway has whole blocks; rounds of the block that was running are done again."""
+    """Its gateway has whole blocks; rounds of the running block are repeated."""
     begun, params, lengths, rests = [], [], [], []
     for prompt, one, whole in zip(prompts(), sampling(), alone, strict=True):
         for end in range(SIZE - len(prompt) % SIZE, len(whole.token_ids), SIZE):

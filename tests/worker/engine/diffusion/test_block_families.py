@@ -1,5 +1,5 @@
-"""Every family that decides blocks gives the tokens and rounds of a reference, whatever
-the engine does; each of its features, broken on purpose, shows in the logits."""
+"""Every block-diffusion family generates the tokens and rounds of a reference in all modes; each of
+its features, broken on purpose, changes the logits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from worker.protocol.structured import StructuredOutputsParams
 MOE_FAMILIES = ("SDARMoeForCausalLM", "LLaDA2MoeModelLM")
 THRESHOLD = 0.25
 FOUND = 1e-2
-"""Difference of logits, which are about 5, from which on a mutation counts as found."""
+"""Minimum difference of logits (about 5 in size) that counts as detected."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Case:
     expected: list[Answer]
 
     def serve(self, times: int = 1, **options: object) -> list[list[BlockOutput]]:
-        """What an engine yields of all prompts at once, as often as said."""
+        """Outputs of an engine for all prompts at once, repeated as given."""
         with self.engine(**options) as engine:
             return [engine.serve(self.prompts, self.sampling()) for _ in range(times)]
 
@@ -129,13 +129,13 @@ def test_a_broken_feature_shows(case: Case, tmp_path: Path) -> None:
 
 
 def difference(folder: Path, prompt: list[int], mask: int, expected: torch.Tensor) -> float:
-    """The largest of the logits of the block after a prompt, in its first round; without end where
-    other weights are asked for than there are."""
+    """Maximum difference of the logits of the block after a prompt, in its first round; infinite if
+    weights are missing."""
     found: list[torch.Tensor] = []
 
     def compute_logits(self: DecoderModel, hidden: torch.Tensor) -> torch.Tensor:
         logits = original(self, hidden)
-        found.append(logits.clone())  # where decided, the caller changes them
+        found.append(logits.clone())  # the caller changes decided ones
         return logits
 
     original = DecoderModel.compute_logits
@@ -199,7 +199,7 @@ def test_outputs_conform_to_their_grammars(config: dict[str, Any], tmp_path: Pat
 
 
 def test_real_configurations(tmp_path: Path) -> None:
-    """What the published config.json files leave out has the published code's defaults."""
+    """Keys missing in published config.json files have the defaults of the published code."""
     checkpoint = write_moe(LLADA2, tmp_path)
     model = load_model_config(checkpoint.folder)
     assert model.rotary_dim == 8

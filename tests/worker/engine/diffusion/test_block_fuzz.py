@@ -37,7 +37,7 @@ def make_sampling(terms: Terms, max_tokens: int) -> SamplingParams:
 
 
 class Crowd:
-    """Requests with their oracle's answers, and what became of them."""
+    """Requests with their oracle's answers, and their outcomes."""
 
     def __init__(self, engine: InventedEngine, rng: np.random.Generator) -> None:
         size = engine.block_size
@@ -91,7 +91,7 @@ class Crowd:
 
 
 def seeds(short: tuple[int, ...], number: int) -> list[ParameterSet]:
-    """All seeds below a number; those that are not `short` are `make check-long`'s."""
+    """All seeds below a number; those that are not `short` only run in `make check-long`."""
     return [
         pytest.param(seed, marks=() if seed in short else pytest.mark.long)
         for seed in range(number)
@@ -101,7 +101,7 @@ def seeds(short: tuple[int, ...], number: int) -> list[ParameterSet]:
 @pytest.mark.parametrize("fdfo", [True, False])
 @pytest.mark.parametrize("seed", seeds((0, 4, 5), 12))
 def test_any_order_of_events(seed: int, fdfo: bool) -> None:
-    """The short seeds have a size of blocks each; one has every feature, one aborts."""
+    """The short seeds cover each block size, all features, and aborts."""
     rng = np.random.default_rng(seed)
     size = (4, 8, 2)[seed % 3]
     disable = tuple(name for name in FEATURES if seed and rng.random() < 0.4)
@@ -126,7 +126,7 @@ def test_any_order_of_events(seed: int, fdfo: bool) -> None:
 def test_a_step_ahead_repeats_no_round_and_runs_nothing_that_is_done(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every round is the oracle's, and the only passes there are are these."""
+    """Rounds equal the oracle's, and there are no other passes."""
     monkeypatch.setattr(block_steps, "MAX_ROUNDS", 2)
     monkeypatch.setattr(block_steps, "MAX_ROUNDS_AHEAD", 1 + seed % 2)
     rng = np.random.default_rng(seed)
@@ -149,8 +149,8 @@ def test_a_step_ahead_repeats_no_round_and_runs_nothing_that_is_done(
 def test_preempted_in_mid_block_it_repeats_no_round(
     seed: int, abort_share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rounds are the oracle's, so blocks go on where they were; no pass goes to a done row, and
-    none to a request that was aborted."""
+    """Rounds equal the oracle's, so blocks are resumed; no pass includes finished rows or aborted
+    requests."""
     monkeypatch.setattr(block_steps, "MAX_ROUNDS", 1)
     rng = np.random.default_rng(seed)
     engine = InventedEngine(8, num_pages=16, dllm_disable=("early_exit",))

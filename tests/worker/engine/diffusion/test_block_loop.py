@@ -1,4 +1,4 @@
-"""Rank 0's loop over a block-diffusion model at depth 1, as its front sees it."""
+"""Rank 0's loop with a block-diffusion model at depth 1, as seen by its frontend."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> SdarCheckpoint:
 
 
 def test_requests_that_arrive_while_steps_run(checkpoint: SdarCheckpoint) -> None:
-    """Each report brings a new request; one is aborted. The rest are served as if alone."""
+    """Each report brings a new request; one is aborted. The others are served as if alone."""
     with BlockEngine(checkpoint.folder, kv_cache_tokens=2048, max_num_seqs=1) as engine:
         alone = engine.serve(prompts(COUNT), sampling(COUNT))
     config = EngineConfig.of(

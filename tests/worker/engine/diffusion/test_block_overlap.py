@@ -1,4 +1,4 @@
-"""Steps of blocks launched before the result of the one before is known: nothing else changes."""
+"""Steps of blocks launched before the result of the previous one is known change nothing else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> SdarCheckpoint:
 
 
 def requests(count: int) -> tuple[list[list[int]], list[SamplingParams]]:
-    """Both algorithms, greedy and at random, some with mask tokens in their prompts."""
+    """Both algorithms, greedy and sampled, some with mask tokens in their prompts."""
     rng = np.random.default_rng(3)
     prompts = [rng.integers(0, VOCAB_SIZE, int(rng.integers(1, 40))).tolist() for _ in range(count)]
     prompts[1][-1] = MASK
@@ -75,7 +75,7 @@ def test_depth_changes_no_token_and_no_round(
     for one, other in zip(overlapped, plain, strict=True):
         assert (one.token_ids, one.finish_reason) == (other.token_ids, other.finish_reason)
         assert sum(one.rounds) == sum(other.rounds)
-    # All have their place from the start, so not even the number of passes differs.
+    # All have a slot from the start, so not even the number of passes differs.
     if options != {"kv_cache_tokens": 160}:
         assert forwards[0] == forwards[1]
 
@@ -94,8 +94,8 @@ def test_a_step_ahead_of_requests_that_end_computes_nothing() -> None:
 
 
 def test_who_waits_is_not_passed_over(checkpoint: SdarCheckpoint) -> None:
-    """While somebody waits for a place no step leaves before it is known which ones are free, so
-    that there are as many passes as without overlap."""
+    """While a request waits for a slot, no step is launched before free slots are known, so the
+    number of passes is that without overlap."""
     prompts, params = requests(9)
     forwards = []
     for depth in (0, 1):
@@ -113,7 +113,7 @@ def test_who_waits_is_not_passed_over(checkpoint: SdarCheckpoint) -> None:
 
 
 def test_the_next_step_leaves_before_a_result_is_reported(checkpoint: SdarCheckpoint) -> None:
-    """And whoever arrived while the first was under way is in it."""
+    """It includes requests that arrived during the first step."""
     prompts, _ = requests(2)
     sampling = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
 

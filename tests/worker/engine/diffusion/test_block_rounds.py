@@ -1,4 +1,4 @@
-"""How many passes the two execution modes take, counted exactly."""
+"""Number of passes of the two execution modes, counted exactly."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from tests.support.engines.invented_model import InventedEngine
 from worker.protocol.sampling import SamplingParams
 
 SEPARATE = ("fused_commit", "skip_last_commit", "early_exit")
-"""Without these a block's last pass is one of its own."""
+"""Without these, a block's last pass is a separate one."""
 
 
 def run(**options: object) -> InventedEngine:
-    """Three requests of one block each with 2, 7 and 1 undecided positions, one a round."""
+    """Three requests of one block each with 2, 7 and 1 undecided positions, one decided per
+    round."""
     engine = InventedEngine(8, flat=True, **options)
     for request_id, (num_prompt, num_new) in enumerate([(6, 2), (1, 7), (7, 1)]):
         sampling = SamplingParams(temperature=0.0, max_tokens=num_new, ignore_eos=True)
@@ -36,7 +37,7 @@ def test_the_last_block_needs_no_pass_of_its_own(fdfo: bool, row_steps: int) -> 
 
 
 def test_the_rank_continues_while_nothing_is_done() -> None:
-    """The scheduler is asked where a block is done, and at least every eight rounds."""
+    """The rank returns to the scheduler when a block is done, and at least every eight rounds."""
     steps = {}
     for disable in ((), ("inplace",)):
         engine = InventedEngine(32, flat=True, dllm_disable=disable)
@@ -51,19 +52,20 @@ def test_the_rank_continues_while_nothing_is_done() -> None:
 
 
 def test_commits_ride_on_the_next_block() -> None:
-    """Four blocks, one position a round: 32 rounds, and 3 passes more where they are separate."""
+    """Four blocks, one position per round: 32 rounds, and 3 more passes with separate commits."""
     for disable, forwards in (((), 32), (("fused_commit",), 35), (SEPARATE, 36)):
         engine = InventedEngine(8, flat=True, dllm_disable=disable)
         sampling = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True)
         engine.add("a", [5] * 8, sampling)
         while engine.scheduler.has_work():
             engine.step()
-        # A prompt of whole blocks rides on the first round, or takes a pass of its own.
+        # A prompt of whole blocks is computed with the first round, or in a separate pass.
         assert engine.num_forwards == forwards + (disable != ())
 
 
 def test_steps_are_measured_by_their_average_pass() -> None:
-    """Two whole blocks of prompt and one running block, then seven passes over that alone."""
+    """Two whole blocks of prompt and one running block, then seven passes over the running
+    block."""
     engine = InventedEngine(8, flat=True)
     sampling = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
     engine.add("a", [5] * 16, sampling)

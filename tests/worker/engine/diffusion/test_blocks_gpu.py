@@ -1,4 +1,5 @@
-"""Blocks on CUDA: graphs over (blocks x positions) and steps ahead come to what eager passes do."""
+"""Blocks on CUDA: graphs over (blocks x positions) and steps ahead give the results of eager
+passes."""
 
 from __future__ import annotations
 

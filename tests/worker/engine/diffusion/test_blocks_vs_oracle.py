@@ -1,4 +1,4 @@
-"""Tokens and rounds per block are those of a cache-less oracle, whatever the engine does."""
+"""Tokens and rounds per block equal those of an oracle without a cache, in all modes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ ALGORITHMS = {
 
 
 SHORT = ((4, "LowConfidence"), (8, "JointThreshold"))
-"""Sizes of blocks and algorithms that `make test` combines; the others are `make check-long`'s."""
+"""Block sizes and algorithms that `make test` combines; the others only run in `make
+check-long`."""
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +50,8 @@ def params_of(terms: Terms, **options: object) -> SamplingParams:
 
 
 def prompts_of(block_size: int) -> list[list[int]]:
-    """Every length modulo the block size, of the largest every fifth in `make test`; mask tokens
-    in every other one."""
+    """Prompts of every length modulo the block size (every fifth of the largest in `make test`),
+    with mask tokens in every other one."""
     rng = np.random.default_rng(block_size)
     step = 1 if IS_LONG or block_size <= 8 else 5
     lengths = [1, *range(block_size, 2 * block_size, step), 5 * block_size + 3]
@@ -61,7 +62,7 @@ def prompts_of(block_size: int) -> list[list[int]]:
 
 
 def max_tokens_of(length: int, block_size: int) -> int:
-    """Nearly three blocks; of large ones mostly just the one that the prompt's tail shares."""
+    """Almost three blocks; for large ones mostly only the one that contains the prompt's tail."""
     only_first = block_size > 8 and length % 8
     return block_size - length % block_size if only_first else 3 * block_size - 2
 

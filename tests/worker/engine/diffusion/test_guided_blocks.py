@@ -1,4 +1,4 @@
-"""Grammars over blocks: every output conforms, and nothing but the request itself decides it."""
+"""Grammars over blocks: every output matches, and does not depend on other requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PATTERNS = (PHONE, "yes|no|maybe so", LIST)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The demo's words with random weights, in blocks."""
+    """The demo model's vocabulary with random weights, in blocks."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("guided")
     write_sdar(folder, SIZE, sharpness=40.0, vocab_size=2560)
@@ -47,7 +47,8 @@ def tokenizer(model: str) -> Tokenizer:
 
 
 def requests() -> list[tuple[str | None, SamplingParams]]:
-    """Each pattern at several temperatures and thresholds, free requests between them."""
+    """Each pattern at several temperatures and thresholds, with unconstrained requests in
+    between."""
     found: list[tuple[str | None, SamplingParams]] = []
     for number in range(12):
         pattern = (*PATTERNS, None)[number % 4]
@@ -114,7 +115,7 @@ def test_company_modes_and_preemption_change_no_token(
 def test_no_step_leaves_ahead_of_a_block_under_a_grammar(
     model: str, tokenizer: Tokenizer, alone: list[Outcome]
 ) -> None:
-    """What comes after a round of it is for its matcher to say; free blocks do not wait."""
+    """Only its matcher determines what may follow a round; unconstrained blocks do not wait."""
     found, engine = run(model, tokenizer, AheadEngine, max_num_seqs=12)
     assert [one.token_ids for one in found] == [one.token_ids for one in alone]
     assert isinstance(engine, AheadEngine)
@@ -126,7 +127,7 @@ def test_no_step_leaves_ahead_of_a_block_under_a_grammar(
 
 
 def test_several_tokens_of_a_round_count(model: str, tokenizer: Tokenizer) -> None:
-    """A model that is sure of all it says needs a round per token only where it must give way."""
+    """A model with high confidence only needs a round per token where the grammar overrides it."""
     prompt = tokenizer.encode("Tell me.")
     rounds = {}
     for threshold in (0.0, 1.0):
@@ -151,7 +152,8 @@ def test_several_tokens_of_a_round_count(model: str, tokenizer: Tokenizer) -> No
 def test_nobody_waits_for_a_slow_grammar(
     model: str, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From its second token on each of them is taken out until its grammar has taken the last."""
+    """From its second token on, a request is left out until its grammar has accepted the last
+    one."""
     monkeypatch.setattr(matcher_state, "SLOW_S", -1.0)
     monkeypatch.setattr(matcher_state, "CREDIT_S", 60.0)
     guided = [(pattern, one) for pattern, one in requests() if pattern is not None]

@@ -1,4 +1,5 @@
-"""Grammars in the frontend: the cost of refusals, and failures that are no verdict on a grammar."""
+"""Grammars in the frontend: the cost of rejections, and failures that are not caused by the
+grammar."""
 
 from __future__ import annotations
 
@@ -93,8 +94,8 @@ async def test_a_refusal_only_keeps_its_short_message(grammars: GrammarService) 
             assert "parenthesis" in rejection.message
             assert len(rejection.message.encode()) <= MAX_MESSAGE_BYTES
             del text, rejection
-        # Neither their grammars are kept, nor the library's quotes of them; the last one is freed
-        # with the task that has passed on its refusal.
+        # Neither their grammars nor error messages of the library are kept; the last one is freed
+        # with the task that has returned its rejection.
         async with asyncio.timeout(120):
             while tracemalloc.get_traced_memory()[0] - before >= 2**18:
                 await asyncio.sleep(0.01)

@@ -15,21 +15,21 @@ from tests.support.effort import IS_LONG
 from tests.support.engines.plan_driver import Request, generate, make_runner
 
 SHORT = {("llama", False), ("qwen3", True), ("qwen3-windows", False)}
-"""Architectures that `make test` runs, with batch-invariant kernels or without: biases and a scaled
-rotary embedding; norms of heads and tied embeddings; three groups of layers. Others differ in
-sizes, tables and multipliers alone, and run in `make check-long`."""
+"""Architectures that `make test` runs, with or without batch-invariant kernels: biases and a scaled
+rotary embedding; norms of heads and tied embeddings; three groups of layers. Others only differ in
+sizes, tables and multipliers, and run in `make check-long`."""
 KINDS = (
     *("gemma4", "gemma4-images", "gemma4-small", "gemma3n", "llama4", "deepseek-v2-lite"),
     *("deepseek-v3", "mistral4", "longcat", "qwen2-moe", "glm4-moe", "ministral3", "glm4"),
     *("olmo2", "nemotron", "apertus", "deepseek-v3.2", "glm-5"),
 )
 FEW = {"gemma4": 12, "llama4": 30, "deepseek-v2-lite": 16}
-"""Those of `make test`, and tokens of a prompt: a page and more, or two chunks."""
+"""Architectures in `make test`, and prompt tokens: over a page, or two chunks."""
 NUM_NEW = 3 if IS_LONG else 2
-"""Tokens of a request: the first of the prompt's last step, the others of decodes."""
+"""Tokens of a request: the first from the prompt's last step, the others from decodes."""
 LENGTH = 19 if IS_LONG else 12
 WINDOW = 17 if IS_LONG else 9
-"""Tokens: more than a page or two, and few programs."""
+"""Window in tokens: more than a page or two, but few programs."""
 
 
 @pytest.mark.checks("triton", of=[*SPECS, *WINDOWED], against="transformers")
@@ -56,10 +56,9 @@ def test_logits_equal_transformers(name: str, batch_invariant: bool, tmp_path: P
     "name", [pytest.param(one, marks=() if one in FEW else pytest.mark.long) for one in KINDS]
 )
 def test_layers_of_several_kinds(name: str, tmp_path: Path) -> None:
-    """Heads of several sizes, of which some lie on pages by twos; chunks, the second of which a
-    prompt begins; latents, all or a selection; experts that every token takes, as many as the
-    others or a part of them, counting fully or not; norms behind blocks, and such as subtract the
-    mean; activations without a gate."""
+    """Heads of several sizes, some of which share pages by twos; chunks, the second of which starts
+    with a prompt; latents, all or a selection; shared experts of the routed ones' size or smaller,
+    gated or not; norms after blocks, and LayerNorm; activations without a gate."""
     model = write_specimen(name, tmp_path)
     check_tokens(tmp_path, model, 30 if IS_LONG else FEW.get(name, 30), batch_invariant=False)
 

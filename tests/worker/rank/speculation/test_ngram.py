@@ -71,7 +71,7 @@ class Lookup:
         return bytes(self.guesses(text, most, threshold).drafts).decode()
 
 
-def test_text_that_repeats_itself_goes_on_as_it_began() -> None:
+def test_repeated_text_is_continued_as_before() -> None:
     assert Lookup().drafts("xyzabcabc", most=7) == "abcabca"
     assert Lookup().drafts("xyzabcabc", most=2) == "ab"
 
