@@ -3,10 +3,11 @@
 import importlib
 import pkgutil
 
+from kernels.activate_fp8 import activate_fp8
 from kernels.activation import squared_relu, xielu
 from kernels.choose_experts import ExpertChoice, Routing, choose_experts
 from kernels.draft_ngrams import NgramLookup, draft_ngrams, follow_ngram
-from kernels.fused_add_norm import Norm, fused_add_norm
+from kernels.fused_add_norm import Norm, fused_add_norm, fused_add_norm_fp8
 from kernels.fused_moe import (
     GELU,
     SILU,
@@ -40,6 +41,7 @@ from kernels.linear import (
 from kernels.penalties import PenaltyRows, apply_penalties_, count_tokens_
 from kernels.prepare_latents import LatentRows, prepare_latents
 from kernels.qk_norm_rope_store import HeadNorms, qk_norm_rope_store
+from kernels.quantize_fp8 import Fp8Inputs, Fp8Rows
 from kernels.registry import Backend, OpRegistry, registry
 from kernels.rms_norm import rms_norm, rms_norm_pair
 from kernels.sample_tokens import SamplingParameters, TokenCells, sample_tokens
@@ -75,6 +77,8 @@ __all__ = [
     "ExpertWeights",
     "Experts",
     "ExtraTerms",
+    "Fp8Inputs",
+    "Fp8Rows",
     "HeadNorms",
     "LatentRows",
     "NgramLookup",
@@ -92,6 +96,7 @@ __all__ = [
     "TokenEdits",
     "TokenScores",
     "WeightCode",
+    "activate_fp8",
     "apply_penalties_",
     "apply_token_bitmask",
     "apply_token_edits_",
@@ -104,6 +109,7 @@ __all__ = [
     "draft_ngrams",
     "follow_ngram",
     "fused_add_norm",
+    "fused_add_norm_fp8",
     "fused_moe",
     "gated_delta_net",
     "gather_step_inputs",

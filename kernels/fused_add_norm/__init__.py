@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from kernels.fused_add_norm.base import MOST_NORMS, Norm, check_norms
+from kernels.quantize_fp8 import Fp8Rows, quantize_fp8
 from kernels.registry import op
 from kernels.rms_norm import rms_norm
 
@@ -53,6 +54,32 @@ def fused_add_norm(
     return normed, total if total_scale is None else total * total_scale
 
 
+@op
+def fused_add_norm_fp8(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    norm: Norm,
+    eps: float,
+    *,
+    by_block: bool,
+    x_weight: torch.Tensor | None = None,
+    x_scale: float = 1.0,
+) -> tuple[Fp8Rows, torch.Tensor]:
+    """The norm of x + residual as `quantize_fp8` quantizes it, and the sum; as `fused_add_norm`.
+
+    Args:
+        x: [T, H]: a block's output.
+        residual: [T, H]; None if unused: the sum is then x itself.
+        norm: norm of the sum.
+        eps: added to the mean square, or the variance.
+        by_block: whether each block of 128 features has a scale, instead of each row.
+        x_weight: [H]: weight of an RMSNorm of x before it is added; None for no norm.
+        x_scale: factor of x before it is added.
+    """
+    (normed,), total = fused_add_norm(x, residual, (norm,), eps, x_weight=x_weight, x_scale=x_scale)
+    return quantize_fp8(normed, by_block=by_block), total
+
+
 def _normalised(x: torch.Tensor, norm: Norm, eps: float) -> torch.Tensor:
     if norm.subtracts_mean:
         bias = None if norm.bias is None else norm.bias.float()
@@ -64,4 +91,4 @@ def _normalised(x: torch.Tensor, norm: Norm, eps: float) -> torch.Tensor:
     return normed.float() if norm.is_fp32 else normed
 
 
-__all__ = ["MOST_NORMS", "Norm", "fused_add_norm"]
+__all__ = ["MOST_NORMS", "Norm", "fused_add_norm", "fused_add_norm_fp8"]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
+from kernels.activation.base import GELU, SILU, SQUARED_RELU, Activation
 from kernels.choose_experts.base import ExpertChoice
 from kernels.fused_moe.base import (
-    GELU,
-    SILU,
-    SQUARED_RELU,
-    Activation,
     ExpertBiases,
     Experts,
     ExpertWeights,

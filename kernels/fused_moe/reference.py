@@ -6,8 +6,9 @@ import torch
 from torch.nn.functional import linear
 
 from kernels import rowwise
+from kernels.activation.base import SILU, Activation
 from kernels.choose_experts.base import ExpertChoice
-from kernels.fused_moe.base import SILU, Activation, ExpertBiases, Experts, ExtraTerms
+from kernels.fused_moe.base import ExpertBiases, Experts, ExtraTerms
 from kernels.registry import op
 
 _TILE = 16
@@ -64,7 +65,7 @@ def fused_moe(
         padded = torch.nn.functional.pad(rows, (0, 0, 0, -len(tokens) % _TILE))
         first, second = (None, None) if biases is None else (bias[number] for bias in biases)
         parts = [
-            linear(activation.of(linear(tile, gate_up, first)), down, second)
+            linear(activation(linear(tile, gate_up, first)), down, second)
             for tile in padded.view(-1, _TILE, x.shape[1]).unbind()
         ]
         result = torch.cat(parts)[: len(tokens)].float()

@@ -134,14 +134,13 @@ def _multiply(
     size = values.shape[1] if packed is None else packed.shape[0]
     tile_rows = len(tiles.pairs) // num_tiles
     width = size if activation is None or not activation.is_gated else size // 2
-    kind, alpha, limit = ("", 0.0, 0.0) if activation is None else activation
     out = torch.empty(num_pairs, width, dtype=x.dtype, device=x.device)
     common: dict[str, Any] = {
         "HAS_BIAS": bias is not None,
         "HAS_FACTORS": factors is not None,
-        "ACTIVATION": kind,
-        "ALPHA": alpha,
-        "LIMIT": limit,
+        "ACTIVATION": "" if activation is None else activation.kind,
+        "ALPHA": 0.0 if activation is None else activation.alpha,
+        "LIMIT": 0.0 if activation is None else activation.limit,
         "PAIRS_PER_ROW": pairs_per_row,
         "BLOCK_M": tile_rows,
     }

@@ -11,16 +11,25 @@ from kernels.linear.plain import PlainWeight
 from kernels.linear.quantized import TritonQuantizedWeight, dequantize, quantize_weight
 from kernels.linear.scaled import Fp8Weight, product_scales
 from kernels.linear.tiled import TiledWeight, TritonTiledWeight
+from kernels.quantize_fp8 import Fp8Rows
 from kernels.registry import registry
 
 
 def linear(
-    x: torch.Tensor, weight: PackedLinear | torch.Tensor, bias: torch.Tensor | None = None
+    x: torch.Tensor | Fp8Rows,
+    weight: PackedLinear | torch.Tensor,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Product of x [T, K] with the transposed weight [N, K], plus bias [N]: [T, N].
 
-    `weight` is a packed weight, or a plain tensor (whose products are not batch-invariant).
+    Args:
+        x: [T, K]; or quantized to FP8 as `fp8_inputs` of the weight describes.
+        weight: a packed weight, or a plain tensor, whose products are not batch-invariant.
+        bias: [N]; None if unused.
     """
+    if isinstance(x, Fp8Rows):
+        assert isinstance(weight, Fp8Weight), "the weight has no FP8 inputs"
+        return weight.multiply_fp8(x, bias)
     if isinstance(weight, PackedLinear):
         return weight.multiply(x, bias)
     return torch.nn.functional.linear(x, weight, bias)

@@ -7,6 +7,8 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from kernels.quantize_fp8.base import Fp8Inputs
+
 WeightCode = Literal["e4m3", "e2m1", "int8", "uint4", "uint4b8", "uint8", "uint8b128"]
 """Kinds of codes of quantized weights: floats, by bits of exponent and mantissa, or integers, from
 which 8 or 128 is subtracted if the name ends with it."""
@@ -37,6 +39,8 @@ class PackedLinear(ABC):
 
     out_features: int
     in_features: int
+    fp8_inputs: Fp8Inputs | None = None
+    """Rows quantized to FP8 that `linear` accepts as well; None for values only."""
 
     @abstractmethod
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

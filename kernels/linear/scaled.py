@@ -1,9 +1,10 @@
 """FP8 weights on CUDA whose products with many rows have FP8 activations.
 
 Up to 128 rows a product is bound by the weight's bytes, and weights are decoded to bfloat16 as in
-other formats. Above, rows are quantized by one launch, with a scale per token or per block of 128
-features, as the weight has scales per output feature or per block, and cuBLASLt or CUTLASS
-multiplies FP8 by FP8. Scales of activations in a checkpoint are not used: per-token scales are at
+other formats. Above, rows are quantized, with a scale per token or per block of 128 features, as
+the weight has scales per output feature or per block, and cuBLASLt or CUTLASS multiplies FP8 by
+FP8. Norms and activations quantize their results for the next product; other rows are quantized by
+a launch. Scales of activations in a checkpoint are not used: per-token scales are at
 least as accurate.
 """
 
@@ -16,7 +17,7 @@ from torch.nn.functional import ScalingType, scaled_mm
 
 from kernels.linear.packed_codes import PackedCodes
 from kernels.linear.quantized import TritonQuantizedWeight
-from kernels.quantize_fp8 import quantize_fp8
+from kernels.quantize_fp8 import Fp8Inputs, Fp8Rows, quantize_fp8
 
 FP8_CAPABILITY = (8, 9)
 """Minimum compute capability for products of FP8 numbers."""
@@ -75,17 +76,26 @@ class Fp8Weight(TritonQuantizedWeight):
         scales: its scales for `scaled_mm`.
     """
 
+    fp8_inputs: Fp8Inputs
+    """Rows that `multiply_fp8` accepts."""
+
     def __init__(self, weight: PackedCodes, scales: ProductScales) -> None:
         super().__init__(weight)
+        self.fp8_inputs = Fp8Inputs(scales.by_block, _WEIGHT_ONLY_ROWS + 1)
         self._codes = weight.words.view(torch.float8_e4m3fn)[: self.out_features]
         self._scales = scales
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """One launch for up to 128 rows; more are quantized first."""
-        if len(x) <= _WEIGHT_ONLY_ROWS:
+        by_block, min_rows = self.fp8_inputs
+        if len(x) < min_rows:
             return super().multiply(x, bias)
+        return self.multiply_fp8(quantize_fp8(x, by_block=by_block), bias)
+
+    def multiply_fp8(self, rows: Fp8Rows, bias: torch.Tensor | None) -> torch.Tensor:
+        """Product of quantized rows [T, K] with the transposed weight, plus bias [N]: bfloat16 [T,
+        N]."""
         by_block = self._scales.by_block
-        rows = quantize_fp8(x, by_block=by_block)
         out = scaled_mm(
             rows.codes,
             self._codes.t(),
@@ -93,8 +103,8 @@ class Fp8Weight(TritonQuantizedWeight):
             ScalingType.BlockWise1x128 if by_block else ScalingType.RowWise,
             self._scales.values,
             ScalingType.BlockWise128x128 if by_block else ScalingType.RowWise,
-            output_dtype=x.dtype,
+            output_dtype=torch.bfloat16,
             # Sums with a scale per row have Hopper's lower precision, as in vLLM.
             use_fast_accum=not by_block,
-        )[: len(x)]
+        )[: rows.num_rows]
         return out if bias is None else out.add_(bias)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernels.quantize_fp8.base import Fp8Rows
+from kernels.quantize_fp8.base import Fp8Inputs, Fp8Rows
 from kernels.quantize_fp8.reference import quantize_fp8
 
-__all__ = ["Fp8Rows", "quantize_fp8"]
+__all__ = ["Fp8Inputs", "Fp8Rows", "quantize_fp8"]

@@ -16,6 +16,15 @@ _ROWS = 16
 """Rows are padded to a multiple of it: cuBLASLt reads scales of blocks by 16 bytes or more."""
 
 
+class Fp8Inputs(NamedTuple):
+    """FP8 rows that a product reads."""
+
+    by_block: bool
+    """Whether each block of 128 features has a scale, instead of each row."""
+    min_rows: int
+    """Minimum number of rows for which they are used."""
+
+
 class Fp8Rows(NamedTuple):
     """Rows [T, K] in FP8: code * scale is the value. T is padded to a multiple of 16 and K to a
     multiple of 128, with zeros."""
@@ -24,7 +33,28 @@ class Fp8Rows(NamedTuple):
     """e4m3 [T, K], contiguous; of each four features the two in the middle are swapped, as in
     words of weights (`kernels.linear.packed_codes`)."""
     scales: torch.Tensor
-    """fp32 [T, K / 128], adjacent along T: scales of blocks of 128 features; or [T, 1]."""
+    """fp32 [T, K / 128], adjacent along T: scales of blocks of 128 features; or [T, 1], with both
+    strides 1, as `scaled_mm` checks."""
+    num_rows: int
+    """Number of rows without padding."""
+
+
+def empty_rows(count: int, features: int, *, by_block: bool, device: torch.device) -> Fp8Rows:
+    """Rows with unset codes and scales.
+
+    Args:
+        count: number of rows without padding.
+        features: number of features without padding.
+        by_block: whether each block of 128 features has a scale, instead of each row.
+        device: device of the rows.
+    """
+    rows, depth = padded_rows(count), padded_depth(features)
+    codes = torch.empty(rows, depth, dtype=torch.float8_e4m3fn, device=device)
+    if by_block:
+        scales = torch.empty(depth // BLOCK, rows, dtype=torch.float32, device=device).t()
+    else:
+        scales = torch.empty(rows, 1, dtype=torch.float32, device=device)
+    return Fp8Rows(codes, scales, count)
 
 
 def padded_rows(count: int) -> int:

@@ -9,6 +9,7 @@ from kernels.quantize_fp8.base import (
     LARGEST,
     LEAST_MAXIMUM,
     Fp8Rows,
+    empty_rows,
     padded_depth,
     padded_rows,
 )
@@ -31,4 +32,7 @@ def quantize_fp8(x: torch.Tensor, *, by_block: bool) -> Fp8Rows:
     codes = groups * (1.0 / scales).unsqueeze(-1)
     quads = codes.reshape(len(values), -1, 2, 2).transpose(2, 3)
     codes = quads.reshape(values.shape).to(torch.float8_e4m3fn)
-    return Fp8Rows(codes, scales.t().contiguous().t())
+    out = empty_rows(rows, depth, by_block=by_block, device=x.device)
+    out.codes.copy_(codes)
+    out.scales.copy_(scales)
+    return out

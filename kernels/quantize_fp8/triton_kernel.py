@@ -1,4 +1,4 @@
-"""Triton quantization of rows to FP8, in one launch."""
+"""Triton quantization of rows to FP8, in one launch, or in the kernel that computes them."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
@@ -8,14 +8,7 @@ import triton
 import triton.language as tl
 
 from kernels.quantize_fp8 import reference
-from kernels.quantize_fp8.base import (
-    BLOCK,
-    LARGEST,
-    LEAST_MAXIMUM,
-    Fp8Rows,
-    padded_depth,
-    padded_rows,
-)
+from kernels.quantize_fp8.base import BLOCK, LARGEST, LEAST_MAXIMUM, Fp8Rows, empty_rows
 from kernels.registry import implements
 from kernels.tiles import cdiv, next_power_of_2
 
@@ -30,21 +23,29 @@ _MOST_WARPS = 16
 @implements(reference.quantize_fp8, "triton")
 def quantize_fp8(x: torch.Tensor, *, by_block: bool) -> Fp8Rows:
     """Launches a grid of (rows, parts of a row); a row with one scale is one part."""
-    (rows, features), device = x.shape, x.device
-    count, depth = padded_rows(rows), padded_depth(features)
-    groups = depth // BLOCK if by_block else 1
-    codes = torch.empty(count, depth, dtype=torch.float8_e4m3fn, device=device)
-    scales = torch.empty(groups, count, dtype=torch.float32, device=device)
+    rows, features = x.shape
+    out = empty_rows(rows, features, by_block=by_block, device=x.device)
     if x.stride(1) != 1:
         x = x.contiguous()
-    width = _BLOCKED_WIDTH if by_block else next_power_of_2(depth)
+    count, depth = out.codes.shape
+    width = program_width(depth, by_block=by_block)
     if rows:
         _quantize_kernel[(count, cdiv(depth, width))](
-            x, codes, scales, rows, count, x.stride(0),
+            x, out.codes, out.scales, rows, count, x.stride(0),
             FEATURES=features, DEPTH=depth, GROUP=BLOCK if by_block else width, WIDTH=width,
-            num_warps=min(cdiv(width, _WARP_WIDTH), _MOST_WARPS),
+            num_warps=count_fp8_warps(width),
         )  # fmt: skip
-    return Fp8Rows(codes, scales.t())
+    return out
+
+
+def program_width(depth: int, *, by_block: bool) -> int:
+    """Features per program for rows of `depth` features."""
+    return _BLOCKED_WIDTH if by_block else next_power_of_2(depth)
+
+
+def count_fp8_warps(width: int) -> int:
+    """Number of warps of a program for `width` features."""
+    return min(cdiv(width, _WARP_WIDTH), _MOST_WARPS)
 
 
 # Not specialised on the number of rows.
@@ -57,12 +58,33 @@ def _quantize_kernel(
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     there = (column < FEATURES) & (row < rows)
     x = tl.load(x_ptr + row * x_stride + column, mask=there, other=0.0).to(tl.float32)
+    store_fp8(x, code_ptr, scale_ptr, row, tl.program_id(1), count, DEPTH, GROUP, WIDTH)
+
+
+@triton.jit
+def store_fp8(
+    x, code_ptr, scale_ptr, row, part, count,
+    DEPTH: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Quantizes a part of a row, and stores its codes and scales.
+
+    Args:
+        x: fp32 [WIDTH]: values of the part, zeros past the last feature and past the last row.
+        code_ptr: `Fp8Rows.codes`; likewise its scales.
+        row: index of the row.
+        part: index of the part.
+        count: number of rows with padding.
+        DEPTH: number of features with padding.
+        GROUP: features that share a scale.
+        WIDTH: features per part.
+    """
     groups: tl.constexpr = WIDTH // GROUP
     x = tl.reshape(x, (groups, GROUP))
     largest = tl.maximum(tl.max(tl.abs(x), axis=1), _LEAST_MAXIMUM)
-    group = tl.program_id(1) * groups + tl.arange(0, groups)
+    group = part * groups + tl.arange(0, groups)
     scale = largest / _LARGEST
     tl.store(scale_ptr + group * count + row, scale, mask=group * GROUP < DEPTH)
     codes = tl.reshape(x * (1.0 / scale)[:, None], (WIDTH // 4, 2, 2))
     codes = tl.reshape(tl.permute(codes, 0, 2, 1), (WIDTH,))
+    column = part * WIDTH + tl.arange(0, WIDTH)
     tl.store(code_ptr + row * DEPTH + column, codes.to(tl.float8e4nv), mask=column < DEPTH)

@@ -14,7 +14,8 @@ import triton.language as tl
 from kernels.gumbel_noise.triton_kernel import noise_of
 from kernels.registry import implements
 from kernels.sample_tokens import GREEDY_BELOW, SamplingParameters, TokenCells, sample_tokens
-from kernels.sample_tokens.triton_threshold import CHUNK, find_thresholds
+from kernels.sample_tokens.triton_narrow import CHUNK, SEGMENT
+from kernels.sample_tokens.triton_threshold import find_thresholds
 from kernels.tiles import cdiv, next_power_of_2
 
 _GREEDY_BELOW = tl.constexpr(GREEDY_BELOW)
@@ -27,7 +28,7 @@ def launch_sample_tokens(
     out: torch.Tensor | None = None,
     cells: TokenCells | None = None,
 ) -> torch.Tensor:
-    """Launches two kernels, and five before them if rows may have filters."""
+    """Launches two kernels, and four before them if rows may have filters."""
     assert logits.dtype == torch.float32, f"sampling needs fp32 logits, got {logits.dtype}"
     assert logits.stride(1) == 1, "logits of a row must be contiguous"
     rows, vocab_size = logits.shape
@@ -39,12 +40,13 @@ def launch_sample_tokens(
     num_chunks = cdiv(vocab_size, CHUNK)
     best = torch.empty(rows, num_chunks, dtype=torch.float32, device=device)
     token = torch.empty(rows, num_chunks, dtype=torch.int32, device=device)
-    thresholds = find_thresholds(logits, parameters) if parameters.filters else None
+    values = maxima = parameters.temperature  # unused
+    if parameters.filters:
+        values, maxima = find_thresholds(logits, parameters)
     _sample_kernel[(rows, num_chunks)](
         logits, parameters.temperature, parameters.seeds, parameters.positions,
-        parameters.temperature if thresholds is None else thresholds, best, token,
-        vocab_size, logits.stride(0),
-        FILTERS=thresholds is not None, CHUNK=CHUNK, num_warps=8,
+        values, maxima, best, token, vocab_size, logits.stride(0),
+        FILTERS=parameters.filters, CHUNK=CHUNK, SEGMENT=SEGMENT, num_warps=8,
     )  # fmt: skip
     _pick_kernel[(rows,)](
         best, token, out, *((token, out) if cells is None else cells), num_chunks,
@@ -55,20 +57,30 @@ def launch_sample_tokens(
 
 @triton.jit(
     do_not_specialize_on_alignment=[
-        "temperature_ptr", "seed_ptr", "position_ptr", "threshold_ptr",
+        "temperature_ptr", "seed_ptr", "position_ptr", "threshold_ptr", "maxima_ptr",
     ]
 )  # fmt: skip
 def _sample_kernel(
-    logits_ptr, temperature_ptr, seed_ptr, position_ptr, threshold_ptr, best_ptr, token_ptr,
-    vocab_size, row_stride,
-    FILTERS: tl.constexpr, CHUNK: tl.constexpr,
+    logits_ptr, temperature_ptr, seed_ptr, position_ptr, threshold_ptr, maxima_ptr, best_ptr,
+    token_ptr, vocab_size, row_stride,
+    FILTERS: tl.constexpr, CHUNK: tl.constexpr, SEGMENT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     column = chunk * CHUNK + tl.arange(0, CHUNK)
     inside = column < vocab_size
-    value = tl.load(logits_ptr + row * row_stride + column, mask=inside, other=float("-inf"))
     temperature = tl.load(temperature_ptr + row)
+    if FILTERS:
+        # Segments without a token to keep are not read.
+        segments: tl.constexpr = CHUNK // SEGMENT
+        cell = (row * tl.num_programs(1) + chunk) * segments + tl.arange(0, segments)
+        largest = tl.load(maxima_ptr + cell)
+        if temperature >= _GREEDY_BELOW:
+            largest = tl.div_rn(largest, temperature)
+        kept = largest >= tl.load(threshold_ptr + row)
+        kept = tl.broadcast_to(kept[:, None], (segments, SEGMENT))
+        inside = inside & tl.reshape(kept, (CHUNK,))
+    value = tl.load(logits_ptr + row * row_stride + column, mask=inside, other=float("-inf"))
     if temperature >= _GREEDY_BELOW:
         scaled = tl.div_rn(value, temperature)
         noise = noise_of(tl.load(seed_ptr + row), tl.load(position_ptr + row), column)

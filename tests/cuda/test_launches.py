@@ -11,11 +11,13 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from kernels.linear import scaled
 from tests.support.cuda.budgets import BUDGETS, NUM_LAYERS, count
 from tests.support.cuda.counted import Counts, HostWait
 from tests.support.cuda.tensors import DeviceMix
 from worker.models.config.families import FAMILIES
 from worker.models.config.family import LINEAR
+from worker.models.layers.linear import _Linear
 from worker.rank.runner import ModelRunner
 
 SHORT = ("LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "LLaDA2MoeModelLM")
@@ -61,6 +63,23 @@ def test_linear_attention_takes_five_launches(tmp_path: Path) -> None:
     counts = count(BUDGETS["Qwen3_5ForCausalLM"].model, tmp_path, 4)
     assert counts.layers[:3] == (10, 10, 10)
     assert counts.ragged <= counts.rest + 3 * 12 + counts.layers[3] + 1
+
+
+def test_quantizing_fp8_inputs_takes_one_launch_per_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of the attention output: norms and the activation quantize what they compute."""
+    monkeypatch.setattr(scaled, "_WEIGHT_ONLY_ROWS", 32)  # fewer than in a step of any lengths
+    options = {"quantization": "fp8", "dtype": "bfloat16"}
+    found = []
+    for _ in range(2):
+        first, second = (
+            count(BUDGETS["LlamaForCausalLM"].model, tmp_path, number, **options).ragged
+            for number in (1, 2)
+        )
+        found.append(second - first)
+        monkeypatch.setattr(_Linear, "fp8_inputs", None)
+    assert found == [10, 13]
 
 
 @pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", "GptOssForCausalLM"])

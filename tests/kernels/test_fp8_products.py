@@ -115,7 +115,9 @@ def test_rows_are_padded_and_scaled_to_the_largest_number() -> None:
     x = torch.randn(5, 200).to(DTYPE)
     x[1] = 0.0
     for by_block in (False, True):
-        codes, scales = quantize_fp8(x, by_block=by_block)
+        codes, scales, num_rows = quantize_fp8(x, by_block=by_block)
+        assert num_rows == 5
+        assert scales.stride() == ((1, 16) if by_block else (1, 1)), "as scaled_mm checks"
         assert codes.shape == (16, 256)
         assert scales.shape == (16, 2 if by_block else 1)
         assert not codes[5:].float().any()

@@ -63,7 +63,8 @@ def unsupported_ops(capability: tuple[int, int] | None) -> dict[str, str]:
     if capability is None or capability >= FP8_CAPABILITY:
         return {}
     needed, actual = (".".join(map(str, pair)) for pair in (FP8_CAPABILITY, capability))
-    return {"quantize_fp8": f"needs compute capability {needed}, this GPU has {actual}"}
+    reason = f"needs compute capability {needed}, this GPU has {actual}"
+    return dict.fromkeys(("quantize_fp8", "fused_add_norm_fp8", "activate_fp8"), reason)
 
 
 def elementwise_case(

@@ -104,6 +104,8 @@ _TOKEN_OPS = (
     "xielu",
     "prepare_latents",
     "quantize_fp8",
+    "fused_add_norm_fp8",
+    "activate_fp8",
 )
 _LATENTS = (512, 64)
 """Values per token in the cache of multi-head latent attention, without and with rotary position:
@@ -175,6 +177,14 @@ class _Maker:
         elif name == "quantize_fp8":
             run = partial(quantize_fp8, x, by_block=True)
             size = x.numel() + x.numel() // item
+        elif name == "fused_add_norm_fp8":
+            norm = kernels.Norm(weight)
+            run = partial(kernels.fused_add_norm_fp8, x, x.clone(), norm, 1e-6, by_block=True)
+            size = 3 * x.numel() + x.numel() // item
+        elif name == "activate_fp8":
+            both = self._randn(rows, 2 * s.intermediate)
+            run = partial(kernels.activate_fp8, both, kernels.SILU, by_block=True)
+            size = both.numel() + both.numel() // 2 // item
         elif name == "prepare_latents":
             run = self._latents()
             size = 2 * rows * (sum(_LATENTS) + s.q_heads * _LATENTS[1])

@@ -14,19 +14,16 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import ExpertChoice, Norm, Routing, choose_experts, linear, silu_and_mul
+from kernels import Activation, ExpertChoice, Norm, Routing, choose_experts, linear
 from kernels.gated_delta_rule.reference import delta_inputs
 from tests.support.checkpoints.specimen import Mutation, Patch
 from worker.models.architectures.decoder import DecoderModel
 from worker.models.architectures.glm4 import SandwichLayer
 from worker.models.architectures.gpt_oss import GptOssMoe
-from worker.models.layers.attention import (
-    Attention,
-    AttentionTraits,
-    WideQueryKeyNorm,
-)
+from worker.models.layers.attention import Attention, AttentionTraits
 from worker.models.layers.moe import MoeMLP
 from worker.models.layers.norms import LayerNorm, RMSNorm
+from worker.models.layers.wide_norm import WideQueryKeyNorm
 
 
 @contextmanager
@@ -168,7 +165,7 @@ SWAPPED_POST_NORMS = Patch(
     value=("post_feedforward_layernorm", "post_attention_layernorm"),
 )
 WIDE_NORMS_OF_HEADS = Patch(
-    target="worker.models.layers.attention:WideQueryKeyNorm.forward", value=_norm_of_heads
+    target="worker.models.layers.wide_norm:WideQueryKeyNorm.forward", value=_norm_of_heads
 )
 NO_ROUTER_BIAS = Patch(target="worker.models.layers.moe:choose_experts", value=_choose_without_bias)
 SWAPPED_SANDWICH = Patch(
@@ -184,7 +181,7 @@ NO_NORM_OFFSET = Patch(
 NO_EMBEDDING_SCALE = Patch(
     target="worker.models.architectures.gemma:GemmaForCausalLM.embed", value=DecoderModel.embed
 )
-SILU = Patch(target="worker.models.architectures.gemma:gelu_and_mul", value=silu_and_mul)
+SILU = Patch(target="worker.models.architectures.gemma:GELU", value=Activation("silu"))
 NO_SHARED_EXPERT = Patch(
     target="worker.models.layers.moe:MoeMLP.forward",
     value=lambda self, *args: _without(self, ("_shared",), _EXPERTS, args),

@@ -52,14 +52,15 @@ REGISTERS: dict[str, int] = {
     "_schedule_kernel": 96,
     "_penalty_kernel": 118,
     "_histogram_kernel": 102,
-    "_sample_kernel": 97,
-    "_collect_kernel": 95,
+    "_sample_kernel": 112,
+    # 4,096 candidates and their weights of 8 bytes, by eight warps.
+    "_narrow_kernel": 128,
+    "_search_kernel": 112,
 }
 """Maximum registers of a thread on any GPU; for other kernels `OTHER_REGISTERS`."""
 OTHER_REGISTERS = 80
 
 SPILLS: dict[tuple[str, int], int] = {
-    ("_search_kernel", 100): 16,  # a bisection of 4 warps, once per row
     ("_multiply_kernel", 89): 8,  # one slot of the stack, in one of 60 variants
     # Two to six slots of the stack, in one tile size of a few formats; none on Hopper.
     ("_packed_matmul_kernel", 89): 8,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
@@ -11,9 +12,17 @@ import pytest
 import torch
 
 from kernels import (
+    GELU,
+    SILU,
+    Activation,
+    Fp8Rows,
     HeadNorms,
     LatentRows,
+    Norm,
+    activate_fp8,
     attend_to_cells,
+    fused_add_norm,
+    fused_add_norm_fp8,
     linear,
     pack_quantized_linear_weight,
     prepare_latents,
@@ -176,6 +185,45 @@ def quantize_fp8_case(device: str, dtype: torch.dtype) -> None:
             torch.testing.assert_close(*scales, rtol=1e-6, atol=0.0)
 
 
+def fused_quantization_case(device: str, dtype: torch.dtype) -> None:
+    """Norms and activations that quantize their results: in every bit as `quantize_fp8` after them,
+    in both implementations; rows that are slices of wider ones, and sizes that fill no block."""
+    _skip_without_fp8(device)
+    dtype = torch.bfloat16
+    x, residual = (torch.randn(5, 210).to(device, dtype)[:, :200] for _ in range(2))
+    weights = torch.randn(2, 200).to(device, dtype)
+    plain, mean = Norm(weights[0]), Norm(weights[1].float(), weights[0].float(), True)
+    sums: tuple[tuple[torch.Tensor | None, Norm, torch.Tensor | None, float], ...] = (
+        (residual, plain, None, 1.0),
+        (None, plain, None, 1.0),
+        (residual, plain, weights[1], 0.3),
+        (residual + 3.0, mean, None, 1.0),
+    )
+    activations = SILU, GELU, Activation("clamped", 1.702, 7.0), Activation("clamped silu", 0, 7.0)
+    both = 4.0 * torch.randn(3, 2 * 1092).to(device, dtype)
+    for ops, by_block in itertools.product(("torch", "triton"), (False, True)):
+        with registry.using("torch" if ops == "torch" else "triton"):
+            for added, norm, weight, scale in sums:
+                rows, total = fused_add_norm_fp8(
+                    x, added, norm, 1e-5, by_block=by_block, x_weight=weight, x_scale=scale
+                )
+                (normed,), expected = fused_add_norm(
+                    x, added, (norm,), 1e-5, x_weight=weight, x_scale=scale
+                )
+                assert torch.equal(total, expected)
+                _assert_same_rows(rows, quantize_fp8(normed, by_block=by_block))
+            for activation in activations:
+                rows = activate_fp8(both, activation, by_block=by_block)
+                _assert_same_rows(rows, quantize_fp8(activation(both), by_block=by_block))
+
+
+def _assert_same_rows(rows: Fp8Rows, expected: Fp8Rows) -> None:
+    assert rows.num_rows == expected.num_rows
+    assert torch.equal(rows.codes.view(torch.uint8), expected.codes.view(torch.uint8))
+    assert torch.equal(rows.scales, expected.scales)
+    assert rows.scales.stride() == expected.scales.stride()
+
+
 def fp8_product_case(device: str, dtype: torch.dtype) -> None:
     """FP8 products of many rows, which take a GPU, against the dequantized weight."""
     if device == "cpu" or dtype != torch.bfloat16 or torch.cuda.get_device_capability() < (8, 9):
@@ -255,6 +303,7 @@ FP8_CASES = [
     fp8_sparse_attention_case,
     fp8_store_case,
     quantize_fp8_case,
+    fused_quantization_case,
     fp8_product_case,
     fp8_experts_case,
 ]

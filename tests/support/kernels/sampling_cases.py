@@ -87,7 +87,7 @@ def sample_case(device: str, dtype: torch.dtype) -> None:
         is_greedy = own.temperature < 1e-5
         masked = masked_logits(logits, own)
         scaled = logits / own.temperature.masked_fill(is_greedy, 1.0).unsqueeze(1)
-        kept = scaled >= find_thresholds(logits, own).unsqueeze(1)
+        kept = scaled >= find_thresholds(logits, own).values.unsqueeze(1)
         expected = masked > float("-inf")
         differ = (kept & (scaled > float("-inf"))) != expected
         assert not differ[~is_greedy].any(), (vocab, differ.any(dim=1).nonzero())
@@ -102,6 +102,20 @@ def sample_case(device: str, dtype: torch.dtype) -> None:
         assert torch.equal(drawn, reference), (vocab, drawn, reference)
         assert torch.equal(pool[cells], reference.int())
         assert int((pool >= 0).sum()) == len(cases)
+
+
+def narrow_case(device: str, dtype: torch.dtype) -> None:
+    """Rows with few tokens to keep take no histogram; those with many do, and flat ones."""
+    from kernels.sample_tokens.triton_narrow import filters_of, narrow
+
+    few = [(1.0, 20, 1.0, 0.0), (0.6, 20, 0.95, 0.0), (1.0, 0, 0.9, 0.0), (1.0, 0, 1.0, 0.05)]
+    few += [(0.7, 0, 0.8, 0.1), (1.0, 100, 0.999, 0.0), (0.0, 5, 0.5, 0.5)]
+    many = [(1.0, 4500, 1.0, 0.0), (3.0, 0, 0.95, 0.0), (3.0, 0, 0.95, 1e-6)]
+    logits = make_logits(len(few + many), 35_000, 5.0, device, ties=False)
+    own = parameters(few + many, device)
+    with registry.using("triton"):
+        is_open = narrow(logits, own, filters_of(own)).is_open
+    assert is_open.tolist() == [0] * len(few) + [1] * len(many)
 
 
 def sample_without_filters_case(device: str, dtype: torch.dtype) -> None:
@@ -126,11 +140,11 @@ def sample_invariance_case(device: str, dtype: torch.dtype) -> None:
     logits = make_logits(len(FILTERS), 4100, 2.0, device, ties=False)
     whole = parameters(FILTERS, device)
     with registry.using("triton"):
-        drawn, thresholds = sample_tokens(logits, whole), find_thresholds(logits, whole)
+        drawn, thresholds = sample_tokens(logits, whole), find_thresholds(logits, whole).values
         for rows in (slice(0, 1), slice(3, 9), slice(12, 13)):
             own = part_of(whole, rows)
             assert torch.equal(sample_tokens(logits[rows], own), drawn[rows])
-            assert torch.equal(find_thresholds(logits[rows], own), thresholds[rows])
+            assert torch.equal(find_thresholds(logits[rows], own).values, thresholds[rows])
 
 
 def sample_extremes_case(device: str, dtype: torch.dtype) -> None:
@@ -341,6 +355,7 @@ def step_inputs_case(device: str, dtype: torch.dtype) -> None:
 
 SAMPLING_CASES: list[Callable[[str, torch.dtype], None]] = [
     sample_case,
+    narrow_case,
     sample_without_filters_case,
     sample_invariance_case,
     sample_extremes_case,

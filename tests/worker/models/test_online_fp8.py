@@ -13,16 +13,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kernels import BlockScales, PackedLinear, pack_quantized_linear_weight
+from kernels import BlockScales, Fp8Rows, PackedLinear, pack_quantized_linear_weight
 from kernels.linear import pack_codes, scaled
 from kernels.linear.scaled import Fp8Weight, product_scales
 from tests.support.checkpoints.dense import write_checkpoint
+from tests.support.checkpoints.families import SPECIMENS, write_specimen
 from tests.support.checkpoints.moe import QWEN3_MOE, write_moe
 from tests.support.engines.engine_driver import Engine
 from tests.support.engines.plan_driver import Request, generate, make_runner
 from tests.support.paths import ROOT
 from worker.config import EngineConfig
 from worker.models.layers import online_fp8
+from worker.models.layers.linear import _Linear
 from worker.protocol.sampling import SamplingParams
 from worker.protocol.text.tokenizer import load_tokenizer
 from worker.rank.preflight import check_engine
@@ -102,6 +104,43 @@ def pack_for_fp8_products(
     if scales is None:
         return pack_quantized_linear_weight(codes, scaling, dtype=dtype)
     return Fp8Weight(packed, scales)
+
+
+QUANTIZATIONS = {"gemma2": (12, 48), "qwen3-5": (12, 40), "longcat": (32, 64)}
+"""Launches of `quantize_fp8` in four steps of three layers, and those without fused ones. LongCat's
+experts and router read the same input as its MLPs, which are quantized separately."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in QUANTIZATIONS else pytest.param(name, marks=pytest.mark.long)
+        for name in SPECIMENS
+    ],
+)
+def test_norms_and_activations_quantize_what_products_would(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In every bit, with fewer launches."""
+    torch.set_num_threads(1)
+    write_specimen(name, tmp_path)
+    monkeypatch.setattr(online_fp8, "pack_quantized_linear_weight", pack_for_fp8_products)
+    monkeypatch.setattr(scaled, "_WEIGHT_ONLY_ROWS", 0)
+    quantize, launches, logits = scaled.quantize_fp8, [0, 0], []
+    for number in range(2):
+
+        def counted(x: torch.Tensor, *, by_block: bool, number: int = number) -> Fp8Rows:
+            launches[number] += 1
+            return quantize(x, by_block=by_block)
+
+        monkeypatch.setattr(scaled, "quantize_fp8", counted)
+        options = {"dtype": "bfloat16", "cpu_backend": "torch"}
+        logits.append(logits_of(tmp_path, quantization="fp8", **options))
+        monkeypatch.setattr(_Linear, "fp8_inputs", None)
+    assert torch.equal(*logits)
+    assert launches[0] <= launches[1]
+    if name in QUANTIZATIONS:
+        assert tuple(launches) == QUANTIZATIONS[name]
 
 
 def perplexity(

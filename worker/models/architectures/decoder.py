@@ -5,15 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 
+from kernels import Fp8Inputs
 from kernels.native import NativeDecoder
 from worker.models.config.model_config import ModelConfig
 from worker.models.layers.context import ForwardContext
 from worker.models.layers.kv_cache import KVCacheSpec, StateSpec
-from worker.models.layers.linear import ParallelLMHead, VocabParallelEmbedding
+from worker.models.layers.linear import ParallelLMHead, Rows, VocabParallelEmbedding
 from worker.models.layers.linear_method import LayerOptions, WeightSlot
 from worker.models.layers.norms import HiddenNorm, RMSNorm
 from worker.models.layers.rope import cos_sin_table, query_scales
@@ -39,6 +40,20 @@ class FeedForward(Module, Protocol):
 
     def forward(self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
         """[T, hidden] to [T, hidden]; `fp32_input` is the same input in fp32, if there is one."""
+        ...
+
+
+@runtime_checkable
+class Fp8FeedForward(FeedForward, Protocol):
+    """Feed-forward block whose input may be quantized to FP8."""
+
+    @property
+    def fp8_inputs(self) -> Fp8Inputs | None:
+        """FP8 rows that `forward` accepts as well; None for values only."""
+        ...
+
+    def forward(self, hidden: Rows, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, hidden] to [T, hidden]."""
         ...
 
 

@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 
 from kernels import (
+    Fp8Inputs,
     LatentRows,
     PackedLinear,
     attend_to_cells,
@@ -30,6 +31,7 @@ from worker.models.layers.kv_cache import KVCacheSpec, StateSpec
 from worker.models.layers.linear import (
     ColumnParallelLinear,
     RowParallelLinear,
+    Rows,
     divided_part,
     whole_part,
 )
@@ -81,6 +83,7 @@ class LatentAttention:
         config, options, mla = model.config, model.options, model.config.mla
         assert mla is not None, "the architecture has latents"
         self._mla, self._layer_index = mla, index
+        self._hidden_size = config.hidden_size
         self._cos_sin = model.rotary_table(index)
         self._query_scale = query_scale
         self._num_heads = divide(
@@ -172,9 +175,14 @@ class LatentAttention:
         if self.indexer is not None:
             self.indexer.process_after_loading()
 
+    @property
+    def fp8_inputs(self) -> Fp8Inputs | None:
+        """FP8 rows that `forward` accepts as well; None for values only."""
+        return None if self.indexer is not None else self.down.fp8_inputs
+
     def forward(
         self,
-        hidden: torch.Tensor,
+        hidden: Rows,
         positions: torch.Tensor,
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
@@ -184,10 +192,16 @@ class LatentAttention:
         q, latents, rotating = self.down.forward(hidden).split(self._split, dim=-1)
         cache, inputs = ctx.kv_caches[self._layer_index], ctx.attention[self._layer_index]
         if self.q_norm is not None and self.q_up is not None:
-            q_latents = self.q_norm.forward(q)
-            q = self.q_up.forward(q_latents)
+            fp8_inputs = self.q_up.fp8_inputs
             if self.indexer is not None:
+                assert isinstance(hidden, torch.Tensor), "as fp8_inputs says"
+                q_latents = self.q_norm.forward(q)
+                q = self.q_up.forward(q_latents)
                 self.indexer.run(hidden, q_latents, positions, cache, inputs)
+            elif fp8_inputs is not None and len(q) >= fp8_inputs.min_rows:
+                q = self.q_up.forward(self.q_norm.forward_fp8(q, None, fp8_inputs)[0])
+            else:
+                q = self.q_up.forward(self.q_norm.forward(q))
         q = q.unflatten(-1, (self._num_heads, -1))
         queries = q.new_empty(*q.shape[:2], self._mla.cached_dim)
         cache_scale = self.cache_scales.key
@@ -200,7 +214,8 @@ class LatentAttention:
             cache_scale=cache_scale,
         )
         if logits_indices is not None and not len(logits_indices):
-            return hidden[:0]
+            nothing: torch.Tensor = queries.new_empty(0, self._hidden_size)
+            return nothing
         plain, absorbed = q[..., : self._mla.plain_dim], queries[..., : self._mla.kv_rank]
         self._to_latents.multiply(plain, absorbed)
         found = self._attend(queries, cache, inputs, ctx.num_decode_tokens)

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from kernels import gelu_and_mul, soft_cap_
+from kernels import GELU, soft_cap_
 from worker.models.architectures.decoder import DecoderLayer, DecoderModel
 from worker.models.architectures.glm4 import SandwichLayer
 from worker.models.architectures.llama import LlamaLayer
@@ -41,7 +41,7 @@ class GemmaForCausalLM(DecoderModel):
     def build_mlp(self, size: int = 0) -> GatedMLP:
         """Builds an MLP gated by GELU with the tanh approximation, of the configuration's
         intermediate size or of another one."""
-        return GatedMLP(self.config, self.options, size, activate=gelu_and_mul)
+        return GatedMLP(self.config, self.options, size, activate=GELU)
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Token ids [T] to the first layer's input [T, hidden]."""

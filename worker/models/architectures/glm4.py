@@ -30,8 +30,8 @@ class SandwichLayer(LlamaLayer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """MLP between two norms, after the norm of attention's output; as in PreNormLayer."""
         _, after_attention, before_mlp, after_mlp = self.norms
-        hidden, residual = before_mlp.forward_add(hidden, residual, after_attention)
-        return after_mlp.forward(self.mlp.forward(hidden)), residual
+        hidden, residual = self.normed_feed_forward(before_mlp, hidden, residual, after_attention)
+        return after_mlp.forward(hidden), residual
 
 
 class Glm4ForCausalLM(DecoderModel):

@@ -11,13 +11,19 @@ from typing import ClassVar
 
 import torch
 
+from kernels import Fp8Inputs
 from worker.models.architectures.decoder import DecoderModel, FeedForward
 from worker.models.architectures.llama import LlamaLayer, PreNormLayer
 from worker.models.layers.attention import AttentionNames, AttentionTraits, GatedMLP
 from worker.models.layers.context import ForwardContext
 from worker.models.layers.convolution import ChannelPart, ShortConvolution
 from worker.models.layers.kv_cache import KVCacheSpec, StateSpec
-from worker.models.layers.linear import ColumnParallelLinear, ColumnPart, RowParallelLinear
+from worker.models.layers.linear import (
+    ColumnParallelLinear,
+    ColumnPart,
+    RowParallelLinear,
+    Rows,
+)
 from worker.models.layers.linear_method import WeightSlot
 from worker.models.layers.moe import MoeMLP, MoeNames
 from worker.models.layers.sharing import divide
@@ -73,9 +79,14 @@ class GatedConvolution:
         self._output.process_after_loading()
         self._conv.process_after_loading()
 
+    @property
+    def fp8_inputs(self) -> Fp8Inputs | None:
+        """FP8 rows that `forward` accepts as well; None for values only."""
+        return self._input.fp8_inputs
+
     def forward(
         self,
-        hidden: torch.Tensor,
+        hidden: Rows,
         positions: torch.Tensor,
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,

@@ -6,15 +6,23 @@ Schema: `config/vendors/meta.py`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 
-from worker.models.architectures.decoder import DecoderModel, FeedForward, Module
+from kernels import Fp8Inputs
+from worker.models.architectures.decoder import (
+    DecoderModel,
+    FeedForward,
+    Fp8FeedForward,
+    Module,
+)
 from worker.models.layers.attention import Attention, AttentionTraits, GatedMLP
 from worker.models.layers.context import ForwardContext
 from worker.models.layers.kv_cache import KVCacheSpec, StateSpec
+from worker.models.layers.linear import Rows
 from worker.models.layers.linear_method import WeightSlot
+from worker.models.layers.norms import HiddenNorm
 
 
 class Mixer(Module, Protocol):
@@ -28,6 +36,26 @@ class Mixer(Module, Protocol):
     def forward(
         self,
         hidden: torch.Tensor,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
+        logits_indices: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `logits_indices`."""
+        ...
+
+
+@runtime_checkable
+class Fp8Mixer(Mixer, Protocol):
+    """Sequence mixer whose input may be quantized to FP8."""
+
+    @property
+    def fp8_inputs(self) -> Fp8Inputs | None:
+        """FP8 rows that `forward` accepts as well; None for values only."""
+        ...
+
+    def forward(
+        self,
+        hidden: Rows,
         positions: torch.Tensor,
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
@@ -66,6 +94,10 @@ class PreNormLayer:
         self.norms = [model.build_norm() for _ in self.norm_names]
         self._needs_fp32 = mlp.needs_fp32
         self._mixer = mixer
+        self._fp8_mixer: tuple[Fp8Mixer, Fp8Inputs] | None = None
+        self._fp8_mlp: tuple[Fp8FeedForward, Fp8Inputs] | None = None
+        """Blocks whose inputs the norms before them quantize to FP8, and how; None for other blocks
+        and until the weights are packed."""
         self._mixer_name, self._mlp_name = mixer_name, mlp_name
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
@@ -77,8 +109,13 @@ class PreNormLayer:
 
     def process_after_loading(self) -> None:
         """Packs mixer and feed-forward block after loading."""
-        self._mixer.process_after_loading()
-        self.mlp.process_after_loading()
+        mixer, mlp = self._mixer, self.mlp
+        mixer.process_after_loading()
+        mlp.process_after_loading()
+        if isinstance(mixer, Fp8Mixer) and mixer.fp8_inputs is not None:
+            self._fp8_mixer = mixer, mixer.fp8_inputs
+        if isinstance(mlp, Fp8FeedForward) and mlp.fp8_inputs is not None:
+            self._fp8_mlp = mlp, mlp.fp8_inputs
 
     def forward(
         self,
@@ -90,12 +127,16 @@ class PreNormLayer:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Output of the feed-forward block, and the residual to which it has yet to be added;
         arguments and shapes as in DecoderLayer."""
-        before = self.norms[0]
-        if residual is None:
-            residual, hidden = hidden, before.forward(hidden)
+        before, step = self.norms[0], (positions, ctx, logits_indices)
+        if self._fp8_mixer is not None and len(hidden) >= self._fp8_mixer[1].min_rows:
+            mixer, inputs = self._fp8_mixer
+            rows, residual = before.forward_fp8(hidden, residual, inputs)
+            hidden = mixer.forward(rows, *step)
+        elif residual is None:
+            residual, hidden = hidden, self._mixer.forward(before.forward(hidden), *step)
         else:
             hidden, residual = before.forward_add(hidden, residual)
-        hidden = self._mixer.forward(hidden, positions, ctx, logits_indices)
+            hidden = self._mixer.forward(hidden, *step)
         if logits_indices is not None:
             residual = residual.index_select(0, logits_indices)
             if not len(logits_indices):
@@ -108,10 +149,25 @@ class PreNormLayer:
         """The rest of `forward`, from the mixer's output and the residual, both [T, hidden]."""
         post_attention_norm = self.norms[1]
         if not self._needs_fp32:
-            hidden, residual = post_attention_norm.forward_add(hidden, residual)
-            return self.feed_forward(hidden), residual
+            return self.normed_feed_forward(post_attention_norm, hidden, residual)
         hidden, residual, fp32_input = post_attention_norm.forward_add_with_fp32(hidden, residual)
         return self.feed_forward(hidden, fp32_input), residual
+
+    def normed_feed_forward(
+        self,
+        norm: HiddenNorm,
+        hidden: torch.Tensor,
+        residual: torch.Tensor,
+        after_block: HiddenNorm | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Feed-forward block of the norm of a sum, and the sum, [T, hidden] each; arguments as in
+        `HiddenNorm.forward_add`."""
+        if self._fp8_mlp is not None and len(hidden) >= self._fp8_mlp[1].min_rows:
+            mlp, inputs = self._fp8_mlp
+            rows, residual = norm.forward_fp8(hidden, residual, inputs, after_block)
+            return mlp.forward(rows), residual
+        hidden, residual = norm.forward_add(hidden, residual, after_block)
+        return self.feed_forward(hidden), residual
 
     def feed_forward(
         self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None

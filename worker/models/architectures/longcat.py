@@ -41,10 +41,6 @@ class LongcatFlashForCausalLM(DecoderModel):
 class ScaledLatentAttention(LatentAttention):
     """Latent attention that multiplies normalised latents by sqrt(hidden size / latent size)."""
 
-    def __init__(self, model: DecoderModel, index: int) -> None:
-        super().__init__(model, index)
-        self._hidden_size = model.config.hidden_size
-
     def process_after_loading(self) -> None:
         """Packs the weights after loading, and folds the factors into the norms' weights."""
         super().process_after_loading()
@@ -97,6 +93,11 @@ class SecondHalf(PreNormLayer):
         self._dense = GatedMLP(model.config, model.options)
         super().__init__(model, attention, self._dense, mixer_name="self_attn.1", mlp_name="mlps.1")
         self._first = first
+
+    def process_after_loading(self) -> None:
+        """Packs the layer after loading."""
+        super().process_after_loading()
+        self._fp8_mlp = None  # the experts run with the MLP
 
     def forward(
         self,

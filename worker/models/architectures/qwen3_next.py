@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import torch
 
+from kernels import Fp8Inputs
 from kernels.gated_delta_rule import DeltaLayer, gated_delta_net
 from worker.models.architectures.decoder import DecoderModel, FeedForward
 from worker.models.architectures.llama import LlamaLayer, PreNormLayer
@@ -20,7 +21,12 @@ from worker.models.architectures.qwen3_moe import Qwen2MoeForCausalLM
 from worker.models.layers.attention import AttentionTraits, GatedMLP
 from worker.models.layers.context import ForwardContext
 from worker.models.layers.kv_cache import KVCacheSpec, StatePlane, StateSpec
-from worker.models.layers.linear import ColumnParallelLinear, ColumnPart, RowParallelLinear
+from worker.models.layers.linear import (
+    ColumnParallelLinear,
+    ColumnPart,
+    RowParallelLinear,
+    Rows,
+)
 from worker.models.layers.linear_method import WeightSlot
 from worker.models.layers.norms import RMSNorm
 from worker.models.layers.sharing import divide
@@ -156,9 +162,14 @@ class GatedDeltaNet:
             share_scale=self._traits.share_scale,
         )
 
+    @property
+    def fp8_inputs(self) -> Fp8Inputs | None:
+        """FP8 rows that `forward` accepts as well; None for values only."""
+        return self._projection.fp8_inputs
+
     def forward(
         self,
-        hidden: torch.Tensor,
+        hidden: Rows,
         positions: torch.Tensor,
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,

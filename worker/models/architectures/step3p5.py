@@ -43,7 +43,7 @@ class Step3p5ForCausalLM(DecoderModel):
         )
         shared = self._activation("swiglu_limits_shared", index)
         if index in moe.dense_layers:
-            mlp = GatedMLP(self.config, self.options, activate=shared.of)
+            mlp = GatedMLP(self.config, self.options, activate=shared)
             return LlamaLayer(self, index, mlp, traits=traits)
         experts = MoeMLP(
             *(self.config, self.options, _MOE_NAMES),

@@ -9,7 +9,15 @@ from typing import ClassVar
 
 import torch
 
-from kernels import HeadNorms, qk_norm_rope_store, rms_norm_pair, rowwise, silu_and_mul
+from kernels import (
+    SILU,
+    Activation,
+    Fp8Inputs,
+    HeadNorms,
+    activate_fp8,
+    qk_norm_rope_store,
+    rowwise,
+)
 from kernels.attention import AttentionStep
 from worker.models.config.model_config import ModelConfig
 from worker.models.layers.cache_scales import CacheScales
@@ -19,11 +27,13 @@ from worker.models.layers.linear import (
     ColumnParallelLinear,
     ColumnPart,
     RowParallelLinear,
+    Rows,
     divided_part,
 )
 from worker.models.layers.linear_method import LayerOptions, WeightSlot
 from worker.models.layers.norms import RMSNorm
 from worker.models.layers.sharing import divide, local_heads
+from worker.models.layers.wide_norm import WideQueryKeyNorm
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,63 +100,6 @@ class AttentionTraits:
     """Factor of values."""
 
 
-class WideQueryKeyNorm:
-    """QK norm over all heads together, of queries and of keys.
-
-    Each rank holds the weights of its heads; the sums of squares of both are added in one
-    all-reduce.
-
-    Args:
-        config: the model's configuration.
-        options: options of the model's layers.
-        names: names of the norms in a checkpoint.
-    """
-
-    def __init__(self, config: ModelConfig, options: LayerOptions, names: AttentionNames) -> None:
-        group = options.group
-        heads, kv_heads = local_heads(config, group.world_size)
-        first_kv_head = group.rank * config.num_kv_heads // group.world_size
-        self._names = (names.q_norm, names.k_norm)
-        self._full = [config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim]
-        self._starts = [group.rank * heads * config.head_dim, first_kv_head * config.head_dim]
-        self._weights = tuple(
-            torch.empty(count * config.head_dim, dtype=options.dtype, device=options.device)
-            for count in (heads, kv_heads)
-        )
-        copies = max(1, group.world_size // config.num_kv_heads)
-        self._factors = torch.tensor(
-            [1 / self._full[0], 1 / (copies * self._full[1])], device=options.device
-        )
-        """Factors from the ranks' sums of squares to means; the sums count each key head once per
-        rank that holds a copy."""
-        self._eps = config.rms_norm_eps
-        self._options = options
-
-    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of this rank's heads of both weights; `prefix` ends with a dot."""
-        for name, weight, full, start in zip(
-            self._names, self._weights, self._full, self._starts, strict=True
-        ):
-            yield WeightSlot(
-                name=f"{prefix}{name}.weight", destination=weight, full_shape=(full,), start=start
-            )
-
-    def forward(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Normalises queries and keys, [T, heads, head_dim] each."""
-        if self._options.group.world_size == 1:
-            weights = self._weights[0], self._weights[1]
-            first, second = rms_norm_pair(q.flatten(1), k.flatten(1), weights, self._eps)
-            return first.view(q.shape), second.view(k.shape)
-        squares = torch.stack([x.flatten(1).float().square().sum(-1) for x in (q, k)], dim=1)
-        total = self._options.group.all_reduce(squares, fixed_order=self._options.batch_invariant)
-        scales = (total * self._factors + self._eps).rsqrt()[:, :, None, None].unbind(1)
-        first, second = (
-            (x.float() * scale).to(x.dtype) * weight.view(x.shape[1:])
-            for x, scale, weight in zip((q, k), scales, self._weights, strict=True)
-        )
-        return first, second
-
-
 class Attention:
     """Grouped-query attention with a paged KV cache and rotary embedding.
 
@@ -200,6 +153,7 @@ class Attention:
             assert len(kept) == 2, "gates come after the values"
             self._widths.append(num_heads * (1 if traits.gates_heads else value_dim))
         self._head_dim, self._value_dim = head_dim, value_dim
+        self._hidden_size = config.hidden_size
         self._scale = head_dim**-0.5 if traits.scale is None else traits.scale
         self._traits = traits
         self._rotary_dim = config.rotary_dim
@@ -241,7 +195,9 @@ class Attention:
         self.k_norm: RMSNorm | None = None
         self.wide_norm: WideQueryKeyNorm | None = None
         if traits.has_wide_norms:
-            self.wide_norm = WideQueryKeyNorm(config, options, traits.names)
+            self.wide_norm = WideQueryKeyNorm(
+                *(config, options), (traits.names.q_norm, traits.names.k_norm)
+            )
         elif config.qk_norm:
             assert not traits.is_interleaved, "interleaved rotary embedding reorders the norms"
             self.q_norm, self.k_norm = (
@@ -281,17 +237,23 @@ class Attention:
         self.qkv.drop()
         self.output.drop()
 
+    @property
+    def fp8_inputs(self) -> Fp8Inputs | None:
+        """FP8 rows that `forward` accepts as well; None for values only."""
+        return self.qkv.fp8_inputs
+
     def forward(
         self,
-        hidden: torch.Tensor,
+        hidden: Rows,
         positions: torch.Tensor,
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `logits_indices`; writes the
         keys and values of all tokens to the cache."""
-        num_tokens, size = len(hidden), self._head_dim
-        first, second, *rest = self.qkv.forward(hidden).split(self._widths, dim=1)
+        projected = self.qkv.forward(hidden)
+        num_tokens, size = len(projected), self._head_dim
+        first, second, *rest = projected.split(self._widths, dim=1)
         q, k = first.view(num_tokens, -1, size), second.view(num_tokens, -1, size)
         v = rest[0].view(num_tokens, -1, self._value_dim) if rest else k
         gate: torch.Tensor | None = None
@@ -311,7 +273,7 @@ class Attention:
             cache_scales=(scales.key, scales.value),
         )
         if logits_indices is not None and not len(logits_indices):
-            return hidden[:0]
+            return q.new_empty(0, self._hidden_size)
         attended = attend(
             *(q, cache, ctx, self._layer_index),
             scale=self._scale * scales.key,
@@ -449,7 +411,12 @@ class MLP:
         self._up.process_after_loading()
         self._down.process_after_loading()
 
-    def forward(self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
+    @property
+    def fp8_inputs(self) -> Fp8Inputs | None:
+        """FP8 rows that `forward` accepts as well; None for values only."""
+        return self._up.fp8_inputs
+
+    def forward(self, hidden: Rows, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
         """[T, hidden] to [T, hidden]."""
         return self._down.forward(self._activate(self._up.forward(hidden)))
 
@@ -465,7 +432,8 @@ class GatedMLP:
         config: the model's configuration.
         options: options of the model's layers.
         size: intermediate size; 0 for the configuration's.
-        activate: gated activation, [T, 2 * size] of gate and up to [T, size].
+        activate: gated activation, [T, 2 * size] of gate and up to [T, size]. An `Activation` is
+            fused with the quantization of its result if `down` multiplies FP8 rows.
         names: names of gate, up and down in a checkpoint; gate and up have the same name if they
             are one tensor.
     """
@@ -478,10 +446,12 @@ class GatedMLP:
         options: LayerOptions,
         size: int = 0,
         *,
-        activate: Callable[[torch.Tensor], torch.Tensor] = silu_and_mul,
+        activate: Callable[[torch.Tensor], torch.Tensor] = SILU,
         names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     ) -> None:
         self._activate = activate
+        self._activates_fp8: tuple[Activation, Fp8Inputs] | None = None
+        """Activation that is quantized for `down`, and how; None if it is not, or not known yet."""
         *gate_and_up, self._down_name = names
         bias = config.mlp_bias
         size = size or config.intermediate_size
@@ -504,19 +474,33 @@ class GatedMLP:
         """Packs the projections after loading."""
         self.gate_up.process_after_loading()
         self.down.process_after_loading()
+        if isinstance(self._activate, Activation) and self.down.fp8_inputs is not None:
+            self._activates_fp8 = self._activate, self.down.fp8_inputs
 
     def drop(self) -> None:
         """Drops the loaded projections once the compiled CPU library has packed them."""
         self.gate_up.drop()
         self.down.drop()
 
-    def forward(self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, hidden] to [T, hidden]."""
-        return self.down.forward(self._activate(self.gate_up.forward(hidden)))
+    @property
+    def fp8_inputs(self) -> Fp8Inputs | None:
+        """FP8 rows that `forward` accepts as well; None for values only."""
+        return self.gate_up.fp8_inputs
 
-    def forward_share(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: Rows, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, hidden] to [T, hidden]."""
+        return self.down.forward(self._activated(self.gate_up.forward(hidden)))
+
+    def forward_share(self, hidden: Rows) -> torch.Tensor:
         """[T, hidden] to this rank's partial output, [T, hidden]; the caller sums over ranks."""
-        return self.down.forward_share(self._activate(self.gate_up.forward(hidden)))
+        return self.down.forward_share(self._activated(self.gate_up.forward(hidden)))
+
+    def _activated(self, both: torch.Tensor) -> Rows:
+        """Input of `down`, from gate and up [T, 2 * size]."""
+        if self._activates_fp8 is not None and len(both) >= self._activates_fp8[1].min_rows:
+            activation, inputs = self._activates_fp8
+            return activate_fp8(both, activation, by_block=inputs.by_block)
+        return self._activate(both)
 
 
 def _gate_up_parts(size: int, options: LayerOptions, names: Sequence[str]) -> list[ColumnPart]:

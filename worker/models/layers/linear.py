@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kernels import PackedLinear, linear, pack_linear_weight
+from kernels import Fp8Inputs, Fp8Rows, PackedLinear, linear, pack_linear_weight
 from worker.models.layers.linear_method import (
     LayerOptions,
     LinearWeight,
@@ -20,6 +20,9 @@ from worker.models.layers.linear_method import (
     WeightSlot,
 )
 from worker.models.layers.sharing import divide
+
+Rows = torch.Tensor | Fp8Rows
+"""Input of a linear layer [T, in]: values, or quantized to FP8 as its `fp8_inputs` describes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +81,12 @@ class _Linear:
         """The weight until it is packed."""
         assert self._weight is not None, "packed already"
         return self._weight
+
+    @property
+    def fp8_inputs(self) -> Fp8Inputs | None:
+        """Rows quantized to FP8 that the layer accepts as well; None for values only. Known once
+        the weight is packed."""
+        return self._packed.fp8_inputs
 
     def shape_of_weight(self) -> torch.Tensor:
         """A tensor with the shape and type of the dense weight [out, in], without storage."""
@@ -147,7 +156,7 @@ class ColumnParallelLinear(_Linear):
                 start=part.start,
             )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Rows) -> torch.Tensor:
         """[T, in] to [T, sum of the parts' local sizes], the parts side by side."""
         return linear(x, self._packed, self.bias)
 
@@ -209,14 +218,14 @@ class RowParallelLinear(_Linear):
                 full_shape=tuple(self.bias.shape),
             )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Rows) -> torch.Tensor:
         """[T, local in] to [T, out], summed over the ranks."""
         if self._alone:
             return linear(x, self._packed, self.bias)
         total = self._group.all_reduce(linear(x, self._packed), fixed_order=self._batch_invariant)
         return total if self.bias is None else total + self.bias
 
-    def forward_share(self, x: torch.Tensor) -> torch.Tensor:
+    def forward_share(self, x: Rows) -> torch.Tensor:
         """[T, local in] to this rank's partial output, [T, out]; the caller sums over ranks."""
         return linear(x, self._packed, self.bias if self._group.rank == 0 else None)
 

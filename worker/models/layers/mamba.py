@@ -6,12 +6,17 @@ from collections.abc import Iterator
 
 import torch
 
-from kernels import ScanLayer, rowwise, selective_scan
+from kernels import Fp8Inputs, ScanLayer, rowwise, selective_scan
 from worker.models.config.model_config import ModelConfig
 from worker.models.layers.context import ForwardContext
 from worker.models.layers.convolution import ChannelPart, ShortConvolution
 from worker.models.layers.kv_cache import KVCacheSpec, StatePlane, StateSpec
-from worker.models.layers.linear import ColumnParallelLinear, ColumnPart, RowParallelLinear
+from worker.models.layers.linear import (
+    ColumnParallelLinear,
+    ColumnPart,
+    RowParallelLinear,
+    Rows,
+)
 from worker.models.layers.linear_method import LayerOptions, WeightSlot
 from worker.models.layers.sharing import divide
 
@@ -127,9 +132,14 @@ class Mamba2:
         self._output.process_after_loading()
         self._conv.process_after_loading()
 
+    @property
+    def fp8_inputs(self) -> Fp8Inputs | None:
+        """FP8 rows that `forward` accepts as well; None for values only."""
+        return self._input.fp8_inputs
+
     def forward(
         self,
-        hidden: torch.Tensor,
+        hidden: Rows,
         positions: torch.Tensor,
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
@@ -140,7 +150,7 @@ class Mamba2:
         assert rows is not None, "a step of a model that keeps states"
         projected = self._input.forward(hidden)
         if self._multipliers is not None:
-            projected = (projected * self._multipliers).to(hidden.dtype)
+            projected = (projected * self._multipliers).to(projected.dtype)
         widths = self._widths
         z, mixed, steps = projected.split([widths[0], sum(widths[1:4]), widths[4]], dim=1)
         mixed = self._conv.forward(mixed, states.conv, rows)

@@ -281,7 +281,7 @@ class MoeMLP:
             self._bias = torch.zeros(moe.num_scored, dtype=torch.float32, device=options.device)
         self._shared: GatedMLP | None = None
         if moe.shared_size and not num_shared:
-            self._shared = GatedMLP(config, options, moe.shared_size, activate=shared_activation.of)
+            self._shared = GatedMLP(config, options, moe.shared_size, activate=shared_activation)
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of the router and all experts; `prefix` ends with a dot."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from kernels import Norm, fused_add_norm, rms_norm
+from kernels import Fp8Inputs, Fp8Rows, Norm, fused_add_norm, fused_add_norm_fp8, rms_norm
 from worker.models.layers.linear_method import LayerOptions, WeightSlot
 
 
@@ -69,6 +69,22 @@ class HiddenNorm(ABC):
         )
         return normed, total, normed_fp32
 
+    def forward_fp8(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        inputs: Fp8Inputs,
+        after_block: HiddenNorm | None = None,
+    ) -> tuple[Fp8Rows, torch.Tensor]:
+        """(norm of the sum, sum) as `forward_add`, with the norm quantized to FP8 for a product
+        that reads `inputs`. Without a residual the sum is x itself, as in `forward`."""
+        return fused_add_norm_fp8(
+            *(x, residual, self.norm(), self.eps),
+            by_block=inputs.by_block,
+            x_weight=_weight_of(after_block),
+            x_scale=1.0 if residual is None else self._block_scale,
+        )
+
     def _add(
         self,
         x: torch.Tensor,
@@ -76,10 +92,14 @@ class HiddenNorm(ABC):
         norms: tuple[Norm, ...],
         after_block: HiddenNorm | None = None,
     ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-        assert not isinstance(after_block, LayerNorm), "fused sums only support RMSNorm"
-        weight = None if after_block is None else after_block.weight
-        scale = self._block_scale
+        weight, scale = _weight_of(after_block), self._block_scale
         return fused_add_norm(x, residual, norms, self.eps, x_weight=weight, x_scale=scale)
+
+
+def _weight_of(after_block: HiddenNorm | None) -> torch.Tensor | None:
+    """Weight of the norm of a block's output; None without such a norm."""
+    assert not isinstance(after_block, LayerNorm), "fused sums only support RMSNorm"
+    return None if after_block is None else after_block.weight
 
 
 class RMSNorm(HiddenNorm):
