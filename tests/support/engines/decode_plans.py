@@ -106,21 +106,16 @@ def run_plans_ahead(runner: ModelRunner) -> list[StepResult]:
     return [*results, steps[-1].result()]
 
 
-def noting_replays(
-    replayed: list[int], *, runs_first: bool = False
-) -> Callable[[Callable[[], None]], Callable[[], None]]:
+def noting_replays(replayed: list[int]) -> Callable[[Callable[[], None]], Callable[[], None]]:
     """Stands in for the capture of a graph: a replay calls what a graph would repeat.
 
     Args:
         replayed: is given the size of each replay's graph: rows of a forward pass or of a draw, or
             tokens where rows are of any lengths.
-        runs_first: launches once before it is captured, too, as on CUDA.
     """
 
     def capture(launch: Callable[[], None]) -> Callable[[], None]:
         assert isinstance(launch, partial)
-        if runs_first:
-            launch()
 
         def replay() -> None:
             what = launch.args[0]
