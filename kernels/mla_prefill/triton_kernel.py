@@ -31,8 +31,8 @@ class _Blocks(NamedTuple):
     stages: int
 
 
-_WIDE = _Blocks(32, 32, 8, 1)
-"""For elements of 4 bytes."""
+_WIDE = _Blocks(16, 16, 8, 1)
+"""For elements of 4 bytes; larger tiles spill registers."""
 _AMPERE = _Blocks(64, 32, 4, 2)
 _HOPPER = _Blocks(128, 64, 8, 3)
 
