@@ -38,6 +38,7 @@ from kernels.linear import (
     pack_quantized_linear_weight,
     quantize_weight,
 )
+from kernels.mla_prefill import ExpandedRows, Expansion, mla_prefill
 from kernels.penalties import PenaltyRows, apply_penalties_, count_tokens_
 from kernels.prepare_latents import LatentRows, prepare_latents
 from kernels.qk_norm_rope_store import HeadNorms, qk_norm_rope_store
@@ -72,6 +73,8 @@ __all__ = [
     "Backend",
     "BlockScales",
     "EditRows",
+    "ExpandedRows",
+    "Expansion",
     "ExpertBiases",
     "ExpertChoice",
     "ExpertWeights",
@@ -116,6 +119,7 @@ __all__ = [
     "gelu_and_mul",
     "gumbel_noise",
     "linear",
+    "mla_prefill",
     "pack_linear_weight",
     "pack_quantized_experts",
     "pack_quantized_linear_weight",

@@ -14,7 +14,7 @@ from worker.protocol.options import from_options, group, option_name, option_val
 
 Device = Literal["auto", "cpu", "cuda"]
 CPUBackend = Literal["auto", "native", "torch"]
-AttentionBackendName = Literal["auto", "triton", "flashinfer", "flash", "torch"]
+AttentionBackendName = Literal["auto", "triton", "flash", "torch"]
 StructuredOutputsBackend = Literal["auto", "xgrammar", "guidance"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDType = Literal["auto", "bfloat16", "fp8", "fp8_e4m3"]
@@ -229,9 +229,9 @@ class ExecutionConfig:
     """Options for running the model on ranks: backends, CUDA graphs and threads."""
 
     attention_backend: AttentionBackendName = "auto"
-    """Attention backend; flashinfer and flash (FlashAttention) must be installed separately. auto
-    selects triton on CUDA and leaves attention to --cpu-backend on CPU, where any other value
-    implies --cpu-backend torch."""
+    """Attention backend. auto selects triton on CUDA and leaves attention to --cpu-backend on CPU,
+    where torch implies --cpu-backend torch. flash runs prompts of 1,024 tokens or more on
+    FlashAttention 4, which the extra rayfleet[gpu] installs."""
     overlap_depth: int = 1
     """Overlap scheduling: number of steps, 0 or 1, launched before the result of the previous step
     is available. 1 hides scheduling behind model execution."""
@@ -353,7 +353,7 @@ class EngineConfig:
             raise ValueError(f"--max-model-len must be at least 2, got {self.max_model_len}")
         _check_not_negative(self, "step_timeout_s")
         backend = self.execution.attention_backend
-        if self.batch_invariant and backend in ("flashinfer", "flash"):
+        if self.batch_invariant and backend == "flash":
             raise ValueError(
                 f"--attention-backend {backend} is not batch-invariant: use auto, "
                 "or --no-batch-invariant"

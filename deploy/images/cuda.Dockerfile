@@ -14,7 +14,7 @@ FROM python:${PYTHON}${PYTHON_DIGEST:+@${PYTHON_DIGEST}} AS build
 # Packages are verified against the hashes in the locks that `make lock` writes.
 ARG TORCH_INDEX=""
 ARG TORCH_LOCK=deploy/supply/cuda.txt
-# Optional attention backends, such as EXTRA_PACKAGES="flashinfer-python"; not covered by the locks.
+# Optional attention backends, such as EXTRA_PACKAGES="flash-attn-4[cu13]==4.0.0b36"; not covered by the locks.
 ARG EXTRA_PACKAGES=""
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PATH=/opt/venv/bin:$PATH
 WORKDIR /opt/rayfleet

@@ -2,7 +2,6 @@
 
 eager     plan ──> AttentionStep.forward, layer by layer
 captured  prepare_for_capture ──> forward, layer by layer, once for each number of rows
-          prepare_for_replay, then the graph, for each step
 """
 
 from __future__ import annotations
@@ -12,11 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
-
-_HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,48 +47,6 @@ class AttentionSettings:
     """Whether values, in a cache of their own, have fewer dimensions than keys."""
     has_fp8_cache: bool = False
     """Whether caches are FP8 (e4m3)."""
-
-    def check_library(self, name: str) -> None:
-        """Checks that a library's causal attention kernels for CUDA support these settings.
-
-        Args:
-            name: name of the backend.
-
-        Raises:
-            ValueError: they do not; the message names an alternative.
-        """
-        option = f"--attention-backend {name}"
-        if self.batch_invariant:
-            raise ValueError(f"{option} is not batch-invariant: use auto or triton")
-        if self.block_size > 1:
-            raise ValueError(f"{option} supports causal attention only: use auto")
-        if self.window:
-            raise ValueError(
-                f"{option} does not support sliding windows (this model's: {self.window} tokens): "
-                f"use auto, or set --max-model-len {self.window}"
-            )
-        if self.cap:
-            raise ValueError(f"{option} does not support logit soft-capping: use auto")
-        if self.has_sinks:
-            raise ValueError(f"{option} does not support attention sinks: use auto")
-        if self.has_latents:
-            raise ValueError(f"{option} does not support MLA: use auto")
-        if self.has_narrow_values:
-            raise ValueError(f"{option} needs values as wide as keys: use auto")
-        if len(self.head_dims) > 1:
-            sizes = " and ".join(map(str, self.head_dims))
-            raise ValueError(
-                f"{option} needs the same head size in all layers, not {sizes}: use auto"
-            )
-        if self.has_fp8_cache:
-            raise ValueError(f"{option} does not support --kv-cache-dtype fp8: use auto or triton")
-        if self.device.type != "cuda":
-            raise ValueError(f"{option} needs a CUDA device: use auto or torch")
-        if self.dtype not in _HALF_TYPES:
-            raise ValueError(
-                f"{option} supports float16 and bfloat16, not {self.dtype}: use auto, or "
-                "set --dtype"
-            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -220,7 +173,7 @@ class CapturableBackend(AttentionBackend):
 
     captures_ragged: bool = False
     """Whether extends with `num_queries`, whose rows' lengths are only known on the device, can be
-    captured. Such steps are replayed without `prepare_for_replay`."""
+    captured."""
 
     def prepare_for_capture(self, metadata: AttentionMetadata) -> AttentionStep:
         """Plans a step of dummy rows for a capture.
@@ -233,16 +186,3 @@ class CapturableBackend(AttentionBackend):
             metadata: a page table as wide as that of any later step, and upper bounds of lengths.
         """
         return self.plan(metadata)
-
-    def prepare_for_replay(
-        self, page_table: torch.Tensor, slots: torch.Tensor, seq_lens: npt.NDArray[np.int64]
-    ) -> None:
-        """Updates the plan of the captured step of B rows, before its graph is replayed.
-
-        By default there is nothing to do: the graph reads all inputs on the device.
-
-        Args:
-            page_table: [slots, P] int32, as wide as that of the captured step.
-            slots: [B] int64: rows of the page table in this step, padding included.
-            seq_lens: [B], exact lengths on the host.
-        """

@@ -1,101 +1,137 @@
-"""FlashAttention backend: version 3 if installed, else version 2.
+"""FlashAttention 4 for rows with many queries, and Triton for all others.
 
-Both read the page table directly. Version 2 needs a page size that is a multiple of 256.
+The library's kernels for Hopper and Blackwell read page tables and lengths on the device. They do
+not split the keys of a row, so short rows are left to Triton.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import torch
 
-from kernels.attention.base import AttentionMetadata, AttentionSettings, CapturableBackend
+from kernels.attention import triton_backend
+from kernels.attention.base import (
+    AttentionMetadata,
+    AttentionSettings,
+    AttentionStep,
+    CapturableBackend,
+)
+from kernels.attention.split import SplitExtends, split_extends
 
-_PAGE_MULTIPLE = 256
+MIN_QUERIES = 1024
+"""Minimum queries of a row for FlashAttention: from here on a row alone fills an H100, with eight
+tiles of 128 queries for each of 16 heads or more."""
+_HEAD_DIMS = {
+    9: "up to 256 and multiples of 8",
+    10: "up to 128 and multiples of 8, 192 with values of 128, or 256",
+}
+"""Supported head sizes by major compute capability (`_validate_head_dims` of flash-attn-4)."""
+
+Attend = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
+"""`flash_attn.cute.flash_attn_varlen_func`."""
 
 
 def create(settings: AttentionSettings) -> FlashAttention:
-    """Creates the backend, with the newest installed version.
+    """Creates the backend.
 
     Raises:
-        ValueError: FlashAttention is not installed, or does not support the settings.
+        ValueError: FlashAttention 4 is not installed, or does not support the settings.
     """
-    settings.check_library("flash")
-    if importlib.util.find_spec("flash_attn_interface") is not None:
-        return FlashAttention(importlib.import_module("flash_attn_interface"), version=3)
-    if importlib.util.find_spec("flash_attn") is None:
+    _check(settings)
+    try:
+        library = importlib.import_module("flash_attn.cute")
+    except ImportError as error:
         raise ValueError(
-            "--attention-backend flash: FlashAttention is not installed. Run `pip install "
-            "flash-attn` (and set --page-size 256), install FlashAttention 3, or use auto"
-        )
-    if settings.page_size % _PAGE_MULTIPLE:
+            "--attention-backend flash: FlashAttention 4 is not installed "
+            f"({error}). Run `pip install 'rayfleet[gpu]'`, or use auto"
+        ) from error
+    others = triton_backend.create(settings)
+    return FlashAttention(library.flash_attn_varlen_func, others, cap=settings.cap)
+
+
+def _check(settings: AttentionSettings) -> None:
+    """Checks what the library or this backend does not support."""
+    option = "--attention-backend flash"
+    if settings.batch_invariant:
+        raise ValueError(f"{option} is not batch-invariant: use auto or triton")
+    if settings.block_size > 1:
+        raise ValueError(f"{option} supports causal attention only: use auto")
+    if settings.has_latents:
+        raise ValueError(f"{option} does not support MLA: use auto")
+    if settings.has_fp8_cache:
+        raise ValueError(f"{option} does not support --kv-cache-dtype fp8: use auto or triton")
+    if settings.device.type != "cuda":
+        raise ValueError(f"{option} needs a CUDA device: use auto or torch")
+    if settings.dtype not in (torch.float16, torch.bfloat16):
         raise ValueError(
-            f"--page-size {settings.page_size}: FlashAttention 2 needs a multiple of "
-            f"{_PAGE_MULTIPLE}. Set --page-size {_PAGE_MULTIPLE}, or install FlashAttention 3"
+            f"{option} supports float16 and bfloat16, not {settings.dtype}: use auto, or set "
+            "--dtype"
         )
-    return FlashAttention(importlib.import_module("flash_attn"), version=2)
+    major, minor = torch.cuda.get_device_capability(settings.device)
+    if major not in _HEAD_DIMS:
+        raise ValueError(
+            f"{option} needs a GPU of compute capability 9.x or 10.x (Hopper or Blackwell), but "
+            f"this GPU has {major}.{minor}: use auto"
+        )
+    if not all(_is_supported(size, settings, major) for size in settings.head_dims):
+        sizes = " and ".join(map(str, settings.head_dims))
+        raise ValueError(
+            f"{option} needs head sizes {_HEAD_DIMS[major]} on this GPU; this model has {sizes}: "
+            "use auto"
+        )
+
+
+def _is_supported(head_dim: int, settings: AttentionSettings, major: int) -> bool:
+    if head_dim % 8:
+        return False
+    if major == 9 or head_dim <= 128:
+        return head_dim <= 256
+    return head_dim == (192 if settings.has_narrow_values else 256)
 
 
 class FlashAttention(CapturableBackend):
-    """Attention by calls of the library. Calls for decodes only read lengths and pages on the
-    device, so graphs replay them without an update; those for extends also need the maximum queries
-    of a row on the host.
+    """Attention by FlashAttention 4 for extends of `MIN_QUERIES` queries or more, else by Triton.
+
+    Steps on CUDA graphs, chunked attention and shorter rows run on Triton.
 
     Args:
-        module: `flash_attn_interface` (version 3) or `flash_attn` (version 2).
-        version: 3 or 2.
+        attend: the library's function.
+        others: backend of all other rows, which reads lengths on the device.
+        cap: soft cap of scores, as in AttentionSettings.
     """
 
-    def __init__(self, module: Any, *, version: int) -> None:
-        self._module = module
-        self._version = version
+    needs_exact_lengths = False
 
-    def plan(self, metadata: AttentionMetadata) -> _Step:
-        """Binds the arguments of the library's call."""
-        rows = metadata
-        pages = "page_table" if self._version == 3 else "block_table"
-        options = {pages: rows.page_table, "causal": True}
-        if rows.query_start is None:
-            call = partial(
-                self._module.flash_attn_with_kvcache, cache_seqlens=rows.seq_lens, **options
-            )
-            return _Step(call, is_decode=True)
-        longest_query = max(rows.query_lens_host)
-        if self._version == 3:
-            call = partial(
-                self._module.flash_attn_with_kvcache,
-                cache_seqlens=rows.seq_lens,
-                cu_seqlens_q=rows.query_start,
-                max_seqlen_q=longest_query,
-                **options,
-            )
-            return _Step(call, is_decode=False)
-        key_start = torch.zeros_like(rows.query_start)
-        torch.cumsum(rows.seq_lens, 0, dtype=torch.int32, out=key_start[1:])
-        call = partial(
-            self._module.flash_attn_varlen_func,
-            cu_seqlens_q=rows.query_start,
-            cu_seqlens_k=key_start,
-            max_seqlen_q=longest_query,
-            max_seqlen_k=rows.max_seq_len,
-            **options,
+    def __init__(self, attend: Attend, others: CapturableBackend, *, cap: float = 0.0) -> None:
+        self._attend, self._others, self._cap = attend, others, cap
+        self.captures_ragged = others.captures_ragged
+
+    def plan(self, metadata: AttentionMetadata) -> AttentionStep:
+        """Plans long rows for the library, and others for Triton."""
+        is_long = [length >= MIN_QUERIES for length in metadata.query_lens_host]
+        if metadata.is_chunked or metadata.query_start is None or not any(is_long):
+            return self._others.plan(metadata)
+        rows = split_extends(metadata, is_long)
+        assert rows is not None, "some rows are long"
+        return _Step(
+            attend=self._attend,
+            split=rows,
+            others=None if rows.others is None else self._others.plan(rows.others),
+            cap=self._cap,
         )
-        return _Step(call, is_decode=False)
-
-    def prepare_for_capture(self, metadata: AttentionMetadata) -> _Step:
-        """Plans a decode for a capture; extends are not captured."""
-        assert metadata.query_start is None, "only decodes are captured"
-        return self.plan(metadata)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Step:
-    call: partial[torch.Tensor]
-    is_decode: bool
+    attend: Attend
+    split: SplitExtends
+    """Long rows, and the others."""
+    others: AttentionStep | None
+    """Planned attention of the other rows; None without any."""
+    cap: float
 
     def forward(
         self,
@@ -107,8 +143,40 @@ class _Step:
         sinks: torch.Tensor | None = None,
         value_scale: float = 1.0,
     ) -> torch.Tensor:
-        assert sinks is None, "rejected when the backend is created"
+        """Attends with long rows and others apart; arguments as in AttentionStep."""
         assert value_scale == 1.0, "FP8 caches are rejected when the backend is created"
-        if self.is_decode:
-            return self.call(q.unsqueeze(1), k_cache, v_cache, softmax_scale=scale).squeeze(1)
-        return self.call(q, k_cache, v_cache, softmax_scale=scale)
+        tokens, other_tokens = self.split.tokens, self.split.other_tokens
+        if self.others is None or tokens is None or other_tokens is None:
+            return self._attend_long(q, k_cache, v_cache, scale, sinks)
+        found = self._attend_long(q.index_select(0, tokens), k_cache, v_cache, scale, sinks)
+        rest = self.others.forward(
+            q.index_select(0, other_tokens), k_cache, v_cache, scale=scale, sinks=sinks
+        )
+        out = found.new_empty(len(q), *found.shape[1:])
+        out.index_copy_(0, tokens, found)
+        return out.index_copy_(0, other_tokens, rest)
+
+    def _attend_long(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        scale: float,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        rows = self.split.selected
+        found = self.attend(
+            *(q, k_cache, v_cache),
+            cu_seqlens_q=rows.query_start,
+            seqused_k=rows.seq_lens,
+            max_seqlen_q=max(rows.query_lens_host),
+            max_seqlen_k=rows.max_seq_len,
+            page_table=rows.page_table,
+            softmax_scale=scale,
+            causal=True,
+            # Numbers of keys before and after that of the query's own position.
+            window_size=(rows.window - 1, 0) if rows.window else (None, None),
+            learnable_sink=sinks,
+            softcap=self.cap,
+        )
+        return found[0] if isinstance(found, tuple) else found

@@ -14,7 +14,7 @@ from kernels.rms_norm import rms_norm
 @op
 def prepare_latents(
     q: torch.Tensor,
-    queries: torch.Tensor,
+    queries: torch.Tensor | None,
     rows: LatentRows,
     cache: torch.Tensor,
     slot_mapping: torch.Tensor,
@@ -32,8 +32,10 @@ def prepare_latents(
 
     Args:
         q: [T, H, P + R], with rotary embedding of the last R dimensions; rows may be strided. The
-            first P are scaled in place; the others are undefined afterwards.
-        queries: [T, H, V + R], contiguous; the last R dimensions of each head are written.
+            first P are scaled in place; with `queries` the others are undefined afterwards,
+            without they are rotated in place.
+        queries: [T, H, V + R], contiguous; the last R dimensions of each head are written. None
+            for attention in expanded form.
         rows: latents and rotary parts of the tokens' keys.
         cache: [num_pages, page_size, 1, V + R], contiguous, in the type of q or in FP8 (e4m3).
         slot_mapping: int64 [T], as in `qk_norm_rope_store`.
@@ -47,7 +49,8 @@ def prepare_latents(
     rotary_embedding(rotating_q, rows.rotating.unsqueeze(1), positions, cos_sin_cache)
     if query_scale is not None:
         q *= query_scale[positions].to(q.dtype)[:, None, None]
-    queries[..., value_dim:] = rotating_q
+    if queries is not None:
+        queries[..., value_dim:] = rotating_q
     cells = cache.view(-1, value_dim + rotary_dim)
     latents = rms_norm(rows.latents, rows.weight, rows.eps)
     write_cells(cells[:, :value_dim], slot_mapping, latents, cache_scale)

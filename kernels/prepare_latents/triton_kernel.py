@@ -21,7 +21,7 @@ _HEADS = 16
 @implements(prepare_latents, "triton")
 def launch_prepare_latents(
     q: torch.Tensor,
-    queries: torch.Tensor,
+    queries: torch.Tensor | None,
     rows: LatentRows,
     cache: torch.Tensor,
     slot_mapping: torch.Tensor,
@@ -39,13 +39,14 @@ def launch_prepare_latents(
     plain = query_dim - 2 * half
     heads = min(_HEADS, next_power_of_2(num_heads))
     _prepare_latents_kernel[(num_tokens, cdiv(num_heads, heads) + 1)](
-        q, queries, rows.latents, rows.rotating, rows.weight, rows.eps, cache, slot_mapping,
-        positions, cos_sin_cache, q if query_scale is None else query_scale,
+        q, q if queries is None else queries, rows.latents, rows.rotating, rows.weight, rows.eps,
+        cache, slot_mapping, positions, cos_sin_cache, q if query_scale is None else query_scale,
         q.stride(0), q.stride(1), rows.latents.stride(0), rows.rotating.stride(0),
         cos_sin_cache.stride(0), 1.0 / cache_scale,
         NUM_HEADS=num_heads, HEADS=heads, PLAIN=plain, VALUE_DIM=value_dim, HALF=half,
-        HAS_SCALE=query_scale is not None, BLOCK_PLAIN=next_power_of_2(plain),
-        BLOCK_V=next_power_of_2(value_dim), BLOCK_HALF=next_power_of_2(half),
+        HAS_SCALE=query_scale is not None, IN_PLACE=queries is None,
+        BLOCK_PLAIN=next_power_of_2(plain), BLOCK_V=next_power_of_2(value_dim),
+        BLOCK_HALF=next_power_of_2(half),
     )  # fmt: skip
 
 
@@ -56,8 +57,8 @@ def _prepare_latents_kernel(
     position_ptr, table_ptr, scale_ptr,
     q_token_stride, q_head_stride, latent_stride, rotating_stride, table_stride, inverse,
     NUM_HEADS: tl.constexpr, HEADS: tl.constexpr, PLAIN: tl.constexpr, VALUE_DIM: tl.constexpr,
-    HALF: tl.constexpr, HAS_SCALE: tl.constexpr, BLOCK_PLAIN: tl.constexpr,
-    BLOCK_V: tl.constexpr, BLOCK_HALF: tl.constexpr,
+    HALF: tl.constexpr, HAS_SCALE: tl.constexpr, IN_PLACE: tl.constexpr,
+    BLOCK_PLAIN: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_HALF: tl.constexpr,
 ):  # fmt: skip
     KEPT: tl.constexpr = VALUE_DIM + 2 * HALF
     token = tl.program_id(0).to(tl.int64)
@@ -96,7 +97,9 @@ def _prepare_latents_kernel(
             plain = exists & (place < PLAIN)
             own = tl.load(heads + place, mask=plain, other=0.0)
             tl.store(heads + place, _scaled(own, factor), mask=plain)
-        target = queries_ptr + (token * NUM_HEADS + head) * KEPT + VALUE_DIM + angle[None, :]
+        target = source
+        if not IN_PLACE:
+            target = queries_ptr + (token * NUM_HEADS + head) * KEPT + VALUE_DIM + angle[None, :]
         tl.store(target, first, mask=here)
         tl.store(target + HALF, second, mask=here)
 

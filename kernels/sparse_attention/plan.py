@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 
 from kernels.attention.base import AttentionMetadata
+from kernels.attention.split import to_device
 from kernels.sparse_attention.base import SparsePiece, SparseQueries
 
 _MAX_PAIRS = 1 << 22
@@ -84,8 +85,8 @@ def split_rows(
         return None
     rows = list(_rows(parts, top_k))
     device = positions.device
-    tokens = _sent([token for row in rows for token in row.selecting], device)
-    others = _sent([token for row in rows for token in row.others], device)
+    tokens = to_device([token for row in rows for token in row.selecting], device)
+    others = to_device([token for row in rows for token in row.others], device)
     has_others = len(others) > 0
     return SplitRows(
         queries=SparseQueries(
@@ -118,18 +119,18 @@ def _others(part: AttentionMetadata, rows: Sequence[_Row]) -> AttentionMetadata 
     if not kept:
         return None
     device = part.page_table.device
-    index = _sent([row.number for row in kept], device)
+    index = to_device([row.number for row in kept], device)
     cut = [len(row.selecting) for row in kept]
     lengths = [row.num_others for row in kept]
     query_start = part.query_start
     if query_start is not None:
-        ends = _sent([0, *accumulate(lengths)], device)
+        ends = to_device([0, *accumulate(lengths)], device)
         query_start = ends.to(query_start.dtype)
     seq_lens = part.seq_lens.index_select(0, index)
     return replace(
         part,
         page_table=part.page_table.index_select(0, index),
-        seq_lens=seq_lens - _sent(cut, device).to(seq_lens.dtype),
+        seq_lens=seq_lens - to_device(cut, device).to(seq_lens.dtype),
         seq_lens_host=[row.end - less for row, less in zip(kept, cut, strict=True)],
         query_start=query_start,
         query_lens_host=() if query_start is None else lengths,
@@ -163,12 +164,6 @@ def _pieces(rows: Sequence[_Row]) -> Iterator[SparsePiece]:
 def _piece(rows: Sequence[_Row], start: int, count: int, length: int) -> SparsePiece:
     part = rows[0].part
     columns = -(-length // part.page_size)
-    index = _sent([row.number for row in rows], part.page_table.device)
+    index = to_device([row.number for row in rows], part.page_table.device)
     pages = part.page_table.index_select(0, index)[:, :columns].long()
     return SparsePiece(start, start + count, pages, length)
-
-
-def _sent(values: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Integers as int64 on the device, without waiting for it."""
-    host = torch.tensor(values, dtype=torch.int64)
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host

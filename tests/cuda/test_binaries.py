@@ -43,6 +43,7 @@ from tests.support.kernels.launches import (
     MIXED_TOKENS,
     attention,
     draw,
+    expanded_prompts,
     linear_attention,
     mix,
     prepare,
@@ -173,6 +174,21 @@ def test_keys_are_fetched_ahead_and_their_pages_before_them(
     sizes = fetched_ahead("_attention_kernel", capability, launch)
     assert sizes
     assert all(one == {4, 16} for one in sizes), sizes
+
+
+@pytest.mark.parametrize(
+    "capability",
+    [one if one == 90 else pytest.param(one, marks=pytest.mark.long) for one in CAPABILITIES],
+)
+def test_expanded_prompts_stay_within_their_budgets(capability: int) -> None:
+    """Of DeepSeek's size: one binary for prompts of one and of several pieces of keys, all of which
+    are fetched ahead."""
+
+    def launch() -> None:
+        expanded_prompts(DTYPE)
+
+    assert fetched_ahead("_expanded_kernel", capability, launch) == [{16}]
+    assert exceeded(capability, launch) == []
 
 
 MIXED = MIXED_TOKENS if IS_LONG else MIXED_TOKENS[1:2]

@@ -15,6 +15,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from kernels.attention.triton_backend import TritonAttention
+from kernels.mla_prefill import base as mla_prefill
 from tests.support.checkpoints.dense import write_checkpoint
 from tests.support.checkpoints.families import write_specimen
 from tests.support.checkpoints.sdar import write_sdar
@@ -183,8 +184,14 @@ def of_latents(count: int) -> list[list[int]]:
 
 
 @pytest.mark.randomized  # with more requests
-def test_attention_to_latents_does_not_race(folder_of_latents: str) -> None:
-    """Its programs share counters in one tensor across all steps and graphs."""
+def test_attention_to_latents_does_not_race(
+    folder_of_latents: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its programs share counters in one tensor across all steps and graphs; some prompts are in
+    expanded form, in pieces."""
+    monkeypatch.setattr(mla_prefill, "MIN_QUERIES", 8)
+    monkeypatch.setattr(mla_prefill, "_PIECE_BYTES", 1)
+    monkeypatch.setattr(mla_prefill, "_MIN_KEYS", 10)
     count, max_tokens = (6, 12) if IS_LONG else (4, 4)
     given, asked = of_latents(count), params(count, max_tokens)
     served = on_cuda(folder_of_latents, given, asked)

@@ -3,12 +3,12 @@ if they are not installed."""
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-from collections.abc import Callable
+import inspect
+import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from types import ModuleType
+from typing import Any, ClassVar, cast, get_args
 
 import pytest
 import torch
@@ -20,67 +20,63 @@ from kernels.attention import (
     AttentionSettings,
     CapturableBackend,
     create_attention_backend,
+    flash_backend,
 )
 from kernels.attention.flash_backend import FlashAttention
-from kernels.attention.flashinfer_backend import FlashInferAttention
 from kernels.attention.torch_backend import TorchAttention
-from tests.support.kernels.flashinfer import FlashInfer, attend_paged
-from tests.support.kernels.paged_cases import make_paged, naive_decode, naive_extend
+from tests.support.kernels.paged_cases import Paged, make_paged, naive_decode, naive_extend
 from worker.config import AttentionBackendName
 
 SEQ_LENS, QUERY_LENS = [5, 90, 33, 16], [5, 37, 1, 16]
 
 
-class Flash2:
-    """flash_attn 2.8."""
+class Flash4:
+    """`flash_attn.cute` of flash-attn-4 4.0.0b36."""
+
+    calls: ClassVar[list[int]] = []
+    """Rows of each call."""
 
     @staticmethod
-    def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, *, cache_seqlens, block_table,
-                                softmax_scale=None, causal=False):  # fmt: skip
-        assert q.shape[1] == 1
-        rows = [(t, n, 1) for t, n in zip(block_table, cache_seqlens.tolist(), strict=True)]
-        return attend_paged(q[:, 0], (k_cache, v_cache), softmax_scale, rows).unsqueeze(1)
-
-    @staticmethod
-    def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *,
-                               softmax_scale, causal, block_table):  # fmt: skip
+    def flash_attn_varlen_func(
+        q, k, v, qv=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None,
+        max_seqlen_k=None, min_seqlen_k=None, seqused_q=None, seqused_k=None,
+        gather_kv_indices=None, page_table=None, softmax_scale=None, causal=False,
+        window_size=(None, None), learnable_sink=None, softcap=0.0, num_splits=1, pack_gqa=None,
+        deterministic=False, score_mod=None, score_mod_bwd=None, mask_mod=None,
+        block_sparse_tensors=None, aux_tensors=None, aux_scalars=None, return_lse=False,
+        scheduler_metadata=None, seqlen_k_per_split=None, disable_scheduler_metadata=False,
+        gather_bwd_recompute_p=False, gather_bwd_token_chunk=None,
+    ):  # fmt: skip
         assert causal
-        assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
-        queries, tokens = cu_seqlens_q.diff().tolist(), cu_seqlens_k.diff().tolist()
-        assert (max(queries), max(tokens)) == (max_seqlen_q, max_seqlen_k)
-        rows = list(zip(block_table, tokens, queries, strict=True))
-        return attend_paged(q, (k, v), softmax_scale, rows)
+        assert cu_seqlens_k is None, "not supported with pages"
+        queries, tokens = cu_seqlens_q.diff().tolist(), seqused_k.tolist()
+        assert max_seqlen_q == max(queries)
+        assert max_seqlen_k == max(tokens)
+        assert {t.dtype for t in (cu_seqlens_q, seqused_k, page_table)} == {torch.int32}
+        assert len(page_table) == len(tokens)
+        Flash4.calls.append(len(tokens))
+        left, right = window_size
+        window = 0 if left is None else left + 1
+        assert right == (None if left is None else 0)
+        case = Paged(tokens, k, v, page_table, softmax_scale, softcap, learnable_sink)
+        return naive_extend(case, q, queries, window=window).to(q.dtype), None
 
 
-class Flash3:
-    """flash_attn_interface of FlashAttention 3."""
+class Others(TorchAttention, CapturableBackend):
+    """Torch in the place of Triton."""
 
-    @staticmethod
-    def flash_attn_with_kvcache(q, k_cache, v_cache, *, cache_seqlens, page_table,
-                                cu_seqlens_q=None, max_seqlen_q=None, softmax_scale=None,
-                                causal=False):  # fmt: skip
-        assert causal
-        if cu_seqlens_q is None:
-            return Flash2.flash_attn_with_kvcache(
-                q, k_cache, v_cache, cache_seqlens=cache_seqlens, block_table=page_table,
-                softmax_scale=softmax_scale, causal=True,
-            )  # fmt: skip
-        queries = cu_seqlens_q.diff().tolist()
-        assert max(queries) == max_seqlen_q
-        rows = list(zip(page_table, cache_seqlens.tolist(), queries, strict=True))
-        return attend_paged(q, (k_cache, v_cache), softmax_scale, rows)
+    captures_ragged = True
 
 
 LIBRARIES: dict[str, AttentionBackend] = {
-    "flashinfer": FlashInferAttention(FlashInfer, torch.device("cpu")),
-    "flash2": FlashAttention(Flash2, version=2),
-    "flash3": FlashAttention(Flash3, version=3),
+    "flash": FlashAttention(Flash4.flash_attn_varlen_func, Others()),
     "torch": TorchAttention(),
 }
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_libraries_receive_the_rows(name: str) -> None:
+def test_libraries_receive_the_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flash_backend, "MIN_QUERIES", 16)
     library = LIBRARIES[name]
     case = make_paged(SEQ_LENS, num_kv_heads=2, head_dim=32, page_size=16)
     fused = torch.randn(sum(QUERY_LENS), 6 * 32 + 7)
@@ -97,88 +93,37 @@ def test_libraries_receive_the_rows(name: str) -> None:
         torch.testing.assert_close(found.double(), expected, rtol=2e-5, atol=2e-5)
 
 
-def test_flashinfer_plans_once_per_step() -> None:
-    library = FlashInferAttention(FlashInfer, torch.device("cpu"))
-    case = make_paged([5, 20], num_kv_heads=2, head_dim=32, page_size=16)
-    for step in (1, 2):
-        decode = library.plan(case.decodes())
-        for _ in range(3):
-            q = torch.randn(2, 4, 32)
-            decode.forward(q, case.k_cache, case.v_cache, scale=case.scale)
-        assert library._decode.num_plans == step
-
-
-def test_flashinfer_plans_captured_steps_into_buffers_that_stay() -> None:
-    """Without graph buffers a wrapper plans into its own tensors, which the next plan replaces."""
-    library = FlashInferAttention(FlashInfer, torch.device("cpu"))
-    case = make_paged([5, 20], num_kv_heads=2, head_dim=32, page_size=16)
-    step = library.prepare_for_capture(case.decodes())
-    assert library.prepare_for_capture(case.decodes()) is step
-    rows, width = case.page_table.shape
-    sizes = [len(buffer) for buffer in step._wrapper.buffers]
-    assert sizes == [rows + 1, rows * width, rows]
-
-
-class LateEvent:
-    """An event of a device that does nothing until the host waits."""
-
-    launched: ClassVar[list[Callable[[], None]]] = []
-    """Pending copies."""
-
-    def record(self) -> None:
-        self.number = len(self.launched)
-
-    def synchronize(self) -> None:
-        for number in range(self.number):
-            self.launched[number]()
-
-
-class LateWrapper(FlashInfer.BatchDecodeWithPagedKVCacheWrapper):
-    """Copies plans to the device late, as FlashInfer may."""
-
-    def plan(self, *rows: Any, **options: Any) -> None:
-        super().plan(*rows, **options)
-        place, plan = self._pin_memory_int_workspace_buffer, self.num_plans
-
-        def copy() -> None:
-            assert (place == plan).all(), "another plan has taken its place"
-
-        LateEvent.launched.append(functools.cache(copy))
-
-
-def test_no_flashinfer_plan_takes_the_place_of_one_that_waits_for_its_copy(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("lens", "query_lens", "calls"),
+    [([40, 90], [16, 40], [2]), ([40, 90, 33], [15, 40, 16], [2]), ([40, 9], [15, 9], [])],
+    ids=["all", "some", "none"],
+)
+def test_long_rows_are_those_of_flash(
+    lens: list[int], query_lens: list[int], calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "Event", LateEvent)
-    monkeypatch.setattr(LateEvent, "launched", [])
-    monkeypatch.setattr(FlashInfer, "BatchDecodeWithPagedKVCacheWrapper", LateWrapper)
-    library = FlashInferAttention(FlashInfer, torch.device("cpu"))
-    library._planner._device = torch.device("cuda")
-    case = make_paged([5, 20], num_kv_heads=2, head_dim=32, page_size=16)
-    q = torch.randn(2, 4, 32)
-    for _ in range(11):
-        library.plan(case.decodes()).forward(q, case.k_cache, case.v_cache, scale=case.scale)
-    for copy in LateEvent.launched:
-        copy()
-    assert len(LateEvent.launched) == 11
+    """With windows, soft caps and sinks; not with chunks, which the library does not support."""
+    monkeypatch.setattr(flash_backend, "MIN_QUERIES", 16)
+    monkeypatch.setattr(Flash4, "calls", [])
+    library = FlashAttention(Flash4.flash_attn_varlen_func, Others(cap=5.0), cap=5.0)
+    case = make_paged(lens, num_kv_heads=2, head_dim=32, cap=5.0)
+    case.sinks = torch.randn(4)
+    q = torch.randn(sum(query_lens), 4, 32)
+    for is_chunked in (False, True):
+        how: dict[str, Any] = {"window": 21, "is_chunked": is_chunked}
+        found = case.attend(q, library, case.extends(query_lens, **how))
+        expected = naive_extend(case, q, query_lens, **how)
+        torch.testing.assert_close(found.double(), expected, rtol=2e-5, atol=2e-5)
+    assert Flash4.calls == calls
 
 
-@pytest.mark.parametrize("version", [2, 3])
-def test_captured_flash_steps_read_the_device_alone(version: int) -> None:
-    """Pages and lengths are in static tensors, which are written before a replay."""
-    library = LIBRARIES[f"flash{version}"]
-    assert isinstance(library, CapturableBackend)
-    case = make_paged([33, 48], num_kv_heads=2, head_dim=32, page_size=16)
-    metadata = case.decodes()
-    step = library.prepare_for_capture(metadata)
-    metadata.seq_lens.copy_(torch.tensor([5, 20]))
-    metadata.page_table.copy_(metadata.page_table.flip(0))
-    q = torch.randn(2, 4, 32)
-    expected = library.plan(replace(metadata, seq_lens_host=[5, 20]))
-    caches = (case.k_cache, case.v_cache)
-    torch.testing.assert_close(
-        step.forward(q, *caches, scale=case.scale), expected.forward(q, *caches, scale=case.scale)
+def test_flash_has_the_signature_of_the_stand_in() -> None:
+    """Of the pinned version, if it is installed."""
+    library = pytest.importorskip("flash_attn.cute", exc_type=ImportError)
+    real, own = (
+        [(one.name, one.default) for one in inspect.signature(function).parameters.values()]
+        for function in (library.flash_attn_varlen_func, Flash4.flash_attn_varlen_func)
     )
+    assert real == own
 
 
 def create(name: str, **options: Any) -> AttentionBackend:
@@ -201,32 +146,55 @@ def test_auto_is_what_the_ops_run_on(caplog: pytest.LogCaptureFixture) -> None:
         create("torch", batch_invariant=True, cap=50.0)
 
 
-@pytest.mark.parametrize("name", ["triton", "flashinfer", "flash"])
+@pytest.mark.parametrize("name", ["triton", "flash"])
 def test_a_backend_without_cuda_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="needs a CUDA device: use auto or torch"):
         create(name)
 
 
-@pytest.mark.parametrize("name", ["flashinfer", "flash"])
+@pytest.fixture
+def capability(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU of a compute capability, by default Hopper."""
+    found = getattr(request, "param", (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: found)
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("capability", "options", "message"),
     [
-        ({"batch_invariant": True}, "not batch-invariant"),
-        ({"block_size": 4}, "supports causal attention only"),
-        ({"window": 9}, "use auto, or set --max-model-len 9"),
-        ({"cap": 50.0}, "does not support logit soft-capping"),
-        ({"has_sinks": True}, "does not support attention sinks"),
-        ({"has_fp8_cache": True}, "does not support --kv-cache-dtype fp8"),
-        ({"head_dims": (256, 512)}, "same head size in all layers, not 256 and 512"),
-        ({"dtype": torch.float32}, "supports float16 and bfloat16, not torch.float32"),
+        ((9, 0), {"batch_invariant": True}, "not batch-invariant"),
+        ((9, 0), {"block_size": 4}, "supports causal attention only"),
+        ((9, 0), {"has_latents": True}, "does not support MLA"),
+        ((9, 0), {"has_fp8_cache": True}, "does not support --kv-cache-dtype fp8"),
+        ((9, 0), {"head_dims": (256, 512)}, "up to 256 .* this model has 256 and 512"),
+        ((10, 0), {"head_dims": (192,)}, "192 with values of 128, or 256 on this GPU"),
+        ((10, 0), {"head_dims": (60,)}, "this model has 60"),
+        ((8, 9), {}, "9.x or 10.x .* this GPU has 8.9"),
+        ((9, 0), {"dtype": torch.float32}, "supports float16 and bfloat16, not torch.float32"),
+        ((9, 0), {}, r"not installed .*`pip install 'rayfleet\[gpu\]'"),
+        ((10, 0), {"head_dims": (192,), "has_narrow_values": True}, "not installed"),
+        ((10, 0), {"head_dims": (64, 256)}, "not installed"),
     ],
-    ids=["batch-invariant", "blocks", "window", "cap", "sinks", "fp8", "heads", "fp32"],
+    indirect=["capability"],
 )
-def test_what_a_library_does_not_serve_is_refused(
-    name: str, options: dict[str, Any], message: str
+@pytest.mark.usefixtures("capability")
+def test_what_flash_does_not_serve_is_refused(
+    options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn", None)
     with pytest.raises(ValueError, match=message):
-        create(name, device=torch.device("cuda"), **options)
+        create("flash", device=torch.device("cuda"), **options)
+
+
+@pytest.mark.usefixtures("capability")
+def test_flash_is_created_with_what_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", cast("ModuleType", Flash4))
+    settings = {"window": 9, "cap": 50.0, "has_sinks": True, "head_dims": (64, 256)}
+    library = create("flash", device=torch.device("cuda"), **settings)
+    assert isinstance(library, FlashAttention)
+    assert library.captures_ragged
+    assert not library.needs_exact_lengths
 
 
 def test_heads_that_no_program_holds_are_refused() -> None:
@@ -237,14 +205,6 @@ def test_heads_that_no_program_holds_are_refused() -> None:
             create("triton", head_dims=(576,), has_latents=True, batch_invariant=True)
         with pytest.raises(ValueError, match="up to 512, this model's is 640"):
             create("triton", head_dims=(128, 640))
-
-
-@pytest.mark.parametrize("name", ["flashinfer", "flash"])
-def test_a_library_that_is_not_installed_is_named(name: str) -> None:
-    if any(map(importlib.util.find_spec, ("flashinfer", "flash_attn", "flash_attn_interface"))):
-        pytest.skip("one of the libraries is installed")
-    with pytest.raises(ValueError, match="pip install flash"):
-        create(name, device=torch.device("cuda"))
 
 
 def test_the_options_of_the_command_line_are_the_backends() -> None:

@@ -23,9 +23,17 @@ import torch
 
 from kernels import SamplingParameters, StepRows, StepTensors, gather_step_inputs
 from kernels.attention import AttentionBackend, AttentionMetadata, CapturableBackend
+from kernels.attention.split import split_extends
+from kernels.mla_prefill import Expansion, plan_expanded_rows
 from kernels.sparse_attention.plan import split_rows
 from kernels.states import StateCache, StateRows
-from worker.models.layers.context import AttentionInputs, ForwardContext, KVCache, SparseInputs
+from worker.models.layers.context import (
+    AttentionInputs,
+    ExpandedInputs,
+    ForwardContext,
+    KVCache,
+    SparseInputs,
+)
 from worker.models.layers.kv_cache import KVCacheGroup, KVCacheSpec
 from worker.plan.plan import Plan, StateStore
 from worker.rank.sampling.logprobs import PromptChunk
@@ -387,12 +395,19 @@ def gather_inputs(
     by_layer: dict[int, AttentionInputs] = {}
     for group, page_table in zip(groups, tables.group_tables, strict=True):
         step = gather_step_inputs(tables.token_pool, page_table, rows)
-        parts, sparse = _attention_rows(batch, step, tables, query_start, group.spec), None
-        if group.spec.top_k:
-            parts, sparse = _split(parts, step.positions, group.spec.top_k)
+        spec, sparse, expanded = group.spec, None, None
+        parts = _attention_rows(batch, step, tables, query_start, spec)
+        if spec.top_k:
+            parts, sparse = _split(parts, step.positions, spec.top_k)
+        if spec.expansion is not None and batch.size is None:
+            parts, expanded = _split_prompts(parts, spec.expansion)
         decode, extend = (None if part is None else plan(part) for part in parts)
         inputs = AttentionInputs(
-            slot_mapping=step.slot_mapping, decode=decode, extend=extend, sparse=sparse
+            slot_mapping=step.slot_mapping,
+            decode=decode,
+            extend=extend,
+            sparse=sparse,
+            expanded=expanded,
         )
         by_layer.update(dict.fromkeys(group.layers, inputs))
     context = ForwardContext(
@@ -430,6 +445,23 @@ def _split(
         tokens=rows.tokens,
         others=rows.others,
         num_other_decodes=0 if decode is None else len(decode.seq_lens_host),
+    )
+
+
+def _split_prompts(parts: _Parts, expansion: Expansion) -> tuple[_Parts, ExpandedInputs | None]:
+    """Separates the rows of an eager step that need less work in expanded form."""
+    decode, extend = parts
+    if extend is None:
+        return parts, None
+    lengths = zip(extend.query_lens_host, extend.seq_lens_host, strict=True)
+    num_decodes = 0 if decode is None else len(decode.seq_lens_host)
+    rows = split_extends(extend, [expansion.saves_work(*row) for row in lengths], num_decodes)
+    if rows is None:
+        return parts, None
+    return (decode, rows.others), ExpandedInputs(
+        rows=plan_expanded_rows(rows.selected, expansion.most_keys),
+        tokens=rows.tokens,
+        others=rows.other_tokens,
     )
 
 

@@ -19,7 +19,7 @@ MIN_CAPABILITY = (8, 0)
 """Minimum compute capability for bfloat16 matmuls."""
 FP8_CAPABILITY = (8, 9)
 """Minimum compute capability for conversions from and to FP8 (e4m3)."""
-_WITHOUT_FP8 = ("flash", "flashinfer")
+_WITHOUT_FP8 = ("flash",)
 """Attention backends that do not support FP8 caches."""
 _DTYPES = {
     "float32": torch.float32,

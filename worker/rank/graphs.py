@@ -115,7 +115,6 @@ class StepGraphs:
         tables: tokens, pages and sampling parameters of all slots.
         sizes: sizes in rows, ascending.
         capture: `GraphCapture`; tests on CPU pass a function that captures nothing.
-        backend: attention backend.
         drafts: draft model's proposer, whose decode step is captured at the same sizes; None
             without one.
         token_sizes: sizes in tokens, ascending, for steps whose rows may have any length.
@@ -129,7 +128,6 @@ class StepGraphs:
         tables: DeviceTables,
         sizes: Sequence[int],
         capture: Capture,
-        backend: CapturableBackend,
         drafts: DeviceModelProposer | None = None,
         *,
         token_sizes: Sequence[int] = (),
@@ -138,7 +136,6 @@ class StepGraphs:
         self._run_model = forward
         self._compute_logits = compute_logits
         self._tables = tables
-        self._backend = backend
         self._drafts = drafts
         # Sizes, without those that rows cannot fill because requests are short.
         self._sizes = tuple(sizes)
@@ -228,9 +225,6 @@ class StepGraphs:
         assert batch.staged is not None, "graphs gather their inputs"
         if batch.num_tokens:
             return self._forward_ragged(batch, batch.staged)
-        # The host may not know the ends of blocks; backends that need them run no blocks.
-        ends = batch.rows[:, 1] + batch.rows[:, 2]
-        self._backend.prepare_for_replay(self._tables.page_table, batch.staged["slots"], ends)
         self._forward[batch.size]()
         assert self._hidden is not None, "a replay makes hidden states"
         return self._hidden[: batch.num_rows * self._row_tokens]
@@ -364,7 +358,6 @@ class StepCapture:
         sizes: sizes in rows, ascending.
         token_sizes: sizes in tokens, ascending; may be empty.
         streams: the rank's streams.
-        backend: attention backend.
         show_progress: whether to show a progress bar and log the result.
     """
 
@@ -373,14 +366,12 @@ class StepCapture:
         sizes: Sequence[int],
         token_sizes: Sequence[int],
         streams: DeviceStreams,
-        backend: CapturableBackend,
         *,
         show_progress: bool,
     ) -> None:
         self._sizes = tuple(sizes)
         self._token_sizes = tuple(token_sizes)
         self._streams = streams
-        self._backend = backend
         self._show_progress = show_progress
         self.expected = 0
         """Measured bytes that all graphs will take."""
@@ -399,7 +390,7 @@ class StepCapture:
 
         def taken_by(sizes: Sequence[int], token_sizes: Sequence[int]) -> int:
             before = self._free_bytes()
-            steps = (forward, compute_logits, tables, sizes, capture, self._backend, drafts)
+            steps = (forward, compute_logits, tables, sizes, capture, drafts)
             graphs.append(StepGraphs(*steps, token_sizes=token_sizes, show_progress=False))
             return max(0, before - self._free_bytes())
 
@@ -426,7 +417,6 @@ class StepCapture:
             tables,
             self._sizes,
             GraphCapture(self._streams),
-            self._backend,
             drafts,
             token_sizes=self._token_sizes,
             show_progress=self._show_progress,
@@ -483,4 +473,4 @@ def create_capture(
     captured = [one for one in backends if isinstance(one, CapturableBackend)]
     if model.block_size == 1 and all(one.captures_ragged for one in captured):
         token_sizes = token_capture_sizes(config, model.hidden_size)
-    return StepCapture(sizes, token_sizes, streams, backend, show_progress=group.rank == 0)
+    return StepCapture(sizes, token_sizes, streams, show_progress=group.rank == 0)

@@ -27,18 +27,22 @@ class ProfilePlans:
     """Steps that only access the dummy page of a cache."""
 
     plans: tuple[Plan, ...]
-    """The largest prefill, then the largest sampling step."""
+    """The largest prefills, then the largest sampling step."""
     num_tokens: int
     """Tokens of the longest row."""
 
 
-def profile_plans(config: EngineConfig, *, max_model_len: int, block_size: int) -> ProfilePlans:
+def profile_plans(
+    config: EngineConfig, *, max_model_len: int, block_size: int, short_row: int = 0
+) -> ProfilePlans:
     """Plans for the engine's largest steps.
 
     Args:
         config: the engine's configuration, for its limits.
         max_model_len: tokens of the longest request.
         block_size: block size of a block-diffusion model; else 1.
+        short_row: tokens up to which rows of a prefill are computed in another way than longer
+            ones, which may take more memory; 0 if there is only one way.
     """
     max_num_tokens = config.scheduling.max_num_batched_tokens
     slots = range(config.scheduling.max_num_seqs)
@@ -60,5 +64,9 @@ def profile_plans(config: EngineConfig, *, max_model_len: int, block_size: int) 
     if block:
         prefill = [BlockRow(slot, 0, chunk) for slot in slots[:num_chunks]]
         sampling = [BlockRow(slot, known, block_size) for slot in slots]
-    plans = (Plan(0, admits, [], prefill), Plan(0, processed, [], sampling))
+    prefills = [prefill]
+    if 0 < short_row < chunk:
+        count = -(-max_num_tokens // short_row)
+        prefills.append([PlannedRow(slot, 0, short_row, 1) for slot in slots[:count]])
+    plans = *(Plan(0, admits, [], rows) for rows in prefills), Plan(0, processed, [], sampling)
     return ProfilePlans(plans=plans, num_tokens=chunk + 1)

@@ -11,6 +11,7 @@ import torch
 
 from kernels import registry
 from kernels.attention import AttentionBackend, AttentionSettings, create_attention_backend
+from kernels.mla_prefill.base import MIN_QUERIES
 from worker.config import EngineConfig
 from worker.models.config.model_config import ModelConfig, load_model_config
 from worker.models.layers.context import KVCache
@@ -449,8 +450,12 @@ class ModelRunner:
     def _profile(self) -> None:
         """Runs the largest prefill and the largest sampling step, on a cache that uses only the
         dummy page."""
+        is_expanded = self._layout.spec.expansion is not None
         largest = profile_plans(
-            self.config, max_model_len=self.max_model_len, block_size=self.model_config.block_size
+            self.config,
+            max_model_len=self.max_model_len,
+            block_size=self.model_config.block_size,
+            short_row=MIN_QUERIES - 1 if is_expanded else 0,
         )
         with self._on_compute_stream():
             num_blocks = -(-largest.num_tokens // self.config.cache.page_size)

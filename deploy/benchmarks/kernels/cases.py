@@ -10,6 +10,7 @@ import torch
 
 import kernels
 from deploy.benchmarks.kernels.case import Case, Shape, elementwise_case
+from deploy.benchmarks.kernels.mla import expanded_prompt
 from deploy.benchmarks.kernels.sparse import SPARSE_CASES
 from deploy.benchmarks.kernels.states import MAMBA_STEPS, gated_delta_step
 from kernels import EditRows, PenaltyRows, SamplingParameters, TokenEdits, registry
@@ -68,6 +69,10 @@ def make_cases(
         *(
             (op, partial(make, rows, context, shape.q_heads, device, dtype))
             for op, make in SPARSE_CASES.items()
+        ),
+        (
+            "attend_to_expanded",
+            partial(expanded_prompt, _CHUNK, context, shape.q_heads, device, dtype),
         ),
         ("gumbel_noise", maker.noise),
         *(("sample_tokens", partial(maker.sample, kind)) for kind in _SAMPLING),

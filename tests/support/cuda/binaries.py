@@ -19,6 +19,7 @@ MULTIPLYING: dict[str, int] = {
     "_packed_matmul_kernel": 0,
     "_packed_multiply_kernel": 0,
     "_fp8_multiply_kernel": 0,
+    "_expanded_kernel": 0,
 }
 """Kernels with matrix products, and the number of tile rows up to which mma.sync suffices: that is
 the case for single queries and for heads of 512 dimensions, and optional for experts. Pieces of
@@ -35,6 +36,7 @@ def product(kernel: str, tile_rows: int, capability: int) -> str:
 REGISTERS: dict[str, int] = {
     # Each thread holds a part of the output, and with splits the merged one; nothing is spilt.
     "_attention_kernel": 255,
+    "_expanded_kernel": 255,
     "_matmul_kernel": 255,
     # With tiles of 64 rows before Hopper, whose products take the decoded weights in registers.
     "_packed_matmul_kernel": 255,

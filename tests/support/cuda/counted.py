@@ -183,7 +183,7 @@ def count_launches(
         assert isinstance(backend, CapturableBackend)
         with torch.inference_mode():
             steps = (built.run_model, built.model.compute_logits, built._tables)
-            sizes = ((ROWS,), capture, backend)
+            sizes = ((ROWS,), capture)
             StepGraphs(*steps, *sizes, show_progress=False)
             own = list(by_layer)
             forward, *draws = map(len, captured)

@@ -106,21 +106,16 @@ def run_plans_ahead(runner: ModelRunner) -> list[StepResult]:
     return [*results, steps[-1].result()]
 
 
-def noting_replays(
-    replayed: list[int], *, runs_first: bool = False
-) -> Callable[[Callable[[], None]], Callable[[], None]]:
+def noting_replays(replayed: list[int]) -> Callable[[Callable[[], None]], Callable[[], None]]:
     """Replacement for capturing a graph: a replay calls the function that a graph would repeat.
 
     Args:
         replayed: gets the size of each replay's graph: rows of a forward pass or of sampling, or
             tokens if rows have any length.
-        runs_first: also launches once before the capture, as on CUDA.
     """
 
     def capture(launch: Callable[[], None]) -> Callable[[], None]:
         assert isinstance(launch, partial)
-        if runs_first:
-            launch()
 
         def replay() -> None:
             what = launch.args[0]

@@ -63,6 +63,7 @@ from kernels.linear import WeightCode
 from kernels.linear.triton_kernel import matmul_fixed_tiles
 from tests.support.kernels.delta_cases import Row, make_cache, make_layer, make_rows
 from tests.support.kernels.experts import make_codes, make_experts, make_quantized_experts
+from tests.support.kernels.mla_cases import make_prompts
 from tests.support.kernels.paged_cases import make_paged
 from tests.support.kernels.scan_cases import make_scan_step
 from tests.support.kernels.sparse_cases import make_queries
@@ -284,6 +285,21 @@ def prepare(rows: int, place: Callable[[torch.Tensor], torch.Tensor]) -> None:
         slots=newest, newest=newest, count=4, shortest=2, longest=12, num_tokens=99 + rows
     )
     draft_ngrams(pool, lookup)
+
+
+def expanded_prompts(dtype: torch.dtype) -> None:
+    """Prompts of DeepSeek's size in expanded form: one of several pieces, and several of one."""
+    prompts = make_prompts(
+        *([300, 9], [150, 9]),
+        heads=16,
+        latent=512,
+        rotary=64,
+        plain=128,
+        value=128,
+        dtype=dtype,
+    )
+    for most_keys in (200, 400):
+        prompts.attend(most_keys)
 
 
 def sparse_attention(dtype: torch.dtype) -> None:

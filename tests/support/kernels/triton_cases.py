@@ -57,6 +57,7 @@ from tests.support.effort import is_thorough
 from tests.support.kernels.delta_cases import DELTA_CASES
 from tests.support.kernels.experts import make_codes, make_experts, make_quantized_experts
 from tests.support.kernels.fp8_cases import FP8_CASES
+from tests.support.kernels.mla_cases import MLA_CASES
 from tests.support.kernels.paged_cases import Paged, make_paged, naive_decode
 from tests.support.kernels.sampling_cases import SAMPLING_CASES
 from tests.support.kernels.scan_cases import SCAN_CASES
@@ -228,28 +229,31 @@ def qk_norm_rope_store_case(device: str, dtype: torch.dtype) -> None:
 
 def prepare_latents_case(device: str, dtype: torch.dtype) -> None:
     """More and fewer heads than in a program; queries that are slices of wider rows, scaled or not;
-    a weight of another type."""
+    in place or not; a weight of another type."""
     slots, positions = (torch.tensor(n, device=device) for n in ([5, 17, 0, 31], [0, 7, 49, 7]))
     table, weight = torch.randn(50, 20, device=device), torch.randn(44).to(device)
-    for num_heads, scale in ((21, None), (5, torch.rand(50).to(device))):
+    factors = torch.rand(50).to(device)
+    for num_heads, scale, in_place in ((21, None, False), (5, factors, False), (2, factors, True)):
         row = _randn(4, num_heads * 32 + 44 + 20, device=device, dtype=dtype)
 
         def run(
             row: torch.Tensor = row,
             num_heads: int = num_heads,
             scale: torch.Tensor | None = scale,
+            in_place: bool = in_place,
         ) -> tuple[torch.Tensor, ...]:
             q, latents, rotating = row.clone().split([num_heads * 32, 44, 20], dim=1)
             q = q.unflatten(1, (num_heads, 32))
             cache = torch.zeros(4, 8, 1, 64, device=device, dtype=dtype)
             queries = torch.zeros(4, num_heads, 64, device=device, dtype=dtype)
+            own = None if in_place else queries
             prepare_latents(
-                *(q, queries, LatentRows(latents, rotating, weight, 1e-5), cache, slots),
+                *(q, own, LatentRows(latents, rotating, weight, 1e-5), cache, slots),
                 positions=positions,
                 cos_sin_cache=table,
                 query_scale=scale,
             )
-            return cache, q[..., :12], queries
+            return cache, q if in_place else q[..., :12], queries
 
         _compare(run, dtype)
 
@@ -688,6 +692,7 @@ CASES: list[Case] = [
     *SPARSE_CASES,
     latent_case,
     latent_steps_case,
+    *MLA_CASES,
     *FP8_CASES,
     block_extend_case,
     choose_experts_case,

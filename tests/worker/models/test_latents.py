@@ -4,7 +4,6 @@ unsupported settings."""
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kernels.attention import AttentionSettings, create_attention_backend
+from kernels import Expansion
+from kernels.mla_prefill import base as mla_prefill
 from tests.support.checkpoints.families import write_specimen
 from tests.support.checkpoints.fp8 import QUANTIZATION, dequantize, quantize
 from tests.support.checkpoints.specimen import VOCAB_SIZE
@@ -113,6 +113,52 @@ def test_batch_invariant_outputs_are_bitwise_equal(folder: Path, ranks: int) -> 
     assert run(max_num_batched_tokens=32) == [alone]
 
 
+def expand_rows(patch: pytest.MonkeyPatch, rows: list[tuple[int, int]]) -> None:
+    """Rows of more than three queries are in expanded form, in pieces of 7 keys; notes them."""
+
+    def note(_: Expansion, num_queries: int, seq_len: int) -> bool:
+        if num_queries > 3:
+            rows.append((num_queries, seq_len))
+        return num_queries > 3
+
+    patch.setattr(Expansion, "saves_work", note)
+    patch.setattr(mla_prefill, "_PIECE_BYTES", 1)
+    patch.setattr(mla_prefill, "_MIN_KEYS", 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("deepseek-v3", {}),
+        ("deepseek-v2-lite", {"kv_cache_dtype": "fp8"}),
+        pytest.param("mistral4", {}, marks=pytest.mark.long),
+        pytest.param("longcat", {}, marks=pytest.mark.long),
+    ],
+)
+def test_prompts_in_expanded_form_have_the_same_logits(
+    name: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole, in chunks, after a prefix, and in steps with decodes and prompts that are not
+    expanded."""
+    torch.set_num_threads(1)
+    write_specimen(name, tmp_path)
+
+    def logits() -> torch.Tensor:
+        first = Request(prompt=list(range(3, 43)))
+        requests = [
+            first,
+            Request(prompt=[7, 3, 9], slot=1, arrival=1),
+            Request(prompt=[*range(3, 43), 5, 6], slot=2, arrival=4, prefix_of=first),
+        ]
+        generate(make_runner(str(tmp_path), **options), requests, chunk=16)
+        return torch.stack([row for request in requests for row in request.logits])
+
+    expected, rows = logits(), list[tuple[int, int]]()
+    expand_rows(monkeypatch, rows)
+    torch.testing.assert_close(logits(), expected, rtol=2e-5, atol=2e-5)
+    assert (16, 32) in rows
+
+
 def write_fp8(folder: Path, own: Path, dequantized: Path) -> None:
     """The checkpoint with its linear weights in FP8, and dequantized."""
     tensors = load_file(folder / "model.safetensors")
@@ -145,21 +191,6 @@ def test_fp8_weights_are_what_the_dequantized_ones_are(name: str, tmp_path: Path
         generate(make_runner(str(tmp_path / folder)), [request])
         found.append(torch.stack(request.logits))
     assert torch.equal(*found)
-
-
-@pytest.mark.parametrize(
-    ("backend", "changes", "named"),
-    [
-        ("flash", {}, "does not support MLA"),
-        ("flashinfer", {}, "does not support MLA"),
-    ],
-)
-def test_what_knows_no_latents_refuses_them(
-    backend: str, changes: dict[str, Any], named: str
-) -> None:
-    settings = AttentionSettings(device=CPU, dtype=torch.bfloat16, page_size=16, has_latents=True)
-    with pytest.raises(ValueError, match=named):
-        create_attention_backend(backend, replace(settings, **changes))
 
 
 def test_the_compiled_library_is_rejected(folder: Path) -> None:

@@ -135,5 +135,8 @@ def test_the_largest_draw_has_all_that_takes_memory_later() -> None:
         assert params.biases
         assert params.num_logprobs >= 0
     assert all(admit.logits_params is None for admit in prefill.admits)
+    prefill, short, _ = profile_plans(config, max_model_len=64, block_size=1, short_row=20).plans
+    assert [row.length for row in prefill.rows] == [63] * 3
+    assert [row.length for row in short.rows] == [20] * 3
     blocks = profile_plans(config, max_model_len=64, block_size=4).plans
     assert all(admit.logits_params is None for plan in blocks for admit in plan.admits)

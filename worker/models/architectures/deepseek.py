@@ -12,11 +12,13 @@ from typing import ClassVar
 import torch
 
 from kernels import (
+    Expansion,
     Fp8Inputs,
     LatentRows,
     PackedLinear,
     attend_to_cells,
     linear,
+    mla_prefill,
     pack_linear_weight,
     prepare_latents,
 )
@@ -25,7 +27,12 @@ from worker.models.architectures.llama import PreNormLayer
 from worker.models.architectures.qwen3_moe import Qwen3MoeForCausalLM
 from worker.models.layers.attention import attend_to_rows
 from worker.models.layers.cache_scales import CacheScales
-from worker.models.layers.context import AttentionInputs, ForwardContext, KVCache
+from worker.models.layers.context import (
+    AttentionInputs,
+    ExpandedInputs,
+    ForwardContext,
+    KVCache,
+)
 from worker.models.layers.indexer import Indexer
 from worker.models.layers.kv_cache import KVCacheSpec, StateSpec
 from worker.models.layers.linear import (
@@ -59,14 +66,15 @@ class DeepseekForCausalLM(Qwen3MoeForCausalLM):
 
 
 class LatentAttention:
-    """Multi-head latent attention (MLA, arXiv 2405.04434), computed in the latent space.
+    """Multi-head latent attention (MLA, arXiv 2405.04434), computed in the latent space or, for
+    prompts, with the keys and values of all heads.
 
     Keys and values of all heads are projections of one latent vector c per token, except for a part
     r of the key that has rotary embedding and is the same for all heads. The score of a head's
     query q without rotary embedding with its key U c is q · (U c) = (U^T q) · c. So all heads share
     the "key" [c, r], whose leading part c is the "value", and each head projects the result to its
     values afterwards. The cache holds [c, r] once, whole on every rank; heads are divided among the
-    ranks.
+    ranks. Rows for which it takes less work (`Expansion.saves_work`) attend to U c and r instead.
 
     With sparse attention, a query attends to the tokens that an indexer selects: the layer's, or
     that of the last layer with one.
@@ -92,6 +100,13 @@ class LatentAttention:
         self._scale = mla.query_dim**-0.5 * mla.score_factor
         self.indexer = _indexer(model, index)
         """Selects tokens; None without sparse attention, or if an earlier layer selects them."""
+        self._batch_invariant = options.batch_invariant
+        self._expansion: Expansion | None = None
+        if mla.indexer is None and not options.batch_invariant:
+            self._expansion = Expansion(
+                *(self._num_heads, mla.kv_rank, mla.rotary_dim, mla.plain_dim, mla.value_dim),
+                itemsize=options.dtype.itemsize,
+            )
         self.kv_cache_spec: KVCacheSpec | None = KVCacheSpec(
             num_kv_heads=1,
             head_dim=mla.cached_dim,
@@ -99,6 +114,7 @@ class LatentAttention:
             value_dim=mla.kv_rank,
             top_k=0 if mla.indexer is None else mla.indexer.top_k,
             index_keys=None if self.indexer is None else self.indexer.keys,
+            expansion=self._expansion,
         )
         """Specification of the layer's cache of latents."""
         self.state_spec: StateSpec | None = None
@@ -135,7 +151,8 @@ class LatentAttention:
         self.output = RowParallelLinear(
             config.num_heads * mla.value_dim, config.hidden_size, bias=False, options=options
         )
-        self._batch_invariant = options.batch_invariant
+        self._up: torch.Tensor
+        """[heads * (plain_dim + value_dim), kv_rank]: projects latents to keys and values."""
         self._to_latents: _HeadProducts
         """[heads, plain_dim, kv_rank]: projects queries without rotary embedding to the latent
         space."""
@@ -163,7 +180,8 @@ class LatentAttention:
         self.down.process_after_loading()
         if self.q_up is not None:
             self.q_up.process_after_loading()
-        up = self.kv_up.weight.dense().view(self._num_heads, -1, self._mla.kv_rank)
+        self._up = self.kv_up.weight.dense()
+        up = self._up.view(self._num_heads, -1, self._mla.kv_rank)
         keys, values = up.split([self._mla.plain_dim, self._mla.value_dim], dim=1)
         self._to_latents, self._to_values = (
             _HeadProducts(weights, batch_invariant=self._batch_invariant)
@@ -202,8 +220,8 @@ class LatentAttention:
                 q = self.q_up.forward(self.q_norm.forward_fp8(q, None, fp8_inputs)[0])
             else:
                 q = self.q_up.forward(self.q_norm.forward(q))
-        q = q.unflatten(-1, (self._num_heads, -1))
-        queries = q.new_empty(*q.shape[:2], self._mla.cached_dim)
+        q, expanded = q.unflatten(-1, (self._num_heads, -1)), inputs.expanded
+        queries = None if expanded is not None else self._empty_queries(q)
         cache_scale = self.cache_scales.key
         prepare_latents(
             *(q, queries, LatentRows(latents, rotating, self.kv_norm.weight, self.kv_norm.eps)),
@@ -214,16 +232,64 @@ class LatentAttention:
             cache_scale=cache_scale,
         )
         if logits_indices is not None and not len(logits_indices):
-            nothing: torch.Tensor = queries.new_empty(0, self._hidden_size)
+            nothing: torch.Tensor = q.new_empty(0, self._hidden_size)
             return nothing
+        if queries is None:
+            assert expanded is not None, "only queries in expanded form stay as they are"
+            values = self._attend_expanded(q, cache, inputs, expanded, ctx.num_decode_tokens)
+            if logits_indices is not None:
+                values = values.index_select(0, logits_indices)
+        else:
+            self._absorb(q, queries)
+            found = self._attend(queries, cache, inputs, ctx.num_decode_tokens)
+            if logits_indices is not None:
+                found = found.index_select(0, logits_indices)
+            values = self._values(found)
+        return self.output.forward(values.flatten(1))
+
+    def _empty_queries(self, q: torch.Tensor) -> torch.Tensor:
+        return q.new_empty(*q.shape[:2], self._mla.cached_dim)
+
+    def _absorb(self, q: torch.Tensor, queries: torch.Tensor) -> None:
+        """Projects queries without rotary embedding to the latent space, into `queries`."""
         plain, absorbed = q[..., : self._mla.plain_dim], queries[..., : self._mla.kv_rank]
         self._to_latents.multiply(plain, absorbed)
-        found = self._attend(queries, cache, inputs, ctx.num_decode_tokens)
-        if logits_indices is not None:
-            found = found.index_select(0, logits_indices)
+
+    def _values(self, found: torch.Tensor) -> torch.Tensor:
+        """Projects results of attention in the latent space to the heads' values."""
         values = found.new_empty(*found.shape[:2], self._mla.value_dim)
         self._to_values.multiply(found, values)
-        return self.output.forward(values.flatten(1))
+        return values
+
+    def _attend_expanded(
+        self,
+        q: torch.Tensor,
+        cache: KVCache,
+        inputs: AttentionInputs,
+        expanded: ExpandedInputs,
+        num_decodes: int,
+    ) -> torch.Tensor:
+        """Attention of a step with rows in expanded form, [T, heads, query_dim] to [T, heads,
+        value_dim]. Other rows attend in the latent space."""
+        assert self._expansion is not None, "rows are in expanded form by the layer's sizes"
+        tokens, others = expanded.tokens, expanded.others
+        scale = self.cache_scales.key
+        found = mla_prefill(
+            *(q if tokens is None else q.index_select(0, tokens), cache.k, self._up),
+            *(expanded.rows, self._expansion),
+            scale=self._scale * scale,
+            value_scale=scale,
+        )
+        if tokens is None or others is None:
+            return found
+        absorbing = q.index_select(0, others)
+        queries = self._empty_queries(absorbing)
+        queries[..., self._mla.kv_rank :] = absorbing[..., self._mla.plain_dim :]
+        self._absorb(absorbing, queries)
+        values = self._values(self._attend(queries, cache, inputs, num_decodes))
+        out = found.new_empty(len(q), *found.shape[1:])
+        out.index_copy_(0, tokens, found)
+        return out.index_copy_(0, others, values)
 
     def _attend(
         self, queries: torch.Tensor, cache: KVCache, inputs: AttentionInputs, num_decodes: int

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from kernels.attention import AttentionStep
+from kernels.mla_prefill import ExpandedRows
 from kernels.sparse_attention import SparseQueries
 from kernels.states import StateCache, StateRows
 
@@ -49,6 +50,17 @@ class SparseInputs:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ExpandedInputs:
+    """Inputs of the rows of a step whose attention to latents (MLA) is in expanded form."""
+
+    rows: ExpandedRows
+    tokens: torch.Tensor | None
+    """[N] int64, ascending: tokens of the step that belong to these rows; None for all."""
+    others: torch.Tensor | None
+    """[M] int64, ascending: the other tokens of the step; None if there are none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionInputs:
     """Attention inputs of a step, shared by all layers of a group."""
 
@@ -61,6 +73,8 @@ class AttentionInputs:
     sparse: SparseInputs | None = None
     """Queries that attend to a selection of tokens, which `decode` and `extend` then exclude; None
     without any."""
+    expanded: ExpandedInputs | None = None
+    """Rows in expanded form, which `extend` then excludes; None without any."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from kernels.mla_prefill import Expansion
 from worker.protocol.page_groups import PageGroups
 
 _MOST_PADDING = 1.25
@@ -48,6 +49,9 @@ class KVCacheSpec:
     index_keys: IndexKeys | None = None
     """Index keys that the layer caches beside its planes; None if it has none, or attends to the
     tokens that an earlier layer selected."""
+    expansion: Expansion | None = None
+    """Sizes of keys and values that are computed from latents for long prompts; None if all
+    attention is over the latents themselves."""
 
     @property
     def num_planes(self) -> int:

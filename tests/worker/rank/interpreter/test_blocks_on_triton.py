@@ -38,10 +38,9 @@ def test_tokens_and_rounds(tmp_path: Path, is_static: bool) -> None:
         runner = engine.runner
         if is_static:
             steps = (runner.run_model, runner.model.compute_logits, runner._tables)
-            backend = runner._attention
-            assert isinstance(backend, CapturableBackend)
+            assert isinstance(runner._attention, CapturableBackend)
             runner._graphs = StepGraphs(
-                *steps, (1, 4), noting_replays(replayed), backend, show_progress=False
+                *steps, (1, 4), noting_replays(replayed), show_progress=False
             )
         found = engine.serve(prompts, SamplingParams(temperature=0.0, max_tokens=6))
     for prompt, output in zip(prompts, found, strict=True):

@@ -52,11 +52,10 @@ def test_padded_steps_on_static_buffers_draw_the_same(
     replayed: list[int] = []
 
     with torch.inference_mode():
-        backend = static._attention
-        assert isinstance(backend, CapturableBackend)
+        assert isinstance(static._attention, CapturableBackend)
         steps = (static.run_model, static.model.compute_logits, static._tables)
         static._graphs = StepGraphs(
-            *(*steps, GRAPH_SIZES, noting_replays(replayed), backend),
+            *(*steps, GRAPH_SIZES, noting_replays(replayed)),
             token_sizes=token_sizes,
             show_progress=False,
         )
