@@ -29,7 +29,7 @@ def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
 
 def _docstrings(source: Source) -> Iterator[tuple[int, str]]:
     """Line and text of docstrings of modules, classes, functions and fields."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         body = getattr(node, "body", None)
         for statement in body if isinstance(body, list) else ():
             match statement:

@@ -1,4 +1,4 @@
-"""Import rules beyond import-linter's contracts: cycles, and processes that load torch."""
+"""Import rules beyond import-linter's contracts: cycles, and processes that load torch or Ray."""
 
 from __future__ import annotations
 
@@ -71,14 +71,18 @@ def test_worker_package_imports_nothing() -> None:
     assert (ROOT / "worker" / "__init__.py").read_text() == ""
 
 
+@pytest.mark.slow
 def test_torch_stays_out_of_processes_that_need_none() -> None:
-    """A single process imports all of them: if they together do not load torch, none does."""
+    """A single process imports all of them, the gateway's first, which must not load Ray either: if
+    they together do not load torch, none does."""
     code = f"""
 import importlib, sys
 for module in {TORCH_FREE}:
     importlib.import_module(module)
     if "torch" in sys.modules:
         sys.exit(f"{{module}} imports torch")
+    if module.startswith("router.") and "ray" in sys.modules:
+        sys.exit(f"{{module}} imports Ray")
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 0, done.stderr

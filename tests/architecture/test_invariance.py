@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -28,12 +28,12 @@ MODULES = {
 """Namespaces with these functions; tensors have them as methods."""
 
 
-def placed_calls(tree: ast.AST) -> Iterator[str]:
-    """Uses of these functions: a function of torch by its name, or a method of any object that is
-    called."""
-    names = _names_of_torch(tree)
-    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    for node in ast.walk(tree):
+def placed_calls(nodes: Sequence[ast.AST]) -> Iterator[str]:
+    """Uses of these functions among the nodes of a file: a function of torch by its name, or a
+    method of any object that is called."""
+    names = _names_of_torch(nodes)
+    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    for node in nodes:
         if isinstance(node, ast.Attribute):
             function = node.attr.rstrip("_").lower()
             owner = _dotted(node.value, names)
@@ -48,10 +48,10 @@ def placed_calls(tree: ast.AST) -> Iterator[str]:
                 yield f"{node.lineno}: {ast.unparse(node)}"
 
 
-def _names_of_torch(tree: ast.AST) -> dict[str, str]:
+def _names_of_torch(nodes: Sequence[ast.AST]) -> dict[str, str]:
     """Dotted names of torch by the names that a module imports or assigns."""
     names = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.asname and alias.name.startswith("torch"):
@@ -85,7 +85,7 @@ def test_functions_that_depend_on_the_place_are_called_in_one_module_only() -> N
     found = {
         source.path: calls
         for source in sources(*FLOORS)
-        if is_torch_code(source) and (calls := list(placed_calls(source.tree)))
+        if is_torch_code(source) and (calls := list(placed_calls(source.nodes)))
     }
     assert found == {}, f"use the functions of {HOME}, or --batch-invariant breaks"
 
@@ -107,7 +107,7 @@ def test_functions_that_depend_on_the_place_are_called_in_one_module_only() -> N
     ],
 )
 def test_a_call_is_found(code: str) -> None:
-    assert list(placed_calls(ast.parse(code)))
+    assert list(placed_calls(Source("", code).nodes))
 
 
 @pytest.mark.parametrize(
@@ -120,4 +120,4 @@ def test_a_call_is_found(code: str) -> None:
     ],
 )
 def test_other_code_is_not(code: str) -> None:
-    assert not list(placed_calls(ast.parse(code)))
+    assert not list(placed_calls(Source("", code).nodes))

@@ -28,9 +28,9 @@ from worker.protocol.text.detokenizer import Detokenizer
 MEBI = 1 << 20
 
 
-def many(begin: str, item: str, end: str, size: int = 31 * MEBI) -> bytes:
-    """A body of the maximum size."""
-    return f"{begin}{','.join([item] * (size // (len(item) + 1)))}{end}".encode()
+def many(begin: str, item: str, end: str) -> bytes:
+    """A body with several times the maximum number of values."""
+    return f"{begin}{','.join([item] * (4 * MEBI // (len(item) + 1)))}{end}".encode()
 
 
 HOSTILE: dict[str, Callable[[], bytes]] = {
@@ -39,7 +39,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "parts": lambda: many(
         '{"messages":[{"role":"user","content":[', '{"type":"text","text":""}', "]}]}"
     ),
-    "allowed ids": lambda: many('{"prompt":"a","allowed_token_ids":[', "1", "]}", 4 * MEBI),
+    "allowed ids": lambda: many('{"prompt":"a","allowed_token_ids":[', "1", "]}"),
     "empty lists": lambda: many('{"prompt":[', "[]", "]}"),
     "members": lambda: many('{"prompt":"a","logit_bias":{', '"1":1', "}}"),
 }

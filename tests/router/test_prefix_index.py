@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from router.fleet.hash_table import HashTable
 from router.fleet.index import PrefixIndex
-from tests.support.effort import cases
+from tests.support.effort import IS_LONG, cases
 from worker.protocol.messages import BlockRemoved, BlockStored, Tier
 
 GOLDEN = 0x9E3779B97F4A7C15
@@ -213,7 +213,7 @@ def test_nothing_goes_wrong_while_the_table_moves() -> None:
         check(random.choice(pool, 40).tolist())
         assert index.num_blocks("a") == len(held) <= len(index)
     assert num_moving > 15
-    check(pool.tolist())
+    check((pool if IS_LONG else pool[::5]).tolist())
 
 
 def test_blocks_cost_few_bytes_at_every_size() -> None:

@@ -278,7 +278,7 @@ def test_bounds_and_rate_of_change_hold_under_any_load(
                 assert fleet.now - rose_at >= config.downscale_delay_s
 
 
-@settings(max_examples=cases(60), deadline=None)
+@settings(max_examples=cases(60, 10), deadline=None)
 @given(CASES, st.floats(0.0, 12.0))
 def test_a_steady_load_converges_to_enough_workers(config: AutoscalingConfig, work: float) -> None:
     fleet = Fleet(config, config.bounded(1))

@@ -8,6 +8,7 @@ that is there, up to a large one on a node that has to be made first.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from math import ceil
 
 import numpy as np
@@ -72,8 +73,13 @@ def test_five_to_sixty_with_starts_of_ten_minutes_stays_near_sixty() -> None:
     assert first_s <= 60.0, "a tenth of a start"
 
 
-@pytest.mark.parametrize("base", [0.7, 3.5])
-@pytest.mark.parametrize("measured", [False, True])
+@pytest.mark.parametrize(
+    ("base", "measured"),
+    [
+        *[(0.7, False), (3.5, True)],
+        *(pytest.param(*pair, marks=pytest.mark.long) for pair in ((0.7, True), (3.5, False))),
+    ],
+)
 def test_bursts_shorter_than_a_start_hardly_start_workers(base: float, measured: bool) -> None:
     """30 s of load for 60 workers every ten minutes, while starts take five.
 
@@ -109,8 +115,17 @@ def test_starting_workers_are_cancelled_when_the_load_ends() -> None:
     assert fleet.ready == 5, "those that serve stay"
 
 
-@pytest.mark.parametrize("start_s", STARTS_S)
-@pytest.mark.parametrize("seed", [101, pytest.param(102, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("start_s", "seed"),
+    [
+        (600.0, 101),
+        *(
+            pytest.param(start_s, seed, marks=pytest.mark.long)
+            for seed, start_s in product((101, 102), (30.0, 120.0, 300.0, 600.0))
+            if (start_s, seed) != (600.0, 101)
+        ),
+    ],
+)
 def test_a_day_of_load_needs_few_changes_and_short_waits(start_s: float, seed: int) -> None:
     """10 workers at night, 80 at noon; 40 % noise per second, and 20 % in swells."""
     step_s = 4.0

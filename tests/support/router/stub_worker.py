@@ -46,6 +46,7 @@ def scored(token_id: int, num_top: int) -> TokenLogprobs:
 class Running:
     def __init__(self, submit: Submit, token_ids: list[int], cached: int) -> None:
         self.submit = submit
+        self.num_tokens = len(token_ids)
         self.left = list(token_ids)[submit.num_resumed :]
         self.cached = cached
         self.first = True
@@ -194,7 +195,7 @@ class StubWorker:
             token_ids, running.left = running.left[:count], running.left[count:]
             finish: FinishReason | None = None if running.left else "stop"
             if sampling.max_tokens is not None:
-                taken = len(self.script(running.submit)) - len(running.left)
+                taken = running.num_tokens - len(running.left)
                 if finish is None and taken >= sampling.max_tokens:
                     finish = "length"
             cached = -1

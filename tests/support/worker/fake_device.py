@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
@@ -174,10 +175,10 @@ class FakeDevice:
             assert slot.state == content or not self.snapshots, "a row continues from another state"
         for group, table in enumerate(slot.tables):
             seen = 0 if group < groups.num_full else max(0, row.start + 1 - groups.window)
-            for begin in range(seen - seen % size, row.start, size):
-                start, end = max(begin, seen), min(begin + size, row.start)
-                part = self.pages[table[begin // size]][start - begin : end - begin]
-                assert part == slot.contents[start:end], "wrong content behind a row"
+            begin, num_pages = seen - seen % size, -(-row.start // size)
+            pages = [self.pages[page] for page in table[begin // size : num_pages]]
+            found = list(chain.from_iterable(pages))[seen - begin : row.start - begin]
+            assert found == slot.contents[seen : row.start], "wrong content behind a row"
 
     def _write(self, row: PlannedRow) -> None:
         slot, size = self.slots[row.slot], self.config.page_size

@@ -6,11 +6,13 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import msgspec
 import pytest
 
 from tests.support.worker.played_engine import Engine, Gateway, decode_reply, delta, submit
+from worker.frontend import event_loop_monitor
 from worker.frontend.event_loop_monitor import LATE_S, EventLoopMonitor
 from worker.frontend.intake import SLICE_BYTES, SLICE_ENTRIES, SLICE_SUBMITS, slices
 from worker.frontend.server import WorkerFrontend
@@ -49,12 +51,15 @@ def payload_of(submits: list[Submit]) -> bytes:
     return msgspec.msgpack.encode(share_sampling(SubmitBatch(submits=submits)))
 
 
-def many(count: int, *, is_shared: bool = False) -> list[Submit]:
-    submits = [heavy(number) for number in range(count)]
-    if is_shared:
-        for number, one in enumerate(submits):
-            one.sampling, one.seed = submits[0].sampling, number
-    return submits
+@cache
+def many(count: int, *, is_shared: bool = False) -> bytes:
+    """A batch of heavy submits."""
+    if not is_shared:
+        return payload_of([heavy(number) for number in range(count)])
+    submits, shared = [submit(str(number)) for number in range(count)], heavy(0).sampling
+    for number, one in enumerate(submits):
+        one.sampling, one.seed = shared, number
+    return payload_of(submits)
 
 
 @contextmanager
@@ -81,8 +86,7 @@ async def test_the_loop_is_not_blocked_by_a_large_batch(
     gateway = Gateway(front, "g0")
     await gateway.next()
     count = MANY if is_shared else SOME
-    submits = many(count, is_shared=is_shared)
-    payload = payload_of(submits)
+    payload = many(count, is_shared=is_shared)
     with turns() as seen:
         reply = decode_reply(await front.submit(payload))
         # All are decoded, then all are validated.
@@ -104,7 +108,7 @@ async def test_others_are_served_in_between(front: WorkerFrontend, engine: Engin
     one, two = Gateway(front, "g0"), Gateway(front, "g1")
     await one.next()
     await two.next()
-    work = asyncio.create_task(front.submit(payload_of(many(SOME))))
+    work = asyncio.create_task(front.submit(many(SOME)))
     await asyncio.sleep(0)
     await engine.step({"g1": [delta("x", 5)]})
     other = payload_of([submit("other", "g1")])
@@ -124,7 +128,7 @@ async def test_events_during_decoding_count(
 ) -> None:
     gateway = Gateway(front, "g0")
     await gateway.next()
-    work = asyncio.create_task(front.submit(payload_of(many(SOME))))
+    work = asyncio.create_task(front.submit(many(SOME)))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     again = None
@@ -164,7 +168,9 @@ def test_grammars_lead_and_aborts_follow() -> None:
     assert list(slices(SubmitBatch(aborts=batch.aborts))) == [SubmitBatch(aborts=batch.aborts)]
 
 
-async def test_a_blocked_loop_sends_heartbeats() -> None:
+async def test_a_blocked_loop_sends_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_loop_monitor, "PERIOD_S", 0.05)
+    monkeypatch.setattr(event_loop_monitor, "LATE_S", 0.1)
     signs: list[bytes] = []
     monitor = EventLoopMonitor(signs.append)
     front = WorkerFrontend("w0", "/tmp", loop_monitor=monitor)

@@ -138,6 +138,7 @@ def test_configuration_overrides_the_environment(
     assert len(bodies) == 1
 
 
+@pytest.mark.slow
 def test_without_tracing_nothing_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ENDPOINTS:
         monkeypatch.delenv(name, raising=False)

@@ -76,6 +76,7 @@ def test_long_and_short_texts_are_encoded_alike(folder: Path) -> None:
             assert tokenizer.encode(text, add_special_tokens=special) == expected
 
 
+@pytest.mark.slow
 def test_templates_render_as_in_transformers(folder: Path) -> None:
     transformers = pytest.importorskip("transformers")
     reference = transformers.PreTrainedTokenizerFast.from_pretrained(folder)

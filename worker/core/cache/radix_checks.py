@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from worker.core.cache.node import Node
 from worker.protocol.blocks import TOKEN_BYTES, block_hashes
@@ -36,7 +37,13 @@ def check_node(node: Node, page_size: int) -> None:
     assert parent.rank > node.rank - 1e-3, "ranks must not grow downward"
     assert len(node.key) == len(node.pages) * width, "key and pages differ in length"
     assert len(node.hashes) == len(node.pages), "a page without its hash"
-    assert node.hashes == block_hashes(node.key, page_size, parent.hashes[-1])
+    assert node.hashes == _hashes(node.key, page_size, parent.hashes[-1])
     if node.on_host:
         assert not node.locks, "a run in host memory is locked"
         assert not node.num_device_children, "a run on the device below one in host memory"
+
+
+@lru_cache(maxsize=4096)
+def _hashes(key: bytes, page_size: int, parent: int) -> list[int]:
+    """`block_hashes`, computed once for a node that many checks see."""
+    return block_hashes(key, page_size, parent)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -120,7 +121,7 @@ class RoutedExperts:
             (count * hidden_size, share.size), down_parts, options
         )
         # Slots of other ranks' experts have no rows, but let the headers of all tensors be checked.
-        elsewhere = [expert for expert in range(moe.num_experts) if expert not in here]
+        elsewhere = tuple(expert for expert in range(moe.num_experts) if expert not in here)
         others = _expert_parts(full, share, (*ups, names.down), elsewhere, (0, 0))
         self._elsewhere = [
             method.allocate((0, size), parts, options)
@@ -363,13 +364,14 @@ def num_joined(config: ModelConfig, moe: MoeConfig, options: LayerOptions) -> in
     return moe.shared_size // moe.intermediate_size
 
 
+@lru_cache(maxsize=4)  # usually the same in all layers, and 45,000 parts in DeepSeek-V3
 def _expert_parts(
     full: tuple[int, int],
     share: ExpertShare,
-    names: Sequence[str],
-    experts: Sequence[int],
+    names: tuple[str, ...],
+    experts: range | tuple[int, ...],
     local: tuple[int, int],
-) -> tuple[list[WeightPart], list[WeightPart]]:
+) -> tuple[tuple[WeightPart, ...], tuple[WeightPart, ...]]:
     """Parts of a rank's weights: of gate and up projections, and of down projections.
 
     Args:
@@ -379,7 +381,8 @@ def _expert_parts(
         experts: the experts whose parts are listed.
         local: numbers of rows of each gate and of each down projection on this rank.
     """
-    up_parts, down_parts = [], []
+    up_parts: list[WeightPart] = []
+    down_parts: list[WeightPart] = []
     *ups, down = names
     for place, expert in enumerate(experts):
         for index, name in enumerate(ups, start=len(ups) * place):
@@ -401,7 +404,7 @@ def _expert_parts(
                 start=share.start,
             )
         )
-    return up_parts, down_parts
+    return tuple(up_parts), tuple(down_parts)
 
 
 def routing_of(moe: MoeConfig) -> Routing:

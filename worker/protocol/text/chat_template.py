@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 import jinja2
@@ -29,10 +30,8 @@ class ChatTemplate:
         self.source = source
         """Jinja source of the template."""
         self._special_tokens = dict(special_tokens)
-        environment = _environment()
         try:
-            self._template = environment.from_string(source)
-            variables = meta.find_undeclared_variables(environment.parse(source))
+            self._template, variables = _compiled(source)
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"syntax error in the chat template: {error}") from error
         in_message = "tools" not in variables and _MESSAGE_TOOLS.search(source) is not None
@@ -98,6 +97,15 @@ class _GenerationTag(Extension):
         """Replaces the block by its body."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+@lru_cache(maxsize=8)
+def _compiled(source: str) -> tuple[jinja2.Template, Set[str]]:
+    """A template and its undeclared variables. Models of one family often share their template."""
+    environment = _environment()
+    tree = environment.parse(source)
+    variables = meta.find_undeclared_variables(tree)
+    return environment.from_string(tree), variables
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

@@ -37,11 +37,11 @@ def test_three_tenants_at_ten_to_one_to_one_get_equal_service(policy: str) -> No
             )
         )
 
-    for _ in range(150):
+    for _ in range(75):
         for tenant, load in (("a", 10), ("b", 1), ("c", 1)):
             for _ in range(load):
                 offer(tenant)
-    for _ in range(600):
+    for _ in range(300):
         harness.step()
     waiting = {request.tenant for request in harness.scheduler.state.queue.window(10_000)}
     assert waiting == {"a", "b", "c"}, "a tenant ran out of requests: shares are meaningless"

@@ -184,7 +184,7 @@ def test_wrong_drafts_cost_almost_nothing(running: int, is_calibrated: bool) -> 
     def world() -> World:
         return World(never, running=running, length=96, is_calibrated=is_calibrated)
 
-    num_tokens = max(6000, 2000 * running)
+    num_tokens = max(6000, 1000 * running)
     plain = world().run(None, num_tokens)
     gate, own = make_gate(stops=is_calibrated), world()
     own.run(gate, 200 * running)
@@ -197,10 +197,10 @@ def test_expensive_drafts_cost_almost_nothing() -> None:
             often, running=32, length=30, row_ms=0.06, draft_ms=0.065, look_ms=0.02, start_ms=0.02
         )
 
-    plain = world().run(None, 60000)
+    plain = world().run(None, 30000)
     gate, own = make_gate(), world()
     own.run(gate, 3000)
-    assert own.run(gate, 60000) > 0.98 * plain
+    assert own.run(gate, 30000) > 0.98 * plain
 
 
 def test_drafting_stops_and_resumes_with_acceptance() -> None:
