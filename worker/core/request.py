@@ -193,7 +193,7 @@ class Request:
         """Last reported status of its grammar, set before the first admission; None without one."""
         self.speculation: RequestRecord | None = None
         """Acceptance of its drafts; None until the speculation gate has first decided on it."""
-        self.times = RequestTimes(arrived_s, queued_s, slo)
+        self.times = RequestTimes(arrived_s, queued_s, slo, num_resumed=self.num_output)
         self.queue_entry = QueueEntry()
         self.preemption = PreemptionRecord()
         self.delivery = Delivery(num_sent=len(self.token_ids))

@@ -47,11 +47,11 @@ class AdmissionOptions:
     """Every Nth admission round under pack is fifo; 0 for none. Starvation is always prevented."""
     prefill_max_tokens: int = field(default=0, metadata=IN_SCHEDULER_CONFIG)
     """Maximum prompt tokens per step; 0 for no limit other than --max-num-batched-tokens."""
-    prefill_max_ms: int = field(default=75, metadata=IN_SCHEDULER_CONFIG)
-    """Maximum predicted milliseconds that prefill adds to a step with decodes; 0 for no limit. With
-    decodes that take 25 ms, the default keeps inter-token latency within 100 ms, the limit of
-    MLPerf Inference's server scenario for an 8B model; prefill gets at least 1/16 of
-    --max-num-batched-tokens."""
+    default_tpot_ms: int = field(default=100, metadata=IN_SCHEDULER_CONFIG)
+    """Target time per output token in milliseconds of requests without `slo.tpot_ms`; 0 for none.
+    Prefills in steps with decodes are limited so that decodes meet their targets, but get at least
+    1/16 of --max-num-batched-tokens. The default is the limit of MLPerf Inference's server scenario
+    for an 8B model."""
     prefill_max_batch_size: int = field(default=0, metadata=IN_SCHEDULER_CONFIG)
     """Maximum requests admitted per step; 0 for no limit."""
     max_prefill_share: float = field(default=0.5, metadata=IN_SCHEDULER_CONFIG)

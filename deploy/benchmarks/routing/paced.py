@@ -78,7 +78,7 @@ def paced_worker(
         slowness: factor for the step times.
         script: token ids of answers, see SimWorker.
     """
-    worker = SimWorker("paced", shape, slowness, script=script)
+    worker = SimWorker("paced", shape, slowness, script=script, clock=time.monotonic)
     config = load_model_config(model)
     worker.info.model = model
     worker.info.vocab_size = config.vocab_size

@@ -195,6 +195,6 @@ class Simulation:
     def _join(self, number: int) -> None:
         shape = self._workload.fleet
         slowness = shape.slowness[number % len(shape.slowness)]
-        worker = SimWorker(f"w{number}", shape, slowness)
+        worker = SimWorker(f"w{number}", shape, slowness, clock=lambda: self._now)
         self._workers[worker.worker_id] = worker
         self._router.joined(worker)

@@ -70,7 +70,7 @@ class SimWorker:
             block_hash_salt=SALT,
             max_queued_requests=0,
             num_host_pages=fleet.num_host_pages,
-            admission=AdmissionOptions(prefill_max_ms=fleet.prefill_max_ms),
+            admission=AdmissionOptions(default_tpot_ms=fleet.default_tpot_ms),
         )
         self.info = EngineInfo(
             model="simulated",

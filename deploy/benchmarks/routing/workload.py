@@ -58,8 +58,8 @@ class FleetShape:
     """Maximum number of running requests per worker."""
     max_num_batched_tokens: int = 2048
     """Token budget of a step."""
-    prefill_max_ms: int = 75
-    """Time limit of prompts in a step with decodes in milliseconds."""
+    default_tpot_ms: int = 100
+    """Target time per output token in milliseconds, which limits prompts in steps with decodes."""
     num_host_pages: int = 0
     """Pages of each worker's host-memory tier."""
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
 from worker.core.grammar.state import GrammarAdvance
 from worker.core.request import Request
 from worker.core.scheduler.admission import Admission, Admitted
 from worker.core.scheduler.budget import StepBudget
-from worker.core.scheduler.deferral import DecodeDeferral
+from worker.core.scheduler.decode_slack import DecodeSlack
+from worker.core.scheduler.deferral import DecodeDeferral, Deferrable
 from worker.core.scheduler.finish import take_tokens
 from worker.core.scheduler.lifecycle import Lifecycle
 from worker.core.scheduler.page_claims import PageClaims
@@ -19,8 +21,8 @@ from worker.core.scheduler.step import InFlightRow, StepBuilder, StepInFlight
 from worker.plan.plan import DraftRow, StepResult
 
 _LEAST_PART = 16
-"""Prompts get at least this fraction (1/16) of the step's token budget, regardless of
-`prefill_max_ms`: a prompt takes at most 16 times as many steps."""
+"""Prompts get at least this fraction (1/16) of the step's token budget, regardless of the decodes'
+slack: a prompt takes at most 16 times as many steps."""
 
 
 class Member(NamedTuple):
@@ -35,7 +37,7 @@ class TokenSteps:
 
         running      decodes have one pending token, prompts under way have more
         may enter    the request that has waited longest, given a free slot or a victim
-        budget       tokens for prompts: those that decodes leave, limited by `prefill_max_ms`
+        budget       tokens for prompts: those that decodes leave, limited by the decodes' slack
         admission    waiting requests enter while there are slots, pages and tokens
         lengths      tokens of each prompt, under way or new; some decodes may be deferred
         rows         running requests claim pages in order, then new requests get theirs;
@@ -67,6 +69,7 @@ class TokenSteps:
         self._admission = admission
         self._claims = PageClaims(state, lifecycle)
         self._deferral = DecodeDeferral(state, admission)
+        self._slack = DecodeSlack(state.forecast)
 
     def build(
         self, builder: StepBuilder, now: float, in_flight: Sequence[StepInFlight] = ()
@@ -76,7 +79,7 @@ class TokenSteps:
         Args:
             builder: gets rows for running requests, and for those that are admitted.
             now: the scheduler's clock, in seconds.
-            in_flight: steps in flight, oldest first; unused here.
+            in_flight: steps in flight, oldest first.
         """
         # Running: decodes, drafts, prompts. A copy: admission adds members and preempts some.
         state = self._state
@@ -98,13 +101,26 @@ class TokenSteps:
         # Budget: without the decodes that may be deferred.
         room = self._budget(0, self._admission.options.prefill_max_tokens).max_prompts
         deferrable = self._deferral.candidates(members, prompts, entrant, room)
-        most = self._max_prompt_tokens(members, deferrable.requests, prompts, entrant)
+        limit_s = self._prefill_limit_s(members, deferrable.requests, now, in_flight)
+        most = self._max_prompt_tokens(limit_s, prompts, entrant)
         budget = self._budget(num_decodes - len(deferrable.requests), most)
 
         # Admission: new requests may preempt or outrank prompts under way.
         admitted = [] if entrant is None else self._admit(entrant, prompts, budget, now)
         prompts = self._prompts_of_step(prompts, admitted)
+        self._share(members, prompts, admitted, deferrable, budget, builder)
 
+    def _share(
+        self,
+        members: Sequence[Member],
+        prompts: Sequence[Member],
+        admitted: Sequence[Admitted],
+        deferrable: Deferrable,
+        budget: StepBudget,
+        builder: StepBuilder,
+    ) -> None:
+        """Shares the tokens of a step between decodes, prompts under way and admitted requests, and
+        adds their rows."""
         # Lengths: by priority, not level, which a near deadline raises for admission only.
         lengths = budget.allot(
             [member.num_pending for member in prompts],
@@ -264,34 +280,40 @@ class TokenSteps:
         level = max(levels, default=-1)
         return [member for member in left if not self._deferral.is_outranked(member.request, level)]
 
-    def _max_prompt_tokens(
+    def _prefill_limit_s(
         self,
         members: Sequence[Member],
         deferrable: Mapping[str, Request],
-        prompts: Sequence[Member],
-        oldest: Request | None,
+        now: float,
+        in_flight: Sequence[StepInFlight],
+    ) -> float:
+        """Seconds that prefill may take in a step, by the slack of its decodes."""
+        if not (self._state.forecast.is_ready and self._config.enable_chunked_prefill):
+            return inf
+        decodes = [r for r, pending in members if pending == 1 and r.request_id not in deferrable]
+        default_s = self._admission.options.default_tpot_ms / 1e3
+        return self._slack.prefill_s(decodes, now, in_flight, default_s)
+
+    def _max_prompt_tokens(
+        self, limit_s: float, prompts: Sequence[Member], oldest: Request | None
     ) -> int:
-        """Maximum prompt tokens of a step that has decodes, by `prefill_max_ms`; 0 for no limit.
+        """Maximum prompt tokens of a step if prefill may take this time; 0 for no limit.
 
         Computed for the prompt with the longest prefix, whose attention takes longest, and as if
         log-probabilities of all tokens were requested if those of any are.
         """
-        options, most = self._admission.options, self._config.max_num_batched_tokens
-        is_bound = options.prefill_max_ms > 0 and self._config.enable_chunked_prefill
-        if not is_bound or not (prompts or oldest):
-            return options.prefill_max_tokens
-        if all(pending != 1 or r.request_id in deferrable for r, pending in members):
-            return options.prefill_max_tokens
+        max_tokens = self._admission.options.prefill_max_tokens
+        if limit_s == inf:
+            return max_tokens
+        most = self._config.max_num_batched_tokens
         num_cached = max([request.num_computed for request, _ in prompts], default=0)
         scored = any(request.needs_prompt_logprobs for request, _ in prompts)
         if oldest is not None:
             num_cached = max(num_cached, oldest.num_to_compute - self._admission.cost(oldest))
             scored = scored or oldest.needs_prompt_logprobs
-        tokens = self._state.forecast.prompt_tokens(
-            options.prefill_max_ms / 1e3, num_cached, scored=scored
-        )
-        if tokens >= (options.prefill_max_tokens or most):
-            return options.prefill_max_tokens
+        tokens = self._state.forecast.prompt_tokens(limit_s, num_cached, scored=scored)
+        if tokens >= (max_tokens or most):
+            return max_tokens
         return max(int(tokens), most // _LEAST_PART, 1)
 
     def _budget(self, num_decodes: int, max_prompt_tokens: int) -> StepBudget:

@@ -51,7 +51,7 @@ def fleet_shape(num_workers: int, host_share: float) -> FleetShape:
         page_size=PAGE,
         num_pages=num_pages,
         max_num_batched_tokens=8192,
-        prefill_max_ms=75 * COARSE,
+        default_tpot_ms=100 * COARSE,
         num_host_pages=int(host_share * num_pages),
     )
 
