@@ -356,7 +356,7 @@ def gather_inputs(
         batch: the step's batch; its arrays are on the device.
         tables: the rank's tables, to which the Plan's writes have been applied.
         kv_caches: KV caches by layer.
-        groups: groups of layers, each with its own pages.
+        groups: groups of layers, each with its own pages: those of the first page tables.
         backend: attention backend; plans the step.
         states: state caches by linear-attention layer.
         state_rows: slots and snapshots of the rows for these layers.
@@ -385,7 +385,7 @@ def gather_inputs(
         query_start = (query_start - border if border else query_start).int()
     # Groups of layers: tokens and positions are the same for all, pages are not.
     by_layer: dict[int, AttentionInputs] = {}
-    for group, page_table in zip(groups, tables.group_tables, strict=True):
+    for group, page_table in zip(groups, tables.group_tables[: len(groups)], strict=True):
         step = gather_step_inputs(tables.token_pool, page_table, rows)
         parts, sparse = _attention_rows(batch, step, tables, query_start, group.spec), None
         if group.spec.top_k:
