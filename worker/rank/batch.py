@@ -13,7 +13,7 @@ is written to the second cell of that slot. It writes nothing that a real row re
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +22,12 @@ import numpy.typing as npt
 import torch
 
 from kernels import SamplingParameters, StepRows, StepTensors, gather_step_inputs
-from kernels.attention import AttentionBackend, AttentionMetadata, CapturableBackend
+from kernels.attention import (
+    AttentionBackend,
+    AttentionMetadata,
+    AttentionStep,
+    CapturableBackend,
+)
 from kernels.sparse_attention.plan import split_rows
 from kernels.states import StateCache, StateRows
 from worker.models.layers.context import AttentionInputs, ForwardContext, KVCache, SparseInputs
@@ -387,13 +392,8 @@ def gather_inputs(
     by_layer: dict[int, AttentionInputs] = {}
     for group, page_table in zip(groups, tables.group_tables[: len(groups)], strict=True):
         step = gather_step_inputs(tables.token_pool, page_table, rows)
-        parts, sparse = _attention_rows(batch, step, tables, query_start, group.spec), None
-        if group.spec.top_k:
-            parts, sparse = _split(parts, step.positions, group.spec.top_k)
-        decode, extend = (None if part is None else plan(part) for part in parts)
-        inputs = AttentionInputs(
-            slot_mapping=step.slot_mapping, decode=decode, extend=extend, sparse=sparse
-        )
+        parts = _attention_rows(batch, step, tables, query_start, group.spec)
+        inputs = _attention_inputs(parts, step, group.spec, plan)
         by_layer.update(dict.fromkeys(group.layers, inputs))
     context = ForwardContext(
         kv_caches=kv_caches,
@@ -415,6 +415,26 @@ def longest_row(batch: Batch, max_model_len: int) -> int:
 
 _Parts = tuple[AttentionMetadata | None, AttentionMetadata | None]
 """Rows of one token, and longer ones; None for a part without rows."""
+
+
+def _attention_inputs(
+    parts: _Parts,
+    step: StepTensors,
+    spec: KVCacheSpec,
+    plan: Callable[[AttentionMetadata], AttentionStep],
+) -> AttentionInputs:
+    """Planned attention of a group's rows, in which some queries may attend to a selection of
+    tokens."""
+    whole, sparse, dense = parts, None, None
+    if spec.top_k:
+        parts, sparse = _split(parts, step.positions, spec.top_k)
+    if sparse is not None and spec.has_dense_layers:
+        decode, extend = (None if part is None else plan(part) for part in whole)
+        dense = AttentionInputs(slot_mapping=step.slot_mapping, decode=decode, extend=extend)
+    decode, extend = (None if part is None else plan(part) for part in parts)
+    return AttentionInputs(
+        slot_mapping=step.slot_mapping, decode=decode, extend=extend, sparse=sparse, dense=dense
+    )
 
 
 def _split(

@@ -158,9 +158,9 @@ def check_draft_model(config: EngineConfig, model: ModelConfig, *, max_model_len
         )
     if draft.linear_layers:
         raise ValueError(f"--speculative-model: {_STATEFUL} are not supported; use another model")
-    if draft.mla is not None and draft.mla.indexer is not None:
+    if draft.selects_tokens_within(draft.max_model_len):
         raise ValueError(
-            "--speculative-model: sparse attention (index_topk) is not supported; use another model"
+            "--speculative-model: sparse attention is not supported; use another model"
         )
     windows = list(filter(None, draft.windows_within(max_model_len)))
     if windows:

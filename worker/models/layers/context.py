@@ -61,6 +61,8 @@ class AttentionInputs:
     sparse: SparseInputs | None = None
     """Queries that attend to a selection of tokens, which `decode` and `extend` then exclude; None
     without any."""
+    dense: AttentionInputs | None = None
+    """Inputs of the group's layers that attend to all tokens; None if `sparse` is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
