@@ -5,6 +5,7 @@ import pkgutil
 
 from kernels.activate_fp8 import activate_fp8
 from kernels.activation import squared_relu, xielu
+from kernels.block_sparse_attention import BlockSelection, attend_to_blocks, select_blocks
 from kernels.choose_experts import ExpertChoice, Routing, choose_experts
 from kernels.draft_ngrams import NgramLookup, draft_ngrams, follow_ngram
 from kernels.fused_add_norm import Norm, fused_add_norm, fused_add_norm_fp8
@@ -28,6 +29,7 @@ from kernels.gate_and_mul import (
 )
 from kernels.gated_delta_rule import gated_delta_net
 from kernels.gumbel_noise import gumbel_noise
+from kernels.kimi_delta_attention import KimiDeltaLayer, KimiGates, kimi_delta_attention
 from kernels.linear import (
     BlockScales,
     PackedLinear,
@@ -72,6 +74,7 @@ __all__ = [
     "Activation",
     "Backend",
     "BlockScales",
+    "BlockSelection",
     "EditRows",
     "ExpandedRows",
     "Expansion",
@@ -83,6 +86,8 @@ __all__ = [
     "Fp8Inputs",
     "Fp8Rows",
     "HeadNorms",
+    "KimiDeltaLayer",
+    "KimiGates",
     "LatentRows",
     "NgramLookup",
     "Norm",
@@ -103,6 +108,7 @@ __all__ = [
     "apply_penalties_",
     "apply_token_bitmask",
     "apply_token_edits_",
+    "attend_to_blocks",
     "attend_to_cells",
     "choose_experts",
     "clamped_silu_and_mul",
@@ -118,6 +124,7 @@ __all__ = [
     "gather_step_inputs",
     "gelu_and_mul",
     "gumbel_noise",
+    "kimi_delta_attention",
     "linear",
     "mla_prefill",
     "pack_linear_weight",
@@ -130,6 +137,7 @@ __all__ = [
     "rms_norm",
     "rms_norm_pair",
     "sample_tokens",
+    "select_blocks",
     "select_tokens",
     "selective_scan",
     "short_convolution",

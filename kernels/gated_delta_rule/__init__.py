@@ -4,6 +4,9 @@ For each position, with key k, value v, query q, log decay g <= 0 and step size 
 
     S = S * exp(g);  S = S + k (b * (v - S^T k))^T;  o = S^T q
 
+Each head has one decay, or one per dimension of its keys (Kimi Delta Attention, see
+`kernels/kimi_delta_attention`).
+
 `gated_delta_net` computes a whole layer except for its projections. On CUDA, a step of rows of few
 tokens takes two launches, which read and write each state once; longer rows are computed in pieces
 by matrix products, in three launches more.
@@ -17,6 +20,7 @@ from kernels.gated_delta_rule.reference import (
     gated_delta_chunks,
     gated_delta_net,
     gated_delta_steps,
+    unit_length,
 )
 
 __all__ = [
@@ -26,4 +30,5 @@ __all__ = [
     "gated_delta_chunks",
     "gated_delta_net",
     "gated_delta_steps",
+    "unit_length",
 ]

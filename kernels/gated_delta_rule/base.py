@@ -20,7 +20,8 @@ class DeltaInputs(NamedTuple):
     v: torch.Tensor
     """[T, H, V]: values."""
     decay: torch.Tensor
-    """[T, H]: logarithms of the decay, at most 0."""
+    """[T, H], or [T, H, K] with a decay per dimension of keys: logarithms of the decay, at most
+    0."""
     share: torch.Tensor
     """[T, H]: step sizes (beta): the part of v - S^T k that updates the state."""
 

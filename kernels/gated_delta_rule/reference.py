@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 
 from kernels import rowwise
@@ -10,6 +12,10 @@ from kernels.registry import op
 from kernels.rms_norm import rms_norm
 from kernels.short_convolution import convolve
 from kernels.states import PIECE, StateCache, StateRows
+
+_CHANNEL_PIECE: Final = 16
+"""Maximum number of positions that are computed together with a decay per dimension of keys, which
+takes time and memory per pair of positions and dimension."""
 
 
 @op
@@ -154,7 +160,8 @@ def gated_delta_steps(
         Outputs, fp32 [T, H, V], and states after the position, [T, H, K, V].
     """
     q, k, v, decay, share = inputs
-    state = state * decay.exp()[..., None, None]
+    fade = decay.exp()
+    state = state * (fade[..., None, None] if fade.dim() == 2 else fade.unsqueeze(-1))
     missing = (v - (state * k.unsqueeze(-1)).sum(-2)) * share.unsqueeze(-1)
     state = state + k.unsqueeze(-1) * missing.unsqueeze(-2)
     return (state * q.unsqueeze(-1)).sum(-2), state
@@ -174,7 +181,9 @@ def gated_delta_chunks(
     Returns:
         Outputs, fp32 [T, H, V], and the state after the last position, [H, K, V].
     """
-    length = 1 if by_position else PIECE
+    has_channels = inputs.decay.dim() == 3
+    length = 1 if by_position else _CHANNEL_PIECE if has_channels else PIECE
+    advance = _chunk_by_channel if has_channels else _chunk
     outputs: list[torch.Tensor] = []
     for start in range(0, len(inputs.q), length):
         part = inputs.part(start, start + length)
@@ -182,7 +191,7 @@ def gated_delta_chunks(
             output, state = (x.squeeze(0) for x in gated_delta_steps(part, state.unsqueeze(0)))
             outputs.append(output.unsqueeze(0))
         else:
-            output, state = _chunk(part, state)
+            output, state = advance(part, state)
             outputs.append(output)
     return torch.cat(outputs), state
 
@@ -202,4 +211,25 @@ def _chunk(inputs: DeltaInputs, state: torch.Tensor) -> tuple[torch.Tensor, torc
     output = (q * fade) @ state + (q @ k.transpose(-1, -2) * between) @ taken
     left = (total[:, -1:] - total).exp().unsqueeze(-1)
     state = state * fade[:, -1:] + (k * left).transpose(-1, -2) @ taken
+    return output.transpose(0, 1), state
+
+
+def _chunk_by_channel(
+    inputs: DeltaInputs, state: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`_chunk` with a decay per dimension of keys, which are faded before products, since it is no
+    factor of them (arXiv 2510.26692, section 3)."""
+    q, k, v, decay = (x.transpose(0, 1) for x in inputs[:4])  # [H, T, ...]
+    share = inputs.share.T.unsqueeze(-1)
+    total = decay.cumsum(1)
+    later = share.new_ones(len(inputs.q), len(inputs.q)).triu(1).bool().unsqueeze(-1)
+    between = (total.unsqueeze(2) - total.unsqueeze(1)).masked_fill(later, -torch.inf).exp()
+    faded = between * k.unsqueeze(1)  # [H, T, earlier T, K]
+    scores, overlap = ((faded @ x.unsqueeze(-1)).squeeze(-1) for x in (q, k))
+    fade = total.exp()
+    seen = (v - (k * fade) @ state) * share
+    taken = torch.linalg.solve_triangular(overlap * share, seen, upper=False, unitriangular=True)
+    output = (q * fade) @ state + scores @ taken
+    left = (total[:, -1:] - total).exp()
+    state = state * fade[:, -1].unsqueeze(-1) + (k * left).transpose(-1, -2) @ taken
     return output.transpose(0, 1), state

@@ -96,14 +96,14 @@ def _count_stages(dtype: torch.dtype) -> int:
 
 
 @triton.jit
-def _row_tokens(row, piece_ptr, row_piece_ptr):
+def count_tokens(row, piece_ptr, row_piece_ptr):
     """Number of the row's tokens."""
     first = tl.load(piece_ptr + tl.load(row_piece_ptr + row))
     return tl.load(piece_ptr + tl.load(row_piece_ptr + row + 1)) - first
 
 
 @triton.jit
-def _multiply(a, b, DTYPE: tl.constexpr):
+def multiply(a, b, DTYPE: tl.constexpr):
     """A matrix product in fp32 of factors of type DTYPE: by tensor cores, except fp32."""
     return tl.dot(a.to(DTYPE), b.to(DTYPE), input_precision="ieee")
 
@@ -118,7 +118,7 @@ def _solve_kernel(
     piece, head = tl.program_id(0), tl.program_id(1)
     first = tl.load(piece_ptr + piece)
     count = tl.load(piece_ptr + piece + 1) - first
-    row_tokens = _row_tokens(tl.load(piece_row_ptr + piece), piece_ptr, row_piece_ptr)
+    row_tokens = count_tokens(tl.load(piece_row_ptr + piece), piece_ptr, row_piece_ptr)
     if (count == 0) | (row_tokens < LEAST_TOKENS):
         return
     DTYPE: tl.constexpr = w_ptr.dtype.element_ty
@@ -139,26 +139,26 @@ def _solve_kernel(
     columns = token[:, None] * (2 * KEY_HEADS * KEY) + head // (HEADS // KEY_HEADS) * KEY + key
     k = tl.load(qk_ptr + KEY_HEADS * KEY + columns, mask=in_key, other=0.0)
     q = tl.load(qk_ptr + columns, mask=in_key, other=0.0)
-    scores = tl.where(earlier, _multiply(q, tl.trans(k), DTYPE) * between, 0.0)
+    scores = tl.where(earlier, multiply(q, tl.trans(k), DTYPE) * between, 0.0)
     cells = (token[:, None] * HEADS + head) * PIECE + position[None, :]
     tl.store(score_ptr + cells, scores.to(DTYPE), mask=inside[:, None])
-    overlap = _multiply(k, tl.trans(k), DTYPE) * between * share[:, None]
+    overlap = multiply(k, tl.trans(k), DTYPE) * between * share[:, None]
     before = position[:, None] > position[None, :]
-    inverse = _inverse(tl.where(before, overlap, 0.0), DTYPE, PIECE)
+    inverse = inverse_of(tl.where(before, overlap, 0.0), DTYPE, PIECE)
     # The system's solutions for values, and for what the state before the piece predicts.
     value = tl.arange(0, BLOCK_V)[None, :]
     in_value = inside[:, None] & (value < VALUE)
     cells = (token[:, None] * HEADS + head) * VALUE + value
     v = tl.load(v_ptr + cells, mask=in_value, other=0.0).to(tl.float32)
-    u = _multiply(inverse, v * share[:, None], DTYPE)
+    u = multiply(inverse, v * share[:, None], DTYPE)
     tl.store(u_ptr + cells, u.to(DTYPE), mask=in_value)
-    w = _multiply(inverse, k.to(tl.float32) * (share * tl.exp(fade))[:, None], DTYPE)
+    w = multiply(inverse, k.to(tl.float32) * (share * tl.exp(fade))[:, None], DTYPE)
     cells = (token[:, None] * HEADS + head) * KEY + key
     tl.store(w_ptr + cells, w.to(DTYPE), mask=in_key)
 
 
 @triton.jit
-def _inverse(system, DTYPE: tl.constexpr, PIECE: tl.constexpr):
+def inverse_of(system, DTYPE: tl.constexpr, PIECE: tl.constexpr):
     """Inverse of I + system, which is strictly lower triangular [PIECE, PIECE]: of its diagonal
     blocks of 4 rows, then of 16, then of 64. Powers of larger blocks would grow, and cancel each
     other where keys repeat."""
@@ -203,7 +203,7 @@ def _states_kernel(
     CHANNELS: tl.constexpr, TAPS: tl.constexpr, BLOCK_V: tl.constexpr, SHARE: tl.constexpr,
 ):  # fmt: skip
     row, head, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    if _row_tokens(row, piece_ptr, row_piece_ptr) < LEAST_TOKENS:
+    if count_tokens(row, piece_ptr, row_piece_ptr) < LEAST_TOKENS:
         return
     DTYPE: tl.constexpr = w_ptr.dtype.element_ty
     piece, last_piece = tl.load(row_piece_ptr + row), tl.load(row_piece_ptr + row + 1)
@@ -226,22 +226,22 @@ def _states_kernel(
         cells = of_head[:, None] * VALUE + value[None, :]
         in_out = inside[:, None] & in_value[None, :]
         u = tl.load(u_ptr + cells, mask=in_out, other=0.0).to(tl.float32)
-        updates = u - _multiply(w, state, DTYPE)
+        updates = u - multiply(w, state, DTYPE)
         # Outputs of the state before the piece, and of the piece's own updates.
         fade = tl.load(fade_ptr + of_head, mask=inside, other=0.0)
         columns = token[:, None] * (2 * KEY_HEADS * KEY)
         columns += head // (HEADS // KEY_HEADS) * KEY + key[None, :]
         q = tl.load(qk_ptr + columns, mask=in_row, other=0.0)
-        output = _multiply(q, state, DTYPE) * tl.exp(fade)[:, None]
+        output = multiply(q, state, DTYPE) * tl.exp(fade)[:, None]
         score_cells = of_head[:, None] * PIECE + position[None, :]
         scores = tl.load(score_ptr + score_cells, mask=inside[:, None], other=0.0)
-        output += _multiply(scores, updates, DTYPE)
+        output += multiply(scores, updates, DTYPE)
         tl.store(out_ptr + cells, output.to(out_ptr.dtype.element_ty), mask=in_out)
         # The state after the piece.
         last = tl.load(fade_ptr + (end - 1) * HEADS + head)
         k = tl.load(qk_ptr + KEY_HEADS * KEY + columns, mask=in_row, other=0.0).to(tl.float32)
         left = k * tl.exp(tl.where(inside, last - fade, 0.0))[:, None]
-        state = state * tl.exp(last) + _multiply(tl.trans(left), updates, DTYPE)
+        state = state * tl.exp(last) + multiply(tl.trans(left), updates, DTYPE)
         target = tl.load(target_ptr + number)
         if target >= 0:
             store_state(

@@ -20,7 +20,7 @@ def prepare_latents(
     slot_mapping: torch.Tensor,
     *,
     positions: torch.Tensor,
-    cos_sin_cache: torch.Tensor,
+    cos_sin_cache: torch.Tensor | None,
     query_scale: torch.Tensor | None = None,
     cache_scale: float = 1.0,
 ) -> None:
@@ -40,13 +40,15 @@ def prepare_latents(
         cache: [num_pages, page_size, 1, V + R], contiguous, in the type of q or in FP8 (e4m3).
         slot_mapping: int64 [T], as in `qk_norm_rope_store`.
         positions: int64 [T].
-        cos_sin_cache: fp32 [positions, R], as in `qk_norm_rope_store`.
+        cos_sin_cache: fp32 [positions, R], as in `qk_norm_rope_store`; None for no rotary
+            embedding.
         query_scale: fp32 [positions]: factors of queries by position; None for no factors.
         cache_scale: scale of an FP8 cache, as in `qk_norm_rope_store`.
     """
     value_dim, rotary_dim = rows.latents.shape[1], rows.rotating.shape[1]
     rotating_q = q[..., -rotary_dim:]
-    rotary_embedding(rotating_q, rows.rotating.unsqueeze(1), positions, cos_sin_cache)
+    if cos_sin_cache is not None:
+        rotary_embedding(rotating_q, rows.rotating.unsqueeze(1), positions, cos_sin_cache)
     if query_scale is not None:
         q *= query_scale[positions].to(q.dtype)[:, None, None]
     if queries is not None:

@@ -27,7 +27,7 @@ def launch_prepare_latents(
     slot_mapping: torch.Tensor,
     *,
     positions: torch.Tensor,
-    cos_sin_cache: torch.Tensor,
+    cos_sin_cache: torch.Tensor | None,
     query_scale: torch.Tensor | None = None,
     cache_scale: float = 1.0,
 ) -> None:
@@ -38,15 +38,16 @@ def launch_prepare_latents(
     value_dim, half = rows.latents.shape[1], rows.rotating.shape[1] // 2
     plain = query_dim - 2 * half
     heads = min(_HEADS, next_power_of_2(num_heads))
+    table = q if cos_sin_cache is None else cos_sin_cache
     _prepare_latents_kernel[(num_tokens, cdiv(num_heads, heads) + 1)](
         q, q if queries is None else queries, rows.latents, rows.rotating, rows.weight, rows.eps,
-        cache, slot_mapping, positions, cos_sin_cache, q if query_scale is None else query_scale,
+        cache, slot_mapping, positions, table, q if query_scale is None else query_scale,
         q.stride(0), q.stride(1), rows.latents.stride(0), rows.rotating.stride(0),
-        cos_sin_cache.stride(0), 1.0 / cache_scale,
+        table.stride(0), 1.0 / cache_scale,
         NUM_HEADS=num_heads, HEADS=heads, PLAIN=plain, VALUE_DIM=value_dim, HALF=half,
-        HAS_SCALE=query_scale is not None, IN_PLACE=queries is None,
-        BLOCK_PLAIN=next_power_of_2(plain), BLOCK_V=next_power_of_2(value_dim),
-        BLOCK_HALF=next_power_of_2(half),
+        ROTATES=cos_sin_cache is not None, HAS_SCALE=query_scale is not None,
+        IN_PLACE=queries is None, BLOCK_PLAIN=next_power_of_2(plain),
+        BLOCK_V=next_power_of_2(value_dim), BLOCK_HALF=next_power_of_2(half),
     )  # fmt: skip
 
 
@@ -57,7 +58,7 @@ def _prepare_latents_kernel(
     position_ptr, table_ptr, scale_ptr,
     q_token_stride, q_head_stride, latent_stride, rotating_stride, table_stride, inverse,
     NUM_HEADS: tl.constexpr, HEADS: tl.constexpr, PLAIN: tl.constexpr, VALUE_DIM: tl.constexpr,
-    HALF: tl.constexpr, HAS_SCALE: tl.constexpr, IN_PLACE: tl.constexpr,
+    HALF: tl.constexpr, ROTATES: tl.constexpr, HAS_SCALE: tl.constexpr, IN_PLACE: tl.constexpr,
     BLOCK_PLAIN: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_HALF: tl.constexpr,
 ):  # fmt: skip
     KEPT: tl.constexpr = VALUE_DIM + 2 * HALF
@@ -66,9 +67,13 @@ def _prepare_latents_kernel(
     position = tl.load(position_ptr + token)
     angle = tl.arange(0, BLOCK_HALF)
     turns = angle < HALF
-    row = table_ptr + position * table_stride
-    cos = tl.load(row + angle, mask=turns, other=0.0)
-    sin = tl.load(row + HALF + angle, mask=turns, other=0.0)
+    if ROTATES:
+        row = table_ptr + position * table_stride
+        cos = tl.load(row + angle, mask=turns, other=0.0)
+        sin = tl.load(row + HALF + angle, mask=turns, other=0.0)
+    else:
+        cos = tl.full([BLOCK_HALF], 1.0, tl.float32)
+        sin = tl.zeros([BLOCK_HALF], tl.float32)
     if block == tl.num_programs(1) - 1:
         column = tl.arange(0, BLOCK_V)
         inside = column < VALUE_DIM

@@ -2,7 +2,7 @@
 
     y_t = bias + sum over n < N of weight_n x_(t - N + 1 + n), possibly followed by SiLU
 
-Layers of LFM2 and Mamba-2 contain it. On CUDA, a step takes two launches.
+Layers of LFM2, Mamba-2 and Kimi Linear contain it. On CUDA, a step takes two launches.
 """
 
 from __future__ import annotations

@@ -107,14 +107,15 @@ def attend_to_cells(
     out = q.new_empty(*q.shape[:2], value_dim)
     latents = cache.view(-1, cache.shape[3])
     step = max(1, _MAX_GATHERED // (cells.shape[1] * cache.shape[3]))
-    attend = attend_invariantly if batch_invariant else _attend
+    attend = attend_invariantly if batch_invariant else attend_to_own_keys
     for start in range(0, len(q), step):
         part = slice(start, start + step)
         chosen = cells[part]
         keys = latents.index_select(0, chosen.clamp(min=0).flatten()).to(q.dtype)
         mask = torch.zeros(chosen.shape, dtype=q.dtype, device=q.device)
         mask.masked_fill_(chosen < 0, float("-inf"))
-        found = attend(q[part], keys.view(*chosen.shape, -1), mask, scale)
+        keys = keys.view(*chosen.shape, -1)
+        found = attend(q[part], keys, keys, mask, scale)
         out[part] = found[..., :value_dim]
     return out if value_scale == 1.0 else out.mul_(value_scale)
 
@@ -122,7 +123,7 @@ def attend_to_cells(
 def best_cells(scores: torch.Tensor, piece: SparsePiece, queries: SparseQueries) -> torch.Tensor:
     """Cells [n, top_k] of the highest scores [n, length] of a piece, in the order of their
     positions, then -1; scores of -inf are excluded."""
-    positions = _highest(scores, queries.top_k).reshape(len(piece.pages), -1)
+    positions = highest_positions(scores, queries.top_k).reshape(len(piece.pages), -1)
     known, page_size = positions.clamp(min=0), queries.page_size
     cells = piece.pages.gather(1, known // page_size) * page_size + known % page_size
     return cells.masked_fill_(positions < 0, -1).view(len(scores), -1).int()
@@ -154,7 +155,7 @@ def _scores_of_row(q: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor) -
     return (weights.unsqueeze(1) @ products).squeeze(1)
 
 
-def _highest(scores: torch.Tensor, count: int) -> torch.Tensor:
+def highest_positions(scores: torch.Tensor, count: int) -> torch.Tensor:
     """Positions [n, count] of the highest scores [n, L], ascending, then -1; those of -inf are
     excluded."""
     length = scores.shape[1]
@@ -173,11 +174,15 @@ def _highest(scores: torch.Tensor, count: int) -> torch.Tensor:
     return found.scatter_(1, ranks, positions)[:, :count]
 
 
-def _attend(q: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
-    """Attention of q [n, H, D] over keys [n, K, D], with a mask [n, K] that is added to scores."""
-    keys, mask = keys.unsqueeze(1), mask[:, None, None]
+def attend_to_own_keys(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Attention of q [n, H, D] over keys [n, K, D] and values [n, K, Dv], with a mask [n, K] that
+    is added to scores."""
     return scaled_dot_product_attention(
-        q.unsqueeze(1), keys, keys, attn_mask=mask, scale=scale
+        *(q.unsqueeze(1), keys.unsqueeze(1), values.unsqueeze(1)),
+        attn_mask=mask[:, None, None],
+        scale=scale,
     ).squeeze(1)
 
 
@@ -185,6 +190,8 @@ __all__ = [
     "SparsePiece",
     "SparseQueries",
     "attend_to_cells",
+    "attend_to_own_keys",
+    "highest_positions",
     "select_tokens",
     "store_index_keys",
 ]

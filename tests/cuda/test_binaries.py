@@ -44,6 +44,7 @@ from tests.support.kernels.launches import (
     attention,
     draw,
     expanded_prompts,
+    kimi_delta,
     linear_attention,
     mix,
     prepare,
@@ -141,6 +142,13 @@ def test_linear_attention_stays_within_its_budgets(capability: int) -> None:
 def test_states_are_advanced_within_their_budget() -> None:
     """A decode step, whose kernels take a second."""
     assert exceeded(90, lambda: linear_attention(DTYPE, lengths=(1,))) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_so_does_kimi_delta_attention(capability: int) -> None:
+    """Of Kimi Linear's dimensions."""
+    assert exceeded(capability, lambda: kimi_delta(DTYPE)) == []
 
 
 _FETCH = re.compile(r"cp\.async\.c[ag]\.shared\.global \[[^\]]*\], \[[^\]]*\], (\w+)")

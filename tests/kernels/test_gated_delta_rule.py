@@ -15,14 +15,16 @@ from kernels.gated_delta_rule import (
 HEADS, KEY, VALUE = 3, 16, 8
 
 
-def draw(count: int, decay: float = 1.0) -> tuple[DeltaInputs, torch.Tensor]:
+def draw(
+    count: int, decay: float = 1.0, *, by_channel: bool = False
+) -> tuple[DeltaInputs, torch.Tensor]:
     torch.manual_seed(count)
     k = torch.nn.functional.normalize(torch.randn(count, HEADS, KEY), dim=-1)
     inputs = DeltaInputs(
         torch.randn(count, HEADS, KEY),
         k,
         torch.randn(count, HEADS, VALUE),
-        -decay * torch.rand(count, HEADS),
+        -decay * torch.rand(count, HEADS, *([KEY] if by_channel else [])),
         torch.rand(count, HEADS),
     )
     return inputs, torch.randn(HEADS, KEY, VALUE)
@@ -33,7 +35,7 @@ def by_the_rule(inputs: DeltaInputs, state: torch.Tensor) -> tuple[torch.Tensor,
     states, outputs = state.double().clone(), []
     for q, k, v, decay, share in zip(*(x.double() for x in inputs), strict=True):
         for head in range(HEADS):
-            own = states[head] * decay[head].exp()
+            own = states[head] * decay[head].exp().unsqueeze(-1)
             states[head] = own + torch.outer(k[head], share[head] * (v[head] - own.T @ k[head]))
         outputs.append(torch.stack([states[head].T @ q[head] for head in range(HEADS)]))
     return torch.stack(outputs).float(), states.float()
@@ -41,8 +43,9 @@ def by_the_rule(inputs: DeltaInputs, state: torch.Tensor) -> tuple[torch.Tensor,
 
 @pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 200])
 @pytest.mark.parametrize("decay", [0.01, 40.0])
-def test_chunks_follow_the_rule(count: int, decay: float) -> None:
-    inputs, state = draw(count, decay)
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_chunks_follow_the_rule(count: int, decay: float, by_channel: bool) -> None:
+    inputs, state = draw(count, decay, by_channel=by_channel)
     expected = by_the_rule(inputs, state)
     for by_position in (False, True):
         found = gated_delta_chunks(inputs, state, by_position=by_position)
@@ -50,8 +53,9 @@ def test_chunks_follow_the_rule(count: int, decay: float) -> None:
             torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=1e-4)
 
 
-def test_a_row_may_be_cut_anywhere() -> None:
-    inputs, state = draw(90)
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_a_row_may_be_cut_anywhere(by_channel: bool) -> None:
+    inputs, state = draw(90, by_channel=by_channel)
     whole, last = gated_delta_chunks(inputs, state, by_position=True)
     parts = []
     for start, end in ((0, 31), (31, 32), (32, 90)):
@@ -61,8 +65,9 @@ def test_a_row_may_be_cut_anywhere() -> None:
     assert torch.equal(state, last)
 
 
-def test_rows_of_one_position_do_not_see_each_other() -> None:
-    inputs, _ = draw(37)
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_rows_of_one_position_do_not_see_each_other(by_channel: bool) -> None:
+    inputs, _ = draw(37, by_channel=by_channel)
     states = torch.randn(37, HEADS, KEY, VALUE)
     together = gated_delta_steps(inputs, states)
     for row in (0, 17, 36):

@@ -36,7 +36,9 @@ from tests.support.kernels.experts import make_experts
 from tests.support.kernels.launches import (
     MIXED_TOKENS,
     attention,
+    block_sparse_attention,
     draw,
+    kimi_delta,
     linear_attention,
     mamba,
     mix,
@@ -104,6 +106,22 @@ def test_linear_attention_with_wide_values_compiles(capability: int) -> None:
         linear_attention(torch.bfloat16, key=96, value=192)
     assert len({binary.kernel for binary in compiled}) == 5
     assert all(binary.shared_bytes <= SHARED_LIMITS[capability] for binary in compiled), compiled
+
+
+@pytest.mark.parametrize(
+    "capability", [90, *(pytest.param(other, marks=pytest.mark.long) for other in (80, 89, 100))]
+)
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.long)], ids=str
+)
+def test_kimi_delta_attention_compiles(capability: int, dtype: torch.dtype) -> None:
+    """Decodes and pieces of Kimi Linear's size."""
+    with compiling_for(capability) as compiled, registry.using("triton"):
+        kimi_delta(dtype)
+    assert len({binary.kernel for binary in compiled}) == 6
+    limit = SHARED_LIMITS.get(capability, 227 << 10)
+    assert all(binary.shared_bytes <= limit for binary in compiled), compiled
+    assert all(binary.usage().spilled_bytes == 0 for binary in compiled)
 
 
 def test_a_hidden_score_s_product_is_exact() -> None:
@@ -181,6 +199,22 @@ def test_sparse_attention_compiles(capability: int, dtype: torch.dtype) -> None:
         sparse_attention(dtype)
     assert len({(binary.kernel, binary.key) for binary in compiled}) == 3
     assert all(binary.shared_bytes <= SHARED_LIMITS[capability] for binary in compiled), compiled
+    assert all(binary.usage().spilled_bytes == 0 for binary in compiled)
+
+
+@pytest.mark.parametrize(
+    "capability", [90, *(pytest.param(other, marks=pytest.mark.long) for other in (80, 89, 100))]
+)
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.long)], ids=str
+)
+def test_block_sparse_attention_compiles(capability: int, dtype: torch.dtype) -> None:
+    """Of MiniMax-M3's size: one binary each for scores and attention, of any number of queries."""
+    with compiling_for(capability) as compiled, registry.using("triton"):
+        block_sparse_attention(dtype)
+    assert len({(binary.kernel, binary.key) for binary in compiled}) == 2
+    limit = SHARED_LIMITS.get(capability, 227 << 10)
+    assert all(binary.shared_bytes <= limit for binary in compiled), compiled
     assert all(binary.usage().spilled_bytes == 0 for binary in compiled)
 
 

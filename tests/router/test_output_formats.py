@@ -140,6 +140,7 @@ FAMILIES: dict[str, tuple[Excerpt, ...]] = {
     "SDARForCausalLM": (QWEN3,),
     "SDARMoeForCausalLM": (QWEN3,),
     "DeepseekV3ForCausalLM": (DEEPSEEK, DEEPSEEK_32, KIMI, KIMI_THINKING),
+    "KimiLinearForCausalLM": (KIMI,),
     "KimiK25ForConditionalGeneration": (KIMI_THINKING,),
     "Kimi_K25ForConditionalGeneration": (KIMI_THINKING,),
     "Gemma4ForCausalLM": (GEMMA4,),
@@ -222,7 +223,8 @@ PLAIN = {
     *("LLaMAForCausalLM", "AquilaForCausalLM", "XverseForCausalLM", "PhimoeForCausalLM"),
     *("PhiMoEForCausalLM", "CwmForCausalLM", "Dots1ForCausalLM", "ExaoneForCausalLM"),
     *("HyperCLOVAXForCausalLM", "Jais2ForCausalLM", "MellumForCausalLM", "MiniCPM3ForCausalLM"),
-    *("YoutuForCausalLM", "GPTNeoXForCausalLM"),
+    *("YoutuForCausalLM", "GPTNeoXForCausalLM", "MiniMaxM3SparseForCausalLM"),
+    *("MiniMaxM3VLForCausalLM", "MiniMaxM3SparseForConditionalGeneration"),
 }
 """Families whose released default chat templates, if any, have neither."""
 

@@ -13,7 +13,7 @@ is written to the second cell of that slot. It writes nothing that a real row re
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +22,12 @@ import numpy.typing as npt
 import torch
 
 from kernels import SamplingParameters, StepRows, StepTensors, gather_step_inputs
-from kernels.attention import AttentionBackend, AttentionMetadata, CapturableBackend
+from kernels.attention import (
+    AttentionBackend,
+    AttentionMetadata,
+    AttentionStep,
+    CapturableBackend,
+)
 from kernels.attention.split import split_extends
 from kernels.mla_prefill import Expansion, plan_expanded_rows
 from kernels.sparse_attention.plan import split_rows
@@ -364,7 +369,7 @@ def gather_inputs(
         batch: the step's batch; its arrays are on the device.
         tables: the rank's tables, to which the Plan's writes have been applied.
         kv_caches: KV caches by layer.
-        groups: groups of layers, each with its own pages.
+        groups: groups of layers, each with its own pages: those of the first page tables.
         backend: attention backend; plans the step.
         states: state caches by linear-attention layer.
         state_rows: slots and snapshots of the rows for these layers.
@@ -393,22 +398,10 @@ def gather_inputs(
         query_start = (query_start - border if border else query_start).int()
     # Groups of layers: tokens and positions are the same for all, pages are not.
     by_layer: dict[int, AttentionInputs] = {}
-    for group, page_table in zip(groups, tables.group_tables, strict=True):
+    for group, page_table in zip(groups, tables.group_tables[: len(groups)], strict=True):
         step = gather_step_inputs(tables.token_pool, page_table, rows)
-        spec, sparse, expanded = group.spec, None, None
-        parts = _attention_rows(batch, step, tables, query_start, spec)
-        if spec.top_k:
-            parts, sparse = _split(parts, step.positions, spec.top_k)
-        if spec.expansion is not None and batch.size is None:
-            parts, expanded = _split_prompts(parts, spec.expansion)
-        decode, extend = (None if part is None else plan(part) for part in parts)
-        inputs = AttentionInputs(
-            slot_mapping=step.slot_mapping,
-            decode=decode,
-            extend=extend,
-            sparse=sparse,
-            expanded=expanded,
-        )
+        parts = _attention_rows(batch, step, tables, query_start, group.spec)
+        inputs = _attention_inputs(parts, step, group.spec, plan, is_eager=batch.size is None)
         by_layer.update(dict.fromkeys(group.layers, inputs))
     context = ForwardContext(
         kv_caches=kv_caches,
@@ -430,6 +423,35 @@ def longest_row(batch: Batch, max_model_len: int) -> int:
 
 _Parts = tuple[AttentionMetadata | None, AttentionMetadata | None]
 """Rows of one token, and longer ones; None for a part without rows."""
+
+
+def _attention_inputs(
+    parts: _Parts,
+    step: StepTensors,
+    spec: KVCacheSpec,
+    plan: Callable[[AttentionMetadata], AttentionStep],
+    *,
+    is_eager: bool,
+) -> AttentionInputs:
+    """Planned attention of a group's rows, in which some queries may attend to a selection of
+    tokens, and some rows of an eager step be in expanded form."""
+    whole, sparse, dense, expanded = parts, None, None, None
+    if spec.top_k:
+        parts, sparse = _split(parts, step.positions, spec.top_k)
+    if sparse is not None and spec.has_dense_layers:
+        decode, extend = (None if part is None else plan(part) for part in whole)
+        dense = AttentionInputs(slot_mapping=step.slot_mapping, decode=decode, extend=extend)
+    if spec.expansion is not None and is_eager:
+        parts, expanded = _split_prompts(parts, spec.expansion)
+    decode, extend = (None if part is None else plan(part) for part in parts)
+    return AttentionInputs(
+        slot_mapping=step.slot_mapping,
+        decode=decode,
+        extend=extend,
+        sparse=sparse,
+        expanded=expanded,
+        dense=dense,
+    )
 
 
 def _split(

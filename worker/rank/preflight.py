@@ -81,7 +81,11 @@ def check_blocks(config: EngineConfig, model: ModelConfig) -> None:
 
 
 def check_windows(
-    config: EngineConfig, layer_windows: Sequence[int], *, num_groups: int = 1
+    config: EngineConfig,
+    layer_windows: Sequence[int],
+    *,
+    num_groups: int = 1,
+    layers_per_page: int = 1,
 ) -> None:
     """Checks an engine's configuration for a model with sliding windows, or with several groups of
     layers in its KV cache.
@@ -90,6 +94,7 @@ def check_windows(
         config: the engine's configuration.
         layer_windows: sliding window per layer or group, in tokens; 0 for full attention.
         num_groups: number of groups in the KV cache layout, if it is known.
+        layers_per_page: number of layers of the first group that share a page.
 
     Raises:
         ValueError: an option is not supported; the message names it.
@@ -101,13 +106,18 @@ def check_windows(
     if windows:
         models = f"models with sliding windows (this model's: {min(windows)} tokens)"
         remedy = f"{remedy}, or set --max-model-len {min(windows)}"
-    unsupported = {
-        "--speculative-method draft": bool(config.draft_checkpoint),
-        "--cpu-backend native": config.execution.cpu_backend == "native",
-    }
-    for option, is_set in unsupported.items():
-        if is_set:
-            raise ValueError(f"{option} is not supported for {models}: {remedy}")
+    if config.execution.cpu_backend == "native":
+        raise ValueError(f"--cpu-backend native is not supported for {models}: {remedy}")
+    if not config.draft_checkpoint:
+        return
+    # The draft model's cache is in pages with the ids of the first group: it has all positions.
+    option = "--speculative-method draft"
+    if all(layer_windows):
+        models = f"models with sliding windows in all layers (this model's: {min(windows)} tokens)"
+        raise ValueError(f"{option} is not supported for {models}: {remedy}")
+    if layers_per_page > 1:
+        models = "models whose full-attention layers have smaller pages than others"
+        raise ValueError(f"{option} is not supported for {models}: remove it")
 
 
 def check_states(config: EngineConfig, model: ModelConfig) -> None:
@@ -148,9 +158,9 @@ def check_draft_model(config: EngineConfig, model: ModelConfig, *, max_model_len
         )
     if draft.linear_layers:
         raise ValueError(f"--speculative-model: {_STATEFUL} are not supported; use another model")
-    if draft.mla is not None and draft.mla.indexer is not None:
+    if draft.selects_tokens_within(draft.max_model_len):
         raise ValueError(
-            "--speculative-model: sparse attention (index_topk) is not supported; use another model"
+            "--speculative-model: sparse attention is not supported; use another model"
         )
     windows = list(filter(None, draft.windows_within(max_model_len)))
     if windows:

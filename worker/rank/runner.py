@@ -100,7 +100,11 @@ class ModelRunner:
         check_quantization(config, self.model_config)
         check_blocks(config, self.model_config)
         groups = self._layout.groups
-        check_windows(config, [group.window for group in groups], num_groups=len(groups))
+        check_windows(
+            *(config, [group.window for group in groups]),
+            num_groups=len(groups),
+            layers_per_page=groups[0].layers_per_page,
+        )
         check_states(config, self.model_config)
         self._page_groups = page_groups(config, self._layout)
         check_draft_model(config, self.model_config, max_model_len=self.max_model_len)

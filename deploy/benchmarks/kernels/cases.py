@@ -12,7 +12,7 @@ import kernels
 from deploy.benchmarks.kernels.case import Case, Shape, elementwise_case
 from deploy.benchmarks.kernels.mla import expanded_prompt
 from deploy.benchmarks.kernels.sparse import SPARSE_CASES
-from deploy.benchmarks.kernels.states import MAMBA_STEPS, gated_delta_step
+from deploy.benchmarks.kernels.states import STATE_STEPS, gated_delta_step
 from kernels import EditRows, PenaltyRows, SamplingParameters, TokenEdits, registry
 from kernels.attention import AttentionMetadata, AttentionSettings, create_attention_backend
 from kernels.linear.base import HALF_BYTES
@@ -65,7 +65,7 @@ def make_cases(
         ("decode_attention", maker.decode),
         ("extend_attention", maker.extend),
         *(("gated_delta_net", partial(maker.states, length)) for length in (1, _CHUNK)),
-        *((op, partial(maker.mamba, op, n)) for op in MAMBA_STEPS for n in (1, _CHUNK)),
+        *((op, partial(maker.state_op, op, n)) for op in STATE_STEPS for n in (1, _CHUNK)),
         *(
             (op, partial(make, rows, context, shape.q_heads, device, dtype))
             for op, make in SPARSE_CASES.items()
@@ -322,11 +322,11 @@ class _Maker:
             num_flops=0.0 if length == 1 else 6.0 * rows * length * s.q_heads * s.head_dim**2,
         )
 
-    def mamba(self, op: str, length: int) -> Case:
-        """Rows of `length` tokens in a part of Mamba-2, as in `states`."""
+    def state_op(self, op: str, length: int) -> Case:
+        """Rows of `length` tokens in an op of `STATE_STEPS`, as in `states`."""
         s, rows = self._shape, self._rows if length == 1 else min(self._rows, 4)
         sizes = {"num_heads": s.q_heads, "head_dim": s.head_dim}
-        run, num_bytes = MAMBA_STEPS[op](
+        run, num_bytes = STATE_STEPS[op](
             rows, length, **sizes, device=self._device, dtype=self._dtype
         )
         shape = f"{rows} x {length} tokens, {s.q_heads} heads"

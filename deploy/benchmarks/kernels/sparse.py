@@ -9,12 +9,21 @@ from functools import partial
 import torch
 
 from deploy.benchmarks.kernels.case import Case
-from kernels import SparseQueries, attend_to_cells, select_tokens, store_index_keys
+from kernels import (
+    SparseQueries,
+    attend_to_blocks,
+    attend_to_cells,
+    select_blocks,
+    select_tokens,
+    store_index_keys,
+)
 from kernels.sparse_attention import SparsePiece
 
 _INDEX_HEADS, _INDEX_DIM, _ROTARY_DIM = 64, 128, 64
 _LATENT_DIM, _VALUE_DIM = 576, 512
 _TOP_K, _PAGE_SIZE = 2048, 64
+_BLOCK_SIZE, _KV_HEADS = 128, 4
+"""Of MiniMax-M3, with index keys of the same size."""
 
 
 def _store(rows: int, context: int, heads: int, device: torch.device, dtype: torch.dtype) -> Case:
@@ -71,6 +80,63 @@ def _attend(rows: int, context: int, heads: int, device: torch.device, dtype: to
     )
 
 
+def _select_blocks(
+    rows: int, context: int, heads: int, device: torch.device, dtype: torch.dtype
+) -> Case:
+    q, cache, queries = _block_queries(rows, context, device, dtype)
+    run = partial(
+        select_blocks,
+        *(q, cache, queries, _BLOCK_SIZE),
+        cos_sin_cache=torch.randn(context, _ROTARY_DIM, device=device),
+    )
+    return Case(
+        op="select_blocks",
+        shape=f"{rows} rows of {context}",
+        run=run,
+        num_bytes=float(rows * context * _INDEX_DIM * dtype.itemsize + q.nbytes),
+        num_flops=2.0 * rows * context * _KV_HEADS * _INDEX_DIM,
+    )
+
+
+def _attend_to_blocks(
+    rows: int, context: int, heads: int, device: torch.device, dtype: torch.dtype
+) -> Case:
+    index_q, index_keys, queries = _block_queries(rows, context, device, dtype)
+    table = torch.randn(context, _ROTARY_DIM, device=device)
+    selection = select_blocks(index_q, index_keys, queries, _BLOCK_SIZE, cos_sin_cache=table)
+    shape = (len(index_keys), _PAGE_SIZE, _KV_HEADS, _INDEX_DIM)
+    caches = tuple(torch.zeros(shape, device=device, dtype=dtype) for _ in range(2))
+    q = torch.randn(rows, 16 * _KV_HEADS, _INDEX_DIM, device=device).to(dtype)
+    return Case(
+        op="attend_to_blocks",
+        shape=f"{rows} rows, {queries.top_k} of {context} tokens, {q.shape[1]} heads",
+        run=partial(attend_to_blocks, q, (caches[0], caches[1]), selection, scale=0.1),
+        num_bytes=2.0
+        * (rows * queries.top_k * _KV_HEADS * _INDEX_DIM + q.numel())
+        * dtype.itemsize,
+        num_flops=4.0 * rows * queries.top_k * q.shape[1] * _INDEX_DIM,
+    )
+
+
+def _block_queries(
+    rows: int, context: int, device: torch.device, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, SparseQueries]:
+    """Index queries, index keys and rows with the sizes of MiniMax-M3."""
+    columns = -(-context // _PAGE_SIZE)
+    queries = SparseQueries(
+        pieces=(
+            SparsePiece(
+                *(0, rows, torch.arange(rows * columns, device=device).view(rows, -1), context)
+            ),
+        ),
+        positions=torch.full((rows,), context - 1, device=device),
+        top_k=_TOP_K,
+        page_size=_PAGE_SIZE,
+    )
+    q = torch.randn(rows, _KV_HEADS, _INDEX_DIM, device=device).to(dtype)
+    return q, _zeros(rows * columns, _INDEX_DIM, device, dtype), queries
+
+
 def _zeros(num_pages: int, dim: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(num_pages, _PAGE_SIZE, 1, dim, device=device, dtype=dtype)
 
@@ -79,6 +145,8 @@ SPARSE_CASES: dict[str, Callable[[int, int, int, torch.device, torch.dtype], Cas
     "store_index_keys": _store,
     "select_tokens": _select,
     "attend_to_cells": _attend,
+    "select_blocks": _select_blocks,
+    "attend_to_blocks": _attend_to_blocks,
 }
 """Makers of cases by op: from rows of a step, tokens in the cache per row, query heads, device and
 data type."""

@@ -6,7 +6,14 @@ from collections.abc import Callable
 
 import torch
 
-from kernels import ScanLayer, selective_scan, short_convolution
+from kernels import (
+    KimiDeltaLayer,
+    KimiGates,
+    ScanLayer,
+    kimi_delta_attention,
+    selective_scan,
+    short_convolution,
+)
 from kernels.gated_delta_rule import DeltaLayer, gated_delta_net
 from kernels.states import PIECE, StateCache, StateRows
 
@@ -52,6 +59,42 @@ def gated_delta_step(
     return (
         lambda: gated_delta_net(x, layer, cache, rows, by_position=False),
         float(states + x.nbytes + outputs),
+    )
+
+
+def kimi_delta_step(
+    num_rows: int,
+    length: int,
+    *,
+    num_heads: int,
+    head_dim: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> tuple[Callable[[], object], float]:
+    """A step of Kimi Delta Attention, and its minimum number of bytes; arguments as above."""
+    rows, num_tokens, width = (
+        _rows(num_rows, length, device),
+        num_rows * length,
+        num_heads * head_dim,
+    )
+    layer = KimiDeltaLayer(
+        log_rate=torch.zeros(num_heads, device=device),
+        step_bias=torch.zeros(width, device=device),
+        norm=torch.ones(head_dim, device=device),
+        eps=1e-6,
+    )
+    states = torch.zeros(num_rows, num_heads, head_dim, head_dim, device=device)
+    x = torch.randn(num_tokens, 3 * width, device=device).to(dtype)
+    gates = KimiGates(
+        *(
+            torch.randn(num_tokens, size, device=device).to(dtype)
+            for size in (width, num_heads, width)
+        )
+    )
+    inputs = x.nbytes + sum(gate.nbytes for gate in gates)
+    return (
+        lambda: kimi_delta_attention(x, gates, layer, states, rows, by_position=False),
+        float(2 * states.nbytes + inputs + num_tokens * width * dtype.itemsize),
     )
 
 
@@ -107,11 +150,12 @@ def selective_scan_step(
     )
 
 
-MAMBA_STEPS = {
+STATE_STEPS = {
+    "kimi_delta_attention": kimi_delta_step,
     "selective_scan": selective_scan_step,
     "short_convolution": short_convolution_step,
 }
-"""Steps of Mamba-2, by op."""
+"""Steps of Kimi Delta Attention and of Mamba-2, by op."""
 
 
 def _rows(num_rows: int, length: int, device: torch.device) -> StateRows:

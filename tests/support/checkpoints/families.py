@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
+from tests.support.checkpoints.block_sparse import BLOCK_SPARSE_SPECIMENS
 from tests.support.checkpoints.dense_others import DENSE_SPECIMENS
 from tests.support.checkpoints.experts import EXPERT_SPECIMENS
 from tests.support.checkpoints.gemma3n import GEMMA3N_SPECIMENS
@@ -707,6 +708,7 @@ SPECIMENS: dict[str, Specimen] = {
     **LATENT_SPECIMENS,
     **EXPERT_SPECIMENS,
     **HEAD_KIND_SPECIMENS,
+    **BLOCK_SPARSE_SPECIMENS,
     **HYBRID_SPECIMENS,
     **RECOMBINED_SPECIMENS,
     **TEXT_SPECIMENS,

@@ -1,5 +1,5 @@
-"""Checkpoints of families whose layers keep a state per request beside attention: convolutions and
-Mamba-2; and mutations that break each of their features."""
+"""Checkpoints of families whose layers keep a state per request beside attention: convolutions,
+Mamba-2 and Kimi Delta Attention; and mutations that break each of their features."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ from typing import Any
 
 import torch
 
-from kernels import choose_experts
+from kernels import KimiGates, choose_experts
+from kernels.gated_delta_rule import DeltaInputs
+from kernels.kimi_delta_attention.reference import kimi_delta_inputs
 from kernels.selective_scan import ScanLayer, selective_scan
 from kernels.selective_scan.reference import ScanInputs, scan_inputs
 from kernels.short_convolution.reference import convolve
-from tests.support.checkpoints.mutations import NO_HEAD_NORMS, NO_ROUTER_BIAS, always_rotating
+from tests.support.checkpoints.latents import LATENTS
+from tests.support.checkpoints.mutations import (
+    NO_HEAD_NORMS,
+    NO_ROUTER_BIAS,
+    NO_SHARED_EXPERT,
+    always_rotating,
+)
 from tests.support.checkpoints.specimen import Mutation, Patch, Specimen
 from worker.models.config.mamba_config import MambaConfig
 
@@ -39,6 +47,24 @@ def _scan_inputs(change: Callable[[ScanInputs], ScanInputs]) -> Patch:
         target="kernels.selective_scan.reference:scan_inputs",
         value=lambda *args: change(scan_inputs(*args)),
     )
+
+
+def _kimi_inputs(change: Callable[[DeltaInputs], DeltaInputs]) -> Patch:
+    """Other inputs of the delta rule."""
+    return Patch(
+        target="kernels.kimi_delta_attention.reference:kimi_delta_inputs",
+        value=lambda *args: change(kimi_delta_inputs(*args)),
+    )
+
+
+def _dense_mlps(tensors: dict[str, torch.Tensor], _: Any) -> dict[str, torch.Tensor]:
+    """transformers saves dense MLPs, too, under the name of the released experts."""
+    renamed = {
+        f"block_sparse_moe.{part}_proj.": f"mlp.{part}_proj." for part in ("gate", "up", "down")
+    }
+    for old, new in renamed.items():
+        tensors = {name.replace(old, new): tensor for name, tensor in tensors.items()}
+    return tensors
 
 
 def _turned(x: torch.Tensor, num_groups: int = 2) -> torch.Tensor:
@@ -112,6 +138,20 @@ _NEMOTRON = {
     "time_step_min": 1e-30,
 }
 """transformers limits step sizes of prompts, not those of single tokens, to `time_step_min`."""
+
+_KIMI = {
+    **{key: value for key, value in LATENTS.items() if key != "q_lora_rank"},
+    "layer_types": _LINEAR,
+    "linear_num_heads": 2,
+    "linear_head_dim": 12,
+    "linear_conv_kernel_dim": 3,
+    "num_local_experts": 8,
+    "num_experts_per_token": 3,
+    "moe_intermediate_size": 24,
+    "routed_scaling_factor": 1.7,
+    "n_group": 4,
+    "topk_group": 2,
+}
 
 _LFM2 = {
     "layer_types": ["conv", "full_attention", "conv"],
@@ -261,6 +301,43 @@ HYBRID_SPECIMENS: dict[str, Specimen] = {
             ),
             "eps": {"layer_norm_epsilon": 0.1},
         },
+    ),
+    "kimi-linear": Specimen(
+        name="KimiLinear",
+        covers=("positions", "shards"),
+        settings=_KIMI,
+        mutations={
+            "taps": _CONVOLUTION["taps"],
+            "lengths of keys": Patch(
+                target="kernels.kimi_delta_attention.reference:unit_length", value=lambda x: x
+            ),
+            "scale of queries": _kimi_inputs(lambda own: own._replace(q=own.q * 12**0.5)),
+            "no decay": _kimi_inputs(lambda own: own._replace(decay=torch.zeros_like(own.decay))),
+            "decays of dimensions": _kimi_inputs(
+                lambda own: own._replace(decay=own.decay.mean(-1, keepdim=True).expand(own.q.shape))
+            ),
+            "step sizes": _kimi_inputs(lambda own: own._replace(share=torch.ones_like(own.share))),
+            "gates of outputs": Patch(
+                target="worker.models.architectures.kimi_linear:KimiGates",
+                value=lambda *gates: KimiGates(*gates)._replace(output=torch.zeros_like(gates[2])),
+            ),
+            "no rotary embedding": Patch(
+                target="worker.models.config.vendors.moonshot:KimiLinearConfig.rotating",
+                value=lambda _: None,
+            ),
+            "eps of norms within attention": Patch(
+                target="worker.models.architectures.deepseek:_EPS", value=0.05
+            ),
+            "eps": {"rms_norm_eps": 0.1},
+            "shared expert": NO_SHARED_EXPERT,
+            "bias of the router": NO_ROUTER_BIAS,
+            "number of experts": {"num_experts_per_token": 2},
+            "groups of experts": {"topk_group": 4},
+            "sum of weights": {"moe_renormalize": False},
+            "scale of experts": {"routed_scaling_factor": 1.0},
+        },
+        rewrite=_dense_mlps,
+        lacks_head_dim=True,
     ),
     "nemotron-h": Specimen(
         name="NemotronH",

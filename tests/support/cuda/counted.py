@@ -227,6 +227,18 @@ def write_config(folder: Path, config: dict[str, Any], num_layers: int) -> Path:
     short[count] = min(most, num_layers)
     if most > num_layers and short.get("num_kv_shared_layers"):
         short["num_kv_shared_layers"] = 1
+    if sparse := short.get("sparse_attention_config"):
+        short["sparse_attention_config"] = {
+            key: value[:num_layers] if isinstance(value, list) else value
+            for key, value in sparse.items()
+        }
+    if linear := short.get("linear_attn_config"):  # layers by number, from 1
+        short["linear_attn_config"] = {
+            key: [layer for layer in value if layer <= num_layers]
+            if isinstance(value, list)
+            else value
+            for key, value in linear.items()
+        }
     if text is not config:
         short = {**config, "text_config": short}
     (folder / "config.json").write_text(json.dumps(short), encoding="utf-8")

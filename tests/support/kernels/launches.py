@@ -30,6 +30,7 @@ from kernels import (
     apply_penalties_,
     apply_token_bitmask,
     apply_token_edits_,
+    attend_to_blocks,
     attend_to_cells,
     choose_experts,
     clamped_silu_and_mul,
@@ -49,6 +50,7 @@ from kernels import (
     rms_norm,
     rms_norm_pair,
     sample_tokens,
+    select_blocks,
     select_tokens,
     silu_and_mul,
     soft_cap_,
@@ -63,6 +65,7 @@ from kernels.linear import WeightCode
 from kernels.linear.triton_kernel import matmul_fixed_tiles
 from tests.support.kernels.delta_cases import Row, make_cache, make_layer, make_rows
 from tests.support.kernels.experts import make_codes, make_experts, make_quantized_experts
+from tests.support.kernels.kimi_cases import make_kimi_step
 from tests.support.kernels.mla_cases import make_prompts
 from tests.support.kernels.paged_cases import make_paged
 from tests.support.kernels.scan_cases import make_scan_step
@@ -192,6 +195,13 @@ def linear_attention(
     gated_delta_net(x, layer, make_cache(layer, len(lengths), dtype), rows, by_position=False)
 
 
+def kimi_delta(dtype: torch.dtype, lengths: tuple[int, ...] = (1, 70)) -> None:
+    """Kimi Delta Attention with heads of Kimi Linear's size."""
+    rows = make_rows([Row(number, 0, length) for number, length in enumerate(lengths)])
+    step = make_kimi_step(sum(lengths), "cpu", dtype, key=128, value=128, num_states=2)
+    step.run(rows)
+
+
 def mamba(dtype: torch.dtype) -> None:
     """A short convolution and a selective scan, with heads and states of Nemotron 3's sizes."""
     rows = make_rows([Row(number, 0, length) for number, length in enumerate((1, 70))])
@@ -300,6 +310,18 @@ def expanded_prompts(dtype: torch.dtype) -> None:
     )
     for most_keys in (200, 400):
         prompts.attend(most_keys)
+
+
+def block_sparse_attention(dtype: torch.dtype) -> None:
+    """Selections and attention of MiniMax-M3 on a quarter of its heads: decodes, and a prompt."""
+    for places in ([700, 3, 300], list(range(600, 637))):
+        queries = make_queries("cpu", [places], 512)
+        count = len(places)
+        cache = torch.zeros(140, 16, 1, 128, dtype=dtype)
+        q = torch.randn(count, 1, 128).to(dtype)
+        selection = select_blocks(q, cache, queries, 128, cos_sin_cache=torch.randn(701, 64))
+        heads = torch.randn(count, 16, 128).to(dtype)
+        attend_to_blocks(heads, (cache, cache), selection, scale=0.1)
 
 
 def sparse_attention(dtype: torch.dtype) -> None:

@@ -54,9 +54,11 @@ from kernels.linear import WeightCode, dequantize, pack_codes
 from kernels.linear.quantized import TritonQuantizedWeight
 from kernels.linear.tiled import TritonTiledWeight
 from tests.support.effort import is_thorough
+from tests.support.kernels.block_cases import BLOCK_CASES
 from tests.support.kernels.delta_cases import DELTA_CASES
 from tests.support.kernels.experts import make_codes, make_experts, make_quantized_experts
 from tests.support.kernels.fp8_cases import FP8_CASES
+from tests.support.kernels.kimi_cases import KIMI_CASES
 from tests.support.kernels.mla_cases import MLA_CASES
 from tests.support.kernels.paged_cases import Paged, make_paged, naive_decode
 from tests.support.kernels.sampling_cases import SAMPLING_CASES
@@ -229,11 +231,16 @@ def qk_norm_rope_store_case(device: str, dtype: torch.dtype) -> None:
 
 def prepare_latents_case(device: str, dtype: torch.dtype) -> None:
     """More and fewer heads than in a program; queries that are slices of wider rows, scaled or not;
-    in place or not; a weight of another type."""
+    in place or not; a weight of another type; no rotary embedding."""
     slots, positions = (torch.tensor(n, device=device) for n in ([5, 17, 0, 31], [0, 7, 49, 7]))
     table, weight = torch.randn(50, 20, device=device), torch.randn(44).to(device)
     factors = torch.rand(50).to(device)
-    for num_heads, scale, in_place in ((21, None, False), (5, factors, False), (2, factors, True)):
+    for num_heads, scale, in_place, rotates in (
+        (21, None, False, True),
+        (5, factors, False, True),
+        (2, factors, True, True),
+        (5, None, False, False),
+    ):
         row = _randn(4, num_heads * 32 + 44 + 20, device=device, dtype=dtype)
 
         def run(
@@ -241,6 +248,7 @@ def prepare_latents_case(device: str, dtype: torch.dtype) -> None:
             num_heads: int = num_heads,
             scale: torch.Tensor | None = scale,
             in_place: bool = in_place,
+            cos_sin: torch.Tensor | None = table if rotates else None,
         ) -> tuple[torch.Tensor, ...]:
             q, latents, rotating = row.clone().split([num_heads * 32, 44, 20], dim=1)
             q = q.unflatten(1, (num_heads, 32))
@@ -250,7 +258,7 @@ def prepare_latents_case(device: str, dtype: torch.dtype) -> None:
             prepare_latents(
                 *(q, own, LatentRows(latents, rotating, weight, 1e-5), cache, slots),
                 positions=positions,
-                cos_sin_cache=table,
+                cos_sin_cache=cos_sin,
                 query_scale=scale,
             )
             return cache, q if in_place else q[..., :12], queries
@@ -688,8 +696,10 @@ CASES: list[Case] = [
     empty_row_case,
     *SCHEDULE_CASES,
     *DELTA_CASES,
+    *KIMI_CASES,
     *SCAN_CASES,
     *SPARSE_CASES,
+    *BLOCK_CASES,
     latent_case,
     latent_steps_case,
     *MLA_CASES,

@@ -77,7 +77,7 @@ def num_hit(engine: Engine, prompt: list[int], num_new: int = 1) -> tuple[int, l
         "qwen3-next",
         *(
             pytest.param(name, marks=pytest.mark.long)
-            for name in ("nemotron-3", "lfm2", "granite-4", "falcon-h1")
+            for name in ("nemotron-3", "lfm2", "granite-4", "falcon-h1", "kimi-linear")
         ),
     ],
 )

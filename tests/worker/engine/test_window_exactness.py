@@ -3,6 +3,8 @@ pages and ranks; their pages are freed meanwhile."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,17 @@ class WindowSettings(Settings):
         with self._engine(speculative_method="ngram", speculative_adaptive=False) as engine:
             return engine.outcomes(self._prompts, self._params)
 
+    def drafted(self, model: str) -> list[Outcome]:
+        """With a draft model, scarce pages and prefix hits."""
+        options = {"speculative_method": "draft", "speculative_model": model}
+        with self._engine(**options, speculative_adaptive=False, **self._scarce) as engine:
+            outputs = engine.outcomes(self._prompts, self._params)
+            gate = engine.core.scheduler.steps.speculation
+            assert gate is not None
+            assert gate.totals.num_accepted_tokens > 20, "no draft was right: nothing was tried"
+            assert engine.outcomes(self._prompts, self._params) == outputs
+            return outputs
+
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, PreTrainedModel]:
@@ -81,6 +94,19 @@ def test_greedy_equals_transformers(checkpoint: tuple[str, PreTrainedModel], set
         assert_greedy_of_transformers(model, make_prompts(number), outputs)
 
 
+def test_a_draft_model_changes_no_token(
+    checkpoint: tuple[str, PreTrainedModel], tmp_path: Path
+) -> None:
+    """The same weights without windows draft; within the windows they are right."""
+    folder, model = checkpoint
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"use_sliding_window": False, "sliding_window": None, "layer_types": None}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    outputs = WindowSettings(folder, params=[GREEDY] * FEWER).drafted(str(tmp_path))
+    assert_greedy_of_transformers(model, make_prompts(FEWER), outputs)
+
+
 @pytest.mark.long
 @pytest.mark.checks("drafts", of=OTHERS, against="transformers")
 @pytest.mark.parametrize("name", OTHERS)
@@ -101,20 +127,8 @@ def test_batch_invariant_outputs_are_bitwise_equal(
     assert settings.chunked() == batched
 
 
-@pytest.mark.parametrize(
-    ("options", "refusal"),
-    [
-        ({"cpu_backend": "native"}, "--cpu-backend native is not supported"),
-        (
-            {"speculative_method": "draft", "speculative_model": "any"},
-            "--speculative-method draft is not supported",
-        ),
-    ],
-)
 def test_what_needs_all_pages_is_refused_before_weights_are_read(
     checkpoint: tuple[str, PreTrainedModel],
-    options: dict[str, object],
-    refusal: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder, _ = checkpoint
@@ -123,8 +137,9 @@ def test_what_needs_all_pages_is_refused_before_weights_are_read(
         raise AssertionError("weights are read")
 
     monkeypatch.setattr("worker.rank.runner.load_weights", load_nothing)
-    with pytest.raises(ValueError, match=rf"{refusal}.*--max-model-len 33"):
-        Engine(folder, **options)
+    refusal = "--cpu-backend native is not supported.*--max-model-len 33"
+    with pytest.raises(ValueError, match=refusal):
+        Engine(folder, cpu_backend="native")
 
 
 def test_a_length_within_the_window_needs_none_of_this(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -107,30 +106,26 @@ def test_layers_that_keep_less_share_pages() -> None:
     assert all((caches[layer].k[:2] == 0).all() for layer in (0, 1))
 
 
-@pytest.mark.parametrize(
-    ("options", "refusal"),
-    [
-        (
-            {"speculative_method": "draft", "speculative_model": "any"},
-            "--speculative-method draft is not supported",
-        ),
-    ],
-)
-def test_layers_that_share_pages_are_no_matter_for_all(
-    options: dict[str, Any], refusal: str
-) -> None:
-    wide = replace(FULL, num_kv_heads=1)
-    config = EngineConfig.of(model="any", **options)
+def test_a_draft_model_needs_pages_of_all_positions() -> None:
+    narrow = replace(FULL, num_kv_heads=1)
+    refusal = "--speculative-method draft is not supported"
+    config = EngineConfig.of(model="any", speculative_method="draft", speculative_model="any")
 
     def check(*specs: KVCacheSpec) -> None:
         groups = group_layers(specs).groups
-        check_windows(config, [group.window for group in groups], num_groups=len(groups))
+        check_windows(
+            *(config, [group.window for group in groups]),
+            num_groups=len(groups),
+            layers_per_page=groups[0].layers_per_page,
+        )
 
     check(FULL, FULL)
-    with pytest.raises(ValueError, match=f"{refusal}.* differ in KV cache per token: remove it$"):
-        check(FULL, wide)
-    with pytest.raises(ValueError, match=f"{refusal}.* or set --max-model-len 100$"):
-        check(WINDOW, wide)
+    check(FULL, narrow)
+    check(WINDOW, FULL)
+    with pytest.raises(ValueError, match=f"{refusal}.* in all layers .* --max-model-len 100$"):
+        check(WINDOW)
+    with pytest.raises(ValueError, match=f"{refusal}.* have smaller pages than others: remove it$"):
+        check(WINDOW, narrow)
 
 
 def test_a_state_takes_as_much_memory_as_some_pages() -> None:

@@ -92,7 +92,8 @@ class LatentAttention:
         assert mla is not None, "the architecture has latents"
         self._mla, self._layer_index = mla, index
         self._hidden_size = config.hidden_size
-        self._cos_sin = model.rotary_table(index)
+        rotates = config.rotating is None or config.rotating[index]
+        self._cos_sin = model.rotary_table(index) if rotates else None
         self._query_scale = query_scale
         self._num_heads = divide(
             config.num_heads, options.group.world_size, "the number of attention heads"

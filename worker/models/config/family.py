@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Self
 import msgspec
 from msgspec import Meta
 
+from worker.models.config.block_config import BlockSparseConfig
 from worker.models.config.mamba_config import MambaConfig
 from worker.models.config.mla_config import MlaConfig
 from worker.models.config.moe_config import MoeConfig
@@ -307,6 +308,10 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def mla(self, rope: RopeConfig) -> MlaConfig | None:
         """Multi-head latent attention; None for other attention."""
+        return None
+
+    def block_sparse(self) -> BlockSparseConfig | None:
+        """Block-sparse attention; None without it."""
         return None
 
     def mamba(self) -> MambaConfig | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from worker.models.config.block_config import BlockSparseConfig
 from worker.models.config.checkpoint import check_files, read_json, resolve_checkpoint
 from worker.models.config.families import read_family
 from worker.models.config.family import FamilyConfig, HeadSizes
@@ -102,6 +103,8 @@ class ModelConfig:
     """Mixture of experts; None for a dense model."""
     mla: MlaConfig | None = None
     """Multi-head latent attention; None for other attention."""
+    block_sparse: BlockSparseConfig | None = None
+    """Block-sparse attention; None without it."""
     mamba: MambaConfig | None = None
     """Mamba-2 layers; None without any."""
     quantization: QuantizationConfig | None = None
@@ -135,6 +138,7 @@ class ModelConfig:
             head_dim=family.head_size() if mla is None else mla.query_dim,
             rotary_dim=family.rotary_size(),
             mla=mla,
+            block_sparse=family.block_sparse(),
             mamba=mamba,
             moe=moe,
             rms_norm_eps=family.rms_norm_eps,
@@ -179,8 +183,8 @@ class ModelConfig:
     def selects_tokens_within(self, max_model_len: int) -> bool:
         """Whether queries attend to a selection of tokens (sparse attention) in sequences of
         `max_model_len` tokens."""
-        mla = self.mla
-        return mla is not None and mla.indexer is not None and mla.indexer.top_k < max_model_len
+        indexer = self.block_sparse if self.mla is None else self.mla.indexer
+        return indexer is not None and indexer.top_k < max_model_len
 
     @property
     def head_dims(self) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from worker.models.config.schema import RawConfig, words
+from worker.models.config.schema import RawConfig, architectures, words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +54,8 @@ class MultimodalConfig:
     """Values of `architectures` in config.json."""
     model_type: str
     texts: Mapping[str, str]
-    """Families of the text model, by `model_type` of text_config."""
+    """Families of the text model, by `model_type` of text_config, or by its `architectures` if
+    that is missing."""
     keys: frozenset[str]
     """Keys next to text_config, and possibly within it, that do not concern the text model."""
     tensors: TensorNames
@@ -81,7 +82,8 @@ class MultimodalConfig:
                 f"model_type {raw['model_type']!r} in config.json does not match architectures "
                 f"{raw['architectures']}, of model_type {self.model_type}: fix it"
             )
-        kind = str(text.get("model_type") or self.text_type)
+        named = architectures(text)[:1] if "model_type" not in text else []
+        kind = str(text.get("model_type") or self.text_type or "".join(map(str, named)))
         if kind not in self.texts:
             raise ValueError(
                 f"text_config.model_type {kind!r} in config.json is not supported (supported: "

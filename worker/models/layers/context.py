@@ -75,6 +75,8 @@ class AttentionInputs:
     without any."""
     expanded: ExpandedInputs | None = None
     """Rows in expanded form, which `extend` then excludes; None without any."""
+    dense: AttentionInputs | None = None
+    """Inputs of the group's layers that attend to all tokens; None if `sparse` is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

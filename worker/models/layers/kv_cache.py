@@ -46,6 +46,8 @@ class KVCacheSpec:
     """Dimensions of a value in a separate plane, if they differ from `head_dim`; else 0."""
     top_k: int = 0
     """Number of cached tokens that sparse attention selects for a query; 0 for attention to all."""
+    has_dense_layers: bool = False
+    """Whether some layers with this `top_k` attend to all tokens (`AttentionInputs.dense`)."""
     index_keys: IndexKeys | None = None
     """Index keys that the layer caches beside its planes; None if it has none, or attends to the
     tokens that an earlier layer selected."""

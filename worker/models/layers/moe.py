@@ -145,16 +145,17 @@ class RoutedExperts:
             yield from self._shared_slots(f"{prefix}{self._names.shared}.")
 
     def _shared_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the shared expert, split into experts of the routed experts' size."""
+        """Slots of the shared expert, split into experts of the routed experts' size; its tensors
+        have the names of an MLP's."""
         assert self._gate_up is not None, "slots exist until the weights are packed"
         assert self._down is not None, "slots exist until the weights are packed"
-        names, share, hidden = self._names, self._share, self._hidden_size
+        share, hidden = self._share, self._hidden_size
         ups = self._gate_up.destination().view(-1, 2, share.size, hidden)[share.count :]
         downs = self._down.destination().view(-1, hidden, share.size)[share.count :]
         full = self._num_shared * self._moe.intermediate_size
         for index, (both, down) in enumerate(zip(ups, downs, strict=True)):
             start = index * self._moe.intermediate_size + share.start
-            for name, part in zip((names.gate, names.up), both, strict=True):
+            for name, part in zip(("gate_proj", "up_proj"), both, strict=True):
                 yield WeightSlot(
                     name=f"{prefix}{name}.weight",
                     destination=part,
@@ -162,7 +163,7 @@ class RoutedExperts:
                     start=start,
                 )
             yield WeightSlot(
-                name=f"{prefix}{names.down}.weight",
+                name=f"{prefix}down_proj.weight",
                 destination=down,
                 full_shape=(hidden, full),
                 dim=1,

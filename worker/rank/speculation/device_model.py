@@ -3,8 +3,9 @@
     follow   computes each step's rows after the target's forward pass: prompts, decodes, drafts
     draft    one token after another, after the newest token of each speculative row
 
-Its KV cache therefore covers the same positions as the target's, in pages of the same ids, and a
-cached prefix is cached for both. Each draft is one decode step of all rows; a row that needs fewer
+Its KV cache therefore covers the same positions as the target's, in pages of the same ids (if the
+target has sliding windows, those of its first group of full-attention layers), and a cached prefix
+is cached for both. Each draft is one decode step of all rows; a row that needs fewer
 drafts than others repeats its last one, without effect.
 """
 
@@ -49,6 +50,9 @@ class DeviceDraftModel:
         config: the engine's configuration, validated by `check_draft_model`.
         device: the rank's device.
         max_model_len: tokens of the longest request.
+
+    Raises:
+        ValueError: the draft model's layers differ in KV cache per token.
     """
 
     def __init__(self, config: EngineConfig, device: torch.device, max_model_len: int) -> None:
@@ -69,6 +73,11 @@ class DeviceDraftModel:
             ),
         )
         self.layout: KVCacheLayout = layout_of(self.model.layers)
+        if len(self.layout.groups) > 1:
+            raise ValueError(
+                "--speculative-model: models whose layers differ in KV cache per token are not "
+                "supported; use another model"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

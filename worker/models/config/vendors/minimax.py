@@ -1,12 +1,30 @@
-"""MiniMax-M2 (huggingface.co/MiniMaxAI). Imports no torch."""
+"""MiniMax-M2 and M3 (huggingface.co/MiniMaxAI). Imports no torch."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from worker.models.config.family import FamilyConfig, rotary_size
-from worker.models.config.moe_config import MoeConfig
-from worker.models.config.schema import ROUTER_KEYS, Count, Number, Yes, short, words
+import msgspec
+
+from worker.models.config.block_config import BlockSparseConfig
+from worker.models.config.family import FULL, FamilyConfig, rotary_size
+from worker.models.config.moe_config import MoeConfig, listed_dense_layers
+from worker.models.config.multimodal import MultimodalConfig, TensorNames
+from worker.models.config.schema import (
+    ROUTER_KEYS,
+    Count,
+    Index,
+    No,
+    Number,
+    Yes,
+    only,
+    short,
+    words,
+)
+from worker.protocol.analyzed import analyzed
+
+_SPARSE = "minimax_m3_sparse"
+"""Type of layers with block-sparse attention in `layer_types`."""
 
 
 class MiniMaxM2Config(FamilyConfig):
@@ -59,4 +77,173 @@ class MiniMaxM2Config(FamilyConfig):
         )
 
 
-FAMILIES = (MiniMaxM2Config,)
+class _SparseAttention(msgspec.Struct, forbid_unknown_fields=True):
+    """`sparse_attention_config`: sizes of the indexer and of blocks, and the layers."""
+
+    sparse_attention_freq: list[Literal[0, 1]]
+    """1 for each layer with sparse attention."""
+    sparse_num_index_heads: Count
+    sparse_index_dim: Count
+    sparse_block_size: Count
+    sparse_topk_blocks: Count
+    sparse_local_block: Literal[1] = 1
+    sparse_init_block: Literal[0] = 0
+    sparse_score_type: Literal["max"] = "max"
+    use_sparse_attention: Yes = True
+    sparse_disable_index_value: list[Literal[0, 1]] | None = None
+    """1 for each layer without values of the indexer: all with sparse attention."""
+
+
+class MiniMaxM3Config(FamilyConfig):
+    """The language model of MiniMax-M3: block-sparse attention and experts in all but the first
+    layers."""
+
+    architecture = "MiniMaxM3SparseForCausalLM"
+    other_architectures = ("MiniMaxM3VLForCausalLM",)
+    model_types = ("minimax_m3_vl_text", "minimax_m3_text")
+    implementation = "minimax_m3:MiniMaxM3ForCausalLM"
+    harmless = ROUTER_KEYS | words("num_mtp_modules num_nextn_predict_layers router_jitter_noise")
+    aliases = (("num_experts", "num_local_experts"),)
+    extra_keys = ("dense_intermediate_size", "swiglu_alpha", "swiglu_limit")
+    layer_kinds = (_SPARSE, FULL)
+    skipped = ("mtp.", "model.mtp.")
+
+    max_position_embeddings: Count = 524288
+    num_key_value_heads: Count | None = 4
+    head_dim: Count | None = 128
+    partial_rotary_factor: Number | None = None
+    rotary_dim: Count | None = 64
+    rope_theta: Number = 5000000.0
+    eos_token_id: Any = 200020
+    hidden_act: Annotated[str, only("swigluoai", "silu")] = "silu"
+    """Unused: the activation is a clamped SwiGLU."""
+    swiglu_alpha: Number = 1.702
+    swiglu_limit: Number = 7.0
+    use_gemma_norm: Yes = True
+    """Whether norms multiply by 1 + weight."""
+    use_qk_norm: Yes = True
+    qk_norm_type: Literal["per_head"] = "per_head"
+    attention_output_gate: No = False
+    dense_intermediate_size: Count = 12288
+    shared_intermediate_size: Index = 3072
+    n_shared_experts: Literal[1] = 1
+    num_local_experts: Count = 128
+    num_experts_per_tok: Count = 4
+    routed_scaling_factor: Number = 2.0
+    scoring_func: Literal["sigmoid"] = "sigmoid"
+    use_routing_bias: Yes = True
+    moe_layer_freq: list[Literal[0, 1]] | None = None
+    """1 for each layer with experts; in place of `mlp_layer_types`."""
+    sparse_attention_config: dict[str, Any] | None = None
+    """Overrides the next five and `layer_types`, which transformers writes in its place."""
+    index_n_heads: Count = 4
+    index_head_dim: Count = 128
+    index_block_size: Count = 128
+    index_topk_blocks: Count = 16
+    index_local_blocks: Literal[1] = 1
+
+    def derive(self) -> None:
+        """Reads `sparse_attention_config` and `moe_layer_freq`."""
+        flags, count = self.moe_layer_freq, self.num_hidden_layers
+        if flags is not None and len(flags) != count:
+            raise ValueError(
+                f"moe_layer_freq = {short(flags)} in config.json must have 0 or 1 for each of "
+                f"{count} layers: fix it"
+            )
+        if flags is not None and self.mlp_layer_types is None:
+            self.mlp_layer_types = ["sparse" if has_experts else "dense" for has_experts in flags]
+        table = self.sparse_attention_config
+        if table is not None:
+            self._set_sparse(table)
+        if self.index_n_heads != self.kv_heads():
+            raise ValueError(
+                f"the indexer has {self.index_n_heads} heads in config.json "
+                f"(index_n_heads or sparse_num_index_heads), but num_key_value_heads is "
+                f"{self.kv_heads()}: fix it"
+            )
+
+    def _set_sparse(self, table: dict[str, Any]) -> None:
+        """Sets what `sparse_attention_config` says."""
+        key = "sparse_attention_config"
+        try:
+            sparse = msgspec.convert(table, analyzed(_SparseAttention))
+        except msgspec.ValidationError as error:
+            raise ValueError(
+                f"{key} = {short(table)} in config.json is not supported: it must be that of "
+                f"MiniMax-M3 ({error})"
+            ) from None
+        layers = sparse.sparse_attention_freq
+        if sparse.sparse_disable_index_value not in (None, layers):
+            raise ValueError(
+                f"sparse_disable_index_value of {key} in config.json is not supported: it must be "
+                "1 for each layer with sparse attention"
+            )
+        kinds = [_SPARSE if is_sparse else FULL for is_sparse in layers]
+        if self.layer_types not in (None, kinds):
+            raise ValueError(f"layer_types and {key} in config.json disagree: fix it")
+        self.layer_types = kinds
+        self.index_n_heads = sparse.sparse_num_index_heads
+        self.index_head_dim = sparse.sparse_index_dim
+        self.index_block_size = sparse.sparse_block_size
+        self.index_topk_blocks = sparse.sparse_topk_blocks
+
+    def block_sparse(self) -> BlockSparseConfig:
+        """Block-sparse attention, in layers of its type."""
+        return BlockSparseConfig(
+            block_size=self.index_block_size,
+            num_blocks=self.index_topk_blocks,
+            head_dim=self.index_head_dim,
+            layers=tuple(kind == _SPARSE for kind in self.kinds_of_layers()),
+        )
+
+    def divided(self) -> dict[str, int]:
+        """MLPs of dense layers."""
+        return {"the size of dense MLPs": self.dense_intermediate_size}
+
+    def rotary_size(self) -> int:
+        """Number of leading dimensions of a head with rotary embedding."""
+        size = rotary_size(self, self.rotary_dim)
+        if size > self.index_head_dim:
+            raise ValueError(
+                f"the dimensions with rotary embedding in config.json ({size}) exceed those of the "
+                f"indexer ({self.index_head_dim}): fix it"
+            )
+        return size
+
+    def moe(self) -> MoeConfig:
+        """Experts, scored by sigmoids, with a bias for the choice, and a shared one."""
+        return MoeConfig(
+            num_experts=self.num_local_experts,
+            top_k=self.num_experts_per_tok,
+            intermediate_size=self.intermediate_size,
+            dense_layers=listed_dense_layers(
+                self.mlp_layer_types, self.num_hidden_layers, None, default=0
+            ),
+            sigmoid=True,
+            has_bias=True,
+            scale=self.routed_scaling_factor,
+            shared_size=self.shared_intermediate_size,
+        )
+
+
+FAMILIES = (MiniMaxM2Config, MiniMaxM3Config)
+MULTIMODAL = (
+    MultimodalConfig(
+        architectures=("MiniMaxM3SparseForConditionalGeneration",),
+        model_type="minimax_m3_vl",
+        texts=dict.fromkeys(
+            ("minimax_m3_vl_text", "minimax_m3_text", "MiniMaxM3SparseForCausalLM"),
+            "MiniMaxM3SparseForCausalLM",
+        ),
+        keys=words(
+            """
+            vision_config image_token_index video_token_index image_token_id video_token_id
+            projector_hidden_size
+            """
+        ),
+        tensors=TensorNames(
+            renamed=(("language_model.", ""),),
+            skipped=("vision_tower.", "multi_modal_projector.", "patch_merge_mlp."),
+        ),
+    ),
+)

@@ -1,0 +1,16 @@
+"""Kimi Delta Attention (KDA, arXiv 2510.26692): the gated delta rule with a decay per dimension of
+keys, and a gated norm of its outputs.
+
+    q, k divided by their lengths;  g = -exp(A_log) softplus(decay + dt_bias);  b = sigmoid(share)
+    S = diag(exp(g)) S;  S = S + k (b (v - S^T k))^T;  o = norm(S^T q) sigmoid(gate)
+
+On CUDA, a step of rows of few tokens takes two launches, which read and write each state once;
+longer rows are computed in pieces by matrix products, in four launches more.
+"""
+
+from __future__ import annotations
+
+from kernels.kimi_delta_attention.base import KimiDeltaLayer, KimiGates
+from kernels.kimi_delta_attention.reference import kimi_delta_attention
+
+__all__ = ["KimiDeltaLayer", "KimiGates", "kimi_delta_attention"]

@@ -1,0 +1,36 @@
+"""Types of Kimi Delta Attention: projections of its gates, weights of a layer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+
+class KimiGates(NamedTuple):
+    """Projections of T tokens before their activations; rows may be strided."""
+
+    decay: torch.Tensor
+    """[T, H * K]: decays per dimension of keys."""
+    share: torch.Tensor
+    """[T, H]: step sizes (beta)."""
+    output: torch.Tensor
+    """[T, H * V]: gates of the outputs."""
+
+
+class KimiDeltaLayer(NamedTuple):
+    """Weights of a layer with H heads, whose keys have K and whose values V dimensions."""
+
+    log_rate: torch.Tensor
+    """[H] fp32 (A_log): logarithms of the rates of decay."""
+    step_bias: torch.Tensor
+    """[H * K] fp32 (dt_bias)."""
+    norm: torch.Tensor
+    """[V] fp32: weight of the norm over each head of outputs."""
+    eps: float
+    """Added to the mean square by the norm."""
+
+    @property
+    def key_dim(self) -> int:
+        """K."""
+        return len(self.step_bias) // len(self.log_rate)
