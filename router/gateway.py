@@ -63,6 +63,7 @@ class Gateway:
             raise ValueError(f"no transport to the workers of {', '.join(missing)}")
         self.config = config
         self.peers = peers or Peers(f"{ID_PREFIX}{secrets.token_hex(6)}")
+        self.peers.on_change(self._on_peers_change)
         self.gateway_id = self.peers.own_id
         self.created = int(time.time())
         self.http = HttpStats()
@@ -103,6 +104,7 @@ class Gateway:
                 report=self.report,
             )
             self._models[route.name] = model
+            model.fleet.has_other_gateways = self.peers.has_others
             for name in route.names:
                 self._names[name] = model
             await model.start()
@@ -156,6 +158,10 @@ class Gateway:
         created = float(self.created) if content_type == OPENMETRICS else None
         collector = GatewayCollector(self.gateway_id, sources, self.http, created)
         return render(collector.collect(), content_type)
+
+    def _on_peers_change(self) -> None:
+        for model in self._models.values():
+            model.fleet.has_other_gateways = self.peers.has_others
 
     async def _load_aside(self, route: ModelRoute) -> ServedModel:
         return await self.pool.run(partial(self._load, route), size=0)

@@ -56,6 +56,11 @@ class Peers:
         self._streams: dict[str, Stream] = {}
         self._listeners: list[Callable[[], None]] = []
 
+    @property
+    def has_others(self) -> bool:
+        """Whether any other gateway is running."""
+        return bool(self.ids - {self.own_id})
+
     def start(self) -> None:
         """Starts watching the set of gateways."""
         if self._transport is not None:

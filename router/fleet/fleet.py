@@ -57,10 +57,11 @@ class Choice(msgspec.Struct, frozen=True):
     explanation: Explanation | None = None
     """Explanation of the decision; None unless enabled in RoutingConfig."""
     sampled_blocks: bytes = b""
-    """Block hashes for other gateways, see PromptInFlight; empty if hits cover most of the
-    prompt."""
+    """Block hashes for other gateways, see PromptInFlight; empty without other gateways, or if
+    hits cover most of the prompt."""
     shared_block: int = 0
-    """Hash of the last block of the longest prefix that any worker has; 0 for none."""
+    """Hash of the last block of the longest prefix that any worker has, for other gateways; 0 for
+    none."""
 
     @property
     def first_token_s(self) -> float:
@@ -95,6 +96,8 @@ class Fleet:
         self.index = PrefixIndex()
         self.in_flight = InFlight()
         self.others = OtherGatewaysPrompts()
+        self.has_other_gateways = False
+        """Whether other gateways use the workers; only then choices have hashes for them."""
         self.memo = HashMemo()
         self._table = WorkerTable()
         self.pace = FleetPace()
@@ -324,8 +327,10 @@ class Fleet:
             waiting_s,
             work_s,
             explanation,
-            sampled_blocks(hashes) if request.num_tokens - hit >= MIN_TOKENS else b"",
-            request.shared_block,
+            sampled_blocks(hashes)
+            if self.has_other_gateways and request.num_tokens - hit >= MIN_TOKENS
+            else b"",
+            request.shared_block if self.has_other_gateways else 0,
         )
 
     def reserve_group(

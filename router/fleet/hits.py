@@ -14,7 +14,7 @@ from router.fleet.in_flight import InFlight
 from router.fleet.index import PrefixIndex
 from router.fleet.other_gateways import OtherGatewaysPrompts
 from router.fleet.request import RequestView
-from router.fleet.workers import grown
+from router.fleet.workers import Floats, grown
 
 Rows = NDArray[np.intp]
 
@@ -29,19 +29,6 @@ class _Holders(NamedTuple):
     """Rows of workers that have it in any tier."""
     device: Rows | None
     """Rows of workers that have it on the device; None if they are the same."""
-
-
-class _Found(NamedTuple):
-    """Leading tokens of a prompt that workers have or will have, per row."""
-
-    cached: NDArray[np.float64]
-    """Tokens in any tier of the worker's cache."""
-    on_device: NDArray[np.float64] | None
-    """Tokens on the worker's device; None if they equal `cached`."""
-    in_flight: NDArray[np.float64] | None
-    """Tokens that prompts in flight compute or use; None if there are none anywhere."""
-    best: int
-    """Maximum of all rows, in the cache or in flight, including workers that are not eligible."""
 
 
 class HitFinder:
@@ -97,6 +84,9 @@ class HitFinder:
             host_hits = np.maximum(hits - on_device, 0.0)
         if flying is not None:
             coming = hits - cached
+        hashes = prompt.hashes(keys[0]) if keys else np.zeros(0, np.uint64)
+        page_size = keys[0].page_size if keys else 1
+        num_shared = best // page_size
         return RequestView(
             num_tokens=prompt.num_tokens,
             eligible=eligible,
@@ -104,16 +94,25 @@ class HitFinder:
             host_hit_tokens=host_hits,
             coming_tokens=coming,
             best_hit=best,
-            hashes=prompt.hashes(keys[0]) if keys else np.zeros(0, np.uint64),
-            page_size=keys[0].page_size if keys else 1,
+            hashes=hashes,
+            page_size=page_size,
             session=prompt.session,
+            shared_block=hashes.item(num_shared - 1) if num_shared else 0,
         )
 
-    def _found(self, prompt: PromptBlocks, keys: Sequence[BlockKey], size: int) -> _Found:
-        """Leading tokens of the prompt that each of `size` workers has, or will have."""
+    def _found(
+        self, prompt: PromptBlocks, keys: Sequence[BlockKey], size: int
+    ) -> tuple[Floats, Floats | None, Floats | None, int]:
+        """Leading tokens of the prompt that each of `size` workers has or will have.
+
+        Returns:
+            Per row: tokens in any tier of the worker's cache; those on its device, None if they are
+            the same; and those that prompts in flight compute or use, None if there are none
+            anywhere. Last, the maximum of all, including workers that are not eligible.
+        """
         hits = np.zeros(size)
-        on_device: NDArray[np.float64] | None = None
-        flying: NDArray[np.float64] | None = None
+        on_device: Floats | None = None
+        flying: Floats | None = None
         best = 0
         for key in keys:
             hashes = prompt.hashes(key)
@@ -128,14 +127,21 @@ class HitFinder:
                     on_device[device] = length * page
                 hits[holders.any] = length * page
                 longest = length
-            for prefixes in (self._in_flight.match(hashes), self._others.match(hashes)):
-                if prefixes:
-                    if flying is None:
-                        flying = np.zeros(size)
-                    longest = max(longest, prefixes[-1][1])
-                    _raise_to(flying, prefixes, page)
+            if prefixes := self._in_flight.match(hashes):
+                if flying is None:
+                    flying = np.zeros(size)
+                longest = max(longest, prefixes[-1][1])
+                for bits, length in prefixes:  # longer prefixes have fewer rows and follow
+                    flying[_rows_of(bits)] = length * page
+            if self._others.has_prompts and (prefixes := self._others.match(hashes)):
+                if flying is None:
+                    flying = np.zeros(size)
+                longest = max(longest, prefixes[-1][1])
+                for bits, length in prefixes:
+                    rows = _rows_of(bits)
+                    flying[rows] = np.maximum(flying[rows], length * page)
             best = max(best, longest * page)
-        return _Found(hits, on_device, flying, best)
+        return hits, on_device, flying, best
 
     def _holders_of(self, mask: int) -> _Holders:
         known = self._holders.get(mask)
@@ -149,15 +155,6 @@ class HitFinder:
                 self._slot_rows[anywhere], None if same else self._slot_rows[device]
             )
         return known
-
-
-def _raise_to(
-    flying: NDArray[np.float64], prefixes: Sequence[tuple[int, int]], page_size: int
-) -> None:
-    """Raises tokens in flight per row to those of `prefixes`: rows as a bit set, and blocks."""
-    for bits, length in prefixes:
-        rows = _rows_of(bits)
-        flying[rows] = np.maximum(flying[rows], length * page_size)
 
 
 @lru_cache(_MAX_KNOWN)

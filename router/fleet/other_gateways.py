@@ -39,6 +39,8 @@ class OtherGatewaysPrompts:
     """
 
     def __init__(self) -> None:
+        self.has_prompts = False
+        """Whether there are any prompts."""
         self._tree = InFlight()
         self._nodes: dict[int, dict[int, PrefixNode]] = {}
         """Last node of each prompt by its ordinal, by row of the worker."""
@@ -54,6 +56,7 @@ class OtherGatewaysPrompts:
             if prompt.sampled_blocks:
                 hashes: NDArray[Any] = np.frombuffer(prompt.sampled_blocks, _WORD)
                 nodes[prompt.ordinal] = self._tree.add(hashes, row)
+                self.has_prompts = True
 
     def remove(self, row: int, ordinals: Iterable[int]) -> None:
         """Removes prompts that are computed; other ordinals, such as own prompts', are ignored."""
@@ -63,24 +66,24 @@ class OtherGatewaysPrompts:
                 node = nodes.pop(ordinal, None)
                 if node is not None:
                     self._tree.remove(node, row)
+            self.has_prompts = self._tree.has_prompts
 
     def drop(self, row: int) -> None:
         """Removes all prompts of a worker."""
         for node in self._nodes.pop(row, {}).values():
             self._tree.remove(node, row)
+        self.has_prompts = self._tree.has_prompts
 
     def match(self, hashes: BlockHashes) -> list[tuple[int, int]]:
         """Prefixes that `hashes` shares with the prompts, the longest last, as InFlight.match;
         lengths are rounded down to sampled ones."""
-        if not self._tree.has_prompts:
-            return []
         lengths = _sampled_lengths(len(hashes))
         found = self._tree.match(_sampled(hashes))
         return [(rows, lengths.item(count - 1)) for rows, count in found]
 
 
 def _sampled(hashes: BlockHashes) -> NDArray[Any]:
-    if len(hashes):
+    if len(hashes) >= 2 * _PER_OCTAVE:  # shorter ones are sampled at each length
         hashes = hashes[_sampled_lengths(len(hashes)) - 1]
     return hashes.astype(_WORD)
 

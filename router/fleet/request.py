@@ -37,14 +37,10 @@ class RequestView(msgspec.Struct):
     """Tokens per page for which `hashes` was computed."""
     session: str
     """The client's conversation id; empty for none."""
+    shared_block: int
+    """Hash of the last block of the longest prefix that any worker has; 0 for none."""
     queue: QueueView | None = None
     """Prompts in flight at the workers by priority; None if the request overtakes none of them."""
-
-    @property
-    def shared_block(self) -> int:
-        """Hash of the last block of the longest prefix that any worker has; 0 for none."""
-        num_blocks = int(self.best_hit) // self.page_size
-        return self.hashes.item(num_blocks - 1) if num_blocks else 0
 
 
 class Estimate(NamedTuple):

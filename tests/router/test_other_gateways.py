@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,8 +14,11 @@ from router.fleet.blocks import BlockKey
 from router.fleet.other_gateways import MIN_TOKENS, OtherGatewaysPrompts, sampled_blocks
 from tests.support.effort import cases
 from tests.support.router.fleet_states import IDLE, INFO, fleet_of, snapshot
+from tests.support.router.peer_network import PeerNetwork
+from tests.support.router.rig import Rig
 from worker.protocol.blocks import BlockHashes, block_hash_array
 from worker.protocol.messages import BlockStored, LoadSnapshot, PromptInFlight, WorkerUpdate
+from worker.protocol.text.tokenizer import Tokenizer
 
 KEY = BlockKey.of(INFO)
 PROMPT = st.lists(st.integers(0, 1), max_size=9)
@@ -86,6 +92,7 @@ def sent(fleet: Fleet, request_id: str, blocks: PromptBlocks) -> tuple[str, Prom
 
 def test_a_prefix_in_flight_elsewhere_attracts_its_requests_until_it_is_computed() -> None:
     one, two = fleet_of("a", "b", "c"), fleet_of("a", "b", "c")
+    one.has_other_gateways = two.has_other_gateways = True
     sent(one, "earlier", prompt(1, 1))
     worker_id, message = sent(one, "r", prompt(7, 1))
     assert worker_id != "a", "the other gateway would choose it anyway"
@@ -121,5 +128,29 @@ def test_prompts_of_a_lost_worker_are_forgotten_and_a_snapshot_has_those_it_runs
 
 def test_short_prompts_are_not_sent() -> None:
     fleet = fleet_of("a")
+    fleet.has_other_gateways = True
     short = PromptBlocks(np.arange(MIN_TOKENS - 1, dtype="<i4").tobytes())
     assert sent(fleet, "r", short)[1].sampled_blocks == b""
+
+
+async def test_prompts_are_sent_only_while_there_are_other_gateways(
+    checkpoint: Path, tokenizer: Tokenizer
+) -> None:
+    network, rig = PeerNetwork(), Rig(checkpoint, tokenizer)
+    rig.peers = network.join("gw-first")
+    for worker in rig.workers:
+        worker.info = msgspec.structs.replace(worker.info, max_model_len=512)
+    await rig.start()
+
+    async def sends_prompt(first: int) -> bool:
+        body = {"model": "stub", "prompt": [first] * 300, "max_tokens": 1}
+        assert (await rig.client.post("/v1/completions", json=body)).status_code == 200
+        [submit] = [s for s in rig.submits() if s.prompt[0] == first]
+        return bool(submit.sampled_blocks)
+
+    assert not await sends_prompt(5)
+    network.join("gw-second")
+    assert await sends_prompt(6)
+    network.leave("gw-second")
+    assert not await sends_prompt(7)
+    await rig.stop()

@@ -130,6 +130,8 @@ class GatewaysRouter(SimulatedRouter):
 
     def __init__(self, number: int, seed: int, clock: Clock) -> None:
         self._gateways = [GatewayRouter(RoutingConfig(), clock) for _ in range(number)]
+        for gateway in self._gateways:
+            gateway.fleet.has_other_gateways = number > 1
         self._clock = clock
         self._random = random.Random(seed)
         self._owners: dict[str, GatewayRouter] = {}
