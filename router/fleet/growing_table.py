@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -72,28 +72,39 @@ class GrowingTable:
         """A function like `get`, as fast as possible; valid until the table changes."""
         return self._table.get if self._old is None else self.get
 
-    def change(self, key: int, add: int, remove: int) -> bool:
-        """Adds and removes bits of one block's set; returns whether the set changed."""
+    def change_few(self, keys: Sequence[int], add: int, remove: int) -> int:
+        """`change_many` for few keys as integers, which may repeat.
+
+        The blocks of one event usually have the same set, whose change is computed once.
+        """
         if add:
-            self._make_room(1)
-        if self._old is not None and (value := self._old.take(key)):
-            number = self._sets.move(value, self._sets.masks[value] & ~self._dying_bits)
-            self._table.put(self._table.claim(key), number)
-            self._size -= not number
-        before = self._table.get(key)
-        if not before and not add:
-            return False
-        mask = self._sets.masks[before]
-        changed = (mask | add) & ~remove
-        if changed == mask:
-            return False
-        number = self._sets.move(before, changed)
-        self._table.put(self._table.claim(key), number)
-        self._size += (not before) - (not number)
-        return True
+            self._make_room(len(keys))
+        if self._old is not None:
+            self._pull_few(keys)
+        table, sets = self._table, self._sets
+        values = table.value_view
+        before = after = -1
+        count = num_moved = 0
+        for cell in table.claim_each(keys) if add else table.find_each(keys):
+            value = values[cell]
+            if value != before:
+                if count:
+                    self._count_moved(before, after, count)
+                    num_moved += count
+                    count = 0
+                before, mask = value, sets.masks[value]
+                changed = (mask | add) & ~remove
+                after = value if changed == mask else sets.number(changed)
+            if after != before:
+                values[cell] = after
+                count += 1
+        if count:
+            self._count_moved(before, after, count)
+        return num_moved + count
 
     def change_many(self, keys: Keys, add: int, remove: int) -> int:
-        """`change` for many keys, all different; returns the number of sets that changed."""
+        """Adds and removes bits of the sets of many blocks, all different; returns the number of
+        sets that changed."""
         self._make_room(len(keys))
         if self._old is not None:
             self._pull(keys)
@@ -155,6 +166,13 @@ class GrowingTable:
         self._num_stale = 0
         self._dying_bits = sum(0b11 << 2 * slot for slot in self._dying)
 
+    def _count_moved(self, before: int, after: int, count: int) -> None:
+        self._sets.count_moved(before, after, count)
+        if not before:
+            self._size += count
+        elif not after:
+            self._size -= count
+
     def _move_cells(self, count: int) -> None:
         assert self._old is not None
         start = self._num_emptied
@@ -175,6 +193,15 @@ class GrowingTable:
         values = self._old.values[cells]
         self._old.values[cells] = 0
         self._move(keys[there], values)
+
+    def _pull_few(self, keys: Iterable[int]) -> None:
+        """`_pull` for few keys as integers."""
+        assert self._old is not None
+        for key in keys:
+            if value := self._old.take(key):
+                number = self._sets.move(value, self._sets.masks[value] & ~self._dying_bits)
+                self._table.put(self._table.claim(key), number)
+                self._size -= not number
 
     def _move(self, keys: Keys, values: Values) -> None:
         """Inserts keys of the old table into the new one, without the bits of dying slots."""

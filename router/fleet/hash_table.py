@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,7 +23,7 @@ class HashTable:
         capacity: number of cells, a power of two.
     """
 
-    __slots__ = ("_key_view", "_mask", "_value_view", "capacity", "keys", "used", "values")
+    __slots__ = ("_key_view", "_mask", "capacity", "keys", "used", "value_view", "values")
 
     def __init__(self, capacity: int) -> None:
         assert capacity & (capacity - 1) == 0, "capacity must be a power of two"
@@ -30,8 +32,9 @@ class HashTable:
         self.values: Values = np.zeros(capacity, np.uint32)
         self.used = 0
         """Number of cells with a key."""
+        self.value_view = self.values.data
+        """Memory view of `values`."""
         self._key_view = self.keys.data
-        self._value_view = self.values.data
         self._mask = capacity - 1
 
     def get(self, key: int) -> int:
@@ -41,7 +44,7 @@ class HashTable:
         while True:
             found = keys[cell]
             if found == key:
-                return self._value_view[cell]
+                return self.value_view[cell]
             if not found:
                 return 0
             cell = (cell + 1) & mask
@@ -60,6 +63,35 @@ class HashTable:
                 return cell
             cell = (cell + 1) & mask
 
+    def find_each(self, keys: Iterable[int]) -> list[int]:
+        """Index of each key's cell, without the keys that have none."""
+        view, mask = self._key_view, self._mask
+        cells: list[int] = []
+        for key in keys:
+            cell = key & mask
+            while (found := view[cell]) != key and found:
+                cell = (cell + 1) & mask
+            if found:
+                cells.append(cell)
+        return cells
+
+    def claim_each(self, keys: Iterable[int]) -> list[int]:
+        """Index of each key's cell, assigned if it has none."""
+        view, mask = self._key_view, self._mask
+        num_new = 0
+        cells: list[int] = []
+        for key in keys:
+            cell = key & mask
+            while (found := view[cell]) != key:
+                if not found:
+                    view[cell] = key
+                    num_new += 1
+                    break
+                cell = (cell + 1) & mask
+            cells.append(cell)
+        self.used += num_new
+        return cells
+
     def take(self, key: int) -> int:
         """Removes the value of `key` and returns it."""
         keys, mask = self._key_view, self._mask
@@ -67,8 +99,8 @@ class HashTable:
         while True:
             found = keys[cell]
             if found == key:
-                value = self._value_view[cell]
-                self._value_view[cell] = 0
+                value = self.value_view[cell]
+                self.value_view[cell] = 0
                 return value
             if not found:
                 return 0
@@ -76,7 +108,7 @@ class HashTable:
 
     def put(self, cell: int, value: int) -> None:
         """Sets the value of a cell."""
-        self._value_view[cell] = value
+        self.value_view[cell] = value
 
     def find_many(self, keys: Keys) -> Cells:
         """Index of each key's cell, -1 for keys without one."""

@@ -39,15 +39,22 @@ class WorkerSets:
     def move(self, before: int, mask: int, count: int = 1) -> int:
         """Moves `count` blocks from set number `before` to the set with bits `mask`; returns the
         latter's number."""
-        after = self._ids.get(mask)
-        if after is None:
-            after = self._new(mask)
+        after = self.number(mask)
+        self.count_moved(before, after, count)
+        return after
+
+    def number(self, mask: int) -> int:
+        """Number of the set with bits `mask`; a new set must get a block before another call."""
+        number = self._ids.get(mask)
+        return self._new(mask) if number is None else number
+
+    def count_moved(self, before: int, after: int, count: int) -> None:
+        """Records that `count` blocks moved from set number `before` to `after`."""
         self._counts[after] += count
         self._counts[before] -= count
         if before and not self._counts[before]:
             del self._ids[self.masks[before]]
             self._free.append(before)
-        return after
 
     def move_many(
         self, before: NDArray[np.uint32], add: int, remove: int

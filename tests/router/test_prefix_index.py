@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -53,7 +56,7 @@ def test_index_equals_plain_sets(data: st.DataObject) -> None:
         worker_id = data.draw(st.sampled_from("abc"))
         chain = data.draw(st.integers(0, 1))
         on_device, in_all = device[worker_id][chain], host[worker_id][chain]
-        count = data.draw(st.sampled_from([1, 2, 5, 250, 900]))
+        count = data.draw(st.sampled_from([1, 2, 5, 250, 1100]))
         match data.draw(st.sampled_from(["store", "evict", "offload", "drop", "replace"])):
             case "store":
                 end = on_device + count
@@ -98,6 +101,56 @@ def test_index_equals_plain_sets(data: st.DataObject) -> None:
         assert index.num_blocks(worker_id) == num_device
         num_host = sum(host[worker_id].values()) - num_device
         assert index.num_blocks(worker_id, "host") == num_host
+
+
+POOL = [0, 1, 2, 3, 2**63, *(place << 20 for place in range(1, 8))]
+"""Block hashes, most of which have the same first cell in a small table."""
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from("abc"),
+        st.sampled_from([BlockStored, BlockRemoved]),
+        st.sampled_from(["device", "host"]),
+        st.lists(st.sampled_from(POOL), max_size=20),
+    ),
+    max_size=20,
+)
+
+
+@pytest.mark.parametrize("many", [1, 4, 1024])
+@given(events=EVENTS)
+@settings(max_examples=cases(60), deadline=None)
+def test_runs_of_blocks_equal_single_blocks(many: int, events: list[Any]) -> None:
+    """Any events, in runs of either code path, leave what the same blocks leave one by one."""
+    runs, singles = PrefixIndex(), PrefixIndex()
+    held: dict[tuple[str, str], set[int]] = defaultdict(set)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("router.fleet.index._MANY", many)
+        for worker_id, kind, tier, hashes in events:
+            event = BlockRemoved(hashes, tier)
+            if kind is BlockStored:
+                event = BlockStored(hashes, None, tier)
+                held[worker_id, tier].update(hashes)
+            else:
+                held[worker_id, tier].difference_update(hashes)
+            runs.apply(worker_id, [event])
+            for value in hashes:
+                single = msgspec.structs.replace(event, block_hashes=[value])
+                singles.apply(worker_id, [single])
+    for index in (runs, singles):
+        assert len(index) == len(set().union(*held.values()))
+        for (worker_id, tier), values in held.items():
+            assert index.num_blocks(worker_id, tier) == len(values)
+        for value in POOL:
+            found = holders(index, [value], "abc")
+            for worker_id in "abc":
+                device = value in held[worker_id, "device"]
+                anywhere = device or value in held[worker_id, "host"]
+                assert found[worker_id] == (anywhere, device)
+        counts = index._sets._counts
+        assert sum(counts[1:]) == len(index)
+        assert {number for number, count in enumerate(counts) if number and not count} == set(
+            index._sets._free
+        )
 
 
 def test_forgotten_workers_leave_the_table_and_their_slots_are_used_again() -> None:
@@ -151,7 +204,7 @@ def test_nothing_goes_wrong_while_the_table_moves() -> None:
 
     num_moving = 0
     for step in range(600):
-        change(500 if step % 5 else 3, add=step % 3 != 2)
+        change(500 if step % 5 else 3 if step % 2 else 1200, add=step % 3 != 2)
         change(400 if step % 7 == 0 else 4, add=False)
         if step % 40 == 0:
             for name in "bcde":
@@ -190,7 +243,9 @@ def test_table_finds_what_was_claimed(crowded: bool) -> None:
     assert (table.claim_many(keys) == cells).all()
     assert (table.find_many(keys) == cells).all()
     assert [table.claim(key) for key in keys.tolist()] == cells.tolist()
+    assert table.claim_each(keys.tolist()) == table.find_each(keys.tolist()) == cells.tolist()
     assert (table.find_many(keys + np.uint64(1)) == -1).all()
+    assert table.find_each((keys + np.uint64(1)).tolist()) == []
     table.put(table.claim(12345), 7)
     assert (table.get(12345), table.take(12345), table.get(12345), table.get(54321)) == (7, 7, 0, 0)
 
