@@ -12,6 +12,11 @@ from numpy.typing import NDArray
 from router.fleet.request import Estimate, RequestView
 from router.fleet.workers import Floats, WorkerTable
 
+# Arrays: numpy converts any other number on each use.
+_MIX_A, _MIX_B, _HALF = (
+    np.array(value, np.uint64) for value in (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 32)
+)
+
 Terms = Mapping[str, Floats]
 """Terms of the workers' costs by name; each array has one entry per row of the WorkerTable."""
 
@@ -100,8 +105,8 @@ def break_tie(rows: NDArray[np.intp], request: RequestView, workers: WorkerTable
 def rendezvous(seeds: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
     """Weights of rendezvous hashing: a hash of each seed with `key`."""
     values = seeds ^ np.uint64(key)
-    values *= np.uint64(0x9E3779B97F4A7C15)
-    values ^= values >> np.uint64(32)
-    values *= np.uint64(0xD6E8FEB86659FD93)
-    values ^= values >> np.uint64(32)
+    values *= _MIX_A
+    values ^= values >> _HALF
+    values *= _MIX_B
+    values ^= values >> _HALF
     return values

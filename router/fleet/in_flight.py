@@ -125,10 +125,12 @@ def _common(node: PrefixNode, hashes: BlockHashes, end: int) -> int:
 
 
 def _count(node: PrefixNode, row: int, change: int) -> None:
-    left = node.counts.get(row, 0) + change
+    before = node.counts.get(row, 0)
+    left = before + change
     if left:
         node.counts[row] = left
-        node.mask |= 1 << row
+        if not before:
+            node.mask |= 1 << row
     else:
         del node.counts[row]
         node.mask &= ~(1 << row)

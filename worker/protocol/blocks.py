@@ -94,7 +94,8 @@ def block_hash_array(token_ids: TokenBuffer, page_size: int, parent: int) -> Blo
     tokens = _tokens(token_ids)
     count = len(tokens) // page_size
     pages = tokens[: count * page_size].reshape(count, page_size)
-    digests: BlockHashes = pages.astype(np.uint64) @ _page_key_array(page_size)
+    # Not `@`, which takes three times as long for integers.
+    digests: BlockHashes = np.vecdot(pages.astype(np.uint64), _page_key_array(page_size))
     digests += _GAMMA64
     _mix_in_place(digests)
     forward, backward = _powers(max(1024, 1 << (count - 1).bit_length()) if count else 1024)
