@@ -51,7 +51,7 @@ class FleetPace:
     def factor(self, row: int) -> float:
         """The worker's step times relative to `costs`; the fleet's mean for a new worker."""
         factor = self._factors.item(row) if row < len(self._factors) else np.nan
-        return self._usual if np.isnan(factor) else factor
+        return self._usual if factor != factor else factor  # NaN; np.isnan takes 0.5 us
 
     def factors(self, size: int) -> Floats:
         """`factor` of the first `size` rows."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple
 
-from router.fleet.workers import Floats, WorkerTable
+from router.fleet.workers import Floats, Number, WorkerTable
 from worker.protocol.messages import EngineInfo, LoadSnapshot
 from worker.protocol.step_time import StepCosts
-
-Number = TypeVar("Number", float, Floats)
-"""A number of one worker, or an array with one per row of the WorkerTable."""
 
 
 class Work(NamedTuple, Generic[Number]):
@@ -84,13 +81,11 @@ def _price(
     step = costs.constant + costs.decode_row * work.rows + costs.context_token * work.context
     queue = costs.prefill_token * work.tokens + costs.attended * work.attended + work.steps * step
     burst = work.burst * (costs.prefill_token + 0.5 * costs.attended * work.burst)
-    table.queue_s[rows] = queue * factor
-    table.first_chunks_s[rows] = work.first_chunks * queue * factor
-    table.drain_s[rows] = (burst + step) * factor
+    queue_s = queue * factor
+    table.set_queue(rows, queue_s, work.first_chunks * queue_s, (burst + step) * factor)
     table.step_s[rows] = step * factor
     table.prefill_token_s[rows] = costs.prefill_token * factor
     table.attended_s[rows] = costs.attended * factor
-    table.date(rows)
 
 
 def _attended(tokens: int, requests: int, cached: int) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,8 @@ from xxhash import xxh3_64_intdigest
 from router.fleet.constants import OUTPUT_STEPS
 
 Floats: TypeAlias = NDArray[np.float64]
+Number = TypeVar("Number", float, Floats)
+"""A number of one worker, or an array with one per row of the WorkerTable."""
 
 _FIRST_CAPACITY = 8
 # Arrays: numpy converts any other number on each use.
@@ -189,12 +191,18 @@ class WorkerTable:
             over / num_slots * OUTPUT_STEPS * self.step_s.item(row) if over else 0.0
         )
 
-    def date(self, rows: int | slice) -> None:
-        """Computes when the queues of workers end, from their reports and prices."""
-        reported_at, queue_s = self.reported_at[rows], self.queue_s[rows]
+    def set_queue(
+        self, rows: int | slice, queue_s: Number, first_chunks_s: Number, drain_s: Number
+    ) -> None:
+        """Sets the queues of workers, and computes when they end; see the fields."""
+        self.queue_s[rows] = queue_s
+        self.first_chunks_s[rows] = first_chunks_s
+        self.drain_s[rows] = drain_s
+        reported_at = self.reported_at[rows]
         self.queue_until[rows] = reported_at + queue_s
-        self.first_chunks_until[rows] = reported_at + self.first_chunks_s[rows]
-        self.left_s[rows] = np.maximum(queue_s - self.drain_s[rows], 0.0)
+        self.first_chunks_until[rows] = reported_at + first_chunks_s
+        left_s = queue_s - drain_s
+        self.left_s[rows] = 0.5 * (left_s + abs(left_s))  # max(left_s, 0), for arrays and numbers
 
     def compute_s(self, num_tokens: Floats, num_cached: Floats) -> Floats:
         """Seconds to prefill `num_tokens` of a prompt after `num_cached` cached ones, per row."""
