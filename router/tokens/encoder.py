@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, NamedTuple, TypeVar
@@ -120,20 +121,20 @@ class PromptEncoder:
         vocab_size = info.vocab_size if info is not None else self._tokenizer.vocab_size
 
         def work() -> list[PromptBlocks]:
+            checked: list[str | Tokens] = []
             for prompt in prompts:
                 if isinstance(prompt, str):
                     check_length(len(prompt))
+                    checked.append(prompt)
                 else:
                     accept(len(prompt))
-                    _check_vocabulary(prompt, vocab_size)
-            encoded: list[Sequence[int]] = []
-            for prompt in prompts:
-                if not isinstance(prompt, str):
-                    encoded.append(prompt)
+                    checked.append(_in_vocabulary(prompt, vocab_size))
+            encoded: list[Sequence[int] | Tokens] = []
+            for given in checked:
+                if not isinstance(given, str):
+                    encoded.append(given)
                     continue
-                encoded.append(
-                    self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
-                )
+                encoded.append(self._tokenizer.encode(given, add_special_tokens=add_special_tokens))
                 accept(len(encoded[-1]))
             return [
                 self._blocks(_last(ids, last), cache_salt, tenant, session, keys) for ids in encoded
@@ -239,7 +240,7 @@ class PromptEncoder:
         """
 
         def work() -> str:
-            _check_vocabulary(token_ids, self._tokenizer.vocab_size, "tokens")
+            _in_vocabulary(token_ids, self._tokenizer.vocab_size, "tokens")
             return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
         return await self._run(work, len(token_ids), owner)
@@ -476,9 +477,11 @@ def _up_to_end_of(last: str, text: str) -> str:
     return text[: end + len(rest)] if text.startswith(rest, end) else text[:end]
 
 
-def _check_vocabulary(token_ids: Sequence[int], vocab_size: int, field: str = "prompt") -> None:
-    for token_id in token_ids:
-        if not 0 <= token_id < vocab_size:
-            raise bad_request(
-                f"token id {token_id} is outside the vocabulary of {vocab_size} tokens", field
-            )
+def _in_vocabulary(token_ids: Sequence[int], vocab_size: int, field: str = "prompt") -> Tokens:
+    """Token ids as an array. Raises ApiError (400) if one is outside the vocabulary."""
+    with suppress(OverflowError):
+        tokens: Tokens = np.asarray(token_ids, "<i4")
+        if not len(tokens) or (tokens.min() >= 0 and tokens.max() < vocab_size):
+            return tokens
+    wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
+    raise bad_request(f"token id {wrong} is outside the vocabulary of {vocab_size} tokens", field)
