@@ -275,7 +275,7 @@ def test_before_weights_are_downloaded_their_index_is_checked(tmp_path: Path) ->
 
 
 EVERY_REFUSED, EVERY_ACCEPTED = (1, 1) if IS_LONG else (3, 40)
-"""Of the refused and of the accepted configurations, one of so many is tried."""
+"""Every n-th rejected and every n-th accepted configuration is tested."""
 
 
 def test_the_verdict_is_the_loaders_on_every_real_configuration(tmp_path: Path) -> None:

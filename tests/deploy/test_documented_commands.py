@@ -45,9 +45,9 @@ def test_commands_of_the_documents_exist() -> None:
         "rayfleet bench overlap",
         "python -m deploy.benchmarks rotuer --real",
         "python -m deploy.benchmarks router --reel",
-        "python -m deploy.monitoring.biuld",
+        "python -m deploy.monitoring.built",
         "python -m pytest tests/router/test_plicies.py",
-        "make chekc-real",
+        "make check-unreal",
     ],
 )
 def test_a_wrong_command_is_found(command: str) -> None:

@@ -1,5 +1,5 @@
-"""One fleet for all end-to-end tests: two workers of two ranks each, and a second model that has no
-worker while nobody asks for it. It is started from the built wheel, far from the source tree."""
+"""One fleet for all end-to-end tests: two workers of two ranks each, and a second model without
+workers until it is requested. It is started from the built wheel, outside of the source tree."""
 
 from __future__ import annotations
 

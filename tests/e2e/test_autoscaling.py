@@ -137,7 +137,7 @@ def assert_none_starts(fleet: RunningFleet) -> None:
     """Checks that no worker is started for past requests, which would happen within half a
     second."""
     for _ in range(20):
-        assert len(fleet.fronts()) == 2, "a worker was started for nobody"
+        assert len(fleet.fronts()) == 2, "a worker was started without requests"
         time.sleep(0.1)
 
 

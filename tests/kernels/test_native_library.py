@@ -109,7 +109,9 @@ def test_it_runs_on_other_processors(
     test_rows_chunks_and_threads_change_no_bit(dtype)
 
 
-@pytest.mark.skipif(not _has_tiles(), reason="this processor has no tiles, or nobody may use them")
+@pytest.mark.skipif(
+    not _has_tiles(), reason="this processor has no tiles, or the kernel does not grant them"
+)
 def test_tiles_are_used_where_the_processor_has_them() -> None:
     """With the flags of releases: an optimising compiler dropped writes that tiles read."""
     assert library().rayfleet_has_tiles()

@@ -252,7 +252,7 @@ async def test_refused_requests_are_not_left_to_the_garbage_collector(wire):
 
 
 async def test_strays_are_aborted_once(wire):
-    """A submit whose reply was lost may keep running although nobody waits for it."""
+    """A submit whose reply was lost may keep running although no client waits for it."""
     await wire.start()
     for _ in range(3):
         wire.worker.update([TokenDelta("stray", 0, [1])], [])

@@ -48,7 +48,7 @@ class Fleet:
         self._starting: list[float] = []
 
     def second(self, work: float) -> None:
-        """Simulates one second with a load of so many workers."""
+        """Simulates one second of load for this number of workers."""
         self.now += 1.0
         self.backlog_s = max(self.backlog_s + work - self.ready, 0.0)
         self.work += (work - self.work) * 0.1

@@ -1,8 +1,9 @@
 """The autoscaler on simulated fleets: slow starts, stuck starts, bursts, days of noise.
 
-Utilisation, waits and costs are of a fluid queue; see `simulation`. No seed here was used when the
-constants of the decision were chosen, and 30, 120, 300 and 600 s stand for a small model on a node
-that is there, up to a large one on a node that has to be made first.
+Utilisation, waits and costs are those of a fluid queue, see
+`tests/support/cluster/autoscaling_simulation.py`. No seed was used for choosing the constants of
+the decision. 30, 120, 300 and 600 s represent start-up times from a small model on an existing node
+to a large one on a node that must be added first.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def horizon_s(start_s: float) -> float:
 
 @pytest.mark.parametrize("start_s", STARTS_S)
 def test_one_stuck_worker_does_not_block_scaling(start_s: float) -> None:
-    """90 workers are needed, one is stuck, and 40 % of the work is unseen: the queue shows it."""
+    """90 workers are needed, one is stuck, and 40 % of the work is not observed: the queue reveals
+    it."""
     config = replace(CONFIG, max_workers=200)
     fleet = SimulatedFleet(config, workers=90, missing=1, start_s=start_s, meter=0.6)
     fleet.hold(80.0, 120.0)
@@ -83,9 +85,9 @@ def test_five_to_sixty_with_starts_of_ten_minutes_stays_near_sixty() -> None:
 def test_bursts_shorter_than_a_start_hardly_start_workers(base: float, measured: bool) -> None:
     """30 s of load for 60 workers every ten minutes, while starts take five.
 
-    Whoever starts workers for a burst, even knowing of it, has them 300 s before they serve for
-    30 s. Cheapest is to let the burst wait, and to have as many all the time as the mean of the
-    load keeps busy for `target_load`: that is the ideal.
+    Workers started for a burst, even a predicted one, run for 300 s before they serve for 30 s. It
+    is cheapest to let the burst wait, with as many workers as the mean load keeps busy at
+    `target_load`.
     """
     workers = ceil(base / TARGET_LOAD)
     fleet = SimulatedFleet(CONFIG, workers=workers, start_s=300.0)

@@ -123,7 +123,7 @@ def test_waiting_for_an_endpoint_times_out(
     assert (
         "/ready did not return 200 within --wait-ready-s 1.5: HTTP 503" in capsys.readouterr().err
     )
-    with socket.socket() as bound:  # nobody listens on it
+    with socket.socket() as bound:  # nothing listens on it
         bound.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
         assert main(["job", "soak", "--base-url", url, *flags]) == 2

@@ -4,7 +4,7 @@ Each stream, and the host, is a lane with a vector clock. Operations of differen
 ordered if an event was recorded and waited for in between, or if the host launched one after
 observing the other. Everything runs immediately and in order; possible other orders are findings:
 
-    a race        an unordered access to memory that somebody writes
+    a race        an unordered access to memory that one of them writes
     a free        memory goes back to the allocator while another stream than its own may use it
     a first use   memory is used by a stream that its own stream's past is not ordered before
     a wait        the host would sleep until the device has come so far

@@ -147,7 +147,7 @@ def assert_same_state(runner: ModelRunner, other: ModelRunner, tolerance: float 
         assert torch.equal(runner._tables.token_pool[slot], other._tables.token_pool[slot])
     for mine, theirs in zip(runner._kv_caches.values(), other._kv_caches.values(), strict=True):
         torch.testing.assert_close(mine.k[[*PAGES]], theirs.k[[*PAGES]], atol=tolerance, rtol=0)
-        assert not mine.k[[*NOBODYS_PAGES]].any(), "a page of nobody was written"
+        assert not mine.k[[*NOBODYS_PAGES]].any(), "an unused page was written"
 
 
 def _admit(
