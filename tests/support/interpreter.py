@@ -15,15 +15,15 @@ from tests.support.paths import ROOT
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether this is such a process."""
-TIMEOUT_S = 1000
-"""Half a minute on an idle machine."""
+TIMEOUT_S = 2000
+"""A minute on an idle machine."""
 
 
-def run_interpreted(folder: str, selection: str = "not long") -> None:
+def run_interpreted(*folders: str, selection: str) -> None:
     """A pytest run under Triton's interpreter, whose variable must be set before the import.
 
     Args:
-        folder: of the tests.
+        folders: of the tests.
         selection: by markers, as pytest's `-m` takes it.
     """
     run = subprocess.run(
@@ -37,7 +37,7 @@ def run_interpreted(folder: str, selection: str = "not long") -> None:
             "no:cacheprovider",
             "-m",
             selection,
-            folder,
+            *folders,
         ],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1"},
@@ -50,6 +50,7 @@ def run_interpreted(folder: str, selection: str = "not long") -> None:
     assert run.returncode == 0, run.stdout[-6000:]
 
 
+@functools.cache
 def hasten_interpreter() -> None:
     """Leaves out work whose results the interpreter drops or has; two thirds of a launch's time.
 

@@ -20,7 +20,6 @@ from cluster.bench.report import Check, Result, at_least, checks_json, exactly, 
 from cluster.launch import LocalFleet
 from tests.campaigns.agents.model import model_with_tools
 from tests.campaigns.checks import check_main, serve_config
-from tests.campaigns.conformance import openai_client, openai_responses
 from tests.campaigns.conformance.cases import Endpoint, Outcome, outcomes_of, try_cases
 from tests.campaigns.conformance.document import UNCHECKED, Report, try_document
 from tests.campaigns.conformance.twins import try_twins
@@ -116,7 +115,8 @@ def judge(outcomes: Sequence[Outcome], document: Report | None, *, min_cases: in
 def _tried(options: ConformanceOptions, endpoint: Endpoint) -> Iterator[Outcome]:
     """Whatever is a case of its own."""
     if "official" in options.parts:
-        from tests.campaigns.conformance import anthropic_client  # a second and a half
+        # 3 s of CPU time, of each process that collects tests.
+        from tests.campaigns.conformance import anthropic_client, openai_client, openai_responses
 
         for group, module in (
             ("openai", openai_client),
