@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import jsonschema
-import openai
 import pytest
-from openai import OpenAI
 
 from tests.support.fleet.running_fleet import API_KEY, DEADLINE_S, ELASTIC, MODEL, RunningFleet
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 MESSAGES = [{"role": "user", "content": "What is 12 + 30?"}]
 PLACE = {
@@ -100,6 +101,8 @@ def test_logprobs_and_masks_come_through_every_process(client: OpenAI) -> None:
 
 
 def test_structured_outputs_conform(client: OpenAI) -> None:
+    import openai
+
     schema = {
         "type": "object",
         "properties": {
@@ -217,6 +220,8 @@ def test_a_packed_body_is_answered_under_one_request_id(fleet: RunningFleet, pat
 
 
 def test_what_cannot_be_served_is_refused_with_the_numbers(client: OpenAI) -> None:
+    import openai
+
     with pytest.raises(openai.BadRequestError, match="2048"):
         client.completions.create(model=MODEL, prompt="x" * 3000, max_tokens=4)
     with pytest.raises(openai.NotFoundError, match="nobody"):

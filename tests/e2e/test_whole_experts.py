@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
-from openai import OpenAI
 from transformers import Qwen3MoeForCausalLM
 
 from tests.support.checkpoints.chat import write_tiny_experts
 from tests.support.fleet.running_fleet import start_fleet, stop_fleet
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 NEAR_TIE = 1e-4
 NUM_NEW = 24

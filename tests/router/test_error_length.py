@@ -11,7 +11,7 @@ from router.api.openai.protocol import ChatRequest, CompletionRequest
 from router.api.responses.protocol import ResponsesRequest
 from tests.support.router.rig import Rig
 
-HUGE = "x" * 20_000
+HUGE = "x" * 5000
 MAX_ERROR_BYTES = 2048
 BODIES: dict[str, tuple[dict[str, Any], type]] = {
     "/v1/chat/completions": ({"messages": [{"role": "user", "content": "hi"}]}, ChatRequest),

@@ -6,7 +6,6 @@ import asyncio
 from itertools import accumulate
 from typing import Any
 
-import openai
 import pytest
 
 from tests.support.router.official_client import MESSAGES, client_of
@@ -175,6 +174,8 @@ async def test_parameters_reach_the_worker(rig):
 
 
 async def test_too_many_of_a_kind_are_refused(rig):
+    import openai
+
     await rig.start()
     async with client_of(rig) as client:
         for name, value in (

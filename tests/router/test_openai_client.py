@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import openai
 import pytest
 
 from router.api.http import body as body_module
@@ -71,6 +70,8 @@ async def test_stop_reasons(rig, fields, stop_reason):
 
 
 async def test_error_classes(rig, monkeypatch):
+    import openai
+
     monkeypatch.setattr(body_module, "MAX_BODY_BYTES", 10_000)
     await rig.start(api_keys=("secret",))
     async with client_of(rig, "secret") as client:

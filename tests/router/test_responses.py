@@ -10,7 +10,6 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from openai.types.responses import response_create_params as create_params
 
 from router.api.responses.protocol import KNOWN, ResponsesRequest
 from router.api.responses.store import OVERHEAD, ResponseStore, Stored
@@ -407,6 +406,8 @@ async def test_what_is_wrong_is_named(agent: Rig, fields: Any, param: str) -> No
 
 def test_every_field_is_known() -> None:
     """Every field is supported, ignored, or rejected with an error that names it."""
+    from openai.types.responses import response_create_params as create_params
+
     fields = set(create_params.ResponseCreateParamsStreaming.__annotations__)
     fields |= set(create_params.ResponseCreateParamsBase.__annotations__)
     served = set(ResponsesRequest.__struct_fields__)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import httpx
-import openai
 import pytest
 
 from router.config import RoutingConfig
@@ -335,6 +334,8 @@ async def test_client_that_goes_away_before_the_submit_left(rig):
 
 
 async def test_official_client(rig):
+    import openai
+
     await rig.start()
     async with (
         rig.server() as url,
@@ -362,6 +363,8 @@ async def test_official_client(rig):
 
 
 async def test_official_client_sees_errors_in_the_stream(rig):
+    import openai
+
     await rig.start(running=False, routing=RoutingConfig(max_request_attempts=1))
     async with (
         rig.server() as url,

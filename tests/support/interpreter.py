@@ -16,15 +16,15 @@ from tests.support.paths import ROOT
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether this is such a process."""
-TIMEOUT_S = 1000
-"""Timeout in seconds; it takes half a minute on an idle machine."""
+TIMEOUT_S = 2000
+"""Timeout in seconds; it takes a minute on an idle machine."""
 
 
-def run_interpreted(folder: str, selection: str = "not long") -> None:
+def run_interpreted(*folders: str, selection: str) -> None:
     """Runs pytest under Triton's interpreter, whose variable must be set before the import.
 
     Args:
-        folder: folder of the tests.
+        folders: folders of the tests.
         selection: expression of pytest's `-m`.
     """
     run = subprocess.run(
@@ -38,7 +38,7 @@ def run_interpreted(folder: str, selection: str = "not long") -> None:
             "no:cacheprovider",
             "-m",
             selection,
-            folder,
+            *folders,
         ],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1"},
@@ -51,6 +51,7 @@ def run_interpreted(folder: str, selection: str = "not long") -> None:
     assert run.returncode == 0, run.stdout[-6000:]
 
 
+@functools.cache
 def hasten_interpreter() -> None:
     """Skips work of the interpreter whose results are unused or known, two thirds of a launch's
     time.

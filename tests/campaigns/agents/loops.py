@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
-
-from openai import DefaultHttpxClient, LengthFinishReasonError, OpenAI
-from openai.lib.streaming.chat import ChatCompletionStreamState
+from typing import TYPE_CHECKING, Any
 
 from tests.campaigns.agents.world import (
     FUNCTIONS,
@@ -22,6 +19,9 @@ from tests.campaigns.agents.world import (
     parsed,
     schema,
 )
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 KEY = "nobody-checks-it"
 TIMEOUT_S = 600.0
@@ -75,6 +75,9 @@ def _whole(client: OpenAI, fields: dict[str, Any]) -> Any:
 
 
 def _streamed(client: OpenAI, fields: dict[str, Any]) -> Any:
+    from openai import LengthFinishReasonError
+    from openai.lib.streaming.chat import ChatCompletionStreamState
+
     state: Any = ChatCompletionStreamState()
     for chunk in client.chat.completions.create(**fields, stream=True):
         state.handle_chunk(chunk)
@@ -122,7 +125,7 @@ def openai_responses(base_url: str, model: str, question: str, is_forced: bool) 
 
 def anthropic_messages(base_url: str, model: str, question: str, is_forced: bool) -> Run:
     """Anthropic tool use; failed calls are returned with `is_error`."""
-    import anthropic  # takes 1.5 s, which test collection should not pay for
+    import anthropic  # takes 1.5 s of CPU time, which test collection should not pay for
 
     run, ids = Run(), []
     messages: list[Any] = [{"role": "user", "content": question}]
@@ -230,6 +233,8 @@ LOOPS: Mapping[str, Loop] = {
 
 
 def _openai(base_url: str) -> OpenAI:
+    from openai import DefaultHttpxClient, OpenAI
+
     # Without `verify` each client loads all certificates, which takes 30 ms.
     http_client = DefaultHttpxClient(verify=False)
     options: dict[str, Any] = {"max_retries": 0, "timeout": TIMEOUT_S}

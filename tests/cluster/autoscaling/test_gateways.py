@@ -15,7 +15,6 @@ from cluster.autoscaling.gateways import (
     CpuMeter,
     GatewayScaler,
 )
-from cluster.autoscaling.options import gateway_replicas
 from cluster.autoscaling.registry import STALE_S, LoadRegistry
 from cluster.config import serve_config_from_mapping
 
@@ -71,10 +70,7 @@ def test_the_meter_measures_cpu_usage() -> None:
     assert meter.read() < 0.5
 
 
-def test_bounds_are_enforced_by_serve() -> None:
-    assert gateway_replicas(2, 2, reporting=False) == {"num_replicas": 2}
-    scaling = gateway_replicas(2, 5, reporting=False)["autoscaling_config"]
-    assert (scaling.min_replicas, scaling.max_replicas) == (2, 5)
+def test_bounds_of_the_number_of_gateways_fit_together() -> None:
     settings = {"models": [{"model": "org/one", "device": "cpu"}], "num_gateways": 2}
     with pytest.raises(ValueError, match="--max-gateways must be 0 or at least --num-gateways"):
         serve_config_from_mapping({**settings, "max_gateways": 1})

@@ -115,6 +115,12 @@ def test_serve_restores_pickled_policies() -> None:
     assert worker(context("pickled", "worker-m", 1, 1))[0] == 3
 
 
+def test_bounds_are_enforced_by_serve() -> None:
+    assert gateway_replicas(2, 2, reporting=False) == {"num_replicas": 2}
+    scaling = gateway_replicas(2, 5, reporting=False)["autoscaling_config"]
+    assert (scaling.min_replicas, scaling.max_replicas) == (2, 5)
+
+
 def test_the_application_sets_the_policies() -> None:
     models = [
         {"model": "org/one", "device": "cpu", "min_workers": 0, "max_workers": 4},

@@ -13,11 +13,9 @@ import subprocess
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from cluster.bench.cli import add_commands, main
 from cluster.bench.client import Record
@@ -31,6 +29,9 @@ from cluster.bench.traces import TraceFile, trace_requests
 from cluster.cli.options import given_options
 from tests.support.cluster.openai_backend import Backend
 from tests.support.paths import ROOT
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 JOBS = ROOT / "deploy" / "jobs"
 LOAD = "--input-len 12 --output-len 4 --duration 0.5 --ignore-eos --overwrite --json"
@@ -68,6 +69,7 @@ def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def unrendered_charts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draws charts without layout and SVG, which take most of the time; a soak's are rendered."""
+    from matplotlib.figure import Figure
 
     def draw_only(draw: Callable[[Axes], None]) -> str:
         draw(Figure().add_subplot())
