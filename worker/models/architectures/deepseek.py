@@ -82,8 +82,7 @@ class LatentAttention:
     ) -> None:
         config, options, mla = model.config, model.options, model.config.mla
         assert mla is not None, "the architecture has latents"
-        self._mla, self._layer_index = mla, index
-        self._hidden_size = config.hidden_size
+        self._mla, self._layer_index, self._hidden_size = mla, index, config.hidden_size
         self._cos_sin = model.rotary_table(index)
         self._query_scale = query_scale
         self._num_heads = divide(
