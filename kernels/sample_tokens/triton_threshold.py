@@ -42,7 +42,7 @@ _BUCKETS_PER_LOGIT = tl.constexpr(32.0)
 
 
 class Thresholds(NamedTuple):
-    """Thresholds of rows, and what tells tokens below them without reading these."""
+    """Thresholds of rows, and the largest logits of segments, of which those below are skipped."""
 
     values: torch.Tensor
     """fp32 [R]: thresholds of logits over temperature; -inf for rows without filters."""
@@ -142,10 +142,10 @@ def _search_kernel(
 def _locate(
     counts_ptr, weights_ptr, top_k, top_p, HAS_TOP_K: tl.constexpr, HAS_TOP_P: tl.constexpr
 ):  # fmt: skip
-    """From a row's histograms: the bucket of the k-th largest logit (-1 without top-k), and how
-    many of its logits are among the k largest; the weight above that bucket, or of all; the first
-    and last bucket in which the nucleus may end (-1 without top-p), and the weight above the
-    first."""
+    """Buckets of a row's histograms, and what they hold: the bucket of the k-th largest logit (-1
+    without top-k), and how many of its logits are among the k largest; the weight above that
+    bucket, or of all; the first and last bucket in which the nucleus may end (-1 without top-p),
+    and the weight above the first."""
     bucket = tl.arange(0, BUCKETS)
     k_bucket = tl.full((), -1, tl.int64)
     k_rest = tl.full((), 0, tl.int64)
