@@ -395,7 +395,7 @@ def gather_inputs(
     by_layer: dict[int, AttentionInputs] = {}
     for group, page_table in zip(groups, tables.group_tables, strict=True):
         step = gather_step_inputs(tables.token_pool, page_table, rows)
-        spec, sparse, expanded = group.spec, None, None
+        spec, slots, sparse, expanded = group.spec, step.slot_mapping, None, None
         parts = _attention_rows(batch, step, tables, query_start, spec)
         if spec.top_k:
             parts, sparse = _split(parts, step.positions, spec.top_k)
@@ -403,11 +403,7 @@ def gather_inputs(
             parts, expanded = _split_prompts(parts, spec.expansion)
         decode, extend = (None if part is None else plan(part) for part in parts)
         inputs = AttentionInputs(
-            slot_mapping=step.slot_mapping,
-            decode=decode,
-            extend=extend,
-            sparse=sparse,
-            expanded=expanded,
+            slot_mapping=slots, decode=decode, extend=extend, sparse=sparse, expanded=expanded
         )
         by_layer.update(dict.fromkeys(group.layers, inputs))
     context = ForwardContext(
