@@ -32,7 +32,7 @@ class _Blocks(NamedTuple):
 
 
 _WIDE = _Blocks(16, 16, 8, 1)
-"""For elements of 4 bytes; larger tiles spill registers."""
+"""Tiles for elements of 4 bytes; larger ones spill registers."""
 _AMPERE = _Blocks(64, 32, 4, 2)
 _HOPPER = _Blocks(128, 64, 8, 3)
 

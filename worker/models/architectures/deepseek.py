@@ -25,6 +25,7 @@ from kernels import (
 from worker.models.architectures.decoder import DecoderModel
 from worker.models.architectures.llama import PreNormLayer
 from worker.models.architectures.qwen3_moe import Qwen3MoeForCausalLM
+from worker.models.config.mla_config import MlaConfig
 from worker.models.layers.attention import attend_to_rows
 from worker.models.layers.cache_scales import CacheScales
 from worker.models.layers.context import (
@@ -42,7 +43,7 @@ from worker.models.layers.linear import (
     divided_part,
     whole_part,
 )
-from worker.models.layers.linear_method import WeightSlot
+from worker.models.layers.linear_method import LayerOptions, WeightSlot
 from worker.models.layers.moe import MoeNames
 from worker.models.layers.norms import RMSNorm
 from worker.models.layers.sharing import divide
@@ -85,6 +86,14 @@ class LatentAttention:
         query_scale: factors of queries by position, fp32 [positions]; None for no factors.
     """
 
+    _up: torch.Tensor
+    """[heads * (plain_dim + value_dim), kv_rank]: projects latents to keys and values."""
+    _to_latents: _HeadProducts
+    """[heads, plain_dim, kv_rank]: projects queries without rotary embedding to the latent
+    space."""
+    _to_values: _HeadProducts
+    """[heads, kv_rank, value_dim]: projects attention's output to the heads' values."""
+
     def __init__(
         self, model: DecoderModel, index: int, query_scale: torch.Tensor | None = None
     ) -> None:
@@ -101,12 +110,7 @@ class LatentAttention:
         self.indexer = _indexer(model, index)
         """Selects tokens; None without sparse attention, or if an earlier layer selects them."""
         self._batch_invariant = options.batch_invariant
-        self._expansion: Expansion | None = None
-        if mla.indexer is None and not options.batch_invariant:
-            self._expansion = Expansion(
-                *(self._num_heads, mla.kv_rank, mla.rotary_dim, mla.plain_dim, mla.value_dim),
-                itemsize=options.dtype.itemsize,
-            )
+        self._expansion = _expansion(mla, self._num_heads, options)
         self.kv_cache_spec: KVCacheSpec | None = KVCacheSpec(
             num_kv_heads=1,
             head_dim=mla.cached_dim,
@@ -151,13 +155,6 @@ class LatentAttention:
         self.output = RowParallelLinear(
             config.num_heads * mla.value_dim, config.hidden_size, bias=False, options=options
         )
-        self._up: torch.Tensor
-        """[heads * (plain_dim + value_dim), kv_rank]: projects latents to keys and values."""
-        self._to_latents: _HeadProducts
-        """[heads, plain_dim, kv_rank]: projects queries without rotary embedding to the latent
-        space."""
-        self._to_values: _HeadProducts
-        """[heads, kv_rank, value_dim]: projects attention's output to the heads' values."""
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of all projections and norms; `prefix` ends with a dot."""
@@ -344,6 +341,17 @@ def _indexer(model: DecoderModel, index: int) -> Indexer | None:
     assert mla.q_rank is not None, "the family requires latent vectors of queries"
     cos_sin = model.rotary_table(index)
     return Indexer(mla.indexer, model.config.hidden_size, mla.q_rank, cos_sin, model.options)
+
+
+def _expansion(mla: MlaConfig, num_heads: int, options: LayerOptions) -> Expansion | None:
+    """Sizes of a rank's keys and values for prompts in expanded form. None if there are none: with
+    sparse attention, and in batch-invariant mode, since the form depends on chunks and prefixes."""
+    if mla.indexer is not None or options.batch_invariant:
+        return None
+    return Expansion(
+        *(num_heads, mla.kv_rank, mla.rotary_dim, mla.plain_dim, mla.value_dim),
+        itemsize=options.dtype.itemsize,
+    )
 
 
 class _HeadProducts:
