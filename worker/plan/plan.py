@@ -205,8 +205,8 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
     stores: PageCopies | None = None
     """Copies of pages to host memory, made before anything else writes to these pages."""
     loads: PageCopies | None = None
-    """Copies of pages from host memory, made before the rows, and after the stores, which may use
-    the same pages and slots."""
+    """Copies of pages from host memory, made after the stores, which may use the same slots, and
+    while rows of this and later Plans are computed, see `loaded`."""
     state_loads: list[StateLoad] = []
     """Loads of state snapshots, for layers with states; made before the rows."""
     state_stores: list[StateStore] = []
@@ -216,8 +216,14 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
     """Copies of state snapshots to host memory, as (snapshot, host snapshot); made before anything
     else writes to these snapshots."""
     host_state_loads: PageCopies | None = None
-    """Copies from host memory to states, as (slot of a request, host snapshot); made before the
-    rows, and after the stores, which may use the same host snapshots."""
+    """Copies from host memory to states, as (slot of a request, host snapshot); made with `loads`,
+    after the stores, which may use the same host snapshots."""
+    load_stores: PageCopies | None = None
+    """Copies to host memory of pages that `loads` overwrite, made before them."""
+    loaded: int = 0
+    """Last Plan whose loads, like those of all Plans before it, must have ended before the stores
+    and rows of this one; its own number if its rows read what it loads. Each rank waits for its own
+    copies."""
 
     @property
     def drafts_under_grammar(self) -> bool:
@@ -288,7 +294,10 @@ class StepResult(msgspec.Struct, array_like=True, frozen=True):
     num_forwards: int = 1
     """Forward passes of the step."""
     load_ms: float = 0.0
-    """Duration of the Plan's loads from host memory in milliseconds."""
+    """Duration of the loads from host memory that have ended since the previous result, in
+    milliseconds."""
+    loading: int = 0
+    """First Plan whose loads from host memory have not ended; 0 if all have."""
 
 
 class SampleDigest:

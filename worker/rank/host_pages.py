@@ -6,37 +6,81 @@ import logging
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
+from math import inf
+from typing import NamedTuple
 
 import torch
 
 from worker.plan.plan import PageCopies, Plan
 from worker.rank.cpu import lazy_zeros
 from worker.rank.host_states import HostStates
+from worker.rank.pinning import PinnedRows
 from worker.rank.states import RequestStates
-from worker.rank.streams import DeviceStreams
+from worker.rank.streams import NUM_SLOTS, DeviceStreams
 from worker.rank.transfer import to_device
 
 logger = logging.getLogger(__name__)
 
 _STAGED_BYTES = 32 << 20
-"""Maximum bytes of the staging buffer on the device."""
+"""Maximum bytes of a staging buffer on the device, and of a piece of loads."""
+_PIECE_BYTES = 1 << 20
+"""Maximum bytes of a piece of loads on CPU: a fraction of a millisecond."""
+_MIN_S = 5e-4
+"""Minimum seconds that loads are continued for per Plan."""
+_MAX_S = 0.1
+"""Maximum seconds that loads are continued for per Plan, since some time before it may have been
+idle."""
 
 
-LoadMs = Callable[[], float]
-"""Returns the milliseconds that a step's loads took; call it once the step has completed."""
+@dataclass(slots=True, eq=False)
+class Loads:
+    """A Plan's loads from host memory, made in pieces."""
+
+    seq: int
+    """Number of the Plan."""
+    pieces: Iterator[None]
+    """Makes a piece, or launches it on CUDA, with each item."""
+    is_launched: bool = False
+    """Whether no piece is left."""
+    awaited: int = 0
+    """Plan whose rows wait for them; 0 for none."""
+    ms: float = 0.0
+    """Milliseconds of pieces made on CPU."""
+    events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
+    """Events on CUDA before and after pieces that were launched together."""
+
+    def run(self, until: float) -> None:
+        """Makes pieces until this time by `time.monotonic`, at least one."""
+        while not self.is_launched:
+            self.is_launched = next(self.pieces, True) is not None
+            if time.monotonic() >= until:
+                return
 
 
 class HostPages(ABC):
     """Slots in host memory, each for the content of one page on this rank: all layers and planes;
     and snapshots of states, if the model has any.
 
+    Stores are made before a Plan's rows. Loads are made in pieces, as far as possible while rows
+    that do not read them are computed, in the order of the Plans:
+
+        Plan N loads    Plan N+1      Plan N+2      Plan N+3 (loaded = N)
+        piece │ rows    piece │ rows  piece │ rows  the rest │ rows that read them
+
+    Each Plan makes pieces for a part of the time since the Plan before it, so that they delay
+    steps by no more than this part.
+
     Args:
         num_slots: number of slots.
         planes: tensors of all pages (`allocate_planes`).
     """
+
+    _SHARE = 0.25
+    """Part of the time between Plans for loads."""
 
     def __init__(self, num_slots: int, planes: Sequence[torch.Tensor]) -> None:
         rows = _rows(planes)
@@ -48,66 +92,163 @@ class HostPages(ABC):
         """Snapshots of states; None for models without states."""
         self.slots = lazy_zeros((num_slots, ends[-1]), rows[0].dtype)
         """[slots, values of all planes] in host memory."""
+        self._unawaited: deque[Loads] = deque()
+        """Loads that no rows have waited for, by Plan."""
+        self._unreported: deque[Loads] = deque()
+        """Loads whose end is not reported, by Plan."""
+        self._ended_ms = 0.0
+        """Milliseconds of loads that have ended since they were last reported."""
+        self._last_plan_s = -inf
 
-    def copy(self, plan: Plan) -> LoadMs | None:
-        """Runs a Plan's copies, before anything else in the step; returns the time of its loads, or
-        None without loads."""
-        copies = (plan.stores, plan.loads, plan.host_state_stores, plan.host_state_loads)
-        return None if copies == (None,) * 4 else self._copy(plan)
+    def copy(self, plan: Plan) -> None:
+        """Makes a Plan's copies, before anything else in the step: all of its stores, and the loads
+        that its rows read (`Plan.loaded`)."""
+        now = time.monotonic()
+        until = now + min(max(_MIN_S, self._SHARE * (now - self._last_plan_s)), _MAX_S)
+        self._last_plan_s = now
+        if self._unawaited:
+            self._finish(plan, min(plan.loaded, plan.seq - 1))
+        if plan.stores is not None or plan.host_state_stores is not None:
+            self._store(plan)
+        if plan.loads is not None or plan.host_state_loads is not None:
+            self._count_ended(plan.seq - 1 - NUM_SLOTS)
+            loads = Loads(plan.seq, self._pieces(plan))
+            self._unawaited.append(loads)
+            self._unreported.append(loads)
+        if self._unawaited:
+            self._finish(plan, plan.loaded)
+            for loads in self._unawaited:
+                if not loads.is_launched:
+                    self._run(loads, until)
+                if not loads.is_launched:
+                    break
+
+    def take_ended(self, seq: int) -> tuple[float, int]:
+        """Milliseconds of the loads that have ended since the last call, and the first Plan whose
+        loads have not ended (0 for none). Called on rank 0.
+
+        Args:
+            seq: last completed step.
+        """
+        if not self._unreported and not self._ended_ms:
+            return 0.0, 0
+        self._count_ended(seq)
+        ms, self._ended_ms = self._ended_ms, 0.0
+        return ms, self._unreported[0].seq if self._unreported else 0
+
+    def start(self) -> None:
+        """Begins work in the background, if there is any; called at the end of start-up."""
+        return
 
     def add_states(self, states: RequestStates, num_snapshots: int) -> None:
         """Adds `num_snapshots` snapshots in host memory."""
         self.states = HostStates(num_snapshots, states)
 
     @abstractmethod
-    def _copy(self, plan: Plan) -> LoadMs | None: ...
+    def _store(self, plan: Plan) -> None:
+        """Makes a Plan's stores."""
 
-    def _store_states(self, plan: Plan) -> None:
-        if self.states is not None and plan.host_state_stores is not None:
-            self.states.store(plan.host_state_stores)
+    @abstractmethod
+    def _pieces(self, plan: Plan) -> Iterator[None]:
+        """Makes a Plan's loads, a piece with each item."""
 
-    def _load_states(self, plan: Plan) -> None:
-        if self.states is not None and plan.host_state_loads is not None:
-            self.states.load(plan.host_state_loads)
+    @abstractmethod
+    def _run(self, loads: Loads, until: float) -> None:
+        """Makes pieces of loads until this time by `time.monotonic`, at least one."""
+
+    @abstractmethod
+    def _wait(self, loads: Loads) -> None:
+        """Makes everything after it wait for loads, all pieces of which are made or launched."""
+
+    @abstractmethod
+    def _elapsed_ms(self, loads: Loads, seq: int) -> float | None:
+        """Milliseconds of loads that have ended, given the last completed step; else None."""
+
+    def _finish(self, plan: Plan, seq: int) -> None:
+        """Finishes the loads of all Plans up to `seq`, for this Plan."""
+        while self._unawaited and self._unawaited[0].seq <= seq:
+            loads = self._unawaited.popleft()
+            if not loads.is_launched:
+                self._run(loads, inf)
+            loads.awaited = plan.seq
+            self._wait(loads)
+
+    def _count_ended(self, seq: int) -> None:
+        while self._unreported:
+            ms = self._elapsed_ms(self._unreported[0], seq)
+            if ms is None:
+                return
+            self._ended_ms += ms
+            self._unreported.popleft()
+
+    def _state_pieces(self, plan: Plan) -> Iterator[None]:
+        copies = plan.host_state_loads
+        if self.states is not None and copies is not None:
+            for slot, number in zip(copies.pages, copies.slots, strict=True):
+                self.states.load(PageCopies([slot], [number]))
+                yield
 
 
 class CPUHostPages(HostPages):
-    """Host pages on CPU, copied from memory to memory within the step."""
+    """Host pages on CPU, copied from memory to memory before the rows of each step."""
 
-    def _copy(self, plan: Plan) -> LoadMs | None:
+    def _store(self, plan: Plan) -> None:
         if plan.stores is not None:
-            pages, slots = _indices(plan.stores)
-            for plane, part in self._planes:
-                self.slots[:, part].index_copy_(0, slots, plane.index_select(0, pages))
-        self._store_states(plan)
-        if plan.loads is None and plan.host_state_loads is None:
-            return None
-        started = time.perf_counter()
+            self._store_pages(plan.stores)
+        if self.states is not None and plan.host_state_stores is not None:
+            self.states.store(plan.host_state_stores)
+
+    def _store_pages(self, copies: PageCopies) -> None:
+        pages, slots = torch.tensor(copies.pages), torch.tensor(copies.slots)
+        for plane, part in self._planes:
+            self.slots[:, part].index_copy_(0, slots, plane.index_select(0, pages))
+
+    def _pieces(self, plan: Plan) -> Iterator[None]:
+        size = max(1, _PIECE_BYTES // (self.slots[0].numel() * self.slots.itemsize))
+        if plan.load_stores is not None:
+            for pages, slots in _batches(plan.load_stores, size):
+                self._store_pages(PageCopies(pages, slots))
+                yield
         if plan.loads is not None:
-            pages, slots = _indices(plan.loads)
-            for plane, part in self._planes:
-                plane.index_copy_(0, pages, self.slots[:, part].index_select(0, slots))
-        self._load_states(plan)
-        elapsed_ms = (time.perf_counter() - started) * 1e3
-        return lambda: elapsed_ms
+            for pages, slots in _batches(plan.loads, size):
+                to, source = torch.tensor(pages), torch.tensor(slots)
+                for plane, part in self._planes:
+                    plane.index_copy_(0, to, self.slots[:, part].index_select(0, source))
+                yield
+        yield from self._state_pieces(plan)
+
+    def _run(self, loads: Loads, until: float) -> None:
+        started = time.perf_counter()
+        loads.run(until)
+        loads.ms += (time.perf_counter() - started) * 1e3
+
+    def _wait(self, loads: Loads) -> None:
+        return
+
+    def _elapsed_ms(self, loads: Loads, seq: int) -> float | None:
+        return loads.ms if loads.is_launched else None
 
 
 class CUDAHostPages(HostPages):
-    """Host pages in pinned memory, copied on a separate stream while the previous step computes.
+    """Host pages in pinned memory, copied on two separate streams while earlier steps compute.
 
-        copy     │ stores N │ loads N │
-        compute  … step N-1 ──────────│ step N …
+        store    │ stores N │               │ stores N+1 │
+        load                │ loads N … pieces while steps are computed …
+        compute  … step N-1 ─│ step N ───────────────│ step N+1 …
 
     A slot is contiguous, so that it crosses the bus in one transfer; kernels gather its parts from
-    the layers, and scatter them to the layers, via a staging buffer on the device.
+    the layers, and scatter them to the layers, via staging buffers on the device.
 
     HAZARD(stream): copies do not wait for the compute stream. This is safe since the scheduler only
-    stores and loads pages that no step in flight touches. Copies run in the order of the Plans,
-    since several may touch a slot or a page, and the compute stream waits for all of them.
+    stores and loads pages that no step in flight touches. The compute stream waits for all stores.
+    Loads wait for the stores of their Plan and of all before it; stores and rows wait for loads up
+    to `Plan.loaded`, before which the scheduler uses none of their slots and pages.
 
     Raises:
         ValueError: the host memory cannot be pinned.
     """
+
+    _SHARE = 0.5
 
     def __init__(
         self,
@@ -119,17 +260,17 @@ class CUDAHostPages(HostPages):
     ) -> None:
         super().__init__(num_slots, planes)
         self._must_pin = must_pin
-        self._pin(self.slots)
         self._streams = streams
-        self._stream = torch.cuda.Stream(streams.device)
+        self._pinned: list[PinnedRows] = []
+        self._pin(self.slots)
         slot_bytes = self.slots[0].numel() * self.slots.itemsize
         self._num_staged = max(1, min(num_slots, _STAGED_BYTES // slot_bytes))
-        with torch.cuda.stream(self._stream):
-            self._staged = torch.empty(
-                (self._num_staged, *self.slots.shape[1:]),
-                dtype=self.slots.dtype,
-                device=streams.device,
-            )
+        self._store_lane, self._load_lane = (self._lane() for _ in range(2))
+
+    def start(self) -> None:
+        """Pins the rest of the memory in the background."""
+        for pinned in self._pinned:
+            pinned.start()
 
     def add_states(self, states: RequestStates, num_snapshots: int) -> None:
         """Adds `num_snapshots` snapshots in pinned memory."""
@@ -137,56 +278,89 @@ class CUDAHostPages(HostPages):
         assert self.states is not None
         self._pin(self.states.snapshots)
 
-    def _copy(self, plan: Plan) -> LoadMs | None:
-        load_ms: LoadMs | None = None
-        with torch.cuda.stream(self._stream):
+    def _lane(self) -> _Lane:
+        stream = torch.cuda.Stream(self._streams.device)
+        with torch.cuda.stream(stream):
+            shape = (self._num_staged, *self.slots.shape[1:])
+            return _Lane(
+                stream, torch.empty(shape, dtype=self.slots.dtype, device=self._streams.device)
+            )
+
+    def _store(self, plan: Plan) -> None:
+        with torch.cuda.stream(self._store_lane.stream):
             if plan.stores is not None:
-                self._store(plan.stores)
-            self._store_states(plan)
-            if plan.loads is not None or plan.host_state_loads is not None:
-                started, stopped = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                started.record()
-                if plan.loads is not None:
-                    self._load(plan.loads)
-                self._load_states(plan)
-                stopped.record()
-                load_ms = partial(started.elapsed_time, stopped)
-        self._streams.compute.wait_stream(self._stream)
-        return load_ms
+                for pages, slots in _batches(plan.stores, self._num_staged):
+                    self._store_pages(self._store_lane, pages, slots)
+            if self.states is not None and plan.host_state_stores is not None:
+                self.states.store(plan.host_state_stores)
+        self._streams.compute.wait_stream(self._store_lane.stream)
+
+    def _pieces(self, plan: Plan) -> Iterator[None]:
+        self._load_lane.stream.wait_stream(self._store_lane.stream)
+        if plan.load_stores is not None:
+            for pages, slots in _batches(plan.load_stores, self._num_staged):
+                self._store_pages(self._load_lane, pages, slots)
+                yield
+        if plan.loads is not None:
+            for pages, slots in _batches(plan.loads, self._num_staged):
+                self._load_pages(self._load_lane, pages, slots)
+                yield
+        yield from self._state_pieces(plan)
+
+    def _run(self, loads: Loads, until: float) -> None:
+        with torch.cuda.stream(self._load_lane.stream):
+            started, stopped = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            started.record()
+            loads.run(until)
+            stopped.record()
+        loads.events.append((started, stopped))
+
+    def _wait(self, loads: Loads) -> None:
+        _, stopped = loads.events[-1]
+        self._streams.compute.wait_event(stopped)
+        self._store_lane.stream.wait_event(stopped)
+
+    def _elapsed_ms(self, loads: Loads, seq: int) -> float | None:
+        if not loads.is_launched:
+            return None
+        is_awaited = 0 < loads.awaited <= seq
+        if not is_awaited and not loads.events[-1][1].query():
+            return None
+        ms: float = sum(started.elapsed_time(stopped) for started, stopped in loads.events)
+        return ms
+
+    def _store_pages(self, lane: _Lane, pages: list[int], slots: list[int]) -> None:
+        index = to_device(torch.tensor(pages), self._streams.device)
+        for plane, part in self._planes:
+            lane.staged[: len(pages), part].copy_(plane.index_select(0, index))
+        for row, slot in enumerate(slots):
+            self.slots[slot].copy_(lane.staged[row], non_blocking=True)
+
+    def _load_pages(self, lane: _Lane, pages: list[int], slots: list[int]) -> None:
+        index = to_device(torch.tensor(pages), self._streams.device)
+        for row, slot in enumerate(slots):
+            lane.staged[row].copy_(self.slots[slot], non_blocking=True)
+        for plane, part in self._planes:
+            plane.index_copy_(0, index, lane.staged[: len(pages), part])
 
     def _pin(self, tensor: torch.Tensor) -> None:
         try:
-            _pin(tensor)
+            pinned = PinnedRows(tensor, self._streams.device)
         except ValueError as error:
             if self._must_pin:
                 raise
             logger.warning("copies to and from host memory are slower: %s", error)
             return
-        # Unpin with this object: the process's next engine may map and pin the same addresses.
-        weakref.finalize(self, _unpin, tensor.data_ptr()).atexit = False
+        self._pinned.append(pinned)
+        weakref.finalize(self, pinned.close).atexit = False
 
-    def _store(self, copies: PageCopies) -> None:
-        for pages, slots in self._batches(copies):
-            index = to_device(torch.tensor(pages), self._streams.device)
-            for plane, part in self._planes:
-                self._staged[: len(pages), part].copy_(plane.index_select(0, index))
-            for row, slot in enumerate(slots):
-                self.slots[slot].copy_(self._staged[row], non_blocking=True)
 
-    def _load(self, copies: PageCopies) -> None:
-        for pages, slots in self._batches(copies):
-            index = to_device(torch.tensor(pages), self._streams.device)
-            for row, slot in enumerate(slots):
-                self._staged[row].copy_(self.slots[slot], non_blocking=True)
-            for plane, part in self._planes:
-                plane.index_copy_(0, index, self._staged[: len(pages), part])
+class _Lane(NamedTuple):
+    """A stream for copies, and its staging buffer."""
 
-    def _batches(self, copies: PageCopies) -> list[tuple[list[int], list[int]]]:
-        size = self._num_staged
-        return [
-            (copies.pages[start : start + size], copies.slots[start : start + size])
-            for start in range(0, len(copies.pages), size)
-        ]
+    stream: torch.cuda.Stream
+    staged: torch.Tensor
+    """[pages of a batch, values of all planes] on the device."""
 
 
 def create_host_pages(
@@ -222,20 +396,7 @@ def _rows(planes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [plane.view(torch.uint8) for plane in rows]
 
 
-def _indices(copies: PageCopies) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.tensor(copies.pages), torch.tensor(copies.slots)
-
-
-def _pin(tensor: torch.Tensor) -> None:
-    """Pins a tensor's memory in place: torch would round pinned memory up to a power of two."""
-    num_bytes = tensor.numel() * tensor.itemsize
-    error = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), num_bytes, 0)
-    if int(error):
-        raise ValueError(
-            f"failed to pin {num_bytes / 2**30:.1f} GiB of host memory (CUDA error {int(error)}): "
-            "lower --host-cache-gib"
-        )
-
-
-def _unpin(address: int) -> None:
-    torch.cuda.cudart().cudaHostUnregister(address)
+def _batches(copies: PageCopies, size: int) -> Iterator[tuple[list[int], list[int]]]:
+    """Pages and slots in batches of at most `size`."""
+    for start in range(0, len(copies.pages), size):
+        yield copies.pages[start : start + size], copies.slots[start : start + size]

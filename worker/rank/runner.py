@@ -221,6 +221,8 @@ class ModelRunner:
                 self._graphs = self._capture.run(
                     self.run_model, self.model.compute_logits, self._tables, self._drafts
                 )
+        if self._host_pages is not None:
+            self._host_pages.start()
 
     def execute(self, plan: Plan, masks: bytes = b"") -> StepResult:
         """Runs one step and waits for its result; `masks` as in `sample`."""
@@ -231,7 +233,8 @@ class ModelRunner:
         """Launches a step up to its forward pass, which needs no masks."""
         # Host memory: pages are copied there and back before the step's rows use them.
         started = time.monotonic()
-        loads = None if self._host_pages is None else self._host_pages.copy(plan)
+        if self._host_pages is not None:
+            self._host_pages.copy(plan)
         copied = time.monotonic()
         with self._on_compute_stream():
             slot = None if self._streams is None else self._streams.take()
@@ -265,7 +268,6 @@ class ModelRunner:
             times=(started, prepared, time.monotonic()),
             copy_s=copied - started,
             slot=slot,
-            loads=loads,
         )
 
     @torch.inference_mode()
@@ -309,7 +311,7 @@ class ModelRunner:
             clock=self._clock,
             reports_logprobs=is_first,
             blocks=blocks,
-            loads=step.loads,
+            host_pages=self._host_pages,
         )
 
     def close(self) -> None:

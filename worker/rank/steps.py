@@ -12,7 +12,7 @@ from worker.plan.plan import Plan, RankTimes, StepResult
 from worker.rank.batch import Batch
 from worker.rank.device_clock import DeviceClock
 from worker.rank.diffusion.decoder import BlockResults, BlockStep
-from worker.rank.host_pages import LoadMs
+from worker.rank.host_pages import HostPages
 from worker.rank.sampler import SamplerOutput
 from worker.rank.sampling.logprobs import Scores
 from worker.rank.sampling.masks import MaskRows
@@ -41,8 +41,6 @@ class ForwardStep:
     """Seconds, between the first two of `times`, for copies to and from host memory."""
     slot: StepSlot | None
     """Buffers and events of the step; None on CPU."""
-    loads: LoadMs | None = None
-    """Time of the step's loads from host memory; None without any."""
 
     def masked_drafts(self) -> list[list[int]]:
         """Drafts of each masked row; for steps whose Plan has `drafts_under_grammar`."""
@@ -83,8 +81,8 @@ class SampledStep:
     """Acceptance of drafts; None without speculative rows."""
     blocks: BlockResults | None = None
     """Outcomes of running blocks, already on the host; None for autoregressive models."""
-    loads: LoadMs | None = None
-    """Time of the step's loads from host memory; None without any."""
+    host_pages: HostPages | None = None
+    """Reports loads from host memory that have ended; None without that tier."""
 
     def result(self) -> StepResult:
         """The step's result; waits for the device. Call it in launch order.
@@ -104,12 +102,16 @@ class SampledStep:
             token_ids = output.tokens.tolist()
             if self.sampled_rows is not None:
                 token_ids = [token_ids[row] for row in self.sampled_rows]
+        load_ms, loading = (0.0, 0)
+        if self.host_pages is not None:
+            load_ms, loading = self.host_pages.take_ended(self.seq)
         result = StepResult(
             seq=self.seq,
             token_ids=token_ids,
             compute_ms=compute_ms,
             times=times,
-            load_ms=0.0 if self.loads is None else self.loads(),
+            load_ms=load_ms,
+            loading=loading,
         )
         if self.blocks is not None:
             return self.blocks.add_to(result)

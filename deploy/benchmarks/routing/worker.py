@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
 
 from deploy.benchmarks.routing.workload import FleetShape
 from worker.core.scheduler import Scheduler, SchedulerConfig
@@ -23,9 +26,18 @@ SALT = "simulated"
 TOKEN = 7
 """Token id that simulated workers generate by default."""
 _LOAD_TOKEN_S = 5e-6
-"""Seconds to copy a token's keys and values back from host memory, which delay the step."""
+"""Seconds to copy a token's keys and values back from host memory, while steps are computed."""
 _STORE_TOKEN_S = 1e-6
 """Seconds by which copying a token to host memory delays a step."""
+
+
+@dataclass(slots=True)
+class _Loads:
+    """Loads of a Plan that have not ended."""
+
+    seq: int
+    left_s: float
+    """Seconds left to copy."""
 
 
 class SimWorker:
@@ -94,6 +106,7 @@ class SimWorker:
         self._mirror = CacheMirror()
         self._plan: Plan | None = None
         self._step_s = self._load_s = 0.0
+        self._loads: deque[_Loads] = deque()
         self._num_submits = 0
         self.open.clear()
         self.load = LoadSnapshot(
@@ -122,10 +135,16 @@ class SimWorker:
         self._plan = self._scheduler.schedule()
         if self._plan is None:
             return None
-        self._step_s = self._costs.step(_shape(self._plan)) * self._slowness
-        self._load_s = _num_copied(self._plan.loads) * self.info.page_size * _LOAD_TOKEN_S
-        stores_s = _num_copied(self._plan.stores) * self.info.page_size * _STORE_TOKEN_S
-        return self._step_s + self._load_s + stores_s
+        plan, size = self._plan, self.info.page_size
+        self._step_s = self._costs.step(_shape(plan)) * self._slowness
+        if plan.loads is not None:
+            num_stored = _num_copied(plan.load_stores)
+            load_s = len(plan.loads.pages) * _LOAD_TOKEN_S + num_stored * _STORE_TOKEN_S
+            self._loads.append(_Loads(plan.seq, load_s * size))
+        self._load_s = 0.0
+        waits_s = self._copy(plan.loaded, inf)
+        self._copy(plan.seq, self._step_s)
+        return self._step_s + waits_s + _num_copied(plan.stores) * size * _STORE_TOKEN_S
 
     def finish(self) -> StepReport:
         """Ends the running step; returns its report."""
@@ -137,7 +156,11 @@ class SimWorker:
             script[(row.start + row.length) % len(script)] for row in plan.rows if row.num_samples
         ]
         self._scheduler.apply(
-            StepResult(plan.seq, drawn, self._step_s * 1e3, load_ms=self._load_s * 1e3)
+            StepResult(
+                *(plan.seq, drawn, self._step_s * 1e3),
+                load_ms=self._load_s * 1e3,
+                loading=self._loads[0].seq if self._loads else 0,
+            )
         )
         report = self._scheduler.take_report()
         self.load = report.load
@@ -147,6 +170,20 @@ class SimWorker:
                 if delta.finish_reason is not None:
                     self.open.pop(delta.request_id, None)
         return report
+
+    def _copy(self, seq: int, seconds: float) -> float:
+        """Continues the loads of Plans up to `seq` for this time; returns the time used."""
+        used_s = 0.0
+        while self._loads and self._loads[0].seq <= seq:
+            loads = self._loads[0]
+            part_s = min(loads.left_s, seconds - used_s)
+            loads.left_s -= part_s
+            used_s += part_s
+            self._load_s += part_s
+            if loads.left_s > 0.0:
+                break
+            self._loads.popleft()
+        return used_s
 
     def snapshot(self) -> AttachSnapshot:
         """The snapshot with which an attach stream begins."""

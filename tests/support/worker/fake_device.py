@@ -9,13 +9,14 @@ flight are detected, too.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
 
 from worker.core.scheduler import Scheduler, SchedulerConfig
-from worker.plan.plan import Plan, PlannedRow, SampleDigest, StepResult
+from worker.plan.plan import PageCopies, Plan, PlannedRow, SampleDigest, StepResult
 from worker.protocol.messages import (
     BlockEvent,
     BlockStored,
@@ -67,6 +68,30 @@ class SlotRow:
         return self.contents[position]
 
 
+@dataclass
+class FakeLoads:
+    """A Plan's loads from host memory. A late rank makes them only when a Plan requires it."""
+
+    plan: Plan
+    num_steps: int
+    """Steps until they are reported to have ended."""
+    is_late: bool
+    is_done: bool = False
+
+    @property
+    def pages(self) -> list[int]:
+        return [] if self.plan.loads is None else self.plan.loads.pages
+
+    @property
+    def slots(self) -> list[int]:
+        return [] if self.plan.loads is None else self.plan.loads.slots
+
+    @property
+    def snapshots(self) -> list[int]:
+        copies = self.plan.host_state_loads
+        return [] if copies is None else copies.slots
+
+
 class FakeDevice:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
@@ -79,10 +104,18 @@ class FakeDevice:
         self.launched = 0
         self.digest = SampleDigest()
         self.num_rows = 0
+        self.num_waiting = 0
+        """Admissions without a row, since pages are loaded first."""
         self.token_ms = 0.0
         """Milliseconds of a step per token, in addition to the fixed part."""
         self.load_ms = 0.5
         """Milliseconds to load a page."""
+        self.loads: deque[FakeLoads] = deque()
+        """Loads that are not done, or not reported."""
+        self.reported: set[int] = set()
+        """Plans whose loads are reported as done."""
+        self.load_time: Callable[[], tuple[int, bool]] = lambda: (0, False)
+        """Returns the steps that loads take, and whether this rank is late."""
 
     def launch(self, plan: Plan) -> None:
         assert plan.seq == self.launched + 1
@@ -105,6 +138,7 @@ class FakeDevice:
             assert stored.isdisjoint(load.snapshot for load in other.state_loads)
             if other is not plan:
                 assert stored.isdisjoint(store.snapshot for store in other.state_stores)
+        self.num_waiting += len({admit.slot for admit in plan.admits} - {r.slot for r in plan.rows})
         assert plan.rows
         assert len({row.slot for row in plan.rows}) == len(plan.rows)
         lengths = [row.length for row in plan.rows]
@@ -116,23 +150,20 @@ class FakeDevice:
 
     def run(self) -> StepResult:
         plan = self.in_flight.popleft()
-        if plan.stores is not None:
-            for page, slot in zip(plan.stores.pages, plan.stores.slots, strict=True):
-                self.host[slot] = list(self.pages[page])
-        if plan.loads is not None:
-            for page, slot in zip(plan.loads.pages, plan.loads.slots, strict=True):
-                assert POISON not in self.host[slot], "a slot was used again too early"
-                self.pages[page] = list(self.host[slot])
+        assert plan.loaded <= plan.seq
+        self._finish_loads(min(plan.loaded, plan.seq - 1))
+        self._store(plan.stores)
         if plan.host_state_stores is not None:
             copies = plan.host_state_stores
             for snapshot, host_snapshot in zip(copies.pages, copies.slots, strict=True):
                 assert self.snapshots[snapshot] != POISON, "a snapshot was used again too early"
                 self.host_snapshots[host_snapshot] = self.snapshots[snapshot]
-        if plan.host_state_loads is not None:
-            copies = plan.host_state_loads
-            for number, host_snapshot in zip(copies.pages, copies.slots, strict=True):
-                assert self.host_snapshots[host_snapshot] != POISON, "used again too early"
-                self.slots[number].state = self.host_snapshots[host_snapshot]
+        assert plan.load_stores is None or plan.loads is not None
+        if plan.loads is not None or plan.host_state_loads is not None:
+            self.loads.append(FakeLoads(plan, *self.load_time()))
+            if not self.loads[-1].is_late:
+                self._load(self.loads[-1])
+        self._finish_loads(plan.loaded)
         for load in plan.state_loads:
             assert self.snapshots[load.snapshot] != POISON, "a snapshot was used again too early"
             self.slots[load.slot].state = self.snapshots[load.snapshot]
@@ -152,9 +183,48 @@ class FakeDevice:
         sampled = [self._sample(row) for row in rows if row.num_samples]
         self.num_rows += len(rows)
         self.digest.update(plan.seq, sampled)
-        load_ms = 0.0 if plan.loads is None else self.load_ms * len(plan.loads.pages)
+        load_ms, loading = self._report_loads(plan)
         compute_ms = 1.5 + self.token_ms * sum(row.length for row in rows)
-        return StepResult(plan.seq, sampled, compute_ms, load_ms=load_ms)
+        return StepResult(plan.seq, sampled, compute_ms, load_ms=load_ms, loading=loading)
+
+    def _store(self, copies: PageCopies | None) -> None:
+        if copies is not None:
+            for page, slot in zip(copies.pages, copies.slots, strict=True):
+                assert POISON not in self.pages[page], "a page was used again too early"
+                self.host[slot] = list(self.pages[page])
+
+    def _load(self, loads: FakeLoads) -> None:
+        plan, loads.is_done = loads.plan, True
+        self._store(plan.load_stores)
+        for page, slot in zip(loads.pages, loads.slots, strict=True):
+            assert POISON not in self.host[slot], "a slot was used again too early"
+            self.pages[page] = list(self.host[slot])
+        if plan.host_state_loads is not None:
+            copies = plan.host_state_loads
+            for number, host_snapshot in zip(copies.pages, copies.slots, strict=True):
+                assert self.host_snapshots[host_snapshot] != POISON, "used again too early"
+                self.slots[number].state = self.host_snapshots[host_snapshot]
+
+    def _finish_loads(self, seq: int) -> None:
+        for loads in self.loads:
+            if loads.plan.seq <= seq:
+                loads.num_steps = 0
+                if not loads.is_done:
+                    self._load(loads)
+
+    def _report_loads(self, plan: Plan) -> tuple[float, int]:
+        """Time of the loads that have ended, and the first Plan whose loads have not."""
+        load_ms, loading = 0.0, 0
+        for loads in self.loads:
+            if loads.num_steps or loading:
+                loads.num_steps = max(loads.num_steps - 1, 0)
+                loading = loading or loads.plan.seq
+            elif loads.plan.seq not in self.reported:
+                self.reported.add(loads.plan.seq)
+                load_ms += self.load_ms * len(loads.pages)
+        while self.loads and self.loads[0].is_done and self.loads[0].plan.seq in self.reported:
+            self.loads.popleft()
+        return load_ms, loading
 
     def poison(
         self, pages: list[int], slots: list[int], snapshots: list[int], host_snapshots: list[int]
@@ -306,6 +376,8 @@ class Harness:
             pass
         self.report()
         assert not self.scheduler.has_work()
+        while self.scheduler.state.cache.await_loads():  # of aborted requests
+            pass
 
     def report(self) -> StepReport:
         report = self.scheduler.take_report()
@@ -320,16 +392,23 @@ class Harness:
         return report
 
     def check(self) -> None:
-        """Checks invariants, and overwrites all free memory."""
+        """Checks invariants, and overwrites all free memory.
+
+        Except for memory that a late rank still copies, before the next Plan may overwrite it.
+        """
         host = self.scheduler.state.cache.host
+        late = [loads for loads in self.device.loads if not loads.is_done]
         slots = [] if host is None else host._slots.free
+        busy = {slot for loads in late for slot in loads.slots}
         snapshots = self.scheduler.state.cache._snapshots
         in_host = None if snapshots is None else snapshots.host
+        busy_snapshots = {number for loads in late for number in loads.snapshots}
+        free_snapshots = [] if in_host is None else in_host._pool.free
         self.device.poison(
             self.free_pages(),
-            slots,
+            [slot for slot in slots if slot not in busy],
             self.free_snapshots(),
-            [] if in_host is None else in_host._pool.free,
+            [number for number in free_snapshots if number not in busy_snapshots],
         )
         if self.checked:
             self.scheduler.check_invariants()
@@ -340,7 +419,11 @@ class Harness:
         # Pages that tests evict needlessly are free, but still waiting to be stored.
         stored = set() if cache.host is None else set(cache.host._stores.pages)
         for plan in self.device.in_flight:
-            stored.update(() if plan.stores is None else plan.stores.pages)
+            for copies in (plan.stores, plan.load_stores):
+                stored.update(() if copies is None else copies.pages)
+        for loads in self.device.loads:
+            if not loads.is_done:
+                stored.update(loads.pages)
         return [page for page in cache._pages.free if page not in stored]
 
     def free_snapshots(self) -> list[int]:

@@ -34,7 +34,9 @@ class HostEngine(PoisonedEngine):
         cache, host = self.core.scheduler.state.cache, self.runner._host_pages
         assert cache.host is not None
         assert host is not None
-        host.slots.index_fill_(0, torch.tensor(cache.host._slots.free), float("nan"))
+        # Otherwise, the step in flight still reads slots that are free from then on.
+        if not host._unawaited:
+            host.slots.index_fill_(0, torch.tensor(cache.host._slots.free), float("nan"))
 
     @property
     def totals(self) -> HostCacheTotals:

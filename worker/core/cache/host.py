@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
 
@@ -11,6 +11,15 @@ from worker.core.cache.fence import CompletedSteps
 from worker.core.cache.pool import FencedPool
 from worker.plan.plan import PageCopies
 from worker.protocol.host_cache import HostCacheTotals
+
+
+class TakenCopies(NamedTuple):
+    """Page copies of a Plan; None without any."""
+
+    stores: PageCopies | None
+    loads: PageCopies | None
+    load_stores: PageCopies | None = None
+    """Stores of pages that `loads` overwrite."""
 
 
 class HostTier(Protocol):
@@ -51,23 +60,24 @@ class HostPool:
 
         device page ──store──> slot ──load──> device page
 
-    Copies are part of the next Plan, in the order stores, loads, rows. So a page that is stored can
-    be overwritten by a load or a row of the same Plan.
+    Copies are part of the next Plan, in the order stores, loads. So a page that is stored can be
+    overwritten by a load or a row of the same Plan. Loads take as long as they take: steps go on
+    meanwhile, except for rows that read the pages.
 
-    HAZARD(fence): a slot is only reused once the last step with a copy from or to it has completed.
-    Pages need no fence: a stored page was not locked, so no step in flight uses it, and a loaded
-    page is locked by the lease that it is loaded for.
+    HAZARD(fence): a slot is only reused once the last step with a copy from or to it has completed,
+    with its loads. Pages need no fence: a stored page was not locked, so no step in flight uses it,
+    and a loaded page is locked by the lease that it is loaded for, until the load has ended.
 
     Args:
         num_slots: number of slots.
-        steps: the completed steps.
+        copied: the steps that have completed with all loads of their Plans.
     """
 
-    def __init__(self, num_slots: int, steps: CompletedSteps) -> None:
-        self._slots = FencedPool(0, num_slots, steps)
+    def __init__(self, num_slots: int, copied: CompletedSteps) -> None:
+        self._slots = FencedPool(0, num_slots, copied)
         self._touched = [0] * num_slots
         """Last step that stores to a slot, by slot."""
-        self._next_seq = 1
+        self.next_seq = 1
         """Number of the next Plan, which includes the copies."""
         self._stores = PageCopies([], [])
         """Copies to the host in the next Plan; these pages must not change before."""
@@ -79,6 +89,11 @@ class HostPool:
     def num_free(self) -> int:
         """Slots available to `store`."""
         return self._slots.num_free
+
+    @property
+    def num_to_load(self) -> int:
+        """Pages that the next Plan loads."""
+        return len(self._loads.pages)
 
     @property
     def totals(self) -> HostCacheTotals:
@@ -111,7 +126,7 @@ class HostPool:
         self._stores.pages.extend(pages)
         self._stores.slots.extend(slots)
         for slot in slots:
-            self._touched[slot] = self._next_seq
+            self._touched[slot] = self.next_seq
         self._totals.num_stored += len(pages)
         return slots
 
@@ -127,7 +142,7 @@ class HostPool:
         slots."""
         self._loads.pages.extend(pages)
         self._loads.slots.extend(slots)
-        self._slots.release(slots, self._next_seq)
+        self._slots.release(slots, self.next_seq)
         self._totals.num_loaded += len(slots)
 
     def forget(self, slots: Sequence[int]) -> None:
@@ -155,13 +170,21 @@ class HostPool:
         """Adds the duration of one step's loads in seconds."""
         self._totals.load_s += seconds
 
-    def take_copies(self, seq: int) -> tuple[PageCopies | None, PageCopies | None]:
-        """Stores and loads for Plan `seq`, None without copies; called for every Plan."""
-        assert seq == self._next_seq, f"Plan {seq} takes the copies of Plan {self._next_seq}"
-        self._next_seq += 1
+    def take_copies(self, seq: int) -> TakenCopies:
+        """Copies for Plan `seq`; called for every Plan."""
+        assert seq == self.next_seq, f"Plan {seq} takes the copies of Plan {self.next_seq}"
+        self.next_seq += 1
         stores, self._stores = self._stores, PageCopies([], [])
         loads, self._loads = self._loads, PageCopies([], [])
-        return stores if stores.pages else None, loads if loads.pages else None
+        if not (stores.pages and loads.pages):
+            return TakenCopies(stores if stores.pages else None, loads if loads.pages else None)
+        loaded = set(loads.pages)
+        first, later = PageCopies([], []), PageCopies([], [])
+        for page, slot in zip(stores.pages, stores.slots, strict=True):
+            part = later if page in loaded else first
+            part.pages.append(page)
+            part.slots.append(slot)
+        return TakenCopies(first if first.pages else None, loads, later if later.pages else None)
 
     def check_invariants(self, held: Iterable[int]) -> None:
         """Asserts that each slot is in `held`, free or fenced, exactly once."""

@@ -27,18 +27,19 @@ class HostSnapshots:
     Unlike a page, a snapshot in host memory stays there after a load, until its page is evicted
     from both tiers or it is the least recently used one.
 
-    Copies are part of the next Plan, in the order stores, loads, rows.
+    Copies are part of the next Plan, in the order stores, loads.
 
     HAZARD(fence): a host snapshot is only reused once the last step with a copy from or to it has
-    completed. States of requests need no fence: no step in flight uses the slot of a new request.
+    completed, with its loads. States of requests need no fence: no step in flight uses the slot of
+    a new request, which keeps it until the load has ended.
 
     Args:
         count: number of snapshots.
-        steps: the completed steps.
+        copied: the steps that have completed with all loads of their Plans.
     """
 
-    def __init__(self, count: int, steps: CompletedSteps) -> None:
-        self._pool = FencedPool(0, count, steps)
+    def __init__(self, count: int, copied: CompletedSteps) -> None:
+        self._pool = FencedPool(0, count, copied)
         self._at: dict[Place, int] = {}
         """Snapshots by the place of their page."""
         self._places: OrderedDict[int, Place] = OrderedDict()
@@ -50,6 +51,11 @@ class HostSnapshots:
         self._stores = PageCopies([], [])
         self._loads: dict[int, int] = {}
         """Snapshots to load with the next Plan, by slot of the request."""
+
+    @property
+    def num_to_load(self) -> int:
+        """Snapshots that the next Plan loads."""
+        return len(self._loads)
 
     def __contains__(self, place: Place) -> bool:
         return place in self._at

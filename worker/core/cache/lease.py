@@ -29,6 +29,8 @@ class Match(NamedTuple):
     """Positions at which a request that continues here should snapshot its state, if any layer has
     one: the end of the cached pages (the match ends at the last snapshot before) and the end of the
     full pages of the tokens looked up."""
+    loading: int = 0
+    """Last Plan that loads any of `pages` from host memory for another request; 0 for none."""
 
     @property
     def num_pages(self) -> int:
@@ -67,3 +69,5 @@ class Lease:
     """Cached page whose snapshot is replaced by a later one of this lease; 0 for none."""
     fence: int = 0
     """Last launched step that uses the slot and the pages."""
+    load_seq: int = 0
+    """Last Plan with loads from host memory that its rows read; 0 for none."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Iterable
 
 from worker.core.cache.blocks import BlockPool
-from worker.core.cache.fence import CompletedSteps
-from worker.core.cache.host import HostPool, HostTier
+from worker.core.cache.fence import CompletedSteps, Fence
+from worker.core.cache.host import HostPool, HostTier, TakenCopies
 from worker.core.cache.host_blocks import HostBlocks
 from worker.core.cache.host_snapshots import HostSnapshots, Place
 from worker.core.cache.lease import Lease, Match
@@ -39,6 +40,9 @@ class CacheManager:
     and pages their snapshots (HostSnapshots). A prefix ends where both tiers together have what its
     continuation needs.
 
+    Loads from host memory go on while steps run. A lease whose loads have not ended has no rows
+    (`is_loading`), and if it is released, it keeps its slot and pages until they have.
+
     Args:
         num_pages: pages on the device; page 0 is the dummy page and never allocated.
         page_size: tokens per page.
@@ -65,16 +69,22 @@ class CacheManager:
         self._page_size = page_size
         self._groups = groups
         self._step_tokens = step_tokens
-        steps = CompletedSteps()
-        self.complete: Callable[[int], None] = steps.complete
-        """Marks a step as completed, given its number."""
+        steps = self._steps = CompletedSteps()
+        copied = self._copied = CompletedSteps()
+        """Steps that have completed with all loads of their Plans; only used with a host tier."""
+        self._released = Fence(copied, self._release)
+        """Leases that were released before their loads had ended."""
+        self._loading: deque[int] = deque()
+        """Plans whose loads have not ended, oldest first."""
+        self._loads_now = 0
+        """Last Plan whose rows wait for its own loads."""
         self._pages = FencedPool(1, num_pages - 1, steps)
         self._slots = FencedPool(0, num_slots, steps)
         self._blocks: BlockPool | None = None
         """None with a single group of full-attention layers: a block is a page."""
         if groups.num_groups > 1 or groups.num_window > 0:
             self._blocks = BlockPool(self._pages, groups, page_size, steps)
-        self.host = HostPool(num_host_pages, steps) if num_host_pages else None
+        self.host = HostPool(num_host_pages, copied) if num_host_pages else None
         """Host-memory tier; None if disabled."""
         num_snapshots = groups.num_snapshots(num_pages - 1) if enable_prefix_caching else 0
         self.keeps_states = num_snapshots > 0
@@ -88,7 +98,7 @@ class CacheManager:
         if num_snapshots:
             in_host = None
             if num_host_pages:
-                in_host = HostSnapshots(groups.num_snapshots(num_host_pages), steps)
+                in_host = HostSnapshots(groups.num_snapshots(num_host_pages), copied)
             self._snapshots = SnapshotPool(num_snapshots, steps, in_host)
         self._host_blocks: HostBlocks | None = None
         """Blocks in host memory; None unless layers have windows and the tier is enabled."""
@@ -125,13 +135,63 @@ class CacheManager:
 
     @property
     def is_fenced(self) -> bool:
-        """Whether a step in flight will free pages when it completes."""
-        num_fenced = self._pages.num_fenced + self._tree.num_fenced
+        """Whether a step in flight, or a load, will free pages when it completes."""
+        num_fenced = self._pages.num_fenced + self._tree.num_fenced + len(self._released)
         return bool(num_fenced if self._blocks is None else num_fenced + self._blocks.num_fenced)
 
+    @property
+    def loaded(self) -> int:
+        """Last Plan whose loads, like those of all Plans before it, have ended or are awaited: for
+        `Plan.loaded`."""
+        return max(self._copied.last, self._loads_now)
+
+    @property
+    def has_loads(self) -> bool:
+        """Whether loads of earlier Plans have not ended."""
+        return bool(self._loading)
+
+    @property
+    def num_to_load(self) -> int:
+        """Pages that the next Plan loads; a state counts as several."""
+        if self.host is None:
+            return 0
+        num_pages = self.host.num_to_load
+        if self._snapshots is not None and self._snapshots.host is not None:
+            num_pages += self.snapshot_pages * self._snapshots.host.num_to_load
+        return num_pages
+
+    def is_loading(self, lease: Lease) -> bool:
+        """Whether pages or the state of a lease are still loaded from host memory, so that it can
+        have no row."""
+        return lease.load_seq > self._copied.last and lease.load_seq > self._loads_now
+
+    def load_now(self, seq: int) -> None:
+        """Makes rows of the next Plan, `seq`, wait for its loads and all before them."""
+        self._loads_now = seq
+
+    def await_loads(self) -> bool:
+        """Makes the next Plan wait for the oldest loads that have not ended; False if there are
+        none. No step may be in flight."""
+        if not self._loading:
+            return False
+        self._end_loads(self._loading[0])
+        return True
+
+    def complete(self, seq: int, loading: int = 0) -> None:
+        """Marks a step as completed.
+
+        Args:
+            seq: its number.
+            loading: first Plan whose loads have not ended; 0 if all have.
+        """
+        self._steps.complete(seq)
+        if self.host is not None:
+            self._end_loads(min(seq, loading - 1) if loading else seq)
+
     def is_idle(self, lease: Lease) -> bool:
-        """Whether no step in flight uses a lease, so that a release takes effect immediately."""
-        return self._slots.passed(lease.fence)
+        """Whether neither a step in flight nor a load uses a lease, so that a release takes effect
+        immediately."""
+        return self._slots.passed(lease.fence) and lease.load_seq <= self._copied.last
 
     def num_held_alone(self, lease: Lease) -> int:
         """Number of pages that would become available by releasing this lease."""
@@ -206,17 +266,23 @@ class CacheManager:
             node=node,
             num_cached_pages=match.num_pages,
             borders=match.borders,
+            load_seq=match.loading,
         )
+        loads = match.num_host > 0
         if self._snapshots is not None and end is not None:
             # Before pages are loaded: the evictions for them must not take its snapshot.
             on_host, last = match.host_node is not None, self._tree.last_pages(end, 1)[0]
-            self._snapshots.load(Place(on_host, last), lease.slot)
+            loads = self._snapshots.load(Place(on_host, last), lease.slot) or loads
+        if loads:
+            assert self.host is not None
+            lease.load_seq = self.host.next_seq
         if self._blocks is not None:
             lease.first_seen = self._blocks.first_seen(match.num_pages)
             self._blocks.use(lease.pages[lease.first_seen :])
         if match.num_host:
             assert node is not None
-            self._tree.load(node, self._allocate_for_load(lease, match.num_host))
+            pages = self._allocate_for_load(lease, match.num_host)
+            self._tree.load(node, pages, lease.load_seq)
         return lease
 
     def allocate(self, lease: Lease, count: int) -> list[int]:
@@ -300,7 +366,14 @@ class CacheManager:
                         lease.pages[index] = other
 
     def release(self, lease: Lease) -> None:
-        """Ends a lease; its slot and pages are reusable once step `lease.fence` has completed."""
+        """Ends a lease; its slot and pages are reusable once step `lease.fence` has completed, and
+        its loads have ended."""
+        if lease.load_seq <= self._copied.last:
+            self._release(lease)
+        else:
+            self._released.hold(lease, lease.load_seq)
+
+    def _release(self, lease: Lease) -> None:
         if self._blocks is None:
             self._pages.release(self._exclusive_pages(lease), lease.fence)
         else:
@@ -316,13 +389,14 @@ class CacheManager:
         if lease.node is not None:
             self._tree.unlock(lease.node, lease.fence)
 
-    def take_copies(self, seq: int) -> tuple[PageCopies | None, PageCopies | None]:
-        """Stores and loads for Plan `seq`, to be run in this order before its rows; None if there
-        is none.
-
-        Called for every Plan.
-        """
-        return (None, None) if self.host is None else self.host.take_copies(seq)
+    def take_copies(self, seq: int) -> TakenCopies:
+        """Copies of pages for Plan `seq`, as in `Plan`. Called for every Plan, before
+        `take_state_copies`."""
+        if self.host is None:
+            return TakenCopies(None, None)
+        if self.num_to_load:
+            self._loading.append(seq)
+        return self.host.take_copies(seq)
 
     def take_loads(self, seq: int) -> list[StateLoad]:
         """Snapshots that Plan `seq` copies into the states of slots, before its rows.
@@ -370,7 +444,7 @@ class CacheManager:
 
     def check_invariants(self, leases: Iterable[Lease]) -> None:
         """Asserts that `leases` are all leases, and that pages and slots have exactly one owner."""
-        leases = list(leases)
+        leases = [*leases, *self._released]
         nodes = list(self._tree.nodes())
         cached = [page for node in nodes if not node.on_host for page in node.pages]
         owned = [page for lease in leases for page in self._exclusive_pages(lease)]
@@ -386,6 +460,13 @@ class CacheManager:
         if self.host is not None:
             self._check_host([entry for n in nodes if n.on_host for entry in n.pages], cached)
         self._tree.check_invariants([lease.node for lease in leases if lease.node is not None])
+
+    def _end_loads(self, seq: int) -> None:
+        """Marks the loads of all Plans up to `seq` as ended."""
+        while self._loading and self._loading[0] <= seq:
+            self._loading.popleft()
+        if seq > self._copied.last:
+            self._copied.complete(seq)
 
     def _check_host(self, held: list[int], cached: list[int]) -> None:
         """Asserts that `held` are all entries of the host tier."""

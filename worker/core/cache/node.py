@@ -23,6 +23,7 @@ class Node:
         "hashes",
         "key",
         "last_use",
+        "loading",
         "locks",
         "num_device_children",
         "on_host",
@@ -47,6 +48,8 @@ class Node:
         """Children on the device."""
         self.on_host = False
         """Whether it is in host memory; then it is unlocked, except for a moment."""
+        self.loading = 0
+        """Last Plan that loads its pages from host memory; 0 for none."""
         self.locks = 0
         """Locks on this node or below it."""
         self.last_use = 0
@@ -132,7 +135,7 @@ class Node:
         child.parent = None
 
     def _copy_usage(self, other: Node) -> None:
-        self.locks = other.locks
+        self.locks, self.loading = other.locks, other.loading
         self.last_use, self.weight, self.rank = other.last_use, other.weight, other.rank
         self.on_host = other.on_host
 

@@ -75,7 +75,7 @@ class RadixTree:
             return Match(None, [], 0)
         key = key[: max_pages * self._width]
         pages: list[int] = []
-        num_unlocked = num_host = 0
+        num_unlocked = num_host = loading = 0
         device_node: Node | None = None
         while (num_pages := len(pages) + num_host) < max_pages:
             child = self._child_along(node, key, num_pages)
@@ -87,9 +87,11 @@ class RadixTree:
                 continue
             device_node = child
             pages += child.pages
+            loading = max(loading, child.loading)
             if not child.locks:
                 num_unlocked += len(child.pages)
-        return Match(device_node, pages, num_unlocked, node if num_host else None, num_host)
+        host_node = node if num_host else None
+        return Match(device_node, pages, num_unlocked, host_node, num_host, loading=loading)
 
     def lock(self, node: Node | None, cache_salt: str) -> Node:
         """Protects the path to `node` (None: the root of `cache_salt`) from eviction."""
@@ -153,8 +155,9 @@ class RadixTree:
             above = above.parent
         return pages[len(pages) - count :]
 
-    def load(self, node: Node, pages: list[int]) -> None:
-        """Schedules loads of the host-memory part of the locked path to `node` into `pages`."""
+    def load(self, node: Node, pages: list[int], seq: int) -> None:
+        """Schedules loads of the host-memory part of the locked path to `node` into `pages`, with
+        Plan `seq`."""
         assert self._host is not None
         runs: list[Node] = []
         above: Node | None = node
@@ -166,6 +169,7 @@ class RadixTree:
             end = start + len(run.pages)
             loaded = pages[start:end]
             self._host.load(self._promote(run, loaded), loaded)
+            run.loading = seq
             start = end
         assert start == len(pages), "as many pages as there are in host memory"
 

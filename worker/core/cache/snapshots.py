@@ -117,18 +117,23 @@ class SnapshotPool:
         """Keeps the snapshot of this page, the last one of a lease that has ended."""
         self._rolling.discard(page)
 
-    def load(self, place: Place, slot: int) -> None:
-        """Schedules a copy of a page's snapshot into the state of a slot with the next Plan."""
+    def load(self, place: Place, slot: int) -> bool:
+        """Schedules a copy of a page's snapshot into the state of a slot with the next Plan.
+
+        Returns:
+            Whether it is copied from host memory.
+        """
         page = place.number
         if place.on_host or page not in self._of_page:
             assert self.host is not None
             self.host.load(place, slot)
-            return
+            return True
         snapshot = self._of_page[page]
         self._of_page.move_to_end(page)
         self._rolling.discard(page)
         self._readers[snapshot] += 1
         self._loads[slot] = _Load(page, snapshot)
+        return False
 
     def cancel(self, slot: int) -> None:
         """Cancels the load into a slot that is freed, unless it is already part of a Plan."""

@@ -164,12 +164,26 @@ class Admission:
         return admitted
 
     def launch(self, admitted: Admitted, length: int, builder: StepBuilder) -> None:
-        """Allocates pages for the next `length` tokens of an admitted request, and adds its row."""
+        """Allocates pages for the next `length` tokens of an admitted request, and adds its row; no
+        row for 0 tokens."""
         request, lease, _, _ = admitted
         self._cache.allocate(lease, self.num_pages(admitted, length))
         builder.admit(_admit(request, lease))
         builder.write_pages(lease.slot, self._cache.page_rows(lease))
-        builder.add_row(request, lease, length)
+        lease.fence = builder.seq
+        if length:
+            builder.add_row(request, lease, length)
+
+    def waits_for_loads(self, admitted: Sequence[Admitted], builder: StepBuilder) -> bool:
+        """Whether requests just admitted have no row yet, since pages are loaded for them. A step
+        waits for few pages."""
+        if not any(self._cache.is_loading(new.lease) for new in admitted):
+            return False
+        assert self._host_loads is not None, "loads without a host tier"
+        if self._cache.has_loads or not self._host_loads.is_short(self._cache.num_to_load):
+            return True
+        self._cache.load_now(builder.seq)
+        return False
 
     def num_pages(self, admitted: Admitted, length: int) -> int:
         """Number of pages (blocks, with sliding-window layers) that `launch` allocates."""

@@ -140,22 +140,24 @@ class BlockSteps:
             self._lifecycle.requeue(request)  # its block is not finished: resume via the queue
 
     def _build(self, builder: StepBuilder, now: float) -> None:
-        policy = self._policy
-        members = [(request, request.num_pending) for request in self._state.running]
+        policy, state = self._policy, self._state
+        members = [(request, request.num_pending) for request in state.running]
         budget = BlockBudget(
-            self._state.config.max_num_batched_tokens, policy, [pending for _, pending in members]
+            state.config.max_num_batched_tokens, policy, [pending for _, pending in members]
         )
         first = members
         if not policy.mixed_rounds:
             first = [member for member in members if self._is_prompt(member[0])]
         lengths = [budget.grant(pending) for _, pending in first]
         admitted: list[Admitted] = []
-        if self._state.queue.num_requests:
+        if state.queue.num_requests:
             admitted = self._admission.round(
                 budget.headroom(self._admission.max_requests),
                 now,
                 is_shared=any(pending > 2 * policy.size for _, pending in members),
             )
+        if any(state.cache.is_loading(new.lease) for new in admitted):
+            state.cache.load_now(builder.seq)
         self._add_rows(first, lengths, builder)
         new_lengths = budget.grant_new([new.cost for new in admitted])
         for new, length in zip(admitted, new_lengths, strict=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from worker.core.cache.host import HostPool
 from worker.core.cache.lease import Match
 from worker.core.request import Request
@@ -14,6 +16,11 @@ _WEIGHT = 0.2
 _FORGETTING = 0.999
 """Decay of the estimate in each step without copies, so that copying is retried hundreds of steps
 after a slow copy."""
+
+
+_SHORT_S = 0.002
+"""Maximum duration of copies that a step waits for. Otherwise the request has its first row one or
+two steps later, which take 10 ms or more."""
 
 
 class HostLoadPolicy:
@@ -44,6 +51,8 @@ class HostLoadPolicy:
         self._groups = groups
         self._page_s: float | None = None
         """Estimated seconds per copied page; None before the first copies."""
+        self._launched: deque[tuple[int, int]] = deque()
+        """Plans whose loads have not ended, and the numbers of pages, oldest first."""
 
     def pays(self, match: Match) -> bool:
         """Whether copying the host part of a match back is at least as fast as recomputing the
@@ -59,8 +68,32 @@ class HostLoadPolicy:
         or as many as could be computed while they are copied back, if that is quicker."""
         return int(num_tokens * min(1.0, self._part(num_tokens, num_tokens, 0)))
 
+    def is_short(self, num_pages: int) -> bool:
+        """Whether copying pages back takes so little time that the step can wait for it."""
+        return self._page_s is not None and self._page_s * num_pages <= _SHORT_S
+
+    def launched(self, seq: int, num_pages: int) -> None:
+        """Records that Plan `seq` copies `num_pages` pages back."""
+        if num_pages:
+            self._launched.append((seq, num_pages))
+
+    def completed(self, seq: int, loading: int, seconds: float) -> None:
+        """Records the loads that have ended with the result of step `seq`.
+
+        Args:
+            seq: number of the step.
+            loading: first Plan whose loads have not ended; 0 if all have.
+            seconds: duration of the loads that have ended.
+        """
+        num_pages = 0
+        while self._launched and self._launched[0][0] <= seq:
+            if loading and self._launched[0][0] >= loading:
+                break
+            num_pages += self._launched.popleft()[1]
+        self.observe(num_pages, seconds)
+
     def observe(self, num_pages: int, seconds: float) -> None:
-        """Records that a step copied `num_pages` pages back in this time."""
+        """Records that `num_pages` pages were copied back in this time."""
         if not num_pages:
             if self._page_s is not None:
                 self._page_s *= _FORGETTING

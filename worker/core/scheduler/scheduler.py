@@ -204,11 +204,13 @@ class Scheduler:
         if state.queue.alarms:
             state.queue.tick(now)
         self.steps.build(builder, now, self._in_flight)
-        is_waiting = state.queue.num_requests > 0
-        if is_waiting and not (builder.num_tokens or state.running):
+        if state.queue.num_requests and not (builder.num_tokens or state.running):
             # The only running request was preempted; it is readmitted with its cached pages.
             self.steps.build(builder, now, self._in_flight)
-            is_waiting = state.queue.num_requests > 0
+        while not (builder.num_tokens or self._in_flight) and state.cache.await_loads():
+            # Nothing else can run.
+            self.steps.build(builder, now, self._in_flight)
+        is_waiting = state.queue.num_requests > 0
         if is_waiting or state.drain.is_due:
             state.drain.tick(now, is_waiting=is_waiting)
         if not builder.num_tokens:
@@ -218,7 +220,7 @@ class Scheduler:
             return None
         self._num_launched = seq
         if state.cache.host is not None:
-            builder.copy_pages(*state.cache.take_copies(seq))
+            builder.copy_pages(state.cache)
         if state.cache.keeps_states:
             builder.copy_states(state.cache)
         digest_seq = digest = 0
@@ -226,6 +228,8 @@ class Scheduler:
             digest_seq, digest = self._completed, self._digest.value(self._completed)
         plan, self.launched = builder.finish(digest_seq, digest)
         self._in_flight.append(self.launched)
+        if self._host_loads is not None:
+            self._host_loads.launched(seq, self.launched.num_loads)
         return plan
 
     def sampled_under_grammar(self, result: StepResult) -> list[SampledTokens]:
@@ -271,7 +275,7 @@ class Scheduler:
             raise ValueError(f"got the result of step {result.seq}, expected {expected}")
         counts = self.steps.counts(step, result)
         self._completed = step.seq
-        self.state.cache.complete(step.seq)
+        self.state.cache.complete(step.seq, result.loading)
         if self._digest is not None:
             self._digest.update(step.seq, result.token_ids)
         load = self.state.stats.load
@@ -284,7 +288,7 @@ class Scheduler:
                 load.prefill_steps = load.prefill_steps.with_step(load.step_shape, load.step_ms)
         self.forecast.observe(load.step_shape, load.step_ms / 1e3)
         if self._host_loads is not None:
-            self._host_loads.observe(step.num_loads, result.load_ms / 1e3)
+            self._host_loads.completed(step.seq, result.loading, result.load_ms / 1e3)
         self.steps.take(step, result, counts, iter(advances))
         self._has_uncharged = True
 

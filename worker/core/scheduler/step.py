@@ -152,6 +152,8 @@ class StepBuilder:
         """Positions decided under a grammar, as in `Plan`."""
         self._stores: PageCopies | None = None
         self._loads: PageCopies | None = None
+        self._load_stores: PageCopies | None = None
+        self._loaded = 0
         self._state_loads: list[StateLoad] = []
         self._state_stores: list[StateStore] = []
         self._num_loads = 0
@@ -177,11 +179,11 @@ class StepBuilder:
         for group, (start, page_ids) in enumerate(rows):
             self._page_writes.append(PageWrite(slot, start, page_ids, group))
 
-    def copy_pages(self, stores: PageCopies | None, loads: PageCopies | None) -> None:
-        """Sets the copies of pages to and from host memory at the start of the step."""
-        self._stores, self._loads = stores, loads
-        if loads is not None:
-            self._num_loads += len(loads.pages)
+    def copy_pages(self, cache: CacheManager) -> None:
+        """Adds the copies of pages to and from host memory; call it after all rows are added."""
+        self._num_loads = cache.num_to_load
+        self._loaded = cache.loaded
+        self._stores, self._loads, self._load_stores = cache.take_copies(self.seq)
 
     def copy_states(self, cache: CacheManager) -> None:
         """Adds the loads of state snapshots, the stores of new ones, and their copies to and from
@@ -191,8 +193,6 @@ class StepBuilder:
             for store in cache.take_snapshots(lease, row.start, row.start + row.length):
                 self._state_stores.append(StateStore(lease.slot, store.position, store.snapshot))
         self._host_state_stores, self._host_state_loads = cache.take_state_copies(self.seq)
-        if self._host_state_loads is not None:
-            self._num_loads += cache.snapshot_pages * len(self._host_state_loads.pages)
 
     def add_row(self, request: Request, lease: Lease, length: int) -> None:
         """Adds a row for the next `length` positions of a request, and counts them as computed.
@@ -277,6 +277,8 @@ class StepBuilder:
             state_stores=self._state_stores,
             host_state_stores=self._host_state_stores,
             host_state_loads=self._host_state_loads,
+            load_stores=self._load_stores,
+            loaded=self._loaded,
         )
         speculative = [
             planned for planned in self._speculative if isinstance(planned.row, DraftRow)

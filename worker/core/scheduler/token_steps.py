@@ -47,6 +47,9 @@ class TokenSteps:
     make longer for the more urgent one. So are decodes, for a limited number of steps in a row, if
     they would take a large part of each step's tokens or time (`DecodeDeferral`).
 
+    Requests whose cached pages are being loaded from host memory are admitted, but have no rows
+    until the loads have ended, so that the others do not wait for them.
+
     Args:
         state: the scheduler's state.
         lifecycle: ends and holds requests.
@@ -83,7 +86,7 @@ class TokenSteps:
         """
         # Running: decodes, drafts, prompts. A copy: admission adds members and preempts some.
         state = self._state
-        members = [Member(request, request.num_pending) for request in state.running]
+        members = [Member(request, request.num_pending) for request in self._computable()]
         num_decodes = sum([member.num_pending == 1 for member in members])
         prompts = [member for member in members if member.num_pending > 1]
         if (gate := self.speculation) is not None:
@@ -105,10 +108,17 @@ class TokenSteps:
         most = self._max_prompt_tokens(limit_s, prompts, entrant)
         budget = self._budget(num_decodes - len(deferrable.requests), most)
 
-        # Admission: new requests may preempt or outrank prompts under way.
+        # Admission: new requests may preempt or outrank prompts under way. Those whose pages are
+        # being loaded have no rows yet.
         admitted = [] if entrant is None else self._admit(entrant, prompts, budget, now)
+        loading: list[Admitted] = []
+        if self._admission.waits_for_loads(admitted, builder):
+            loading = [new for new in admitted if state.cache.is_loading(new.lease)]
+            admitted = [new for new in admitted if new not in loading]
         prompts = self._prompts_of_step(prompts, admitted)
         self._share(members, prompts, admitted, deferrable, budget, builder)
+        if loading:
+            self._launch_loading(loading, budget, builder)
 
     def _share(
         self,
@@ -145,6 +155,20 @@ class TokenSteps:
             budget.give_back(missing)
             budget.add_decodes(len(left_out))
             self._add_rows(left_out, {}, budget, builder)
+
+    def _launch_loading(
+        self, loading: Sequence[Admitted], budget: StepBudget, builder: StepBuilder
+    ) -> None:
+        """Launches admitted requests whose pages are being loaded: without rows, unless the step
+        has no others."""
+        lengths = [0] * len(loading)
+        if not builder.num_tokens:
+            self._state.cache.load_now(builder.seq)
+            lengths = budget.allot(
+                [], [new.length for new in loading], [new.cost for new in loading]
+            )
+        for new, length in zip(loading, lengths, strict=True):
+            self._admission.launch(new, length, builder)
 
     @staticmethod
     def counts(step: StepInFlight, result: StepResult) -> list[int]:
@@ -244,6 +268,13 @@ class TokenSteps:
         self._state.stats.num_dropped_tokens += count
         if request.delivery.logprobs:
             del request.delivery.logprobs[-count:]
+
+    def _computable(self) -> Sequence[Request]:
+        """Running requests without those whose pages are being loaded."""
+        cache, running = self._state.cache, self._state.running
+        if not cache.has_loads:
+            return running
+        return [r for r in running if r.lease is not None and not cache.is_loading(r.lease)]
 
     def _admit(
         self, oldest: Request, prompts: Sequence[Member], budget: StepBudget, now: float

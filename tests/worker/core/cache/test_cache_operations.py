@@ -69,6 +69,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.mirror: dict[str, set[int]] = {"device": set(), "host": set()}
         self.seq = 0
         self.completed = 0
+        self.loading: deque[int] = deque()
+        self.loads_now = 0
 
     @rule(
         tokens=TOKENS,
@@ -126,11 +128,17 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.release(item[0])
 
     @precondition(lambda self: self.completed < self.seq)
-    @rule()
-    def complete(self) -> None:
+    @rule(lag=st.integers(0, 3))
+    def complete(self, lag: int = 0) -> None:
+        """Loads are reported to end up to three steps after their own."""
         self.completed += 1
-        self._run(self.steps.popleft())
-        self.cache.complete(self.completed)
+        step = self.steps.popleft()
+        self._run(step)
+        if step.loads.pages:
+            self.loading.append(self.completed)
+        while self.loading and self.loading[0] <= max(self.completed - lag, self.loads_now):
+            self.loading.popleft()
+        self.cache.complete(self.completed, self.loading[0] if self.loading else 0)
 
     def churn(self, seed: int, count: int) -> None:
         """Many random operations, since evictions only start when all pages are in use."""
@@ -141,7 +149,7 @@ class CacheMachine(RuleBasedStateMachine):
             if kind < 2:
                 self.open(more, rng.choice(("", "", "x")), rng.randint(0, 7), rng.random() < 0.3)
             elif kind < 5 and self.completed < self.seq:
-                self.complete()
+                self.complete(rng.randint(0, 3))
             elif self.leases:
                 item = rng.choice(self.leases)
                 self._commit(item)
@@ -211,6 +219,8 @@ class CacheMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for lease, _, _ in self.leases:
             self.cache.release(lease)
+        self.seq += 1  # with loads of leases that were released before a step
+        self._take_copies({}, {})
         while self.completed < self.seq:
             self.complete()
         self.cache.check_invariants([])
@@ -232,7 +242,17 @@ class CacheMachine(RuleBasedStateMachine):
         for index, page in enumerate(lease.pages):
             target = read if index < lease.num_cached_pages else written
             target[page] = (salt, tuple(row[: (index + 1) * SIZE]))
-        stores, loads = (one or PageCopies([], []) for one in self.cache.take_copies(self.seq))
+        if self.cache.is_loading(lease):
+            self.cache.load_now(self.seq)
+            self.loads_now = self.seq
+        self._take_copies(written, read)
+
+    def _take_copies(self, written: dict[int, Content], read: dict[int, Content]) -> None:
+        copies = self.cache.take_copies(self.seq)
+        stores, loads, later = (one or PageCopies([], []) for one in copies)
+        assert set(later.pages) <= set(loads.pages)
+        assert set(stores.pages).isdisjoint(loads.pages)
+        stores = PageCopies(stores.pages + later.pages, stores.slots + later.slots)
         _copy(stores.pages, self.content, stores.slots, self.host_content)
         _copy(loads.slots, self.host_content, loads.pages, self.content)
         self.content |= written

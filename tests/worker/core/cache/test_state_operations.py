@@ -214,6 +214,11 @@ class StateMachine(RuleBasedStateMachine):
         self.running = []
         while self.completed < self.seq:
             self.complete()
+        self.seq += 1  # with loads of leases that were released before a step
+        self.cache.take_loads(self.seq)
+        self.cache.take_copies(self.seq)
+        self.cache.take_state_copies(self.seq)
+        self.cache.complete(self.seq)
         self.cache.check_invariants([])
         pool = self.cache._snapshots
         assert pool is not None

@@ -131,7 +131,8 @@ class WindowMachine(RuleBasedStateMachine):
             for at in range(start, end):
                 writes[_cell(table, at)] = _content(one, at) if at < right else None
         one.computed = right
-        stores, loads = (copies or NONE for copies in self.cache.take_copies(self.seq))
+        stores, loads, later = (copies or NONE for copies in self.cache.take_copies(self.seq))
+        stores = PageCopies(stores.pages + later.pages, stores.slots + later.slots)
         self.steps.append(Step(one, right, reads, writes, stores, loads))
 
     @precondition(lambda self: self.running)
@@ -191,6 +192,9 @@ class WindowMachine(RuleBasedStateMachine):
         self.running = []
         while self.completed < self.seq:
             self.complete()
+        self.seq += 1  # with loads of leases that were released before a step
+        self.cache.take_copies(self.seq)
+        self.cache.complete(self.seq)
         self.cache.check_invariants([])
         assert self.cache.num_available == self.num_pages - 1
         assert not self.cache.is_fenced

@@ -53,6 +53,8 @@ def test_hundreds_of_operations_leak_no_page_or_slot(
     )
     campaign = Campaign(rng, harness)
     harness.device.token_ms = 1.0
+    loads = random.Random(seed)
+    harness.device.load_time = lambda: (loads.choice([0, 1, 5]), loads.random() < 0.5)
 
     def change_speed() -> None:
         """Computing a page takes 4 ms."""
@@ -80,6 +82,7 @@ def test_hundreds_of_operations_leak_no_page_or_slot(
     assert harness.last.load.num_preemptions > 3
     found = totals(harness)
     assert found.num_loaded > 10
+    assert harness.device.num_waiting >= 1
     assert found.num_evicted > 15
     if page_groups == ONE_GROUP:
         assert (found.num_recomputed > 3) == (policy == "auto")

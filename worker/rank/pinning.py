@@ -1,0 +1,102 @@
+"""Pinning of large host memory: a first piece at once, the others in the background."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import math
+import mmap
+import threading
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+_PIECE_BYTES = 128 << 20
+"""Minimum bytes that are pinned at a time. Other CUDA calls of the process may wait meanwhile."""
+_POPULATE_WRITE = 23
+"""MADV_POPULATE_WRITE (Linux 5.14): allocates memory, as a write to each of its pages would."""
+
+
+class PinnedRows:
+    """Pins the memory of a tensor in place: torch would round pinned memory up to a power of two.
+
+    Pinning takes up to a second per GiB, most of it to allocate the memory. So only the first piece
+    is pinned at once; `start` pins the others in a thread. Until then, copies to and from their
+    rows are slower.
+
+    Pieces begin and end with rows and pages of memory, so that the copy of a row never crosses
+    their borders, which CUDA rejects.
+
+    Args:
+        tensor: rows in host memory, contiguous, from the start of a page of memory.
+        device: the CUDA device that copies them.
+
+    Raises:
+        ValueError: the first piece cannot be pinned.
+    """
+
+    def __init__(self, tensor: torch.Tensor, device: torch.device) -> None:
+        self._tensor = tensor
+        self._device = device
+        self._pieces = _split(tensor)
+        self._pinned: list[int] = []
+        """Addresses of pinned pieces."""
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._pin(*self._pieces.pop(0))
+
+    def start(self) -> None:
+        """Pins the other pieces in a thread. Not while CUDA graphs are captured, which would
+        fail."""
+        if self._pieces and self._thread is None:
+            self._thread = threading.Thread(target=self._pin_all, name="pinning", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread and unpins all memory: the next engine of the process may map the same
+        addresses."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join()
+        for address in self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(address)
+        self._pinned.clear()
+
+    def _pin_all(self) -> None:
+        # Otherwise, CUDA would make a context on the first device.
+        torch.cuda.set_device(self._device)
+        libc = ctypes.CDLL(None, use_errno=True)
+        for address, num_bytes in self._pieces:
+            if self._stopped.is_set():
+                return
+            # Before CUDA holds its locks. Pinning allocates the memory itself if this fails.
+            libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), _POPULATE_WRITE)
+            try:
+                self._pin(address, num_bytes)
+            except ValueError as error:
+                logger.warning("copies to and from host memory are slower: %s", error)
+                return
+        total = self._tensor.nbytes / 2**30
+        logger.info("pinned %.1f GiB of host memory for KV offloading", total)
+
+    def _pin(self, address: int, num_bytes: int) -> None:
+        error = int(torch.cuda.cudart().cudaHostRegister(address, num_bytes, 0))
+        if error:
+            total = self._tensor.nbytes / 2**30
+            raise ValueError(
+                f"failed to pin {num_bytes / 2**30:.2f} of {total:.1f} GiB of host memory "
+                f"(CUDA error {error}): lower --host-cache-gib"
+            )
+        self._pinned.append(address)
+
+
+def _split(tensor: torch.Tensor) -> list[tuple[int, int]]:
+    """Pieces of a tensor's memory: addresses and numbers of bytes."""
+    row_bytes = tensor[0].numel() * tensor.itemsize
+    # Pieces of whole rows and whole pages of memory.
+    unit = math.lcm(row_bytes, mmap.PAGESIZE)
+    size = -(-_PIECE_BYTES // unit) * unit
+    start, total = tensor.data_ptr(), tensor.nbytes
+    assert start % mmap.PAGESIZE == 0, "not from the start of a page of memory"
+    return [(start + at, min(size, total - at)) for at in range(0, total, size)]
