@@ -24,7 +24,7 @@ from kernels.states import PIECE, StateRows
 from kernels.tiles import cdiv, next_power_of_2
 
 _BLOCK: Final = 16
-"""Positions of a block, the least number of rows of a matrix product."""
+"""Positions of a block: the minimum rows of a matrix product."""
 
 
 class _Faded(NamedTuple):

@@ -23,7 +23,7 @@ _INDEX_HEADS, _INDEX_DIM, _ROTARY_DIM = 64, 128, 64
 _LATENT_DIM, _VALUE_DIM = 576, 512
 _TOP_K, _PAGE_SIZE = 2048, 64
 _BLOCK_SIZE, _KV_HEADS = 128, 4
-"""Of MiniMax-M3, with index keys of the same size."""
+"""Sizes of MiniMax-M3, whose index keys have as many dimensions as those of DeepSeek V3.2."""
 
 
 def _store(rows: int, context: int, heads: int, device: torch.device, dtype: torch.dtype) -> Case:

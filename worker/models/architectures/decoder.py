@@ -124,7 +124,9 @@ class DecoderModel(ABC):
         """Compiled decoder that runs the whole forward pass in place of `forward`; None if it is
         not used."""
         rotary_dim = config.for_full_layers().rotary_dim
-        self.cos_sin = cos_sin_table(config.rope, rotary_dim, max_model_len, options.device)
+        # At a million positions, a table takes hundreds of MB.
+        length = max_model_len if any(map(self.rotates, range(config.num_layers))) else 1
+        self.cos_sin = cos_sin_table(config.rope, rotary_dim, length, options.device)
         self.window_cos_sin = self.cos_sin
         if config.window_rope is not None:
             self.window_cos_sin = cos_sin_table(
@@ -149,6 +151,10 @@ class DecoderModel(ABC):
     def layer_name(self, index: int) -> str:
         """Name of a layer in a checkpoint."""
         return f"{self.layers_name}.{index}"
+
+    def rotates(self, index: int) -> bool:
+        """Whether config.json specifies rotary embedding for layer `index`."""
+        return self.config.rotating is None or self.config.rotating[index]
 
     def rotary_table(self, index: int) -> torch.Tensor:
         """Cosines and sines [positions, rotary_dim] of a layer; sliding-window layers may have a

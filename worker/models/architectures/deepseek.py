@@ -100,8 +100,7 @@ class LatentAttention:
         config, options, mla = model.config, model.options, model.config.mla
         assert mla is not None, "the architecture has latents"
         self._mla, self._layer_index, self._hidden_size = mla, index, config.hidden_size
-        rotates = config.rotating is None or config.rotating[index]
-        self._cos_sin = model.rotary_table(index) if rotates else None
+        self._cos_sin = model.rotary_table(index) if model.rotates(index) else None
         self._query_scale = query_scale
         self._num_heads = divide(
             config.num_heads, options.group.world_size, "the number of attention heads"
