@@ -128,6 +128,11 @@ class ModelRunner:
         self._graphs: StepGraphs | None = None
         self._drafter: Drafter | None = None
         self._blocks: BlockDecoder | None = None
+        moe = self.model_config.moe
+        # The experts of a token depend on its whole block if they are chosen per block.
+        self._skips_unread = "skip_unread" in config.dllm.features and not (
+            moe is not None and moe.block_capacity
+        )
         self._host_pages: HostPages | None = None
 
     def _create_attention(self) -> AttentionBackend:
@@ -381,7 +386,7 @@ class ModelRunner:
         if batch.size is not None:
             assert self._graphs is not None, "a padded batch without graphs"
             hidden = self._graphs.forward(batch)
-        elif logits_indices is not None and "skip_unread" in self.config.dllm.features:
+        elif logits_indices is not None and self._skips_unread:
             return self.run_model(replace(batch, logits_indices=logits_indices))
         else:
             hidden = self.run_model(batch)
@@ -436,9 +441,7 @@ class ModelRunner:
     def _slot_bytes(self) -> int:
         """Bytes of the states and of the tables of logits processors of all slots."""
         num_rows = self.config.scheduling.max_num_seqs + 1
-        processors = 0
-        if self.model_config.block_size == 1:
-            processors = table_bytes(num_rows, self.model_config.vocab_size)
+        processors = table_bytes(num_rows, self.model_config.vocab_size)
         return self._layout.state_bytes * num_rows + processors
 
     def _draft_page_bytes(self) -> int:

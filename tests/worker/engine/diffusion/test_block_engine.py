@@ -226,6 +226,7 @@ def test_drafts_tell_how_a_block_comes_about(
         ({"page_size": 4}, "--page-size 4 must be a multiple of this model's block size, 8"),
         ({"max_num_batched_tokens": 8}, "two blocks of this model"),
         ({"max_model_len": 5}, "less than one block"),
+        ({"dllm_algorithm": "JointThresholdInDel"}, "requires delete_token_id and split_token_id"),
         ({"speculative_method": "ngram"}, "not supported for block-diffusion models: use none"),
     ],
 )
@@ -286,8 +287,8 @@ def test_offline_with_ranks_in_processes(
         llm = LLM(checkpoint.folder, device="cpu", cpu_threads=1, kv_cache_tokens=2048)
     with llm:
         found = llm.generate(inputs, sampling(), detokenize=False)
-        with pytest.raises(ValueError, match="logprobs is not supported for block-diffusion"):
-            llm.generate(inputs[:1], SamplingParams(logprobs=1), detokenize=False)
+        with pytest.raises(ValueError, match="prompt_logprobs is not supported for block-diff"):
+            llm.generate(inputs[:1], SamplingParams(prompt_logprobs=1), detokenize=False)
     assert [one.outputs[0].token_ids for one in found] == [one.token_ids for one in alone]
 
 
