@@ -128,11 +128,6 @@ class ModelRunner:
         self._graphs: StepGraphs | None = None
         self._drafter: Drafter | None = None
         self._blocks: BlockDecoder | None = None
-        moe = self.model_config.moe
-        # The experts of a token depend on its whole block if they are chosen per block.
-        self._skips_unread = "skip_unread" in config.dllm.features and not (
-            moe is not None and moe.block_capacity
-        )
         self._host_pages: HostPages | None = None
 
     def _create_attention(self) -> AttentionBackend:
@@ -386,11 +381,18 @@ class ModelRunner:
         if batch.size is not None:
             assert self._graphs is not None, "a padded batch without graphs"
             hidden = self._graphs.forward(batch)
-        elif logits_indices is not None and self._skips_unread:
+        elif logits_indices is not None and self._skips_unread():
             return self.run_model(replace(batch, logits_indices=logits_indices))
         else:
             hidden = self.run_model(batch)
         return hidden if logits_indices is None else hidden.index_select(0, logits_indices)
+
+    def _skips_unread(self) -> bool:
+        """Whether the last layer leaves out positions whose outputs are not read: not if experts
+        are chosen per block, since they depend on all of its positions."""
+        moe = self.model_config.moe
+        has_blocks = moe is not None and moe.block_capacity > 0
+        return "skip_unread" in self.config.dllm.features and not has_blocks
 
     def _forward_plan(self, plan: Plan, logits_indices: torch.Tensor) -> torch.Tensor:
         batch = self._build(plan, None, None)

@@ -96,7 +96,7 @@ class BlockBatch:
     round), and its probability in that distribution.
     """
     propose_edits: Callable[[torch.Tensor], EditProposal]
-    """As `propose`, but special tokens may be proposed; keeps the logits."""
+    """Proposes tokens like `propose`, but special ones, too, and keeps the logits."""
     histories: Sequence[list[IntArray]]
     """[N]: what the algorithm has kept of the blocks' rounds, arrays [2, B]; it may append to these
     lists."""

@@ -83,14 +83,14 @@ class Crowd:
                 prompt = (stem + rng.integers(0, VOCAB, size).tolist())[:length]
             name = str(index)
             moves = terms.algorithm == "JointThresholdInDel"
-            is_processed = index % 4 == 1 and not moves
+            is_processed = bool(rng.random() < 0.4) and not moves
             processors = make_processors(rng, max_tokens) if is_processed else None
             self.expected[name] = answer(
                 logits, prompt, block_size=size, mask=MASK, max_tokens=max_tokens, terms=terms,
                 ends=(1,), processors=processors, moves=MOVES,
             )  # fmt: skip
             self.outputs[name] = []
-            logprobs = 2 if index % 2 and not moves else None
+            logprobs = 2 if rng.random() < 0.5 and not moves else None
             if logprobs is not None:
                 self.logprobs[name] = []
             sampling = make_sampling(terms, max_tokens, processors, logprobs)
