@@ -199,7 +199,7 @@ class DllmConfig:
     blocks of a batch wait for the last one."""
     threshold: float | None = field(default=None, metadata=_DLLM | {"option": "dllm_threshold"})
     """Probability above which a position of a block is decided; the algorithm's default if unset
-    (0.95 for LowConfidence, 0.5 for JointThreshold)."""
+    (0.5 for JointThreshold, 0.95 for others)."""
     disable: tuple[str, ...] = field(default=(), metadata=_DLLM | {"option": "dllm_disable"})
     """List of block-diffusion optimizations to disable, to measure their effect: inplace (running
     blocks keep their slots and pages until one finishes), mixed_rounds (batch prompts with running

@@ -51,6 +51,11 @@ def _choose(scores: torch.Tensor, bias: torch.Tensor | None, routing: Routing) -
         )
     shares = rowwise.sigmoid(scores) if routing.scoring == "sigmoid" else scores.softmax(dim=-1)
     ranking = shares if bias is None else shares + bias
+    if routing.block_capacity:
+        is_left_out = ~experts_of_blocks(ranking, routing)
+        ranking = ranking.masked_fill(
+            is_left_out.repeat_interleave(routing.block_size, dim=0), -torch.inf
+        )
     if routing.top_k_groups < routing.num_groups:
         groups = ranking.view(len(ranking), routing.num_groups, -1)
         best = groups.topk(min(routing.num_summed, groups.shape[2]), dim=-1).values.sum(dim=-1)
@@ -64,4 +69,19 @@ def _choose(scores: torch.Tensor, bias: torch.Tensor | None, routing: Routing) -
     return ExpertChoice(expert_ids, weights * routing.scale)
 
 
-__all__ = ["ExpertChoice", "Routing", "choose_experts"]
+def experts_of_blocks(ranking: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """Flags, bool [T / block_size, E], of the experts that the tokens of each block select from, as
+    in LLaDA 2.2.
+
+    Args:
+        ranking: fp32 [T, E]: probabilities plus bias.
+        routing: routing with blocks.
+    """
+    count = ranking.shape[1]
+    best = ranking.view(-1, routing.block_size, count).amax(dim=1)
+    order = best.argsort(dim=-1, descending=True, stable=True)
+    flags = torch.zeros_like(best, dtype=torch.bool)
+    return flags.scatter_(1, order[:, : routing.block_capacity], True)
+
+
+__all__ = ["ExpertChoice", "Routing", "choose_experts", "experts_of_blocks"]

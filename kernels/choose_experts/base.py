@@ -38,6 +38,12 @@ class Routing:
     probabilities."""
     num_summed: int = 2
     """Number of largest probabilities per group whose sum ranks the groups."""
+    block_size: int = 1
+    """Number of consecutive tokens whose experts are selected among the same `block_capacity` ones;
+    T is a multiple of it."""
+    block_capacity: int = 0
+    """Number of experts per block: those with the largest probabilities of any of its tokens, the
+    first ones of equals. 0 selects among all experts."""
     scale: float = 1.0
     """Factor of the weights."""
     num_always: int = 0

@@ -7,7 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.choose_experts import ExpertChoice, Routing, choose_experts
+from kernels import rowwise
+from kernels.choose_experts import ExpertChoice, Routing, choose_experts, experts_of_blocks
 from kernels.registry import implements
 from kernels.tiles import next_power_of_2
 
@@ -20,7 +21,8 @@ def launch_choose_experts(
     gate: torch.Tensor | None = None,
     factors: torch.Tensor | None = None,
 ) -> ExpertChoice:
-    """Launches one program per token."""
+    """Launches one program per token, after torch ops that select the experts of blocks, if these
+    are limited."""
     num_tokens, num_experts = scores.shape
     num_taken = routing.top_k + routing.num_always
     shape, device = (num_tokens, num_taken), scores.device
@@ -28,6 +30,11 @@ def launch_choose_experts(
     weights = torch.empty(shape, dtype=torch.float32, device=device)
     if num_tokens == 0:
         return ExpertChoice(expert_ids, weights)
+    allowed = None
+    if routing.block_capacity:
+        assert routing.scoring == "sigmoid", "experts of blocks are ranked by sigmoids"
+        shares = rowwise.sigmoid(scores)
+        allowed = experts_of_blocks(shares if bias is None else shares + bias, routing)
     has_groups = routing.top_k_groups < routing.num_groups
     groups = routing.num_groups if has_groups else 1
     size = num_experts // groups
@@ -37,10 +44,12 @@ def launch_choose_experts(
         scores.stride(0), routing.scale,
         scores if gate is None else gate, 0 if gate is None else gate.stride(0),
         scores if factors is None else factors,
+        scores if allowed is None else allowed,
         GROUPS=groups, SIZE=size, SCORING=routing.scoring, HAS_BIAS=bias is not None,
         NUM_CHOSEN_GROUPS=routing.top_k_groups if has_groups else 1,
         NUM_SUMMED=min(routing.num_summed, size), NUM_CHOSEN=routing.top_k,
         NUM_TAKEN=num_taken, HAS_GATE=gate is not None, HAS_FACTORS=factors is not None,
+        TOKENS_PER_BLOCK=0 if allowed is None else routing.block_size,
         NORMALIZE=routing.normalize, BLOCK_GROUPS=blocks[0], BLOCK_SIZE=blocks[1],
         BLOCK_CHOSEN=next_power_of_2(num_taken),
         num_warps=1 if blocks[0] * blocks[1] <= 256 else 4,
@@ -51,12 +60,12 @@ def launch_choose_experts(
 @triton.jit
 def _choose_kernel(
     scores_ptr, bias_ptr, ids_ptr, weights_ptr, row_stride, scale, gate_ptr, gate_stride,
-    factors_ptr,
+    factors_ptr, allowed_ptr,
     GROUPS: tl.constexpr, SIZE: tl.constexpr, SCORING: tl.constexpr, HAS_BIAS: tl.constexpr,
     NUM_CHOSEN_GROUPS: tl.constexpr, NUM_SUMMED: tl.constexpr, NUM_CHOSEN: tl.constexpr,
     NUM_TAKEN: tl.constexpr, HAS_GATE: tl.constexpr, HAS_FACTORS: tl.constexpr,
-    NORMALIZE: tl.constexpr, BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_CHOSEN: tl.constexpr,
+    TOKENS_PER_BLOCK: tl.constexpr, NORMALIZE: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_CHOSEN: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, BLOCK_GROUPS)[:, None]
@@ -73,6 +82,9 @@ def _choose_kernel(
     ranking = share
     if HAS_BIAS:
         ranking += tl.load(bias_ptr + expert, mask=exists, other=0.0)
+    if TOKENS_PER_BLOCK > 0:
+        row = allowed_ptr + token // TOKENS_PER_BLOCK * (GROUPS * SIZE)
+        exists = exists & (tl.load(row + expert, mask=exists, other=0) != 0)
     # NaN ranks last, so that a choice is always an existing expert.
     ranking = tl.where(exists & (ranking == ranking), ranking, float("-inf"))
     if NUM_CHOSEN_GROUPS < GROUPS:

@@ -86,4 +86,5 @@ def assumed_limits(model: str) -> Limits:
         vocab_size=0,
         block_size=1,
         dllm_algorithm="",
+        has_edit_tokens=False,
     )

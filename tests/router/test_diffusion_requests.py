@@ -30,7 +30,8 @@ async def test_parameters_reach_the_worker(rig) -> None:
     [
         ({"threshold": 1.5}, "diffusion.threshold must be in [0, 1], got 1.5"),
         ({"algorithm": "Magic"}, "Magic"),
-        ({"steps": 3}, "unknown field 'steps' of diffusion: choose from algorithm, threshold, "),
+        ({"speed": 3}, "unknown field 'speed' of diffusion: choose from algorithm, threshold, "),
+        ({"steps": 0}, "diffusion.steps must be in [1, 1024], got 0"),
         ({"max_post_edit_steps": -1}, "diffusion.max_post_edit_steps must be in [0, 1024]"),
         ({"penalty": "much"}, "float"),
     ],
@@ -45,20 +46,7 @@ async def test_parameters_out_of_range(rig, fields, message) -> None:
     assert error["param"] == "diffusion"
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"frequency_penalty": 1.0},
-        {"repetition_penalty": 1.1},
-        {"logit_bias": {"5": 1.0}},
-        {"min_tokens": 3},
-        {"logprobs": True},
-        {"prompt_logprobs": 1},
-        {"bad_words": ["quick"]},
-        {"allowed_token_ids": [5]},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("fields", [{"prompt_logprobs": 1}, {"bad_words": ["quick"]}], ids=str)
 async def test_what_blocks_cannot_do(rig, fields) -> None:
     make_diffusion(rig)
     await rig.start()
@@ -76,6 +64,36 @@ async def test_structured_outputs_need_an_algorithm_that_never_edits(rig) -> Non
     assert response.status_code == 400
     assert '"algorithm": "LowConfidence"' in response.json()["error"]["message"]
     assert (await rig.chat(**form)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"min_tokens": 3}, "min_tokens is not supported with JointThresholdInDel"),
+        ({"logprobs": True}, "logprobs is not supported with JointThresholdInDel"),
+        ({"presence_penalty": 0.5}, "presence_penalty is not supported with JointThresholdInDel"),
+        ({"response_format": {"type": "json_object"}}, "structured_outputs is not supported"),
+    ],
+    ids=str,
+)
+async def test_what_moving_tokens_excludes(rig, fields, message) -> None:
+    make_diffusion(rig)
+    for worker in rig.workers:
+        worker.info.has_edit_tokens = True
+    await rig.start()
+    moving = {"diffusion": {"algorithm": "JointThresholdInDel"}}
+    assert (await rig.chat(**moving)).status_code == 200
+    response = await rig.chat(**moving, **fields)
+    assert response.status_code == 400
+    assert message in response.json()["error"]["message"]
+
+
+async def test_moving_tokens_needs_a_model_that_does(rig) -> None:
+    make_diffusion(rig)
+    await rig.start()
+    response = await rig.chat(diffusion={"algorithm": "JointThresholdInDel"})
+    assert response.status_code == 400
+    assert "delete_token_id and split_token_id" in response.json()["error"]["message"]
 
 
 async def test_drafts_of_blocks(rig, events) -> None:

@@ -75,6 +75,7 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello], salt: str) 
         block_hash_salt=_salt(config, hellos[0], salt),
         block_size=model.block_size,
         dllm_algorithm=config.dllm.algorithm if model.block_size > 1 else "",
+        has_edit_tokens=model.edit_token_ids is not None,
         structured_outputs_backend=config.structured_outputs_backend,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_queued_requests=limits.max_queued_requests,

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
-DllmAlgorithm = Literal["LowConfidence", "JointThreshold"]
+DllmAlgorithm = Literal[
+    "LowConfidence",
+    "LowConfidenceStatic",
+    "Sequential",
+    "EntropyBounded",
+    "JointThreshold",
+    "JointThresholdInDel",
+]
+EDITING: Final = ("JointThreshold", "JointThresholdInDel")
+"""Algorithms that replace decoded tokens."""
 DllmFeature = Literal[
     "inplace",
     "mixed_rounds",
@@ -18,8 +27,15 @@ DllmFeature = Literal[
     "skip_unread",
 ]
 
-_MAXIMA = {"threshold": 1, "edit_threshold": 1, "max_post_edit_steps": 1024, "penalty": 100}
-"""Maximum of each number in DiffusionParams; the minimum is 0."""
+_RANGES = {
+    "threshold": (0, 1),
+    "steps": (1, 1024),
+    "entropy_bound": (0, 1024),
+    "edit_threshold": (0, 1),
+    "max_post_edit_steps": (0, 1024),
+    "penalty": (0, 100),
+}
+"""Minimum and maximum of each number in DiffusionParams."""
 
 
 class DiffusionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -33,7 +49,15 @@ class DiffusionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Decoding algorithm: how a round selects the positions to decode."""
     threshold: float | None = None
     """Confidence threshold: positions whose token is more likely than this are decoded; the most
-    likely position always is."""
+    likely position always is (LowConfidence, JointThreshold, JointThresholdInDel; with a
+    grammar, all algorithms)."""
+    steps: int | None = None
+    """Maximum rounds per block: each round decodes at least its share of the positions
+    (LowConfidence), or exactly that (LowConfidenceStatic, Sequential). The default is the block
+    size, for one position per round."""
+    entropy_bound: float | None = None
+    """Positions are decoded in the order of their entropies while the sum of these, in nats, does
+    not exceed this bound; the first one always is (EntropyBounded). The default is 0.35."""
     edit_threshold: float | None = None
     """Probability above which a decoded token is replaced by another (JointThreshold)."""
     max_post_edit_steps: int | None = None
@@ -44,10 +68,10 @@ class DiffusionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Whether a stream includes the running block after every round."""
 
     def __post_init__(self) -> None:
-        for name, maximum in _MAXIMA.items():
+        for name, (minimum, maximum) in _RANGES.items():
             value = getattr(self, name)
-            if value is not None and not 0.0 <= value <= maximum:
-                raise ValueError(f"diffusion.{name} must be in [0, {maximum}], got {value}")
+            if value is not None and not minimum <= value <= maximum:
+                raise ValueError(f"diffusion.{name} must be in [{minimum}, {maximum}], got {value}")
 
 
 class BlockTotals(msgspec.Struct, array_like=True):

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from worker.protocol.blocks import TOKEN_BYTES
+from worker.protocol.diffusion import EDITING
 from worker.protocol.messages import EngineInfo, Rejection, Submit
 from worker.protocol.sampling import MAX_BAD_WORDS_TOKENS, MAX_LOGIT_BIASES, SamplingParams
 
@@ -43,6 +44,8 @@ class Limits(msgspec.Struct, frozen=True):
     """Tokens per block of block diffusion; 1 for an autoregressive model."""
     dllm_algorithm: str
     """Default decoding algorithm; empty for an autoregressive model."""
+    has_edit_tokens: bool
+    """Whether a block-diffusion model has tokens for deletion and insertion."""
 
     @classmethod
     def of(cls, info: EngineInfo) -> Limits:
@@ -53,6 +56,7 @@ class Limits(msgspec.Struct, frozen=True):
             info.vocab_size,
             info.block_size,
             info.dllm_algorithm,
+            info.has_edit_tokens,
         )
 
     @property
@@ -209,14 +213,7 @@ def _unsuited(limits: Limits, sampling: SamplingParams) -> Problem | None:
         message = "diffusion requires a block-diffusion model, but this model is autoregressive"
         return Problem("diffusion", message)
     problems = {
-        "frequency_penalty": sampling.frequency_penalty != 0.0,
-        "presence_penalty": sampling.presence_penalty != 0.0,
-        "repetition_penalty": sampling.repetition_penalty != 1.0,
-        "logit_bias": bool(sampling.logit_bias),
         "bad_words": bool(sampling.bad_words or sampling.bad_words_token_ids),
-        "allowed_token_ids": sampling.allowed_token_ids is not None,
-        "min_tokens": sampling.min_tokens > 0,
-        "logprobs": sampling.logprobs is not None,
         "prompt_logprobs": sampling.prompt_logprobs is not None,
         "thinking_token_budget": sampling.thought is not None
         and sampling.thought.budget is not None,
@@ -230,10 +227,36 @@ def _unsuited(limits: Limits, sampling: SamplingParams) -> Problem | None:
             )
     requested = sampling.diffusion.algorithm if sampling.diffusion is not None else None
     algorithm = requested or limits.dllm_algorithm
-    if sampling.structured_outputs is not None and algorithm == "JointThreshold":
+    if sampling.structured_outputs is not None and algorithm in EDITING:
         return Problem(
             "structured_outputs",
-            "structured_outputs is not supported with JointThreshold, which replaces decoded "
+            f"structured_outputs is not supported with {algorithm}, which replaces decoded "
             'tokens: use "diffusion": {"algorithm": "LowConfidence"}',
         )
+    return _unsuited_for_moves(limits, sampling) if algorithm == "JointThresholdInDel" else None
+
+
+def _unsuited_for_moves(limits: Limits, sampling: SamplingParams) -> Problem | None:
+    """Problem of the first parameter unsupported by an algorithm that deletes and inserts tokens,
+    or None."""
+    if not limits.has_edit_tokens:
+        return Problem(
+            "diffusion",
+            "JointThresholdInDel requires a model with delete_token_id and split_token_id in "
+            "config.json: use JointThreshold",
+        )
+    problems = {
+        "frequency_penalty": sampling.frequency_penalty != 0.0,
+        "presence_penalty": sampling.presence_penalty != 0.0,
+        "repetition_penalty": sampling.repetition_penalty != 1.0,
+        "min_tokens": sampling.min_tokens > 0,
+        "logprobs": sampling.logprobs is not None,
+    }
+    for name, is_requested in problems.items():
+        if is_requested:
+            return Problem(
+                name,
+                f"{name} is not supported with JointThresholdInDel, which moves tokens within "
+                'their block: remove it, or use "diffusion": {"algorithm": "JointThreshold"}',
+            )
     return None

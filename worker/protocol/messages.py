@@ -456,6 +456,8 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
     """Tokens per block of a block-diffusion model; 1 for an autoregressive model."""
     dllm_algorithm: str = ""
     """Default decoding algorithm; empty for an autoregressive model."""
+    has_edit_tokens: bool = False
+    """Whether a block-diffusion model has tokens for deletion and insertion."""
     num_host_pages: int = 0
     """Pages of the host-memory tier; 0 if disabled."""
     device: str = ""

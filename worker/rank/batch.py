@@ -160,7 +160,9 @@ class BatchBuilder:
             groups.append(writes)
         rows = [(row.slot, row.start, row.length, row.num_samples) for row in plan.rows]
         table = np.array(rows, dtype=np.int64)
-        processed = tables.sampling.gather(table) if tables.sampling.params else None
+        processed = None
+        if tables.sampling.params and tables.block_size == 1:  # else BlockDecoder gathers them
+            processed = tables.sampling.gather(table)
         graph = _GraphSize(size, num_tokens)
         batch = _StagedBatch(
             *(tables, table, processed, graph, groups, self._is_native), stores=plan.state_stores

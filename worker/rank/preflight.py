@@ -73,6 +73,11 @@ def check_blocks(config: EngineConfig, model: ModelConfig) -> None:
         raise ValueError(
             f"--max-num-batched-tokens must be at least {2 * size}, two blocks of this model"
         )
+    if config.dllm.algorithm == "JointThresholdInDel" and model.edit_token_ids is None:
+        raise ValueError(
+            "--dllm-algorithm JointThresholdInDel requires delete_token_id and split_token_id in "
+            "config.json, which this model does not have: use JointThreshold"
+        )
     if config.speculative is not None:
         raise ValueError(
             f"--speculative-method {config.speculative.method} is not supported for "

@@ -55,10 +55,8 @@ def profile_plans(
         slots = range(min(len(slots), max_num_tokens // block_size))
     # Random sampling with top-p takes the most memory.
     admits = [Admit(slot, bytes(4 * known), 1.0, 0, 0.5, 0.0, slot, block=block) for slot in slots]
-    processed = admits
-    if not block:
-        # These tables are allocated for the first request with processors, and kept.
-        processed = [msgspec.structs.replace(admit, logits_params=PROCESSORS) for admit in admits]
+    # These tables are allocated for the first request with processors, and kept.
+    processed = [msgspec.structs.replace(admit, logits_params=PROCESSORS) for admit in admits]
     prefill: list[Row] = [PlannedRow(slot, 0, chunk, 1) for slot in slots[:num_chunks]]
     sampling: list[Row] = [PlannedRow(slot, 0, 1, 1) for slot in slots]
     if block:

@@ -388,11 +388,18 @@ class ModelRunner:
         if batch.size is not None:
             assert self._graphs is not None, "a padded batch without graphs"
             hidden = self._graphs.forward(batch)
-        elif logits_indices is not None and "skip_unread" in self.config.dllm.features:
+        elif logits_indices is not None and self._skips_unread():
             return self.run_model(replace(batch, logits_indices=logits_indices))
         else:
             hidden = self.run_model(batch)
         return hidden if logits_indices is None else hidden.index_select(0, logits_indices)
+
+    def _skips_unread(self) -> bool:
+        """Whether the last layer leaves out positions whose outputs are not read: not if experts
+        are chosen per block, since they depend on all of its positions."""
+        moe = self.model_config.moe
+        has_blocks = moe is not None and moe.block_capacity > 0
+        return "skip_unread" in self.config.dllm.features and not has_blocks
 
     def _forward_plan(self, plan: Plan, logits_indices: torch.Tensor) -> torch.Tensor:
         batch = self._build(plan, None, None)
@@ -443,9 +450,7 @@ class ModelRunner:
     def _slot_bytes(self) -> int:
         """Bytes of the states and of the tables of logits processors of all slots."""
         num_rows = self.config.scheduling.max_num_seqs + 1
-        processors = 0
-        if self.model_config.block_size == 1:
-            processors = table_bytes(num_rows, self.model_config.vocab_size)
+        processors = table_bytes(num_rows, self.model_config.vocab_size)
         return self._layout.state_bytes * num_rows + processors
 
     def _draft_page_bytes(self) -> int:

@@ -176,7 +176,7 @@ def _block_steps(limits: WarmUpLimits) -> Iterator[Plan]:
         admits = [_admit(row, row.length - size, block=block) for row in rows]
         yield Plan(0, admits, [], rows)
     row = BlockRow(0, 0, size)
-    for options in (_RANDOM, _FILTERED):
+    for options in (_RANDOM, _FILTERED, _PROCESSED):
         yield Plan(0, [_admit(row, 0, options, block=block)], [], [row])
     yield Plan(0, [_admit(row, 0, block=block)], [], [row], masked=[0])
 

@@ -71,6 +71,13 @@ LLADA2: dict[str, Any] = {
     "use_bias": False,
     "use_qk_norm": True,
 }
+LLADA2_2: dict[str, Any] = {
+    **LLADA2,
+    "num_hidden_layers": 3,
+    "expert_capacity": 4,
+    "delete_token_id": 91,
+    "split_token_id": 92,
+}
 BAILING: dict[str, Any] = {
     **{key: LLADA2[key] for key in LLADA2 if key not in ("block_size", "mask_token_id")},
     "architectures": ["BailingMoeV2ForCausalLM"],
@@ -238,11 +245,20 @@ def _experts(
 ) -> torch.Tensor:
     scores = x @ w[f"{name}.gate.weight"].T
     out = torch.zeros_like(x)
+    capacity, block_size = c.get("expert_capacity"), c.get("block_size", 1)
     for token in range(len(x)):
         shares = scores[token].sigmoid() if llada else scores[token].softmax(-1)
         ranking = shares.clone()
         if llada:
             ranking += w[f"{name}.gate.expert_bias"]
+        if llada and capacity is not None:
+            first = token // block_size * block_size
+            block = scores[first : first + block_size].sigmoid() + w[f"{name}.gate.expert_bias"]
+            best = block.max(0).values
+            for expert in range(c["num_experts"]):
+                if int((best > best[expert]).sum()) >= capacity:
+                    ranking[expert] = -torch.inf
+        elif llada:
             size = c["num_experts"] // c["n_group"]
             sums = [
                 (sum(sorted(group.tolist())[-2:]), index)

@@ -29,6 +29,8 @@ class BlockOutput:
     num_forwards: int = 0
     num_cached: int = 0
     """Number of prompt tokens found in the prefix cache."""
+    logprobs: list[float] = field(default_factory=list)
+    """Log-probability of each token, if the request returns them."""
     drafts: list[list[int]] = field(default_factory=list)
     """Drafts in the order received, each followed by the number of tokens known at that time."""
 
@@ -64,6 +66,7 @@ class BlockEngine(Engine):
             for delta in self.core.step().deltas.get("g", ()):
                 output = outputs[delta.request_id]
                 output.token_ids += delta.token_ids
+                output.logprobs += [one.logprobs[0] for one in delta.logprobs or ()]
                 output.num_cached = max(output.num_cached, delta.num_cached_tokens)
                 if delta.draft is not None:
                     output.drafts.append([*delta.draft, len(output.token_ids)])

@@ -1,16 +1,18 @@
-"""Requests for block-diffusion engines: both algorithms, every filter."""
+"""Requests for block-diffusion engines: algorithms and filters."""
 
 from __future__ import annotations
+
+from typing import get_args
 
 import numpy as np
 
 from tests.support.checkpoints.sdar import VOCAB_SIZE
 from tests.support.effort import IS_LONG
-from worker.protocol.diffusion import DiffusionParams
+from worker.protocol.diffusion import DiffusionParams, DllmAlgorithm
 from worker.protocol.sampling import SamplingParams
 
 COUNT = 16 if IS_LONG else 8
-"""Every algorithm with every filter, at least once."""
+"""Both an algorithm that edits and one that does not with every filter, at least once."""
 
 
 def prompts(count: int = COUNT) -> list[list[int]]:
@@ -19,7 +21,7 @@ def prompts(count: int = COUNT) -> list[list[int]]:
 
 
 def sampling(count: int = COUNT, **options: object) -> list[SamplingParams]:
-    """Both algorithms in one batch, greedy and sampled, with every filter."""
+    """An algorithm that edits and one that does not, greedy and sampled, with every filter."""
     draws = [{"temperature": 0.0}, {"temperature": 0.8, "top_k": 9}, {"top_p": 0.7}]
     return [
         SamplingParams(
@@ -35,4 +37,18 @@ def sampling(count: int = COUNT, **options: object) -> list[SamplingParams]:
             **{**draws[index % 3], **options},  # type: ignore[arg-type]  # fields by name
         )
         for index in range(count)
+    ]
+
+
+def of_each_algorithm() -> list[SamplingParams]:
+    """A request of each algorithm, at random."""
+    return [
+        SamplingParams(
+            temperature=0.8,
+            seed=index,
+            max_tokens=13,
+            ignore_eos=True,
+            diffusion=DiffusionParams(algorithm=algorithm, threshold=0.3, steps=3),
+        )
+        for index, algorithm in enumerate(get_args(DllmAlgorithm))
     ]

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from tests.support.engines.block_engine import is_ahead
+from tests.support.engines.indel_oracle import Moves
 from worker.config import EngineConfig
 from worker.core.scheduler import Scheduler, SchedulerConfig
 from worker.core.scheduler.block_policy import BlockPolicy
@@ -28,6 +29,7 @@ from worker.rank.tables import DeviceTables
 
 VOCAB = 24
 MASK = 23
+MOVES = Moves(mask=MASK, delete=22, split=21)
 BITS = 2**52 - 1
 
 
@@ -103,7 +105,12 @@ class InventedEngine:
             device=torch.device("cpu"),
             block_size=block_size,
         )
-        model = SimpleNamespace(block_size=block_size, mask_token_id=MASK, vocab_size=VOCAB)
+        model = SimpleNamespace(
+            block_size=block_size,
+            mask_token_id=MASK,
+            edit_token_ids=(MOVES.delete, MOVES.split),
+            vocab_size=VOCAB,
+        )
         self._decoder = BlockDecoder(
             config,
             cast("ModelConfig", model),

@@ -130,6 +130,8 @@ def token_ops(dtype: torch.dtype, *, is_brief: bool = False) -> None:
     choose_experts(torch.randn(2, 4), None, Routing(top_k=2))
     grouped = Routing(top_k=8, scoring="sigmoid", num_groups=8, top_k_groups=4)
     choose_experts(torch.randn(2, 256), torch.randn(256), grouped)
+    in_blocks = Routing(top_k=8, scoring="sigmoid", block_size=2, block_capacity=48)
+    choose_experts(torch.randn(2, 256), torch.randn(256), in_blocks)
     always = Routing(top_k=2, num_always=2)
     choose_experts(torch.randn(2, 60), None, always, torch.randn(2, 1), torch.randn(60))
     experts = make_experts(4, hidden=128, inner=64, dtype=dtype)

@@ -461,7 +461,7 @@ def block_extend_case(device: str, dtype: torch.dtype) -> None:
 
 
 def choose_experts_case(device: str, dtype: torch.dtype) -> None:
-    """Groups that are not powers of two, biases, factors, scores that are slices of wider rows."""
+    """Groups that are not powers of two, blocks, biases, factors, slices of wider rows."""
     bias = torch.randn(60).to(device)
     for routing, own in (
         (Routing(top_k=4), None),
@@ -472,18 +472,19 @@ def choose_experts_case(device: str, dtype: torch.dtype) -> None:
         (Routing(top_k=2, normalize=True, scale=2.0, num_always=2), None),
         (Routing(top_k=5, num_groups=6, top_k_groups=2, num_summed=1), None),
         (Routing(top_k=5, scoring="sigmoid", num_groups=4, top_k_groups=3), bias),
+        (Routing(top_k=3, scoring="sigmoid", block_size=2, block_capacity=5), bias),
     ):
-        scores = torch.randn(7, 70).to(device)[:, :60]
-        gate = torch.randn(7, 3).to(device)[:, 2:] if routing.num_always == 2 else None
+        scores = torch.randn(8, 70).to(device)[:, :60]
+        gate = torch.randn(8, 3).to(device)[:, 2:] if routing.num_always == 2 else None
         factors = torch.rand(60).to(device) if routing.num_always else None
         with registry.using("torch"):
             expected = choose_experts(scores, own, routing, gate, factors)
         with registry.using("triton"):
             actual = choose_experts(scores, own, routing, gate, factors)
-            part = None if gate is None else gate[3:5]
-            alone = choose_experts(scores[3:5], own, routing, part, factors)
-            assert torch.equal(alone.expert_ids, actual.expert_ids[3:5])
-            assert torch.equal(alone.weights, actual.weights[3:5])
+            part = None if gate is None else gate[2:4]
+            alone = choose_experts(scores[2:4], own, routing, part, factors)
+            assert torch.equal(alone.expert_ids, actual.expert_ids[2:4])
+            assert torch.equal(alone.weights, actual.weights[2:4])
             broken = choose_experts(torch.full_like(scores, float("nan")), own, routing)
         assert torch.equal(actual.expert_ids, expected.expert_ids), routing
         torch.testing.assert_close(actual.weights, expected.weights, rtol=1e-5, atol=1e-6)

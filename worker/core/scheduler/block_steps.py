@@ -18,6 +18,7 @@ from worker.core.scheduler.state import SchedulerState
 from worker.core.scheduler.step import InFlightRow, StepBuilder, StepInFlight
 from worker.plan.plan import Accept, BlockOutcome, BlockRow, StepResult
 from worker.protocol.diffusion import BlockTotals
+from worker.protocol.messages import TokenLogprobs
 
 _Member = tuple[Request, int]
 """A running request and its pending positions."""
@@ -116,6 +117,7 @@ class BlockSteps:
         """
         self._totals.num_forwards += result.num_forwards
         outcomes, next_token = iter(result.blocks or ()), 0
+        logprobs = result.logprobs or [None] * len(result.token_ids)
         interrupted: list[Request] = []
         for planned, count in zip(step.rows, counts, strict=True):
             request = planned.request
@@ -125,14 +127,15 @@ class BlockSteps:
                     self._commit_pages(planned, planned.row.start + planned.row.length)
                 continue
             outcome = next(outcomes)
-            token_ids = result.token_ids[next_token : next_token + count]
+            tokens = slice(next_token, next_token + count)
+            token_ids = result.token_ids[tokens]
             next_token += count
             self._totals.num_rounds += outcome.num_rounds
             self._totals.num_passes += outcome.num_forwards
             if planned.is_stale:
                 self._state.stats.num_dropped_tokens += len(token_ids)
                 continue
-            self._take_block(planned, planned.row, outcome, token_ids, advances)
+            self._take_block(planned, planned.row, outcome, token_ids, logprobs[tokens], advances)
             if not token_ids and not self._policy.inplace:
                 interrupted.append(request)
         self._state.running.drop_finished()
@@ -208,6 +211,7 @@ class BlockSteps:
         row: BlockRow,
         outcome: BlockOutcome,
         token_ids: list[int],
+        logprobs: list[TokenLogprobs | None],
         advances: Iterator[GrammarAdvance],
     ) -> None:
         request = planned.request
@@ -225,7 +229,9 @@ class BlockSteps:
             request.times.first_token_s = self._state.clock()
         num_known = len(request.token_ids)
         ended = take_tokens(request, token_ids, guided)
-        self._totals.num_tokens += len(request.token_ids) - num_known
+        num_taken = len(request.token_ids) - num_known
+        self._totals.num_tokens += num_taken
+        request.delivery.logprobs += [one for one in logprobs[:num_taken] if one is not None]
         self._commit_pages(planned, computed)
         if ended is not None:
             self._lifecycle.finish(request, ended)

@@ -322,6 +322,11 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """Block size and mask token; (1, None) for an autoregressive family."""
         return 1, None
 
+    def edit_tokens(self) -> tuple[int, int] | None:
+        """Tokens that delete and insert a position of a block (block diffusion); None if the model
+        has none."""
+        return None
+
     def spans(self) -> dict[str, int]:
         """Lengths up to which attention that is not implemented equals full attention, by
         description."""

@@ -99,6 +99,8 @@ class ModelConfig:
     """Block size of a block-diffusion model; 1 for an autoregressive model."""
     mask_token_id: int | None = None
     """Token at undecided positions; None for an autoregressive model."""
+    edit_token_ids: tuple[int, int] | None = None
+    """Tokens that delete and insert a position of a block; None if the model has none."""
     moe: MoeConfig | None = None
     """Mixture of experts; None for a dense model."""
     mla: MlaConfig | None = None
@@ -166,6 +168,7 @@ class ModelConfig:
             dtype=family.stored_dtype(),
             block_size=block_size,
             mask_token_id=mask_token_id,
+            edit_token_ids=family.edit_tokens(),
             quantization=quantization,
             extra=family.extra(),
             tensors=_with_skipped_tensors(tensors, family, quantization),

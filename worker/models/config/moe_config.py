@@ -30,6 +30,12 @@ class MoeConfig:
     """Number of groups that experts are chosen from: those with the largest sums of scores."""
     num_summed: int = 2
     """Number of a group's largest scores that are summed."""
+    block_size: int = 1
+    """Number of consecutive tokens, a block of block diffusion, that choose among the same
+    `block_capacity` experts."""
+    block_capacity: int = 0
+    """Number of experts per block: those with the largest scores of any of its tokens. 0 for
+    all."""
     scale: float = 1.0
     """Factor of the weights."""
     score_cap: float | None = None

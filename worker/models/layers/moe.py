@@ -417,5 +417,7 @@ def routing_of(moe: MoeConfig) -> Routing:
         num_groups=moe.num_groups,
         top_k_groups=moe.top_k_groups,
         num_summed=moe.num_summed,
+        block_size=moe.block_size,
+        block_capacity=moe.block_capacity,
         scale=moe.scale,
     )

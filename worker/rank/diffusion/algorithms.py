@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import ClassVar, Final
@@ -10,16 +11,25 @@ import numpy as np
 import torch
 
 from worker.protocol.diffusion import DllmAlgorithm
-from worker.rank.diffusion.base import BlockBatch, BoolArray, DiffusionAlgorithm, IntArray
+from worker.rank.diffusion.base import (
+    BlockBatch,
+    BoolArray,
+    Counts,
+    DiffusionAlgorithm,
+    FloatArray,
+    IntArray,
+    Proposal,
+    lowest,
+)
+from worker.rank.diffusion.indel import JointThresholdInDel
 
 _POST_EDIT_STEPS, _FINISHED = 0, 1
 
 
-class LowConfidence(DiffusionAlgorithm):
-    """Decides positions whose confidence is above the threshold; if none is, the most confident.
+class Unmasking(DiffusionAlgorithm):
+    """Decides positions of which none changes again.
 
-    A block is done after the forward pass in which it has no undecided position (LLaDA, arXiv
-    2502.09992; dynamic thresholds: Fast-dLLM, arXiv 2505.22618).
+    A block is done after the forward pass in which it has no undecided position.
     """
 
     edits: ClassVar[bool] = False
@@ -29,20 +39,75 @@ class LowConfidence(DiffusionAlgorithm):
         """Decides positions in one round; arguments and result as in DiffusionAlgorithm."""
         done: BoolArray = np.logical_not(batch.undecided.any(axis=1))
         proposal = batch.propose(logits)
-        take = unmask(batch, proposal.confidence)
+        take = self.select(batch, proposal)
         batch.ids[take] = proposal.token_ids[take]
         batch.undecided[take] = False
         return done
 
+    @abstractmethod
+    def select(self, batch: BlockBatch, proposal: Proposal) -> BoolArray:
+        """Mask [N, B] of the undecided positions to decide: at least one per block that has any."""
 
-def unmask(batch: BlockBatch, confidence: np.ndarray) -> BoolArray:
-    """Mask [N, B] of the positions to decide: undecided ones above the threshold, or the most
-    confident undecided one of a block without any. `confidence`: [N, B]."""
-    confidence = np.where(batch.undecided, confidence, -1.0)
+
+class LowConfidence(Unmasking):
+    """Decides positions whose confidence is above the threshold; if these are fewer than the
+    round's share of the block, the most confident ones (LLaDA, arXiv 2502.09992; dynamic
+    thresholds: Fast-dLLM, arXiv 2505.22618; SDAR's `low_confidence_dynamic`)."""
+
+    def select(self, batch: BlockBatch, proposal: Proposal) -> BoolArray:
+        """Positions to decide, as in Unmasking."""
+        return unmask(batch, proposal.confidence, _shares(batch))
+
+
+class LowConfidenceStatic(Unmasking):
+    """Decides the most confident positions: in each round its share of the block (SDAR's
+    `low_confidence_static`)."""
+
+    def select(self, batch: BlockBatch, proposal: Proposal) -> BoolArray:
+        """Positions to decide, as in Unmasking."""
+        return lowest(-proposal.confidence, batch.undecided, _shares(batch))
+
+
+class Sequential(Unmasking):
+    """Decides positions from left to right: in each round its share of the block (SDAR's
+    `sequential`)."""
+
+    def select(self, batch: BlockBatch, proposal: Proposal) -> BoolArray:
+        """Positions to decide, as in Unmasking."""
+        return batch.undecided & (batch.undecided.cumsum(axis=1) <= _shares(batch)[:, None])
+
+
+class EntropyBounded(Unmasking):
+    """Decides positions in the order of their entropies, while the sum of these does not exceed a
+    bound, and at least one (SDAR's `entropy_bounded`; arXiv 2505.24857)."""
+
+    needs_entropy: ClassVar[bool] = True
+
+    def select(self, batch: BlockBatch, proposal: Proposal) -> BoolArray:
+        """Positions to decide, as in Unmasking."""
+        assert proposal.entropy is not None, "this algorithm needs entropies"
+        entropy = np.where(batch.undecided, proposal.entropy, np.inf)
+        sums = np.sort(entropy, axis=1).cumsum(axis=1, dtype=np.float64)
+        counts = (sums <= batch.params.entropy_bound).sum(axis=1)
+        return lowest(entropy, batch.undecided, np.maximum(counts, 1))
+
+
+def unmask(batch: BlockBatch, confidence: FloatArray, least: Counts | int = 1) -> BoolArray:
+    """Mask [N, B] of the positions to decide: undecided ones above the threshold; if these are
+    fewer than `least` [N], the `least` most confident undecided ones. `confidence`: [N, B]."""
     take: BoolArray = batch.undecided & (confidence > batch.params.threshold)
-    (short,) = np.nonzero(~take.any(axis=1) & batch.undecided.any(axis=1))
-    take[short, confidence[short].argmax(axis=1)] = True
+    counts = np.broadcast_to(least, len(take))
+    (short,) = np.nonzero(take.sum(axis=1) < counts)
+    take[short] = lowest(-confidence[short], batch.undecided[short], counts[short])
     return take
+
+
+def _shares(batch: BlockBatch) -> Counts:
+    """Positions [N] that the rounds' shares of their blocks have: the block size, distributed as
+    evenly as possible over the blocks' `steps`, with more in the first rounds."""
+    quotient, remainder = np.divmod(batch.ids.shape[1], batch.params.steps[:, 0])
+    shares: Counts = np.maximum(quotient + (batch.rounds < remainder), 1)
+    return shares
 
 
 class JointThreshold(DiffusionAlgorithm):
@@ -56,7 +121,7 @@ class JointThreshold(DiffusionAlgorithm):
     edits: ClassVar[bool] = True
     default_threshold: ClassVar[float] = 0.5
 
-    def init_step_state(self) -> tuple[int, ...]:
+    def init_step_state(self, block_size: int) -> tuple[int, ...]:
         """The initial state: 0 rounds since the last position was decided, and 0 for a block that
         is not finished."""
         return (0, 0)
@@ -97,5 +162,12 @@ def _penalize(batch: BlockBatch, logits: torch.Tensor) -> None:
 
 
 ALGORITHMS: Final[Mapping[DllmAlgorithm, type[DiffusionAlgorithm]]] = MappingProxyType(
-    {"LowConfidence": LowConfidence, "JointThreshold": JointThreshold}
+    {
+        "LowConfidence": LowConfidence,
+        "LowConfidenceStatic": LowConfidenceStatic,
+        "Sequential": Sequential,
+        "EntropyBounded": EntropyBounded,
+        "JointThreshold": JointThreshold,
+        "JointThresholdInDel": JointThresholdInDel,
+    }
 )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,8 @@ import torch
 BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
+Counts = npt.NDArray[np.signedinteger[Any]]
+"""Numbers of positions, one per block."""
 
 
 class Proposal(NamedTuple):
@@ -23,6 +25,36 @@ class Proposal(NamedTuple):
     """[N, B]; meaningless at positions that are not scored."""
     confidence: FloatArray
     """[N, B]: probability of each token; -1 at positions that are not scored."""
+    entropy: FloatArray | None
+    """[N, B]: entropy, in nats, of the distribution of each token, infinite at positions that are
+    not scored; None unless the algorithm `needs_entropy`."""
+
+
+class EditProposal(NamedTuple):
+    """Proposed tokens for the scored positions of a batch that deletes and inserts tokens, [N, B]
+    each; meaningless at positions that are not scored."""
+
+    token_ids: IntArray
+    """Proposed tokens, which may be special."""
+    confidence: FloatArray
+    """Probability of each token; -1 at positions that are not scored."""
+    unmasked: IntArray
+    """Most likely tokens besides the mask token."""
+    unmasked_confidence: FloatArray
+    """Probability of each of `unmasked`."""
+    plain: IntArray
+    """Most likely tokens that are not special."""
+
+
+class SpecialTokens(NamedTuple):
+    """Tokens with a meaning for the block, and not for the text."""
+
+    mask: int
+    """Token of undecided positions."""
+    delete: int
+    """Token that deletes its position."""
+    split: int
+    """Token that inserts a position."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +62,8 @@ class BlockParams:
     """Parameters of an algorithm, [N, 1] each: one value per block, from its request."""
 
     threshold: FloatArray
+    steps: IntArray
+    entropy_bound: FloatArray
     edit_threshold: FloatArray
     max_post_edit_steps: IntArray
     penalty: FloatArray
@@ -48,6 +82,8 @@ class BlockBatch:
     """[N, B]: positions that hold tokens of the prompt."""
     scored: BoolArray
     """[N, B]: positions that have logits, which are in row-major order."""
+    rounds: npt.NDArray[np.int64]
+    """[N]: completed rounds of each block."""
     params: BlockParams
     report_at_once: bool
     """Whether a round of an editing algorithm that changes nothing reports its block as done; if
@@ -59,6 +95,13 @@ class BlockBatch:
     from the distribution after temperature, top-k, top-p and min-p, keyed by (seed, position,
     round), and its probability in that distribution.
     """
+    propose_edits: Callable[[torch.Tensor], EditProposal]
+    """Proposes tokens like `propose`, but special ones, too, and keeps the logits."""
+    histories: Sequence[list[IntArray]]
+    """[N]: what the algorithm has kept of the blocks' rounds, arrays [2, B]; it may append to these
+    lists."""
+    special: SpecialTokens | None
+    """Special tokens of a model that deletes and inserts tokens; else None."""
 
 
 class DiffusionAlgorithm(ABC):
@@ -66,10 +109,12 @@ class DiffusionAlgorithm(ABC):
 
     edits: ClassVar[bool]
     """Whether decided positions may change again."""
+    needs_entropy: ClassVar[bool] = False
+    """Whether proposals include entropies."""
     default_threshold: ClassVar[float]
 
-    def init_step_state(self) -> tuple[int, ...] | None:
-        """State of a block before its first round; None for a stateless algorithm.
+    def init_step_state(self, block_size: int) -> tuple[int, ...] | None:
+        """State of a block of that size before its first round; None for a stateless algorithm.
 
         Opaque to callers, which keep it between rounds.
         """
@@ -87,6 +132,16 @@ class DiffusionAlgorithm(ABC):
         Returns:
             [N]: blocks that are done, for which the keys and values of this forward pass are final.
         """
+
+
+def lowest(values: FloatArray, undecided: BoolArray, counts: Counts) -> BoolArray:
+    """Mask [N, B] of the `counts` [N] undecided positions with the lowest values [N, B], the first
+    ones of equals."""
+    order = np.where(undecided, values, np.inf).argsort(axis=1, kind="stable")
+    chosen = np.zeros_like(undecided)
+    positions = np.arange(undecided.shape[1])
+    np.put_along_axis(chosen, order, positions < counts[:, None], axis=1)
+    return chosen & undecided
 
 
 def scored_positions(

@@ -13,14 +13,15 @@ import msgspec
 import numpy as np
 import torch
 
-from kernels import SamplingParameters
 from worker.config import EngineConfig
 from worker.models.config.model_config import ModelConfig
 from worker.plan.plan import BlockOutcome, BlockRow, Plan, Row, StepResult
 from worker.protocol.diffusion import DllmAlgorithm
+from worker.protocol.messages import TokenLogprobs
 from worker.rank.diffusion.base import BlockBatch, BoolArray, IntArray, scored_positions
-from worker.rank.diffusion.proposal import propose, random_positions
+from worker.rank.diffusion.proposal import propose, propose_edits, random_positions
 from worker.rank.diffusion.running import RunningBlock, index_logits, logits_rows
+from worker.rank.diffusion.scoring import ScoredPositions
 from worker.rank.diffusion.table import BlockTable
 from worker.rank.sampling.masks import MaskRows
 from worker.rank.tables import DeviceTables
@@ -52,6 +53,8 @@ class BlockResults:
 
     outcomes: list[BlockOutcome]
     token_ids: list[int]
+    logprobs: list[TokenLogprobs | None]
+    """Log-probabilities of `token_ids`; None for each of a request that does not return any."""
     num_forwards: int
 
     def add_to(self, result: StepResult) -> StepResult:
@@ -60,6 +63,7 @@ class BlockResults:
             result,
             token_ids=self.token_ids,
             blocks=self.outcomes,
+            logprobs=self.logprobs if any(self.logprobs) else None,
             num_forwards=self.num_forwards,
         )
 
@@ -102,6 +106,7 @@ class BlockDecoder:
             num_slots=tables.token_pool.shape[0],
             block_size=model.block_size,
             mask_token_id=model.mask_token_id,
+            edit_token_ids=model.edit_token_ids,
             algorithm=config.dllm.algorithm,
             threshold=config.dllm.threshold,
         )
@@ -121,12 +126,9 @@ class BlockDecoder:
             self.table.admit(admit)
         step = self._placed(plan)
         plan = step.plan
-        fresh = [
-            row.slot
-            for row in plan.rows
-            if isinstance(row, BlockRow) and self.table.enter(row.slot, self._block_start(row))
-        ]
-        self._write(fresh)
+        self._write(
+            [row.slot for row in plan.rows if isinstance(row, BlockRow) and self._enter(row)]
+        )
         blocks: list[RunningBlock] = []
         end = 0
         for row in plan.rows:
@@ -137,6 +139,18 @@ class BlockDecoder:
         return replace(
             step, blocks=blocks, logits_indices=self._index_logits(blocks) if plan.rows else None
         )
+
+    def _enter(self, row: BlockRow) -> bool:
+        """Makes the row's block the running one of its slot; returns whether its tokens must be
+        written to the device.
+
+        The tokens of the block before count for penalties from then on. Those of a request that
+        this Plan admits are counted at its admission.
+        """
+        table, slot, start = self.table, row.slot, self._block_start(row)
+        if 0 <= table.starts[slot] < start:
+            self._tables.sampling.count_block(slot, table.new_ids(slot))
+        return table.enter(slot, start)
 
     def run(self, step: BlockStep, hidden: torch.Tensor | None, masks: bytes = b"") -> BlockResults:
         """Runs the Plan's rounds, after their first forward pass.
@@ -150,10 +164,10 @@ class BlockDecoder:
         plan = step.plan
         if hidden is None:
             outcomes = [_NOT_RUN] * len(step.left_out)
-            return BlockResults(outcomes=outcomes, token_ids=[], num_forwards=0)
+            return BlockResults(outcomes=outcomes, token_ids=[], logprobs=[], num_forwards=0)
         blocks = step.blocks
         if not blocks:
-            return BlockResults(outcomes=[], token_ids=[], num_forwards=1)
+            return BlockResults(outcomes=[], token_ids=[], logprobs=[], num_forwards=1)
         mask_bytes = -(-self._vocab_size // 32) * 4
         for index, number in enumerate(plan.masked):
             blocks[number].mask = masks[index * mask_bytes : (index + 1) * mask_bytes]
@@ -164,6 +178,7 @@ class BlockDecoder:
         return BlockResults(
             outcomes=outcomes,
             token_ids=[token_id for block in blocks for token_id in block.token_ids],
+            logprobs=[logprobs for block in blocks for logprobs in block.logprobs],
             num_forwards=num_forwards,
         )
 
@@ -218,20 +233,33 @@ class BlockDecoder:
         undecided, fixed = table.undecided[slots], table.fixed[slots]
         was_open = [bool(row.any()) for row in undecided]
         scored = scored_positions(algorithm, undecided, fixed, only_needed=self._masked_logits)
-        logits, random = self._scores(blocks, scored, hidden)
+        positions = self._scores(blocks, scored, hidden)
         batch = BlockBatch(
             ids=table.ids[slots],
             undecided=undecided,
             fixed=fixed,
             scored=scored,
+            rounds=table.rounds[slots],
             params=table.params(slots),
             report_at_once=self._report_at_once,
             propose=lambda logits: propose(
-                logits, scored, mask_token_id=table.mask_token_id, random=random
+                *(logits, scored),
+                mask_token_id=table.mask_token_id,
+                random=positions.random,
+                with_entropy=algorithm.needs_entropy,
             ),
+            propose_edits=lambda logits: propose_edits(
+                logits, scored, table.special, positions.random
+            ),
+            histories=[table.histories[slot] for slot in slots],
+            special=table.special,
         )
-        states: IntArray | None = table.states[slots] if algorithm.init_step_state() else None
-        done = algorithm.step(batch, logits, states)
+        has_state = algorithm.init_step_state(self._block_size) is not None
+        states: IntArray | None = table.states[slots] if has_state else None
+        done = algorithm.step(batch, positions.logits, states)
+        changed: BoolArray = batch.ids != table.ids[slots]
+        for row, column, logprobs in positions.logprobs(batch.ids, changed):
+            table.set_logprobs(slots[row], column, logprobs)
         table.ids[slots], table.undecided[slots] = batch.ids, batch.undecided
         if states is not None:
             table.states[slots] = states
@@ -246,42 +274,63 @@ class BlockDecoder:
         table = self.table
         slots = [block.row.slot for block in blocks]
         undecided = table.undecided[slots]
-        logits, random = self._scores(blocks, undecided, hidden)
+        positions = self._scores(blocks, undecided, hidden)
         counts = undecided.sum(axis=1)
         masks = b"".join(block.mask or b"" for block in blocks)
         firsts = (counts.cumsum() - counts).tolist()
         rows = MaskRows(firsts, masks, self._vocab_size, hidden.device)
-        rows.apply(logits, native=self._tables.native_sampling)
-        proposal = propose(logits, undecided, mask_token_id=table.mask_token_id, random=random)
+        rows.apply(positions.logits, native=self._tables.native_sampling)
+        proposal = propose(
+            *(positions.logits, undecided),
+            mask_token_id=table.mask_token_id,
+            random=positions.random,
+        )
         sure = proposal.confidence > table.params(slots).threshold
         table.proposed[slots] = proposal.token_ids
         table.rounds[slots] += 1
+        proposed: BoolArray = np.zeros_like(undecided)
         for index, block in enumerate(blocks):
             first = int(undecided[index].argmax())
             later = sure[index, first + 1 :]
             num_sure = len(later) if later.all() else int(later.argmin())
-            tokens = proposal.token_ids[index, first : first + 1 + num_sure]
-            block.token_ids = tokens.tolist()
+            proposed[index, first : first + 1 + num_sure] = True
+            block.token_ids = proposal.token_ids[index, proposed[index]].tolist()
+            block.logprobs = [None] * len(block.token_ids)
             block.num_rounds += 1
             block.is_paused = True
+        firsts = proposed.argmax(axis=1).tolist()
+        for row, column, logprobs in positions.logprobs(proposal.token_ids, proposed):
+            blocks[row].logprobs[column - firsts[row]] = logprobs
 
     def _scores(
         self, blocks: Sequence[RunningBlock], scored: BoolArray, hidden: torch.Tensor
-    ) -> tuple[torch.Tensor, SamplingParameters | None]:
-        """Logits [S, vocab] of the scored positions [N, B], in row-major order, and sampling
-        parameters [S] for them; None if all are greedy."""
+    ) -> ScoredPositions:
+        """The scored positions [N, B] of blocks, with their logits after logits processors.
+
+        A position is penalized for the tokens before its block and those to its left in the block.
+        """
         rows, columns = np.nonzero(scored)
+        sampling, table = self._tables.sampling, self.table
         slots = np.array([block.row.slot for block in blocks], dtype=np.int64)[rows]
-        index = logits_rows(blocks, rows, columns)
-        random = random_positions(
-            self._tables.sampling,
-            slots,
-            self.table.starts[slots] + columns,
-            self.table.rounds[slots],
-        )
+        index, starts = logits_rows(blocks, rows, columns), table.starts[slots]
         if len(index) < len(hidden):
             hidden = hidden.index_select(0, to_device(torch.from_numpy(index), hidden.device))
-        return self._score(hidden), random
+        logits, raw = self._score(hidden), None
+        # Undecided positions hold the mask token, which is never proposed, penalized or not.
+        num_new = np.maximum(columns - table.fixed[slots].sum(axis=1), 0)
+        processed = sampling.gather_positions(slots, starts + columns, num_new)
+        if processed is not None:
+            if processed.logprobs is not None:
+                raw = logits.index_select(0, processed.logprobs.rows)
+            sampling.process(logits, processed, self._tables.token_pool)
+        return ScoredPositions(
+            rows=rows,
+            columns=columns,
+            logits=logits,
+            random=random_positions(sampling, slots, starts + columns, table.rounds[slots]),
+            reported=None if processed is None else processed.logprobs,
+            raw=raw,
+        )
 
     def _index_logits(self, blocks: Sequence[RunningBlock]) -> torch.Tensor:
         tokens = index_logits(blocks, self.table, only_needed=self._masked_logits)
@@ -292,16 +341,17 @@ class BlockDecoder:
         slot = block.row.slot
         if is_done:
             block.is_done = block.is_committed = True
-            block.token_ids = self.table.tokens(slot)
+            block.token_ids = self.table.new_ids(slot).tolist()
         elif edits:
             return
         elif self._needs_no_commit and not self.table.undecided[slot].any():
             block.is_done = True
-            block.token_ids = self.table.tokens(slot)
+            block.token_ids = self.table.new_ids(slot).tolist()
         elif self._early_exit and (tokens := self.table.finished_tokens(slot)) is not None:
             block.is_done = True
             block.token_ids = tokens
         if block.is_done:
+            block.logprobs = self.table.token_logprobs(slot, len(block.token_ids))
             self.table.finish(slot, is_committed=block.is_committed)
 
     def _placed(self, plan: Plan) -> BlockStep:

@@ -1,4 +1,5 @@
-"""Proposals: one token for each scored position, and its probability, from its logits."""
+"""Proposals: one token for each scored position, its probability, and the entropy of its
+distribution, from its logits."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import torch
 from kernels import SamplingParameters, gumbel_noise
 from kernels.sample_tokens import GREEDY_BELOW
 from kernels.sample_tokens.reference import masked_logits
-from worker.rank.diffusion.base import BoolArray, Proposal
+from worker.rank.diffusion.base import BoolArray, EditProposal, Proposal, SpecialTokens
 from worker.rank.sampling.state import SamplingState
 
 _ROUND_STRIDE = np.int64(0x9E3779B97F4A7C15 - 2**64)
@@ -23,6 +24,7 @@ def propose(
     *,
     mask_token_id: int,
     random: SamplingParameters | None,
+    with_entropy: bool = False,
 ) -> Proposal:
     """Proposes one token for each of the S scored positions.
 
@@ -31,16 +33,52 @@ def propose(
         scored: [N, B]: mask of the S scored positions.
         mask_token_id: the mask token, which is never proposed.
         random: sampling parameters [S] of the positions; None if all are greedy.
+        with_entropy: whether to compute entropies.
     """
     token_ids = np.zeros(scored.shape, dtype=np.int32)
     confidence = np.full(scored.shape, -1.0, dtype=np.float32)
+    entropy = np.full(scored.shape, np.inf, dtype=np.float32) if with_entropy else None
     if len(logits):
         logits[:, mask_token_id] = -torch.inf
-        tokens, probabilities = _choose(logits, random)
-        found = torch.stack((tokens.double(), probabilities.double())).cpu().numpy()
+        tokens, shares = _choose(logits, random)
+        columns = [tokens, shares.gather(1, tokens.unsqueeze(1)).squeeze(1)]
+        if with_entropy:
+            # HAZARD(invariance): a sum would depend on the number of rows.
+            columns.append(torch.special.entr(shares).cumsum(dim=-1)[:, -1])
+        found = torch.stack([column.double() for column in columns]).cpu().numpy()
         token_ids[scored] = found[0].astype(np.int32)
         confidence[scored] = found[1].astype(np.float32)
-    return Proposal(token_ids, confidence)
+        if entropy is not None:
+            entropy[scored] = found[2].astype(np.float32)
+    return Proposal(token_ids, confidence, entropy)
+
+
+def propose_edits(
+    logits: torch.Tensor,
+    scored: BoolArray,
+    special: SpecialTokens | None,
+    random: SamplingParameters | None,
+) -> EditProposal:
+    """Proposes tokens, special ones included, for each of the S scored positions; arguments as in
+    `propose`, but the logits are kept."""
+    assert special is not None, "the model has tokens for deletion and insertion"
+    found = [np.zeros(scored.shape, dtype=np.int32) for _ in range(3)]
+    confidence, unmasked_confidence = (
+        np.full(scored.shape, -1.0, dtype=np.float32) for _ in range(2)
+    )
+    if len(logits):
+        tokens, shares = _choose(logits, random)
+        kept = logits.clone()
+        kept[:, special.mask] = -torch.inf
+        unmasked = kept.argmax(dim=-1)
+        kept[:, list(special)] = -torch.inf
+        columns = [tokens, unmasked, kept.argmax(dim=-1)]
+        columns += [shares.gather(1, one.unsqueeze(1)).squeeze(1) for one in (tokens, unmasked)]
+        values = torch.stack([column.double() for column in columns]).cpu().numpy()
+        for tokens_of, row in zip(found, values, strict=False):
+            tokens_of[scored] = row.astype(np.int32)
+        confidence[scored], unmasked_confidence[scored] = values[3:].astype(np.float32)
+    return EditProposal(found[0], confidence, found[1], unmasked_confidence, found[2])
 
 
 def random_positions(
@@ -60,7 +98,7 @@ def random_positions(
 def _choose(
     logits: torch.Tensor, random: SamplingParameters | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Chosen tokens and their probabilities, [S] each.
+    """Chosen tokens [S], and the distributions [S, vocab] that they are chosen from.
 
     HAZARD(invariance): softmax over the last dimension sums each row separately; a plain sum would
     not.
@@ -71,4 +109,4 @@ def _choose(
         logits = masked_logits(logits, random)
         noise = gumbel_noise(random.seeds, random.positions, logits.shape[-1])
         tokens = torch.where(is_greedy, tokens, noise.add_(logits).argmax(dim=-1))
-    return tokens, logits.softmax(dim=-1).gather(1, tokens.unsqueeze(1)).squeeze(1)
+    return tokens, logits.softmax(dim=-1)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from worker.plan.plan import BlockRow
+from worker.protocol.messages import TokenLogprobs
 from worker.rank.diffusion.base import BoolArray, scored_positions
 from worker.rank.diffusion.table import BlockTable
 
@@ -34,6 +35,8 @@ class RunningBlock:
     """Whether the grammar must check proposed tokens before the block continues."""
     is_committed: bool = False
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    """Log-probabilities of `token_ids`; None for each of a request that does not return any."""
     num_rounds: int = 0
     num_forwards: int = 0
 

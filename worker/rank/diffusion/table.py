@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
+import msgspec
 import numpy as np
 
 from worker.plan.plan import Admit, BlockAdmit
+from worker.protocol.analyzed import analyzed
 from worker.protocol.diffusion import DiffusionParams, DllmAlgorithm
+from worker.protocol.messages import TokenLogprobs
 from worker.rank.diffusion.algorithms import ALGORITHMS
-from worker.rank.diffusion.base import BlockParams, DiffusionAlgorithm, IntArray
+from worker.rank.diffusion.base import (
+    BlockParams,
+    DiffusionAlgorithm,
+    IntArray,
+    SpecialTokens,
+)
 
-_EDIT_THRESHOLD, _MAX_POST_EDIT_STEPS, _PENALTY = 0.0, 16, 0.0
-"""Parameters of requests that do not set them; the threshold has a default per algorithm."""
+_EDIT_THRESHOLD, _MAX_POST_EDIT_STEPS, _PENALTY, _ENTROPY_BOUND = 0.0, 16, 0.0, 0.35
+"""Parameters of requests that do not set them, as in SGLang's JointThreshold, and SDAR's bound of
+entropies in nats; the threshold has a default per algorithm."""
+
+Logprobs = list[TokenLogprobs | None]
+"""Log-probabilities of a block's tokens; None at positions that have none."""
+_DECODER: Final = msgspec.msgpack.Decoder(type=analyzed(Logprobs))
 
 
 class BlockTable:
@@ -25,6 +39,7 @@ class BlockTable:
         num_slots: number of slots.
         block_size: positions per block.
         mask_token_id: token that undecided positions hold.
+        edit_token_ids: tokens for deletion and insertion; None if the model has none.
         algorithm: default algorithm.
         threshold: default threshold for requests of that algorithm; None for the algorithm's
             default.
@@ -36,17 +51,24 @@ class BlockTable:
         num_slots: int,
         block_size: int,
         mask_token_id: int,
+        edit_token_ids: tuple[int, int] | None,
         algorithm: DllmAlgorithm,
         threshold: float | None,
     ) -> None:
         self.block_size = block_size
         self.mask_token_id = mask_token_id
+        self.special: SpecialTokens | None = None
+        """Special tokens of a model that deletes and inserts tokens; else None."""
+        if edit_token_ids is not None:
+            self.special = SpecialTokens(mask_token_id, *edit_token_ids)
         self._algorithms = {name: kind() for name, kind in ALGORITHMS.items()}
         self._default_algorithm = algorithm
         self._default_thresholds = {name: a.default_threshold for name, a in ALGORITHMS.items()}
         if threshold is not None:
             self._default_thresholds[algorithm] = threshold
-        initial = {name: a.init_step_state() or () for name, a in self._algorithms.items()}
+        initial = {
+            name: a.init_step_state(block_size) or () for name, a in self._algorithms.items()
+        }
         self._initial_states = initial
         self._state_size = max(len(state) for state in initial.values())
         shape = (num_slots, block_size)
@@ -54,6 +76,8 @@ class BlockTable:
         self.undecided = np.zeros(shape, dtype=np.bool_)
         self.fixed = np.zeros(shape, dtype=np.bool_)
         self.states = np.zeros((num_slots, self._state_size), dtype=np.int32)
+        self.histories: list[list[IntArray]] = [[] for _ in range(num_slots)]
+        """What the algorithm has kept of the rounds of each slot's block: arrays [2, B]."""
         self.rounds = np.zeros(num_slots, dtype=np.int64)
         """Number of completed rounds of each slot's block."""
         self.starts = np.full(num_slots, -1, dtype=np.int64)
@@ -62,6 +86,9 @@ class BlockTable:
         """Tokens that the last round under a grammar proposed, for `accept`."""
         self.streams_drafts = np.zeros(num_slots, dtype=np.bool_)
         """Whether the running block is sent to the client after every round."""
+        self.logprobs: list[Logprobs | None] = [None] * num_slots
+        """Log-probabilities of each slot's block, from the rounds that decided its tokens; None for
+        a request that does not return any."""
         self._is_done = np.zeros(num_slots, dtype=np.bool_)
         """Whether the slot's block is done."""
         self._is_committed = np.zeros(num_slots, dtype=np.bool_)
@@ -75,6 +102,8 @@ class BlockTable:
         self._known = np.zeros(num_slots, dtype=np.int64)
         self._tails: list[IntArray] = [np.zeros(0, dtype=np.int32)] * num_slots
         self._threshold = np.zeros(num_slots, dtype=np.float32)
+        self._steps = np.ones(num_slots, dtype=np.int32)
+        self._entropy_bound = np.zeros(num_slots, dtype=np.float32)
         self._edit_threshold = np.zeros(num_slots, dtype=np.float32)
         self._max_post_edit_steps = np.zeros(num_slots, dtype=np.int32)
         self._penalty = np.zeros(num_slots, dtype=np.float32)
@@ -88,6 +117,9 @@ class BlockTable:
         self._known[slot] = len(tokens)
         self._tails[slot] = tokens[len(tokens) // self.block_size * self.block_size :]
         self._set_params(slot, block.params or DiffusionParams())
+        params = admit.logits_params
+        returns_logprobs = params is not None and params.num_logprobs >= 0
+        self.logprobs[slot] = [None] * self.block_size if returns_logprobs else None
         self.starts[slot] = -1
         self._is_done[slot] = self._has_ended[slot] = False
         if block.state:
@@ -118,6 +150,9 @@ class BlockTable:
             if self.fixed[slot].any():
                 self.ids[slot, : len(self._tails[slot])] = self._tails[slot]
             self.rounds[slot] = 0
+            self.histories[slot] = []
+            if self.logprobs[slot] is not None:
+                self.logprobs[slot] = [None] * self.block_size
             self.states[slot, :] = 0
             initial = self._initial_states[self._names[slot]]
             self.states[slot, : len(initial)] = initial
@@ -158,15 +193,36 @@ class BlockTable:
         """Parameters of the blocks of these slots."""
         return BlockParams(
             threshold=self._threshold[slots, None],
+            steps=self._steps[slots, None],
+            entropy_bound=self._entropy_bound[slots, None],
             edit_threshold=self._edit_threshold[slots, None],
             max_post_edit_steps=self._max_post_edit_steps[slots, None],
             penalty=self._penalty[slots, None],
         )
 
-    def tokens(self, slot: int) -> list[int]:
-        """Tokens that the slot's block adds to its request, once it is done."""
-        token_ids: list[int] = self.ids[slot][~self.fixed[slot]].tolist()
+    def new_ids(self, slot: int) -> IntArray:
+        """Token ids that the slot's block adds to its request, once it is done."""
+        token_ids: IntArray = self.ids[slot][~self.fixed[slot]]
         return token_ids
+
+    def set_logprobs(self, slot: int, column: int, logprobs: TokenLogprobs) -> None:
+        """Sets the log-probabilities of the token at a position of the slot's block."""
+        row = self.logprobs[slot]
+        assert row is not None, "its request returns none"
+        row[column] = logprobs
+
+    def token_logprobs(self, slot: int, count: int) -> list[TokenLogprobs | None]:
+        """Log-probabilities of the first `count` tokens that the slot's block adds; None for each
+        one if the request does not return any."""
+        logprobs = self.logprobs[slot]
+        if logprobs is None:
+            return [None] * count
+        first = self.num_fixed(slot)
+        return logprobs[first : first + count]
+
+    def num_fixed(self, slot: int) -> int:
+        """Number of tokens at the beginning of the slot's block that the request had before."""
+        return int(self.fixed[slot].sum())
 
     def draft(self, slot: int) -> list[int]:
         """Tokens of the slot's block so far, without those of the prompt; -1 if undecided."""
@@ -184,7 +240,7 @@ class BlockTable:
         assert admit is not None
         undecided = self.undecided[slot]
         num_decided = int(undecided.argmax()) if undecided.any() else self.block_size
-        num_fixed = int(self.fixed[slot].sum())
+        num_fixed = self.num_fixed(slot)
         decided = self.ids[slot, num_fixed:num_decided].tolist()
         for index, token_id in enumerate(decided):
             if token_id in admit.end_token_ids:
@@ -194,17 +250,25 @@ class BlockTable:
 
     def save(self, slot: int) -> bytes:
         """The slot's running block as bytes, from which `admit` restores it."""
-        header = np.array([self.starts[slot], self.rounds[slot]], dtype="<i4")
-        parts = (header, self.undecided[slot], self.ids[slot], self.states[slot])
-        return b"".join(part.astype("<i4").tobytes() for part in parts)
+        history = self.histories[slot]
+        header = np.array([self.starts[slot], self.rounds[slot], len(history)], dtype="<i4")
+        parts = (header, self.undecided[slot], self.ids[slot], self.states[slot], *history)
+        logprobs = self.logprobs[slot]
+        packed = b"" if logprobs is None else msgspec.msgpack.encode(logprobs)
+        return b"".join(part.astype("<i4").tobytes() for part in parts) + packed
 
     def _restore(self, slot: int, state: bytes, tokens: IntArray) -> None:
-        values, size = np.frombuffer(state, dtype="<i4"), self.block_size
+        size, num_rounds = self.block_size, int(np.frombuffer(state, dtype="<i4", count=3)[2])
+        num_bytes = 4 * (3 + 2 * size + self._state_size + 2 * size * num_rounds)
+        values = np.frombuffer(state[:num_bytes], dtype="<i4").astype(np.int32)
+        if self.logprobs[slot] is not None:
+            self.logprobs[slot] = _DECODER.decode(state[num_bytes:])
         self._enter(slot, int(values[0]))
         self.rounds[slot] = values[1]
-        self.undecided[slot] = values[2 : 2 + size]
-        self.ids[slot] = values[2 + size : 2 + 2 * size]
-        self.states[slot] = values[2 + 2 * size :]
+        self.undecided[slot], self.ids[slot], self.states[slot], history = np.split(
+            values[3:], np.cumsum((size, size, self._state_size))
+        )
+        self.histories[slot] = list(history.reshape(num_rounds, 2, size))
         known = tokens[self.starts[slot] :][:size]
         self.fixed[slot] = np.arange(size) < len(known)
         # Under a grammar, tokens proposed in the last round may have been accepted since.
@@ -221,6 +285,8 @@ class BlockTable:
         self._names[slot] = name
         self.streams_drafts[slot] = params.stream_drafts
         self._threshold[slot] = _or(params.threshold, self._default_thresholds[name])
+        self._steps[slot] = _or(params.steps, self.block_size)
+        self._entropy_bound[slot] = _or(params.entropy_bound, _ENTROPY_BOUND)
         self._edit_threshold[slot] = _or(params.edit_threshold, _EDIT_THRESHOLD)
         self._penalty[slot] = _or(params.penalty, _PENALTY)
         self._max_post_edit_steps[slot] = _or(params.max_post_edit_steps, _MAX_POST_EDIT_STEPS)

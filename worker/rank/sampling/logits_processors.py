@@ -43,8 +43,8 @@ class SampledRow(NamedTuple):
     """Position of the new token."""
     params: LogitsParams
     num_drafts: int
-    """Number of drafts before the new token in its row, which are not yet in the penalties'
-    counts."""
+    """Number of drafts before the new token in its row, or tokens before it in its block (block
+    diffusion), which are not yet in the penalties' counts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -277,6 +277,12 @@ class PenaltyTable:
             kept = accepted.index_select(0, rows.rows)
             rows = replace(rows, slots=rows.slots.where(kept, len(counts) - 1))
         count_tokens_(counts, rows, tokens)
+
+    def count_block(self, slot: int, token_ids: npt.NDArray[np.int32]) -> None:
+        """Counts tokens of the output of a slot's request."""
+        _, counts = self._tables()
+        tokens = to_device(torch.from_numpy(token_ids.astype(np.int64)), self._device)
+        counts[slot].index_add_(0, tokens, torch.ones_like(tokens, dtype=torch.int32))
 
     def _tables(self) -> tuple[torch.Tensor, torch.Tensor]:
         if self._in_prompt is None or self._counts is None:

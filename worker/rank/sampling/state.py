@@ -150,13 +150,29 @@ class SamplingState:
             num_samples += samples
         if not sampled and not prompts:
             return None
-        return ProcessedRows(
-            masks=self._masks.gather(sampled),
-            edits=self._edits.gather(sampled),
-            penalties=gather_penalty_rows(sampled, self._device),
-            logprobs=self._logprob_rows(sampled),
-            prompts=prompts,
-        )
+        return self._processed(sampled, prompts)
+
+    def gather_positions(
+        self, slots: IntArray, positions: IntArray, num_uncounted: IntArray
+    ) -> ProcessedRows | None:
+        """Rows with processors or log-probabilities among the positions of running blocks (block
+        diffusion), in the order of their logits; None without any.
+
+        Args:
+            slots: [S]: slots of the positions' requests.
+            positions: [S].
+            num_uncounted: [S]: number of positions just before each one whose tokens count for
+                penalties, but are not counted yet.
+        """
+        if not self.params:
+            return None
+        columns = zip(slots.tolist(), positions.tolist(), num_uncounted.tolist(), strict=True)
+        sampled = [
+            SampledRow(sample, slot, position, params, uncounted)
+            for sample, (slot, position, uncounted) in enumerate(columns)
+            if (params := self.params.get(slot)) is not None
+        ]
+        return self._processed(sampled, ()) if sampled else None
 
     def process(self, logits: torch.Tensor, rows: ProcessedRows, token_pool: torch.Tensor) -> None:
         """Edits fp32 logits [S, vocab] in place, in vLLM's order."""
@@ -174,6 +190,23 @@ class SamplingState:
         `PenaltyTable.count`."""
         if rows.penalties is not None:
             self._penalties.count(tokens, rows.penalties, accepted)
+
+    def count_block(self, slot: int, token_ids: npt.NDArray[np.int32]) -> None:
+        """Counts the tokens of a finished block (block diffusion) for later penalties."""
+        params = self.params.get(slot)
+        if params is not None and penalizes(params):
+            self._penalties.count_block(slot, token_ids)
+
+    def _processed(
+        self, sampled: Sequence[SampledRow], prompts: Sequence[PromptChunk]
+    ) -> ProcessedRows:
+        return ProcessedRows(
+            masks=self._masks.gather(sampled),
+            edits=self._edits.gather(sampled),
+            penalties=gather_penalty_rows(sampled, self._device),
+            logprobs=self._logprob_rows(sampled),
+            prompts=prompts,
+        )
 
     def _logprob_rows(self, sampled: Sequence[SampledRow]) -> LogprobRows | None:
         scored = [row for row in sampled if row.params.num_logprobs >= 0]

@@ -13,7 +13,7 @@ import torch
 
 from tests.support.checkpoints.sdar import EOS, MASK, SdarCheckpoint, write_sdar
 from tests.support.engines.block_engine import BlockEngine, BlockOutput
-from tests.support.engines.block_oracle import Terms, answer
+from tests.support.engines.block_oracle import Processors, Terms, answer
 from tests.support.engines.block_requests import COUNT, prompts, sampling
 from tests.support.engines.forked_rank import forking_ranks
 from worker.config import EngineConfig
@@ -140,6 +140,38 @@ def test_one_request_is_the_same_first_out_and_synchronous(checkpoint: SdarCheck
     assert first_out == serve(checkpoint, singles, dllm_fdfo=False)
 
 
+@pytest.mark.parametrize("backend", ["native", pytest.param("torch", marks=pytest.mark.long)])
+def test_logits_processors_and_logprobs(checkpoint: SdarCheckpoint, backend: str) -> None:
+    processors = Processors(
+        frequency_penalty=0.4,
+        presence_penalty=0.3,
+        repetition_penalty=1.2,
+        min_tokens=9,
+        logit_bias={EOS[0]: 6.0},
+    )
+    options = {"max_tokens": 2 * SIZE, "logprobs": 2, "temperature": 0.0}
+    params = SamplingParams(
+        diffusion=DiffusionParams(threshold=0.5),
+        **{**options, **dataclasses.asdict(processors)},  # type: ignore[arg-type]  # fields by name
+    )
+    found = serve(checkpoint, [(prompts(2), [params] * 2)], cpu_backend=backend)
+    for prompt, one in zip(prompts(2), found, strict=True):
+        expected = answer(
+            checkpoint.logits,
+            prompt,
+            block_size=SIZE,
+            mask=MASK,
+            max_tokens=2 * SIZE,
+            terms=Terms(threshold=0.5),
+            ends=EOS,
+            processors=processors,
+        )
+        assert expected.margin > 1e-5
+        assert one.token_ids == expected.token_ids
+        assert one.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+        assert len(one.token_ids) >= processors.min_tokens
+
+
 def test_seeds_matter(checkpoint: SdarCheckpoint, alone: list[BlockOutput]) -> None:
     other = [
         SamplingParams(temperature=1.0, seed=seed, max_tokens=29, ignore_eos=True)
@@ -226,6 +258,7 @@ def test_drafts_tell_how_a_block_comes_about(
         ({"page_size": 4}, "--page-size 4 must be a multiple of this model's block size, 8"),
         ({"max_num_batched_tokens": 8}, "two blocks of this model"),
         ({"max_model_len": 5}, "less than one block"),
+        ({"dllm_algorithm": "JointThresholdInDel"}, "requires delete_token_id and split_token_id"),
         ({"speculative_method": "ngram"}, "not supported for block-diffusion models: use none"),
     ],
 )
@@ -286,8 +319,8 @@ def test_offline_with_ranks_in_processes(
         llm = LLM(checkpoint.folder, device="cpu", cpu_threads=1, kv_cache_tokens=2048)
     with llm:
         found = llm.generate(inputs, sampling(), detokenize=False)
-        with pytest.raises(ValueError, match="logprobs is not supported for block-diffusion"):
-            llm.generate(inputs[:1], SamplingParams(logprobs=1), detokenize=False)
+        with pytest.raises(ValueError, match="prompt_logprobs is not supported for block-diff"):
+            llm.generate(inputs[:1], SamplingParams(prompt_logprobs=1), detokenize=False)
     assert [one.outputs[0].token_ids for one in found] == [one.token_ids for one in alone]
 
 

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from tests.support.checkpoints.blocks import BLOCK_SPECIMENS, BlockCheckpoint, write_blocks
-from tests.support.checkpoints.moe import LLADA2, SDAR_MOE, write_moe
+from tests.support.checkpoints.moe import LLADA2, LLADA2_2, MASK, SDAR_MOE, write_moe
 from tests.support.checkpoints.mutations import broken
 from tests.support.engines.block_engine import BlockEngine, BlockOutput
 from tests.support.engines.block_oracle import Answer, Terms, answer
+from tests.support.engines.block_requests import of_each_algorithm
 from tests.support.engines.guided_engine import EOS, VOCAB_SIZE, GuidedEngine, text_of
 from worker.models.architectures.decoder import DecoderModel
 from worker.models.config.model_config import load_model_config
@@ -174,6 +175,59 @@ def test_chunks_and_scarce_pages(config: dict[str, Any], tmp_path: Path) -> None
         found = [one.token_ids for one in engine.serve(prompts, sampling)]
         assert engine.num_preemptions > 0, "pages were not scarce"
     assert found == alone
+
+
+def test_experts_of_a_block(tmp_path: Path) -> None:
+    """Of LLaDA 2.2: no pass may leave out tokens of a block before its last experts are chosen."""
+    plain = write_moe(LLADA2_2, tmp_path / "plain")
+    checkpoint = BlockCheckpoint(
+        folder=tmp_path / "plain", specimen=BLOCK_SPECIMENS["LLaDA2MoeModelLM"], plain=plain
+    )
+    size, terms = checkpoint.block_size, Terms(threshold=THRESHOLD)
+    prompts = [[7, 3, 50], list(range(10, 10 + 2 * size))]
+    expected = [
+        answer(
+            checkpoint.logits, prompt, block_size=size, mask=MASK, max_tokens=2 * size, terms=terms,
+            ends=(2,),
+        )
+        for prompt in prompts
+    ]  # fmt: skip
+    assert min(one.margin for one in expected) > 1e-5, "choose other prompts"
+    case = Case(checkpoint, prompts, expected)
+    (found,) = case.serve(batch_invariant=True, dllm_fdfo=False)
+    case.check(found)
+    logits = checkpoint.logits([*prompts[1], *[MASK] * size])[-size:]
+    logits[:, MASK] = 0.0
+    assert difference(tmp_path / "plain", prompts[1], MASK, logits) < 1e-4
+    for capacity in (3, 8):
+        write_moe({**LLADA2_2, "expert_capacity": capacity}, tmp_path / str(capacity))
+        assert difference(tmp_path / str(capacity), prompts[1], MASK, logits) > FOUND
+
+
+def test_one_request_is_the_same_first_out_and_synchronous(tmp_path: Path) -> None:
+    """Of every algorithm."""
+    checkpoint = write_moe(LLADA2_2, tmp_path)
+    found = []
+    for fdfo in (True, False):
+        with BlockEngine(checkpoint.folder, kv_cache_tokens=512, dllm_fdfo=fdfo) as engine:
+            found.append([engine.serve([[7, 3, 50, 4, 9]], one)[0] for one in of_each_algorithm()])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"expert_capacity": 2}, r"expert_capacity 2 in config\.json must be in \[3, 8\]"),
+        ({"delete_token_id": 96}, "delete_token_id and split_token_id .* must be two tokens"),
+        ({"norm_topk_prob": False}, "expert_capacity .* requires norm_topk_prob = true"),
+    ],
+)
+def test_configurations_of_blocks_that_do_not_suit(
+    changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    checkpoint = write_moe({**LLADA2_2, **changes}, tmp_path)
+    with pytest.raises(ValueError, match=message):
+        load_model_config(checkpoint.folder)
 
 
 @pytest.mark.checks("grammar", of=MOE_FAMILIES, against="re")

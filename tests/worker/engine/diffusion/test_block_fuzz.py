@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+import dataclasses
+from typing import Any, cast, get_args
 
 import numpy as np
 import pytest
 from _pytest.mark import ParameterSet
 
-from tests.support.engines.block_oracle import Logits, Terms, answer
-from tests.support.engines.invented_model import MASK, VOCAB, InventedEngine, pure_logits
+from tests.support.engines.block_oracle import Logits, Processors, Terms, answer
+from tests.support.engines.invented_model import MASK, MOVES, VOCAB, InventedEngine, pure_logits
 from worker.core.scheduler import block_steps
-from worker.protocol.diffusion import DiffusionParams, DllmFeature
+from worker.protocol.diffusion import EDITING, DiffusionParams, DllmAlgorithm, DllmFeature
+from worker.protocol.messages import TokenLogprobs
 from worker.protocol.sampling import SamplingParams
 
-FEATURES = DllmFeature.__args__  # type: ignore[attr-defined]  # of a Literal
+FEATURES = get_args(DllmFeature)
+ALGORITHMS = get_args(DllmAlgorithm)
 NUM_REQUESTS = 14
 
 
 def make_terms(rng: np.random.Generator, algorithm: str) -> Terms:
+    steps = None if rng.random() < 0.5 else int(rng.integers(1, 5))
     if algorithm == "LowConfidence":
-        return Terms(threshold=float(rng.uniform(0.3, 0.9)))
+        return Terms(threshold=float(rng.uniform(0.3, 0.9)), steps=steps)
+    if algorithm == "EntropyBounded":
+        return Terms(algorithm=algorithm, entropy_bound=float(rng.uniform(0.0, 4.0)))
+    if algorithm not in EDITING:
+        return Terms(algorithm=algorithm, steps=steps)
     return Terms(
         algorithm=algorithm,
         threshold=float(rng.uniform(0.3, 0.7)),
@@ -30,10 +38,28 @@ def make_terms(rng: np.random.Generator, algorithm: str) -> Terms:
     )
 
 
-def make_sampling(terms: Terms, max_tokens: int) -> SamplingParams:
+def make_processors(rng: np.random.Generator, max_tokens: int) -> Processors:
+    return Processors(
+        frequency_penalty=float(rng.uniform(0.0, 0.5)),
+        presence_penalty=float(rng.uniform(-0.5, 1.0)),
+        repetition_penalty=float(rng.uniform(0.8, 1.5)),
+        min_tokens=int(rng.integers(0, max_tokens + 1)),
+        logit_bias={token: float(rng.uniform(-3.0, 3.0)) for token in (2, 5, 6)},
+        allowed_token_ids=None if rng.random() < 0.7 else (1, *range(4, VOCAB)),
+    )
+
+
+def make_sampling(
+    terms: Terms, max_tokens: int, processors: Processors | None, logprobs: int | None
+) -> SamplingParams:
     fields: dict[str, Any] = {name: getattr(terms, name) for name in terms.__dataclass_fields__}
-    diffusion = DiffusionParams(**fields)
-    return SamplingParams(temperature=0.0, max_tokens=max_tokens, diffusion=diffusion)
+    return SamplingParams(
+        temperature=0.0,
+        max_tokens=max_tokens,
+        diffusion=DiffusionParams(**fields),
+        logprobs=logprobs,
+        **({} if processors is None else dataclasses.asdict(processors)),
+    )
 
 
 class Crowd:
@@ -44,22 +70,31 @@ class Crowd:
         self.engine, self._rng = engine, rng
         logits = cast("Logits", pure_logits(size))
         self.expected, self.outputs, self.reasons = {}, {}, {}
+        self.logprobs: dict[str, list[TokenLogprobs]] = {}
+        """Of the requests that return them."""
         self.num_rounds: dict[str, int] = {}
         self.waiting: list[tuple[str, list[int], SamplingParams]] = []
         stem = rng.integers(0, VOCAB, 4 * size).tolist()
         for index in range(NUM_REQUESTS):
-            terms = make_terms(rng, ("LowConfidence", "JointThreshold")[index % 2])
+            terms = make_terms(rng, ALGORITHMS[index % len(ALGORITHMS)])
             length, max_tokens = int(rng.integers(1, 5 * size)), int(rng.integers(1, 4 * size))
             prompt = (stem + rng.integers(0, VOCAB, 6 * size).tolist())[-length:]
             if index % 3:
                 prompt = (stem + rng.integers(0, VOCAB, size).tolist())[:length]
             name = str(index)
+            moves = terms.algorithm == "JointThresholdInDel"
+            is_processed = bool(rng.random() < 0.4) and not moves
+            processors = make_processors(rng, max_tokens) if is_processed else None
             self.expected[name] = answer(
                 logits, prompt, block_size=size, mask=MASK, max_tokens=max_tokens, terms=terms,
-                ends=(1,),
+                ends=(1,), processors=processors, moves=MOVES,
             )  # fmt: skip
             self.outputs[name] = []
-            self.waiting.append((name, prompt, make_sampling(terms, max_tokens)))
+            logprobs = 2 if rng.random() < 0.5 and not moves else None
+            if logprobs is not None:
+                self.logprobs[name] = []
+            sampling = make_sampling(terms, max_tokens, processors, logprobs)
+            self.waiting.append((name, prompt, sampling))
 
     def run(self, *, abort_share: float = 0.0, take_back_share: float = 0.0) -> None:
         while self.waiting or self.engine.scheduler.has_work():
@@ -76,6 +111,8 @@ class Crowd:
                     lifecycle.preempt(last)
             for delta in self.engine.step().deltas.get("g", ()):
                 self.outputs[delta.request_id] += delta.token_ids
+                if delta.logprobs is not None:
+                    self.logprobs[delta.request_id] += delta.logprobs
                 self.num_rounds[delta.request_id] = delta.num_rounds
                 if delta.finish_reason is not None:
                     self.reasons[delta.request_id] = delta.finish_reason
@@ -88,6 +125,11 @@ class Crowd:
             else:
                 assert output == expected.token_ids, f"request {name}"
                 assert reason == ("stop" if output[-1] == 1 else "length")
+        for name, logprobs in self.logprobs.items():
+            assert [one.token_ids[0] for one in logprobs] == self.outputs[name]
+            assert {len(one.token_ids) for one in logprobs} <= {3}
+            found = [one.logprobs[0] for one in logprobs]
+            assert found == pytest.approx(self.expected[name].logprobs[: len(found)], abs=1e-4)
 
 
 def seeds(short: tuple[int, ...], number: int) -> list[ParameterSet]:

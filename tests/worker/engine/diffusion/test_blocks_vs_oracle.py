@@ -22,10 +22,13 @@ ALGORITHMS = {
         max_post_edit_steps=3,
         penalty=1.5,
     ),
+    "LowConfidenceStatic": Terms(algorithm="LowConfidenceStatic", steps=3),
+    "Sequential": Terms(algorithm="Sequential", steps=3),
+    "EntropyBounded": Terms(algorithm="EntropyBounded", entropy_bound=5.0),
 }
 
 
-SHORT = ((4, "LowConfidence"), (8, "JointThreshold"))
+SHORT = ((4, "LowConfidence"), (8, "JointThreshold"), (4, "EntropyBounded"))
 """Block sizes and algorithms that `make test` combines; the others only run in `make
 check-long`."""
 
@@ -42,6 +45,8 @@ def params_of(terms: Terms, **options: object) -> SamplingParams:
     diffusion = DiffusionParams(
         algorithm=terms.algorithm,  # type: ignore[arg-type]  # names of the table above
         threshold=terms.threshold,
+        steps=terms.steps,
+        entropy_bound=terms.entropy_bound,
         edit_threshold=terms.edit_threshold,
         max_post_edit_steps=terms.max_post_edit_steps,
         penalty=terms.penalty,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from worker.models.config.family import FamilyConfig, blocks, rotary_size
@@ -68,17 +69,56 @@ class BailingMoeV2Config(FamilyConfig):
 
 
 class LLaDA2MoeConfig(BailingMoeV2Config):
-    """LLaDA 2: Ling 2 trained for block diffusion."""
+    """LLaDA 2: Ling 2 trained for block diffusion. In 2.2, tokens of a block choose among the same
+    few experts (`expert_capacity`), which replace the groups."""
 
     architecture = "LLaDA2MoeModelLM"
     model_types = ("llada2_moe",)
 
     block_size: Count = 32
     mask_token_id: Index = 156895
+    expert_capacity: Count | None = None
+    delete_token_id: Index | None = None
+    split_token_id: Index | None = None
 
     def block_diffusion(self) -> tuple[int, int]:
         """Block size and mask token."""
         return blocks(self.block_size, self.mask_token_id, self.vocab_size)
+
+    def edit_tokens(self) -> tuple[int, int] | None:
+        """Tokens for deletion and insertion, of 2.2."""
+        if self.delete_token_id is None or self.split_token_id is None:
+            return None
+        tokens = self.delete_token_id, self.split_token_id
+        if len({self.mask_token_id, *tokens}) < 3 or max(tokens) >= self.vocab_size:
+            raise ValueError(
+                f"delete_token_id and split_token_id = {tokens} in config.json must be two tokens "
+                f"of the vocabulary besides mask_token_id {self.mask_token_id}: fix them"
+            )
+        return tokens
+
+    def moe(self) -> MoeConfig:
+        """Experts in all but the first layers, chosen from groups or, with `expert_capacity`, from
+        those of the block."""
+        moe, capacity = super().moe(), self.expert_capacity
+        if capacity is None:
+            return moe
+        if not self.num_experts_per_tok <= capacity <= self.num_experts:
+            raise ValueError(
+                f"expert_capacity {capacity} in config.json must be in "
+                f"[{self.num_experts_per_tok}, {self.num_experts}]: fix it"
+            )
+        if not self.norm_topk_prob:
+            raise ValueError(
+                "expert_capacity in config.json requires norm_topk_prob = true: fix it"
+            )
+        return replace(
+            moe,
+            num_groups=1,
+            top_k_groups=1,
+            block_size=self.block_size,
+            block_capacity=capacity,
+        )
 
 
 FAMILIES = (LLaDA2MoeConfig, BailingMoeV2Config)
