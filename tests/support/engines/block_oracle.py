@@ -133,7 +133,7 @@ def _process(
 
 
 def _share(terms: Terms, size: int, rounds: int) -> int:
-    """How many positions a round decides, if it goes by their number."""
+    """Number of positions that a round decides, for algorithms with a fixed number."""
     steps = terms.steps or size
     return max(1, size // steps + (rounds < size % steps))
 
@@ -141,7 +141,7 @@ def _share(terms: Terms, size: int, rounds: int) -> int:
 def _select(
     terms: Terms, places: list[int], shares: torch.Tensor, share: int, result: Answer
 ) -> list[int]:
-    """Those of the open places that a round decides."""
+    """Open positions that a round decides."""
     confidence = {place: float(shares[place].max()) for place in places}
     ranked = sorted(places, key=lambda place: -confidence[place])
     if terms.algorithm == "Sequential":

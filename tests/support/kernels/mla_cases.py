@@ -23,7 +23,7 @@ class Prompts(NamedTuple):
     query_lens: list[int]
 
     def attend(self, most_keys: int) -> torch.Tensor:
-        """In expanded form, with pieces of that many keys."""
+        """Attention in expanded form, with pieces of `most_keys` keys."""
         rows = plan_expanded_rows(self.case.extends(self.query_lens), most_keys)
         return mla_prefill(
             *(self.q, self.case.k_cache, self.up, rows, self.sizes),
@@ -32,7 +32,7 @@ class Prompts(NamedTuple):
         )
 
     def naive(self) -> torch.Tensor:
-        """In absorbed form, in fp64."""
+        """Attention in absorbed form, in fp64."""
         sizes, case = self.sizes, self.case
         up = self.up.double().view(sizes.num_heads, -1, sizes.latent_dim)
         to_key, to_value = up.split([sizes.plain_dim, sizes.value_dim], dim=1)
@@ -102,7 +102,7 @@ def prompts_in_pieces_case(device: str, dtype: torch.dtype) -> None:
 
 
 def fp8_prompts_case(device: str, dtype: torch.dtype) -> None:
-    """Of a cache in FP8, with a scale."""
+    """Attention to an FP8 cache with a scale."""
     prompts = make_prompts([40], [20], device=device, dtype=dtype, fp8_scale=0.5)
     compare_prompts(prompts, 32)
 

@@ -13,7 +13,7 @@ NUM_PAGES = 8
 
 
 class FakeTime:
-    """A clock that goes on by 1 s per look."""
+    """Clock that advances by 1 s per reading."""
 
     def __init__(self) -> None:
         self.now = 0.0
