@@ -100,8 +100,8 @@ def test_phases_have_their_kinds(is_polishing: bool) -> None:
 
 
 def test_the_demo_says_what_it_can_do_and_sorts_any_words() -> None:
-    """All 72 messages and 16 of 22 lists; weights of the second phase had 46 and 3 correct."""
+    """All 72 messages and 19 of 22 lists; weights of the second phase had 46 and 3 correct."""
     torch.set_num_threads(1)
     accuracy = accuracy_by_family(DEMO, HELDOUT)
     assert accuracy["outside"] >= 0.95, accuracy
-    assert accuracy["sorting_any"] >= 0.65, accuracy
+    assert accuracy["sorting_any"] >= 0.75, accuracy
