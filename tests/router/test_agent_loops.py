@@ -54,7 +54,7 @@ def questions() -> list[Question]:
     return list(
         {
             entry.question: entry
-            for entry in (random_question(rng) for _ in range(16 if IS_LONG else 8))
+            for entry in (random_question(rng) for _ in range(16 if IS_LONG else 5))
         }.values()
     )
 
