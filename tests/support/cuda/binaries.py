@@ -63,8 +63,6 @@ OTHER_REGISTERS = 80
 SPILLS: dict[tuple[str, int], int] = {
     ("_multiply_kernel", 89): 8,  # one slot of the stack, in one of 60 variants
     # Two to six slots of the stack, in one tile size of a few formats; none on Hopper.
-    ("_packed_matmul_kernel", 89): 8,
-    ("_packed_matmul_kernel", 100): 16,
     ("_packed_multiply_kernel", 80): 16,
     ("_packed_multiply_kernel", 89): 16,
     ("_packed_multiply_kernel", 100): 24,
