@@ -66,7 +66,6 @@ SPILLS: dict[tuple[str, int], int] = {
     ("_packed_multiply_kernel", 80): 16,
     ("_packed_multiply_kernel", 89): 16,
     ("_packed_multiply_kernel", 100): 24,
-    ("_fp8_multiply_kernel", 100): 8,  # one slot, with scales per output feature and 64 rows
     # Two programs per multiprocessor were 15 % faster than one with twice the warps and no spills,
     # also with window masks.
     ("_attention_kernel", 90): 560,
