@@ -60,6 +60,9 @@ _FP8_SIZES = {64: _Sizes(64, 128, 128, 4, 3), 128: _Sizes(128, 128, 128, 8, 3)}
 """Sizes of products with FP8 inputs by rows of a tile. Tiles of 16 rows decode weights instead."""
 _FP8_CAPABILITY = 89
 """Minimum compute capability for products of FP8 numbers."""
+_BLACKWELL, _BLACKWELL_WARPS = 100, 8
+"""Compute capability from which all of these tiles have eight warps: with four, those of 64 rows
+spill 8 bytes."""
 _ADA_COLUMNS = 64
 """Columns of their tiles before Hopper, whose products take their factors from registers."""
 
@@ -179,9 +182,10 @@ def _multiply(
 
 def _fp8_sizes(tile_rows: int) -> _Sizes:
     """Sizes of products with FP8 inputs on the current device."""
-    sizes = _FP8_SIZES[tile_rows]
-    is_ada = compute_capability() == _FP8_CAPABILITY
-    return sizes._replace(columns=_ADA_COLUMNS) if is_ada else sizes
+    sizes, capability = _FP8_SIZES[tile_rows], compute_capability()
+    if capability >= _BLACKWELL:
+        return sizes._replace(warps=_BLACKWELL_WARPS)
+    return sizes._replace(columns=_ADA_COLUMNS) if capability == _FP8_CAPABILITY else sizes
 
 
 def _multiplies_fp8(packed: PackedCodes, dtype: torch.dtype, tile_rows: int) -> bool:

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.attention.triton_config import compute_capability
 from kernels.linear.packed_codes import TILE_COLUMNS, TILE_DEPTH, PackedCodes
 from kernels.linear.triton_kernel import num_processors
 from kernels.tiles import cdiv
@@ -27,6 +28,10 @@ _MOST_SPLITS = 8
 _LEAST_STEPS = 2
 """Minimum tiles of a split."""
 _WARPS, _STAGES, _SINGLE_STAGES = 4, 4, 2
+_ADA, _BLACKWELL = 89, 100
+"""Compute capabilities for which one tile size of a format would spill registers; see
+`_tile_rows` and `_count_warps`."""
+_ADA_WARPS = 8
 
 
 def multiply_packed(
@@ -56,7 +61,7 @@ def multiply_packed(
         return out
     if x.stride(1) != 1:
         x = x.contiguous()
-    size = _ROWS[-1] if batch_invariant else next((n for n in _ROWS if rows <= n), _ROWS[-1])
+    size = _ROWS[-1] if batch_invariant else _tile_rows(rows, weight)
     tiles, num_steps = cdiv(rows, size) * cdiv(columns, TILE_COLUMNS), cdiv(depth, TILE_DEPTH)
     steps = num_steps if batch_invariant else _split(tiles, num_steps, x.device)
     splits = cdiv(num_steps, steps)
@@ -70,9 +75,23 @@ def multiply_packed(
         out if bias is None else bias, out, partial, arrived,
         rows, columns, depth, x.stride(0), num_steps, steps,
         HAS_BIAS=bias is not None, **constants(weight, x.dtype), BLOCK_M=size,
-        num_warps=_WARPS, num_stages=stages(x.dtype),
+        num_warps=_count_warps(size, weight), num_stages=stages(x.dtype),
     )  # fmt: skip
     return out
+
+
+def _tile_rows(rows: int, weight: PackedCodes) -> int:
+    """Number of rows of a tile."""
+    if weight.code == "e4m3" and weight.group and compute_capability() >= _BLACKWELL:
+        rows = max(rows, _ROWS[1])  # smaller tiles spill 16 bytes
+    return next((size for size in _ROWS if rows <= size), _ROWS[-1])
+
+
+def _count_warps(tile_rows: int, weight: PackedCodes) -> int:
+    """Number of warps of a program."""
+    if weight.code == "int8" and tile_rows == _ROWS[-1] and compute_capability() == _ADA:
+        return _ADA_WARPS  # four spill 8 bytes
+    return _WARPS
 
 
 def unpack(weight: PackedCodes, dtype: torch.dtype) -> torch.Tensor:

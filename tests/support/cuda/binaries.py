@@ -68,12 +68,9 @@ OTHER_REGISTERS = 80
 SPILLS: dict[tuple[str, int], int] = {
     ("_multiply_kernel", 89): 8,  # one slot of the stack, in one of 60 variants
     # Two to six slots of the stack, in one tile size of a few formats; none on Hopper.
-    ("_packed_matmul_kernel", 89): 8,
-    ("_packed_matmul_kernel", 100): 16,
     ("_packed_multiply_kernel", 80): 16,
     ("_packed_multiply_kernel", 89): 16,
     ("_packed_multiply_kernel", 100): 24,
-    ("_fp8_multiply_kernel", 100): 8,  # one slot, with scales per output feature and 64 rows
     # Two programs per multiprocessor were 15 % faster than one with twice the warps and no spills,
     # also with window masks.
     ("_attention_kernel", 90): 560,
