@@ -66,3 +66,17 @@ def test_copied_tokens_count_by_the_time_of_the_copy() -> None:
     for _ in range(50):
         policy.observe(10, 10.0)
     assert policy.cost(160) == 160
+
+
+def test_loads_are_counted_once_they_have_ended() -> None:
+    policy = make_policy()
+    assert not policy.is_short(1), "unknown"
+    policy.launched(1, 4)
+    policy.launched(3, 10)
+    policy.completed(1, 1, 0.0)
+    assert not policy.is_short(1)
+    policy.completed(3, 3, 4 * 0.001)  # those of Plan 1
+    assert policy.is_short(1)
+    assert not policy.is_short(4)
+    policy.completed(4, 0, 10 * 0.001)
+    assert policy.is_short(1)
