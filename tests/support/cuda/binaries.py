@@ -52,6 +52,12 @@ REGISTERS: dict[str, int] = {
     "_solve_kernel": 255,
     # A state of 128 rows and 32 columns, and the factors of its four products.
     "_states_kernel": 255,
+    # Queries, keys and their decays of a block of positions, twice; nothing is spilt.
+    "_pair_kernel": 255,
+    "_solve_by_channel_kernel": 255,
+    "_states_by_channel_kernel": 255,
+    "_fade_kernel": 160,
+    "_steps_by_channel_kernel": 112,
     "_steps_kernel": 128,
     "_inputs_kernel": 112,
     "_schedule_kernel": 96,
