@@ -14,9 +14,9 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from kernels.attention import triton_kernel, triton_schedule
 from tests.support.cuda.variants import noting_variants
 from tests.support.cuda.warm_starts import (
+    BLOCK_KINDS,
     DRAFTS,
     OPTIONS,
-    PLAIN_KINDS,
     new_variants,
     write_demo,
     write_model,
@@ -222,7 +222,7 @@ def test_no_draft_of_other_models_needs_another_binary(model: str, tmp_path: Pat
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
 def test_no_block_needs_another_binary(eager: bool, num_ranks: int, tmp_path: Path) -> None:
-    own = {"kinds": PLAIN_KINDS, "grammars": True, "tensor_parallel_size": num_ranks}
+    own = {"kinds": BLOCK_KINDS, "grammars": True, "tensor_parallel_size": num_ranks}
     options = {"enforce_eager": eager, "max_model_len": 512, **own}
     assert new_variants(write_demo("deploy/models/demo-diffusion", tmp_path), **options) == []
 

@@ -53,7 +53,7 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0, "min_tokens": 2, "stop_token_ids": [9]},
 ]
 """Kinds of requests."""
-PLAIN_KINDS = KINDS[:6]
+BLOCK_KINDS = [kind for kind in KINDS if "prompt_logprobs" not in kind]
 """Kinds that block-diffusion models also support."""
 LENGTHS = (1, 2, 3, 15, 16, 17, 32, 50, 100, 255, 256, 1000, 3000)
 """Prompt lengths: odd ones, multiples of 16, for each tile size, longer than a step."""

@@ -119,13 +119,14 @@ def test_half_of_what_pages_take_is_snapshots() -> None:
     assert page_bytes(none, layout, page_groups(none, layout)) == layout.page_bytes(16)
 
 
-def test_the_largest_draw_has_all_that_takes_memory_later() -> None:
+@pytest.mark.parametrize("block_size", [1, 4])
+def test_the_largest_draw_has_all_that_takes_memory_later(block_size: int) -> None:
     """Tables of processors are allocated for the first request that needs them; planning includes
     them."""
     config = EngineConfig.of(
         model="none", max_num_seqs=3, page_size=16, max_num_batched_tokens=1024
     )
-    prefill, draw = profile_plans(config, max_model_len=64, block_size=1).plans
+    prefill, draw = profile_plans(config, max_model_len=64, block_size=block_size).plans
     assert [admit.slot for admit in draw.admits] == [0, 1, 2]
     for admit in draw.admits:
         params = admit.logits_params
@@ -138,5 +139,3 @@ def test_the_largest_draw_has_all_that_takes_memory_later() -> None:
     prefill, short, _ = profile_plans(config, max_model_len=64, block_size=1, short_row=20).plans
     assert [row.length for row in prefill.rows] == [63] * 3
     assert [row.length for row in short.rows] == [20] * 3
-    blocks = profile_plans(config, max_model_len=64, block_size=4).plans
-    assert all(admit.logits_params is None for plan in blocks for admit in plan.admits)
