@@ -51,7 +51,10 @@ REMOVED = dict.fromkeys(
         "adaptive_eviction_weight",
     ),
     _DERIVED,
-)
+) | {
+    "prefill_max_ms": "replaced by default_tpot_ms, the time per token that prefills leave to "
+    "decodes",
+}
 """Reasons for removed options, by the option's name."""
 _SEVERAL_WORKERS = "use --num-workers: each worker is a full copy of the model"
 _PARSER_IS_FOUND = (

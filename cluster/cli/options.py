@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from cluster.config import REMOVED
 from worker.protocol.analyzed import analyzed
 from worker.protocol.options import Option, options_of
 
@@ -139,6 +140,7 @@ class ObjectOption:
         if key not in self.hints:
             match = difflib.get_close_matches(key, self.hints, 1)
             hint = f"did you mean {match[0]}?" if match else f"supported: {', '.join(self.hints)}"
+            hint = REMOVED.get(key, hint)
             raise argparse.ArgumentTypeError(f"unknown key {key} ({hint})")
         try:
             return msgspec.convert(value, analyzed(self.hints[key]))

@@ -72,6 +72,11 @@ from cluster.config import UNSUPPORTED
             "unknown key decision_log_mb (did you mean decision_log_mib?)",
         ),
         (
+            'serve --scheduler-config {"prefill_max_ms":25}',
+            "rayfleet serve",
+            "unknown key prefill_max_ms (replaced by default_tpot_ms, the time per token",
+        ),
+        (
             'serve --scheduler-config {"urgent_first_steps":"x"}',
             "rayfleet serve",
             "urgent_first_steps: Expected `int`, got `str`",
