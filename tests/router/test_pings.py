@@ -136,7 +136,7 @@ async def test_long_silences_have_events_for_codex(
 ) -> None:
     monkeypatch.setattr(writer, "KEEPALIVE", 2)
     request = begin(waiting, "/v1/responses")
-    await asyncio.sleep(0.15)
+    await asyncio.sleep(0.6)
     events = events_of(await finish(waiting, request))
     assert "keepalive" in [event["type"] for event in events]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
