@@ -1,4 +1,4 @@
-"""Triton thresholds of rows whose filters keep few tokens, which are most: one read of the logits.
+"""Triton thresholds of rows whose filters keep few tokens, the usual case: one read of the logits.
 
 The first kernel stores the largest logit of each segment of 128 tokens. At least k tokens are not
 below the k-th largest of these, so the k largest logits are in the segments that reach it. The
@@ -54,7 +54,7 @@ PARAMETERS = ["temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr"]
 
 
 class Narrowed(NamedTuple):
-    """Thresholds of most rows, and what the search for the others reads."""
+    """Thresholds of rows that keep few tokens, and inputs of the search for the others."""
 
     thresholds: torch.Tensor
     """fp32 [R]: thresholds of logits over temperature; -inf for rows without filters; the minimum

@@ -1,8 +1,8 @@
 """Triton thresholds of min-p, top-k and top-p: the smallest logit that they keep in each row,
 without sorting.
 
-Four launches: two find the thresholds of most rows in one read of the logits (`triton_narrow`). For
-the others follow histograms of counts and weights by distance from the row's maximum, and, with one
+Four launches: two find thresholds in one read of the logits (`triton_narrow`), except in flat rows.
+For those follow histograms of counts and weights by distance from the row's maximum, and, with one
 program per row, the buckets of the searched logits, the logits in these buckets, gathered, and a
 bisection among them. All sums that decide are of integers, so they do not depend on the order of
 additions, and a row's result does not depend on other rows. A few thousand gathered logits are
