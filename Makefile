@@ -18,6 +18,7 @@
 # make check-real     the serve-chat model against transformers: tokens, drafts, schemas, tensor parallelism (15 minutes)
 # make check-gateway  CPU time per token of proxy, gateway and worker frontend (two minutes)
 # make families     after a change of models: verdicts on released ones, launch budgets, table of tests (a minute)
+# make closest-family NAME=Olmo2   families that compute what a class of transformers does, and what differs (ten seconds)
 # make trace-token    files and functions that one decoded token enters, from gateway to rank (ten seconds)
 # make check-proxy    kills HAProxy and its manager under load, five times each (three minutes)
 # make check-overload ten times the sustainable load over HTTP for a minute
@@ -60,7 +61,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install serve serve-chat unit test lint style lock check-install check-supply check-agents check-autoscale \
 	check-browser check-cancels check-chaos check-conformance check-cuda check-gateway check-hostile check-long check-nodes check-overload check-proxy check-real \
-	check-rolling-update check-scale check-soak check-tenants check-vllm-tests demo-models check-speculative families trace-token
+	check-rolling-update check-scale check-soak check-tenants check-vllm-tests demo-models check-speculative families trace-token closest-family
 .DEFAULT_GOAL := serve
 
 help:
@@ -194,6 +195,9 @@ families: $(STAMP)
 	$(BIN)/python -m tests.support.worker.real_configs --write
 	$(BIN)/python -m tests.support.cuda.budgets --write
 	$(BIN)/python -m tests.support.worker.tested_models --write
+
+closest-family: $(STAMP)
+	$(BIN)/python -m tests.support.checkpoints.closest_family $(NAME) $(ARGS)
 
 trace-token: $(STAMP)
 	$(BIN)/python -m tests.campaigns.trace_token $(ARGS)
