@@ -143,7 +143,7 @@ def is_stable(tokenizer: Tokenizer, token_ids: list[int], options: dict[str, boo
 
 @pytest.mark.parametrize("kind", DECODERS)
 @given(data=st.data())
-@settings(max_examples=cases(200, 10), deadline=None)
+@settings(max_examples=cases(200, 20), deadline=None)
 def test_prompt_and_completion_decode_as_a_whole(kind: str, data: st.DataObject) -> None:
     tokenizer = TOKENIZERS[kind]
     options = {"skip_special_tokens": data.draw(st.booleans())}

@@ -302,7 +302,7 @@ def test_no_request_starves_in_thousands_of_rounds(chunked: bool) -> None:
     entered: dict[str, int] = {}
     waits: list[int] = []
     count = rounds = 0
-    while rounds < cases(10_000, 10):
+    while rounds < cases(10_000, 20):
         while queue.num_requests < 24:
             count += 1
             large = rng.random() < 0.1

@@ -322,7 +322,7 @@ def test_decodes_run_when_prompts_lack_pages() -> None:
     harness.check_drained()
 
 
-@pytest.mark.parametrize("seed", range(cases(150, 10)))
+@pytest.mark.parametrize("seed", range(cases(150, 15)))
 def test_a_long_prompt_with_decodes_and_scarce_pages_always_ends(seed: int) -> None:
     """Regression test with any admission options, a quarter of which crashed the engine."""
     rng = random.Random(seed)
