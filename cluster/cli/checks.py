@@ -6,6 +6,7 @@ A finding is one line; if something is wrong, it includes the remedy.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from packaging.requirements import Requirement
@@ -141,6 +142,29 @@ def check_driver(built_for: str | None, driver: str | None) -> Finding:
             '(README, "Install")',
         )
     return Finding("ok", f"NVIDIA driver {driver} supports CUDA {built_for}")
+
+
+def check_launchers(
+    compiler: str | None, header: Path, *, has_header: bool, gpus: Sequence[Gpu]
+) -> Finding:
+    """Checks that Triton can compile its driver and launchers, which it does at the first kernel.
+
+    Args:
+        compiler: C compiler that Triton uses; None without one.
+        header: path of Python.h.
+        has_header: whether it exists.
+        gpus: GPUs of this machine; without any, Triton is not used.
+    """
+    missing = []
+    if compiler is None:
+        missing.append("a C compiler (apt install gcc, or set CC)")
+    if not has_header:
+        missing.append(f"{header} (apt install python3-dev, or dnf install python3-devel)")
+    if missing:
+        return Finding(
+            "bad" if gpus else "note", f"Triton's kernels on GPUs need {' and '.join(missing)}"
+        )
+    return Finding("ok", f"C compiler {compiler} and Python headers found: Triton can use GPUs")
 
 
 def check_weights(

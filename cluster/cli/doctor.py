@@ -14,6 +14,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -106,6 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
         lambda: check_port(arguments.port),
         lambda: check_machine(gpus, driver),
         check_compiler,
+        lambda: check_launchers(gpus),
         lambda: check_model(engine, gpus),
         lambda: check_cluster(arguments.address),
     ]
@@ -324,7 +326,7 @@ def check_cluster(address: str | None) -> Iterator[Finding]:
 
 
 def check_compiler() -> Iterator[Finding]:
-    """Compilers: C++ for the CPU kernels, C for Triton's launchers on GPUs."""
+    """C++ compiler for the CPU kernels."""
     from kernels.native import NativeUnavailable, build_library
     from worker.rank.dtype import prefers_bf16
 
@@ -336,8 +338,18 @@ def check_compiler() -> Iterator[Finding]:
     is_faster, reason = prefers_bf16("auto")
     dtype = "bfloat16 for bfloat16 checkpoints" if is_faster else "float32"
     yield Finding("ok", f"--dtype auto selects {dtype} on CPU: {reason}")
-    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
-        yield Finding("note", "no C compiler found (cc, gcc or clang); Triton needs one on GPUs")
+
+
+def check_launchers(gpus: list[Gpu]) -> Iterator[Finding]:
+    """C compiler and Python headers, with which Triton compiles its driver and launchers."""
+    compilers = [os.environ.get("CC"), shutil.which("gcc"), shutil.which("clang")]
+    scheme = sysconfig.get_default_scheme()
+    # Triton reads Debian's own scheme (posix_local) as the usual one.
+    scheme = "posix_prefix" if scheme == "posix_local" else scheme
+    header = Path(sysconfig.get_path("include", scheme), "Python.h")
+    yield checks.check_launchers(
+        next(filter(None, compilers), None), header, has_header=header.is_file(), gpus=gpus
+    )
 
 
 def read_gpus() -> tuple[list[Gpu], str | None]:

@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import numpy as np
@@ -115,6 +116,25 @@ def test_limits_of_the_machine() -> None:
     few = checks.check_open_files(1024, 1024)
     assert few.verdict == "note"
     assert "about 512 concurrent clients" in few.text
+
+
+def test_what_triton_compiles_with_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the first kernel, Triton would fail with a compiler's message instead."""
+    (found,) = doctor.check_launchers([H100])
+    assert found.verdict == "ok"
+    monkeypatch.setattr(sysconfig, "get_path", lambda name, scheme: str(tmp_path / name))
+    (found,) = doctor.check_launchers([H100])
+    assert found.verdict == "bad"
+    assert f"{tmp_path}/include/Python.h (apt install python3-dev" in found.text
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    (found,) = doctor.check_launchers([])
+    assert found.verdict == "note", "models run on the CPU"
+    assert "a C compiler (apt install gcc, or set CC) and " in found.text
+    monkeypatch.setenv("CC", "tcc")
+    assert "compiler" not in next(doctor.check_launchers([])).text
 
 
 def test_default_host_memory_for_offloading_is_reported() -> None:

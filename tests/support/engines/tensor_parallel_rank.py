@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
 
 from tests.support.engines.plan_driver import Request, generate, make_runner
+from worker.models.layers import symmetric_memory
 from worker.models.layers import tensor_parallel as group_module
 from worker.models.layers.tensor_parallel import TensorParallelGroup
 
@@ -59,3 +65,45 @@ def run_rank_on_shared_device(rank: int, device_names: list[str], directory: str
     together = group.gather_on_device([rank, 10 * rank])
     torch.save((total, side_by_side, together), Path(directory) / f"rank{rank}.pt")
     group.close()
+
+
+def run_rank_without_symmetric_memory(rank: int, function: str, directory: str) -> None:
+    """Creates symmetric memory for two ranks, of which rank 1 fails in this function of torch's;
+    saves the outcome, and whether this rank began the rendezvous."""
+    timeout = timedelta(seconds=120)
+    store = dist.FileStore(f"{directory}/store", 2)  # type: ignore[attr-defined]  # lacks __all__
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timeout)
+    group = dist.group.WORLD
+    assert group is not None
+    own_store = dist.distributed_c10d._get_process_group_store(group)
+    begun = []
+
+    def fail_in(name: str) -> None:
+        if (rank, name) == (1, function):
+            raise RuntimeError("no peer access")
+
+    def empty(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        fail_in("empty")
+        return torch.empty(size, dtype=dtype, device=device)
+
+    def rendezvous(buffer: torch.Tensor, group_name: str) -> SimpleNamespace:
+        """Exchanges requests through the group's store, as torch does."""
+        begun.append(len(buffer))
+        fail_in("rendezvous")
+        own_store.set(f"request{rank}", "")
+        own_store.wait([f"request{1 - rank}"])
+        return SimpleNamespace(multicast_ptr=0)
+
+    with (
+        patch.object(torch.cuda, "get_device_capability", lambda device: (9, 0)),
+        patch.object(symm_mem, "empty", empty),
+        patch.object(symm_mem, "rendezvous", rendezvous),
+        patch.object(symmetric_memory, "_RENDEZVOUS_TIMEOUT", timedelta(seconds=0.5)),
+    ):
+        memory = symmetric_memory.create_symmetric_memory(
+            group, torch.device("cpu"), store, timeout
+        )
+    total = torch.full((3,), rank + 1.0)
+    dist.all_reduce(total)
+    torch.save((memory is None, len(begun), total), Path(directory) / f"rank{rank}.pt")
+    dist.destroy_process_group()

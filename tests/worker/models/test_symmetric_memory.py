@@ -1,4 +1,4 @@
-"""Small all-reduces over symmetric memory: which ones use it, and when NCCL is used instead.
+"""All-reduces over symmetric memory: which ones use it, and when NCCL is used instead.
 
 Ranks are threads. The library's functions are stand-ins with its signatures.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,13 +20,16 @@ import torch.distributed._symmetric_memory as symm_mem
 
 from worker.models.layers import symmetric_memory, tensor_parallel
 from worker.models.layers.symmetric_memory import (
-    MOST_BYTES,
+    SMALL_BYTES,
     SymmetricMemory,
     create_symmetric_memory,
+    max_bytes,
 )
 from worker.models.layers.tensor_parallel import TensorParallelGroup
 
 CPU = torch.device("cpu")
+TIMEOUT = timedelta(seconds=300)
+HOPPER = 9
 
 
 class Node:
@@ -42,8 +46,12 @@ class Node:
         """Rank whose kernel computes wrong sums."""
         self.failing_rank: int | None = None
         """Rank whose driver fails."""
+        self.fails_in = ""
+        """Name of the function that fails there."""
+        self.store = dist.HashStore()
         self._parts: list[torch.Tensor] = [torch.empty(0)] * size
         self._barrier = threading.Barrier(size, timeout=20)
+        self._rendezvous = threading.Barrier(size, timeout=0.5)
 
     def exchange(self, tensor: torch.Tensor) -> torch.Tensor:
         """Parts of all ranks, stacked."""
@@ -74,14 +82,16 @@ class Node:
         tensor.copy_(parts.amin(0) if op == dist.ReduceOp.MIN else parts.float().sum(0))
 
     def empty(self, *size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        self._fail("empty")
         buffer = torch.empty(*size, dtype=dtype, device=device)
         self.buffers.add(buffer.untyped_storage().data_ptr())
         return buffer
 
     def rendezvous(self, tensor: torch.Tensor, group: Any) -> Any:
+        self.calls.append("rendezvous")
         assert tensor.untyped_storage().data_ptr() in self.buffers
-        if self.own.rank == self.failing_rank:
-            raise RuntimeError("no peer access")
+        self._fail("rendezvous")
+        self._rendezvous.wait()
         return SimpleNamespace(multicast_ptr=self.multicast_ptr)
 
     def one_shot(
@@ -90,38 +100,56 @@ class Node:
         self.calls.append("one-shot")
         return out.copy_(self._sum(input, reduce_op, group_name))
 
+    def two_shot(
+        self, input: torch.Tensor, reduce_op: str, group_name: str, output: torch.Tensor
+    ) -> torch.Tensor:
+        self.calls.append("two-shot")
+        return output.copy_(self._sum(input, reduce_op, group_name))
+
     def multimem(self, input: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
         self.calls.append("multimem")
         return input.copy_(self._sum(input, reduce_op, group_name))
 
+    def _fail(self, function: str) -> None:
+        if self.own.rank == self.failing_rank and function == self.fails_in:
+            raise RuntimeError("no peer access")
+
     def _sum(self, input: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
+        if input.dtype not in (torch.bfloat16, torch.float32):  # AT_DISPATCH_FLOAT_AND_BFLOAT16
+            raise RuntimeError(f"not implemented for {input.dtype}")
         assert input.untyped_storage().data_ptr() in self.buffers, "peers cannot read it"
         assert (reduce_op, group_name) == ("sum", "the group")
         total = self.exchange(input).float().sum(0)
         return total + (self.own.rank == self.broken_rank)
 
 
-@pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Node:
-    node = Node()
+@pytest.fixture(params=[2])
+def node(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Node:
+    node = Node(request.param)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (HOPPER, 0))
     monkeypatch.setattr(dist, "all_reduce", node.nccl)
     monkeypatch.setattr(symm_mem, "empty", node.empty)
     monkeypatch.setattr(symm_mem, "rendezvous", node.rendezvous)
     monkeypatch.setattr(torch.ops.symm_mem, "one_shot_all_reduce_out", node.one_shot)
+    monkeypatch.setattr(torch.ops.symm_mem, "two_shot_all_reduce_out", node.two_shot)
     monkeypatch.setattr(torch.ops.symm_mem, "multimem_all_reduce_", node.multimem)
     return node
 
 
 def test_the_library_has_these_signatures() -> None:
     one_shot = torch.ops.symm_mem.one_shot_all_reduce_out.default._schema
+    two_shot = torch.ops.symm_mem.two_shot_all_reduce_out.default._schema
     multimem = torch.ops.symm_mem.multimem_all_reduce_.default._schema
     assert [one.name for one in one_shot.arguments] == ["input", "reduce_op", "group_name", "out"]
+    assert [one.name for one in two_shot.arguments] == [
+        *("input", "reduce_op", "group_name", "output")
+    ]
     assert [one.name for one in multimem.arguments] == ["input", "reduce_op", "group_name"]
     assert hasattr(torch._C._distributed_c10d._SymmetricMemory, "multicast_ptr")
 
 
 def created(node: Node) -> list[SymmetricMemory | None]:
-    return node.on_ranks(lambda group: create_symmetric_memory(group, CPU))
+    return node.on_ranks(lambda group: create_symmetric_memory(group, CPU, node.store, TIMEOUT))
 
 
 def reduced(node: Node, memory: list[SymmetricMemory | None], *shape: int, dtype: Any) -> list[str]:
@@ -131,7 +159,7 @@ def reduced(node: Node, memory: list[SymmetricMemory | None], *shape: int, dtype
         rank = group.rank()
         ranks = TensorParallelGroup(
             rank=rank,
-            world_size=2,
+            world_size=node.size,
             device=CPU,
             process_group=group,
             symmetric_memory=memory[rank],
@@ -141,26 +169,44 @@ def reduced(node: Node, memory: list[SymmetricMemory | None], *shape: int, dtype
     node.calls.clear()
     for total in node.on_ranks(work):
         assert total.shape == shape
-        assert (total == 3.0).all()
+        assert (total == sum(range(1, node.size + 1))).all()
     return sorted(set(node.calls))
 
 
-@pytest.mark.parametrize(("multicast_ptr", "way"), [(0, "one-shot"), (4096, "multimem")])
-def test_small_sums_go_over_symmetric_memory(node: Node, multicast_ptr: int, way: str) -> None:
-    node.multicast_ptr = multicast_ptr
+@pytest.mark.parametrize(("node", "kernel"), [(2, "two-shot"), (4, "multimem")], indirect=["node"])
+def test_the_kernel_depends_on_size_and_ranks(
+    node: Node, kernel: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.multicast_ptr = 4096
+    caplog.set_level("INFO")
     memory = created(node)
     assert None not in memory
+    assert f"one-shot, {kernel} above 256 KiB" in caplog.text
     half, single = torch.bfloat16, torch.float32
-    assert reduced(node, memory, 4, 4096, dtype=half) == [way]
-    assert reduced(node, memory, MOST_BYTES // 4, dtype=single) == [way]
-    assert reduced(node, memory, 8, dtype=torch.float16) == ["one-shot"]
+    assert reduced(node, memory, 4, 4096, dtype=half) == ["one-shot"]
+    assert reduced(node, memory, SMALL_BYTES // 4, dtype=single) == ["one-shot"]
+    assert reduced(node, memory, SMALL_BYTES // 4 + 4, dtype=single) == [kernel]
+    assert reduced(node, memory, 128, 8192, dtype=half) == [kernel]
 
 
-def test_other_sums_go_through_nccl(node: Node) -> None:
+def test_limits_by_ranks_and_capability() -> None:
+    mib = 1 << 20
+    assert [max_bytes(HOPPER, ranks) // mib for ranks in (2, 4, 8)] == [64, 32, 64]
+    assert max_bytes(8, 4) == max_bytes(12, 2) == SMALL_BYTES, "without multicast"
+
+
+def test_without_multicast_large_sums_go_through_nccl(node: Node) -> None:
     memory = created(node)
-    assert reduced(node, memory, MOST_BYTES // 4 + 4, dtype=torch.float32) == ["nccl"]
-    assert reduced(node, memory, 7, dtype=torch.float32) == ["nccl"]
-    assert reduced(node, memory, 8, dtype=torch.int64) == ["nccl"]
+    assert reduced(node, memory, SMALL_BYTES // 4, dtype=torch.float32) == ["one-shot"]
+    assert reduced(node, memory, SMALL_BYTES // 4 + 4, dtype=torch.float32) == ["nccl"]
+
+
+@pytest.mark.parametrize(
+    ("count", "dtype"), [(7, torch.float32), (8, torch.int64), (8, torch.float16)], ids=str
+)
+def test_sums_without_a_kernel_go_through_nccl(node: Node, count: int, dtype: torch.dtype) -> None:
+    node.multicast_ptr = 4096
+    assert reduced(node, created(node), count, dtype=dtype) == ["nccl"]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -173,20 +219,23 @@ def test_wrong_sums_are_found_at_the_start(
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_no_rank_is_left_alone_with_what_its_peer_lacks(
-    node: Node, rank: int, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("function", ["empty", "rendezvous"])
+def test_if_a_rank_fails_all_use_nccl(
+    node: Node, rank: int, function: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    node.failing_rank = rank
+    node.failing_rank, node.fails_in = rank, function
     assert created(node) == [None, None]
-    assert ("no peer access" if rank == 0 else "failed on another rank") in caplog.text
-    assert set(node.calls) == {"nccl"}
+    assert "symmetric memory is unavailable" in caplog.text
+    assert ("no peer access" in caplog.text) == (rank == 0), "rank 0 logs its own error"
+    # No rank waits in the rendezvous for one that has no buffer.
+    assert ("rendezvous" in node.calls) == (function == "rendezvous")
     assert reduced(node, [None, None], 8, dtype=torch.float32) == ["nccl"]
 
 
 def test_ranks_that_no_kernel_sums_in_order_use_nccl(node: Node) -> None:
     assert 3 not in symmetric_memory._WORLD_SIZES
     group: Any = SimpleNamespace(rank=lambda: 0, size=lambda: 3, group_name="the group")
-    assert create_symmetric_memory(group, CPU) is None
+    assert create_symmetric_memory(group, CPU, dist.HashStore(), TIMEOUT) is None
     assert not node.calls
 
 
@@ -205,7 +254,7 @@ def test_a_group_whose_ranks_have_gpus_of_their_own_makes_it(
     def begin(*, backend: str, **_: Any) -> None:
         begun.append(backend)
 
-    def create(group: object, device: torch.device) -> object:
+    def create(group: object, device: torch.device, *_: object) -> object:
         assert (group, device.type) == (world, "cuda")
         return made
 

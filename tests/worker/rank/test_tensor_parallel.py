@@ -11,7 +11,12 @@ import torch
 from tests.support.checkpoints.dense import write_checkpoint
 from tests.support.engines.forked_rank import RANK_FORKER
 from tests.support.engines.plan_driver import generate, make_runner
-from tests.support.engines.tensor_parallel_rank import run_rank, run_rank_on_shared_device, scenario
+from tests.support.engines.tensor_parallel_rank import (
+    run_rank,
+    run_rank_on_shared_device,
+    run_rank_without_symmetric_memory,
+    scenario,
+)
 
 # Exact ties aside, sums in another order move fp32 logits by about this much.
 TOLERANCE = 1e-4
@@ -86,3 +91,17 @@ def test_ranks_that_share_a_gpu_meet_over_gloo(tmp_path: Path) -> None:
         [[1, 10]],
         [[0, 0], [2, 20]],
     ]
+
+
+@pytest.mark.parametrize(("function", "begun"), [("empty", 0), ("rendezvous", 1)])
+def test_a_rank_without_symmetric_memory_does_not_block_the_others(
+    function: str, begun: int, tmp_path: Path
+) -> None:
+    """Rank 1 fails to allocate, or in the middle of the rendezvous, whose waits are short."""
+    arguments = [(rank, function, str(tmp_path)) for rank in range(2)]
+    start_and_join(run_rank_without_symmetric_memory, arguments)
+    for rank in range(2):
+        is_none, calls, total = torch.load(tmp_path / f"rank{rank}.pt")
+        assert is_none
+        assert calls == begun
+        assert total.tolist() == [3.0] * 3

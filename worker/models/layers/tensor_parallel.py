@@ -42,7 +42,7 @@ class TensorParallelGroup:
         process_group: torch's process group; None with one rank.
         device_names: names of the ranks' devices, in order; equal names mean the same device. None
             on CPU.
-        symmetric_memory: symmetric memory for small all-reduces; None without.
+        symmetric_memory: symmetric memory for all-reduces that it supports; None without.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class TensorParallelGroup:
         group, memory = dist.group.WORLD, None
         if over_nccl and rendezvous is None:  # all GPUs are in one node
             assert group is not None, "the group was just made"
-            memory = create_symmetric_memory(group, device)
+            memory = create_symmetric_memory(group, device, store, timeout)
         return cls(
             rank=rank,
             world_size=world_size,
