@@ -197,7 +197,7 @@ def test_the_notes_warn_of_exposed_routes(release4: Release) -> None:
     opened = "service.type=LoadBalancer,allowOpenEndpoint=true"
     inside = "networkPolicy.clientCidrs={10.0.0.0/16}"
     notes = release4.apply("upgrade", "--set", f"{opened},{inside}")
-    assert re.search("LoadBalancer exposes /metrics and /admin", notes)
+    assert re.search("LoadBalancer exposes /metrics, /sessions and /admin", notes)
 
 
 def test_pods_carry_no_annotation_that_a_secret_changes(helm4: Helm) -> None:

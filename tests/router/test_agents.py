@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from router.metrics.http import MAX_IGNORED_FIELDS, OTHER, IgnoredFields
-from tests.support.effort import IS_LONG
+from tests.support.effort import IS_LONG, cases
 from tests.support.router.agent import prompt_of
 from tests.support.router.agent_clients import (
     CITY,
@@ -177,6 +179,59 @@ async def test_hints_on_the_cache_are_accepted_counted_and_change_no_token(
     assert (first.prompt, first.sampling) == (second.prompt, second.sampling)
     fields = {field for (_, field), count in agent.gateway.http.ignored.counts().items()}
     assert fields == {"kv_hints.retain", "kv_hints.pin_forever"}
+
+
+@pytest.mark.parametrize("seed", range(cases(60, 9)))
+async def test_no_hint_on_the_cache_reaches_a_worker(agent: Rig, seed: int) -> None:
+    """So no hint changes a token, and no tenant can keep more pages than its share by hints."""
+    rng = random.Random(seed)
+    path = ("/v1/chat/completions", "/v1/messages", "/v1/responses")[seed % 3]
+    block: dict[str, Any] = {"type": "text", "text": "hello"}
+    body: dict[str, Any] = {"model": "stub", "seed": 1, "max_tokens": 4}
+    hints: dict[str, Any] = {"kv_hints": random_envelope(rng)}
+    hinted = block
+    if path == "/v1/messages":
+        control = {"type": "ephemeral", "ttl": rng.choice(["5m", "1h"])}
+        hinted = block | {"cache_control": control}
+        hints |= rng.choice([{}, {"cache_control": control}])
+    else:
+        hints |= rng.choice([{}, {"prompt_cache_retention": rng.choice(["in_memory", "24h"])}])
+    if path == "/v1/responses":
+        body = {"model": "stub", "max_output_tokens": 4, "input": "hello"}
+    for content, extra in ((block, {}), (hinted, hints)):
+        if path != "/v1/responses":
+            body["messages"] = [{"role": "user", "content": [content]}]
+        response = await agent.client.post(path, json=body | extra)
+        assert response.status_code == 200, response.text
+    submits = [
+        msgspec.structs.asdict(submit)
+        | {"request_id": "", "waited_ms": 0.0, "seed": None, "gateway_id": ""}
+        for worker in agent.workers
+        for batch in worker.batches
+        for submit in batch.submits
+    ]
+    plain, with_hints = (
+        fields | {"sampling": msgspec.structs.replace(fields["sampling"], seed=None)}
+        for fields in submits
+    )
+    ignored = {"num_expected_cached", "shared_block"}  # of the same prompt a second time
+    assert {k: v for k, v in plain.items() if k not in ignored} == {
+        k: v for k, v in with_hints.items() if k not in ignored
+    }
+
+
+def random_envelope(rng: random.Random) -> dict[str, Any]:
+    """Known and unknown actions of KvHintsEnvelope with any payload."""
+    actions = [
+        {
+            "action_id": str(number),
+            "action_type": rng.choice(["retain", "release", "demote", "prefetch", "pin"]),
+            "action_version": rng.randint(0, 3),
+            "payload": rng.choice([{}, {"ttl_s": 1e9}, {"pages": [1, 2]}, {"share": 1.0}]),
+        }
+        for number in range(rng.randint(0, 4))
+    ]
+    return {"protocol_version": 1, "message_id": "m", "actions": actions}
 
 
 def test_labels_of_ignored_fields_are_bounded() -> None:

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Mapping
 from enum import Enum, auto
 from functools import lru_cache
+from math import inf
 from types import MappingProxyType
 from typing import Final
 
@@ -124,6 +125,7 @@ class Request:
         "tenant",
         "times",
         "token_ids",
+        "tpot_s",
     )
 
     def __init__(
@@ -194,6 +196,10 @@ class Request:
         self.speculation: RequestRecord | None = None
         """Acceptance of its drafts; None until the speculation gate has first decided on it."""
         self.times = RequestTimes(arrived_s, queued_s, slo, num_resumed=self.num_output)
+        self.tpot_s = inf
+        """Target of its SLO in seconds per output token; infinite without one."""
+        if slo is not None and slo.tpot_ms is not None:
+            self.tpot_s = slo.tpot_ms / 1e3
         self.queue_entry = QueueEntry()
         self.preemption = PreemptionRecord()
         self.delivery = Delivery(num_sent=len(self.token_ids))

@@ -117,17 +117,6 @@ class RequestTimes:
             if slo.ttft_ms is not None:
                 due = min(due, self.arrived_s + slo.ttft_ms / 1e3)
         elif slo.tpot_ms is not None and self.first_token_s >= 0.0:
-            due = min(due, self.token_due_s(num_output, slo.tpot_ms / 1e3, inf))
+            num_tokens = num_output - self.num_resumed
+            due = min(due, self.first_token_s + num_tokens * slo.tpot_ms / 1e3)
         return due
-
-    def token_due_s(self, num_output: int, target_s: float, start_s: float) -> float:
-        """Deadline of the next token if each is to take `target_s` seconds after the first one.
-
-        Args:
-            num_output: tokens generated so far or in flight.
-            target_s: seconds per token.
-            start_s: time from which the target counts while this worker's first token is unknown.
-        """
-        if self.first_token_s < 0.0:
-            return start_s + target_s
-        return self.first_token_s + (num_output - self.num_resumed) * target_s

@@ -49,9 +49,9 @@ class AdmissionOptions:
     """Maximum prompt tokens per step; 0 for no limit other than --max-num-batched-tokens."""
     default_tpot_ms: int = field(default=100, metadata=IN_SCHEDULER_CONFIG)
     """Target time per output token in milliseconds of requests without `slo.tpot_ms`; 0 for none.
-    Prefills in steps with decodes are limited so that decodes meet their targets, but get at least
-    1/16 of --max-num-batched-tokens. The default is the limit of MLPerf Inference's server scenario
-    for an 8B model."""
+    Steps with prefills take at most the smallest target of their decodes (predicted), but prefills
+    get at least 1/16 of --max-num-batched-tokens. The default is the limit of MLPerf Inference's
+    server scenario for an 8B model."""
     prefill_max_batch_size: int = field(default=0, metadata=IN_SCHEDULER_CONFIG)
     """Maximum requests admitted per step; 0 for no limit."""
     max_prefill_share: float = field(default=0.5, metadata=IN_SCHEDULER_CONFIG)

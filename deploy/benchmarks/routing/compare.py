@@ -45,8 +45,9 @@ class SimOptions:
     """Options of the simulation."""
 
     policies: tuple[str, ...] = field(default=(), metadata={"flag": "--policy"})
-    """Routing policy, ray-prefix (Ray Serve LLM's prefix router) or dynamo (NVIDIA Dynamo's); may
-    be given several times. Default: all."""
+    """Routing policy, ray-prefix (Ray Serve LLM's prefix router), dynamo (NVIDIA Dynamo's) or
+    sglang-cache-aware (the algorithm of sglang-router's cache_aware); may be given several times.
+    Default: all but the last; with --agents, none besides the default policy."""
     workloads: tuple[str, ...] = field(default=(), metadata={"flag": "--workload"})
     """Workload; may be given several times. Default: all."""
     seeds: int = 5

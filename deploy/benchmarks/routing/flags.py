@@ -13,7 +13,7 @@ _SIMULATED_TOO = ("workloads", "scale", "first_seed", "plot")
 
 
 _GATEWAYS_TOO = ("workloads", "seeds", "first_seed", "scale", "traces")
-_AGENTS_TOO = ("seeds", "first_seed", "workers")
+_AGENTS_TOO = ("policies", "seeds", "first_seed", "workers")
 
 
 def add_router_flags(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +32,7 @@ def add_router_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--agents",
         action="store_true",
-        help="coding agents in closed loops, with and without session gate",
+        help="coding agents in closed loops, with and without session gate, and with other routers",
     )
     add_options(parser.add_argument_group("agents"), AgentOptions, exclude=_AGENTS_TOO)
     parser.add_argument(

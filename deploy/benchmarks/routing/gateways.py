@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from cluster.bench.report import Result, at_most, checks_json, note
-from cluster.bench.stats import estimate, mean
+from cluster.bench.stats import estimate, mean, percentile
 from cluster.bench.traces import find_traces
+from deploy.benchmarks.routing.agents.closed_loop import ClosedLoop, fleet_shape
+from deploy.benchmarks.routing.agents.load import AgentLoad
 from deploy.benchmarks.routing.figures import Figures, figures
 from deploy.benchmarks.routing.simulated import (
     Clock,
@@ -30,6 +32,11 @@ from worker.frontend.server import HEARTBEAT_S
 from worker.protocol.messages import StepReport, Submit, TokenDelta, WorkerUpdate
 
 _MEAN_GOAL = 1.05
+_AGENTS = "agents"
+"""Workload of coding agents in a closed loop, in addition to those of the simulation."""
+_AGENT_WORKERS, _AGENT_SESSIONS = 4, 12
+_AGENT_S, _AGENT_WARM = 900.0, 1 / 3
+"""Simulated seconds of agents, and the part of them that is not measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +46,7 @@ class GatewayOptions:
     gateways: int = 1
     """Compare this many gateways, each with the default policy, with a single one."""
     workloads: tuple[str, ...] = field(default=(), metadata={"flag": "--workload"})
-    """Workloads, as in SimOptions."""
+    """Workloads, as in SimOptions, or agents (coding agents in a closed loop). Default: all."""
     seeds: int = 5
     """Number of simulations with different seeds, as in SimOptions."""
     first_seed: int = 1
@@ -195,9 +202,10 @@ def run_gateways(options: GatewayOptions) -> Result:
     """
     folder = find_traces(options.traces) if options.traces else None
     makers = workloads(options.scale, folder)
-    names = options.workloads or tuple(makers)
-    if unknown := [name for name in names if name not in makers]:
-        raise ValueError(f"unknown workloads {', '.join(unknown)}: choose from {', '.join(makers)}")
+    known = (*makers, _AGENTS)
+    names = options.workloads or known
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"unknown workloads {', '.join(unknown)}: choose from {', '.join(known)}")
     number = options.gateways
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     rows: list[dict[str, Any]] = []
@@ -205,7 +213,9 @@ def run_gateways(options: GatewayOptions) -> Result:
     for name in names:
         runs = {
             count: [
-                figures(Simulation(makers[name](seed), partial(GatewaysRouter, count, seed)).run())
+                _agents(options, count, seed)
+                if name == _AGENTS
+                else figures(Simulation(makers[name](seed), _router(count, seed)).run())
                 for seed in seeds
             ]
             for count in (1, number)
@@ -228,6 +238,28 @@ def run_gateways(options: GatewayOptions) -> Result:
         "rows": rows,
         "checks": checks_json(checks),
     }
+
+
+def _router(number: int, seed: int) -> Callable[[Clock], SimulatedRouter]:
+    return partial(GatewaysRouter, number, seed)
+
+
+def _agents(options: GatewayOptions, number: int, seed: int) -> Figures:
+    """Figures of unattended agents whose contexts fit the caches, in a closed loop without gate."""
+    shape = fleet_shape(_AGENT_WORKERS, 0.0)
+    load = AgentLoad("unattended", seed)
+    loop = ClosedLoop(load, _AGENT_SESSIONS, shape, _router(number, seed), 0.0)
+    horizon_s = _AGENT_S * options.scale
+    loop.run(horizon_s)
+    turns = [turn for turn in loop.ended if turn.ended_at >= _AGENT_WARM * horizon_s]
+    times = [turn.first_token_s for turn in turns]
+    hits = sum(turn.cached_tokens for turn in turns)
+    return Figures(
+        mean_ttft=mean(times),
+        p50_ttft=percentile(times, 50.0),
+        p99_ttft=percentile(times, 99.0),
+        hit_rate=hits / sum(turn.prompt.num_tokens for turn in turns),
+    )
 
 
 def _row(workload: str, count: int, run: Sequence[Figures]) -> dict[str, Any]:

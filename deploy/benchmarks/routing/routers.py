@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, get_args
 
+from deploy.benchmarks.routing.cache_aware import CacheAwareRouter
 from deploy.benchmarks.routing.simulated import Clock, GatewayRouter, SimulatedRouter
 from router.config import PolicyName, RoutingConfig
 from worker.protocol.options import from_options
@@ -32,7 +33,7 @@ class Entry:
 OWN = "adaptive"
 """rayfleet's policy, which is compared with the best of all other routers."""
 ROUTERS = (*get_args(PolicyName), "ray-prefix", "dynamo")
-"""Names of all routers."""
+"""Names of the routers that are compared by default."""
 
 _FLEET_GRIDS: Mapping[str, tuple[Settings, ...]] = {
     "prefix-score": tuple(
@@ -70,6 +71,8 @@ def find_routers(names: tuple[str, ...]) -> tuple[list[Entry], list[str]]:
                 notes.append("skipping dynamo: pip install 'rayfleet[bench-peers]'")
                 continue
             entries.append(Entry(name=name, create=_dynamo, grid=_DYNAMO_GRID, foreign=True))
+        elif name == "sglang-cache-aware":
+            entries.append(Entry(name=name, create=_cache_aware, foreign=True))
         else:
             create = partial(_fleet, name)
             entries.append(Entry(name=name, create=create, grid=_FLEET_GRIDS.get(name, ())))
@@ -85,6 +88,10 @@ def _ray(settings: Settings, seed: int, clock: Clock) -> SimulatedRouter:
     from deploy.benchmarks.routing.ray_prefix import RayPrefixRouter
 
     return RayPrefixRouter(clock, seed, dict(settings))
+
+
+def _cache_aware(settings: Settings, seed: int, clock: Clock) -> SimulatedRouter:
+    return CacheAwareRouter(settings)
 
 
 def _dynamo(settings: Settings, seed: int, clock: Clock) -> SimulatedRouter:

@@ -86,7 +86,7 @@
 {{- fail "httpRoute.enabled needs httpRoute.parentRefs: the Gateway that the route belongs to" -}}
 {{- end -}}
 {{- if eq $values.upgradeStrategy.type "NewClusterWithIncrementalUpgrade" -}}
-{{- fail "upgradeStrategy.type NewClusterWithIncrementalUpgrade is not supported: KubeRay then names the Service after each cluster, so that Ingress, HTTPRoute and clients cannot refer to it, and exposes /admin and /metrics on its own Gateway. Set NewCluster or None" -}}
+{{- fail "upgradeStrategy.type NewClusterWithIncrementalUpgrade is not supported: KubeRay then names the Service after each cluster, so that Ingress, HTTPRoute and clients cannot refer to it, and exposes /admin, /metrics and /sessions on its own Gateway. Set NewCluster or None" -}}
 {{- end -}}
 {{- include "rayfleet.validateNetwork" . -}}
 {{- include "rayfleet.validateKubeRay" . -}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 
@@ -10,12 +11,14 @@ from deploy.benchmarks.cli import main
 from deploy.benchmarks.routing.agents.closed_loop import ClosedLoop, fleet_shape
 from deploy.benchmarks.routing.agents.load import AgentLoad, Pace
 from deploy.benchmarks.routing.agents.run import AgentOptions, simulate_agents
+from deploy.benchmarks.routing.simulated import GatewayRouter
 from router.config import RoutingConfig
 
 
 def loop(pace: Pace, *, max_wait_s: float, host_share: float = 0.0, seed: int = 1) -> ClosedLoop:
     shape = fleet_shape(2, host_share)
-    made = ClosedLoop(AgentLoad(pace, seed), 5, shape, RoutingConfig(), max_wait_s)
+    router = partial(GatewayRouter, RoutingConfig())
+    made = ClosedLoop(AgentLoad(pace, seed), 5, shape, router, max_wait_s)
     made.run(100.0)
     return made
 
@@ -60,6 +63,21 @@ def test_the_command_reports_each_case_and_the_part_of_the_peak(
     assert [check["name"] for check in result["checks"]] == ["unattended_turns_of_peak"]
 
 
+def test_other_routers_serve_the_same_sessions() -> None:
+    options = AgentOptions(minutes=2.0)
+    figures = simulate_agents(options, "unattended", 3, 1, "sglang-cache-aware")
+    assert 0.5 < figures.hit_rate <= figures.unlimited_hit_rate
+    assert figures.longest_wait == 0.0
+
+
+def test_several_gateways_serve_the_loop(capsys: pytest.CaptureFixture[str]) -> None:
+    command = "router --gateways 2 --workload agents --seeds 1 --scale 0.06 --json"
+    main(command.split())
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["gateways"] for row in rows] == [1, 2]
+    assert all(row["hit_rate"] > 0.3 for row in rows)
+
+
 def test_options_are_checked() -> None:
     with pytest.raises(ValueError, match="choose from unattended, people"):
         AgentOptions(gaps=("all",))
@@ -68,5 +86,5 @@ def test_options_are_checked() -> None:
 
 
 def test_the_hit_rate_is_near_that_of_an_unlimited_cache_while_all_contexts_fit() -> None:
-    figures = simulate_agents(AgentOptions(minutes=3.0), "unattended", 3, 1, has_gate=True)
+    figures = simulate_agents(AgentOptions(minutes=3.0), "unattended", 3, 1)
     assert 0.0 < figures.hit_rate == pytest.approx(figures.unlimited_hit_rate, abs=0.05)

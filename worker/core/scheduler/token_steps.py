@@ -10,11 +10,11 @@ from worker.core.grammar.state import GrammarAdvance
 from worker.core.request import Request
 from worker.core.scheduler.admission import Admission, Admitted
 from worker.core.scheduler.budget import StepBudget
-from worker.core.scheduler.decode_slack import DecodeSlack
 from worker.core.scheduler.deferral import DecodeDeferral, Deferrable
 from worker.core.scheduler.finish import take_tokens
 from worker.core.scheduler.lifecycle import Lifecycle
 from worker.core.scheduler.page_claims import PageClaims
+from worker.core.scheduler.prefill_limit import prefill_limit_s
 from worker.core.scheduler.speculation_gate import SpeculationGate
 from worker.core.scheduler.state import SchedulerState
 from worker.core.scheduler.step import InFlightRow, StepBuilder, StepInFlight
@@ -22,7 +22,7 @@ from worker.plan.plan import DraftRow, StepResult
 
 _LEAST_PART = 16
 """Prompts get at least this fraction (1/16) of the step's token budget, regardless of the decodes'
-slack: a prompt takes at most 16 times as many steps."""
+targets: a prompt takes at most 16 times as many steps."""
 
 
 class Member(NamedTuple):
@@ -37,7 +37,7 @@ class TokenSteps:
 
         running      decodes have one pending token, prompts under way have more
         may enter    the request that has waited longest, given a free slot or a victim
-        budget       tokens for prompts: those that decodes leave, limited by the decodes' slack
+        budget       tokens for prompts: those that decodes leave, limited by the decodes' targets
         admission    waiting requests enter while there are slots, pages and tokens
         lengths      tokens of each prompt, under way or new; some decodes may be deferred
         rows         running requests claim pages in order, then new requests get theirs;
@@ -72,7 +72,6 @@ class TokenSteps:
         self._admission = admission
         self._claims = PageClaims(state, lifecycle)
         self._deferral = DecodeDeferral(state, admission)
-        self._slack = DecodeSlack(state.forecast)
 
     def build(
         self, builder: StepBuilder, now: float, in_flight: Sequence[StepInFlight] = ()
@@ -82,7 +81,7 @@ class TokenSteps:
         Args:
             builder: gets rows for running requests, and for those that are admitted.
             now: the scheduler's clock, in seconds.
-            in_flight: steps in flight, oldest first.
+            in_flight: steps in flight, oldest first; unused here.
         """
         # Running: decodes, drafts, prompts. A copy: admission adds members and preempts some.
         state = self._state
@@ -104,7 +103,7 @@ class TokenSteps:
         # Budget: without the decodes that may be deferred.
         room = self._budget(0, self._admission.options.prefill_max_tokens).max_prompts
         deferrable = self._deferral.candidates(members, prompts, entrant, room)
-        limit_s = self._prefill_limit_s(members, deferrable.requests, now, in_flight)
+        limit_s = self._prefill_limit_s(members, deferrable.requests)
         most = self._max_prompt_tokens(limit_s, prompts, entrant)
         budget = self._budget(num_decodes - len(deferrable.requests), most)
 
@@ -312,18 +311,17 @@ class TokenSteps:
         return [member for member in left if not self._deferral.is_outranked(member.request, level)]
 
     def _prefill_limit_s(
-        self,
-        members: Sequence[Member],
-        deferrable: Mapping[str, Request],
-        now: float,
-        in_flight: Sequence[StepInFlight],
+        self, members: Sequence[Member], deferrable: Mapping[str, Request]
     ) -> float:
-        """Seconds that prefill may take in a step, by the slack of its decodes."""
-        if not (self._state.forecast.is_ready and self._config.enable_chunked_prefill):
+        """Seconds that prefill may take in a step, by the targets of its decodes."""
+        forecast = self._state.forecast
+        if not (forecast.is_ready and self._config.enable_chunked_prefill):
             return inf
-        decodes = [r for r, pending in members if pending == 1 and r.request_id not in deferrable]
+        decodes = [request for request, pending in members if pending == 1]
+        if deferrable:
+            decodes = [r for r in decodes if r.request_id not in deferrable]
         default_s = self._admission.options.default_tpot_ms / 1e3
-        return self._slack.prefill_s(decodes, now, in_flight, default_s)
+        return prefill_limit_s(decodes, forecast.costs, default_s)
 
     def _max_prompt_tokens(
         self, limit_s: float, prompts: Sequence[Member], oldest: Request | None

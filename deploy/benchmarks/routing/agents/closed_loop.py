@@ -7,7 +7,7 @@ for `COARSE` tokens, so that a run takes seconds.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +15,11 @@ import msgspec
 import numpy as np
 
 from deploy.benchmarks.routing.agents.load import AgentLoad, AgentSession
-from deploy.benchmarks.routing.simulated import GatewayRouter
+from deploy.benchmarks.routing.simulated import Clock, GatewayRouter, Placement, SimulatedRouter
 from deploy.benchmarks.routing.worker import TOKEN, SimWorker
-from deploy.benchmarks.routing.workload import DEFAULT_COSTS, FleetShape
-from router.config import RoutingConfig
+from deploy.benchmarks.routing.workload import DEFAULT_COSTS, Arrival, FleetShape
 from router.fleet import PromptBlocks
+from router.fleet.memo import HashMemo
 from router.fleet.session_gate import SessionGate, Visit
 from worker.protocol.messages import Submit
 from worker.protocol.sampling import SamplingParams
@@ -87,8 +87,9 @@ class ClosedLoop:
         load: the sessions.
         num_sessions: number of sessions at a time; one that ends is replaced.
         shape: the workers.
-        config: routing policy.
-        max_wait_s: maximum seconds at the gate; 0 for no gate.
+        router: creates the router, given the simulation's clock.
+        max_wait_s: maximum seconds at the gate, which requires the gateway's own router; 0 for no
+            gate.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class ClosedLoop:
         load: AgentLoad,
         num_sessions: int,
         shape: FleetShape,
-        config: RoutingConfig,
+        router: Callable[[Clock], SimulatedRouter],
         max_wait_s: float,
     ) -> None:
         self._load = load
@@ -104,9 +105,12 @@ class ClosedLoop:
         self._now = 0.0
         self._events: list[tuple[float, int, str, Any]] = []
         self._num_events = 0
-        self._router = GatewayRouter(config, self._clock)
-        fleet = self._router.fleet
-        self._gate = SessionGate(fleet, self._clock, max_wait_s) if max_wait_s else None
+        self._router = router(self._clock)
+        self._memo = HashMemo()
+        self._gate: SessionGate | None = None
+        if max_wait_s:
+            assert isinstance(self._router, GatewayRouter), "only this gateway has a gate"
+            self._gate = SessionGate(self._router.fleet, self._clock, max_wait_s)
         self._polls = False
         self._turns: dict[str, Turn] = {}
         """Turns that have not ended, by request id."""
@@ -137,6 +141,7 @@ class ClosedLoop:
                 self._polls = False
                 self._admit()
         self._now = horizon_s
+        self._router.close()
 
     @property
     def oldest_s(self) -> float:
@@ -157,7 +162,7 @@ class ClosedLoop:
         if not num_repeated and session.num_shared in self._products:
             num_repeated = session.num_shared
         self._products.add(session.num_shared)
-        prompt = PromptBlocks(tokens, session=session.name, memo=self._router.fleet.memo)
+        prompt = PromptBlocks(tokens, session=session.name, memo=self._memo)
         prompt.has_tools = True
         turn = Turn(
             session=session,
@@ -188,22 +193,40 @@ class ClosedLoop:
             self._push(self._now + _POLL_S, "poll", None)
 
     def _place(self, request_id: str, turn: Turn) -> None:
-        excluded: Sequence[str] = () if turn.visit is None else turn.visit.excluded
-        choice = self._router.fleet.reserve(request_id, turn.prompt, excluded)
-        assert choice is not None, "no worker is ready"
-        if self._gate is not None and turn.visit is not None:
-            self._gate.placed(turn.visit, choice)
-        worker = self._workers[choice.worker_id]
+        placement = self._choose(request_id, turn)
+        worker = self._workers[placement.worker_id]
         submit = Submit(
             request_id=request_id,
             gateway_id=_GATEWAY,
             prompt=turn.prompt.token_ids,
             sampling=SamplingParams(max_tokens=turn.num_output, seed=1, ignore_eos=True),
-            num_expected_cached=choice.hit_tokens,
+            num_expected_cached=placement.hit_tokens,
+            sampled_blocks=placement.sampled_blocks,
+            shared_block=placement.shared_block,
         )
         ordinal = worker.submit(submit)
         self._router.submitted(worker, submit, ordinal)
         self._go_on(worker)
+
+    def _choose(self, request_id: str, turn: Turn) -> Placement:
+        """Chooses the worker of a turn, which has passed the gate."""
+        if self._gate is not None and turn.visit is not None:
+            assert isinstance(self._router, GatewayRouter)
+            choice = self._router.fleet.reserve(request_id, turn.prompt, turn.visit.excluded)
+            assert choice is not None, "no worker is ready"
+            self._gate.placed(turn.visit, choice)
+            return Placement(choice.worker_id, choice.hit_tokens)
+        arrival = Arrival(
+            request_id=request_id,
+            at=self._now,
+            tokens=turn.prompt.token_ids,
+            output_len=turn.num_output,
+            session=turn.session.name,
+        )
+        (group,) = self._router.split([arrival])
+        (placement,) = self._router.place(group)
+        assert placement is not None, "no worker is ready"
+        return placement
 
     def _go_on(self, worker: SimWorker) -> None:
         seconds = worker.begin()

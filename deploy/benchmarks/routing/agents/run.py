@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, get_args
 
 from cluster.bench.report import Result, at_least, checks_json, note
 from cluster.bench.stats import estimate, mean, percentile
 from deploy.benchmarks.routing.agents.closed_loop import ClosedLoop, Turn, fleet_shape
 from deploy.benchmarks.routing.agents.load import AgentLoad, Pace
-from router.config import RoutingConfig
+from deploy.benchmarks.routing.routers import OWN, find_routers
 
 _HELD_GOAL = 0.75
 _WARM_SHARE = 1 / 3
-_VARIANTS = {"gate": True, "no gate": False}
+_GATE, _NO_GATE = "gate", "no gate"
+"""Variants with the default policy; others are names of policies, without the gate."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +29,8 @@ class AgentOptions:
     sessions: tuple[int, ...] = (3, 6, 12, 18)
     """Number of sessions at a time; may be given several times. Two workers hold the contexts of
     about six."""
+    policies: tuple[str, ...] = field(default=(), metadata={"flag": "--policy"})
+    """Other routing policies to compare with, as in SimOptions."""
     seeds: int = 5
     """Number of simulations of each case, with different seeds."""
     first_seed: int = 1
@@ -70,20 +74,23 @@ class AgentFigures(NamedTuple):
 
 
 def run_agents(options: AgentOptions) -> Result:
-    """Turns per minute and times to first token by number of sessions, with and without the
-    gate; checks the fraction of the peak that is kept with more sessions."""
+    """Turns per minute and times to first token by number of sessions, with the gate, without it,
+    and with other policies; checks the fraction of the peak that is kept with more sessions."""
     rows: list[dict[str, Any]] = []
     checks = []
+    others, notes = find_routers(options.policies)
+    for text in notes:
+        note(text)
     paces: Sequence[Pace] = get_args(Pace)
     for pace in [one for one in paces if not options.gaps or one in options.gaps]:
         peak = last = 0.0
         for number in options.sessions:
-            for variant, has_gate in _VARIANTS.items():
-                row = _row(options, pace, number, has_gate)
+            for variant in (_GATE, _NO_GATE, *[entry.name for entry in others]):
+                row = _row(options, pace, number, variant)
                 rows.append({"gaps": pace, "sessions": number, "variant": variant, **row})
                 turns = row["turns_per_minute"]
                 note(f"{pace}, {number} sessions, {variant}: {turns:.1f} turns a minute")
-                if has_gate:
+                if variant == _GATE:
                     peak, last = max(peak, turns), turns
         name = f"{pace}_turns_of_peak"
         checks.append(at_least(name, last / peak if peak else 0.0, "of the peak", _HELD_GOAL))
@@ -91,15 +98,16 @@ def run_agents(options: AgentOptions) -> Result:
 
 
 def simulate_agents(
-    options: AgentOptions, pace: Pace, num_sessions: int, seed: int, *, has_gate: bool
+    options: AgentOptions, pace: Pace, num_sessions: int, seed: int, variant: str = _GATE
 ) -> AgentFigures:
-    """Figures of one simulation."""
+    """Figures of one simulation; `variant` is "gate", "no gate" or the name of a policy."""
+    (entry,), _ = find_routers((OWN if variant in (_GATE, _NO_GATE) else variant,))
     loop = ClosedLoop(
         AgentLoad(pace, seed),
         num_sessions,
         fleet_shape(options.workers, options.host_share),
-        RoutingConfig(),
-        options.session_wait_s if has_gate else 0.0,
+        partial(entry.create, {}, seed),
+        options.session_wait_s if variant == _GATE else 0.0,
     )
     horizon_s = 60.0 * options.minutes
     loop.run(horizon_s)
@@ -123,9 +131,9 @@ def _figures(turns: Sequence[Turn], minutes: float, oldest_s: float) -> AgentFig
     )
 
 
-def _row(options: AgentOptions, pace: Pace, number: int, has_gate: bool) -> dict[str, Any]:
+def _row(options: AgentOptions, pace: Pace, number: int, variant: str) -> dict[str, Any]:
     seeds = range(options.first_seed, options.first_seed + options.seeds)
-    found = [simulate_agents(options, pace, number, seed, has_gate=has_gate) for seed in seeds]
+    found = [simulate_agents(options, pace, number, seed, variant) for seed in seeds]
     turns = estimate([one.turns_per_minute for one in found])
     means = {name: mean([getattr(one, name) for one in found]) for name in AgentFigures._fields}
     return {
