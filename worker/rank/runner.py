@@ -101,16 +101,7 @@ class ModelRunner:
         config = config.with_page_size(self.model_config.block_size)
         config = self.config = resolve_limits(config, group, state_bytes=self._layout.state_bytes)
         self._attention = self._create_attention()
-        check_quantization(config, self.model_config)
-        check_blocks(config, self.model_config)
-        check_pooling(config, self.model_config)
-        groups = self._layout.groups
-        check_windows(
-            *(config, [group.window for group in groups]),
-            num_groups=len(groups),
-            layers_per_page=groups[0].layers_per_page,
-        )
-        check_states(config, self.model_config)
+        self._check_config(config)
         self._page_groups = page_groups(config, self._layout)
         check_draft_model(config, self.model_config, max_model_len=self.max_model_len)
         native = native_options(config, self.device, group.world_size)
@@ -131,17 +122,28 @@ class ModelRunner:
         self._states: RequestStates | None = None
         self._streams = DeviceStreams(self.device) if self.device.type == "cuda" else None
         self._clock = DeviceClock()
-        self._capture = None
-        if self.model_config.pooling is None:
-            self._capture = create_capture(
-                *(config, group, self._streams, self._attention, self.model_config),
-                None if self._draft_model is None else self._draft_model.backend,
-            )
+        self._capture = create_capture(
+            *(config, group, self._streams, self._attention, self.model_config),
+            None if self._draft_model is None else self._draft_model.backend,
+        )
         self._graphs: StepGraphs | None = None
         self._drafter: Drafter | None = None
         self._blocks: BlockDecoder | None = None
         self._pooler: Pooler | None = None
         self._host_pages: HostPages | None = None
+
+    def _check_config(self, config: EngineConfig) -> None:
+        """Raises ValueError for an option that the model does not support."""
+        check_quantization(config, self.model_config)
+        check_blocks(config, self.model_config)
+        check_pooling(config, self.model_config)
+        groups = self._layout.groups
+        check_windows(
+            *(config, [group.window for group in groups]),
+            num_groups=len(groups),
+            layers_per_page=groups[0].layers_per_page,
+        )
+        check_states(config, self.model_config)
 
     def _create_attention(self) -> AttentionBackend:
         """The attention backend that the configuration selects.
