@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 Value = int | float | str | Sequence[str]
 """Values of a span's attributes."""
+_OPERATIONS = {"/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
+"""Operations by path, as in OpenTelemetry's conventions; others are "chat"."""
 
 
 class RequestSpan:
@@ -39,7 +41,7 @@ class RequestSpan:
             model: name of the model.
             elapsed_s: seconds since the request arrived.
         """
-        operation = "text_completion" if path.endswith("/v1/completions") else "chat"
+        operation = _OPERATIONS.get(path, "chat")
         span = tracing.start(
             f"{operation} {model}",
             traceparent,

@@ -11,6 +11,7 @@ from worker.protocol.diffusion import DllmAlgorithm, DllmFeature
 from worker.protocol.host_cache import HostCachePolicy
 from worker.protocol.hub import at_revision, commit_of
 from worker.protocol.options import from_options, group, option_name, option_values
+from worker.protocol.pooling import PoolingOptions
 
 Device = Literal["auto", "cpu", "cuda"]
 CPUBackend = Literal["auto", "native", "torch"]
@@ -328,6 +329,8 @@ class EngineConfig:
     """Speculative decoding; None if it is disabled."""
     dllm: DllmConfig = field(default_factory=DllmConfig, metadata=group("dllm"))
     """Decoding of block-diffusion models."""
+    pooling: PoolingOptions = field(default_factory=PoolingOptions, metadata=group("pooling"))
+    """Task of the model, and pooling of its hidden states into a vector."""
     execution: ExecutionConfig = field(default_factory=ExecutionConfig, metadata=group("execution"))
     """Backends, CUDA graphs and threads of the ranks."""
 

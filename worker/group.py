@@ -381,7 +381,9 @@ async def _run_rank(
 
 def _fetch_checkpoints(config: EngineConfig) -> None:
     """Downloads checkpoints from the Hub, rejecting unsupported ones. Raises ValueError."""
-    load_model_config(config.checkpoint, weights=config.load_format != "dummy")
+    load_model_config(
+        config.checkpoint, weights=config.load_format != "dummy", pooling=config.pooling
+    )
     if config.draft_checkpoint:
         load_model_config(config.draft_checkpoint, weights=config.load_format != "dummy")
 

@@ -28,9 +28,17 @@ from worker.core.executor import Executor, RankFailure
 from worker.core.executor_factory import create_executor
 from worker.core.grammar.base import GrammarError
 from worker.frontend.grammar.process import GrammarCompiler, grammar_key, setting_of
-from worker.outputs import ChoiceState, CompletionOutput, Logprob, RequestOutput
+from worker.outputs import (
+    ChoiceState,
+    CompletionOutput,
+    Logprob,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+)
 from worker.protocol.limits import refuse
 from worker.protocol.messages import Abort, Submit, SubmitBatch
+from worker.protocol.pooling import PoolingParams
 from worker.protocol.sampling import SamplingParams, with_bad_words
 from worker.protocol.structured import StructuredOutputsParams
 from worker.protocol.text.tokenizer import Tokenizer, load_tokenizer
@@ -39,6 +47,8 @@ __all__ = [
     "LLM",
     "CompletionOutput",
     "Logprob",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputsParams",
@@ -154,6 +164,31 @@ class LLM:
             if output.finished:
                 outputs[index] = output
         return [outputs[index] for index in range(len(batch))]
+
+    def encode(
+        self, prompts: Prompt | Sequence[Prompt], pooling_params: PoolingParams | None = None
+    ) -> list[PoolingRequestOutput]:
+        """Computes the vectors of all prompts in batches, and returns them in order: embeddings, or
+        logits of labels.
+
+        Args:
+            prompts: texts, or `{"prompt_token_ids": [...]}`.
+            pooling_params: parameters of all prompts; None uses the defaults.
+
+        Raises:
+            ValueError: the model generates text, or a prompt is too long.
+            RankFailure: a rank exited.
+        """
+        sampling = SamplingParams(pooling=pooling_params or PoolingParams())
+        return [
+            PoolingRequestOutput(
+                request_id=output.request_id,
+                prompt_token_ids=output.prompt_token_ids,
+                outputs=PoolingOutput(data=np.frombuffer(output.outputs[0].pooled or b"", "<f4")),
+                num_cached_tokens=output.num_cached_tokens,
+            )
+            for output in self.generate(prompts, sampling, detokenize=False)
+        ]
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from worker.protocol.messages import FinishReason, Submit, TokenDelta, TokenLogprobs
 from worker.protocol.text.detokenizer import RequestText
 from worker.protocol.text.stop import StopStrings
@@ -44,6 +47,28 @@ class CompletionOutput:
     """Block diffusion: passes that decoded positions of the completion's blocks, else 0."""
     num_forwards: int = 0
     """Block diffusion: all forward passes of the completion, else 0."""
+    pooled: bytes | None = None
+    """Vector of a pooling model, little-endian float32; None while it is computed, and for models
+    that generate text."""
+
+
+@dataclass(kw_only=True, slots=True)
+class PoolingOutput:
+    """The vector of one prompt."""
+
+    data: npt.NDArray[np.float32]
+    """Embedding, or logits of the labels."""
+
+
+@dataclass(kw_only=True, slots=True)
+class PoolingRequestOutput:
+    """A prompt and its vector."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: PoolingOutput
+    num_cached_tokens: int
+    """Cached prompt tokens."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -102,6 +127,7 @@ class ChoiceState:
         """Applies one step's tokens. A stop string ends the completion before the engine does."""
         output = self.output
         output.token_ids.extend(delta.token_ids)
+        output.pooled = delta.pooled
         output.num_rounds, output.num_forwards = delta.num_rounds, delta.num_forwards
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = self.prompt_logprobs or [None]

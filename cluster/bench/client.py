@@ -49,6 +49,8 @@ class Request:
     """Headers in addition to those of the HTTP session."""
     keep_text: bool = False
     """Whether the record keeps the text of the response."""
+    is_streamed: bool = True
+    """Whether the response is a stream of events; else it is one JSON object."""
 
 
 def completion_request(
@@ -116,6 +118,14 @@ class Record:
     text: str = ""
     """Content of the response's message, if the request keeps it."""
 
+    def read_usage(self, usage: dict[str, Any]) -> None:
+        """Sets the token counts from the server's `usage`."""
+        self.usage_seen = True
+        self.prompt_len = usage["prompt_tokens"]
+        self.output_len = usage.get("completion_tokens") or 0
+        details = usage.get("prompt_tokens_details") or {}
+        self.cached_tokens = details.get("cached_tokens") or 0
+
 
 def open_session(headers: dict[str, str], keepalive_s: float = _IDLE_S) -> aiohttp.ClientSession:
     """A session without cookies, connection limit or total timeout."""
@@ -140,8 +150,10 @@ async def send(session: aiohttp.ClientSession, url: str, request: Request) -> Re
             record.worker = response.headers.get("x-rayfleet-worker", "")
             if response.status != 200:
                 record.error = f"HTTP {response.status}: {_message(await response.text())}"
-            else:
+            elif request.is_streamed:
                 await _read_stream(response, record, keep_text=request.keep_text)
+            else:
+                await _read_whole(response, record)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         record.error = f"{type(error).__name__}: {error}"
     record.latency = record.latency or time.perf_counter() - record.start
@@ -185,7 +197,7 @@ class _StreamReader:
             delta = json.loads(data)["choices"][0].get("delta", {})
             self._texts.append(delta.get("content") or "")
         if has_usage(data):
-            self._read_usage(json.loads(data)["usage"])
+            self._record.read_usage(json.loads(data)["usage"])
 
     def finish(self) -> None:
         """Completes the record; a stream without [DONE] at its end is an error."""
@@ -210,15 +222,20 @@ class _StreamReader:
         if message.get("error"):
             self._record.error = f"error event: {_message(data.decode())}"
         if message.get("usage"):
-            self._read_usage(message["usage"])
+            self._record.read_usage(message["usage"])
 
-    def _read_usage(self, usage: dict[str, Any]) -> None:
-        record = self._record
-        record.usage_seen = True
-        record.prompt_len = usage["prompt_tokens"]
-        record.output_len = usage.get("completion_tokens") or 0
-        details = usage.get("prompt_tokens_details") or {}
-        record.cached_tokens = details.get("cached_tokens") or 0
+
+async def _read_whole(response: aiohttp.ClientResponse, record: Record) -> None:
+    """Fills a record from a response that is not streamed."""
+    body = await response.read()
+    record.ttft = record.latency = time.perf_counter() - record.start
+    try:
+        usage = json.loads(body).get("usage")
+    except ValueError:
+        record.error = f"not JSON: {body[:200].decode(errors='replace')}"
+        return
+    if usage:
+        record.read_usage(usage)
 
 
 async def _read_stream(

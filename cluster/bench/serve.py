@@ -21,6 +21,7 @@ from cluster.bench.report import Result, note
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
+EMBEDDINGS = "/v1/embeddings"
 _TOKEN_ID_SERVERS = ("rayfleet", "vllm", "sglang")
 """Values of a model's `owned_by` for servers that support token ID prompts."""
 _WARMUP_SEED = 1_000_003
@@ -37,6 +38,9 @@ class ServeOptions:
 
     base_url: str = "http://127.0.0.1:8000"
     """Base URL of the server."""
+    task: Literal["generate", "embed"] = "generate"
+    """Task of the model: generate text with the API of --endpoint, or embed with /v1/embeddings,
+    whose metrics are request_throughput, total_token_throughput and e2el."""
     endpoint: str = COMPLETIONS
     """API to benchmark: completions, chat, or the path of either."""
     model: str | None = None
@@ -92,9 +96,14 @@ class ServeOptions:
                 raise ValueError(f"--header must be KEY=VALUE, got {text!r}")
 
     @property
+    def path(self) -> str:
+        """Path of the benchmarked API."""
+        return EMBEDDINGS if self.task == "embed" else self.endpoint
+
+    @property
     def sends_text(self) -> bool:
         """Whether prompts are sent as text."""
-        return self.prompt_format == "text" or self.endpoint == CHAT
+        return self.prompt_format == "text" or self.path == CHAT
 
 
 def run_serve(options: ServeOptions) -> Result:
@@ -174,15 +183,18 @@ class BodyMaker:
     """
 
     def __init__(self, options: ServeOptions, space: PromptSpace) -> None:
-        self._chat = options.endpoint == CHAT
+        self._path = options.path
         self._as_text = options.sends_text
         self._space = space
-        self._fields: dict[str, Any] = {
-            "model": options.model,
-            "temperature": options.temperature,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
+        self._fields: dict[str, Any] = {"model": options.model}
+        if self._path == EMBEDDINGS:
+            self._fields["encoding_format"] = "base64"
+        else:
+            self._fields |= {
+                "temperature": options.temperature,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
         if options.ignore_eos:
             self._fields["ignore_eos"] = True
         if options.extra_body:
@@ -192,25 +204,28 @@ class BodyMaker:
         self, index: int, sample: Sample, extra: Mapping[str, Any] | None = None
     ) -> Request:
         """Request for a sample, with `extra` fields in its body."""
-        body = {**self._fields, "max_tokens": sample.output_len, **(extra or {})}
-        ids = sample.prompt_token_ids
+        ids, output_len = sample.prompt_token_ids, sample.output_len
         prompt = self._space.as_text(ids) if self._as_text else ids
-        if self._chat:
-            body["messages"] = [{"role": "user", "content": prompt}]
+        body: dict[str, Any]
+        if self._path == EMBEDDINGS:
+            body, output_len = {"input": prompt}, 0
+        elif self._path == CHAT:
+            body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": output_len}
         else:
-            body["prompt"] = prompt
+            body = {"prompt": prompt, "max_tokens": output_len}
         return Request(
             index=index,
-            body=json.dumps(body).encode(),
+            body=json.dumps({**self._fields, **body, **(extra or {})}).encode(),
             prompt_len=len(ids),
-            output_len=sample.output_len,
+            output_len=output_len,
+            is_streamed=self._path != EMBEDDINGS,
         )
 
 
 def load_of(options: ServeOptions, requests: Sequence[Request]) -> Load:
     """Load with these requests on the endpoint of the options."""
     return Load(
-        url=options.base_url.rstrip("/") + options.endpoint,
+        url=options.base_url.rstrip("/") + options.path,
         headers=request_headers(options),
         requests=tuple(requests),
         max_concurrency=options.max_concurrency,
@@ -264,7 +279,7 @@ def load_setting(options: ServeOptions) -> Result:
         "model_id": options.model,
         "tokenizer_id": options.tokenizer,
         "base_url": options.base_url,
-        "endpoint": options.endpoint,
+        "endpoint": options.path,
         "prompt_format": "text" if options.sends_text else "token-ids",
         **_dataset(options.dataset),
         "request_rate": _json_number(options.request_rate),

@@ -266,7 +266,7 @@ def check_loading(engine: EngineConfig) -> Finding:
         raise
     except Exception as error:  # tokenizers raises plain Exception for malformed files
         raise ValueError(f"cannot load the tokenizer of {engine.model}: {error}") from error
-    config = load_model_config(engine.checkpoint, weights=False)
+    config = load_model_config(engine.checkpoint, weights=False, pooling=engine.pooling)
     length = config.resolve_max_model_len(engine.max_model_len)
     summary = f"{config.architecture}, up to {length} tokens"
     checked = check_tensors(

@@ -64,6 +64,7 @@ COMMON = frozenset(
         "--max-workers",
         "--min-workers",
         "--revision",
+        "--task",
         "--tensor-parallel-size",
         "--device",
         "--dtype",

@@ -20,7 +20,7 @@ from router.api.admin import AdminRoutes
 from router.api.anthropic.routes import AnthropicRoutes
 from router.api.http.account import account_of
 from router.api.http.audit import AuditLog
-from router.api.http.auth import ApiKeys
+from router.api.http.auth import RERANK_PATHS, SCORE_PATHS, ApiKeys
 from router.api.http.body import Bodies, BodyLimits
 from router.api.http.browsers import BrowserGuard
 from router.api.http.client_streams import ClientStreams, StreamLimits
@@ -29,6 +29,7 @@ from router.api.http.parts import PartsApp
 from router.api.openai.completions import CompletionRoutes, request_id_of
 from router.api.openai.tokenize import TokenRoutes
 from router.api.openapi import openapi_document
+from router.api.pooling.routes import PoolingRoutes
 from router.api.responses.routes import ResponsesRoutes
 from router.api.sessions import SessionRoutes
 from router.api.unknown_routes import describe_unknown_route
@@ -120,6 +121,7 @@ def _routes(
     completions = CompletionRoutes(gateway, bodies, streams)
     anthropic = AnthropicRoutes(gateway, bodies, completions)
     responses = ResponsesRoutes(gateway, bodies, completions)
+    pooling = PoolingRoutes(gateway, bodies, completions)
     tokens = TokenRoutes(gateway, bodies)
     monitor = MonitorRoutes(gateway, keys)
     sessions = SessionRoutes(gateway)
@@ -136,6 +138,11 @@ def _routes(
         Route("/v1/responses/{response_id}", responses.retrieve, methods=["GET"]),
         Route("/v1/responses/{response_id}", responses.delete, methods=["DELETE"]),
         Route("/v1/responses/{response_id}/cancel", responses.cancel, methods=["POST"]),
+        Route("/v1/embeddings", pooling.embed, methods=["POST"]),
+        Route("/pooling", pooling.pool, methods=["POST"]),
+        Route("/classify", pooling.classify, methods=["POST"]),
+        *[Route(path, pooling.score, methods=["POST"]) for path in SCORE_PATHS],
+        *[Route(path, pooling.rerank, methods=["POST"]) for path in RERANK_PATHS],
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
         Route("/v1/models", monitor.models),
@@ -270,9 +277,12 @@ class MonitorRoutes:
     def _card(self, name: str) -> dict[str, Any]:
         model = self._gateway.model(name)
         info = model.fleet.info
-        blocks = {}
+        kind: dict[str, Any] = {}
         if info is not None and info.block_size > 1:
-            blocks["diffusion_block_size"] = info.block_size
+            kind["diffusion_block_size"] = info.block_size
+        if (pooling := None if info is None else info.pooling) is not None:
+            name_of_size = "embedding_size" if pooling.task == "embed" else "num_labels"
+            kind |= {"task": pooling.task, name_of_size: pooling.size}
         max_tokens = None if info is None else Limits.of(info).max_tokens
         created = self._gateway.created
         return {
@@ -287,8 +297,8 @@ class MonitorRoutes:
             "parent": None,
             "max_model_len": info.max_model_len if info is not None else None,
             "context_length": max_tokens,
-            "max_output_tokens": None if max_tokens is None else max_tokens - 1,
-            **blocks,
+            "max_output_tokens": max_tokens - 1 if max_tokens and pooling is None else None,
+            **kind,
         }
 
 

@@ -10,13 +10,21 @@ from typing import Any
 import msgspec
 
 from router.api.anthropic.protocol import COUNTED, KNOWN, CountTokensRequest, MessagesRequest
-from router.api.http.auth import OPEN_PATHS
+from router.api.http.auth import OPEN_PATHS, RERANK_PATHS, SCORE_PATHS
 from router.api.openai.fields import IGNORED
 from router.api.openai.protocol import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
+)
+from router.api.pooling.protocol import KNOWN as POOLING
+from router.api.pooling.protocol import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
 )
 from router.api.responses.protocol import KNOWN as RESPONSES
 from router.api.responses.protocol import ResponsesRequest
@@ -34,6 +42,11 @@ _POSTED: tuple[tuple[str, str, type[msgspec.Struct], bool], ...] = (
         False,
     ),
     ("/v1/responses", "Creates a response", ResponsesRequest, True),
+    ("/v1/embeddings", "Creates embeddings", EmbeddingRequest, False),
+    ("/pooling", "Returns the vectors of texts", PoolingRequest, False),
+    ("/classify", "Classifies texts", ClassifyRequest, False),
+    *((path, "Scores pairs of texts", ScoreRequest, False) for path in SCORE_PATHS),
+    *((path, "Ranks documents by relevance", RerankRequest, False) for path in RERANK_PATHS),
     ("/tokenize", "Tokenizes a prompt or a chat", TokenizeRequest, False),
     ("/detokenize", "Converts token ids to text", DetokenizeRequest, False),
 )
@@ -44,6 +57,10 @@ _IGNORED = {
     MessagesRequest: KNOWN.ignored,
     CountTokensRequest: COUNTED.ignored,
     ResponsesRequest: RESPONSES.ignored,
+    **dict.fromkeys(
+        (EmbeddingRequest, PoolingRequest, ClassifyRequest, ScoreRequest, RerankRequest),
+        POOLING.ignored,
+    ),
 }
 """Fields that are accepted and ignored, by type of the body."""
 _BODILESS = (
@@ -112,7 +129,7 @@ def openapi_document(root_path: str = "") -> bytes:
     Args:
         root_path: prefix that a reverse proxy adds to all paths; empty for none.
     """
-    bodies = [body for _, _, body, _ in _POSTED]
+    bodies = list(dict.fromkeys(body for _, _, body, _ in _POSTED))
     _, schemas = msgspec.json.schema_components(bodies, ref_template=_REFERENCE)
     for body in bodies:
         schema = schemas[body.__name__]

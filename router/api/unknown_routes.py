@@ -12,7 +12,6 @@ _UNSUPPORTED = {
     "/v1/complete": "the Text Completions API of Anthropic",
     "/v1/containers": "containers of the code interpreter (OpenAI)",
     "/v1/conversations": "the Conversations API of OpenAI; use previous_response_id",
-    "/v1/embeddings": "embeddings, vectors that represent texts (OpenAI)",
     "/v1/evals": "the Evals API of OpenAI",
     "/v1/files": "the Files API of OpenAI and Anthropic",
     "/v1/fine_tuning": "the fine-tuning API of OpenAI",
@@ -20,15 +19,11 @@ _UNSUPPORTED = {
     "/v1/messages/batches": "the Message Batches API of Anthropic",
     "/v1/moderations": "moderation, a classification of texts (OpenAI)",
     "/v1/realtime": "the Realtime API of OpenAI",
-    "/v1/rerank": "reranking (Cohere, Jina)",
-    "/v1/score": "scores of pairs of texts (vLLM)",
     "/v1/skills": "skills (OpenAI, Anthropic)",
     "/v1/threads": "the Assistants API of OpenAI",
     "/v1/uploads": "the Uploads API of OpenAI",
     "/v1/vector_stores": "vector stores of OpenAI",
     "/v1/videos": "video generation (OpenAI)",
-    "/classify": "classification (vLLM)",
-    "/pooling": "pooling models (vLLM)",
 }
 """Unsupported routes of other servers, including routes below them, with their purpose."""
 _VERSION = "/v1"

@@ -66,12 +66,12 @@ class Feasibility:
         The text is not tokenized yet, which would be slow for texts far beyond the limit. A token
         has up to `longest_token` characters.
         """
-        max_tokens = max((kind.max_tokens - 1 for kind in kinds), default=None)
-        if max_tokens is None or num_characters <= max_tokens * longest_token:
+        longest = max(kinds, key=lambda kind: kind.max_prompt_tokens, default=None)
+        if longest is None or num_characters <= longest.max_prompt_tokens * longest_token:
             return None
         num_tokens = -(-num_characters // longest_token)
         found = f"your prompt has {num_characters} characters, at least {num_tokens} tokens"
-        return self._of_all([too_long(found, num_tokens, max_tokens + 1)])
+        return self._of_all([too_long(found, num_tokens, longest.max_tokens, longest)])
 
     def at(self, kind: Limits, prompt: PromptBlocks, num_resumed: int) -> Problem | None:
         """Reason why no worker of one kind can resume the completion after `prompt`; None if it

@@ -12,7 +12,7 @@ OTHER: Final = "other"
 """Label of unknown routes and methods, since clients can send arbitrary ones."""
 METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 """Methods with their own label."""
-_COMPLETIONS: Final = ("/v1/chat/completions", "/v1/completions")
+_COMPLETIONS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 _EXPECTED: Final = (200, 400, 401, 403, 404, 408, 413, 415, 429, 500, 503)
 """Statuses of responses to completion requests."""
 MAX_IGNORED_FIELDS: Final = 64

@@ -121,6 +121,7 @@ class Completion:
         "num_rounds",
         "num_suspected",
         "num_taken",
+        "pooled",
         "prompt",
         "prompt_logprobs",
         "rejection",
@@ -200,6 +201,8 @@ class Completion:
         """Log-probabilities of each token; empty unless requested."""
         self.prompt_logprobs: list[TokenLogprobs] | None = None
         """Log-probabilities of the prompt's tokens; None unless requested."""
+        self.pooled = b""
+        """Vector of a pooling model, little-endian float32; empty before it is computed."""
         self.rejection: Rejection | None = None
         """The last worker's rejection: its queue is full and no other worker has accepted the
         request since, or the request contradicts itself."""
@@ -274,6 +277,10 @@ class Completion:
                 self.prompt_logprobs.extend(delta.prompt_logprobs)
         if delta.token_ids:
             self._take_tokens(delta, now)
+        elif delta.pooled is not None:
+            self.pooled = delta.pooled
+            self.times.took_tokens(0, now, delta.times)
+            self._begin()
         if self._text.stop_reason is not None:
             self.stop_reason = self._text.stop_reason
             self._abort_worker()
@@ -348,6 +355,10 @@ class Completion:
         if delta.logprobs is not None:
             self.logprobs += delta.logprobs[:num_new]
         self.times.took_tokens(num_new, now, delta.times)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Records the first output of an attempt."""
         if self._awaited:
             self._awaited = False
             self._owner.begun(self)

@@ -86,8 +86,8 @@ class CompletionTimes:
         return now - self.arrived_at
 
     def took_tokens(self, number: int, now: float, from_worker: FirstTokenTimes | None) -> None:
-        """Records new tokens; with the first ones the worker may report the parts of the time to
-        first token."""
+        """Records new tokens, or the vector of a pooling model (0 tokens); with the first ones the
+        worker may report the parts of the time to first token."""
         self._stats.generation_tokens += number
         if self._first_token_at:
             self._latency.inter_token.observe((now - self.last_token_at) / number, number)

@@ -28,7 +28,7 @@ from router.serving.placing import Placer
 from router.tokens.encoder import PromptEncoder
 from router.work_slice import WorkSlice
 from worker.protocol.admission import AdmissionChange
-from worker.protocol.messages import AttachSnapshot, WorkerUpdate
+from worker.protocol.messages import AttachSnapshot, EngineInfo, WorkerUpdate
 from worker.protocol.text.detokenizer import RequestText
 from worker.protocol.text.stop import StopStrings
 from worker.protocol.text.tokenizer import Tokenizer
@@ -127,6 +127,10 @@ class ServedModel:
             await channel.close()
         if self._log_file is not None:
             self._log_file.close(self.fleet)
+
+    async def ready_info(self) -> EngineInfo:
+        """The engine of a ready worker; waits for one if it is expected. Raises ApiError (503)."""
+        return await self._placer.ready_info()
 
     async def generation(self, request: GenerationRequest) -> Generation:
         """Creates a request's completions, which are not placed yet."""

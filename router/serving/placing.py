@@ -17,6 +17,7 @@ from router.serving.completion import Completion
 from router.serving.entrance import SessionEntrance
 from router.serving.isolation import Changes, Isolation
 from worker.protocol.limits import Limits
+from worker.protocol.messages import EngineInfo
 
 logger = logging.getLogger(__name__)
 
@@ -166,6 +167,20 @@ class Placer:
             self.entrance.ended(completion)
         if self._log_file is not None and (line := decision_line(completion)) is not None:
             self._log_file.decided(line, self._fleet)
+
+    async def ready_info(self) -> EngineInfo:
+        """The engine of a ready worker; waits for one if it is expected. Raises ApiError (503)."""
+        if not self._fleet.ready:
+            self._stats.pending_requests += 1  # starts a worker on demand
+            try:
+                await self._wait_for_worker()
+            finally:
+                self._stats.pending_requests -= 1
+        info = self._fleet.info
+        if info is None:
+            self._stats.unplaced += 1
+            raise no_worker(self._route.name, "try again shortly")
+        return info
 
     async def place(self, completion: Completion) -> None:
         """Submits the completion to a worker. Raises ApiError if no worker accepts it."""

@@ -31,6 +31,16 @@ _SHORT = 1024
 thread may wait 5 ms for the GIL next to a busy event loop."""
 
 
+class TextPair(NamedTuple):
+    """Two texts that the tokenizer joins to one prompt, as a checkpoint for pairs is trained."""
+
+    first: str
+    second: str
+
+
+Prompt = str | Sequence[int] | TextPair
+
+
 class PromptEncoder:
     """Encodes the prompts of one model for routing.
 
@@ -95,7 +105,7 @@ class PromptEncoder:
 
     async def prompts(
         self,
-        prompts: Sequence[str | Sequence[int]],
+        prompts: Sequence[Prompt],
         feasibility: Feasibility,
         *,
         cache_salt: str = "",
@@ -105,7 +115,8 @@ class PromptEncoder:
         add_special_tokens: bool = True,
         last: int | None = None,
     ) -> list[PromptBlocks]:
-        """Encodes prompts that are texts or token ids. See `chat` for the other arguments.
+        """Encodes prompts that are texts, pairs of texts or token ids. See `chat` for the other
+        arguments.
 
         Args:
             add_special_tokens: whether to add the tokenizer's special tokens.
@@ -121,17 +132,17 @@ class PromptEncoder:
         vocab_size = info.vocab_size if info is not None else self._tokenizer.vocab_size
 
         def work() -> list[PromptBlocks]:
-            checked: list[str | Tokens] = []
+            checked: list[str | TextPair | Tokens] = []
             for prompt in prompts:
-                if isinstance(prompt, str):
-                    check_length(len(prompt))
+                if isinstance(prompt, str | TextPair):
+                    check_length(_length(prompt))
                     checked.append(prompt)
                 else:
                     accept(len(prompt))
                     checked.append(_in_vocabulary(prompt, vocab_size))
             encoded: list[Sequence[int] | Tokens] = []
             for given in checked:
-                if not isinstance(given, str):
+                if not isinstance(given, str | TextPair):
                     encoded.append(given)
                     continue
                 encoded.append(self._tokenizer.encode(given, add_special_tokens=add_special_tokens))
@@ -140,7 +151,7 @@ class PromptEncoder:
                 self._blocks(_last(ids, last), cache_salt, tenant, session, keys) for ids in encoded
             ]
 
-        return await self._run(work, sum(map(len, prompts)), owner)
+        return await self._run(work, sum(map(_length, prompts)), owner)
 
     async def tokens(
         self,
@@ -451,6 +462,11 @@ def num_characters(data: Any, *, per_value: int = 0, enough: float = inf) -> int
         elif isinstance(value, list | tuple):
             rest += value
     return total
+
+
+def _length(prompt: Prompt) -> int:
+    """Characters or tokens of a prompt."""
+    return sum(map(len, prompt)) if isinstance(prompt, TextPair) else len(prompt)
 
 
 def _last(token_ids: Sequence[int] | Tokens, maximum: int | None) -> Sequence[int] | Tokens:

@@ -82,7 +82,7 @@ async def test_error_classes(rig, monkeypatch):
             await client.completions.create(model="stub", prompt=[5] * 300)
         with pytest.raises(openai.NotFoundError) as unknown:
             await complete(model="nope", messages=MESSAGES)
-        with pytest.raises(openai.NotFoundError):
+        with pytest.raises(openai.BadRequestError, match="this model generates text"):
             await client.embeddings.create(model="stub", input="hi")
         with pytest.raises(openai.APIStatusError) as large:
             await client.completions.create(model="stub", prompt="x" * 20_000)

@@ -22,6 +22,8 @@ WRONG_BASES = {
     "/messages": "/v1/messages",
     "/responses": "/v1/responses",
     "/models": "/v1/models",
+    "/embeddings": "/v1/embeddings",
+    "/v1/v1/embeddings": "/v1/embeddings",
     "/v1/v1/messages": "/v1/messages",
     "/v1/v1/chat/completions": "/v1/chat/completions",
     "/v1/v1/models": "/v1/models",
@@ -34,9 +36,6 @@ WRONG_BASES = {
     "/v1/health": "/health",
 }
 UNSUPPORTED = {
-    "/v1/embeddings": "embeddings",
-    "/embeddings": "embeddings",
-    "/v1/v1/embeddings": "embeddings",
     "/v1/audio/speech": "speech",
     "/v1/images/generations": "image generation",
     "/v1/files": "Files API",

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.engines.forked_rank import forking_ranks
 from worker.core.executor import RankFailure
-from worker.llm import LLM, SamplingParams, StructuredOutputsParams
+from worker.llm import LLM, PoolingParams, SamplingParams, StructuredOutputsParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 OPTIONS = {"device": "cpu", "cpu_threads": 1, "kv_cache_tokens": 4096}
@@ -224,3 +224,16 @@ def test_bad_words_and_biases_by_text(llm: LLM) -> None:
     assert llm.generate("words", biased)[0].outputs[0].token_ids == [50] * 4
     with pytest.raises(ValueError, match="logit_bias has token id 100000"):
         llm.generate("words", SamplingParams(logit_bias={100000: 1.0}))
+
+
+def test_vectors_of_a_pooling_model(tiny_chat_model: Path) -> None:
+    with forking_ranks():
+        model = LLM(str(tiny_chat_model), task="embed", **OPTIONS)
+    with model:
+        one, two = model.encode(["a prompt of a few words", "another"])
+        (short,) = model.encode(["another"], PoolingParams(dimensions=8))
+        with pytest.raises(ValueError, match="this model does not generate text"):
+            model.generate(["x"], GREEDY)
+    assert one.prompt_token_ids != two.prompt_token_ids
+    assert len(one.outputs.data) == len(two.outputs.data) > len(short.outputs.data) == 8
+    assert float(one.outputs.data @ one.outputs.data) == pytest.approx(1.0)

@@ -47,4 +47,5 @@ def create_executor(
 
 
 def _has_blocks(config: EngineConfig) -> bool:
-    return load_model_config(config.checkpoint, weights=False).block_size > 1
+    model = load_model_config(config.checkpoint, weights=False, pooling=config.pooling)
+    return model.block_size > 1

@@ -26,7 +26,9 @@ def begin_salt(config: EngineConfig) -> Callable[[], str]:
     def read() -> None:
         try:
             weights = config.load_format != "dummy"
-            folder = load_model_config(config.checkpoint, weights=weights).folder
+            folder = load_model_config(
+                config.checkpoint, weights=weights, pooling=config.pooling
+            ).folder
             salt.set_result(block_hash_salt(folder, weights=weights))
         except Exception as error:
             salt.set_exception(error)
@@ -47,7 +49,9 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello], salt: str) 
     Raises:
         ValueError: a rank's memory has no room for any KV cache page.
     """
-    model = load_model_config(config.checkpoint, weights=config.load_format != "dummy")
+    model = load_model_config(
+        config.checkpoint, weights=config.load_format != "dummy", pooling=config.pooling
+    )
     num_pages = min(hello.num_pages for hello in hellos) - 1  # page 0 is for padding writes
     max_model_len, groups = min(hello.max_model_len for hello in hellos), hellos[0].page_groups
     if num_pages < 1:
@@ -87,6 +91,7 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello], salt: str) 
         startup=slowest(hellos),
         num_pages=num_pages,
         page_groups=groups,
+        pooling=None if model.pooling is None else model.pooling.info,
         processes={"rank 0": os.getpid()} | _processes(hellos),
     )
 

@@ -59,6 +59,8 @@ class Delivery:
     request runs, and after its first token."""
     num_prompt_scored: int = 0
     """Number of prompt tokens with known log-probabilities, sent or not."""
+    pooled: bytes | None = None
+    """Vector of a request to a pooling model; None before its last token is computed."""
 
 
 @dataclass(slots=True)

@@ -229,6 +229,8 @@ def _extend(tail: TokenDelta, delta: TokenDelta) -> None:
         tail.logprobs = [*(tail.logprobs or ()), *delta.logprobs]
     if delta.times is not None:
         tail.times = delta.times
+    if delta.pooled is not None:
+        tail.pooled = delta.pooled
     if delta.prompt_logprobs is not None:
         if tail.prompt_logprobs is None:
             tail.prompt_logprobs = delta.prompt_logprobs

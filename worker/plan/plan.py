@@ -15,6 +15,7 @@ from xxhash import xxh3_64_intdigest
 
 from worker.protocol.diffusion import DiffusionParams
 from worker.protocol.messages import TokenLogprobs
+from worker.protocol.pooling import PoolingParams
 
 _DIGESTS_KEPT = 512
 """Number of digests kept, one per step; a Plan's digest lags behind by far fewer steps."""
@@ -78,6 +79,9 @@ class Admit(msgspec.Struct, array_like=True, frozen=True):
     end_token_ids: list[int] = []
     """Tokens that are certain to end the request: nothing is computed after one. Empty if
     `min_tokens` makes that uncertain."""
+    pooling: PoolingParams | None = None
+    """Parameters of a request to a pooling model, whose rows sample nothing: the row that computes
+    the last token returns the vector. None for a request that generates text."""
 
 
 class PageWrite(msgspec.Struct, array_like=True, frozen=True):
@@ -298,6 +302,9 @@ class StepResult(msgspec.Struct, array_like=True, frozen=True):
     milliseconds."""
     loading: int = 0
     """First Plan whose loads from host memory have not ended; 0 if all have."""
+    pooled: dict[int, bytes] | None = None
+    """Vectors of rows that computed the last token of a pooling model's request, little-endian
+    float32, by row index; None without any."""
 
 
 class SampleDigest:

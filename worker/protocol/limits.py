@@ -10,6 +10,7 @@ import numpy as np
 from worker.protocol.blocks import TOKEN_BYTES
 from worker.protocol.diffusion import EDITING
 from worker.protocol.messages import EngineInfo, Rejection, Submit
+from worker.protocol.pooling import PoolingInfo, PoolingParams
 from worker.protocol.sampling import MAX_BAD_WORDS_TOKENS, MAX_LOGIT_BIASES, SamplingParams
 
 
@@ -46,6 +47,8 @@ class Limits(msgspec.Struct, frozen=True):
     """Default decoding algorithm; empty for an autoregressive model."""
     has_edit_tokens: bool
     """Whether a block-diffusion model has tokens for deletion and insertion."""
+    pooling: PoolingInfo | None = None
+    """Properties of a pooling model; None for a model that generates text."""
 
     @classmethod
     def of(cls, info: EngineInfo) -> Limits:
@@ -57,12 +60,18 @@ class Limits(msgspec.Struct, frozen=True):
             info.block_size,
             info.dllm_algorithm,
             info.has_edit_tokens,
+            info.pooling,
         )
 
     @property
     def max_tokens(self) -> int:
         """Maximum tokens of prompt and completion together."""
         return min(self.max_model_len, self.max_total_tokens)
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Maximum tokens of a prompt, which leaves room for a generated token if any are."""
+        return self.max_tokens - (self.pooling is None)
 
 
 def refuse(
@@ -111,7 +120,7 @@ def prompt_problem(limits: Limits, num_tokens: int) -> Problem | None:
     """Problem of a prompt that is empty or too long, else None."""
     if num_tokens == 0:
         return Problem("prompt", "the prompt is empty: send at least one token")
-    if num_tokens < limits.max_tokens:
+    if num_tokens <= limits.max_prompt_tokens:
         return None
     return too_long(f"your prompt has {num_tokens} tokens", num_tokens, limits.max_tokens, limits)
 
@@ -130,10 +139,11 @@ def too_long(found: str, num_tokens: int, max_tokens: int, limits: Limits | None
     """
     is_small = limits is not None and limits.max_total_tokens < limits.max_model_len
     cache = f" (KV cache; the model supports {limits.max_model_len})" if limits and is_small else ""
-    message = (
-        f"This model's maximum context length is {max_tokens} tokens{cache}. However, {found}, and "
-        "at least 1 is generated. Please reduce the length of the messages."
-    )
+    length = f"This model's maximum context length is {max_tokens} tokens{cache}. However, {found}"
+    if limits is not None and limits.pooling is not None:
+        message = f"{length}. Please reduce the length of the input."
+        return Problem("prompt", message, Overflow(num_tokens, max_tokens))
+    message = f"{length}, and at least 1 is generated. Please reduce the length of the messages."
     return Problem("prompt", message, Overflow(num_tokens, max_tokens - 1))
 
 
@@ -207,6 +217,8 @@ def _parameters(
 
 def _unsuited(limits: Limits, sampling: SamplingParams) -> Problem | None:
     """Problem of the first parameter unsupported for the kind of model, or None."""
+    if limits.pooling is not None or sampling.pooling is not None:
+        return _pooling_problem(limits.pooling, sampling.pooling)
     if limits.block_size == 1:
         if sampling.diffusion is None:
             return None
@@ -234,6 +246,31 @@ def _unsuited(limits: Limits, sampling: SamplingParams) -> Problem | None:
             'tokens: use "diffusion": {"algorithm": "LowConfidence"}',
         )
     return _unsuited_for_moves(limits, sampling) if algorithm == "JointThresholdInDel" else None
+
+
+def _pooling_problem(info: PoolingInfo | None, params: PoolingParams | None) -> Problem | None:
+    """Problem of a request for a vector to a model that generates text, of the opposite, or of a
+    number of dimensions; None without any."""
+    if info is None:
+        return Problem(
+            "model",
+            "this model generates text: use /v1/chat/completions, or serve it with --task embed "
+            "for embeddings",
+        )
+    if params is None:
+        routes = "/v1/embeddings" if info.task == "embed" else "/classify, /score or /v1/rerank"
+        return Problem("model", f"this model does not generate text: use {routes}")
+    size = params.dimensions
+    if size is None:
+        return None
+    if info.task != "embed":
+        return Problem("dimensions", "dimensions is for embeddings, but this model classifies")
+    if size > info.size or (info.dimensions and size not in info.dimensions):
+        allowed = f"at most {info.size}"
+        if info.dimensions:
+            allowed = f"one of {', '.join(map(str, info.dimensions))}"
+        return Problem("dimensions", f"dimensions must be {allowed}, got {size}")
+    return None
 
 
 def _unsuited_for_moves(limits: Limits, sampling: SamplingParams) -> Problem | None:

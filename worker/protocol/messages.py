@@ -21,13 +21,14 @@ from worker.protocol.diffusion import BlockTotals
 from worker.protocol.exports import AsCounter, AsGauge
 from worker.protocol.host_cache import HostCacheTotals
 from worker.protocol.page_groups import ONE_GROUP, PageGroups
+from worker.protocol.pooling import PoolingInfo
 from worker.protocol.sampling import SamplingParams
 from worker.protocol.slo import Slo
 from worker.protocol.speculation import SpeculationTotals
 from worker.protocol.times import FirstTokenTimes, StepTimes
 from worker.protocol.working_sets import SessionUse
 
-PROTOCOL_VERSION = 16
+PROTOCOL_VERSION = 17
 """Incremented whenever a message changes shape or meaning; both sides reject other versions."""
 
 DEFAULT_PRIORITY = 4
@@ -44,7 +45,8 @@ IN_BATCH = SamplingParams()
 
 
 class Submit(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One completion for a worker to generate; a request with `n` > 1 becomes several."""
+    """One completion for a worker to generate, or one prompt to pool; a request with `n` > 1
+    becomes several."""
 
     request_id: str
     """Id of the completion, unique in the fleet; included in the logs of all processes."""
@@ -270,6 +272,8 @@ class TokenDelta(msgspec.Struct, array_like=True):
     """Block diffusion: tokens of the running block (-1 if not decoded yet), if requested."""
     times: FirstTokenTimes | None = None
     """Latencies of this attempt's first token, sent with that token."""
+    pooled: bytes | None = None
+    """Vector of a request to a pooling model, little-endian float32, with its end."""
 
     @property
     def ends_with_stop_token(self) -> bool:
@@ -477,6 +481,8 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
     """Layer groups with separate pages."""
     tokenizer: str = ""
     """Name or folder of a tokenizer that replaces the checkpoint's; empty for none."""
+    pooling: PoolingInfo | None = None
+    """Properties of a pooling model; None for a model that generates text."""
 
 
 class StepReport(msgspec.Struct, array_like=True, tag="step"):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from worker.protocol.diffusion import DiffusionParams
+from worker.protocol.pooling import PoolingParams
 from worker.protocol.structured import StructuredOutputsParams, ThoughtTokens
 
 if TYPE_CHECKING:
@@ -112,6 +113,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Tokens around reasoning that may precede structured output; None without reasoning."""
     diffusion: DiffusionParams | None = None
     """Parameters of block diffusion; None uses the server's."""
+    pooling: PoolingParams | None = None
+    """Parameters of a request for a vector, which generates no tokens; None generates text."""
 
     def __post_init__(self) -> None:
         self._normalize()

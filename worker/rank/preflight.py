@@ -27,12 +27,13 @@ def check_engine(config: EngineConfig) -> ModelConfig:
         Unavailable: a file is missing, possibly temporarily.
         ValueError: it cannot be served; the message names the option to change.
     """
-    model = load_model_config(config.checkpoint, weights=False)
+    model = load_model_config(config.checkpoint, weights=False, pooling=config.pooling)
     config = config.with_page_size(model.block_size)
     max_model_len = model.resolve_max_model_len(config.max_model_len)
     check_sharing(model, config.tensor_parallel_size, expert_parallel=config.enable_expert_parallel)
     check_quantization(config, model)
     check_blocks(config, model)
+    check_pooling(config, model)
     check_windows(config, model.windows_within(max_model_len))
     check_states(config, model)
     check_draft_model(config, model, max_model_len=max_model_len)
@@ -83,6 +84,25 @@ def check_blocks(config: EngineConfig, model: ModelConfig) -> None:
             f"--speculative-method {config.speculative.method} is not supported for "
             "block-diffusion models: use none"
         )
+
+
+def check_pooling(config: EngineConfig, model: ModelConfig) -> None:
+    """Checks an engine's configuration for a pooling model; accepts all others.
+
+    Raises:
+        ValueError: an option is not supported; the message names it.
+    """
+    if model.pooling is None:
+        return
+    unsupported = {
+        "--speculative-method": config.speculative is not None,
+        "--enable-weight-caching": config.execution.enable_weight_caching,
+    }
+    for option, is_set in unsupported.items():
+        if is_set:
+            raise ValueError(f"{option} is not supported for pooling models: remove it")
+    if model.block_size > 1:
+        raise ValueError("--task embed and score are not supported for block-diffusion models")
 
 
 def check_windows(

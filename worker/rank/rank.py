@@ -122,7 +122,9 @@ class Rank:
         self._end_phase("connect")
         if group.device.type == "cuda":
             choose_kernel_cache()
-        model = load_model_config(config.checkpoint, weights=config.load_format != "dummy")
+        model = load_model_config(
+            config.checkpoint, weights=config.load_format != "dummy", pooling=config.pooling
+        )
         self._end_phase("download")
         with _with_remedy("for the weights", _LARGER_DEVICE):
             runner = self._runner = ModelRunner(config, group, model)

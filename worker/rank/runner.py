@@ -31,9 +31,11 @@ from worker.rank.host_pages import HostPages, create_host_pages
 from worker.rank.kv_cache import allocate_planes, kv_caches, page_bytes, page_groups
 from worker.rank.limits import resolve_limits
 from worker.rank.memory import plan_host_pages, plan_pages
+from worker.rank.pooling import Pooler
 from worker.rank.preflight import (
     check_blocks,
     check_draft_model,
+    check_pooling,
     check_quantization,
     check_states,
     check_windows,
@@ -77,7 +79,9 @@ class ModelRunner:
         self.group = group
         self.device = group.device
         is_dummy = config.load_format == "dummy"
-        self.model_config = model or load_model_config(config.checkpoint, weights=not is_dummy)
+        self.model_config = model or load_model_config(
+            config.checkpoint, weights=not is_dummy, pooling=config.pooling
+        )
         if self.device.type == "cpu":
             tune_cpu_process(config.execution.cpu_threads, group.world_size)
         self.max_model_len = self.model_config.resolve_max_model_len(config.max_model_len)
@@ -97,15 +101,7 @@ class ModelRunner:
         config = config.with_page_size(self.model_config.block_size)
         config = self.config = resolve_limits(config, group, state_bytes=self._layout.state_bytes)
         self._attention = self._create_attention()
-        check_quantization(config, self.model_config)
-        check_blocks(config, self.model_config)
-        groups = self._layout.groups
-        check_windows(
-            *(config, [group.window for group in groups]),
-            num_groups=len(groups),
-            layers_per_page=groups[0].layers_per_page,
-        )
-        check_states(config, self.model_config)
+        self._check_config(config)
         self._page_groups = page_groups(config, self._layout)
         check_draft_model(config, self.model_config, max_model_len=self.max_model_len)
         native = native_options(config, self.device, group.world_size)
@@ -133,7 +129,21 @@ class ModelRunner:
         self._graphs: StepGraphs | None = None
         self._drafter: Drafter | None = None
         self._blocks: BlockDecoder | None = None
+        self._pooler: Pooler | None = None
         self._host_pages: HostPages | None = None
+
+    def _check_config(self, config: EngineConfig) -> None:
+        """Raises ValueError for an option that the model does not support."""
+        check_quantization(config, self.model_config)
+        check_blocks(config, self.model_config)
+        check_pooling(config, self.model_config)
+        groups = self._layout.groups
+        check_windows(
+            *(config, [group.window for group in groups]),
+            num_groups=len(groups),
+            layers_per_page=groups[0].layers_per_page,
+        )
+        check_states(config, self.model_config)
 
     def _create_attention(self) -> AttentionBackend:
         """The attention backend that the configuration selects.
@@ -182,7 +192,9 @@ class ModelRunner:
             num_pages=num_pages,
             max_model_len=self.max_model_len,
             vocab_size=self.model_config.vocab_size,
-            num_host_pages=plan_host_pages(
+            num_host_pages=0
+            if self._recomputes()
+            else plan_host_pages(
                 self.config,
                 group=self.group,
                 page_bytes=page_bytes(self.config, self._layout, self._page_groups),
@@ -250,6 +262,10 @@ class ModelRunner:
             drafted = None if self._drafter is None else self._drafter.place(plan)
             # Inputs: tables are updated, arrays sent to the device.
             batch = self._build(plan, drafted, slot)
+            pooled = None
+            if self._pooler is not None:
+                pooled = self._pooler.prepare(plan)
+                batch = batch and replace(batch, logits_indices=pooled.logits_indices)
             prepared = time.monotonic()
             if slot is not None:
                 slot.prepared.record()
@@ -265,6 +281,7 @@ class ModelRunner:
             hidden=hidden,
             drafted=drafted,
             blocks=blocks,
+            pooled=pooled,
             times=(started, prepared, time.monotonic()),
             copy_s=copied - started,
             slot=slot,
@@ -282,8 +299,11 @@ class ModelRunner:
         slot, is_first = step.slot, self.group.rank == 0
         with self._on_compute_stream():
             # Sampling: rounds of running blocks, or tokens.
-            output = accepted = blocks = None
-            if self._blocks is not None and step.blocks is not None:
+            output = accepted = blocks = pooled = None
+            if self._pooler is not None:
+                if step.hidden is not None and step.pooled is not None:
+                    pooled = self._pooler.pool(step.hidden, step.pooled)
+            elif self._blocks is not None and step.blocks is not None:
                 blocks = self._blocks.run(step.blocks, step.hidden, masks)
             elif step.batch is not None and step.hidden is not None:
                 mask_rows = step.mask_rows(masks, self._tables) if step.plan.masked else None
@@ -296,6 +316,8 @@ class ModelRunner:
                 slot.finish()
                 output = output and fetch_output(output, slot, with_logprobs=is_first)
                 accepted = accepted and accepted.fetch(slot)
+                if pooled is not None:
+                    pooled = replace(pooled, vectors=slot.fetch(pooled.vectors))
                 slot.close()
         finished = time.monotonic()
         started, prepared, forwarded = step.times
@@ -311,6 +333,7 @@ class ModelRunner:
             clock=self._clock,
             reports_logprobs=is_first,
             blocks=blocks,
+            pooled=pooled if is_first else None,
             host_pages=self._host_pages,
         )
 
@@ -439,6 +462,14 @@ class ModelRunner:
             self._drafts = DeviceModelProposer(
                 self._draft_model, self._tables, num_pages, config.cache.page_size
             )
+        if (pooling := self.model_config.pooling) is not None:
+            self._pooler = Pooler(
+                pooling.info,
+                self.model.pooling_head,
+                hidden_size=self.model_config.hidden_size,
+                num_slots=config.scheduling.max_num_seqs,
+                device=self.device,
+            )
         self._builder = BatchBuilder(self._tables, is_native=self.model.native is not None)
         if self.model_config.mask_token_id is not None:
             self._blocks = BlockDecoder(
@@ -446,6 +477,11 @@ class ModelRunner:
                 forward=self._forward_plan,
                 score=self.model.compute_logits,
             )
+
+    def _recomputes(self) -> bool:
+        """Whether cached prefixes are of no use, since all hidden states are pooled."""
+        pooling = self.model_config.pooling
+        return pooling is not None and pooling.info.pooling_type != "last"
 
     def _slot_bytes(self) -> int:
         """Bytes of the states and of the tables of logits processors of all slots."""

@@ -13,6 +13,7 @@ from worker.rank.batch import Batch
 from worker.rank.device_clock import DeviceClock
 from worker.rank.diffusion.decoder import BlockResults, BlockStep
 from worker.rank.host_pages import HostPages
+from worker.rank.pooling import PooledRows, PooledVectors
 from worker.rank.sampler import SamplerOutput
 from worker.rank.sampling.logprobs import Scores
 from worker.rank.sampling.masks import MaskRows
@@ -35,6 +36,8 @@ class ForwardStep:
     """Drafts of the step; None without speculative rows."""
     blocks: BlockStep | None = None
     """Running blocks of a block-diffusion model; None for other models."""
+    pooled: PooledRows | None = None
+    """Rows of a pooling model; None for other models."""
     times: tuple[float, float, float]
     """Host times at the start, after preparation, and after launching the forward pass."""
     copy_s: float = 0.0
@@ -81,6 +84,8 @@ class SampledStep:
     """Acceptance of drafts; None without speculative rows."""
     blocks: BlockResults | None = None
     """Outcomes of running blocks, already on the host; None for autoregressive models."""
+    pooled: PooledVectors | None = None
+    """Vectors that rank 0 reports; None without any, and on other ranks."""
     host_pages: HostPages | None = None
     """Reports loads from host memory that have ended; None without that tier."""
 
@@ -112,6 +117,7 @@ class SampledStep:
             times=times,
             load_ms=load_ms,
             loading=loading,
+            pooled=None if self.pooled is None else self.pooled.to_bytes(),
         )
         if self.blocks is not None:
             return self.blocks.add_to(result)

@@ -19,7 +19,14 @@ OPEN_PATHS = ("/health", "/ready", "/ping", PAGE)
 ADMIN_PATHS = "/admin/"
 """Prefix of paths whose routes check admin keys themselves. Other spellings of it do not match
 and so require an API key."""
-LIMITED_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+SCORE_PATHS = ("/score", "/v1/score")
+"""Paths of scores of pairs, as in vLLM."""
+RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
+"""Paths of reranking, as in vLLM and in Cohere's APIs."""
+LIMITED_PATHS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"),
+    *("/v1/embeddings", "/pooling", "/classify", *SCORE_PATHS, *RERANK_PATHS),
+)
 """Paths that count against a key's limits, since they use workers."""
 
 

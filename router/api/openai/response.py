@@ -15,6 +15,7 @@ from router.api.http.parts import SEND_PART
 from router.api.http.slices import SLICE_BYTES
 from router.api.openai.blocks import BlockWriter
 from router.api.openai.pings import Pings
+from router.api.openai.whole import WholeWriter
 from router.api.openai.writer import ResponseWriter
 from router.errors import ApiError, rejected
 from router.serving import Completion, Generation
@@ -27,7 +28,8 @@ JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 PART: dict[str, object] = {"type": "http.response.body", "more_body": True}
 
-Writer = ResponseWriter | BlockWriter
+StreamWriter = ResponseWriter | BlockWriter
+Writer = StreamWriter | WholeWriter
 """Writers of generations in the form of an API."""
 
 
@@ -106,6 +108,12 @@ class GenerationResponse(Response):
             return error.message
         return problem
 
+    @property
+    def _stream_writer(self) -> StreamWriter:
+        """The writer of a response that may be streamed."""
+        assert not isinstance(self._writer, WholeWriter), "only whole responses have this writer"
+        return self._writer
+
     def _log(self, problem: str | None) -> None:
         """Logs a line per request."""
         generation = self._generation
@@ -147,7 +155,7 @@ class GenerationResponse(Response):
                     await pings.finish()
                 if not self._has_head:
                     raise
-                await self._send_end(stream, self._writer.failure(error))
+                await self._send_end(stream, self._stream_writer.failure(error))
                 return error.message
             self._account.spend_prompt(generation.num_prompt_tokens)
             if pings is not None:
@@ -164,11 +172,12 @@ class GenerationResponse(Response):
         self, stream: ClientStream, send_part: Send, pings: Pings | None
     ) -> None:
         """Sends the events of a stream, see `_send_stream`."""
-        generation, chunk = self._generation, self._writer.chunk
+        generation, writer = self._generation, self._stream_writer
+        chunk = writer.chunk
         clock = asyncio.get_running_loop().time
         # The head is sent with the first output or ping, so that a request rejected in its worker's
         # queue still gets an error status.
-        body = self._writer.first()
+        body = writer.first()
         num_first = len(body)
         failed: ApiError | None = None
         is_ended = generation.finished
@@ -206,12 +215,12 @@ class GenerationResponse(Response):
         if failed is not None and not self._has_head:
             raise failed
         # After a 200 status, errors are sent as the last event of the stream.
-        end = self._writer.last() if failed is None else self._writer.failure(failed)
+        end = writer.last() if failed is None else writer.failure(failed)
         await self._send_end(stream, body + end)
 
     async def _send_ping(self, stream: ClientStream, send_part: Send) -> None:
         """Sends a ping, after the head of the stream if that has not been sent."""
-        body = self._writer.ping()
+        body = self._stream_writer.ping()
         await self._send_head(stream)
         stream.begun = message = {**PART, "body": body}
         await send_part(message)

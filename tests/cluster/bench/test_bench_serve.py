@@ -59,6 +59,15 @@ def test_counts_come_from_usage(backend: Backend, capsys: pytest.CaptureFixture[
     assert len(body["prompt"]) == 20
 
 
+def test_embeddings(backend: Backend, capsys: pytest.CaptureFixture[str]) -> None:
+    status, result = serve(capsys, backend, "--task", "embed")
+    assert status == 0
+    assert (result["completed"], result["failed"]) == (10, 0)
+    assert (result["total_input_tokens"], result["total_output_tokens"]) == (200, 0)
+    assert result["endpoint"] == "/v1/embeddings"
+    assert all(set(body) == {"model", "input", "encoding_format"} for body in backend.bodies)
+
+
 def test_events_are_counted_without_usage(
     backend: Backend, capsys: pytest.CaptureFixture[str]
 ) -> None:

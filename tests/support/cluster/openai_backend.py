@@ -46,6 +46,7 @@ class Backend:
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/completions", self._generate)
         app.router.add_post("/v1/chat/completions", self._generate)
+        app.router.add_post("/v1/embeddings", self._embed)
         return app
 
     async def _ready(self, request: web.Request) -> web.Response:
@@ -59,6 +60,12 @@ class Backend:
                 "data": [{"id": "toy", "object": "model", "owned_by": self.owned_by}],
             }
         )
+
+    async def _embed(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.bodies.append(body)
+        usage = {"prompt_tokens": len(body["input"]), "total_tokens": len(body["input"])}
+        return web.json_response({"data": [{"index": 0, "embedding": "AAAA"}], "usage": usage})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

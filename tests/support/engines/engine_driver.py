@@ -33,6 +33,8 @@ class Outcome:
     finish_reason: str | None = None
     ended_by_grammar: bool = False
     error: str | None = None
+    pooled: bytes | None = None
+    num_cached: int = 0
 
 
 class _Compilers:
@@ -174,6 +176,8 @@ class Engine:
             outcome.finish_reason = delta.finish_reason
             outcome.ended_by_grammar = delta.ended_by_grammar
             outcome.error = delta.error
+            outcome.pooled = delta.pooled
+            outcome.num_cached = max(outcome.num_cached, delta.num_cached_tokens)
         self.core.scheduler.check_invariants()
         self.after_step()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
@@ -187,6 +188,13 @@ class StubWorker:
                 shown.draft = [-1 if place % 2 else token for place, token in places]
                 deltas.append(shown)
                 continue
+            if sampling.pooling is not None:
+                del self.running[request_id]
+                delta = TokenDelta(request_id, running.submit.attempt, [], "stop")
+                delta.num_cached_tokens, delta.times = running.cached, FirstTokenTimes(0.25, 0.5)
+                delta.pooled = self.vector(running.submit)
+                deltas.append(delta)
+                continue
             half = len(running.submit.prompt) // 4 // 2
             if sampling.prompt_logprobs is not None and running.num_scored < half:
                 running.num_scored = half
@@ -223,6 +231,14 @@ class StubWorker:
                 delta.prompt_logprobs = rest.prompt_logprobs
             deltas.append(delta)
         self.update(deltas, events)
+
+    def vector(self, submit: Submit) -> bytes:
+        """The vector of a prompt: its first tokens, as many as the model's vectors have numbers."""
+        assert self.info.pooling is not None, "rejected before"
+        assert submit.sampling.pooling is not None
+        tokens = memoryview(submit.prompt).cast("i").tolist() + [0] * self.info.pooling.size
+        size = submit.sampling.pooling.dimensions or self.info.pooling.size
+        return array("f", tokens[:size]).tobytes()
 
     def _prompt_chunk(self, running: Running, span: slice) -> TokenDelta:
         """The delta of a chunk of a prompt, as sent by engines before the first token."""

@@ -60,6 +60,8 @@ class SlotRow:
     """Page of each block by group of layers; 0 if it was freed before the slot got it."""
     state: int = POISON
     """Content of the last computed position, for layers that keep a state."""
+    is_pooled: bool = False
+    """Whether its request returns the content of its last position."""
 
     def content(self, position: int) -> int:
         while len(self.contents) <= position:
@@ -125,7 +127,9 @@ class FakeDevice:
             assert admit.slot not in busy, "slot rewritten under a step in flight"
             tokens = np.frombuffer(admit.token_ids, "<i4").tolist()
             tables: list[list[int]] = [[] for _ in range(self.config.page_groups.num_groups)]
-            self.slots[admit.slot] = SlotRow(admit.seed, tokens, [], tables)
+            self.slots[admit.slot] = SlotRow(
+                admit.seed, tokens, [], tables, is_pooled=admit.pooling is not None
+            )
         for write in plan.page_writes:
             pages = self.slots[write.slot].tables[write.group]
             if not pages and write.group >= self.config.page_groups.num_full:
@@ -181,11 +185,22 @@ class FakeDevice:
             content = self.slots[store.slot].content(store.position - 1)
             self.snapshots[store.snapshot] = content
         sampled = [self._sample(row) for row in rows if row.num_samples]
+        pooled = {
+            index: self.slots[row.slot].content(row.start + row.length - 1).to_bytes(8, "little")
+            for index, row in enumerate(rows)
+            if self.slots[row.slot].is_pooled
+            and row.start + row.length == len(self.slots[row.slot].tokens)
+        }
         self.num_rows += len(rows)
         self.digest.update(plan.seq, sampled)
         load_ms, loading = self._report_loads(plan)
         compute_ms = 1.5 + self.token_ms * sum(row.length for row in rows)
-        return StepResult(plan.seq, sampled, compute_ms, load_ms=load_ms, loading=loading)
+        return StepResult(
+            *(plan.seq, sampled, compute_ms),
+            load_ms=load_ms,
+            loading=loading,
+            pooled=pooled or None,
+        )
 
     def _store(self, copies: PageCopies | None) -> None:
         if copies is not None:
@@ -261,17 +276,26 @@ class FakeDevice:
     def _sample(self, row: PlannedRow) -> int:
         slot, end = self.slots[row.slot], row.start + row.length
         assert end == len(slot.tokens), "sampled before the last token"
+        assert not slot.is_pooled, "a pooled request samples nothing"
         slot.tokens.append(draw(slot.seed, end, slot.content(end - 1)))
         return slot.tokens[-1]
+
+
+def prompt_content(submit: Submit) -> int:
+    """Content of the last position of a prompt."""
+    content = start_hash(submit.sampling.seed or 0)
+    for token in np.frombuffer(submit.prompt, "<i4").tolist():
+        content = step_hash(content, token)
+    return content
 
 
 def expected_output(submit: Submit, config: SchedulerConfig) -> tuple[list[int], str, int | None]:
     """Output of a request that runs alone: tokens, finish reason, stop reason."""
     params = submit.sampling
+    if params.pooling is not None:
+        return [], "stop", None
     tokens = np.frombuffer(submit.prompt, "<i4").tolist()
-    content = start_hash(params.seed or 0)
-    for token in tokens:
-        content = step_hash(content, token)
+    content = prompt_content(submit)
     output: list[int] = tokens[len(tokens) - submit.num_resumed :]
     num_resumed = submit.num_resumed
     while True:
@@ -313,6 +337,7 @@ class Outcome:
     num_cached: int = -1
     finish_reason: str | None = None
     stop_reason: int | None = None
+    pooled: bytes | None = None
     rejection: Rejection | None = None
 
 
@@ -444,6 +469,9 @@ class Harness:
         assert outcome.tokens == tokens
         assert outcome.finish_reason == reason
         assert outcome.stop_reason == stop
+        is_pooled = outcome.submit.sampling.pooling is not None
+        content = prompt_content(outcome.submit).to_bytes(8, "little")
+        assert outcome.pooled == (content if is_pooled else None)
         return outcome
 
     def check_drained(self) -> None:
@@ -482,6 +510,7 @@ class Harness:
         outcome.finish_reason = delta.finish_reason
         outcome.stop_reason = delta.stop_reason
         outcome.rejection = delta.rejection
+        outcome.pooled = delta.pooled
 
     def _take_event(self, event: BlockEvent) -> None:
         mirror = self.host_mirror if event.tier == "host" else self.mirror

@@ -18,6 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tests.support.paths import ROOT
 from worker.models.config.families import FAMILIES
 from worker.models.config.model_config import ModelConfig, load_model_config
@@ -150,6 +152,8 @@ def _plain(value: Any) -> Any:
     """Values in JSON's types; long runs of the same value are counted."""
     if isinstance(value, Mapping):
         return {str(key): _plain(part) for key, part in value.items() if part is not None}
+    if isinstance(value, msgspec.Struct):
+        return _plain(msgspec.structs.asdict(value))
     if isinstance(value, frozenset):
         return sorted(value)
     if isinstance(value, tuple):

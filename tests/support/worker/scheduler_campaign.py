@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from tests.support.worker.fake_device import SALT_SEEDS, Harness, make_submit
 from worker.protocol.admission import AdmissionChange, AdmissionOptions
 from worker.protocol.messages import Submit
+from worker.protocol.pooling import PoolingParams
 from worker.protocol.slo import Slo
 
 SALTS = ("", "a", "b")
@@ -18,7 +19,8 @@ TENANTS = ("", "x", "y")
 def random_submit(rng: random.Random, request_id: str, limit: int) -> Submit:
     """Prompts from few families, so that prefixes are shared, in part and in full."""
     family, salt = rng.randrange(3), rng.randrange(len(SALTS))
-    length = rng.randint(1, limit - 1)
+    is_pooled = rng.random() < 0.2
+    length = rng.randint(1, limit - (not is_pooled))
     shared = rng.randint(0, length)
     prompt = [3 + (family + i) % 7 for i in range(shared)]
     prompt += [rng.randrange(50) for _ in range(length - shared)]
@@ -37,7 +39,8 @@ def random_submit(rng: random.Random, request_id: str, limit: int) -> Submit:
         min_tokens=0 if max_tokens is None else rng.randint(0, max_tokens),
         ignore_eos=rng.random() < 0.5,
         stop_token_ids=(5,) if rng.random() < 0.2 else (),
-        num_resumed=rng.randrange(length) if rng.random() < 0.1 else 0,
+        num_resumed=rng.randrange(length) if rng.random() < 0.1 and not is_pooled else 0,
+        pooling=PoolingParams() if is_pooled else None,
     )
 
 

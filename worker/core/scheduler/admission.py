@@ -307,7 +307,9 @@ class Admission:
         """Pages missing for a request beyond the reserve; 0 or less if it fits."""
         if self._reserve is None:
             self._reserve = sum(map(self._num_still_needed, self._state.running))
-        num_tokens = max(request.num_to_compute, len(request.token_ids) + 1)
+        num_tokens = request.num_to_compute
+        if not request.is_pooled:
+            num_tokens = max(num_tokens, len(request.token_ids) + 1)
         needed = self._cache.num_needed(num_tokens, match)
         return needed + self._reserve - (self._cache.num_available - match.num_unlocked)
 
@@ -353,6 +355,7 @@ def _admit(request: Request, lease: Lease) -> Admit:
         block=None if request.block_size == 1 else _block_admit(request),
         # With `min_tokens` an end token need not end the request.
         end_token_ids=[] if sampling.min_tokens else sorted(request.end_token_ids),
+        pooling=sampling.pooling,
     )
 
 

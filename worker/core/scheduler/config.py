@@ -77,10 +77,12 @@ class SchedulerConfig(SchedulingConfig):
             config: the engine's options, with limits filled in.
             info: properties loaded by its executor.
         """
-        limits = config.scheduling
+        limits, pooling = config.scheduling, info.pooling
+        # Other pooling needs the hidden states of all tokens, which are not cached.
+        can_reuse = pooling is None or pooling.pooling_type == "last"
         return cls(
             **{item.name: getattr(limits, item.name) for item in fields(SchedulingConfig)},
-            enable_prefix_caching=config.cache.enable_prefix_caching,
+            enable_prefix_caching=config.cache.enable_prefix_caching and can_reuse,
             host_cache_policy=config.cache.host_cache_policy,
             max_model_len=info.max_model_len,
             page_size=info.page_size,

@@ -47,6 +47,9 @@ class OutputBuffer:
             blocks = request.blocks
             delta.num_rounds, delta.num_forwards = blocks.num_rounds, blocks.num_forwards
             delta.draft = draft
+        if sent.pooled is not None:
+            delta.pooled, sent.pooled = sent.pooled, None
+            delta.times = request.times.first_token
         if token_ids and not sent.times_sent:
             sent.times_sent = True
             delta.times = request.times.first_token

@@ -126,7 +126,8 @@ class Scheduler:
             eos_token_ids=self.config.eos_token_ids,
             block_size=1 if self.config.blocks is None else self.config.blocks.size,
         )
-        assert len(request.token_ids) < self.config.max_total_tokens, "too long: not rejected"
+        num_least = len(request.token_ids) + (not request.is_pooled)
+        assert num_least <= self.config.max_total_tokens, "too long: not rejected"
         self.state.requests[request.request_id] = request
         if request.tenant and self._has_uncharged:
             # The counter of a new tenant is raised to what the others have been served by now.

@@ -197,12 +197,13 @@ class StepBuilder:
     def add_row(self, request: Request, lease: Lease, length: int) -> None:
         """Adds a row for the next `length` positions of a request, and counts them as computed.
 
-        A row that ends at the last token, known or in flight, samples the next one. A row that ends
-        at the end of a running block (block diffusion) decides positions of that block.
+        A row that ends at the last token, known or in flight, samples the next one, unless the
+        request is pooled. A row that ends at the end of a running block (block diffusion) decides
+        positions of that block.
         """
         start = request.num_computed
         end = start + length
-        is_last = length == request.num_pending
+        is_last = length == request.num_pending and not request.is_pooled
         request.num_computed = end
         self._any_masked |= is_last and request.grammar is not None
         lease.fence = self.seq

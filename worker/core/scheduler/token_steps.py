@@ -7,7 +7,7 @@ from math import inf
 from typing import NamedTuple
 
 from worker.core.grammar.state import GrammarAdvance
-from worker.core.request import Request
+from worker.core.request import Request, RequestState
 from worker.core.scheduler.admission import Admission, Admitted
 from worker.core.scheduler.budget import StepBudget
 from worker.core.scheduler.deferral import DecodeDeferral, Deferrable
@@ -207,6 +207,8 @@ class TokenSteps:
         """
         if result.logprobs is not None or result.prompt_logprobs is not None:
             _take_logprobs(step, result, counts)
+        if result.pooled is not None:
+            _take_pooled(step, result.pooled)
         if self.speculation is not None:
             self.speculation.observe(step, result, counts, self._state.stats.load.step_shape)
         any_finished = False
@@ -249,6 +251,9 @@ class TokenSteps:
             self._state.cache.commit(lease, request.token_ids, end)
         if self._has_windows:
             self._state.cache.advance(lease, end)
+        if request.delivery.pooled is not None:
+            request.times.first_token_s = self._state.clock()
+            ended = RequestState.FINISHED_STOPPED
         if ended is not None:
             self._lifecycle.finish(request, ended)
             return True
@@ -418,6 +423,14 @@ class TokenSteps:
         if self.speculation is None or request.num_computed < request.num_prefill:
             return 0
         return budget.take_drafts(self.speculation.num_drafts(request))
+
+
+def _take_pooled(step: StepInFlight, pooled: Mapping[int, bytes]) -> None:
+    """Adds a result's vectors to its requests, which they end; those of stale rows are dropped."""
+    for index, vector in pooled.items():
+        planned = step.rows[index]
+        if not planned.is_stale:
+            planned.request.delivery.pooled = vector
 
 
 def _take_logprobs(step: StepInFlight, result: StepResult, counts: Sequence[int]) -> None:

@@ -5,6 +5,8 @@ Schema: `config/vendors/baichuan.py`.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 
 from worker.models.architectures.decoder import DecoderModel
@@ -16,6 +18,8 @@ class BaichuanForCausalLM(DecoderModel):
     """Baichuan 2 7B: Llama with q, k and v as one tensor in a checkpoint, and an LM head whose rows
     are normalised to length 1."""
 
+    scales_head: ClassVar[bool] = True
+
     def build_layer(self, index: int) -> LlamaLayer:
         """Builds a layer; all layers have the same structure."""
         names = AttentionNames(q="W_pack", k="W_pack", v="W_pack", is_fused=True)
@@ -24,7 +28,8 @@ class BaichuanForCausalLM(DecoderModel):
 
     def process_after_loading(self) -> None:
         """Packs the loaded weights, after the rows of the LM head are normalised."""
-        rows = self.lm_head.source(self.embed_tokens).weight
-        lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=torch.float32)
-        rows.div_(lengths.clamp_min(1e-12))  # padding rows are 0
+        if self.config.pooling is None:
+            rows = self.lm_head.source(self.embed_tokens).weight
+            lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=torch.float32)
+            rows.div_(lengths.clamp_min(1e-12))  # padding rows are 0
         super().process_after_loading()

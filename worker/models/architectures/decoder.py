@@ -17,6 +17,7 @@ from worker.models.layers.kv_cache import KVCacheSpec, StateSpec
 from worker.models.layers.linear import ParallelLMHead, Rows, VocabParallelEmbedding
 from worker.models.layers.linear_method import LayerOptions, WeightSlot
 from worker.models.layers.norms import HiddenNorm, RMSNorm
+from worker.models.layers.pooling_head import PoolingHead
 from worker.models.layers.rope import cos_sin_table, query_scales
 
 
@@ -113,6 +114,8 @@ class DecoderModel(ABC):
     """Whether the LM head has a bias."""
     norm_offset: ClassVar[float] = 0.0
     """Number that is added to a checkpoint's weights of norms."""
+    scales_head: ClassVar[bool] = False
+    """Whether rows of the LM head are scaled after loading."""
     runs_natively: ClassVar[bool] = False
     """Whether the compiled CPU library computes the same as this class. The library reads the
     layers' weights and never calls `forward`, so each derived class must declare this itself."""
@@ -140,9 +143,16 @@ class DecoderModel(ABC):
         self.norm = self.build_norm()
         self.lm_head = ParallelLMHead(
             *(config.vocab_size, config.hidden_size, options),
-            tied=config.tie_word_embeddings,
-            has_bias=self.head_has_bias,
+            tied=config.tie_word_embeddings or config.pooling is not None,
+            has_bias=self.head_has_bias and config.pooling is None,
         )
+        self.pooling_head: PoolingHead | None = None
+        """Classification head; None for models that generate text or return embeddings. A pooling
+        model computes no logits of tokens, so its LM head is not loaded."""
+        if config.pooling is not None and config.pooling.info.task == "classify":
+            self.pooling_head = PoolingHead(config, options)
+            if config.pooling.token_ids:
+                self._check_head()
 
     @abstractmethod
     def build_layer(self, index: int) -> DecoderLayer:
@@ -183,7 +193,22 @@ class DecoderModel(ABC):
         for index, layer in enumerate(self.layers):
             yield from layer.weight_slots(f"{self.layer_name(index)}.")
         yield from self.norm.weight_slots(self.norm_name)
-        yield from self.lm_head.weight_slots(self.head_name)
+        if self.pooling_head is not None:
+            tied = self.config.tie_word_embeddings
+            yield from self.pooling_head.weight_slots(
+                self.embedding_name if tied else self.head_name
+            )
+        if self.config.pooling is None:
+            yield from self.lm_head.weight_slots(self.head_name)
+
+    def _check_head(self) -> None:
+        """Raises ValueError if logits are more than products with rows of the LM head."""
+        is_plain = type(self).compute_logits is DecoderModel.compute_logits
+        if self.head_has_bias or self.scales_head or not is_plain:
+            raise ValueError(
+                f"--task score is not supported for {self.config.architecture}, whose logits have "
+                "biases or are scaled: use a *ForSequenceClassification checkpoint"
+            )
 
     def process_after_loading(self) -> None:
         """Converts the loaded weights to the form in which torch uses them, or drops those that
@@ -194,7 +219,8 @@ class DecoderModel(ABC):
             return
         for layer in self.layers:
             layer.process_after_loading()
-        self.lm_head.process_after_loading(self.embed_tokens)
+        if self.config.pooling is None:
+            self.lm_head.process_after_loading(self.embed_tokens)
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Token ids [T] to the first layer's input [T, hidden]."""

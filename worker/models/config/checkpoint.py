@@ -19,8 +19,9 @@ _PLAIN_NAME = re.compile(r"[^/\\\0]+\.safetensors")
 _HUB_FILES_WITHOUT_WEIGHTS = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
 _HUB_FILES = ["*.safetensors", *_HUB_FILES_WITHOUT_WEIGHTS]
 _MAX_HEADER_BYTES = 100_000_000
-# Second copies of the weights in other layouts that some repositories carry.
-_HUB_IGNORED = ["consolidated*", "*/*"]
+# Second copies of the weights in other layouts that some repositories carry, and other files in
+# folders except for config.json, which may configure the pooling (sentence-transformers).
+_HUB_IGNORED = ["consolidated*", "*/*/*", "*/[!c]*", "*/*.safetensors"]
 _REJECTED_FILES = {
     "adapter_config.json": (
         "it is an adapter, which is not supported: merge it into its base model (PEFT's "

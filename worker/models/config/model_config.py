@@ -14,12 +14,13 @@ import msgspec
 
 from worker.models.config.block_config import BlockSparseConfig
 from worker.models.config.checkpoint import check_files, read_json, resolve_checkpoint
-from worker.models.config.families import read_family
+from worker.models.config.families import FAMILIES, read_family
 from worker.models.config.family import FamilyConfig, HeadSizes
 from worker.models.config.mamba_config import MambaConfig
 from worker.models.config.mla_config import MlaConfig
 from worker.models.config.moe_config import MoeConfig, checked
 from worker.models.config.multimodal import TensorNames
+from worker.models.config.pooling import PoolerConfig, read_pooler
 from worker.models.config.quantization import QuantizationConfig
 from worker.models.config.quantization_formats import read_quantization
 from worker.models.config.rope_config import (
@@ -29,6 +30,7 @@ from worker.models.config.rope_config import (
     without_shares,
 )
 from worker.models.config.schema import RawConfig, short
+from worker.protocol.pooling import PoolingOptions
 from worker.protocol.text.end_tokens import eos_token_ids
 
 logger = logging.getLogger(__name__)
@@ -115,12 +117,23 @@ class ModelConfig:
     """Values of keys that only the family's class reads (`FamilyConfig.extra`)."""
     tensors: TensorNames | None = None
     """Other names of tensors in this checkpoint; None if they are the family's."""
+    pooling: PoolerConfig | None = None
+    """How hidden states become a vector; None for a model that generates text."""
 
     @classmethod
-    def parse(cls, raw: RawConfig, folder: Path) -> ModelConfig:
+    def parse(
+        cls,
+        raw: RawConfig,
+        folder: Path,
+        pooling: PoolingOptions = PoolingOptions(),  # noqa: B008  # frozen
+    ) -> ModelConfig:
         """Reads the content of config.json, and end tokens from the folder's other files; raises
         ValueError, which names the key, for a value that is malformed or not supported."""
+        raw, pooler = read_pooler(raw, folder, pooling, FAMILIES)
         family, tensors = read_family(raw)
+        if pooler is not None:
+            pooler = pooler.of_size(family.hidden_size)
+            tensors = pooler.tensors(tied=family.tie_word_embeddings)
         check_files(folder)
         rope, window_rope = _ropes(family)
         quantization = read_quantization(_keys(family), folder, mxfp4=family.mxfp4_experts)
@@ -172,6 +185,7 @@ class ModelConfig:
             quantization=quantization,
             extra=family.extra(),
             tensors=_with_skipped_tensors(tensors, family, quantization),
+            pooling=pooler,
         )
 
     def windows_within(self, max_model_len: int) -> tuple[int, ...]:
@@ -236,7 +250,12 @@ class ModelConfig:
         return requested // self.block_size * self.block_size
 
 
-def load_model_config(model: str, *, weights: bool = True) -> ModelConfig:
+def load_model_config(
+    model: str,
+    *,
+    weights: bool = True,
+    pooling: PoolingOptions = PoolingOptions(),  # noqa: B008  # frozen
+) -> ModelConfig:
     """Reads the configuration of a checkpoint folder or a Hub repository.
 
     Weights of a repository are downloaded after its configuration was found to be supported.
@@ -244,6 +263,7 @@ def load_model_config(model: str, *, weights: bool = True) -> ModelConfig:
     Args:
         model: the folder or the repository's name.
         weights: whether the checkpoint's weights are needed too.
+        pooling: task and pooling; by default those of the checkpoint.
 
     Raises:
         Unavailable: there is no such folder, or the Hub is unreachable.
@@ -251,7 +271,7 @@ def load_model_config(model: str, *, weights: bool = True) -> ModelConfig:
             the key.
     """
     folder = resolve_checkpoint(model, weights=False)
-    config = ModelConfig.parse(read_json(folder / "config.json"), folder)
+    config = ModelConfig.parse(read_json(folder / "config.json"), folder, pooling)
     if not weights:
         return config
     return replace(config, folder=resolve_checkpoint(model))

@@ -100,11 +100,12 @@ class Tokenizer:
         """Same tokenizer with another template. Raises ValueError if it has a syntax error."""
         return Tokenizer(self._backend, chat_template=source, special_tokens=self.special_tokens)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`, by default with the special tokens that the checkpoint adds."""
+    def encode(self, text: str | tuple[str, str], *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`, or of a pair of texts joined as the checkpoint specifies, by default
+        with the special tokens that the checkpoint adds."""
         # HAZARD: the library's `encode` holds the GIL: for a long prompt it would block every
         # stream of the process, whatever thread runs it. Batch encoding does not.
-        if len(text) <= SHORT_TEXT:
+        if isinstance(text, str) and len(text) <= SHORT_TEXT:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding.ids

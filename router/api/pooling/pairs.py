@@ -1,0 +1,68 @@
+"""Prompts for the scores of pairs of texts, as each kind of model needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from router.errors import bad_request
+from router.tokens.encoder import Prompt, TextPair
+from worker.protocol.pooling import PoolingInfo
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pairs:
+    """Prompts, and which of them make up a pair."""
+
+    prompts: Sequence[Prompt]
+    indices: Sequence[tuple[int, int]]
+    """Prompts of each pair, for embeddings; empty if each prompt is a pair."""
+    add_special_tokens: bool
+    """Whether the tokenizer's special tokens are added."""
+
+
+def pairs_of(
+    info: PoolingInfo, first: Sequence[str], second: Sequence[str], instruction: str | None
+) -> Pairs:
+    """Pairs of one text with several others, or of as many texts as others.
+
+    Args:
+        info: the model: scores are cosines of embeddings, logits of pairs, or answers to a prompt.
+        first: queries.
+        second: documents.
+        instruction: instruction of the prompt; None for the model's.
+
+    Raises:
+        ApiError: 400 if the numbers of texts do not match, or the model does not score pairs.
+    """
+    if not second or len(first) not in (1, len(second)):
+        raise bad_request(
+            f"got {len(first)} queries for {len(second)} documents: send one query, or one per "
+            "document",
+            "documents",
+        )
+    if instruction is not None and not info.pair_template:
+        raise bad_request("this model has no instruction: omit it", "instruction")
+    queries = list(first) * (len(second) if len(first) == 1 else 1)
+    if info.task == "embed":
+        places = range(len(first), len(first) + len(second))
+        starts = [0] * len(second) if len(first) == 1 else range(len(first))
+        return Pairs(
+            prompts=[*first, *second],
+            indices=list(zip(starts, places, strict=True)),
+            add_special_tokens=True,
+        )
+    if info.pair_template:
+        fields = {"instruction": info.instruction if instruction is None else instruction}
+        prompts: list[Prompt] = [
+            info.pair_template.format(query=query, document=document, **fields)
+            for query, document in zip(queries, second, strict=True)
+        ]
+        return Pairs(prompts=prompts, indices=(), add_special_tokens=False)
+    if info.size > 1:
+        raise bad_request(
+            f"this model has {info.size} labels, but scores need a model with one: use /classify",
+            "model",
+        )
+    pairs = [TextPair(*pair) for pair in zip(queries, second, strict=True)]
+    return Pairs(prompts=pairs, indices=(), add_special_tokens=True)

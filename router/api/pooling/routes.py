@@ -1,0 +1,290 @@
+"""PoolingRoutes: POST /v1/embeddings, /pooling, /classify, /score and /v1/rerank."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from starlette.requests import Request
+
+from router.api.http.account import Account, account_of
+from router.api.http.body import Bodies
+from router.api.openai import params
+from router.api.openai.completions import CheckedParams, CompletionRoutes, Prepared, request_id_of
+from router.api.openai.protocol import CommonRequest, parse_body
+from router.api.openai.response import GenerationResponse
+from router.api.pooling.pairs import Pairs, pairs_of
+from router.api.pooling.protocol import (
+    KNOWN,
+    ClassifyRequest,
+    EmbeddingRequest,
+    InputRequest,
+    PooledRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
+from router.api.pooling.writer import (
+    ClassWriter,
+    PooledWriter,
+    RerankWriter,
+    Response,
+    ScoreWriter,
+    VectorWriter,
+)
+from router.errors import bad_request, raise_for_problem, renamed
+from router.fleet import Feasibility
+from router.gateway import Gateway
+from router.serving import Generation, ServedModel
+from router.tokens.encoder import Prompt
+from worker.protocol.messages import EngineInfo
+from worker.protocol.pooling import PoolingInfo, PoolingParams
+from worker.protocol.sampling import SamplingParams
+
+Body = TypeVar("Body", bound=PooledRequest)
+Inputs = TypeVar("Inputs", bound=InputRequest)
+_INPUT = {"prompt": "input"}
+_DOCUMENTS = {"prompt": "documents"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Read(Generic[Body]):
+    """A decoded body with its account and model."""
+
+    request: Request
+    body: Body
+    account: Account
+    model: ServedModel
+    info: PoolingInfo
+    feasibility: Feasibility
+    arrived_at: float
+
+
+class PoolingRoutes:
+    """Handlers of the routes of pooling models.
+
+    Their requests take the way of completions: admission, placement, retries on another worker,
+    metrics. Models that generate text are rejected with 400.
+
+    Args:
+        gateway: the gateway of the models.
+        bodies: reads request bodies.
+        completions: runs generations.
+    """
+
+    def __init__(self, gateway: Gateway, bodies: Bodies, completions: CompletionRoutes) -> None:
+        self._gateway = gateway
+        self._bodies = bodies
+        self._completions = completions
+
+    async def embed(self, request: Request) -> GenerationResponse:
+        """POST /v1/embeddings. Raises ApiError."""
+
+        def params_of(body: EmbeddingRequest) -> PoolingParams:
+            return PoolingParams(dimensions=body.dimensions, normalize=body.normalize)
+
+        read = await self._read(request, EmbeddingRequest, params_of, _INPUT)
+        _check_task(read.info, "embed", "/v1/embeddings")
+        prefix = _prefix(read.info, read.body.prompt_name)
+        encoding = read.body.encoding_format or "float"
+        return await self._inputs(
+            read,
+            lambda generation, response: VectorWriter(
+                generation, response, kind="embedding", name="embedding", encoding=encoding
+            ),
+            prefix=prefix,
+        )
+
+    async def pool(self, request: Request) -> GenerationResponse:
+        """POST /pooling: embeddings, or logits of labels. Raises ApiError."""
+
+        def params_of(body: PoolingRequest) -> PoolingParams:
+            return PoolingParams(dimensions=body.dimensions, normalize=body.normalize)
+
+        read = await self._read(request, PoolingRequest, params_of, _INPUT)
+        encoding = read.body.encoding_format or "float"
+        return await self._inputs(
+            read,
+            lambda generation, response: VectorWriter(
+                generation, response, kind="pooling", name="data", encoding=encoding
+            ),
+        )
+
+    async def classify(self, request: Request) -> GenerationResponse:
+        """POST /classify. Raises ApiError."""
+        read = await self._read(request, ClassifyRequest, _no_params, _INPUT)
+        _check_task(read.info, "classify", "/classify")
+        use_activation = read.body.use_activation is not False
+        return await self._inputs(
+            read,
+            lambda generation, response: ClassWriter(
+                generation, response, use_activation=use_activation
+            ),
+        )
+
+    async def score(self, request: Request) -> GenerationResponse:
+        """POST /score: relevance of texts to others. Raises ApiError."""
+        read = await self._read(request, ScoreRequest, _no_params, _DOCUMENTS)
+        body = read.body
+        first = _texts(body.text_1, body.queries, "text_1")
+        second = _texts(body.text_2, body.documents, "text_2")
+        pairs = pairs_of(read.info, first, second, body.instruction)
+        return await self._respond(
+            read,
+            pairs.prompts,
+            lambda generation, response: ScoreWriter(generation, response, pairs.indices),
+            add_special_tokens=pairs.add_special_tokens,
+        )
+
+    async def rerank(self, request: Request) -> GenerationResponse:
+        """POST /v1/rerank: documents by relevance to a query. Raises ApiError."""
+        read = await self._read(request, RerankRequest, _no_params, _DOCUMENTS)
+        body = read.body
+        texts = [item if isinstance(item, str) else item.text for item in body.documents]
+        pairs: Pairs = pairs_of(read.info, [body.query], texts, body.instruction)
+        shown = None if body.return_documents is False else texts
+        return await self._respond(
+            read,
+            pairs.prompts,
+            lambda generation, response: RerankWriter(
+                *(generation, response, pairs.indices),
+                documents=shown,
+                top_n=body.top_n or len(texts),
+            ),
+            add_special_tokens=pairs.add_special_tokens,
+        )
+
+    async def _read(
+        self,
+        request: Request,
+        kind: type[Body],
+        params_of: Callable[[Body], PoolingParams],
+        names: Mapping[str, str],
+    ) -> _Read[Body]:
+        """Decodes a body and validates all fields but its texts.
+
+        Args:
+            request: the HTTP request.
+            kind: type of the body.
+            params_of: pooling parameters of a body.
+            names: the client's field names where they differ from those of SamplingParams.
+
+        Raises:
+            ApiError: a field is invalid, no worker is available, or the model generates text.
+        """
+        arrived_at = asyncio.get_running_loop().time()
+        account = account_of(request)
+        account.request_id = request_id_of(request)
+        async with self._bodies.read(request) as payload:
+            body = await self._gateway.pool.run_if_large(
+                lambda: parse_body(payload, kind, KNOWN), size=len(payload), owner=account.name
+            )
+        model = account.permitted(self._gateway, body.model)
+        info: EngineInfo = await model.ready_info()
+        sampling = SamplingParams(pooling=params_of(body))
+        feasibility = Feasibility(sampling, names)
+        raise_for_problem(feasibility.parameters(model.fleet.limits))
+        assert info.pooling is not None, "a model that generates text is rejected"
+        return _Read(
+            request=request,
+            body=body,
+            account=account,
+            model=model,
+            info=info.pooling,
+            feasibility=feasibility,
+            arrived_at=arrived_at,
+        )
+
+    async def _inputs(
+        self,
+        read: _Read[Inputs],
+        make_writer: Callable[[Generation, Response], PooledWriter],
+        *,
+        prefix: str = "",
+    ) -> GenerationResponse:
+        """The response for a body with one vector per input; texts get the prefix."""
+        with renamed(_INPUT):
+            inputs: Sequence[Prompt] = params.completion_prompts(read.body.input)
+        if prefix:
+            inputs = [prefix + one if isinstance(one, str) else one for one in inputs]
+        special = read.body.add_special_tokens is not False
+        return await self._respond(read, inputs, make_writer, add_special_tokens=special)
+
+    async def _respond(
+        self,
+        read: _Read[Body],
+        prompts: Sequence[Prompt],
+        make_writer: Callable[[Generation, Response], PooledWriter],
+        *,
+        add_special_tokens: bool,
+    ) -> GenerationResponse:
+        """Encodes the prompts and creates the response; sending it runs the generation."""
+        account, body, model = read.account, read.body, read.model
+        with renamed(_INPUT):
+            params.check_num_completions(len(prompts), read.feasibility.sampling)
+        slo = None if body.slo is None or body.slo.is_empty else body.slo
+        account.check_slo(slo is not None)
+        tenants = self._gateway.config.tenants
+        checked = CheckedParams(
+            model=model,
+            feasibility=read.feasibility,
+            cache_salt=body.cache_salt or "",
+            priority=account.priority(body.priority),
+            slo=slo,
+            options=None,
+        )
+        encoded = await model.encoder.prompts(
+            prompts,
+            read.feasibility,
+            owner=account.name,
+            cache_salt=checked.cache_salt,
+            tenant=account.tenant(body.user, tenants.cache_isolation),
+            add_special_tokens=add_special_tokens,
+        )
+        prepared = Prepared(
+            body=CommonRequest(user=body.user),
+            account=account,
+            arrived_at=read.arrived_at,
+            checked=checked,
+            prompts=encoded,
+        )
+        response = Response(
+            response_id=f"embd-{account.request_id}",
+            model=body.model or model.route.name,
+            info=read.info,
+        )
+        return await self._completions.respond(
+            read.request, prepared, lambda generation: make_writer(generation, response)
+        )
+
+
+def _no_params(_: PooledRequest) -> PoolingParams:
+    return PoolingParams()
+
+
+def _check_task(info: PoolingInfo, task: str, route: str) -> None:
+    """Raises ApiError (400) if the model is one for another route."""
+    if info.task != task:
+        others = "/classify, /score or /v1/rerank" if task == "embed" else "/v1/embeddings"
+        raise bad_request(f"this model does not support {route}: use {others}", "model")
+
+
+def _prefix(info: PoolingInfo, name: str | None) -> str:
+    """The prefix of that name. Raises ApiError (400) if the model has none."""
+    prompts = dict(info.prompts)
+    if name is None:
+        return prompts.get(info.default_prompt, "")
+    if name not in prompts:
+        known = ", ".join(prompts) or "none"
+        raise bad_request(f"unknown prompt_name {name!r}: this model has {known}", "prompt_name")
+    return prompts[name]
+
+
+def _texts(first: str | list[str] | None, second: str | list[str] | None, name: str) -> list[str]:
+    """The texts of one of two fields of the same meaning. Raises ApiError (400)."""
+    given = first if second is None else second
+    if given is None or (first is not None and second is not None):
+        raise bad_request(f"set either {name} or its synonym, once", name)
+    return [given] if isinstance(given, str) else given

@@ -1,0 +1,212 @@
+"""Writers of the responses of pooling models, each as the API that it belongs to has it."""
+
+from __future__ import annotations
+
+import base64
+import time
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from router.api.http.slices import encode
+from router.api.openai.whole import WholeWriter
+from router.api.pooling.protocol import Format
+from router.api.pooling.scores import activated, cosine
+from router.serving import Completion, Generation
+from worker.protocol.pooling import PoolingInfo
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Response:
+    """Properties that all responses have."""
+
+    response_id: str
+    model: str
+    info: PoolingInfo
+
+
+class PooledWriter(WholeWriter):
+    """Writes an object with a list of items, one part per item.
+
+    Args:
+        generation: the generation, with a vector per prompt.
+        response: properties of the response.
+    """
+
+    items_name = "data"
+    """Name of the list."""
+
+    def __init__(self, generation: Generation, response: Response) -> None:
+        self.generation = generation
+        self.response = response
+        self.info = response.info
+
+    def whole(self) -> Iterator[bytes]:
+        """JSON of the response, an item at a time."""
+        head = encode({**self.header(), self.items_name: []})
+        yield head[:-2]
+        before = b""
+        for item in self.items():
+            yield before + item
+            before = b","
+        yield b"]," + encode({"usage": self.usage()})[1:]
+
+    def header(self) -> dict[str, Any]:
+        """Fields before the list."""
+        return {
+            "id": self.response.response_id,
+            "object": "list",
+            "created": int(time.time()),
+            "model": self.response.model,
+        }
+
+    def usage(self) -> dict[str, Any]:
+        """Token counts."""
+        number = self.generation.num_prompt_tokens
+        return {
+            "prompt_tokens": number,
+            "total_tokens": number,
+            "completion_tokens": 0,
+            "prompt_tokens_details": {"cached_tokens": self.generation.num_cached_tokens},
+        }
+
+    def items(self) -> Iterator[bytes]:
+        """JSON of each item."""
+        raise NotImplementedError
+
+
+class VectorWriter(PooledWriter):
+    """Writes vectors, as /v1/embeddings and /pooling.
+
+    Args:
+        generation: the generation.
+        response: properties of the response.
+        kind: `object` of an item.
+        name: name of the vector in an item.
+        encoding: form of the vectors.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        response: Response,
+        *,
+        kind: str,
+        name: str,
+        encoding: Format,
+    ) -> None:
+        super().__init__(generation, response)
+        self._start = b'{"object":%b,"index":' % encode(kind)
+        self._middle = b",%b:" % encode(name)
+        self._encoding = encoding
+
+    def items(self) -> Iterator[bytes]:
+        """A vector per prompt."""
+        for index, completion in enumerate(self.generation.completions):
+            start = b"%b%d%b" % (self._start, index, self._middle)
+            if self._encoding == "base64":
+                yield start + b'"%b"}' % base64.b64encode(completion.pooled)
+            else:
+                yield start + encode(vector(completion)) + b"}"
+
+
+class ClassWriter(PooledWriter):
+    """Writes the labels of texts, as vLLM's /classify.
+
+    Args:
+        generation: the generation.
+        response: properties of the response.
+        use_activation: whether to write probabilities instead of logits.
+    """
+
+    def __init__(self, generation: Generation, response: Response, *, use_activation: bool) -> None:
+        super().__init__(generation, response)
+        self._activation = response.info.activation if use_activation else "none"
+
+    def items(self) -> Iterator[bytes]:
+        """The most likely label of each prompt, and the probabilities of all."""
+        for index, completion in enumerate(self.generation.completions):
+            values = activated(vector(completion), self._activation)
+            label = self.info.labels[values.index(max(values))]
+            yield encode(
+                {"index": index, "label": label, "probs": values, "num_classes": len(values)}
+            )
+
+
+class ScoreWriter(PooledWriter):
+    """Writes the scores of pairs, as vLLM's /score.
+
+    Args:
+        generation: the generation.
+        response: properties of the response.
+        pairs: for a model with embeddings, the prompts of each pair by index; empty for others,
+            whose prompts are pairs.
+    """
+
+    def __init__(
+        self, generation: Generation, response: Response, pairs: Sequence[tuple[int, int]]
+    ) -> None:
+        super().__init__(generation, response)
+        self._pairs = pairs
+
+    def scores(self) -> Iterator[float]:
+        """The score of each pair."""
+        completions = self.generation.completions
+        if self.info.task == "classify":
+            for completion in completions:
+                yield activated(vector(completion), self.info.activation)[-1]
+            return
+        vectors = [array("f", completion.pooled) for completion in completions]
+        for first, second in self._pairs:
+            yield cosine(vectors[first], vectors[second])
+
+    def items(self) -> Iterator[bytes]:
+        """The scores in the order of the request."""
+        for index, score in enumerate(self.scores()):
+            yield encode({"index": index, "object": "score", "score": score})
+
+
+class RerankWriter(ScoreWriter):
+    """Writes documents by descending relevance, in the common form of Cohere, Jina and vLLM.
+
+    Args:
+        generation: the generation.
+        response: properties of the response.
+        pairs: see ScoreWriter.
+        documents: the texts; None to omit them.
+        top_n: number of results.
+    """
+
+    items_name = "results"
+
+    def __init__(
+        self,
+        generation: Generation,
+        response: Response,
+        pairs: Sequence[tuple[int, int]],
+        *,
+        documents: Sequence[str] | None,
+        top_n: int,
+    ) -> None:
+        super().__init__(generation, response, pairs)
+        self._documents = documents
+        self._top_n = top_n
+
+    def header(self) -> dict[str, Any]:
+        """Fields before the results."""
+        return {"id": self.response.response_id, "model": self.response.model}
+
+    def items(self) -> Iterator[bytes]:
+        """The most relevant documents; equally relevant ones in the order of the request."""
+        ranked = sorted(enumerate(self.scores()), key=lambda pair: -pair[1])
+        for index, score in ranked[: self._top_n]:
+            item: dict[str, Any] = {"index": index, "relevance_score": score}
+            if self._documents is not None:
+                item["document"] = {"text": self._documents[index]}
+            yield encode(item)
+
+
+def vector(completion: Completion) -> list[float]:
+    """The vector of a completion that has ended."""
+    return array("f", completion.pooled).tolist()

@@ -1,0 +1,301 @@
+"""Pooling configuration of a checkpoint: its task, pooling and head, from config.json and the files
+of sentence-transformers. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from worker.models.config.checkpoint import read_json
+from worker.models.config.multimodal import TensorNames
+from worker.models.config.schema import RawConfig, architectures, words
+from worker.protocol.analyzed import analyzed
+from worker.protocol.pooling import Activation, PoolingInfo, PoolingOptions, PoolingType
+from worker.protocol.text.tokenizer import load_tokenizer
+
+_CAUSAL, _CLASSIFIER, _BASE = "ForCausalLM", "ForSequenceClassification", "Model"
+_MODES: Mapping[str, PoolingType] = {
+    "pooling_mode_lasttoken": "last",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+}
+"""Keys of sentence-transformers' pooling configuration."""
+_MODE_NAMES: Mapping[str, PoolingType] = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
+"""Values of its key `pooling_mode`, which newer versions write."""
+_LOWER: Mapping[str, PoolingType] = {
+    name: kind for kind in _MODES.values() for name in (kind, kind.upper())
+}
+"""Pooling by its name in --pooler-config."""
+_MODULES = ("Transformer", "Pooling", "Normalize")
+"""Modules of sentence-transformers that are supported, by the last part of their type."""
+_FOLDER = re.compile(r"[\w.-]*[\w-][\w.-]*")
+_MAX_LABELS = 100_000
+"""Maximum number of labels, which bounds the memory for their names."""
+_DEFAULT_LABELS = 2
+"""Number of labels if config.json has none (transformers)."""
+_PARTS = ("embed_tokens.", "layers.", "norm.")
+"""Prefixes of tensors' names in checkpoints saved without LM head."""
+_LM_HEADS = ("lm_head.", "embed_out.", "output.")
+"""Prefixes of names of the LM head in all families."""
+_OWN_KEYS = words(
+    """
+    num_labels sentence_transformers is_matryoshka matryoshka_dimensions classifier_from_token
+    is_original_qwen3_reranker
+    """
+)
+"""Keys of config.json that concern pooling only."""
+_ANSWERS = ("no", "yes")
+"""Tokens whose logits a reranker's answer is computed from."""
+_RERANKER_TEMPLATE = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+    "<|im_start|>user\n<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
+    "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
+"""Prompt of Qwen3-Reranker (its model card)."""
+_RERANKER_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+"""Default instruction of Qwen3-Reranker (its model card)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolerConfig:
+    """How a model's hidden states become a vector."""
+
+    info: PoolingInfo
+    """Properties that gateways use, too."""
+    token_ids: tuple[int, ...] = ()
+    """Tokens whose rows of the LM head are the classification head; empty if the checkpoint has a
+    head, or for embeddings."""
+
+    def of_size(self, hidden_size: int) -> PoolerConfig:
+        """The configuration for a model with hidden states of this size."""
+        if self.info.task != "embed":
+            return self
+        return replace(self, info=msgspec.structs.replace(self.info, size=hidden_size))
+
+    def tensors(self, *, tied: bool) -> TensorNames:
+        """Names of tensors in the checkpoint: those of one without LM head lack `model.`.
+
+        Args:
+            tied: whether the LM head is the embedding.
+        """
+        skipped = list[str]()
+        if not self.token_ids or tied:
+            skipped += _LM_HEADS
+        if self.info.task == "embed":
+            skipped.append("score.")
+        renamed = tuple((part, f"model.{part}") for part in _PARTS)
+        return TensorNames(renamed=renamed, skipped=tuple(skipped))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Head:
+    """A classification head."""
+
+    labels: list[str]
+    activation: Activation
+    token_ids: tuple[int, ...] = ()
+
+
+def read_pooler(
+    raw: RawConfig, folder: Path, options: PoolingOptions, known: Collection[str]
+) -> tuple[RawConfig, PoolerConfig | None]:
+    """Reads how a checkpoint is pooled.
+
+    Args:
+        raw: the content of config.json.
+        folder: the checkpoint's folder.
+        options: the requested task and pooling.
+        known: supported values of `architectures`, of models that generate.
+
+    Returns:
+        config.json as that of the generating model of the same family, and the pooling
+        configuration; the unchanged config.json and None for a model that generates.
+
+    Raises:
+        ValueError: the checkpoint does not suit the task, or its pooling is not supported.
+    """
+    names = architectures(raw)
+    found = next(filter(None, (_variant(name, known) for name in names)), None)
+    task = options.requested
+    if found is None and task not in ("auto", "generate"):
+        raise ValueError(
+            f"--task {task} is not supported for architectures {names} in config.json: use a "
+            "checkpoint of a supported language model"
+        )
+    if found is None or task == "generate":
+        return raw, None
+    causal, kind = found
+    modules = _modules(folder)
+    if task in ("auto", "pooling"):
+        if task == "auto" and kind == _CAUSAL and not modules:
+            return raw, None
+        task = "classify" if kind == _CLASSIFIER else "embed"
+    head = None if task == "embed" else _head(raw, folder, kind, str(task))
+    pooling_type, normalize = _pooling(folder, modules, options)
+    prompts, default_prompt = _prompts(folder) if head is None else ({}, "")
+    info = PoolingInfo(
+        task="embed" if head is None else "classify",
+        pooling_type=pooling_type,
+        size=0 if head is None else len(head.labels),
+        normalize=normalize,
+        activation="none" if head is None else head.activation,
+        labels=() if head is None else tuple(head.labels),
+        dimensions=_dimensions(raw),
+        prompts=tuple(prompts.items()),
+        default_prompt=default_prompt,
+        pair_template=_RERANKER_TEMPLATE if head is not None and head.token_ids else "",
+        instruction=_RERANKER_INSTRUCTION if head is not None and head.token_ids else "",
+    )
+    rest = {key: value for key, value in raw.items() if key not in _OWN_KEYS}
+    return {**rest, "architectures": [causal]}, PoolerConfig(
+        info=info,
+        token_ids=() if head is None else head.token_ids,
+    )
+
+
+def _variant(name: object, known: Collection[str]) -> tuple[str, str] | None:
+    """The generating architecture of the same family, and the suffix of this one; None if the
+    family is not supported."""
+    for suffix in (_CAUSAL, _CLASSIFIER, _BASE):
+        if isinstance(name, str) and name.endswith(suffix):
+            causal = name.removesuffix(suffix) + _CAUSAL
+            return (causal, suffix) if causal in known else None
+    return None
+
+
+def _head(raw: RawConfig, folder: Path, kind: str, task: str) -> _Head:
+    """The classification head for a task. Raises ValueError if the checkpoint has none."""
+    if kind == _CLASSIFIER:
+        return _classifier(raw)
+    if task == "classify" or kind != _CAUSAL:
+        raise ValueError(
+            f"--task {task} needs a classification head, but architectures in config.json is "
+            f"{raw['architectures']}: use a *ForSequenceClassification checkpoint, --task embed, "
+            "or, for a reranker that answers yes or no, --task score"
+        )
+    tokenizer = load_tokenizer(str(folder))
+    token_ids = [tokenizer.token_id(answer) for answer in _ANSWERS]
+    if None in token_ids:
+        raise ValueError(
+            f"--task score needs the tokens {' and '.join(_ANSWERS)}, which the tokenizer of "
+            f"{folder} does not have: use a *ForSequenceClassification checkpoint"
+        )
+    ids = tuple(token_id for token_id in token_ids if token_id is not None)
+    return _Head(labels=list(_ANSWERS), activation="softmax", token_ids=ids)
+
+
+def _classifier(raw: RawConfig) -> _Head:
+    names, key = raw.get("id2label"), "num_labels" if raw.get("num_labels") else "id2label"
+    if names is not None and not isinstance(names, dict):
+        raise ValueError(f"id2label in config.json must be an object, got {names!r:.80}: fix it")
+    names = names if names is not None else dict.fromkeys(range(_DEFAULT_LABELS))
+    count = raw.get("num_labels") or len(names)
+    if not isinstance(count, int) or not 1 <= count <= _MAX_LABELS:
+        raise ValueError(
+            f"{key} in config.json must be of 1 to {_MAX_LABELS} labels, got {count!r:.80}: fix it"
+        )
+    labels = [str(names.get(str(index), f"LABEL_{index}")) for index in range(count)]
+    kind, own = raw.get("problem_type"), raw.get("sentence_transformers")
+    function = str(own.get("activation_fn", "")) if isinstance(own, dict) else ""
+    activation: Activation = "sigmoid" if count == 1 else "softmax"
+    if kind == "regression" or function.endswith("Identity"):
+        activation = "none"
+    elif kind == "multi_label_classification" or function.endswith("Sigmoid"):
+        activation = "sigmoid"
+    return _Head(labels=labels, activation=activation)
+
+
+def _dimensions(raw: RawConfig) -> tuple[int, ...]:
+    """Supported numbers of dimensions; empty if any is. Raises ValueError if they are malformed."""
+    given = raw.get("matryoshka_dimensions") or []
+    try:
+        return tuple(msgspec.convert(given, analyzed(list[int])))
+    except msgspec.ValidationError as error:
+        raise ValueError(
+            f"matryoshka_dimensions in config.json must be a list of numbers: {error}: fix it"
+        ) from None
+
+
+def _modules(folder: Path) -> list[tuple[str, str]]:
+    """Kind and folder of each module in modules.json; empty if there is no such file.
+
+    Raises:
+        ValueError: the file is malformed, or has a module that is not supported.
+    """
+    path = folder / "modules.json"
+    if not path.is_file():
+        return []
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+        found = [(str(entry["type"]).rpartition(".")[2], str(entry["path"])) for entry in entries]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"cannot read {path}: {error!r}") from error
+    for kind, place in found:
+        if kind not in _MODULES:
+            raise ValueError(
+                f"{path} has a module {kind}, which is not supported (supported: "
+                f"{', '.join(_MODULES)}): use another checkpoint"
+            )
+        # HAZARD: a checkpoint is untrusted input; no other files of this machine are read.
+        if place and not _FOLDER.fullmatch(place):
+            raise ValueError(f"{path} names the folder {place!r:.200}: use another copy")
+    return found
+
+
+def _pooling(
+    folder: Path, modules: list[tuple[str, str]], options: PoolingOptions
+) -> tuple[PoolingType, bool]:
+    """Pooling and normalization, by the options, else by the checkpoint."""
+    pooling_type: PoolingType = "last"
+    if options.pooling_type is not None:
+        pooling_type = _LOWER[options.pooling_type]
+    normalize = not modules or any(kind == "Normalize" for kind, _ in modules)
+    place = next((place for kind, place in modules if kind == "Pooling"), None)
+    if options.pooling_type is None and place is not None:
+        pooling_type = _pooling_type(folder / place / "config.json")
+    return pooling_type, normalize if options.normalize is None else options.normalize
+
+
+def _pooling_type(path: Path) -> PoolingType:
+    """Pooling by sentence-transformers' configuration. Raises ValueError if it is another one."""
+    raw = read_json(path)
+    chosen = [
+        key for key, value in raw.items() if key.startswith("pooling_mode_") and value is True
+    ]
+    if not chosen and isinstance(name := raw.get("pooling_mode"), str):
+        found = _MODE_NAMES.get(name)
+    else:
+        found = _MODES.get(chosen[0]) if len(chosen) == 1 else None
+    if found is None or (raw.get("include_prompt") is False and found == "mean"):
+        raise ValueError(
+            f"the pooling in {path} is not supported (supported: last token, mean of all tokens, "
+            "first token): set pooling_type in --pooler-config if another one fits"
+        )
+    return found
+
+
+def _prompts(folder: Path) -> tuple[dict[str, str], str]:
+    """Prefixes of texts by name, and the name of the default one; empty if there is none.
+
+    Raises:
+        ValueError: config_sentence_transformers.json is malformed.
+    """
+    path = folder / "config_sentence_transformers.json"
+    if not path.is_file():
+        return {}, ""
+    raw: dict[str, Any] = read_json(path)
+    try:
+        prompts = msgspec.convert(raw.get("prompts") or {}, analyzed(dict[str, str]))
+    except msgspec.ValidationError as error:
+        raise ValueError(f"prompts in {path} must be texts by name: {error}") from error
+    default = raw.get("default_prompt_name") or ""
+    if default and default not in prompts:
+        raise ValueError(f"default_prompt_name {default!r:.80} in {path} is not in prompts: fix it")
+    return prompts, str(default)

@@ -1,0 +1,49 @@
+"""PoolingHead: the classification head of a pooling model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from worker.models.config.model_config import ModelConfig
+from worker.models.layers.linear_method import LayerOptions, WeightSlot
+
+
+class PoolingHead:
+    """Logits of labels from a pooled hidden state. Every rank has the whole head.
+
+    Args:
+        config: configuration of a model that classifies.
+        options: options of the model's layers.
+    """
+
+    def __init__(self, config: ModelConfig, options: LayerOptions) -> None:
+        assert config.pooling is not None, "a model that generates text has an LM head instead"
+        self._token_ids = config.pooling.token_ids
+        self._vocab_size = config.vocab_size
+        self.weight = torch.empty(
+            *(config.pooling.info.size, config.hidden_size),
+            dtype=torch.float32,
+            device=options.device,
+        )
+
+    def weight_slots(self, lm_head: str) -> Iterator[WeightSlot]:
+        """Slots of the head: `score.weight`, or rows of the LM head, whose name is `lm_head`."""
+        if not self._token_ids:
+            yield WeightSlot(
+                name="score.weight", destination=self.weight, full_shape=tuple(self.weight.shape)
+            )
+        for label, token_id in enumerate(self._token_ids):
+            yield WeightSlot(
+                name=f"{lm_head}.weight",
+                destination=self.weight[label : label + 1],
+                full_shape=(self._vocab_size, self.weight.shape[1]),
+                start=token_id,
+            )
+
+    def forward(self, pooled: torch.Tensor) -> torch.Tensor:
+        """Pooled hidden states, fp64 [n, hidden], to logits, fp64 [n, labels]."""
+        # HAZARD(invariance): one product per row, since sums may depend on the number of rows.
+        weight = self.weight.double()
+        return torch.stack([weight @ row for row in pooled])

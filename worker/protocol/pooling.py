@@ -1,0 +1,119 @@
+"""Pooling models, which return a vector per prompt: options, request parameters, properties."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+Task = Literal["auto", "generate", "embed", "classify", "score"]
+Runner = Literal["auto", "generate", "pooling"]
+Convert = Literal["auto", "none", "embed", "classify"]
+PoolingType = Literal["last", "mean", "cls"]
+"""Hidden states that become the vector: of the last token, the mean of all, or of the first one."""
+PoolingTypeName = Literal["last", "mean", "cls", "LAST", "MEAN", "CLS"]
+"""Pooling as users write it: vLLM's names are in capitals."""
+Activation = Literal["none", "sigmoid", "softmax"]
+"""Function that converts the logits of a classification head to scores."""
+
+_IN_POOLER_CONFIG = {"within": "--pooler-config"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolingOptions:
+    """Options of models that return vectors instead of text.
+
+    Raises:
+        ValueError: options contradict each other; the message names them.
+    """
+
+    task: Task = "auto"
+    """Task of the model: generate text, embed (vectors), classify (probabilities of labels), or
+    score (relevance of a document to a query, for rerankers that answer yes or no). auto selects
+    embed for sentence-transformers checkpoints, classify for *ForSequenceClassification, otherwise
+    generate."""
+    runner: Runner = "auto"
+    """Same as --task, as in vLLM: generate, or pooling for the task of --convert."""
+    convert: Convert = "auto"
+    """Task of --runner pooling, as in vLLM: embed or classify; auto selects it by the
+    checkpoint."""
+    pooling_type: PoolingTypeName | None = field(default=None, metadata=_IN_POOLER_CONFIG)
+    """Pooling: hidden state of the last token, mean of all, or of the first token (cls). The
+    checkpoint's pooling configuration, or last, if unset."""
+    normalize: bool | None = field(default=None, metadata=_IN_POOLER_CONFIG)
+    """Whether embeddings have length 1. As the checkpoint specifies, or true, if unset."""
+
+    def __post_init__(self) -> None:
+        is_converted = self.convert not in ("auto", "none")
+        if self.task != "auto" and (self.runner != "auto" or self.convert != "auto"):
+            raise ValueError(
+                f"--task {self.task} cannot be combined with --runner or --convert: remove one"
+            )
+        if self.runner == "generate" and is_converted:
+            raise ValueError(
+                f"--convert {self.convert} needs --runner pooling, got --runner generate"
+            )
+        if self.runner == "pooling" and self.convert == "none":
+            raise ValueError("--convert none needs --runner generate, got --runner pooling")
+
+    @property
+    def requested(self) -> Task | Literal["pooling"]:
+        """The task; "pooling" for the one that suits the checkpoint, auto if none is requested."""
+        if self.task != "auto":
+            return self.task
+        if self.convert in ("embed", "classify"):
+            return self.convert
+        if self.convert == "none":
+            return "generate"
+        return self.runner
+
+
+class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Parameters of one request to a pooling model.
+
+    Raises:
+        ValueError: a value is out of range; the message names the field and the range.
+    """
+
+    dimensions: int | None = None
+    """Number of leading dimensions of the embedding to return (matryoshka), which are normalized
+    again; None for all."""
+    normalize: bool | None = None
+    """Whether the embedding is scaled to length 1; None for the model's default."""
+
+    def __post_init__(self) -> None:
+        if self.dimensions is not None and self.dimensions < 1:
+            raise ValueError(f"dimensions must be at least 1, got {self.dimensions}")
+
+
+class PoolingInfo(msgspec.Struct, array_like=True, frozen=True):
+    """Properties of a pooling model, part of EngineInfo."""
+
+    task: Literal["embed", "classify"]
+    """embed returns the pooled hidden state, classify the logits of a head."""
+    pooling_type: PoolingType
+    size: int
+    """Numbers of a vector: the hidden size, or the number of labels."""
+    normalize: bool = True
+    """Whether embeddings have length 1 by default."""
+    activation: Activation = "none"
+    """Function that converts logits to scores."""
+    labels: tuple[str, ...] = ()
+    """Names of the labels, by index; empty for embeddings."""
+    dimensions: tuple[int, ...] = ()
+    """Supported numbers of dimensions (matryoshka); empty if any number is."""
+    prompts: tuple[tuple[str, str], ...] = ()
+    """Names and prefixes of texts, as in config_sentence_transformers.json."""
+    default_prompt: str = ""
+    """Name of the prefix of texts for which the request names none; empty for none."""
+    pair_template: str = ""
+    """Prompt for a pair of texts, with the fields instruction, query and document; empty if the
+    tokenizer joins them."""
+    instruction: str = ""
+    """Default instruction of `pair_template`."""
+
+    @property
+    def answers_yes(self) -> bool:
+        """Whether the labels are the tokens "no" and "yes", in this order."""
+        return bool(self.pair_template)

@@ -1,0 +1,198 @@
+"""Pooler: vectors of requests to a pooling model, from the hidden states of a step's rows.
+
+    last    the row that computes the last token has the vector
+    mean    each row adds its hidden states to the sum of its slot
+    cls     the row that computes the first token leaves its hidden state in the slot
+
+HAZARD(invariance): a vector must not depend on other rows, nor on how the prompt was divided into
+chunks. Sums over tokens are sums of integers; everything after them is computed in fp64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from worker.models.layers.pooling_head import PoolingHead
+from worker.plan.plan import Plan
+from worker.protocol.pooling import PoolingInfo, PoolingParams
+from worker.rank.transfer import to_device
+
+_FRACTION_BITS = 30
+"""Bits after the binary point of summed hidden states. Their resolution, 1e-9, is that of fp32 at
+0.01; sums overflow beyond 8.6e9, that is, a mean of 8,600 over a million tokens."""
+_SQUARE_BITS = 48
+"""Bits after the binary point of summed squares, each at most 1: sums of 32,768 do not overflow."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Row:
+    """A row of a pooled request."""
+
+    index: int
+    """Index of the row in the Plan."""
+    slot: int
+    first_token: int
+    """Index of its first token among the step's tokens."""
+    is_first: bool
+    """Whether it computes the request's first token."""
+    is_last: bool
+    """Whether it computes the request's last token."""
+    length: int
+    params: PoolingParams
+    num_prompt: int
+    """Tokens of the request's prompt."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PooledRows:
+    """Rows of a step that are pooled."""
+
+    rows: Sequence[_Row]
+    logits_indices: torch.Tensor | None
+    """[n] int64: indices of the step's tokens whose hidden states are needed; None for all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PooledVectors:
+    """Vectors of a step's rows, on the device or being copied to the host."""
+
+    indices: Sequence[int]
+    """[n]: indices of the rows in the Plan."""
+    vectors: torch.Tensor
+    """[n, size] fp32."""
+    sizes: Sequence[int]
+    """[n]: numbers of each vector that were requested, the first ones."""
+
+    def to_bytes(self) -> dict[int, bytes]:
+        """Little-endian float32 by row index; for vectors on the host."""
+        vectors = self.vectors.numpy().astype("<f4")
+        rows = zip(self.indices, vectors, self.sizes, strict=True)
+        return {index: vector[:size].tobytes() for index, vector, size in rows}
+
+
+class Pooler:
+    """Keeps the state of pooled requests by slot, and computes their vectors.
+
+    Args:
+        info: the model's pooling.
+        head: classification head; None for embeddings.
+        hidden_size: size of hidden states.
+        num_slots: maximum number of running requests.
+        device: the rank's device.
+    """
+
+    def __init__(
+        self,
+        info: PoolingInfo,
+        head: PoolingHead | None,
+        *,
+        hidden_size: int,
+        num_slots: int,
+        device: torch.device,
+    ) -> None:
+        self._info = info
+        self._head = head
+        self._device = device
+        self._requests: dict[int, tuple[PoolingParams, int]] = {}
+        """Parameters and number of prompt tokens by slot."""
+        self._states: torch.Tensor | None = None
+        """[slots, hidden]: sums in fixed point (mean), or those of the first tokens (cls)."""
+        if info.pooling_type != "last":
+            kind = torch.int64 if info.pooling_type == "mean" else torch.float64
+            self._states = torch.zeros(num_slots, hidden_size, dtype=kind, device=device)
+
+    def prepare(self, plan: Plan) -> PooledRows:
+        """Records a Plan's admissions; returns its rows of pooled requests. Call it once per
+        Plan."""
+        for admit in plan.admits:
+            if admit.pooling is not None:
+                self._requests[admit.slot] = admit.pooling, len(admit.token_ids) // 4
+        rows, first_token = list[_Row](), 0
+        for index, row in enumerate(plan.rows):
+            params, num_prompt = self._requests.get(row.slot, (None, 0))
+            if params is not None:
+                rows.append(
+                    _Row(
+                        index=index,
+                        slot=row.slot,
+                        first_token=first_token,
+                        is_first=row.start == 0,
+                        is_last=row.start + row.length == num_prompt,
+                        length=row.length,
+                        params=params,
+                        num_prompt=num_prompt,
+                    )
+                )
+            first_token += row.length
+        if self._states is not None:
+            return PooledRows(rows=rows, logits_indices=None)
+        if not rows:
+            return PooledRows(rows=(), logits_indices=None)  # a step that measures memory
+        last = [row.first_token + row.length - 1 for row in rows if row.is_last]
+        indices = to_device(torch.tensor(last, dtype=torch.int64), self._device)
+        return PooledRows(rows=rows, logits_indices=indices)
+
+    def pool(self, hidden: torch.Tensor, step: PooledRows) -> PooledVectors | None:
+        """Vectors of the rows that compute their request's last token; None without any.
+
+        Args:
+            hidden: [n, hidden] of the step's `logits_indices`, or [T, hidden] of all tokens.
+            step: the step's rows.
+        """
+        last = [row for row in step.rows if row.is_last]
+        if self._states is not None:
+            for row in step.rows:
+                self._add(row, hidden[row.first_token : row.first_token + row.length])
+        if not last:
+            return None
+        pooled = hidden.double() if self._states is None else self._finished(self._states, last)
+        if self._head is not None:
+            vectors = self._head.forward(pooled)
+            sizes = [vectors.shape[1]] * len(last)
+        else:
+            sizes = [row.params.dimensions or pooled.shape[1] for row in last]
+            vectors = self._embeddings(pooled, sizes, [row.params.normalize for row in last])
+        indices = [row.index for row in last]
+        return PooledVectors(indices=indices, vectors=vectors.float(), sizes=sizes)
+
+    def _add(self, row: _Row, hidden: torch.Tensor) -> None:
+        """Adds a row's hidden states [length, hidden] to the state of its slot."""
+        assert self._states is not None, "only the last token is pooled"
+        state = self._states[row.slot]
+        if self._info.pooling_type == "cls":
+            if row.is_first:
+                state.copy_(hidden[0])
+            return
+        if row.is_first:
+            state.zero_()
+        state += (hidden.double() * 2.0**_FRACTION_BITS).round().long().sum(dim=0)
+
+    def _finished(self, states: torch.Tensor, rows: Sequence[_Row]) -> torch.Tensor:
+        """Pooled hidden states, fp64 [n, hidden], from the states of the rows' slots."""
+        slots = to_device(torch.tensor([row.slot for row in rows]), self._device)
+        pooled = states.index_select(0, slots).double()
+        if self._info.pooling_type == "cls":
+            return pooled
+        counts = torch.tensor([row.num_prompt for row in rows], dtype=torch.float64)
+        return pooled / (to_device(counts, self._device).unsqueeze(1) * 2.0**_FRACTION_BITS)
+
+    def _embeddings(
+        self, pooled: torch.Tensor, sizes: Sequence[int], normalize: Sequence[bool | None]
+    ) -> torch.Tensor:
+        """Embeddings, fp64 [n, hidden], of which the first `sizes` numbers are used, from pooled
+        hidden states; `normalize` as requested."""
+        default = self._info.normalize
+        scaled = [default if one is None else one for one in normalize]
+        if not any(scaled):
+            return pooled
+        limits = to_device(torch.tensor(sizes), self._device).unsqueeze(1)
+        columns = torch.arange(pooled.shape[1], device=self._device)
+        pooled = pooled.masked_fill(columns >= limits, 0.0)
+        largest = pooled.abs().amax(dim=1, keepdim=True).clamp_min(1e-30)
+        squares = ((pooled / largest).square() * 2.0**_SQUARE_BITS).round().long()
+        sums = squares.sum(dim=1, keepdim=True).double() * 2.0**-_SQUARE_BITS
+        unscaled = ~to_device(torch.tensor(scaled), self._device).unsqueeze(1)
+        return pooled / (largest * sums.sqrt()).masked_fill(unscaled, 1.0)
