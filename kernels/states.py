@@ -20,6 +20,8 @@ class StateCache:
 
     planes: tuple[torch.Tensor, ...]
     """Tensors [states, ...] that together are the states."""
+    inputs: tuple[torch.Tensor, ...] = ()
+    """Tensors [cells, ...]: inputs of the latest draft rows, see `Replay`; empty without drafts."""
 
     @property
     def conv(self) -> torch.Tensor:
@@ -51,6 +53,8 @@ class StatePart(NamedTuple):
     is_first: bool
     """Whether the request begins here: its state then starts from zero, regardless of the slot's
     content."""
+    is_kept: bool
+    """Whether the state after the last token becomes the slot's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +70,8 @@ class StateRows:
     from zero, regardless of the slot's content."""
     piece_starts: torch.Tensor
     """int64 [N + 1]: indices of the pieces' first tokens among the step's tokens, which all belong
-    to a piece; then the number of tokens."""
+    to a piece; then the number of tokens. In a replay, tokens of no piece may follow, whose outputs
+    are arbitrary."""
     piece_rows: torch.Tensor
     """int64 [N]: rows of the pieces."""
     piece_targets: torch.Tensor
@@ -78,6 +83,11 @@ class StateRows:
     """Number of leading rows that are computed as rows of one token."""
     longest: int
     """Maximum tokens of a row, or an upper bound."""
+    kept: torch.Tensor | None = None
+    """int64 [R]: slots of the rows; -1 for draft rows, which leave the states as they are. None if
+    there are none."""
+    replay: Replay | None = None
+    """What precedes the rows, and is kept of them, due to drafts; None if neither is needed."""
 
     def longer(self) -> Sequence[tuple[int, Sequence[StatePart]]]:
         """Slots and parts of the rows that `num_decodes` does not count, on the host; waits for the
@@ -87,6 +97,7 @@ class StateRows:
             return ()
         slots, starts = self.slots.tolist(), self.starts.tolist()
         ends, targets = self.piece_starts.tolist()[1:], self.piece_targets.tolist()
+        kept = slots if self.kept is None else self.kept.tolist()
         pieces = self.row_pieces.tolist()
         rows: list[tuple[int, list[StatePart]]] = []
         token = border
@@ -94,11 +105,20 @@ class StateRows:
             parts: list[StatePart] = []
             is_first, last = starts[row] == 0, pieces[row + 1] - 1
             for piece in range(pieces[row], pieces[row + 1]):
-                if piece == last or targets[piece] >= 0:
-                    parts.append(StatePart(token, ends[piece], targets[piece], is_first))
+                if (piece == last or targets[piece] >= 0) and ends[piece] > token:
+                    is_kept = kept[row] >= 0
+                    parts.append(StatePart(token, ends[piece], targets[piece], is_first, is_kept))
                     token, is_first = ends[piece], False
             rows.append((slots[row], parts))
         return rows
+
+    def keep_steps(self, plane: torch.Tensor, states: torch.Tensor) -> None:
+        """Stores the states after the rows that `num_decodes` counts, [n, ...], in their slots."""
+        slots = self.slots[: self.num_decodes]
+        if self.kept is not None:
+            (rows,) = (self.kept[: self.num_decodes] >= 0).nonzero(as_tuple=True)
+            slots, states = slots[rows], states[rows]
+        plane.index_copy_(0, slots, states)
 
     def stored(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Slots of rows of one token and the indices that their states are copied to, int64 [n]
@@ -110,12 +130,67 @@ class StateRows:
         return self.slots[rows], targets[rows]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replay:
+    """Replay of accepted drafts into the states of requests.
+
+    A state cannot be cut back to the last accepted draft. So a draft row (the newest token, and
+    drafts) computes its outputs, but leaves the slot's state as it is, and its inputs are kept. The
+    slot's next row begins at the newest token again; before it, the tokens between the state and
+    this row, which are those that were accepted, are computed once more from their inputs.
+    """
+
+    rows: StateRows
+    """The tokens that are replayed, by row that follows them; their outputs are not used."""
+    cells: torch.Tensor
+    """int64 [N]: cells of these tokens in `StateCache.inputs`, in order. On a device, cells after
+    the last token of `rows` are arbitrary."""
+    tokens: torch.Tensor
+    """int64 [M]: the step's tokens whose inputs are kept: those of draft rows."""
+    kept: torch.Tensor
+    """int64 [M]: cells that their inputs are copied to."""
+
+
+Inputs = Sequence[torch.Tensor]
+"""Tensors [T, ...]: what a layer computes from tokens before it reads their states."""
+
+
+def advance_with_drafts(
+    inputs: Inputs,
+    cache: StateCache,
+    rows: StateRows,
+    advance: Callable[[Inputs, StateRows], torch.Tensor],
+) -> torch.Tensor:
+    """Advances the states of a layer: by accepted drafts of earlier steps, then by the step's
+    tokens.
+
+    Args:
+        inputs: inputs of the step's tokens, [T, ...] each, as in `StateCache.inputs`.
+        cache: the layer's states.
+        rows: rows of the step.
+        advance: advances the states by the tokens of rows with these inputs: returns outputs.
+
+    Returns:
+        The outputs of the step's tokens.
+    """
+    replay = rows.replay
+    if replay is None:
+        return advance(inputs, rows)
+    if len(replay.cells):
+        advance([plane.index_select(0, replay.cells) for plane in cache.inputs], replay.rows)
+    outputs = advance(inputs, rows)
+    # After the replay, which may read the same cells.
+    for plane, own in zip(cache.inputs, inputs, strict=True):
+        plane.index_copy_(0, replay.kept, own.index_select(0, replay.tokens))
+    return outputs
+
+
 Advance = Callable[[slice, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """Advances states by the tokens of a slice: returns outputs, and the states afterwards."""
 
 
 def advance_rows(
-    plane: torch.Tensor, rows: StateRows, steps: Advance, chunk: Advance
+    plane: torch.Tensor, rows: StateRows, steps: Advance, chunk: Advance, shape: Sequence[int]
 ) -> torch.Tensor:
     """Advances the states of all rows in one plane, and stores snapshots of them.
 
@@ -124,28 +199,29 @@ def advance_rows(
         rows: rows of the step.
         steps: advances rows of one token: tokens [t] and their states [t, ...] to outputs [t, ...].
         chunk: advances one row: its next tokens [t] and its state [...] to outputs [t, ...].
+        shape: shape of the outputs of all tokens: (T, ...).
 
     Returns:
-        The outputs of all tokens [T, ...].
+        The outputs, fp32; 0 for tokens that belong to no piece.
     """
-    border, outputs = rows.num_decodes, list[torch.Tensor]()
+    border, outputs = rows.num_decodes, torch.zeros(shape, device=plane.device)
     if border:
         slots = rows.slots[:border]
         state = plane.index_select(0, slots)
         is_first = (rows.starts[:border] == 0).view(-1, *[1] * (state.dim() - 1))
-        output, state = steps(slice(0, border), state.masked_fill(is_first, 0))
-        plane.index_copy_(0, slots, state)
-        outputs.append(output)
+        outputs[:border], state = steps(slice(0, border), state.masked_fill(is_first, 0))
+        rows.keep_steps(plane, state)
     for slot, parts in rows.longer():
         for part in parts:
             state = torch.zeros_like(plane[slot]) if part.is_first else plane[slot]
-            output, state = chunk(slice(part.start, part.end), state)
-            plane[slot] = state
-            outputs.append(output)
+            own = slice(part.start, part.end)
+            outputs[own], state = chunk(own, state)
+            if part.is_kept:
+                plane[slot] = state
             if part.target >= 0:
                 plane[part.target] = state
     stored = rows.stored()
     if stored is not None:
         sources, targets = stored
         plane[targets] = plane[sources]
-    return torch.cat(outputs)
+    return outputs

@@ -77,7 +77,8 @@ def _mix(
     Returns:
         [T, H, V] fp32.
     """
-    border, outputs = rows.num_decodes, list[torch.Tensor]()
+    border = rows.num_decodes
+    outputs = decay.new_zeros(len(mixed), decay.shape[1], len(layer.norm))
     if border:
         slots, is_first = rows.slots[:border], rows.starts[:border] == 0
         before = cache.conv.index_select(0, slots)
@@ -87,10 +88,9 @@ def _mix(
         state = state.masked_fill(is_first[:, None, None, None], 0)
         convolved = causal_convolution(window, layer.conv.T).squeeze(1)
         inputs = delta_inputs(convolved, decay[:border], share[:border], layer)
-        output, state = gated_delta_steps(inputs, state)
-        cache.conv.index_copy_(0, slots, window[:, 1:])
-        cache.recurrent.index_copy_(0, slots, state)
-        outputs.append(output)
+        outputs[:border], state = gated_delta_steps(inputs, state)
+        rows.keep_steps(cache.conv, window[:, 1:])
+        rows.keep_steps(cache.recurrent, state)
     for slot, parts in rows.longer():
         for part in parts:
             own = slice(part.start, part.end)
@@ -100,16 +100,16 @@ def _mix(
             window = torch.cat((before, mixed[own]))
             convolved = causal_convolution(window, layer.conv.T)
             inputs = delta_inputs(convolved, decay[own], share[own], layer)
-            output, state = gated_delta_chunks(inputs, state, by_position=by_position)
-            cache.conv[slot] = window[part.end - part.start :]
-            cache.recurrent[slot] = state
-            outputs.append(output)
+            outputs[own], state = gated_delta_chunks(inputs, state, by_position=by_position)
+            if part.is_kept:
+                cache.conv[slot] = window[part.end - part.start :]
+                cache.recurrent[slot] = state
             if part.target >= 0:
                 cache.copy(slot, part.target)
     stored = rows.stored()
     if stored is not None:
         cache.copy(*stored)
-    return torch.cat(outputs)
+    return outputs
 
 
 def delta_inputs(

@@ -39,6 +39,7 @@ def advance_by_position(
     _steps_kernel[len(rows.slots), num_heads, num_blocks](
         projected, projected.stride(0), *inputs, cache.conv, cache.recurrent, out,
         rows.slots, rows.starts, rows.piece_starts, rows.piece_targets, rows.row_pieces,
+        rows.slots if rows.kept is None else rows.kept,
         KEY_HEADS=layer.num_key_heads, HEADS=num_heads, KEY=layer.key_dim, VALUE=value_dim,
         CHANNELS=channels, TAPS=len(layer.conv), MOST_TOKENS=most_tokens,
         BLOCK_K=next_power_of_2(layer.key_dim), BLOCK_V=columns,
@@ -48,12 +49,12 @@ def advance_by_position(
 
 @triton.jit(
     do_not_specialize_on_alignment=[
-        *("slot_ptr", "start_ptr", "piece_ptr", "target_ptr", "row_piece_ptr")
+        *("slot_ptr", "start_ptr", "piece_ptr", "target_ptr", "row_piece_ptr", "kept_ptr")
     ]
 )
 def _steps_kernel(
     x_ptr, x_stride, qk_ptr, v_ptr, gate_ptr, conv_ptr, state_ptr, out_ptr,
-    slot_ptr, start_ptr, piece_ptr, target_ptr, row_piece_ptr,
+    slot_ptr, start_ptr, piece_ptr, target_ptr, row_piece_ptr, kept_ptr,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
     CHANNELS: tl.constexpr, TAPS: tl.constexpr, MOST_TOKENS: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, SHARE: tl.constexpr,
@@ -93,10 +94,11 @@ def _steps_kernel(
                 own, state, in_cell, x_ptr, x_stride, conv_ptr, slot, target, row_first, end,
                 is_first, HEADS * KEY * VALUE, CHANNELS, TAPS, SHARE, False,
             )  # fmt: skip
-    store_state(
-        own, state, in_cell, x_ptr, x_stride, conv_ptr, slot, slot, row_first, row_end,
-        is_first, HEADS * KEY * VALUE, CHANNELS, TAPS, SHARE, True,
-    )  # fmt: skip
+    if tl.load(kept_ptr + row) >= 0:
+        store_state(
+            own, state, in_cell, x_ptr, x_stride, conv_ptr, slot, slot, row_first, row_end,
+            is_first, HEADS * KEY * VALUE, CHANNELS, TAPS, SHARE, True,
+        )  # fmt: skip
 
 
 @triton.jit

@@ -54,6 +54,7 @@ def kimi_delta_attention(
         lambda own, state: gated_delta_chunks(
             inputs.part(own.start, own.stop), state, by_position=by_position
         ),
+        inputs.v.shape,
     )
     out = rms_norm(out.to(x.dtype).float(), layer.norm, layer.eps)
     return (out.flatten(1) * rowwise.sigmoid(gates.output.float())).to(x.dtype)

@@ -37,6 +37,7 @@ def advance_by_position(
         x, gates.decay, gates.share, layer.log_rate, layer.step_bias, states, out,
         gates.decay.stride(0), gates.share.stride(0),
         rows.slots, rows.starts, rows.piece_starts, rows.piece_targets, rows.row_pieces,
+        rows.slots if rows.kept is None else rows.kept,
         key_dim**-0.5, LENGTH_EPS,
         HEADS=num_heads, KEY=key_dim, VALUE=value_dim, MOST_TOKENS=most_tokens,
         BLOCK_K=next_power_of_2(key_dim), BLOCK_V=columns,
@@ -53,13 +54,13 @@ def decays_of(a, bias, rate):
 
 @triton.jit(
     do_not_specialize_on_alignment=[
-        *("slot_ptr", "start_ptr", "piece_ptr", "target_ptr", "row_piece_ptr")
+        *("slot_ptr", "start_ptr", "piece_ptr", "target_ptr", "row_piece_ptr", "kept_ptr")
     ]
 )
 def _steps_by_channel_kernel(
     x_ptr, decay_ptr, share_ptr, rate_ptr, bias_ptr, state_ptr, out_ptr,
     decay_stride, share_stride,
-    slot_ptr, start_ptr, piece_ptr, target_ptr, row_piece_ptr, scale, length_eps,
+    slot_ptr, start_ptr, piece_ptr, target_ptr, row_piece_ptr, kept_ptr, scale, length_eps,
     HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, MOST_TOKENS: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
@@ -100,4 +101,5 @@ def _steps_by_channel_kernel(
         snapshot = tl.load(target_ptr + number)
         if snapshot >= 0:
             tl.store(own + snapshot * (HEADS * KEY * VALUE), state, mask=in_cell)
-    tl.store(own + slot * (HEADS * KEY * VALUE), state, mask=in_cell)
+    if tl.load(kept_ptr + row) >= 0:
+        tl.store(own + slot * (HEADS * KEY * VALUE), state, mask=in_cell)

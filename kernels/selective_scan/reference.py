@@ -43,7 +43,10 @@ def selective_scan(
     def chunks(own: slice, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return scan_chunks(inputs.part(own), state, by_position=by_position)
 
-    out = advance_rows(states, rows, lambda own, state: scan_steps(inputs.part(own), state), chunks)
+    def steps_of(own: slice, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return scan_steps(inputs.part(own), state)
+
+    out = advance_rows(states, rows, steps_of, chunks, inputs.x.shape)
     own = x[:, : layer.widths[0]].float().view(out.shape)
     return (out + own * layer.skip.unsqueeze(1)).to(x.dtype).flatten(1)
 

@@ -38,6 +38,7 @@ def launch_selective_scan(
     _scan_kernel[len(rows.slots), num_heads, cdiv(head_dim, columns)](
         x, steps, steps.stride(0), layer.log_rate, layer.step_bias, layer.skip, states, out,
         rows.slots, rows.starts, rows.piece_starts, rows.piece_targets, rows.row_pieces,
+        rows.slots if rows.kept is None else rows.kept,
         HEADS=num_heads, GROUPS=layer.num_groups, WIDTH=head_dim, STATE=state_dim,
         BLOCK_N=next_power_of_2(state_dim), BLOCK_P=columns,
     )  # fmt: skip
@@ -46,12 +47,12 @@ def launch_selective_scan(
 
 @triton.jit(
     do_not_specialize_on_alignment=[
-        *("slot_ptr", "start_ptr", "piece_ptr", "target_ptr", "row_piece_ptr")
+        *("slot_ptr", "start_ptr", "piece_ptr", "target_ptr", "row_piece_ptr", "kept_ptr")
     ]
 )
 def _scan_kernel(
     x_ptr, step_ptr, step_stride, rate_ptr, bias_ptr, skip_ptr, state_ptr, out_ptr,
-    slot_ptr, start_ptr, piece_ptr, target_ptr, row_piece_ptr,
+    slot_ptr, start_ptr, piece_ptr, target_ptr, row_piece_ptr, kept_ptr,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, STATE: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
@@ -87,4 +88,5 @@ def _scan_kernel(
         snapshot = tl.load(target_ptr + number)
         if snapshot >= 0:
             tl.store(own + snapshot * (HEADS * STATE * WIDTH), state, mask=in_cell)
-    tl.store(own + slot * (HEADS * STATE * WIDTH), state, mask=in_cell)
+    if tl.load(kept_ptr + row) >= 0:
+        tl.store(own + slot * (HEADS * STATE * WIDTH), state, mask=in_cell)

@@ -44,7 +44,7 @@ def short_convolution(
         out, state = advance(x[own].unsqueeze(1), state)
         return out.squeeze(1), state
 
-    out = advance_rows(states, rows, steps, lambda own, state: advance(x[own], state))
+    out = advance_rows(states, rows, steps, lambda own, state: advance(x[own], state), x.shape)
     return (rowwise.silu(out) if has_silu else out).to(x.dtype)
 
 

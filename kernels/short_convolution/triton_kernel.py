@@ -47,6 +47,7 @@ def launch_short_convolution(
     _windows_kernel[len(rows.slots), num_blocks](
         x, x.stride(0), states,
         rows.slots, rows.starts, rows.piece_starts, rows.piece_targets, rows.row_pieces,
+        rows.slots if rows.kept is None else rows.kept,
         CHANNELS=channels, TAPS=num_taps, BLOCK=_CHANNELS,
     )  # fmt: skip
     return out
@@ -94,11 +95,14 @@ def _convolution_kernel(
 
 
 @triton.jit(
-    do_not_specialize_on_alignment=[name for name in _ROW_ARRAYS if name != "piece_row_ptr"]
+    do_not_specialize_on_alignment=[
+        *(name for name in _ROW_ARRAYS if name != "piece_row_ptr"),
+        "kept_ptr",
+    ]
 )
 def _windows_kernel(
     x_ptr, x_stride, state_ptr, slot_ptr, start_ptr, piece_ptr, target_ptr, row_piece_ptr,
-    CHANNELS: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
+    kept_ptr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row, block = tl.program_id(0), tl.program_id(1)
     piece, last_piece = tl.load(row_piece_ptr + row), tl.load(row_piece_ptr + row + 1)
@@ -114,10 +118,11 @@ def _windows_kernel(
                 x_ptr, x_stride, state_ptr, slot, target, row_first,
                 tl.load(piece_ptr + number + 1), is_first, block, CHANNELS, TAPS, BLOCK, False,
             )  # fmt: skip
-    store_window(
-        x_ptr, x_stride, state_ptr, slot, slot, row_first, row_end, is_first, block,
-        CHANNELS, TAPS, BLOCK, True,
-    )  # fmt: skip
+    if tl.load(kept_ptr + row) >= 0:
+        store_window(
+            x_ptr, x_stride, state_ptr, slot, slot, row_first, row_end, is_first, block,
+            CHANNELS, TAPS, BLOCK, True,
+        )  # fmt: skip
 
 
 @triton.jit

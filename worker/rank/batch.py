@@ -43,7 +43,7 @@ from worker.models.layers.kv_cache import KVCacheGroup, KVCacheSpec
 from worker.plan.plan import Plan, StateStore
 from worker.rank.sampling.logprobs import PromptChunk
 from worker.rank.sampling.state import ProcessedRows, staged_parameters
-from worker.rank.state_rows import most_pieces, state_arrays
+from worker.rank.state_rows import DraftRows, arrays_of_states
 from worker.rank.tables import DeviceTables, ragged_ranges
 from worker.rank.transfer import (
     Arrays,
@@ -101,8 +101,8 @@ class Batch:
     host has placed all rows."""
     staged: StagedArrays | None
     """Arrays slots [R], starts [R] and query_start [R + 1], int64, on the device; if layers keep
-    states, also the pieces of the rows (`StateRows`). None if the compiled CPU library reads the
-    tables itself."""
+    states, also the pieces of the rows (`StateRows`), and the arrays of `draft_arrays` if
+    `has_replay`. None if the compiled CPU library reads the tables itself."""
     starts: torch.Tensor | None
     """[R] int64: first positions of the rows. If the device has placed speculative rows, those in
     `rows` are only the planned ones."""
@@ -117,6 +117,11 @@ class Batch:
     logits_indices: torch.Tensor | None = None
     """[S] int64, ascending: indices of the step's tokens whose hidden states the forward pass
     returns; None for all T."""
+
+    @property
+    def has_replay(self) -> bool:
+        """Whether drafts are replayed into states, or inputs of draft rows are kept for that."""
+        return self.staged is not None and "kept" in self.staged.kinds
 
 
 class BatchBuilder:
@@ -140,6 +145,7 @@ class BatchBuilder:
         size: int | None = None,
         num_tokens: int = 0,
         speculative: SpeculativeRows | None = None,
+        drafts: DraftRows | None = None,
     ) -> Batch | None:
         """Applies the Plan's writes and builds its batch; None for a Plan without rows.
 
@@ -150,6 +156,8 @@ class BatchBuilder:
                 for an eager step.
             num_tokens: tokens of that graph if its rows may have any length; else 0.
             speculative: the Plan's speculative rows; None without any.
+            drafts: the Plan's draft rows, for layers with states; None if nothing is replayed and
+                no inputs are kept.
         """
         tables, groups = self._tables, list[Arrays]()
         if not plan.rows:
@@ -165,7 +173,9 @@ class BatchBuilder:
             processed = tables.sampling.gather(table)
         graph = _GraphSize(size, num_tokens)
         batch = _StagedBatch(
-            *(tables, table, processed, graph, groups, self._is_native), stores=plan.state_stores
+            *(tables, table, processed, graph, groups, self._is_native),
+            stores=plan.state_stores,
+            drafts=drafts,
         )
         if self._is_native:  # it reads the host's arrays
             staged: Sequence[Tensors] = [
@@ -204,6 +214,7 @@ class _StagedBatch:
         groups: gets the arrays to copy to the device.
         is_native: whether the compiled CPU library runs the model, which needs no row arrays.
         stores: snapshots to take of the rows' states.
+        drafts: the step's draft rows, for layers with states; None if they do not matter.
     """
 
     def __init__(
@@ -216,6 +227,7 @@ class _StagedBatch:
         is_native: bool,
         *,
         stores: Sequence[StateStore] = (),
+        drafts: DraftRows | None = None,
     ) -> None:
         self._tables = tables
         self._processed = processed
@@ -239,13 +251,7 @@ class _StagedBatch:
             query_start = np.append(0, query_ends)
             arrays = {"slots": slots, "starts": starts, "query_start": query_start}
             if tables.keeps_states:
-                num_pieces = 0
-                if graph.tokens:
-                    num_pieces = most_pieces(len(table), graph.tokens, tables.page_size)
-                first_snapshot = tables.dummy_slot + 1
-                arrays |= state_arrays(
-                    table, stores, first_snapshot=first_snapshot, num_pieces=num_pieces
-                )
+                arrays |= arrays_of_states(table, stores, drafts, tables, graph.tokens)
             groups.append(arrays)
         self._sampled_rows: list[int] | None = None
         if self._is_captured:

@@ -6,13 +6,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from worker.config import EngineConfig
 from worker.models.config.model_config import ModelConfig, load_model_config
 from worker.models.config.quantization import ScaledConfig
 from worker.models.layers.sharing import check_sharing
+from worker.protocol.options import option_name
 
 _STATEFUL = "linear-attention or convolution layers"
+_MOST_DRAFTS: Final = 15
+"""Maximum drafts per row of models with such layers: kernels advance states by position in rows of
+up to 16 tokens (`MOST_STEPS`), and only leave the states of these as they are."""
 
 
 def check_engine(config: EngineConfig) -> ModelConfig:
@@ -152,14 +157,18 @@ def check_states(config: EngineConfig, model: ModelConfig) -> None:
     Raises:
         ValueError: an option is not supported; the message names it.
     """
-    method = "none" if config.speculative is None else config.speculative.method
-    unsupported = {
-        f"--speculative-method {method}": method != "none",
-        "--cpu-backend native": config.execution.cpu_backend == "native",
-    }
-    for option, is_set in unsupported.items():
-        if model.linear_layers and is_set:
-            raise ValueError(f"{option} is not supported for models with {_STATEFUL}: remove it")
+    if not model.linear_layers:
+        return
+    if config.execution.cpu_backend == "native":
+        raise ValueError(
+            f"--cpu-backend native is not supported for models with {_STATEFUL}: remove it"
+        )
+    speculative = config.speculative
+    if speculative is not None and speculative.num_speculative_tokens > _MOST_DRAFTS:
+        raise ValueError(
+            f"{option_name(speculative, 'num_speculative_tokens')} must be at most {_MOST_DRAFTS} "
+            f"for models with {_STATEFUL}, got {speculative.num_speculative_tokens}"
+        )
 
 
 def check_draft_model(config: EngineConfig, model: ModelConfig, *, max_model_len: int) -> None:

@@ -49,6 +49,7 @@ from worker.rank.speculation.device_model import DeviceDraftModel, DeviceModelPr
 from worker.rank.speculation.draft_model import draft_page_bytes
 from worker.rank.speculation.drafter import DraftedStep, Drafter
 from worker.rank.speculation.factory import create_drafter
+from worker.rank.state_replays import StateReplays
 from worker.rank.states import RequestStates
 from worker.rank.steps import ForwardStep, SampledStep, fetch_output
 from worker.rank.streams import DeviceStreams, StepSlot
@@ -258,7 +259,7 @@ class ModelRunner:
                 blocks = self._blocks.prepare(plan)
                 plan = blocks.plan
             if self._states is not None:
-                self._states.load(plan.state_loads)
+                self._states.prepare(plan)
             drafted = None if self._drafter is None else self._drafter.place(plan)
             # Inputs: tables are updated, arrays sent to the device.
             batch = self._build(plan, drafted, slot)
@@ -397,12 +398,19 @@ class ModelRunner:
         size, num_tokens, speculative = None, 0, None
         if drafted is not None:
             plan, speculative = drafted.plan, drafted.speculative
-        elif self._graphs is not None:
+        # Layers with states: rows that drafts precede run on graphs that replay these.
+        drafts = None if self._replays is None else self._replays.next_rows(plan.rows)
+        if drafted is None and drafts is None and self._graphs is not None:
             size = self._graphs.size_for(plan.rows)
         if self._graphs is not None and size is None:
             size, num_tokens = self._graphs.tokens_for(plan.rows) or (None, 0)
         return self._builder.build(
-            plan, uploader=slot, size=size, num_tokens=num_tokens, speculative=speculative
+            plan,
+            uploader=slot,
+            size=size,
+            num_tokens=num_tokens,
+            speculative=speculative,
+            drafts=drafts,
         )
 
     def _run(self, batch: Batch, logits_indices: torch.Tensor | None) -> torch.Tensor:
@@ -442,7 +450,10 @@ class ModelRunner:
         if self._layout.states:
             num_slots = config.scheduling.max_num_seqs + 1
             num_snapshots = page_groups.num_snapshots(num_pages - 1)
-            self._states = RequestStates(self._layout, num_slots, num_snapshots, self.device)
+            self._states = RequestStates(
+                *(self._layout, num_slots, num_snapshots, self.device),
+                num_replayed=self._num_replayed,
+            )
         # A request can be no longer than the whole cache.
         most = page_groups.max_tokens(
             num_pages - 1, config.cache.page_size, config.scheduling.max_num_batched_tokens
@@ -457,6 +468,7 @@ class ModelRunner:
             block_size=self.model_config.block_size,
             page_factors=[group.layers_per_page for group in self._layout.groups],
             keeps_states=bool(self._layout.states),
+            num_replayed=self._num_replayed,
         )
         if self._draft_model is not None:
             self._drafts = DeviceModelProposer(
@@ -484,10 +496,24 @@ class ModelRunner:
         return pooling is not None and pooling.info.pooling_type != "last"
 
     def _slot_bytes(self) -> int:
-        """Bytes of the states and of the tables of logits processors of all slots."""
+        """Bytes of the states, with the inputs that are kept for them, and of the tables of logits
+        processors of all slots."""
         num_rows = self.config.scheduling.max_num_seqs + 1
         processors = table_bytes(num_rows, self.model_config.vocab_size)
-        return self._layout.state_bytes * num_rows + processors
+        inputs = self._layout.state_input_bytes * self._num_replayed
+        return (self._layout.state_bytes + inputs) * num_rows + processors
+
+    @property
+    def _num_replayed(self) -> int:
+        """Maximum number of tokens that are replayed into a state: those of a draft row."""
+        speculative = self.config.speculative
+        if speculative is None or not self._layout.states:
+            return 0
+        return 1 + speculative.num_speculative_tokens
+
+    @property
+    def _replays(self) -> StateReplays | None:
+        return None if self._states is None else self._states.replays
 
     def _draft_page_bytes(self) -> int:
         if self._draft_model is not None:

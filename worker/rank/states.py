@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from kernels.states import StateCache, StateRows
-from worker.models.layers.kv_cache import KVCacheLayout, StateSpec
-from worker.plan.plan import StateLoad
+from worker.models.layers.kv_cache import KVCacheLayout, StatePlane
+from worker.plan.plan import Plan
 from worker.rank.batch import Batch, longest_row
 from worker.rank.cpu import lazy_zeros
+from worker.rank.state_replays import StateReplays
 from worker.rank.transfer import to_device
 
 
@@ -22,22 +23,40 @@ class RequestStates:
         num_slots: number of slots, the dummy slot included.
         num_snapshots: number of snapshots, which the scheduler assigns.
         device: the rank's device.
+        num_replayed: maximum number of tokens of a draft row; 0 without drafts.
     """
 
     def __init__(
-        self, layout: KVCacheLayout, num_slots: int, num_snapshots: int, device: torch.device
+        self,
+        layout: KVCacheLayout,
+        num_slots: int,
+        num_snapshots: int,
+        device: torch.device,
+        *,
+        num_replayed: int = 0,
     ) -> None:
         self.num_slots = num_slots
         """Number of slots; snapshot `n` is state `num_slots + n` of the caches."""
         self._device = device
         self.caches: Mapping[int, StateCache] = {
-            layer: _allocate(spec, num_slots + num_snapshots, device)
+            layer: StateCache(
+                planes=_allocate(spec.planes, num_slots + num_snapshots, device),
+                inputs=_allocate(spec.inputs, num_slots * num_replayed, device),
+            )
             for layer, spec in layout.states.items()
         }
         """State caches by layer."""
+        self.replays: StateReplays | None = None
+        """Replays of accepted drafts; None without drafts."""
+        if num_replayed:
+            self.replays = StateReplays(num_slots, num_replayed, device)
 
-    def load(self, loads: Sequence[StateLoad]) -> None:
-        """Copies snapshots into the states of slots."""
+    def prepare(self, plan: Plan) -> None:
+        """Copies snapshots into the states of slots, before the rows of a step; slots that get new
+        requests have no drafts."""
+        if self.replays is not None:
+            self.replays.admit(plan.admits)
+        loads = plan.state_loads
         if not loads:
             return
         snapshots = self._index([self.num_slots + load.snapshot for load in loads])
@@ -50,18 +69,27 @@ class RequestStates:
         assert batch.staged is not None, "the compiled library does not support states"
         assert batch.starts is not None, "the compiled library does not support states"
         names = ("piece_starts", "piece_rows", "piece_targets", "row_pieces")
+        replayed = None
+        if batch.has_replay:
+            assert self.replays is not None, "no drafts"
+            replayed = self.replays.step(batch)
         return StateRows(
             slots=batch.staged["slots"],
             starts=batch.starts,
             **{name: batch.staged[name] for name in names},
             num_decodes=batch.num_decodes,
             longest=longest_row(batch, max_model_len),
+            kept=None if replayed is None else replayed.kept,
+            replay=None if replayed is None else replayed.replay,
         )
 
     def _index(self, rows: list[int]) -> torch.Tensor:
         return to_device(torch.tensor(rows), self._device)
 
 
-def _allocate(spec: StateSpec, count: int, device: torch.device) -> StateCache:
-    planes = (lazy_zeros((count, *plane.shape), plane.dtype, device) for plane in spec.planes)
-    return StateCache(planes=tuple(planes))
+def _allocate(
+    planes: Sequence[StatePlane], count: int, device: torch.device
+) -> tuple[torch.Tensor, ...]:
+    if not count:
+        return ()
+    return tuple(lazy_zeros((count, *plane.shape), plane.dtype, device) for plane in planes)

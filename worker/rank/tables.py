@@ -32,6 +32,8 @@ class DeviceTables:
         page_factors: number of layers that share one page, by group of layers; page ids in the page
             table are multiplied by it.
         keeps_states: whether layers keep a state per slot.
+        num_replayed: maximum number of tokens that are replayed into the state of a slot: those of
+            a draft row; 0 if states are not replayed.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class DeviceTables:
         block_size: int = 1,
         page_factors: Sequence[int] = (1,),
         keeps_states: bool = False,
+        num_replayed: int = 0,
     ) -> None:
         num_rows = max_num_seqs + 1
         self.device = device
@@ -55,6 +58,8 @@ class DeviceTables:
         """Number of consecutive positions that attend to each other; 1 for causal attention."""
         self.keeps_states = keeps_states
         """Whether layers keep a state per slot."""
+        self.num_replayed = num_replayed
+        """Maximum number of tokens that are replayed into the state of a slot."""
         self.max_model_len = max_model_len
         self.page_size = page_size
         self.vocab_size = vocab_size

@@ -161,6 +161,8 @@ def _steps(limits: WarmUpLimits) -> Iterator[Plan]:
         for options in (_GREEDY, _RANDOM, _FILTERED, _PROCESSED):
             yield Plan(0, [_admit(draft, 1, options)], [], [draft])
         yield Plan(0, [_admit(draft, 1)], [], [draft], masked=[0])
+    if limits.num_drafts:  # states are advanced by the last drafts
+        yield Plan(0, [], [], [PlannedRow(0, 1, 1, 1)])
     if limits.top_k:
         for length in (1, min(limits.longest_row, limits.max_model_len - limits.top_k)):
             row = PlannedRow(0, limits.top_k, length, 1)

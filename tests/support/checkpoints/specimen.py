@@ -130,12 +130,6 @@ class Specimen:
         """Number of routed experts; 0 for a dense model."""
         return next((self.keys[key] for key in _EXPERT_KEYS if key in self.keys), 0)
 
-    @property
-    def has_states(self) -> bool:
-        """Whether layers keep a state per request, which no draft may change."""
-        kinds = self.keys.get("layer_types") or self.keys.get("layers_block_type") or ()
-        return "mamba_n_heads" in self.keys or bool({"linear_attention", "conv"} & set(kinds))
-
 
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Collection, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 
 from kernels import registry
 from kernels.gated_delta_rule import DeltaLayer, gated_delta_net
 from kernels.states import PIECE, StateCache, StateRows
+from worker.rank.state_replays import StateReplays
 
 
 class Row(NamedTuple):
@@ -48,9 +49,14 @@ def make_cache(layer: DeltaLayer, count: int, dtype: torch.dtype) -> StateCache:
 
 
 def make_rows(
-    rows: Sequence[Row], *, num_empty: int = 0, num_decodes: int | None = None
+    rows: Sequence[Row],
+    *,
+    num_empty: int = 0,
+    num_decodes: int | None = None,
+    drafts: Collection[int] = (),
 ) -> StateRows:
-    """The rows, with empty pieces after theirs; rows of one token come first."""
+    """The rows, with empty pieces after theirs; rows of one token come first. `drafts` are the
+    slots of draft rows."""
     starts, owners, targets, first_pieces, token = [], [], [], [0], 0
     for number, row in enumerate(rows):
         stores = dict(row.stores)
@@ -74,6 +80,9 @@ def make_rows(
         row_pieces=torch.tensor(first_pieces),
         num_decodes=num_decodes,
         longest=max(row.length for row in rows),
+        kept=torch.tensor([-1 if row.slot in drafts else row.slot for row in rows])
+        if drafts
+        else None,
     )
 
 
@@ -117,6 +126,9 @@ ROWS = (
     Row(7, 3, 17),
 )
 """Also rows of no tokens, of several, and of so many that they are computed by pieces."""
+DRAFT_ROW = Row(8, 4, 3)
+WITH_DRAFTS = make_rows((*ROWS[1:6], DRAFT_ROW), drafts=[DRAFT_ROW.slot])
+"""Rows of few tokens, one of which leaves its state as it is."""
 
 
 def make_step(
@@ -134,9 +146,9 @@ def delta_net_case(device: str, dtype: torch.dtype) -> None:
     """Decodes, with dimensions that are no powers of two; then rows of all kinds, as in a graph,
     with step sizes up to 2."""
     steps = [
-        (make_rows(SHORT_ROWS), 24, False, 1.0),
+        (make_rows(SHORT_ROWS, drafts=[SHORT_ROWS[0].slot]), 24, False, 1.0),
         (make_rows(ROWS, num_empty=2, num_decodes=0), 24, False, 2.0),
-        (make_rows(ROWS[1:6]), 16, True, 1.0),
+        (WITH_DRAFTS, 16, True, 1.0),
     ]
     for rows, value, by_position, share_scale in steps:
         x, layer, cache, own = make_step(rows, device, dtype, value=value)
@@ -173,4 +185,30 @@ def delta_invariance_case(device: str, dtype: torch.dtype) -> None:
     assert torch.equal(state[2], expected[2][2])
 
 
-DELTA_CASES = [delta_net_case, delta_invariance_case]
+def delta_replay_case(device: str, dtype: torch.dtype) -> None:
+    """Accepted drafts, whose number is known on the device only: of one row to the state that is
+    stored and on, of one that begins where its ring of inputs does, of one without drafts."""
+    layer = make_layer(dtype=dtype)
+    cache, num_tokens = make_cache(layer, 14, dtype), 4
+    inputs = torch.randn(8 * num_tokens, sum(layer.widths)).to(device, dtype)
+    layer, cache = to_device(device, layer), to_device(device, cache)
+    slots, starts, positions, targets = torch.tensor(
+        [[2, 5, 1], [9, 11, 30], [8, -1, -1], [12, -1, -1]], device=device
+    )
+    found: dict[Literal["torch", "triton"], tuple[torch.Tensor, ...]] = {}
+    for backend in ("torch", "triton"):
+        with registry.using(backend):
+            replays = StateReplays(8, num_tokens, torch.device(device))
+            replays._positions[slots[:2]] = torch.tensor([6, 8], device=device)
+            rows, cells = replays._rows(slots, starts, positions, targets)
+            assert len(cells) == (12 if backend == "triton" else 6)
+            assert cells[:6].tolist() == [10, 11, 8, 20, 21, 22]
+            _, *states = run_step((inputs[cells], layer, cache, rows))
+            found[backend] = tuple(states)
+    tolerance = 2e-5 if dtype == torch.float32 else 4e-2
+    torch.testing.assert_close(found["triton"], found["torch"], rtol=tolerance, atol=tolerance)
+    changed = (found["torch"][1] != cache.recurrent).flatten(1).any(1).nonzero().flatten().tolist()
+    assert changed == [2, 5, 12]
+
+
+DELTA_CASES = [delta_net_case, delta_invariance_case, delta_replay_case]

@@ -8,7 +8,14 @@ import torch
 
 from kernels import KimiDeltaLayer, KimiGates, kimi_delta_attention, registry
 from kernels.states import StateRows
-from tests.support.kernels.delta_cases import ROWS, SHORT_ROWS, Row, make_rows, to_device
+from tests.support.kernels.delta_cases import (
+    ROWS,
+    SHORT_ROWS,
+    WITH_DRAFTS,
+    Row,
+    make_rows,
+    to_device,
+)
 
 
 class KimiStep(NamedTuple):
@@ -63,9 +70,9 @@ def make_kimi_step(
 def kimi_case(device: str, dtype: torch.dtype) -> None:
     """Decodes, with dimensions that are no powers of two; then rows of all kinds, as in a graph."""
     for rows, key, value, by_position in (
-        (make_rows(SHORT_ROWS), 20, 24, False),
+        (make_rows(SHORT_ROWS, drafts=[SHORT_ROWS[0].slot]), 20, 24, False),
         (make_rows(ROWS, num_empty=2, num_decodes=0), 24, 16, False),
-        (make_rows(ROWS[1:6]), 16, 16, True),
+        (WITH_DRAFTS, 16, 16, True),
     ):
         count = int(rows.piece_starts[-1])
         step = make_kimi_step(count, device, dtype, key=key, value=value)

@@ -9,7 +9,14 @@ import torch
 
 from kernels import ScanLayer, registry, selective_scan, short_convolution
 from kernels.states import StateRows
-from tests.support.kernels.delta_cases import ROWS, SHORT_ROWS, Row, make_rows, to_device
+from tests.support.kernels.delta_cases import (
+    ROWS,
+    SHORT_ROWS,
+    WITH_DRAFTS,
+    Row,
+    make_rows,
+    to_device,
+)
 
 
 class ScanStep(NamedTuple):
@@ -74,9 +81,9 @@ def make_scan_step(
 def scan_case(device: str, dtype: torch.dtype) -> None:
     """Decodes, then rows of all kinds, as in a graph; without a bias, too."""
     for rows, head_dim in (
-        (make_rows(SHORT_ROWS), 40),
+        (make_rows(SHORT_ROWS, drafts=[SHORT_ROWS[0].slot]), 40),
         (make_rows(ROWS, num_empty=2, num_decodes=0), 16),
-        (make_rows(ROWS[1:6]), 16),
+        (WITH_DRAFTS, 16),
     ):
         step = make_scan_step(int(rows.piece_starts[-1]), device, dtype, head_dim=head_dim)
         if head_dim == 40:

@@ -13,37 +13,15 @@ import torch
 from tests.support.checkpoints.families import write_specimen
 from tests.support.checkpoints.specimen import VOCAB_SIZE
 from tests.support.engines.engine_driver import Engine
-from tests.support.engines.poisoned_engine import LateExecutor
+from tests.support.engines.states_engine import PAGE, StatesEngine
 from worker.protocol.sampling import SamplingParams
 
-PAGE = 8
 LENGTHS = (3, 8, 37, 64, 110)
 SCARCE_TOKENS = 160
 SAMPLING = [
     SamplingParams(temperature=0.9, seed=number, max_tokens=20, ignore_eos=True, logprobs=3)
     for number in range(len(LENGTHS))
 ]
-
-
-class StatesEngine(Engine):
-    """Steps run late; free states are overwritten. Pages are not: torch's attention multiplies
-    masked values by 0."""
-
-    executor_class = LateExecutor
-
-    def __init__(self, folder: Path, **options: Any) -> None:
-        common = {"kv_cache_tokens": 2048, "page_size": PAGE, "batch_invariant": True}
-        super().__init__(str(folder), **{**common, **options})
-
-    def after_step(self) -> None:
-        cache, states = self.core.scheduler.state.cache, self.runner._states
-        assert states is not None
-        free = list(cache._slots.free)
-        if cache._snapshots is not None:
-            free += [states.num_slots + number for number in cache._snapshots._pool.free]
-        for layer in states.caches.values():
-            for plane in layer.planes:
-                plane.index_fill_(0, torch.tensor(free, dtype=torch.int64), float("nan"))
 
 
 @pytest.fixture(scope="module")
@@ -139,11 +117,10 @@ def test_an_aborted_request_leaves_nothing_behind(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "refusal"),
     [
-        ({"cpu_backend": "native"}, "--cpu-backend native"),
-        ({"speculative_method": "ngram"}, "--speculative-method ngram"),
+        ({"cpu_backend": "native"}, "--cpu-backend native is not supported for models with linear"),
         (
-            {"speculative_method": "draft", "speculative_model": "any"},
-            "--speculative-method draft",
+            {"speculative_method": "ngram", "num_speculative_tokens": 16},
+            "num_speculative_tokens in --speculative-config must be at most 15",
         ),
     ],
     ids=lambda value: next(iter(value.values())) if isinstance(value, dict) else "",
@@ -155,5 +132,5 @@ def test_what_goes_with_no_state_is_refused_before_weights_are_read(
         raise AssertionError("weights are read")
 
     monkeypatch.setattr("worker.rank.runner.load_weights", load_nothing)
-    with pytest.raises(ValueError, match=f"{refusal} is not supported for models with linear"):
+    with pytest.raises(ValueError, match=refusal):
         Engine(str(folder), **options)

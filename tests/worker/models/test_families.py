@@ -40,9 +40,6 @@ FOUND = 1e-2
 """Minimum difference of logits (about 5 in size) that counts as detected."""
 WITH_EXPERTS = specimens(lambda specimen: specimen.num_experts and specimen.num_experts % 2 == 0)
 """Experts of an even number, which two ranks can share."""
-DRAFTING = specimens(lambda specimen: not specimen.has_states)
-"""Drafts are rejected for the others before weights are read
-(tests/worker/engine/test_state_exactness.py)."""
 REPEATS, LETTERS = ("{5,8}", 30) if IS_LONG else ("{3,4}", 20)
 PATTERNS = (
     rf"(quick brown |lazy dog ){REPEATS}x",
@@ -156,8 +153,8 @@ def test_outputs_conform_to_their_grammars(guided: list[Outcome]) -> None:
         assert re.fullmatch(sampling.structured_outputs.regex or "", text_of(outcome.token_ids))
 
 
-@pytest.mark.checks("drafts", of=DRAFTING)
-@pytest.mark.parametrize("checkpoint", cases("cache", DRAFTING), indirect=True)
+@pytest.mark.checks("drafts", of=SPECIMENS)
+@pytest.mark.parametrize("checkpoint", cases("cache"), indirect=True)
 def test_drafts_change_no_token(checkpoint: Checkpoint, guided: list[Outcome]) -> None:
     """Greedy tokens equal the model's; those under grammars equal those without drafts."""
     prompts = make_prompts()

@@ -67,6 +67,11 @@ class Lease:
     """Snapshots being stored by steps in flight."""
     rolling_page: int = 0
     """Cached page whose snapshot is replaced by a later one of this lease; 0 for none."""
+    state_start: int = 0
+    """Position that the slot's state has reached by the steps planned so far, at least."""
+    state_end: int = 0
+    """Position that the slot's state has reached by the completed steps, at most: with drafts it
+    depends on the device."""
     fence: int = 0
     """Last launched step that uses the slot and the pages."""
     load_seq: int = 0

@@ -12,6 +12,7 @@ from worker.core.cache.host import HostPool, HostTier, TakenCopies
 from worker.core.cache.host_blocks import HostBlocks
 from worker.core.cache.host_snapshots import HostSnapshots, Place
 from worker.core.cache.lease import Lease, Match
+from worker.core.cache.lease_snapshots import LeaseSnapshots
 from worker.core.cache.pool import FencedPool
 from worker.core.cache.radix import RadixTree
 from worker.core.cache.snapshots import HostStatePages, PendingSnapshot, SnapshotPool
@@ -94,12 +95,15 @@ class CacheManager:
         """Number of blocks on the device."""
         assert not num_snapshots or self._blocks is None, "states and windows in one model"
         self._snapshots: SnapshotPool | None = None
-        """None if no layer has states."""
+        self._lease_snapshots: LeaseSnapshots | None = None
+        """Both None if no layer has states."""
         if num_snapshots:
             in_host = None
             if num_host_pages:
                 in_host = HostSnapshots(groups.num_snapshots(num_host_pages), copied)
             self._snapshots = SnapshotPool(num_snapshots, steps, in_host)
+            stride = self.snapshot_pages * page_size
+            self._lease_snapshots = LeaseSnapshots(self._snapshots, page_size, stride, steps)
         self._host_blocks: HostBlocks | None = None
         """Blocks in host memory; None unless layers have windows and the tier is enabled."""
         self._tree = RadixTree(page_size, block_hash_salt, num_pages - 1, steps, self._host_tier())
@@ -267,6 +271,8 @@ class CacheManager:
             num_cached_pages=match.num_pages,
             borders=match.borders,
             load_seq=match.loading,
+            state_start=match.num_pages * self._page_size,
+            state_end=match.num_pages * self._page_size,
         )
         loads = match.num_host > 0
         if self._snapshots is not None and end is not None:
@@ -344,15 +350,21 @@ class CacheManager:
         """
         end = num_computed // self._page_size
         start = lease.num_cached_pages
-        if end <= start or lease.node is None:
+        if lease.node is None:
             return
+        if end > start:
+            self._insert(lease, token_ids, start, end)
+        if lease.snapshots and self._lease_snapshots is not None:
+            self._lease_snapshots.attach(lease, self._tree)
+
+    def _insert(self, lease: Lease, token_ids: array[int], start: int, end: int) -> None:
+        """Adds the pages of a lease from index `start` to `end` to the prefix cache."""
+        assert lease.node is not None
         key = token_ids[start * self._page_size : end * self._page_size].tobytes()
         assert len(key) == (end - start) * self._page_size * TOKEN_BYTES, "tokens not known yet"
         lease.node, duplicates = self._tree.insert(lease.node, key, lease.pages[start:end])
         lease.duplicates += duplicates
         lease.num_cached_pages = end
-        if lease.snapshots:
-            self._attach_snapshots(lease, start, end)
         if self._blocks is not None:
             self._blocks.cache(lease.pages[start + len(duplicates) : end])
             if duplicates:
@@ -415,26 +427,19 @@ class CacheManager:
             return None, None
         return self._snapshots.host.take_copies(seq)
 
-    def take_snapshots(self, lease: Lease, start: int, end: int) -> list[PendingSnapshot]:
+    def take_snapshots(
+        self, lease: Lease, start: int, end: int, *, of_drafts: bool = False
+    ) -> list[PendingSnapshot]:
         """Takes snapshots for the step `lease.fence`, which computes positions [start, end) of a
-        lease and stores its state at some of them.
+        lease, as `LeaseSnapshots.take`."""
+        assert self._lease_snapshots is not None, "no layer has states"
+        return self._lease_snapshots.take(lease, start, end, of_drafts=of_drafts)
 
-        Snapshots at the lease's borders are kept, as are those at regular distances, which bound
-        the recomputation after any prefix; the one of the last full page is replaced by the next.
-        """
-        assert self._snapshots is not None, "no layer has states"
-        if lease.node is None:
-            return []
-        size = self._page_size
-        stride = self._groups.snapshot_pages * size
-        kept = {*range(start - start % stride + stride, end + 1, stride), *lease.borders}
-        positions = sorted({end - end % size, *kept}, reverse=True)
-        pending: list[PendingSnapshot] = []
-        for position in positions:
-            if start < position <= end and (snapshot := self._snapshots.take()) is not None:
-                pending.append(PendingSnapshot(position, snapshot, position in kept))
-        lease.snapshots += pending
-        return pending
+    def end_snapshots(self, lease: Lease, seq: int, stored_to: int, state_end: int) -> None:
+        """Ends the snapshots of a completed row, as `LeaseSnapshots.end`; call it before
+        `commit`."""
+        assert self._lease_snapshots is not None, "no layer has states"
+        self._lease_snapshots.end(lease, seq, stored_to, state_end)
 
     def take_events(self) -> list[BlockEvent]:
         """Blocks that entered or left the prefix cache since the last call, in that order."""
@@ -516,20 +521,6 @@ class CacheManager:
         self._blocks.cache(loaded)
         lease.pages += loaded
         return loaded
-
-    def _attach_snapshots(self, lease: Lease, start: int, end: int) -> None:
-        """Attaches stored snapshots to the newly cached pages from index `start` to `end`."""
-        assert self._snapshots is not None
-        assert lease.node is not None
-        pages = self._tree.last_pages(lease.node, end - start)
-        due = [s for s in lease.snapshots if s.position <= end * self._page_size]
-        lease.snapshots = lease.snapshots[len(due) :]
-        self._snapshots.drop_rolling(lease.rolling_page)
-        lease.rolling_page = 0
-        for pending in due:
-            page = pages[pending.position // self._page_size - 1 - start]
-            if self._snapshots.attach(page, pending) and not pending.is_kept:
-                lease.rolling_page = page
 
     def _num_to_take(self, num_tokens: int, num_blocks: int, num_seen: int) -> int:
         """Pages needed to grow to `num_tokens` from `num_blocks` blocks, `num_seen` with window

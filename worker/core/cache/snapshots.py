@@ -23,6 +23,8 @@ class PendingSnapshot(NamedTuple):
     """Number of the snapshot in the pool."""
     is_kept: bool
     """Whether it is kept once its lease has a later one."""
+    seq: int = 0
+    """Step that stores it."""
 
 
 class _Load(NamedTuple):

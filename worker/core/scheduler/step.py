@@ -189,8 +189,11 @@ class StepBuilder:
         """Adds the loads of state snapshots, the stores of new ones, and their copies to and from
         host memory; call it after all rows are added."""
         self._state_loads = cache.take_loads(self.seq)
-        for row, _, lease in self._rows():
-            for store in cache.take_snapshots(lease, row.start, row.start + row.length):
+        for row, request, lease in self._rows():
+            end, of_drafts = row.start + row.length, isinstance(row, DraftRow)
+            if isinstance(row, DraftRow):  # the last position that its newest token may have
+                end = min(end - 1, row.start + request.num_unverified - row.num_drafts)
+            for store in cache.take_snapshots(lease, row.start, end, of_drafts=of_drafts):
                 self._state_stores.append(StateStore(lease.slot, store.position, store.snapshot))
         self._host_state_stores, self._host_state_loads = cache.take_state_copies(self.seq)
 

@@ -219,17 +219,23 @@ class TokenSteps:
                 self._state.stats.num_dropped_tokens += count
                 continue
             any_finished |= self._take_row(
-                planned, result.token_ids[first_token:next_token], advances
+                planned, step.seq, result.token_ids[first_token:next_token], advances
             )
         if any_finished:
             self._state.running.drop_finished()
 
     def _take_row(
-        self, planned: InFlightRow, token_ids: list[int], advances: Iterator[GrammarAdvance]
+        self,
+        planned: InFlightRow,
+        seq: int,
+        token_ids: list[int],
+        advances: Iterator[GrammarAdvance],
     ) -> bool:
         """Appends the step's tokens to a request; returns whether they end it."""
         row, request, lease = planned
         count = len(token_ids)
+        if self._state.cache.keeps_states:
+            self._end_snapshots(planned, seq, count)
         if isinstance(row, DraftRow):
             request.num_placeholders -= 1
             request.num_unverified -= row.num_drafts
@@ -247,7 +253,7 @@ class TokenSteps:
         end = len(request.token_ids) - 1
         if not isinstance(row, DraftRow):
             end = row.start + row.length
-        if end >= (lease.num_cached_pages + 1) * self._config.page_size:
+        if end >= (lease.num_cached_pages + 1) * self._config.page_size or lease.snapshots:
             self._state.cache.commit(lease, request.token_ids, end)
         if self._has_windows:
             self._state.cache.advance(lease, end)
@@ -265,6 +271,21 @@ class TokenSteps:
                 request.grammar = None
                 self._lifecycle.note_unguided(request)
         return False
+
+    def _end_snapshots(self, planned: InFlightRow, seq: int, count: int) -> None:
+        """Ends the snapshots of a row of step `seq`, which has sampled `count` tokens.
+
+        A draft row leaves the state where it begins: at the newest token, or, if the device has
+        placed it, so that it ends within its window.
+        """
+        row, request, lease = planned
+        end = row.start + row.length
+        if not isinstance(row, DraftRow):
+            self._state.cache.end_snapshots(lease, seq, end, end)
+            return
+        newest = len(request.token_ids) - 1
+        first = min(newest, end - 1 - min(row.num_drafts, row.length - 1))
+        self._state.cache.end_snapshots(lease, seq, first if count else 0, newest)
 
     def _drop(self, request: Request, count: int) -> None:
         """Drops tokens, and their log-probabilities, sampled after one that ends or holds a

@@ -12,6 +12,7 @@ from typing import ClassVar, Final
 import torch
 
 from kernels import KimiDeltaLayer, KimiGates, kimi_delta_attention, short_convolution
+from kernels.states import Inputs, StateRows, advance_with_drafts
 from worker.models.architectures.decoder import DecoderModel
 from worker.models.architectures.deepseek import LatentAttention
 from worker.models.architectures.llama import Mixer, PreNormLayer
@@ -60,10 +61,14 @@ class KimiDeltaAttention:
             planes=(
                 StatePlane((num_taps - 1, len(_PARTS) * width), options.dtype),
                 StatePlane((num_heads, head_dim, head_dim), torch.float32),
-            )
+            ),
+            inputs=(
+                StatePlane((len(_PARTS) * width + num_heads,), options.dtype),
+                StatePlane((width,), options.dtype),
+            ),
         )
         """Specification of the layer's state per request: last inputs of the convolutions, and the
-        recurrent state."""
+        recurrent state. Its inputs are queries, keys, values and step sizes, and the decays."""
         parts = [
             *(divided_part(f"{part}_proj", all_width, options) for part in _PARTS),
             divided_part("b_proj", self._all_heads, options),
@@ -141,13 +146,23 @@ class KimiDeltaAttention:
         states of all rows."""
         rows, states = ctx.state_rows, ctx.states[self._layer_index]
         assert rows is not None, "a step of a model that keeps states"
-        mixed, share, decay, gate = self._input.forward(hidden).split(self._widths, dim=1)
-        mixed = short_convolution(mixed, self._conv, None, states.conv, rows, has_silu=True)
-        gates = KimiGates(self._decay.forward(decay), share, self._gate.forward(gate))
-        by_position = self._options.batch_invariant
-        out = kimi_delta_attention(
-            *(mixed, gates, self._layer, states.recurrent, rows), by_position=by_position
+        widths = self._widths
+        own, decay, gate = self._input.forward(hidden).split(
+            [widths[0] + widths[1], *widths[2:]], dim=1
         )
+        gate = self._gate.forward(gate)
+
+        def advance(inputs: Inputs, step: StateRows) -> torch.Tensor:
+            mixed, share = inputs[0].split(widths[:2], dim=1)
+            mixed = short_convolution(mixed, self._conv, None, states.conv, step, has_silu=True)
+            # Outputs that are replayed are not used: any gates of the same shape do.
+            gates = KimiGates(inputs[1], share, gate if step is rows else inputs[1])
+            by_position = self._options.batch_invariant
+            return kimi_delta_attention(
+                *(mixed, gates, self._layer, states.recurrent, step), by_position=by_position
+            )
+
+        out = advance_with_drafts([own, self._decay.forward(decay)], states, rows, advance)
         return self._output.forward(
             out if logits_indices is None else out.index_select(0, logits_indices)
         )

@@ -12,12 +12,13 @@ from typing import ClassVar
 import torch
 
 from kernels import Fp8Inputs
+from kernels.states import Inputs, StateRows, advance_with_drafts
 from worker.models.architectures.decoder import DecoderModel, FeedForward
 from worker.models.architectures.llama import LlamaLayer, PreNormLayer
 from worker.models.layers.attention import AttentionNames, AttentionTraits, GatedMLP
 from worker.models.layers.context import ForwardContext
 from worker.models.layers.convolution import ChannelPart, ShortConvolution
-from worker.models.layers.kv_cache import KVCacheSpec, StateSpec
+from worker.models.layers.kv_cache import KVCacheSpec, StatePlane, StateSpec
 from worker.models.layers.linear import (
     ColumnParallelLinear,
     ColumnPart,
@@ -64,7 +65,9 @@ class GatedConvolution:
         )
         self.kv_cache_spec: KVCacheSpec | None = None
         """A convolution keeps no keys and values."""
-        self.state_spec: StateSpec | None = StateSpec(planes=(self._conv.plane,))
+        self.state_spec: StateSpec | None = StateSpec(
+            planes=(self._conv.plane,), inputs=(StatePlane((local,), options.dtype),)
+        )
         """Specification of the state per request: last inputs of the convolution."""
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
@@ -93,10 +96,14 @@ class GatedConvolution:
     ) -> torch.Tensor:
         """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `logits_indices`; updates the
         states of all rows."""
-        assert ctx.state_rows is not None, "a step of a model that keeps states"
+        rows, states = ctx.state_rows, ctx.states[self._layer_index]
+        assert rows is not None, "a step of a model that keeps states"
         b, c, x = self._input.forward(hidden).chunk(3, dim=1)
-        states = ctx.states[self._layer_index].conv
-        out = c * self._conv.forward(b * x, states, ctx.state_rows)
+
+        def advance(inputs: Inputs, rows: StateRows) -> torch.Tensor:
+            return self._conv.forward(inputs[0], states.conv, rows)
+
+        out = c * advance_with_drafts([b * x], states, rows, advance)
         return self._output.forward(
             out if logits_indices is None else out.index_select(0, logits_indices)
         )

@@ -15,6 +15,7 @@ import torch
 
 from kernels import Fp8Inputs
 from kernels.gated_delta_rule import DeltaLayer, gated_delta_net
+from kernels.states import Inputs, StateRows, advance_with_drafts
 from worker.models.architectures.decoder import DecoderModel, FeedForward
 from worker.models.architectures.llama import LlamaLayer, PreNormLayer
 from worker.models.architectures.qwen3_moe import Qwen2MoeForCausalLM
@@ -100,10 +101,11 @@ class GatedDeltaNet:
             planes=(
                 StatePlane((self._num_taps - 1, 2 * keys + values), options.dtype),
                 StatePlane((self._value_heads, self._key_dim, self._value_dim), torch.float32),
-            )
+            ),
+            inputs=(StatePlane((sum(self._widths),), options.dtype),),
         )
         """Specification of the layer's state per request: last inputs of the convolution, and the
-        recurrent state."""
+        recurrent state. Its inputs are the projections."""
         self._projection = ColumnParallelLinear(
             config.hidden_size, self._parts(), bias=False, options=options
         )
@@ -176,13 +178,16 @@ class GatedDeltaNet:
     ) -> torch.Tensor:
         """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `logits_indices`; updates the
         states of all rows."""
-        projected, rows = self._projection.forward(hidden), ctx.state_rows
-        assert self._layer is not None, "weights are loaded"
+        projected, layer = self._projection.forward(hidden), self._layer
+        rows, states = ctx.state_rows, ctx.states[self._layer_index]
+        assert layer is not None, "weights are loaded"
         assert rows is not None, "a step of a model that keeps states"
-        out = gated_delta_net(
-            *(projected, self._layer, ctx.states[self._layer_index], rows),
-            by_position=self._options.batch_invariant,
-        )
+
+        def advance(inputs: Inputs, rows: StateRows) -> torch.Tensor:
+            by_position = self._options.batch_invariant
+            return gated_delta_net(inputs[0], layer, states, rows, by_position=by_position)
+
+        out = advance_with_drafts([projected], states, rows, advance)
         return self._output.forward(
             out if logits_indices is None else out.index_select(0, logits_indices)
         )

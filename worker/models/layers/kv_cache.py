@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import NamedTuple, Protocol
@@ -85,11 +85,23 @@ class StateSpec:
 
     planes: tuple[StatePlane, ...]
     """Tensors that the state consists of."""
+    inputs: tuple[StatePlane, ...] = ()
+    """What the layer computes from a token before it reads the state, with the shapes of a token:
+    kept of drafts, which may be rejected (`kernels.states.Replay`)."""
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the state of one request."""
-        return sum(prod(plane.shape) * plane.dtype.itemsize for plane in self.planes)
+        return _num_bytes(self.planes)
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of the inputs of one token."""
+        return _num_bytes(self.inputs)
+
+
+def _num_bytes(planes: Iterable[StatePlane]) -> int:
+    return sum(prod(plane.shape) * plane.dtype.itemsize for plane in planes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,6 +152,11 @@ class KVCacheLayout:
     def state_bytes(self) -> int:
         """Bytes of one request's state in all layers."""
         return sum(spec.num_bytes for spec in self.states.values())
+
+    @property
+    def state_input_bytes(self) -> int:
+        """Bytes of one token's inputs of the states in all layers."""
+        return sum(spec.input_bytes for spec in self.states.values())
 
     def snapshot_pages(self, page_size: int) -> int:
         """Number of pages with the memory of one request's state; 0 without states."""

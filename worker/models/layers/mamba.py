@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from kernels import Fp8Inputs, ScanLayer, rowwise, selective_scan
+from kernels.states import Inputs, StateRows, advance_with_drafts
 from worker.models.config.model_config import ModelConfig
 from worker.models.layers.context import ForwardContext
 from worker.models.layers.convolution import ChannelPart, ShortConvolution
@@ -76,10 +77,11 @@ class Mamba2:
         self.kv_cache_spec: KVCacheSpec | None = None
         """Mamba-2 keeps no keys and values."""
         self.state_spec: StateSpec | None = StateSpec(
-            planes=(self._conv.plane, StatePlane(state, torch.float32))
+            planes=(self._conv.plane, StatePlane(state, torch.float32)),
+            inputs=(StatePlane((sum(self._widths[1:]),), options.dtype),),
         )
         """Specification of the state per request: last inputs of the convolution, and the recurrent
-        state."""
+        state. Its inputs are the projections except z."""
 
     def _create_weights(self, options: LayerOptions) -> None:
         """Allocates all weights except projections and the convolution."""
@@ -152,12 +154,17 @@ class Mamba2:
         if self._multipliers is not None:
             projected = (projected * self._multipliers).to(projected.dtype)
         widths = self._widths
-        z, mixed, steps = projected.split([widths[0], sum(widths[1:4]), widths[4]], dim=1)
-        mixed = self._conv.forward(mixed, states.conv, rows)
-        by_position = self._options.batch_invariant
-        out = selective_scan(
-            *(mixed, steps, self._scan, states.recurrent, rows), by_position=by_position
-        )
+        z, inputs = projected.split([widths[0], sum(widths[1:])], dim=1)
+
+        def advance(inputs: Inputs, rows: StateRows) -> torch.Tensor:
+            mixed, steps = inputs[0].split([sum(widths[1:4]), widths[4]], dim=1)
+            mixed = self._conv.forward(mixed, states.conv, rows)
+            by_position = self._options.batch_invariant
+            return selective_scan(
+                *(mixed, steps, self._scan, states.recurrent, rows), by_position=by_position
+            )
+
+        out = advance_with_drafts([inputs], states, rows, advance)
         if logits_indices is not None:
             out, z = (part.index_select(0, logits_indices) for part in (out, z))
         return self._output.forward(self.gate(out, z))

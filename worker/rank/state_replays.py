@@ -1,0 +1,148 @@
+"""Replay of accepted drafts into the states of requests (`kernels.states.Replay`).
+
+The state of a slot is at the position where its last draft row began, and the inputs of that row
+are kept, in a ring of cells per slot and position. The slot's next row begins at the position of
+its newest token. So what is replayed before it follows from these two positions alone, which are on
+the device: numbers of accepted drafts are not passed between steps.
+
+A row never begins before the state's position: a step is planned when the results of all but one
+of the earlier ones are known, so that its window begins after the newest token of that one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+
+from kernels import registry
+from kernels.states import Replay, StateRows
+from worker.plan.plan import Admit, DraftRow, Row
+from worker.rank.batch import Batch
+from worker.rank.state_rows import DraftRows
+from worker.rank.transfer import scatter
+
+_NOWHERE: Final = 1 << 62
+"""Position of a state without kept inputs; after every row, so that nothing is replayed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayStep:
+    """Draft rows of a step, and the replay before its rows."""
+
+    kept: torch.Tensor
+    """As in `StateRows`."""
+    replay: Replay
+
+
+class StateReplays:
+    """Positions of the states that drafts follow.
+
+    Args:
+        num_slots: number of slots, the dummy slot included.
+        num_tokens: maximum number of tokens of a draft row; also of those that are replayed.
+        device: the rank's device.
+    """
+
+    def __init__(self, num_slots: int, num_tokens: int, device: torch.device) -> None:
+        self.num_tokens = num_tokens
+        """Number of cells per slot."""
+        self._positions = torch.full((num_slots,), _NOWHERE, dtype=torch.int64, device=device)
+        """[slots]: position of the state of a slot whose last row was a draft row."""
+        self._is_drafted = np.zeros(num_slots, dtype=np.bool_)
+        """[slots]: whether the slot's last row was a draft row."""
+        self._uses_bounds = registry.uses_triton(device)
+        """Whether sizes are upper bounds, since the device determines the actual ones."""
+
+    def admit(self, admits: Sequence[Admit]) -> None:
+        """Forgets the drafts of slots that get a new request."""
+        slots = [admit.slot for admit in admits if self._is_drafted[admit.slot]]
+        if slots:
+            self._is_drafted[slots] = False
+            scatter(self._positions, slots, len(slots) * [_NOWHERE])
+
+    def next_rows(self, rows: Sequence[Row]) -> DraftRows | None:
+        """Draft rows of the next step, and rows that follow some; None without both. Call it once
+        per step."""
+        replayed = [number for number, row in enumerate(rows) if self._is_drafted[row.slot]]
+        drafts = [number for number, row in enumerate(rows) if isinstance(row, DraftRow)]
+        for number in replayed:
+            self._is_drafted[rows[number].slot] = False
+        for number in drafts:
+            self._is_drafted[rows[number].slot] = True
+        return DraftRows(drafts, replayed) if replayed or drafts else None
+
+    def step(self, batch: Batch) -> ReplayStep:
+        """The replay before a step's rows, which advances the positions of the states; does not
+        wait for the device. Call it once per step that has one."""
+        assert batch.has_replay, "nothing to replay"
+        assert batch.staged is not None, "the compiled library does not support states"
+        assert batch.starts is not None, "the compiled library does not support states"
+        staged, starts = batch.staged, batch.starts
+        kept, slots = staged["kept"], staged["slots"]
+        # Replay: tokens from a state's position up to its row.
+        own = staged["replay_rows"]
+        rows, cells = self._rows(
+            slots[own], starts[own], staged["replay_positions"], staged["replay_targets"]
+        )
+        # Kept inputs: those of draft rows, whose states stay where the rows begin.
+        tokens, of_rows = staged["kept_tokens"], staged["kept_rows"]
+        positions = starts[of_rows] + tokens - staged["query_start"][of_rows]
+        replay = Replay(
+            rows=rows,
+            cells=cells,
+            tokens=tokens,
+            kept=self._cells(staged["kept_slots"], positions),
+        )
+        self._positions.index_copy_(0, slots, torch.where(kept < 0, starts, _NOWHERE))
+        return ReplayStep(kept=kept, replay=replay)
+
+    def _rows(
+        self,
+        slots: torch.Tensor,
+        starts: torch.Tensor,
+        positions: torch.Tensor,
+        targets: torch.Tensor,
+    ) -> tuple[StateRows, torch.Tensor]:
+        """Rows that are replayed, and the cells of their tokens.
+
+        Args:
+            slots: [F]: slots of the rows that follow.
+            starts: [F]: their first positions.
+            positions: [F]: positions whose states are stored, if the replay passes them.
+            targets: [F]: indices in the state caches that they are copied to.
+        """
+        states, count = self._positions[slots], self.num_tokens
+        lengths = (starts - states).clamp(0, count)
+        # Two pieces each: up to the state that is stored, and from there.
+        before = positions - states
+        is_stored = (before > 0) & (before <= lengths)
+        before = torch.where(is_stored, before, 0)
+        pieces = torch.stack((before, lengths - before), dim=1).view(-1)
+        ends = pieces.cumsum(0)
+        piece_starts = torch.cat((ends.new_zeros(1), ends))
+        stored = torch.where(is_stored, targets, -1)
+        numbers = torch.arange(len(slots) + 1, device=slots.device)
+        rows = StateRows(
+            slots=slots,
+            starts=states,
+            piece_starts=piece_starts,
+            piece_rows=numbers[:-1].repeat_interleave(2),
+            piece_targets=torch.stack((stored, torch.full_like(stored, -1)), dim=1).view(-1),
+            row_pieces=2 * numbers,
+            num_decodes=0,
+            longest=count,
+        )
+        most = len(slots) * count if self._uses_bounds or not len(slots) else int(ends[-1])
+        tokens = torch.arange(most, device=slots.device)
+        of_row = torch.searchsorted(ends[1::2].contiguous(), tokens, right=True)
+        of_row = of_row.clamp(max=max(len(slots) - 1, 0))
+        offsets = tokens - piece_starts[:-1:2][of_row]
+        return rows, self._cells(slots[of_row], states[of_row] + offsets)
+
+    def _cells(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Cells of the inputs at positions of slots, [n] each."""
+        return slots * self.num_tokens + positions % self.num_tokens
