@@ -21,6 +21,7 @@ from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.models.loading.loader import build_model, fill_dummy_weights, load_weights
 from worker.plan.messages import Hello
 from worker.plan.plan import Plan, RankTimes, StepResult
+from worker.rank.adapters import RankAdapters
 from worker.rank.batch import Batch, BatchBuilder, gather_inputs
 from worker.rank.cpu import native_options, tune_cpu_process
 from worker.rank.device_clock import DeviceClock
@@ -32,6 +33,7 @@ from worker.rank.kv_cache import allocate_planes, kv_caches, page_bytes, page_gr
 from worker.rank.limits import resolve_limits
 from worker.rank.memory import plan_host_pages, plan_pages
 from worker.rank.preflight import (
+    check_adapters,
     check_blocks,
     check_draft_model,
     check_quantization,
@@ -93,21 +95,15 @@ class ModelRunner:
             cache_dtype=self.cache_dtype,
         )
         self.model = build_model(self.model_config, options, self.max_model_len)
+        self._adapters: RankAdapters | None = None
+        if config.lora is not None:
+            self._adapters = RankAdapters(self.model, config.lora)
         self._layout = layout_of(self.model.layers)
         config = config.with_page_size(self.model_config.block_size)
         config = self.config = resolve_limits(config, group, state_bytes=self._layout.state_bytes)
         self._attention = self._create_attention()
-        check_quantization(config, self.model_config)
-        check_blocks(config, self.model_config)
-        groups = self._layout.groups
-        check_windows(
-            *(config, [group.window for group in groups]),
-            num_groups=len(groups),
-            layers_per_page=groups[0].layers_per_page,
-        )
-        check_states(config, self.model_config)
+        self._check()
         self._page_groups = page_groups(config, self._layout)
-        check_draft_model(config, self.model_config, max_model_len=self.max_model_len)
         native = native_options(config, self.device, group.world_size)
         if is_dummy:
             fill_dummy_weights(self.model, native)
@@ -134,6 +130,24 @@ class ModelRunner:
         self._drafter: Drafter | None = None
         self._blocks: BlockDecoder | None = None
         self._host_pages: HostPages | None = None
+
+    def _check(self) -> None:
+        """Checks the configuration for the model.
+
+        Raises:
+            ValueError: an option is not supported.
+        """
+        config, model, groups = self.config, self.model_config, self._layout.groups
+        check_quantization(config, model)
+        check_blocks(config, model)
+        check_windows(
+            *(config, [group.window for group in groups]),
+            num_groups=len(groups),
+            layers_per_page=groups[0].layers_per_page,
+        )
+        check_states(config, model)
+        check_adapters(config, model)
+        check_draft_model(config, model, max_model_len=self.max_model_len)
 
     def _create_attention(self) -> AttentionBackend:
         """The attention backend that the configuration selects.
@@ -247,6 +261,8 @@ class ModelRunner:
                 plan = blocks.plan
             if self._states is not None:
                 self._states.load(plan.state_loads)
+            if self._adapters is not None:
+                self._adapters.apply(plan)
             drafted = None if self._drafter is None else self._drafter.place(plan)
             # Inputs: tables are updated, arrays sent to the device.
             batch = self._build(plan, drafted, slot)
@@ -312,10 +328,13 @@ class ModelRunner:
             reports_logprobs=is_first,
             blocks=blocks,
             host_pages=self._host_pages,
+            adapters=self._adapters,
         )
 
     def close(self) -> None:
         """Drops all graphs, even if frames of a failed step still reference the runner."""
+        if self._adapters is not None:
+            self._adapters.close()
         if self._graphs is not None:
             self._graphs.close()
             self._graphs = None
@@ -334,6 +353,8 @@ class ModelRunner:
             states=None if states is None else states.caches,
             state_rows=None if states is None else states.rows(batch, self._tables.max_model_len),
         )
+        if self._adapters is not None:
+            self._adapters.follow(batch)
         hidden = self.model.forward(inputs.input_ids, inputs.positions, inputs.context)
         if self._drafts is not None:
             self._drafts.follow(batch)
@@ -434,6 +455,7 @@ class ModelRunner:
             block_size=self.model_config.block_size,
             page_factors=[group.layers_per_page for group in self._layout.groups],
             keeps_states=bool(self._layout.states),
+            max_loras=0 if config.lora is None else config.lora.max_loras,
         )
         if self._draft_model is not None:
             self._drafts = DeviceModelProposer(
@@ -448,10 +470,12 @@ class ModelRunner:
             )
 
     def _slot_bytes(self) -> int:
-        """Bytes of the states and of the tables of logits processors of all slots."""
+        """Bytes of the states and of the tables of logits processors of all slots, and of LoRA
+        adapters."""
         num_rows = self.config.scheduling.max_num_seqs + 1
         processors = table_bytes(num_rows, self.model_config.vocab_size)
-        return self._layout.state_bytes * num_rows + processors
+        adapters = 0 if self._adapters is None else self._adapters.num_bytes
+        return self._layout.state_bytes * num_rows + processors + adapters
 
     def _draft_page_bytes(self) -> int:
         if self._draft_model is not None:

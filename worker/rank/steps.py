@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from worker.plan.plan import Plan, RankTimes, StepResult
+from worker.rank.adapters import RankAdapters
 from worker.rank.batch import Batch
 from worker.rank.device_clock import DeviceClock
 from worker.rank.diffusion.decoder import BlockResults, BlockStep
@@ -83,6 +84,8 @@ class SampledStep:
     """Outcomes of running blocks, already on the host; None for autoregressive models."""
     host_pages: HostPages | None = None
     """Reports loads from host memory that have ended; None without that tier."""
+    adapters: RankAdapters | None = None
+    """Reports LoRA adapters that have been read; None if they are disabled."""
 
     def result(self) -> StepResult:
         """The step's result; waits for the device. Call it in launch order.
@@ -112,6 +115,7 @@ class SampledStep:
             times=times,
             load_ms=load_ms,
             loading=loading,
+            adapters_read=[] if self.adapters is None else self.adapters.take_ended(),
         )
         if self.blocks is not None:
             return self.blocks.add_to(result)
