@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +25,10 @@ from worker.rank.adapter_rows import adapter_tiles
 from worker.rank.batch import Batch
 
 logger = logging.getLogger(__name__)
+
+IDLE_S = 0.02
+"""Maximum seconds that a Plan without rows waits for a read: a request that arrives meanwhile is
+delayed by as much."""
 
 
 class RankAdapters:
@@ -56,7 +60,7 @@ class RankAdapters:
 
     def apply(self, plan: Plan) -> None:
         """Starts the Plan's reads, queues its loads, and drops copies. Waits for reads that have
-        not ended of adapters to load.
+        not ended of adapters to load, and, if the Plan has no rows, up to IDLE_S for any read.
 
         Raises:
             ValueError: an adapter to load could not be read.
@@ -67,6 +71,9 @@ class RankAdapters:
             self._adapters.load(load.slot, self._copies[load.key].result())
         for key in plan.adapter_drops:
             self._copies.pop(key, None)
+        if not plan.rows:
+            reading = [copy for copy in self._copies.values() if not copy.done()]
+            wait(reading, timeout=IDLE_S, return_when=FIRST_COMPLETED)
 
     def follow(self, batch: Batch) -> None:
         """Sets the adapters of a batch's tokens for its forward pass."""

@@ -353,6 +353,7 @@ def _admit(request: Request, lease: Lease) -> Admit:
         block=None if request.block_size == 1 else _block_admit(request),
         # With `min_tokens` an end token need not end the request.
         end_token_ids=[] if sampling.min_tokens else sorted(request.end_token_ids),
+        adapter=0 if request.adapter is None else request.adapter.slot,
     )
 
 
