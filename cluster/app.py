@@ -85,6 +85,7 @@ class GatewayReplica:
             create_tracing("gateway", traces_endpoint),
             {name: RaySettings(replica.app_name, name) for name in handles},
             self._peers,
+            {name: RaySettings(replica.app_name, name, "lora") for name in handles},
         )
         self._gateway.report = partial(publish, "gateway")
         self._gateway.delayed = delayed

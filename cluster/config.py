@@ -60,7 +60,6 @@ _SEVERAL_WORKERS = "use --num-workers: each worker is a full copy of the model"
 _PARSER_IS_FOUND = (
     "always enabled: the format is detected from the chat template, see --tool-call-parser"
 )
-_ADAPTERS = "adapters are not supported: merge them into the weights"
 UNSUPPORTED = {
     "trust_remote_code": "code of checkpoints is never executed: only architectures that rayfleet "
     "implements are supported, see README",
@@ -74,8 +73,6 @@ UNSUPPORTED = {
     "tp_size": "use --tensor-parallel-size or -tp",
     "enable_auto_tool_choice": _PARSER_IS_FOUND,
     "enable_reasoning": _PARSER_IS_FOUND,
-    "enable_lora": _ADAPTERS,
-    "lora_modules": _ADAPTERS,
     "block_size": "use --page-size",
     "num_gpu_blocks_override": "use --kv-cache-tokens",
     "mem_fraction_static": "use --gpu-memory-utilization",
@@ -273,6 +270,8 @@ class ServeConfig:
                 tokenizer=m.engine.tokenizer,
                 chat=m.fleet.chat,
                 routing=m.routing,
+                enable_lora=m.engine.lora is not None,
+                lora_modules=tuple(m.engine.lora.folders) if m.engine.lora else (),
                 on_demand=m.autoscaling.to_zero,
                 min_workers=m.min_workers,
                 max_workers=m.max_workers,

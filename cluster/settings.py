@@ -7,21 +7,23 @@ head if those do.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 NAMESPACE = "rayfleet"
 
 
 class RaySettings:
-    """The SettingsStore of one model.
+    """A SettingsStore of one model.
 
     Args:
         application: name of the Serve application, which has separate settings.
         model: name of the model.
+        kind: kind of the settings; empty for admission rules.
     """
 
-    def __init__(self, application: str, model: str) -> None:
-        self._prefix = f"{application}/{model}/".encode()
+    def __init__(self, application: str, model: str, kind: str = "") -> None:
+        prefix = f"{application}/{model}/"
+        self._prefix = (f"{kind}:{prefix}" if kind else prefix).encode()
 
     async def read(self) -> dict[str, bytes]:
         """All values by name. Raises Exception if the GCS is not reachable."""
@@ -30,6 +32,10 @@ class RaySettings:
     async def write(self, values: Mapping[str, bytes]) -> None:
         """Adds or replaces values. Raises Exception if the GCS is not reachable."""
         await asyncio.to_thread(self._write, dict(values))
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Deletes values. Raises Exception if the GCS is not reachable."""
+        await asyncio.to_thread(self._delete, list(names))
 
     def _read(self) -> dict[str, bytes]:
         from ray.experimental import internal_kv
@@ -49,3 +55,9 @@ class RaySettings:
         for name, value in values.items():
             key = self._prefix + name.encode()
             internal_kv._internal_kv_put(key, value, overwrite=True, namespace=NAMESPACE)
+
+    def _delete(self, names: Sequence[str]) -> None:
+        from ray.experimental import internal_kv
+
+        for name in names:
+            internal_kv._internal_kv_del(self._prefix + name.encode(), namespace=NAMESPACE)

@@ -218,6 +218,10 @@ class ModelRoute:
     """Chat template, default sampling parameters and output parsers."""
     routing: RoutingConfig = field(default_factory=RoutingConfig)
     """Routing options."""
+    enable_lora: bool = False
+    """Whether the workers serve LoRA adapters."""
+    lora_modules: tuple[str, ...] = ()
+    """Names of the adapters in the workers' configuration."""
     on_demand: bool = False
     """Whether requests that find no worker start one and wait for it, instead of failing with a
     503."""
@@ -261,7 +265,7 @@ class GatewayConfig:
     """Seconds to retry loading a tokenizer that is not available yet; inf retries indefinitely."""
 
     def __post_init__(self) -> None:
-        names = [name for route in self.models for name in route.names]
+        names = [name for route in self.models for name in (*route.names, *route.lora_modules)]
         if not names:
             raise ValueError("a gateway needs at least one model")
         doubles = sorted({name for name in names if names.count(name) > 1})

@@ -18,7 +18,7 @@ from router.fleet import Fleet
 from router.metrics.collector import GatewayCollector, Source
 from router.metrics.http import HttpStats
 from router.peers import ID_PREFIX, Peers
-from router.serving import ServedModel, SettingsStore
+from router.serving import AdapterRegistry, ServedModel, SettingsStore
 from router.tokens.defaults import assumed_limits, read_chat_template, recommended_sampling
 from router.tokens.encoder import ParityCheck, PromptEncoder
 from router.tokens.pool import WorkPool
@@ -44,6 +44,7 @@ class Gateway:
         tracing: creates spans; None if there is none.
         settings: store shared by a model's gateways, by model name; empty if this gateway is the
             only one.
+        adapters: store of adapters loaded at run time, likewise.
         peers: the other gateways; None if there are none.
 
         Raises:
@@ -57,6 +58,7 @@ class Gateway:
         tracing: Tracing | None = None,
         settings: Mapping[str, SettingsStore] | None = None,
         peers: Peers | None = None,
+        adapters: Mapping[str, SettingsStore] | None = None,
     ) -> None:
         missing = [route.name for route in config.models if route.name not in transports]
         if missing:
@@ -70,6 +72,7 @@ class Gateway:
         """Counters of HTTP responses, updated by the API."""
         self._transports = dict(transports)
         self._settings = dict(settings or {})
+        self._adapters = dict(adapters or {})
         self._models: dict[str, ServedModel] = {}
         self._names: dict[str, ServedModel] = {}
         self.pool = WorkPool(max(2, min(8, os.cpu_count() or 2)))
@@ -136,10 +139,17 @@ class Gateway:
             if len(self._models) == 1:
                 return next(iter(self._models.values()))
             raise missing_model()
-        model = self._names.get(name)
+        model = self.owner(name)
         if model is None:
             raise unknown_model(name)
         return model
+
+    def owner(self, name: str) -> ServedModel | None:
+        """The model with a name, or with an adapter of that name; None if there is none."""
+        model = self._names.get(name)
+        if model is not None:
+            return model
+        return next((m for m in self._models.values() if name in m.adapters), None)
 
     async def scrape(self, accept: str = "") -> tuple[bytes, str]:
         """Text and content type of /metrics: of all processes of the node, or of this one.
@@ -168,6 +178,7 @@ class Gateway:
 
     def _load(self, route: ModelRoute) -> ServedModel:
         tokenizer = load_tokenizer(route.tokenizer_checkpoint)
+        store = self._adapters.get(route.name)
         fleet = Fleet(route.routing, parity=ParityCheck(tokenizer))
         if route.chat.chat_template:  # after ParityCheck, since workers do not render chats
             tokenizer = tokenizer.with_chat_template(read_chat_template(route.chat.chat_template))
@@ -181,4 +192,5 @@ class Gateway:
             recommended_sampling(route.checkpoint, route.chat.generation_config),
             max_tenants=self.config.tenants.metrics_max_tenants,
             settings=self._settings.get(route.name),
+            adapters=AdapterRegistry(route.name, route.lora_modules, store, self.peers),
         )

@@ -3,10 +3,14 @@ files and arguments of `LLM` are the fields of all groups; see `worker.protocol.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
+import msgspec
+
 from worker.protocol.admission import IN_SCHEDULER_CONFIG, AdmissionOptions
+from worker.protocol.analyzed import analyzed
 from worker.protocol.diffusion import DllmAlgorithm, DllmFeature
 from worker.protocol.host_cache import HostCachePolicy
 from worker.protocol.hub import at_revision, commit_of
@@ -225,6 +229,89 @@ class DllmConfig:
         return tuple(name for name in get_args(DllmFeature) if name not in self.disable)
 
 
+class LoraModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An adapter in `lora_modules`, in its JSON form."""
+
+    name: str
+    """Model name of requests that use the adapter."""
+    path: str
+    """Folder with adapter_config.json and adapter_model.safetensors, as PEFT saves them."""
+    base_model_name: str | None = None
+    """Accepted as in vLLM, and not used: all adapters are of the served model."""
+
+
+MAX_LORA_RANK = 512
+"""Maximum of `max_lora_rank`, as in vLLM."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraConfig:
+    """LoRA adapters of the model, which requests select by name."""
+
+    enabled: bool = field(default=False, metadata={"option": "enable_lora"})
+    """Serve LoRA adapters along with the model. On CPU, implies --cpu-backend torch."""
+    modules: tuple[str, ...] = field(
+        default=(),
+        metadata={"option": "lora_modules", "argparse": {"action": "extend", "nargs": "+"}},
+    )
+    """Adapters to serve, each as NAME=FOLDER or as a JSON object with the keys name and path. A
+    folder contains adapter_config.json and adapter_model.safetensors, as PEFT saves them. Put the
+    model before this flag."""
+    max_loras: int = 1
+    """Maximum number of different adapters in one batch, which device memory is reserved for."""
+    max_lora_rank: int = 16
+    """Maximum rank of adapters, at most 512. Device memory is reserved for it, so do not set it
+    higher than the adapters need."""
+    max_cpu_loras: int | None = None
+    """Maximum number of adapters in host memory, at least --max-loras, which is the default. Others
+    are read from disk again before use."""
+
+    def __post_init__(self) -> None:
+        if self.modules and not self.enabled:
+            raise ValueError("--lora-modules needs --enable-lora")
+        if self.max_loras < 1:
+            raise ValueError(f"--max-loras must be at least 1, got {self.max_loras}")
+        if not 1 <= self.max_lora_rank <= MAX_LORA_RANK:
+            raise ValueError(
+                f"--max-lora-rank must be in [1, {MAX_LORA_RANK}], got {self.max_lora_rank}"
+            )
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            raise ValueError(
+                f"--max-cpu-loras ({self.max_cpu_loras}) must be at least --max-loras "
+                f"({self.max_loras})"
+            )
+        names = [_lora_module(text).name for text in self.modules]
+        if repeated := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"--lora-modules: the name {repeated[0]!r} is used more than once")
+
+    @property
+    def folders(self) -> Mapping[str, str]:
+        """Folders of `modules` by name."""
+        return {module.name: module.path for module in map(_lora_module, self.modules)}
+
+    @property
+    def num_host_copies(self) -> int:
+        """Maximum number of adapters in host memory."""
+        return self.max_loras if self.max_cpu_loras is None else self.max_cpu_loras
+
+
+def _lora_module(text: str) -> LoraModule:
+    """An adapter given as NAME=FOLDER or JSON."""
+    if text.startswith("{"):
+        try:
+            module = msgspec.json.decode(text, type=analyzed(LoraModule))
+        except msgspec.MsgspecError as error:
+            raise ValueError(f"--lora-modules: {error}: {text!r}") from error
+    else:
+        name, _, path = text.partition("=")
+        module = LoraModule(name=name, path=path)
+    if not module.name or not module.path:
+        raise ValueError(
+            f"--lora-modules: {text!r} must be NAME=FOLDER, or a JSON object with name and path"
+        )
+    return module
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecutionConfig:
     """Options for running the model on ranks: backends, CUDA graphs and threads."""
@@ -331,6 +418,8 @@ class EngineConfig:
     """Decoding of block-diffusion models."""
     pooling: PoolingOptions = field(default_factory=PoolingOptions, metadata=group("pooling"))
     """Task of the model, and pooling of its hidden states into a vector."""
+    lora: LoraConfig | None = field(default=None, metadata=group("lora"))
+    """LoRA adapters; None if they are disabled."""
     execution: ExecutionConfig = field(default_factory=ExecutionConfig, metadata=group("execution"))
     """Backends, CUDA graphs and threads of the ranks."""
 
@@ -366,11 +455,18 @@ class EngineConfig:
                 "--cpu-backend native does not support --kv-cache-dtype "
                 f"{self.cache.kv_cache_dtype}: use auto for one of them"
             )
+        if self.execution.cpu_backend == "native" and self.lora is not None:
+            raise ValueError(
+                "--cpu-backend native does not support --enable-lora: use auto, or remove "
+                "--enable-lora"
+            )
 
     @property
     def cpu_steps(self) -> CPUBackend:
-        """Backend for steps on CPU: torch if an attention backend or an FP8 cache is set."""
-        needs_torch = self.execution.attention_backend != "auto" or self.cache.is_fp8
+        """Backend for steps on CPU: torch if an attention backend, an FP8 cache or LoRA is set."""
+        needs_torch = (
+            self.execution.attention_backend != "auto" or self.cache.is_fp8 or self.lora is not None
+        )
         return "torch" if needs_torch else self.execution.cpu_backend
 
     @property

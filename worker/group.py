@@ -25,6 +25,7 @@ from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from worker.config import EngineConfig
+from worker.core.adapter_folder import static_adapters
 from worker.frontend.attach import AttachServer
 from worker.frontend.event_loop_monitor import EventLoopMonitor
 from worker.frontend.server import WorkerFrontend
@@ -380,12 +381,15 @@ async def _run_rank(
 
 
 def _fetch_checkpoints(config: EngineConfig) -> None:
-    """Downloads checkpoints from the Hub, rejecting unsupported ones. Raises ValueError."""
+    """Downloads checkpoints from the Hub, rejecting unsupported ones and LoRA adapters. Raises
+    ValueError."""
     load_model_config(
         config.checkpoint, weights=config.load_format != "dummy", pooling=config.pooling
     )
     if config.draft_checkpoint:
         load_model_config(config.draft_checkpoint, weights=config.load_format != "dummy")
+    if config.lora is not None:
+        static_adapters(config.lora.folders, config.lora.max_lora_rank)
 
 
 def _root_cause(error: BaseException) -> str:

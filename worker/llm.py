@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Self, TypedDict
 import numpy as np
 
 from worker.config import EngineConfig, pinned
+from worker.core.adapter_folder import check_adapter
 from worker.core.engine import EngineCore
 from worker.core.executor import Executor, RankFailure
 from worker.core.executor_factory import create_executor
@@ -36,6 +37,8 @@ from worker.outputs import (
     PoolingRequestOutput,
     RequestOutput,
 )
+from worker.protocol.adapters import AdapterRef
+from worker.protocol.blocks import cache_scope
 from worker.protocol.limits import refuse
 from worker.protocol.messages import Abort, Submit, SubmitBatch
 from worker.protocol.pooling import PoolingParams
@@ -46,6 +49,7 @@ from worker.protocol.text.tokenizer import Tokenizer, load_tokenizer
 __all__ = [
     "LLM",
     "CompletionOutput",
+    "LoRARequest",
     "Logprob",
     "PoolingParams",
     "PoolingRequestOutput",
@@ -54,6 +58,18 @@ __all__ = [
     "StructuredOutputsParams",
     "TokensPrompt",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class LoRARequest:
+    """A LoRA adapter for `LLM.generate`, as in vLLM."""
+
+    lora_name: str
+    """Name in error messages."""
+    lora_int_id: int
+    """Without effect: adapters are told apart by the content of their files."""
+    lora_path: str
+    """Folder with the files of PEFT."""
 
 
 class TokensPrompt(TypedDict):
@@ -145,6 +161,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         detokenize: bool = True,
+        lora_request: LoRARequest | None = None,
     ) -> list[RequestOutput]:
         """Completes all prompts in batches, and returns the outputs in order.
 
@@ -153,14 +170,16 @@ class LLM:
             sampling_params: one for all, or one per prompt; None uses the defaults.
             detokenize: False leaves texts empty (needs no tokenizer; stop strings are not
                 supported).
+            lora_request: LoRA adapter; None for the base model.
 
         Raises:
-            ValueError: a prompt can never fit; the message states both lengths.
+            ValueError: a prompt can never fit, or the adapter is not supported.
             RankFailure: a rank exited.
         """
         batch = _as_list(prompts)
         outputs: dict[int, RequestOutput] = {}
-        for index, output in self._run(batch, _spread(sampling_params, batch), detokenize):
+        params, adapter = _spread(sampling_params, batch), self._adapter(lora_request)
+        for index, output in self._run(batch, params, detokenize, adapter):
             if output.finished:
                 outputs[index] = output
         return [outputs[index] for index in range(len(batch))]
@@ -218,7 +237,11 @@ class LLM:
         self.close()
 
     def _run(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], detokenize: bool
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams],
+        detokenize: bool,
+        adapter: AdapterRef | None = None,
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Submits everything, then steps; yields (prompt index, output) for each growing output."""
         if not self._finalizer.alive:
@@ -227,7 +250,7 @@ class LLM:
             self._core.receive(SubmitBatch(dropped_grammars=list(self._grammars)))
             self._grammars.clear()
         pending = [
-            self._make_pending(index, prompt, sampling, detokenize)
+            self._make_pending(index, prompt, sampling, detokenize, adapter)
             for index, (prompt, sampling) in enumerate(zip(prompts, params, strict=True))
         ]
         grown: dict[int, _Pending] = {}
@@ -272,8 +295,25 @@ class LLM:
                 if delta.finish_reason is None:
                     self._core.abort(Abort(request_id=delta.request_id))
 
+    def _adapter(self, request: LoRARequest | None) -> AdapterRef | None:
+        """The adapter of a request. Raises ValueError if it is not supported."""
+        if request is None:
+            return None
+        info = self._core.info
+        if not info.max_loras:
+            raise ValueError("lora_request requires enable_lora=True")
+        check = check_adapter(request.lora_path, info.max_lora_rank)
+        if check.problem:
+            raise ValueError(f"LoRA adapter {request.lora_name}: {check.problem}")
+        return AdapterRef(request.lora_name, request.lora_path, check.version)
+
     def _make_pending(
-        self, index: int, prompt: Prompt, sampling: SamplingParams, detokenize: bool
+        self,
+        index: int,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        detokenize: bool,
+        adapter: AdapterRef | None,
     ) -> _Pending:
         if isinstance(prompt, str):
             token_ids = self.get_tokenizer().encode(prompt)
@@ -307,6 +347,8 @@ class LLM:
                 sampling=others if choice else first,
                 seed=(seed + choice) % 2**64,
                 grammar=grammar,
+                cache_salt=cache_scope(adapter="" if adapter is None else adapter.version),
+                adapter=adapter,
             )
             rejection = refuse(submit, self._core.info)
             if rejection is not None:

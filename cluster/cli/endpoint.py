@@ -69,6 +69,11 @@ class Endpoint:
         with self._open(path) as response, _lost_connections():
             return response.read().decode()
 
+    def post(self, path: str, body: Mapping[str, Any]) -> str:
+        """Text response to POST of a JSON body."""
+        with self._open(path, body) as response, _lost_connections():
+            return response.read().decode()
+
     def models(self) -> list[str]:
         """Names of the models available to the API key."""
         return [str(card["id"]) for card in self.get("/v1/models")["data"]]

@@ -83,6 +83,23 @@ class SessionRow:
     """Contexts of live sessions as a fraction of the KV cache; None without workers."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterRow:
+    """Rates of a LoRA adapter since the previous scrape, by the gateways' metrics."""
+
+    model: str
+    """Name of its base model."""
+    adapter: str
+    """Name of the adapter; `other` for those without a label of their own."""
+    requests_per_s: float
+    """Requests per second."""
+    tokens_per_s: float
+    """Generated tokens of finished requests per second."""
+    ttft_ms: float | None
+    """Mean time from arrival at the gateway to the first token in ms, of finished requests; None
+    without any."""
+
+
 class Scrape:
     """Metric samples of one point in time, from one or more nodes.
 
@@ -184,6 +201,13 @@ def model_rows(before: Scrape | None, now: Scrape) -> list[ModelRow]:
     return [_model_row(before, now, name) for name in sorted(names)]
 
 
+def adapter_rows(before: Scrape | None, now: Scrape) -> list[AdapterRow]:
+    """Rows of the LoRA adapters in a scrape that have had requests, sorted by model and name."""
+    name = "rayfleet_lora_requests_total"
+    used = {(label["model_name"], label["lora_adapter"]) for label, n in now.items(name) if n}
+    return [_adapter_row(before, now, *names) for names in sorted(used)]
+
+
 def session_rows(response: Mapping[str, Any]) -> list[SessionRow]:
     """Rows of a response of GET /sessions, in its order."""
     waits = defaultdict[str, list[float]](list)
@@ -253,6 +277,22 @@ def _model_row(before: Scrape | None, now: Scrape, model: str) -> ModelRow:
         ttft_p50_ms=_ms(now.quantile(before, name, 0.5, model_name=model)),
         ttft_p95_ms=_ms(now.quantile(before, name, 0.95, model_name=model)),
         slo_attainment=met / (met + missed) if met + missed else None,
+    )
+
+
+def _adapter_row(before: Scrape | None, now: Scrape, model: str, adapter: str) -> AdapterRow:
+    def since(name: str) -> float:
+        labels = {"model_name": model, "lora_adapter": adapter}
+        return now.since(before, f"rayfleet_lora_{name}", **labels)
+
+    first_tokens = since("time_to_first_token_seconds_count")
+    seconds = since("time_to_first_token_seconds_sum")
+    return AdapterRow(
+        model=model,
+        adapter=adapter,
+        requests_per_s=_rate(since("requests_total"), before, now),
+        tokens_per_s=_rate(since("generation_tokens_total"), before, now),
+        ttft_ms=_ms(seconds / first_tokens) if first_tokens else None,
     )
 
 

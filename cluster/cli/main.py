@@ -19,6 +19,7 @@ COMMANDS = {
     "bench": ("cluster.bench.cli", "benchmark an endpoint or the engine"),
     "doctor": ("cluster.cli.doctor", "check whether this machine and environment can serve"),
     "keys": ("cluster.cli.keys", "generate and check API keys"),
+    "lora": ("cluster.cli.lora", "list, load and unload LoRA adapters of a running fleet"),
     "models": ("cluster.cli.models", "list supported model families and how they are tested"),
 }
 """Subcommands: module with the function that adds the arguments (default: `add_arguments`), and

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from cluster.cli.endpoint import Endpoint, EndpointOptions
 from cluster.cli.fleet_rates import (
+    AdapterRow,
     ModelRow,
     Scrape,
     SessionRow,
     WorkerRow,
+    adapter_rows,
     model_rows,
     session_rows,
     sparkline,
@@ -45,6 +47,7 @@ MODEL_HEADS = ("MODEL", "WORKERS", "PENDING", "REQ/S", "TOK/S", "TTFT-P50", "P95
 WORKER_HEADS = (
     *("MODEL", "WORKER", "RUN", "WAIT", "KV", "HOST", "HIT", "TOK/S", "TTFT-P50", "PREEMPTED"),
 )
+ADAPTER_HEADS = ("MODEL", "ADAPTER", "REQ/S", "TOK/S", "TTFT-MEAN")
 SESSION_HEADS = ("MODEL", "SESSIONS", "WAITING", "LONGEST-WAIT", "KV")
 
 
@@ -110,6 +113,8 @@ class FleetWatch:
         """Rows of models as of the last scrape."""
         self.workers: list[WorkerRow] = []
         """Rows of workers as of the last scrape."""
+        self.adapters: list[AdapterRow] = []
+        """Rows of LoRA adapters with requests as of the last scrape."""
         self.sessions: list[SessionRow] = []
         """Rows of models whose agent sessions may wait, if the key may list them."""
         self.rates: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=HISTORY))
@@ -142,6 +147,7 @@ class FleetWatch:
             _with_last_known(row, known_workers[row.worker], "ttft_ms", "hit_rate")
             for row in worker_rows(self._before, now)
         ]
+        self.adapters = adapter_rows(self._before, now)
         if self._before is not None:
             for row in self.workers:
                 self.rates[row.worker].append(row.tokens_per_s)
@@ -183,6 +189,12 @@ def worker_cells(row: WorkerRow) -> tuple[str, ...]:
     )
 
 
+def adapter_cells(row: AdapterRow) -> tuple[str, ...]:
+    """Cells of a LoRA adapter's row, in the order of ADAPTER_HEADS."""
+    rates = (f"{row.requests_per_s:.1f}", f"{row.tokens_per_s:.0f}")
+    return (row.model, row.adapter, *rates, _milliseconds(row.ttft_ms))
+
+
 def session_cells(row: SessionRow) -> tuple[str, ...]:
     """Cells of a model's agent sessions, in the order of SESSION_HEADS."""
     wait = "-" if row.longest_wait_s is None else f"{row.longest_wait_s:.0f}s"
@@ -190,7 +202,7 @@ def session_cells(row: SessionRow) -> tuple[str, ...]:
 
 
 def page(fleet: FleetWatch) -> Group:
-    """Tables of models, workers and agent sessions for a terminal."""
+    """Tables of models, workers, LoRA adapters and agent sessions for a terminal."""
     from rich.console import Group
 
     models = _table(MODEL_HEADS, [model_cells(row) for row in fleet.models])
@@ -199,10 +211,12 @@ def page(fleet: FleetWatch) -> Group:
         [(*worker_cells(row), sparkline(fleet.rates[row.worker])) for row in fleet.workers],
         left=2,
     )
-    if not fleet.sessions:
-        return Group(models, workers)
-    sessions = _table(SESSION_HEADS, [session_cells(row) for row in fleet.sessions])
-    return Group(models, workers, sessions)
+    tables = [models, workers]
+    if fleet.adapters:
+        tables.append(_table(ADAPTER_HEADS, [adapter_cells(r) for r in fleet.adapters], left=2))
+    if fleet.sessions:
+        tables.append(_table(SESSION_HEADS, [session_cells(row) for row in fleet.sessions]))
+    return Group(*tables)
 
 
 def _show(fleet: FleetWatch, interval_s: float) -> None:
@@ -269,6 +283,8 @@ def _as_text(fleet: FleetWatch) -> str:
     models = [MODEL_HEADS, *map(model_cells, fleet.models)]
     workers = [WORKER_HEADS, *map(worker_cells, fleet.workers)]
     tables = [models, workers]
+    if fleet.adapters:
+        tables.append([ADAPTER_HEADS, *map(adapter_cells, fleet.adapters)])
     if fleet.sessions:
         tables.append([SESSION_HEADS, *map(session_cells, fleet.sessions)])
     return "\n\n".join(map(_aligned, tables))
@@ -289,6 +305,7 @@ def _as_json(fleet: FleetWatch) -> str:
         {
             "models": [asdict(row) for row in fleet.models],
             "workers": [asdict(row) for row in fleet.workers],
+            "adapters": [asdict(row) for row in fleet.adapters],
             "sessions": [asdict(row) for row in fleet.sessions],
         }
     )

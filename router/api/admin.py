@@ -21,25 +21,50 @@ from router.keys.attempts import FailedAttempts
 from worker.protocol.admission import AdmissionChange, AdmissionOptions
 
 
+class AdminAccess:
+    """Checks the admin keys of requests.
+
+    Args:
+        keys: admin API keys.
+    """
+
+    def __init__(self, keys: KeyRing) -> None:
+        self._keys = keys
+        self._limits = KeyLimits()
+        self._attempts = FailedAttempts()
+
+    async def authorize(self, request: Request) -> None:
+        """Raises ApiError: 401 without a valid admin key, 403 if the gateway has no admin keys."""
+        if self._keys.is_empty:
+            raise ApiError(
+                403,
+                "admin routes are disabled: start the gateways with --admin-api-key-file, "
+                "--admin-api-key or RAYFLEET_ADMIN_API_KEY",
+                code="admin_off",
+            )
+        entry = self._keys.find(request.scope)
+        if entry is None:
+            raise await failed_attempt(self._attempts, request.scope, "no valid admin API key")
+        attach(request.scope, Account(self._limits.of(entry)))
+
+
 class AdminRoutes:
     """Handlers that read and change the admission rules of workers.
 
     Args:
         gateway: the gateway of the workers.
-        keys: admin API keys.
+        access: checks admin keys.
         bodies: reads request bodies.
     """
 
-    def __init__(self, gateway: Gateway, keys: KeyRing, bodies: Bodies) -> None:
+    def __init__(self, gateway: Gateway, access: AdminAccess, bodies: Bodies) -> None:
         self._gateway = gateway
-        self._keys = keys
-        self._limits = KeyLimits()
+        self._access = access
         self._bodies = bodies
-        self._attempts = FailedAttempts()
 
     async def admission(self, request: Request) -> Response:
         """GET /admin/admission?model=NAME: rules changed through this endpoint. Raises ApiError."""
-        await self._authorize(request)
+        await self._access.authorize(request)
         model = self._gateway.model(request.query_params.get("model"))
         return JSONResponse({"model": model.route.name, **model.admission.change.given})
 
@@ -49,7 +74,7 @@ class AdminRoutes:
         The new values apply to all current and future workers until they are changed again.
         Responds with the values and the ids of the workers that received them.
         """
-        await self._authorize(request)
+        await self._access.authorize(request)
         async with self._bodies.read(request) as payload:
             fields = await self._gateway.pool.run_if_large(
                 lambda: _fields(payload), size=len(payload)
@@ -67,20 +92,6 @@ class AdminRoutes:
             raise bad_request(f"nothing to change: set at least one of {known}")
         workers = await model.admission.set(change)
         return JSONResponse({"model": model.route.name, **change.given, "workers": workers})
-
-    async def _authorize(self, request: Request) -> None:
-        """Raises ApiError: 401 without a valid admin key, 403 if the gateway has no admin keys."""
-        if self._keys.is_empty:
-            raise ApiError(
-                403,
-                "admin routes are disabled: start the gateways with --admin-api-key-file, "
-                "--admin-api-key or RAYFLEET_ADMIN_API_KEY",
-                code="admin_off",
-            )
-        entry = self._keys.find(request.scope)
-        if entry is None:
-            raise await failed_attempt(self._attempts, request.scope, "no valid admin API key")
-        attach(request.scope, Account(self._limits.of(entry)))
 
 
 def _fields(payload: Payload) -> dict[str, Any]:

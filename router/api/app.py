@@ -16,7 +16,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.api.admin import AdminRoutes
+from router.api.adapters import AdapterRoutes
+from router.api.admin import AdminAccess, AdminRoutes
 from router.api.anthropic.routes import AnthropicRoutes
 from router.api.http.account import account_of
 from router.api.http.audit import AuditLog
@@ -125,7 +126,9 @@ def _routes(
     tokens = TokenRoutes(gateway, bodies)
     monitor = MonitorRoutes(gateway, keys)
     sessions = SessionRoutes(gateway)
-    admin = AdminRoutes(gateway, admin_keys, bodies)
+    access = AdminAccess(admin_keys)
+    admin = AdminRoutes(gateway, access, bodies)
+    adapters = AdapterRoutes(gateway, access, bodies)
     page = PageRoutes(gateway.config.access.root_path)
     return [
         Route(PAGE, page.page),
@@ -157,6 +160,9 @@ def _routes(
         Route("/openapi.json", monitor.openapi),
         Route("/admin/admission", admin.admission),
         Route("/admin/admission", admin.set_admission, methods=["POST"]),
+        Route("/admin/lora_adapters", adapters.list),
+        Route("/v1/load_lora_adapter", adapters.load, methods=["POST"]),
+        Route("/v1/unload_lora_adapter", adapters.unload, methods=["POST"]),
     ]
 
 
@@ -205,10 +211,7 @@ class MonitorRoutes:
         """GET /v1/models: the models that the key may use."""
         account = account_of(request)
         cards = [
-            self._card(name)
-            for route in self._gateway.config.models
-            if account.may_use(route)
-            for name in route.names
+            self._card(name) for model in self._gateway.models for name in account.names(model)
         ]
         names = [card["id"] for card in cards] or [None]
         pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
@@ -250,7 +253,14 @@ class MonitorRoutes:
         key = account_of(request).key
         if key is not None and not key.monitoring:
             names = {r.name for r in self._gateway.config.models if key.may_use(*r.names)}
-            body = visible_to(body, {key.name, DEFAULT}, names if key.models else None)
+            adapters = [
+                name
+                for model in self._gateway.models
+                for name in model.adapters.names
+                if key.may_use(name)
+            ]
+            models = names if key.models else None
+            body = visible_to(body, {key.name, DEFAULT}, models, adapters)
         return Response(body, media_type=None, headers={"content-type": content_type})
 
     async def version(self, _: Request) -> Response:
@@ -284,6 +294,9 @@ class MonitorRoutes:
             name_of_size = "embedding_size" if pooling.task == "embed" else "num_labels"
             kind |= {"task": pooling.task, name_of_size: pooling.size}
         max_tokens = None if info is None else Limits.of(info).max_tokens
+        root = model.route.name if local_folder(model.route.model) else model.route.model
+        if name in model.adapters:
+            root = name  # the folder is shown to administrators only
         created = self._gateway.created
         return {
             "id": name,
@@ -293,8 +306,8 @@ class MonitorRoutes:
             "created": created,
             "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
             "owned_by": "rayfleet",
-            "root": model.route.name if local_folder(model.route.model) else model.route.model,
-            "parent": None,
+            "root": root,
+            "parent": model.route.name if name in model.adapters else None,
             "max_model_len": info.max_model_len if info is not None else None,
             "context_length": max_tokens,
             "max_output_tokens": max_tokens - 1 if max_tokens and pooling is None else None,
@@ -321,8 +334,7 @@ class _ModelNames:
 
     def _hint(self, request: Request) -> str:
         account = account_of(request)
-        routes = self._gateway.config.models
-        names = [name for route in routes if account.may_use(route) for name in route.names]
+        names = [name for model in self._gateway.models for name in account.names(model)]
         if not names:
             return "This API key may not use any model."
         more = len(names) - _MODELS_NAMED

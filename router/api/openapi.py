@@ -16,7 +16,9 @@ from router.api.openai.protocol import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    LoadAdapterRequest,
     TokenizeRequest,
+    UnloadAdapterRequest,
 )
 from router.api.pooling.protocol import KNOWN as POOLING
 from router.api.pooling.protocol import (
@@ -49,6 +51,8 @@ _POSTED: tuple[tuple[str, str, type[msgspec.Struct], bool], ...] = (
     *((path, "Ranks documents by relevance", RerankRequest, False) for path in RERANK_PATHS),
     ("/tokenize", "Tokenizes a prompt or a chat", TokenizeRequest, False),
     ("/detokenize", "Converts token ids to text", DetokenizeRequest, False),
+    ("/v1/load_lora_adapter", "Loads a LoRA adapter (admin key)", LoadAdapterRequest, False),
+    ("/v1/unload_lora_adapter", "Unloads a LoRA adapter (admin key)", UnloadAdapterRequest, False),
 )
 """Routes with bodies: path, summary, type of the body, and whether they may stream."""
 _IGNORED = {

@@ -26,12 +26,15 @@ from router.channel.protocols import (
     WorkerUnreachable,
 )
 from router.channel.submit_queue import SubmitQueue
+from worker.protocol.adapters import AdapterCheck
 from worker.protocol.admission import AdmissionChange
+from worker.protocol.analyzed import analyzed
 from worker.protocol.messages import (
     PROTOCOL_VERSION,
     AttachSnapshot,
     Rejection,
     Submit,
+    SubmitBatch,
     SubmitReply,
     TokenDelta,
     WorkerDown,
@@ -41,6 +44,8 @@ from worker.protocol.messages import (
 
 logger = logging.getLogger(__name__)
 
+CHECK_TIMEOUT_S = 60.0
+"""Seconds for a worker to read an adapter of up to tens of GB."""
 FIRST_BACKOFF_S = 0.05
 """Seconds between attach streams; doubled while attaching fails."""
 LAST_BACKOFF_S = 2.0
@@ -153,6 +158,20 @@ class WorkerChannel:
             return False
         self._submit_queue.set_admission(change)
         return True
+
+    async def check_adapter(self, folder: str) -> AdapterCheck:
+        """Makes the worker check the folder of a LoRA adapter.
+
+        Raises:
+            ConnectionError: the worker is unreachable.
+            TimeoutError: the worker does not answer within CHECK_TIMEOUT_S.
+        """
+        payload = msgspec.msgpack.encode(SubmitBatch(check_adapter=folder))
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
+            reply = await self._transport.submit(self.worker_id, payload)
+        check = msgspec.msgpack.decode(reply, type=analyzed(SubmitReply)).adapter
+        assert check is not None, "a worker of this protocol version answers"
+        return check
 
     # The attach stream.
 

@@ -11,6 +11,7 @@ import msgspec
 from cachetools import LRUCache
 
 from router.channel.protocols import WorkerTransport
+from worker.protocol.adapters import AdapterRef
 from worker.protocol.admission import AdmissionChange
 from worker.protocol.messages import Abort, Submit, SubmitBatch, SubmitReply, share_sampling
 from worker.protocol.structured import StructuredOutputsParams
@@ -23,9 +24,12 @@ SUBMIT_TIMEOUT_S = 10.0
 ABORT_RETRY_S = 1.0
 """Seconds until aborts of a failed call are sent again, if no other call is made before."""
 
-MAX_KNOWN_GRAMMARS = 64
-"""Grammars assumed to be compiled at the worker, which keeps many more. If it has dropped one
-anyway, a batch waits while it is compiled."""
+MAX_KNOWN = 64
+"""Grammars and LoRA adapters assumed to be known to the worker, which keeps many more. If it has
+dropped one anyway, a batch waits while it is compiled or checked."""
+
+Novelty = StructuredOutputsParams | AdapterRef
+"""A grammar that the worker must compile, or an adapter that it must check, before it replies."""
 
 
 class OnFailure(Protocol):
@@ -67,29 +71,31 @@ class SubmitQueue:
         self._admission: AdmissionChange | None = None
         self._sender: asyncio.Task[None] | None = None
         self._alone: dict[asyncio.Task[None], None] = {}
-        """Calls in flight whose submits use one grammar, which the worker may have to compile."""
-        self._followers: dict[StructuredOutputsParams, dict[str, Submit]] = {}
-        """Submits waiting for the reply to another one with the same grammar, by grammar."""
-        self._known_grammars: LRUCache[int, None] = LRUCache(MAX_KNOWN_GRAMMARS)
-        """Hashes of the grammars that the worker has recently compiled, whose texts may be large.
-        On a hash collision a batch merely waits while the worker compiles."""
+        """Calls in flight whose submits use one grammar or adapter that may be new to the
+        worker."""
+        self._followers: dict[Novelty, dict[str, Submit]] = {}
+        """Submits waiting for the reply to another one with the same grammar or adapter."""
+        self._known: LRUCache[int, None] = LRUCache(MAX_KNOWN)
+        """Hashes of the grammars, whose texts may be large, and adapters that the worker has
+        recently used. On a hash collision a batch merely waits for the worker."""
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(SubmitReply)
 
     def submit(self, submit: Submit) -> None:
-        """Sends a submit with the next call, or alone if the worker must compile its grammar.
+        """Sends a submit with the next call, or alone if the worker must compile its grammar or
+        check its adapter.
 
         The reply to such a call is late and would delay other submits in it. Further submits with
-        the same grammar wait for it.
+        the same grammar or adapter wait for it.
         """
-        params = submit.sampling.structured_outputs
-        if params is None or hash(params) in self._known_grammars:
+        novelty = self._novelty(submit)
+        if novelty is None:
             self._submits[submit.request_id] = submit
             self._kick()
-        elif params in self._followers:
-            self._followers[params][submit.request_id] = submit
+        elif novelty in self._followers:
+            self._followers[novelty][submit.request_id] = submit
         else:
-            self._call_alone([submit], params)
+            self._call_alone([submit], novelty)
 
     def abort(self, request_id: str, attempt: int) -> None:
         """Sends an abort with the next call, or drops the submit if it was not sent yet."""
@@ -112,7 +118,7 @@ class SubmitQueue:
         self._submits.clear()
         self._aborts.clear()
         self._admission = None
-        self._known_grammars.clear()
+        self._known.clear()
         self._followers.clear()
         for task in self._alone:
             task.cancel()
@@ -168,13 +174,20 @@ class SubmitQueue:
             later = self._admission
             self._admission = change if later is None else change.then(later)
 
-    def _call_alone(self, submits: list[Submit], params: StructuredOutputsParams) -> None:
-        self._followers[params] = {}
-        task = asyncio.create_task(self._send_alone(submits, params))
+    def _novelty(self, submit: Submit) -> Novelty | None:
+        """The grammar or adapter of a submit that may be new to the worker; None for neither."""
+        for part in (submit.sampling.structured_outputs, submit.adapter):
+            if part is not None and hash(part) not in self._known:
+                return part
+        return None
+
+    def _call_alone(self, submits: list[Submit], novelty: Novelty) -> None:
+        self._followers[novelty] = {}
+        task = asyncio.create_task(self._send_alone(submits, novelty))
         self._alone[task] = None
         task.add_done_callback(self._alone.pop)
 
-    async def _send_alone(self, submits: list[Submit], params: StructuredOutputsParams) -> None:
+    async def _send_alone(self, submits: list[Submit], novelty: Novelty) -> None:
         try:
             reply = await self._send(
                 self._encoder.encode(share_sampling(SubmitBatch(submits=submits)))
@@ -183,11 +196,11 @@ class SubmitQueue:
             if _is_cancelled():
                 raise
             logger.warning("submit failed: %s", _text(error), extra={"worker_id": self._worker_id})
-            followers = self._followers.pop(params, {})
+            followers = self._followers.pop(novelty, {})
             self._on_failure(submits, _text(error), is_lost=_is_loss(error))
             self._on_failure(list(followers.values()), _text(error), is_lost=False)
             return
-        followers = self._followers.pop(params, {})
+        followers = self._followers.pop(novelty, {})
         self._on_reply(submits, reply)
         if any(rejection.status >= 500 for rejection in reply.rejections):
             message = reply.rejections[0].message
@@ -195,12 +208,12 @@ class SubmitQueue:
         elif any(rejection.param == "structured_outputs" for rejection in reply.rejections):
             # The worker may not cache a grammar that it rejects, and compiles it for each call.
             if followers:
-                self._call_alone(list(followers.values()), params)
+                self._call_alone(list(followers.values()), novelty)
         else:
-            # From now on the worker replies to submits with this grammar at once.
-            self._known_grammars[hash(params)] = None
-            self._submits.update(followers)
-            self._kick()
+            # From now on the worker replies to submits with this grammar or adapter at once.
+            self._known[hash(novelty)] = None
+            for follower in followers.values():
+                self.submit(follower)
 
     async def _send(self, payload: bytes) -> SubmitReply:
         async with asyncio.timeout(SUBMIT_TIMEOUT_S):

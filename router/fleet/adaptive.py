@@ -14,11 +14,13 @@ from router.fleet.workers import Floats, WorkerTable
 
 
 class AdaptivePolicy(RoutingPolicy):
-    """cost = queue + slot + compute + delays-anywhere + delays-worker - copy, in seconds.
+    """cost = queue + slot + compute + adapter + delays-anywhere + delays-worker - copy, in seconds.
 
     - queue: seconds that other prompts delay the request's prefill, `Estimate.delay_s`;
     - slot: seconds until a batch slot is free;
     - compute: seconds to compute the prompt, `Estimate.work_s`;
+    - adapter: seconds to load the request's LoRA adapter, `RequestView.adapter_s`; so an adapter is
+      replicated once requests would queue for longer at the workers that have it;
     - delays-anywhere: seconds that the work delays requests that could run on any worker (see
       Congestion); a fast worker delays more of them in the same time than a slow one;
     - delays-worker: seconds that the work delays requests routed to this worker for its cache;
@@ -62,6 +64,8 @@ class AdaptivePolicy(RoutingPolicy):
         delays_anywhere = beta * workers.relative_speed
         delays_worker = self._congestion.at_workers(utilisations, queue_s)
         terms = {"queue": estimate.delay_s, "slot": estimate.slot_wait_s, "compute": work_s}
+        if request.adapter_s is not None:
+            terms["adapter"] = request.adapter_s
         saving = self._copy_saving(request, queue_s, num_workers, now)
         if saving is not None:
             price = _copy_s(request, workers) * (1.0 + delays_anywhere + delays_worker)

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from router.fleet.memo import HashMemo
+from worker.protocol.adapters import AdapterRef
 from worker.protocol.blocks import (
     TOKEN_BYTES,
     BlockHashes,
@@ -37,7 +38,7 @@ class PromptBlocks:
     Args:
         token_ids: the prompt's tokens as little-endian int32.
         cache_salt: the client's salt, which isolates its prefix cache.
-        adapter: name of the LoRA adapter, which affects keys and values; empty for none.
+        adapter: LoRA adapter, whose version affects keys and values; None for none.
         tenant: tenant that the prefix cache belongs to if tenants are isolated; else empty.
         session: the client's conversation id; empty for none.
         memo: block hashes of earlier prompts; None computes all.
@@ -46,6 +47,7 @@ class PromptBlocks:
     __slots__ = (
         "_hashes",
         "_memo",
+        "adapter",
         "cache_salt",
         "has_tools",
         "largest_token",
@@ -59,7 +61,7 @@ class PromptBlocks:
         token_ids: bytes,
         cache_salt: str = "",
         *,
-        adapter: str = "",
+        adapter: AdapterRef | None = None,
         tenant: str = "",
         session: str = "",
         memo: HashMemo | None = None,
@@ -67,7 +69,9 @@ class PromptBlocks:
         self.token_ids = token_ids
         self.largest_token = largest_token(token_ids)
         """Largest token id as unsigned, so that negative ones exceed every vocabulary."""
-        self.cache_salt = cache_scope(cache_salt, adapter, tenant)
+        self.adapter = adapter
+        version = "" if adapter is None else adapter.version
+        self.cache_salt = cache_scope(cache_salt, version, tenant)
         """Cache salt of the request's Submit, combining salt, adapter and tenant."""
         self.session = session
         self.has_tools = False
@@ -91,6 +95,7 @@ class PromptBlocks:
             session=self.session,
             memo=self._memo,
         )
+        longer.adapter = self.adapter
         longer.cache_salt = self.cache_salt
         longer.has_tools = self.has_tools
         longer.priority = self.priority

@@ -46,3 +46,12 @@ about 10 µs: at most half a percent of a core."""
 PACE_DECODES = 4
 """Decode steps per observed one. They are many and similar, and an observation costs a gateway
 about 10 µs: every fourth of 30 steps/s of 100 workers takes 1 % of a core."""
+
+ADAPTER_READ_S = 0.3
+"""Seconds to read a LoRA adapter while no worker has measured it: 100 to 300 MB from a disk."""
+ADAPTER_HOST_COPY = 0.1
+"""Time to load a LoRA adapter from host memory, as a fraction of the time to read it from disk:
+PCIe transfers ten times the bytes per second of an NVMe disk."""
+ADAPTER_REPORT_S = 2.0
+"""Seconds for which a LoRA adapter counts as on its way to the worker of a request: after as long,
+it has been read, and reported by the worker."""

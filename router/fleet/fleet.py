@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from router.config import RoutingConfig
+from router.fleet.adapters import adapter_load_s, note_adapter
 from router.fleet.blocks import BlockKey, PromptBlocks
 from router.fleet.burst import group_order
 from router.fleet.constants import PACE_DECODES
@@ -125,6 +126,11 @@ class Fleet:
         """The attached worker with this id. Raises KeyError if there is none."""
         return self._workers[worker_id]
 
+    def is_ready(self, worker_id: str) -> bool:
+        """Whether a worker is attached and accepts requests."""
+        worker = self._workers.get(worker_id)
+        return worker is not None and worker.ready
+
     @property
     def table(self) -> WorkerTable:
         """The WorkerTable, including all reports.
@@ -236,6 +242,7 @@ class Fleet:
             self.others.drop(worker.row)
             worker.info, worker.observed_seq = None, 0
             worker.load = LoadSnapshot()
+            worker.adapters_sent.clear()
             self._update_ready(worker, before)
 
     def set_draining(self, worker_id: str, draining: bool) -> None:
@@ -266,6 +273,10 @@ class Fleet:
                     eligible[self._workers[worker_id].row] = False
         view = self._hits.view(prompt, self.block_keys(), eligible)
         view.queue = self._queue_order.view(prompt.priority, len(eligible))
+        if prompt.adapter is not None:
+            view.adapter_s = adapter_load_s(
+                prompt.adapter, self._workers.values(), len(eligible), self._clock()
+            )
         return view
 
     def expected_wait_s(self) -> float:
@@ -306,6 +317,10 @@ class Fleet:
         work_s = expected.work_s.item(row)
         # Read before the booking, which changes the table and with it `slot_wait_s`.
         waiting_s = expected.delay_s.item(row) + expected.slot_wait_s.item(row)
+        if request.adapter_s is not None:
+            waiting_s += request.adapter_s.item(row)
+        if prompt.adapter is not None:
+            note_adapter(prompt.adapter, worker, now)
         explanation = None
         if self._explainer is not None:
             explanation = self._explainer.explain(request, expected, table, decision)

@@ -41,6 +41,8 @@ class RequestView(msgspec.Struct):
     """Hash of the last block of the longest prefix that any worker has; 0 for none."""
     queue: QueueView | None = None
     """Prompts in flight at the workers by priority; None if the request overtakes none of them."""
+    adapter_s: Floats | None = None
+    """Seconds until the worker has the request's LoRA adapter on the device; None without one."""
 
 
 class Estimate(NamedTuple):

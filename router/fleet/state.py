@@ -67,6 +67,8 @@ class WorkerState:
     """Requests not included in a report yet, by request id."""
     reserved_tokens: int = 0
     """Sum of `uncached_tokens` of the reservations."""
+    adapters_sent: dict[str, float] = field(default_factory=dict)
+    """Times on the fleet's clock of the last requests per LoRA adapter, by its version."""
     in_flight: dict[str, SentPrompt] = field(default_factory=dict)
     """Prompts that the worker has not computed yet, by request id."""
 

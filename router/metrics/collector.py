@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from router.fleet import Fleet
 from router.metrics.http import HttpStats
 from router.metrics.stats import LatencyStats, ModelStats
-from router.metrics.tenants import TenantStats
+from router.metrics.tenants import TenantBook, TenantStats
 from worker.protocol.exports import AsCounter, AsGauge, AsHistogram, exported
 from worker.protocol.exposition import Histogram
 
@@ -175,25 +175,43 @@ class GatewayCollector(Collector):
         yield from (success, rejections, slo)
 
     def _tenants(self) -> Iterator[Metric]:
-        labels = [*MODEL, "tenant"]
-        rows = [
-            ([*self._of(source), name], stats)
+        books = [(self._of(source), source.stats.tenants) for source in self._sources]
+        yield from self._groups("tenant", "tenant", "tenant", books)
+        adapters = [
+            (self._of(source), source.stats.adapters)
             for source in self._sources
-            for name, stats in source.stats.tenants.rows()
+            if source.stats.adapters is not None
         ]
+        yield from self._groups("lora", "lora_adapter", "LoRA adapter", adapters)
+
+    def _groups(
+        self, prefix: str, label: str, word: str, books: Sequence[tuple[list[str], TenantBook]]
+    ) -> Iterator[Metric]:
+        """Metrics per tenant or adapter, which `word` means in helps.
+
+        Args:
+            prefix: prefix of the metrics' names.
+            label: label for the tenant or adapter.
+            word: what a group is, for helps.
+            books: labels of models, and their counters.
+        """
+        labels = [*MODEL, label]
+        rows = [([*of, name], stats) for of, book in books for name, stats in book.rows()]
         for field, (name, text) in _TENANT_COUNTERS.items():
-            counter = CounterMetricFamily(f"rayfleet_tenant_{name}", text, labels=labels)
+            counter = CounterMetricFamily(
+                f"rayfleet_{prefix}_{name}", text.format(word), labels=labels
+            )
             for values, stats in rows:
                 counter.add_metric(values, getattr(stats, field), self._created)
             yield counter
         slo = CounterMetricFamily(
-            "rayfleet_tenant_slo_requests",
-            "Completions with an SLO, per tenant.",
+            f"rayfleet_{prefix}_slo_requests",
+            f"Completions with an SLO, per {word}.",
             labels=[*labels, "met"],
         )
         first = SummaryMetricFamily(
-            "rayfleet_tenant_time_to_first_token_seconds",
-            "TTFT in seconds of finished completions, per tenant.",
+            f"rayfleet_{prefix}_time_to_first_token_seconds",
+            f"TTFT in seconds of finished completions, per {word}.",
             labels=labels,
         )
         for values, stats in rows:

@@ -120,6 +120,8 @@ class ModelStats:
     """Counters of one model in one gateway. Annotated fields are exported as metrics."""
 
     tenants: TenantBook = field(default_factory=partial(TenantBook, 32))
+    adapters: TenantBook | None = None
+    """Counters of LoRA adapters; None if they are disabled."""
     workers: WorkerTarget = field(default_factory=partial(WorkerTarget, 1, 1, 1))
     """Target number of workers: the configured number until Serve has been queried."""
     prompt_tokens: Annotated[int, AsCounter("prompt_tokens", "Prompt tokens processed.")] = 0

@@ -7,17 +7,24 @@ from collections.abc import Iterable
 from worker.protocol.exposition import label_pair
 
 
-def visible_to(text: bytes, tenants: Iterable[str], models: Iterable[str] | None = None) -> bytes:
-    """Prometheus or OpenMetrics text without the series of other tenants and models.
+def visible_to(
+    text: bytes,
+    tenants: Iterable[str],
+    models: Iterable[str] | None = None,
+    adapters: Iterable[str] = (),
+) -> bytes:
+    """Prometheus or OpenMetrics text without the series of other tenants, models and adapters.
 
     Args:
         text: metrics of one or several processes.
         tenants: tenants whose series are kept. Series without a tenant are about all of them.
         models: models whose series are kept; None for all. Series without a model are about all of
             them.
+        adapters: LoRA adapters whose series are kept.
     """
     # Not splitlines(): a label may hold a raw carriage return, but no raw line feed.
     lines = _with_label(text.split(b"\n"), "tenant", tenants)
+    lines = _with_label(lines, "lora_adapter", adapters)
     if models is not None:
         lines = _with_label(lines, "model_name", models)
     return b"\n".join(lines)

@@ -1,8 +1,16 @@
 """Open requests: placed on workers, detokenized, ended."""
 
+from router.serving.adapters import AdapterRegistry
 from router.serving.admission import SettingsStore
 from router.serving.completion import Completion
 from router.serving.generation import Generation, GenerationRequest
 from router.serving.model import ServedModel
 
-__all__ = ["Completion", "Generation", "GenerationRequest", "ServedModel", "SettingsStore"]
+__all__ = [
+    "AdapterRegistry",
+    "Completion",
+    "Generation",
+    "GenerationRequest",
+    "ServedModel",
+    "SettingsStore",
+]

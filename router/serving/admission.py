@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -31,6 +31,10 @@ class SettingsStore(Protocol):
 
     async def write(self, values: Mapping[str, bytes]) -> None:
         """Adds or replaces values. Raises Exception if they may not have been stored."""
+        ...
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Deletes values. Raises Exception if they may not have been deleted."""
         ...
 
 

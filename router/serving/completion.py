@@ -248,6 +248,7 @@ class Completion:
             num_resumed=len(self.token_ids),
             is_resubmitted=self.num_losses > 0,
             traceparent=self.spec.traceparent,
+            adapter=self.spec.prompt.adapter,
         )
 
     def begin_again(self) -> None:

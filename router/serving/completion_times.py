@@ -45,13 +45,13 @@ class CompletionTimes:
     """
 
     __slots__ = (
+        "_counted",
         "_first_token_at",
         "_from_worker",
         "_latency",
         "_spec",
         "_stats",
         "_submitted_at",
-        "_tenant",
         "arrived_at",
         "last_token_at",
     )
@@ -61,8 +61,12 @@ class CompletionTimes:
         self._spec = spec
         self._stats = stats
         self._latency = stats.latency(spec.slo)
-        self._tenant = stats.tenants.of(spec.tenant, now)
-        self._tenant.begin(spec.prompt.num_tokens, now)
+        self._counted = [stats.tenants.of(spec.tenant, now)]
+        """Counters of the tenant, and of the LoRA adapter if there is one."""
+        if spec.prompt.adapter is not None and stats.adapters is not None:
+            self._counted.append(stats.adapters.of(spec.prompt.adapter.name, now))
+        for counted in self._counted:
+            counted.begin(spec.prompt.num_tokens, now)
         self._submitted_at = now
         self._first_token_at = 0.0
         self.last_token_at = 0.0
@@ -110,7 +114,8 @@ class CompletionTimes:
     def rejected(self) -> None:
         """Counts a rejection because the queues of all workers are full."""
         self._stats.rejected += 1
-        self._tenant.rejected += 1
+        for counted in self._counted:
+            counted.rejected += 1
 
     def ended(
         self, reason: FinishReason, now: float, num_tokens: int, num_cached: int
@@ -146,10 +151,11 @@ class CompletionTimes:
             if num_tokens > 1:
                 per_token_s = (now - self._first_token_at) / (num_tokens - 1)
                 self._latency.time_per_token.observe(per_token_s)
-        self._tenant.end(
-            first_token_s=self.first_token_s,
-            generation_tokens=num_tokens,
-            cached_tokens=num_cached,
-            met=None if slo is None else slo.met,
-        )
+        for counted in self._counted:
+            counted.end(
+                first_token_s=self.first_token_s,
+                generation_tokens=num_tokens,
+                cached_tokens=num_cached,
+                met=None if slo is None else slo.met,
+            )
         return slo

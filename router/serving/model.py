@@ -13,11 +13,13 @@ from typing import Any
 
 from router.channel import WorkerChannel, WorkerTransport
 from router.config import ModelRoute
+from router.errors import no_worker, unknown_model
 from router.explain import DecisionLog
 from router.fleet import Fleet, PromptBlocks, RejectedGrammars, SessionList
 from router.metrics.stats import ModelStats, WorkerTarget
 from router.metrics.tenants import TenantBook
 from router.parsers import dialect_of
+from router.serving.adapters import AdapterRegistry, CheckFolder
 from router.serving.admission import AdmissionRules, SettingsStore
 from router.serving.completion import Completion, Mailbox
 from router.serving.completion_times import CompletionSpec, CompletionTimes
@@ -27,6 +29,7 @@ from router.serving.load import LoadMeter
 from router.serving.placing import Placer
 from router.tokens.encoder import PromptEncoder
 from router.work_slice import WorkSlice
+from worker.protocol.adapters import AdapterRef
 from worker.protocol.admission import AdmissionChange
 from worker.protocol.messages import AttachSnapshot, EngineInfo, WorkerUpdate
 from worker.protocol.text.detokenizer import RequestText
@@ -47,8 +50,9 @@ class ServedModel:
         encoder: encodes the prompts of requests.
         fleet: the model's workers.
         defaults: default sampling parameters (generation_config.json).
-        max_tenants: maximum number of tenants that metrics distinguish.
+        max_tenants: maximum number of tenants, and of adapters, that metrics distinguish.
         settings: store shared by the model's gateways; None if this gateway is the only one.
+        adapters: the model's LoRA adapters.
     """
 
     def __init__(
@@ -60,10 +64,13 @@ class ServedModel:
         encoder: PromptEncoder,
         fleet: Fleet,
         defaults: dict[str, Any],
+        *,
         max_tenants: int = 32,
         settings: SettingsStore | None = None,
+        adapters: AdapterRegistry,
     ) -> None:
         self.route = route
+        self.adapters = adapters
         self.tokenizer = tokenizer
         self.encoder = encoder
         self.fleet = fleet
@@ -72,7 +79,8 @@ class ServedModel:
             tokenizer, route.chat.tool_call_parser, route.chat.reasoning_parser
         )
         """The model's formats of reasoning and tool calls."""
-        self.stats = ModelStats(TenantBook(max_tenants))
+        adapters_named = TenantBook(max_tenants) if route.enable_lora else None
+        self.stats = ModelStats(TenantBook(max_tenants), adapters_named)
         self.set_target(WorkerTarget(route.min_workers, route.min_workers, route.max_workers))
         self._gateway_id = gateway_id
         self._transport = transport
@@ -116,12 +124,14 @@ class ServedModel:
     async def start(self) -> None:
         """Connects to the workers, and tracks changes of their set."""
         await self.admission.start()
+        await self.adapters.start()
         self._transport.watch_workers(self._set_workers)
 
     async def close(self) -> None:
         """Disconnects from all workers; open requests fail."""
         self._closed = True
         await self.admission.close()
+        await self.adapters.close()
         self._placer.close()
         for channel in list(self._channels.values()):
             await channel.close()
@@ -131,6 +141,31 @@ class ServedModel:
     async def ready_info(self) -> EngineInfo:
         """The engine of a ready worker; waits for one if it is expected. Raises ApiError (503)."""
         return await self._placer.ready_info()
+
+    async def adapter(self, name: str) -> AdapterRef | None:
+        """The current version of a LoRA adapter; None for an empty name.
+
+        Waits for a worker if a configured adapter has not been reported by any yet.
+
+        Raises:
+            ApiError: 404 if the adapter has been unloaded; 503 if no worker is available.
+        """
+        if not name:
+            return None
+        if name in self.adapters and self.adapters.find(name) is None:
+            await self._placer.wait_for_worker()
+        ref = self.adapters.find(name)
+        if ref is None:
+            raise no_worker(self.route.name) if name in self.adapters else unknown_model(name)
+        return ref
+
+    def adapter_checks(self) -> list[CheckFolder]:
+        """Checks of a folder, one per ready worker."""
+        return [
+            channel.check_adapter
+            for worker_id, channel in self._channels.items()
+            if self.fleet.is_ready(worker_id)
+        ]
 
     async def generation(self, request: GenerationRequest) -> Generation:
         """Creates a request's completions, which are not placed yet."""
@@ -185,6 +220,8 @@ class ServedModel:
     def on_snapshot(self, worker_id: str, snapshot: AttachSnapshot) -> None:
         """A worker has attached with this snapshot; see ChannelListener."""
         self.fleet.attach(worker_id, snapshot)
+        if snapshot.info is not None:
+            self.adapters.reported(snapshot.info.adapters)
         self.rejected_grammars.clear()
         # The worker may have left before the fleet registered it, while the stream was being
         # opened.

@@ -324,6 +324,15 @@ class Placer:
         completion.times.rejected()
         return rejected(rejection)
 
+    async def wait_for_worker(self) -> None:
+        """Waits until a worker is ready, if one is expected; the request counts as pending, so that
+        a worker is started on demand."""
+        self._stats.pending_requests += 1
+        try:
+            await self._wait_for_worker()
+        finally:
+            self._stats.pending_requests -= 1
+
     async def _wait_for_worker(self) -> bool:
         """Waits until a worker is ready, if one is expected; returns whether one is."""
         if self._num_waiting < MAX_WAITING:

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from router.errors import ApiError, bad_request, raise_for_problem
-from router.fleet import BlockKey, Feasibility, Fleet, PromptBlocks
+from router.fleet import Feasibility, Fleet, PromptBlocks
 from router.tokens.pieces import PieceMemo, Tokens
 from router.tokens.pool import WorkPool
+from worker.protocol.adapters import AdapterRef
 from worker.protocol.blocks import cache_scope
 from worker.protocol.limits import Limits
 from worker.protocol.messages import EngineInfo, TokenizerFingerprint
@@ -69,6 +70,7 @@ class PromptEncoder:
         cache_salt: str = "",
         tenant: str = "",
         session: str = "",
+        adapter: AdapterRef | None = None,
         owner: str = "",
         num_bytes: int = 0,
         last: int | None = None,
@@ -81,6 +83,7 @@ class PromptEncoder:
             cache_salt: salt of the prefix cache.
             tenant: tenant that the prefix cache belongs to; empty for none.
             session: the client's conversation id; empty for none.
+            adapter: LoRA adapter; None for the base model.
             owner: name of the API key.
             num_bytes: size of the request's body.
             last: maximum prompt tokens, the last of which are kept; None for no truncation.
@@ -89,16 +92,16 @@ class PromptEncoder:
             ApiError: 429 if too much work is waiting; 400 if the template rejects the messages, or
                 no worker can run the prompt.
         """
-        keys = self._fleet.block_keys()
         accept = self._check(feasibility, last)
         check_length = self._check_characters(feasibility)
+        blocks = self._blocks(cache_salt, tenant, session, adapter)
 
         def work() -> PromptBlocks:
             check_length(num_characters(chat.texts))
             text = chat.render(self._tokenizer)
             check_length(len(text))  # templates may repeat messages and add their own text
             token_ids = self._pieces.encode(text, cache_scope(cache_salt, tenant=tenant), accept)
-            return self._blocks(_last(token_ids, last), cache_salt, tenant, session, keys)
+            return blocks(_last(token_ids, last))
 
         num_seen = num_characters(chat.texts, per_value=_PER_VALUE, enough=_SHORT)
         return await self._run(work, num_seen, owner, num_bytes)
@@ -111,6 +114,7 @@ class PromptEncoder:
         cache_salt: str = "",
         tenant: str = "",
         session: str = "",
+        adapter: AdapterRef | None = None,
         owner: str = "",
         add_special_tokens: bool = True,
         last: int | None = None,
@@ -125,11 +129,11 @@ class PromptEncoder:
             ApiError: 429 if too much work is waiting; 400 if a token id is outside the vocabulary,
                 or no worker can run one of the prompts.
         """
-        keys = self._fleet.block_keys()
         accept = self._check(feasibility, last)
         check_length = self._check_characters(feasibility)
         info = self._fleet.info
         vocab_size = info.vocab_size if info is not None else self._tokenizer.vocab_size
+        blocks = self._blocks(cache_salt, tenant, session, adapter)
 
         def work() -> list[PromptBlocks]:
             checked: list[str | TextPair | Tokens] = []
@@ -147,9 +151,7 @@ class PromptEncoder:
                     continue
                 encoded.append(self._tokenizer.encode(given, add_special_tokens=add_special_tokens))
                 accept(len(encoded[-1]))
-            return [
-                self._blocks(_last(ids, last), cache_salt, tenant, session, keys) for ids in encoded
-            ]
+            return [blocks(_last(ids, last)) for ids in encoded]
 
         return await self._run(work, sum(map(_length, prompts)), owner)
 
@@ -350,19 +352,24 @@ class PromptEncoder:
         return tuple(self._fleet.limits) or (self._assumed,)
 
     def _blocks(
-        self,
-        token_ids: Sequence[int] | Tokens,
-        cache_salt: str,
-        tenant: str,
-        session: str,
-        keys: list[BlockKey],
-    ) -> PromptBlocks:
-        data = np.asarray(token_ids, dtype="<i4").tobytes()
-        blocks = PromptBlocks(
-            data, cache_salt, tenant=tenant, session=session, memo=self._fleet.memo
-        )
-        for key in keys:
-            blocks.hashes(key)
+        self, cache_salt: str, tenant: str, session: str, adapter: AdapterRef | None
+    ) -> Callable[[Sequence[int] | Tokens], PromptBlocks]:
+        """A function that hashes the tokens of a prompt for all kinds of ready workers."""
+        keys = self._fleet.block_keys()
+
+        def blocks(token_ids: Sequence[int] | Tokens) -> PromptBlocks:
+            data = np.asarray(token_ids, dtype="<i4").tobytes()
+            prompt = PromptBlocks(
+                *(data, cache_salt),
+                adapter=adapter,
+                tenant=tenant,
+                session=session,
+                memo=self._fleet.memo,
+            )
+            for key in keys:
+                prompt.hashes(key)
+            return prompt
+
         return blocks
 
     async def _run(self, work: Callable[[], T], size: int, owner: str = "", at_least: int = 0) -> T:

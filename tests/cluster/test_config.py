@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -180,6 +181,32 @@ def test_a_configuration_survives_a_change_of_one_option() -> None:
     assert plain.with_options(speculative_method="ngram") == config
     with pytest.raises(ValueError, match="unknown options max_num_seq "):
         config.with_options(max_num_seq=3)
+
+
+def test_adapters_are_given_as_pairs_or_json() -> None:
+    pairs = ("--enable-lora", "--lora-modules", "a=/x", '{"name": "b", "path": "/y=z"}')
+    lora = parse("m", *pairs, "--max-loras", "2").models[0].engine.lora
+    assert lora is not None
+    assert lora.folders == {"a": "/x", "b": "/y=z"}
+    assert (lora.num_host_copies, parse("m").models[0].engine.lora) == (2, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"enable_lora": False, "lora_modules": ("a=/x",)}, "needs --enable-lora"),
+        ({"lora_modules": ("a",)}, "NAME=FOLDER"),
+        ({"lora_modules": ("a=/x", "a=/y")}, "'a' is used more than once"),
+        ({"lora_modules": ('{"path": "/x"}',)}, "missing required field `name`"),
+        ({"max_loras": 0}, "at least 1"),
+        ({"max_lora_rank": 513}, r"in \[1, 512\]"),
+        ({"max_loras": 4, "max_cpu_loras": 3}, r"--max-cpu-loras \(3\)"),
+        ({"cpu_backend": "native"}, "--cpu-backend native does not support --enable-lora"),
+    ],
+)
+def test_wrong_adapter_options_are_rejected(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EngineConfig.of(**{"model": "m", "enable_lora": True} | options)
 
 
 def test_the_help_has_a_section_per_group(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,7 @@ them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,12 @@ class Store:
         if self.failure is not None:
             raise self.failure
         self.values.update(values)
+
+    async def delete(self, names: Sequence[str]) -> None:
+        if self.failure is not None:
+            raise self.failure
+        for name in names:
+            self.values.pop(name, None)
 
 
 def changes_at(worker: Any) -> list[dict[str, Any]]:

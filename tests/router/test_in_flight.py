@@ -8,6 +8,7 @@ from router.fleet import PromptBlocks
 from router.fleet.in_flight import InFlight
 from router.fleet.memo import HashMemo
 from tests.support.effort import cases
+from worker.protocol.adapters import AdapterRef
 from worker.protocol.blocks import BlockHashes, block_hash_array, root_hash
 
 PROMPT = st.lists(st.integers(0, 1), min_size=0, max_size=9)
@@ -66,12 +67,13 @@ def test_prompts_are_separated_by_all_that_separates_caches() -> None:
     prompts = [
         PromptBlocks(data, memo=memo),
         PromptBlocks(data, "s", memo=memo),
-        PromptBlocks(data, adapter="s", memo=memo),
+        PromptBlocks(data, adapter=AdapterRef("n", "/a", "s"), memo=memo),
+        PromptBlocks(data, adapter=AdapterRef("n", "/a", "another version"), memo=memo),
         PromptBlocks(data, tenant="s", memo=memo),
-        PromptBlocks(data, tenant="s", adapter="t", memo=memo),
+        PromptBlocks(data, tenant="s", adapter=AdapterRef("n", "/a", "s"), memo=memo),
     ]
     from router.fleet import BlockKey
 
     keys = (BlockKey(4, "m"), BlockKey(4, "n"))
     firsts = {prompt.hashes(key).item(0) for prompt in prompts for key in keys}
-    assert len(firsts) == 10
+    assert len(firsts) == 12

@@ -6,8 +6,10 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 from worker.config import EngineConfig
+from worker.core.adapter_folder import static_adapters
 from worker.models.config.checkpoint import block_hash_salt
 from worker.models.config.model_config import ModelConfig, load_model_config
 from worker.plan.messages import Hello, Ready, Start
@@ -47,7 +49,8 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello], salt: str) 
         salt: identifies the checkpoint in block hashes.
 
     Raises:
-        ValueError: a rank's memory has no room for any KV cache page.
+        ValueError: a rank's memory has no room for any KV cache page, or a LoRA adapter is missing
+            or unsupported.
     """
     model = load_model_config(
         config.checkpoint, weights=config.load_format != "dummy", pooling=config.pooling
@@ -93,7 +96,20 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello], salt: str) 
         page_groups=groups,
         pooling=None if model.pooling is None else model.pooling.info,
         processes={"rank 0": os.getpid()} | _processes(hellos),
+        **_lora(config),
     )
+
+
+def _lora(config: EngineConfig) -> dict[str, Any]:
+    """Fields about LoRA adapters; empty if they are disabled."""
+    lora = config.lora
+    if lora is None:
+        return {}
+    return {
+        "max_loras": lora.max_loras,
+        "max_lora_rank": lora.max_lora_rank,
+        "adapters": static_adapters(lora.folders, lora.max_lora_rank),
+    }
 
 
 def _salt(config: EngineConfig, hello: Hello, salt: str) -> str:

@@ -10,6 +10,7 @@ from math import inf
 from types import MappingProxyType
 from typing import Final
 
+from worker.core.adapters import Adapter
 from worker.core.cache.lease import Lease
 from worker.core.draft_acceptance import RequestRecord
 from worker.core.grammar.state import GrammarProblem, GrammarStatus
@@ -91,6 +92,8 @@ class Request:
     """
 
     __slots__ = (
+        "adapter",
+        "adapter_ref",
         "arrival",
         "attempt",
         "block_size",
@@ -141,6 +144,8 @@ class Request:
         self.request_id, self.attempt = submit.request_id, submit.attempt
         self.gateway_id = submit.gateway_id
         self.cache_salt = submit.cache_salt
+        self.adapter_ref = submit.adapter
+        """The request's LoRA adapter; None for the base model."""
         self.num_expected_cached = submit.num_expected_cached
         self.priority = submit.priority
         self.tenant = submit.tenant
@@ -174,6 +179,8 @@ class Request:
         request runs."""
         self.lease: Lease | None = None
         """Slot and cache pages; None unless RUNNING."""
+        self.adapter: Adapter | None = None
+        """Its adapter while the request waits for it or uses it (`AdapterGate`)."""
         self.num_prefill = len(self.token_ids)
         """Known tokens at the last admission (or when queued); prefill ends when they are
         computed."""
@@ -288,6 +295,14 @@ class Request:
                 status=problem.status,
                 param="structured_outputs",
             )
+
+    def give_up_adapter(self, problem: str) -> None:
+        """Sets the error of reading its LoRA adapter as the one that ends the request."""
+        assert self.adapter_ref is not None
+        self.error = f"LoRA adapter {self.adapter_ref.name} could not be loaded: {problem}"
+        self.rejection = Rejection(
+            request_id=self.request_id, attempt=self.attempt, message=self.error, status=500
+        )
 
     def check_invariants(self, page_size: int) -> None:
         """Asserts that its counts are consistent with its state and lease."""

@@ -30,6 +30,7 @@ class _RawBatch(msgspec.Struct):
     aborts: list[Abort] = []
     admission: AdmissionChange | None = None
     samplings: list[msgspec.Raw] = []
+    check_adapter: str = ""
 
 
 class Intake:
@@ -61,7 +62,11 @@ class Intake:
                 await asyncio.sleep(0)
             submits.append(self._decode_submit(encoded))
         batch = SubmitBatch(
-            submits=submits, aborts=raw.aborts, admission=raw.admission, samplings=samplings
+            submits=submits,
+            aborts=raw.aborts,
+            admission=raw.admission,
+            samplings=samplings,
+            check_adapter=raw.check_adapter,
         )
         rejections: list[Rejection] = []
         known: dict[int, Problem | None] = {}

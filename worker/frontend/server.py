@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from worker.frontend.adapters import AdapterChecks
 from worker.frontend.attachment import Attachment, CacheMirror
 from worker.frontend.engine_link import EngineConnection
 from worker.frontend.event_loop_monitor import EventLoopMonitor
@@ -109,6 +110,7 @@ class WorkerFrontend:
         """Number of the engine's last report in this epoch."""
         self._opened_at = 0.0
         """Monotonic time from which the ranks of this epoch could be started."""
+        self._adapters = AdapterChecks()
         self._grammars: GrammarService | None = None
         """Compiles grammars; None until the first engine is ready."""
         self._step_timeout_s = step_timeout_s
@@ -201,6 +203,11 @@ class WorkerFrontend:
             valid = [s for s in batch.submits if s.request_id not in rejected_ids]
             grammars, broken = await self._grammars.compile(valid)
             rejections += broken
+        if any(submit.adapter is not None for submit in batch.submits):
+            rejections += await self._adapters.rejections(batch.submits, info)
+        check = None
+        if batch.check_adapter:
+            check = await self._adapters.check(batch.check_adapter, info)
         # No await from here on: the state must not change until the batch is sent.
         rejections = self._drop_repeated(batch, rejections)
         if batch.admission is not None:
@@ -223,7 +230,9 @@ class WorkerFrontend:
                     self._encode(share_sampling(part)), num_submits=len(part.submits)
                 )
             self._record_sent(batch.submits, last_ordinal, arrived_ns)
-        reply = SubmitReply(epoch=self.epoch, rejections=rejections, last_ordinal=last_ordinal)
+        reply = SubmitReply(
+            epoch=self.epoch, rejections=rejections, last_ordinal=last_ordinal, adapter=check
+        )
         return self._encode(reply)
 
     def engine_lost(self, reason: str) -> None:
@@ -243,6 +252,7 @@ class WorkerFrontend:
         self._sessions = None
         self._prompts = PromptsInFlight()
         self._watchdog = None
+        self._adapters = AdapterChecks()  # the next ranks read the folders again
 
     def close(self) -> None:
         """Ends all attach streams and removes the directory."""

@@ -14,9 +14,11 @@ from prometheus_client.core import (
     SummaryMetricFamily,
 )
 
+from worker.metrics.adapters import adapter_metrics
 from worker.metrics.host_cache import host_cache_metrics
 from worker.metrics.latency import WorkerLatency, latency_metrics
 from worker.metrics.speculation import speculation_metrics
+from worker.protocol.adapters import AdapterTotals
 from worker.protocol.diffusion import BlockTotals
 from worker.protocol.exports import AsCounter, AsGauge, exported
 from worker.protocol.host_cache import HostCacheTotals
@@ -136,6 +138,7 @@ def worker_metrics(view: WorkerView, *, vllm_names: bool = False) -> Iterator[Me
         yield phase
     yield from speculation_metrics(labels, load.speculation or SpeculationTotals.of(0))
     yield from host_cache_metrics(labels, load.host_cache or HostCacheTotals())
+    yield from adapter_metrics(labels, load.adapters or AdapterTotals())
 
 
 def _share_in_use(load: LoadSnapshot) -> float:

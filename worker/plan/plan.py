@@ -82,6 +82,27 @@ class Admit(msgspec.Struct, array_like=True, frozen=True):
     pooling: PoolingParams | None = None
     """Parameters of a request to a pooling model, whose rows sample nothing: the row that computes
     the last token returns the vector. None for a request that generates text."""
+    adapter: int = 0
+    """Slot on the device, from 1, of the request's LoRA adapter; 0 without one."""
+
+
+class AdapterRead(msgspec.Struct, array_like=True, frozen=True):
+    """Start of reading a LoRA adapter to host memory, in the background."""
+
+    key: int
+    """Number of this version of the adapter; other contents have another key."""
+    folder: str
+    """Folder of the adapter."""
+
+
+class AdapterLoad(msgspec.Struct, array_like=True, frozen=True):
+    """Copy of a LoRA adapter from host memory to a slot on the device, before the rows. A rank that
+    is still reading the adapter waits for it."""
+
+    slot: int
+    """Slot on the device, from 1; no row in flight uses it."""
+    key: int
+    """The adapter's key in its AdapterRead."""
 
 
 class PageWrite(msgspec.Struct, array_like=True, frozen=True):
@@ -228,6 +249,12 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
     """Last Plan whose loads, like those of all Plans before it, must have ended before the stores
     and rows of this one; its own number if its rows read what it loads. Each rank waits for its own
     copies."""
+    adapter_reads: list[AdapterRead] = []
+    """LoRA adapters to read to host memory."""
+    adapter_drops: list[int] = []
+    """Keys of LoRA adapters whose copies in host memory are dropped, after `adapter_loads`."""
+    adapter_loads: list[AdapterLoad] = []
+    """Copies of LoRA adapters to slots on the device, made before the admits and rows."""
 
     @property
     def drafts_under_grammar(self) -> bool:
@@ -273,6 +300,17 @@ class BlockOutcome(msgspec.Struct, array_like=True, frozen=True):
     """Tokens of an unfinished block (-1 if not decoded), if requested."""
 
 
+class AdapterReadResult(msgspec.Struct, array_like=True, frozen=True):
+    """End of reading a LoRA adapter to host memory."""
+
+    key: int
+    """The adapter's key in its AdapterRead."""
+    seconds: float
+    """Duration of the read, in seconds."""
+    error: str = ""
+    """Why the adapter cannot be used; empty if it can."""
+
+
 class StepResult(msgspec.Struct, array_like=True, frozen=True):
     """Result of a step, from rank 0."""
 
@@ -305,6 +343,8 @@ class StepResult(msgspec.Struct, array_like=True, frozen=True):
     pooled: dict[int, bytes] | None = None
     """Vectors of rows that computed the last token of a pooling model's request, little-endian
     float32, by row index; None without any."""
+    adapters_read: list[AdapterReadResult] = []
+    """LoRA adapters that this rank has finished reading since the previous result."""
 
 
 class SampleDigest:

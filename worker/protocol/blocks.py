@@ -56,7 +56,8 @@ def root_hash(block_hash_salt: str, cache_salt: str = "") -> int:
 
 
 def cache_scope(cache_salt: str = "", adapter: str = "", tenant: str = "") -> str:
-    """Combines everything that separates prefix caches (salt, adapter, tenant) into one cache salt.
+    """Combines everything that separates prefix caches (salt, version of the LoRA adapter, tenant)
+    into one cache salt.
 
     Different triples give different scopes, regardless of the salt that a client sends.
     """

@@ -16,6 +16,7 @@ from typing import Annotated, Literal, Self
 
 import msgspec
 
+from worker.protocol.adapters import AdapterCheck, AdapterRef, AdapterTotals
 from worker.protocol.admission import AdmissionChange
 from worker.protocol.diffusion import BlockTotals
 from worker.protocol.exports import AsCounter, AsGauge
@@ -92,6 +93,8 @@ class Submit(msgspec.Struct, kw_only=True, omit_defaults=True):
     shared_block: int = 0
     """Hash of the last block of the longest prefix that any worker had, for other gateways; 0 for
     none."""
+    adapter: AdapterRef | None = None
+    """LoRA adapter, whose version is part of `cache_salt`; None for the base model."""
 
     @property
     def is_guided(self) -> bool:
@@ -144,6 +147,8 @@ class SubmitBatch(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Keys of grammars that rank 0 may drop; they are sent again if a later submit needs them."""
     admission: AdmissionChange | None = None
     """Change of the admission options, effective immediately."""
+    check_adapter: str = ""
+    """Folder of a LoRA adapter to check, see SubmitReply; empty for none."""
     samplings: list[SamplingParams] = []
     """Parameters shared by several submits of an encoded batch; see `share_sampling`."""
 
@@ -207,6 +212,8 @@ class SubmitReply(msgspec.Struct, kw_only=True, omit_defaults=True):
     last_ordinal: int = 0
     """Ordinal of the last accepted submit, counted per epoch over all gateways; the other accepted
     submits of the batch have the preceding ordinals, in order. 0 if all were rejected."""
+    adapter: AdapterCheck | None = None
+    """Result of `check_adapter`; None if it was empty."""
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -418,6 +425,8 @@ class LoadSnapshot(msgspec.Struct, array_like=True):
     """Tokens of the contexts of live agent sessions of all gateways, each shared prefix once."""
     prefill_steps: PrefillSteps = PrefillSteps()
     """Totals of steps with prompt tokens."""
+    adapters: AdapterTotals | None = None
+    """LoRA adapters of the worker; None if they are disabled."""
 
 
 class TokenizerFingerprint(msgspec.Struct, array_like=True, frozen=True):
@@ -483,6 +492,12 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
     """Name or folder of a tokenizer that replaces the checkpoint's; empty for none."""
     pooling: PoolingInfo | None = None
     """Properties of a pooling model; None for a model that generates text."""
+    max_loras: int = 0
+    """Slots on the device for LoRA adapters; 0 if they are disabled."""
+    max_lora_rank: int = 0
+    """Maximum rank of LoRA adapters."""
+    adapters: list[AdapterRef] = []
+    """LoRA adapters of the worker's configuration."""
 
 
 class StepReport(msgspec.Struct, array_like=True, tag="step"):

@@ -41,6 +41,8 @@ from worker.models.layers.context import (
 )
 from worker.models.layers.kv_cache import KVCacheGroup, KVCacheSpec
 from worker.plan.plan import Plan, StateStore
+from worker.rank.adapter_rows import adapter_rows
+from worker.rank.padding import pad_rows, split_blocks
 from worker.rank.sampling.logprobs import PromptChunk
 from worker.rank.sampling.state import ProcessedRows, staged_parameters
 from worker.rank.state_rows import DraftRows, arrays_of_states
@@ -102,7 +104,8 @@ class Batch:
     staged: StagedArrays | None
     """Arrays slots [R], starts [R] and query_start [R + 1], int64, on the device; if layers keep
     states, also the pieces of the rows (`StateRows`), and the arrays of `draft_arrays` if
-    `has_replay`. None if the compiled CPU library reads the tables itself."""
+    `has_replay`; if `has_adapters`, also adapter_slots and adapter_tokens (`LoraTiles`). None if
+    the compiled CPU library reads the tables itself."""
     starts: torch.Tensor | None
     """[R] int64: first positions of the rows. If the device has placed speculative rows, those in
     `rows` are only the planned ones."""
@@ -117,6 +120,10 @@ class Batch:
     logits_indices: torch.Tensor | None = None
     """[S] int64, ascending: indices of the step's tokens whose hidden states the forward pass
     returns; None for all T."""
+    has_adapters: bool = False
+    """Whether any token has a LoRA adapter."""
+    selected_adapters: Tensors | None = None
+    """Adapters of the tokens `logits_indices`, as in `staged`; None without these or those."""
 
     @property
     def has_replay(self) -> bool:
@@ -187,11 +194,11 @@ class BatchBuilder:
             tables.write(staged[0])
         return batch.finish(staged, speculative)
 
-    def build_padding(self, size: int, num_tokens: int = 0) -> Batch:
+    def build_padding(self, size: int, num_tokens: int = 0, *, has_adapters: bool = False) -> Batch:
         """A batch of dummy rows only, to capture a graph of `size` rows; `num_tokens` as in
-        `build`."""
+        `build`, `has_adapters` as in Batch."""
         groups, none = list[Arrays](), np.zeros((0, 4), dtype=np.int64)
-        graph = _GraphSize(size, num_tokens)
+        graph = _GraphSize(size, num_tokens, has_adapters)
         batch = _StagedBatch(self._tables, none, None, graph, groups, self._is_native)
         return batch.finish(send(groups, self._uploader), None)
 
@@ -201,6 +208,8 @@ class _GraphSize(NamedTuple):
 
     rows: int | None
     tokens: int
+    has_adapters: bool = False
+    """Whether the graph is for tokens with adapters even if there are none."""
 
 
 class _StagedBatch:
@@ -238,21 +247,20 @@ class _StagedBatch:
         self._is_captured = is_uniform and processed is None and tables.block_size == 1
         if size is not None:
             if tables.block_size > 1:
-                table = _split_blocks(table, tables.block_size)
+                table = split_blocks(table, tables.block_size)
             self._num_rows = len(table)
-            table = _pad(table, size, graph.tokens, tables)
+            table = pad_rows(table, size, graph.tokens, tables)
         self._rows = table
         slots, starts, lengths, num_samples = np.ascontiguousarray(table.T)
         query_ends = np.cumsum(lengths)
         self._num_tokens = int(query_ends[-1])
+        self._adapters = adapter_rows(
+            *(tables, slots, lengths), is_eager=size is None, is_capture=graph.has_adapters
+        )
         self._row_group = -1
         if not is_native:
             self._row_group = len(groups)
-            query_start = np.append(0, query_ends)
-            arrays = {"slots": slots, "starts": starts, "query_start": query_start}
-            if tables.keeps_states:
-                arrays |= arrays_of_states(table, stores, drafts, tables, graph.tokens)
-            groups.append(arrays)
+            groups.append(self._row_arrays(query_ends, stores, drafts))
         self._sampled_rows: list[int] | None = None
         if self._is_captured:
             (sampled_rows,) = np.nonzero(num_samples)
@@ -272,6 +280,10 @@ class _StagedBatch:
         if self._num_samples:
             self._sampling_group = len(groups)
             groups.append(self._sampling_arrays(*cells))
+        self._selected_group = -1
+        if self._adapters is not None and size is None and self._num_samples:
+            self._selected_group = len(groups)
+            groups.append(self._adapters.selected(cells[2]))
 
     def finish(self, staged: Sequence[Tensors], speculative: SpeculativeRows | None) -> Batch:
         """The batch, given the arrays on the device in the order in which they were staged."""
@@ -297,6 +309,9 @@ class _StagedBatch:
         prompts = () if self._processed is None else self._processed.prompts
         if self._size is None and self._tables.block_size == 1 and not prompts:
             logits_indices = None if sampling is None else sampling.tokens
+        selected = None
+        if self._selected_group >= 0 and logits_indices is not None:
+            selected = staged[self._selected_group]
         return Batch(
             rows=self._rows,
             num_rows=self._num_rows,
@@ -309,7 +324,27 @@ class _StagedBatch:
             size=self._size,
             num_tokens=self._ragged_tokens,
             logits_indices=logits_indices,
+            has_adapters=self._adapters is not None,
+            selected_adapters=selected,
         )
+
+    def _row_arrays(
+        self, query_ends: IntArray, stores: Sequence[StateStore], drafts: DraftRows | None
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Arrays of `Batch.staged`."""
+        tables, rows = self._tables, self._rows
+        slots, starts, _, _ = np.ascontiguousarray(rows.T)
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "slots": slots,
+            "starts": starts,
+            "query_start": np.append(0, query_ends),
+        }
+        if tables.keeps_states:
+            arrays |= arrays_of_states(rows, stores, drafts, tables, self._ragged_tokens)
+        if self._adapters is not None:
+            # Last: graphs for tokens without adapters read a prefix of the same buffer.
+            arrays |= self._adapters.all()
+        return arrays
 
     def _sampling_arrays(
         self, slots: IntArray, ends: IntArray, tokens: IntArray
@@ -550,34 +585,3 @@ def sample_cells(table: IntArray, query_ends: IntArray) -> tuple[IntArray, IntAr
         ragged_ranges(ends - num_samples + 1, num_samples),
         ragged_ranges(query_ends - num_samples, num_samples),
     )
-
-
-def _split_blocks(table: IntArray, block_size: int) -> IntArray:
-    """Splits rows of several blocks into rows of one block each, none of which samples.
-
-    The result is the same as for the whole row: a layer stores the keys of all tokens before any
-    query reads them, so a block attends to the earlier blocks of the same pass.
-    """
-    slots, starts, lengths, _ = table.T
-    counts = lengths // block_size
-    blocks = np.zeros((int(counts.sum()), 4), dtype=np.int64)
-    blocks[:, 0] = np.repeat(slots, counts)
-    first = np.repeat(starts - block_size * (np.cumsum(counts) - counts), counts)
-    blocks[:, 1] = first + block_size * np.arange(len(blocks))
-    blocks[:, 2] = block_size
-    return blocks
-
-
-def _pad(table: IntArray, size: int, num_tokens: int, tables: DeviceTables) -> IntArray:
-    """The rows, padded to `size` with dummy rows that sample nothing: of one token or block each,
-    or, with `num_tokens`, of the missing tokens, distributed evenly."""
-    count = size - len(table)
-    padding = np.zeros((count, 4), dtype=np.int64)
-    padding[:, 0] = tables.dummy_slot
-    padding[:, 2] = tables.block_size
-    if num_tokens:
-        missing = num_tokens - int(table[:, 2].sum())
-        assert 0 <= missing <= count * tables.max_model_len, f"{missing} tokens in {count} rows"
-        padding[:, 2] = missing // count
-        padding[: missing % count, 2] += 1
-    return np.concatenate((table, padding))

@@ -24,7 +24,7 @@ from worker.config import EngineConfig
 from worker.models.config.model_config import ModelConfig
 from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.plan.plan import Row
-from worker.progress import progress
+from worker.progress import Advance, progress
 from worker.rank.batch import Batch, BatchBuilder
 from worker.rank.sampling.masks import MaskRows
 from worker.rank.sampling.state import FILTERS, staged_parameters
@@ -106,6 +106,9 @@ class StepGraphs:
     several numbers of tokens; row lengths are data on the device. For block-diffusion models, whose
     rows are blocks, also only the forward pass is: the sampled positions vary between rounds.
 
+    If LoRA is enabled, forward passes are captured twice, for tokens with and without adapters, so
+    that steps without any launch nothing for them.
+
     Graphs assume that each row may be as long as the tables allow, so the number of splits in
     attention depends on the number of rows only.
 
@@ -145,11 +148,14 @@ class StepGraphs:
         self._row_tokens = tables.block_size
         # Static buffers: row arrays, sampling arrays, sampled tokens, masks.
         builder = BatchBuilder(tables)
-        largest = builder.build_padding(self._sizes[-1])
+        self._variants = (True, False) if tables.max_loras else (False,)
+        """Whether tokens have adapters, in the forward passes to capture."""
+        most = self._variants[0]
+        largest = builder.build_padding(self._sizes[-1], has_adapters=most)
         self._rows = _like(largest.staged)
         if self._token_sizes:
             size = self._token_sizes[-1]
-            staged = builder.build_padding(self._num_rows(size), size).staged
+            staged = builder.build_padding(self._num_rows(size), size, has_adapters=most).staged
             self._rows = max(self._rows, _like(staged), key=len)
         self._samples = None if largest.sampling is None else _like(largest.sampling.staged)
         self._hidden: torch.Tensor | None = None
@@ -159,9 +165,10 @@ class StepGraphs:
         if drafts is not None:
             drafts.prepare_capture(self._sizes[-1])
         # Graphs by size, the largest first: the others reuse its memory pool.
-        self._forward: dict[int, Replay] = {}
-        self._ragged: dict[int, Replay] = {}
-        """Graphs of steps with rows of any length, by size in tokens."""
+        self._forward: dict[tuple[int, bool], Replay] = {}
+        """Graphs by size and whether tokens have adapters."""
+        self._ragged: dict[tuple[int, bool], Replay] = {}
+        """Graphs of steps with rows of any length, by size in tokens and as above."""
         self._sample: dict[tuple[int, bool], Replay] = {}
         num_sizes = len(self._token_sizes) + len(self._sizes)
         shown = progress(
@@ -172,15 +179,7 @@ class StepGraphs:
             show=show_progress,
         )
         with shown as advance:
-            for size in reversed(self._token_sizes):
-                padding = builder.build_padding(self._num_rows(size), size)
-                self._ragged[size] = self._captured_forward(padding, capture)
-                advance(1)
-            for size in reversed(self._sizes):
-                self._capture(builder.build_padding(size), capture)
-                if drafts is not None:
-                    drafts.capture(size, capture)
-                advance(1)
+            self._capture_all(builder, capture, advance)
 
     def close(self) -> None:
         """Drops all graphs, even if this object is still referenced: they must not outlive NCCL's
@@ -225,7 +224,7 @@ class StepGraphs:
         assert batch.staged is not None, "graphs gather their inputs"
         if batch.num_tokens:
             return self._forward_ragged(batch, batch.staged)
-        self._forward[batch.size]()
+        self._forward[batch.size, batch.has_adapters]()
         assert self._hidden is not None, "a replay makes hidden states"
         return self._hidden[: batch.num_rows * self._row_tokens]
 
@@ -234,7 +233,7 @@ class StepGraphs:
         if speculative is not None and speculative.on_device is not None:
             assert batch.starts is not None, "the device has placed rows"
             staged.at(self._rows)["starts"].copy_(batch.starts)
-        self._ragged[batch.num_tokens]()
+        self._ragged[batch.num_tokens, batch.has_adapters]()
         assert self._hidden is not None, "a replay makes hidden states"
         return self._hidden[: int(batch.rows[: batch.num_rows, 2].sum())]
 
@@ -265,11 +264,27 @@ class StepGraphs:
             packed = batch.sampling.staged.packed
             self._samples[: len(packed)].copy_(packed)
 
-    def _capture(self, padding: Batch, capture: Capture) -> None:
-        """Captures forward pass and sampling for the size of `padding`, a batch of dummy rows."""
+    def _capture_all(self, builder: BatchBuilder, capture: Capture, advance: Advance) -> None:
+        """Captures all sizes; `advance` counts them."""
+        for size in reversed(self._token_sizes):
+            for variant in self._variants:
+                padding = builder.build_padding(self._num_rows(size), size, has_adapters=variant)
+                self._ragged[size, variant] = self._captured_forward(padding, capture)
+            advance(1)
+        for size in reversed(self._sizes):
+            for variant in self._variants:
+                padding = builder.build_padding(size, has_adapters=variant)
+                self._forward[size, variant] = self._captured_forward(padding, capture)
+            self._capture_sampling(padding, capture)
+            if self._drafts is not None:
+                self._drafts.capture(size, capture)
+            advance(1)
+
+    def _capture_sampling(self, padding: Batch, capture: Capture) -> None:
+        """Captures sampling, after a forward pass of the size of `padding`, a batch of dummy
+        rows."""
         size, sampling = padding.size, padding.sampling
         assert size is not None, "padding has a size"
-        self._forward[size] = self._captured_forward(padding, capture)
         if sampling is None:
             return
         assert self._samples is not None

@@ -54,7 +54,10 @@ def profile_plans(
         known = chunk - block_size
         slots = range(min(len(slots), max_num_tokens // block_size))
     # Random sampling with top-p takes the most memory.
-    admits = [Admit(slot, bytes(4 * known), 1.0, 0, 0.5, 0.0, slot, block=block) for slot in slots]
+    tokens, adapter = bytes(4 * known), int(config.lora is not None)
+    admits = [
+        Admit(slot, tokens, 1.0, 0, 0.5, 0.0, slot, block=block, adapter=adapter) for slot in slots
+    ]
     # These tables are allocated for the first request with processors, and kept.
     processed = [msgspec.structs.replace(admit, logits_params=PROCESSORS) for admit in admits]
     prefill: list[Row] = [PlannedRow(slot, 0, chunk, 1) for slot in slots[:num_chunks]]

@@ -21,6 +21,7 @@ from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.models.loading.loader import build_model, fill_dummy_weights, load_weights
 from worker.plan.messages import Hello
 from worker.plan.plan import Plan, RankTimes, StepResult
+from worker.rank.adapters import RankAdapters
 from worker.rank.batch import Batch, BatchBuilder, gather_inputs
 from worker.rank.cpu import native_options, tune_cpu_process
 from worker.rank.device_clock import DeviceClock
@@ -33,6 +34,7 @@ from worker.rank.limits import resolve_limits
 from worker.rank.memory import plan_host_pages, plan_pages
 from worker.rank.pooling import Pooler
 from worker.rank.preflight import (
+    check_adapters,
     check_blocks,
     check_draft_model,
     check_pooling,
@@ -98,13 +100,15 @@ class ModelRunner:
             cache_dtype=self.cache_dtype,
         )
         self.model = build_model(self.model_config, options, self.max_model_len)
+        self._adapters: RankAdapters | None = None
+        if config.lora is not None:
+            self._adapters = RankAdapters(self.model, config.lora)
         self._layout = layout_of(self.model.layers)
         config = config.with_page_size(self.model_config.block_size)
         config = self.config = resolve_limits(config, group, state_bytes=self._layout.state_bytes)
         self._attention = self._create_attention()
-        self._check_config(config)
+        self._check()
         self._page_groups = page_groups(config, self._layout)
-        check_draft_model(config, self.model_config, max_model_len=self.max_model_len)
         native = native_options(config, self.device, group.world_size)
         if is_dummy:
             fill_dummy_weights(self.model, native)
@@ -133,18 +137,24 @@ class ModelRunner:
         self._pooler: Pooler | None = None
         self._host_pages: HostPages | None = None
 
-    def _check_config(self, config: EngineConfig) -> None:
-        """Raises ValueError for an option that the model does not support."""
-        check_quantization(config, self.model_config)
-        check_blocks(config, self.model_config)
-        check_pooling(config, self.model_config)
-        groups = self._layout.groups
+    def _check(self) -> None:
+        """Checks the configuration for the model.
+
+        Raises:
+            ValueError: an option is not supported.
+        """
+        config, model, groups = self.config, self.model_config, self._layout.groups
+        check_quantization(config, model)
+        check_blocks(config, model)
+        check_pooling(config, model)
         check_windows(
             *(config, [group.window for group in groups]),
             num_groups=len(groups),
             layers_per_page=groups[0].layers_per_page,
         )
-        check_states(config, self.model_config)
+        check_states(config, model)
+        check_adapters(config, model)
+        check_draft_model(config, model, max_model_len=self.max_model_len)
 
     def _create_attention(self) -> AttentionBackend:
         """The attention backend that the configuration selects.
@@ -260,6 +270,8 @@ class ModelRunner:
                 plan = blocks.plan
             if self._states is not None:
                 self._states.prepare(plan)
+            if self._adapters is not None:
+                self._adapters.apply(plan)
             drafted = None if self._drafter is None else self._drafter.place(plan)
             # Inputs: tables are updated, arrays sent to the device.
             batch = self._build(plan, drafted, slot)
@@ -336,10 +348,13 @@ class ModelRunner:
             blocks=blocks,
             pooled=pooled if is_first else None,
             host_pages=self._host_pages,
+            adapters=self._adapters,
         )
 
     def close(self) -> None:
         """Drops all graphs, even if frames of a failed step still reference the runner."""
+        if self._adapters is not None:
+            self._adapters.close()
         if self._graphs is not None:
             self._graphs.close()
             self._graphs = None
@@ -358,6 +373,8 @@ class ModelRunner:
             states=None if states is None else states.caches,
             state_rows=None if states is None else states.rows(batch, self._tables.max_model_len),
         )
+        if self._adapters is not None:
+            self._adapters.follow(batch)
         hidden = self.model.forward(inputs.input_ids, inputs.positions, inputs.context)
         if self._drafts is not None:
             self._drafts.follow(batch)
@@ -469,6 +486,7 @@ class ModelRunner:
             page_factors=[group.layers_per_page for group in self._layout.groups],
             keeps_states=bool(self._layout.states),
             num_replayed=self._num_replayed,
+            max_loras=0 if config.lora is None else config.lora.max_loras,
         )
         if self._draft_model is not None:
             self._drafts = DeviceModelProposer(
@@ -496,12 +514,13 @@ class ModelRunner:
         return pooling is not None and pooling.info.pooling_type != "last"
 
     def _slot_bytes(self) -> int:
-        """Bytes of the states, with the inputs that are kept for them, and of the tables of logits
-        processors of all slots."""
+        """Bytes of the states, with the inputs that are kept for them, of the tables of logits
+        processors of all slots, and of LoRA adapters."""
         num_rows = self.config.scheduling.max_num_seqs + 1
         processors = table_bytes(num_rows, self.model_config.vocab_size)
         inputs = self._layout.state_input_bytes * self._num_replayed
-        return (self._layout.state_bytes + inputs) * num_rows + processors
+        adapters = 0 if self._adapters is None else self._adapters.num_bytes
+        return (self._layout.state_bytes + inputs) * num_rows + processors + adapters
 
     @property
     def _num_replayed(self) -> int:

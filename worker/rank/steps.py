@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from worker.plan.plan import Plan, RankTimes, StepResult
+from worker.rank.adapters import RankAdapters
 from worker.rank.batch import Batch
 from worker.rank.device_clock import DeviceClock
 from worker.rank.diffusion.decoder import BlockResults, BlockStep
@@ -88,6 +89,8 @@ class SampledStep:
     """Vectors that rank 0 reports; None without any, and on other ranks."""
     host_pages: HostPages | None = None
     """Reports loads from host memory that have ended; None without that tier."""
+    adapters: RankAdapters | None = None
+    """Reports LoRA adapters that have been read; None if they are disabled."""
 
     def result(self) -> StepResult:
         """The step's result; waits for the device. Call it in launch order.
@@ -118,6 +121,7 @@ class SampledStep:
             load_ms=load_ms,
             loading=loading,
             pooled=None if self.pooled is None else self.pooled.to_bytes(),
+            adapters_read=[] if self.adapters is None else self.adapters.take_ended(),
         )
         if self.blocks is not None:
             return self.blocks.add_to(result)

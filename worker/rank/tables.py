@@ -34,6 +34,7 @@ class DeviceTables:
         keeps_states: whether layers keep a state per slot.
         num_replayed: maximum number of tokens that are replayed into the state of a slot: those of
             a draft row; 0 if states are not replayed.
+        max_loras: maximum number of LoRA adapters in a batch; 0 if they are disabled.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class DeviceTables:
         page_factors: Sequence[int] = (1,),
         keeps_states: bool = False,
         num_replayed: int = 0,
+        max_loras: int = 0,
     ) -> None:
         num_rows = max_num_seqs + 1
         self.device = device
@@ -60,6 +62,11 @@ class DeviceTables:
         """Whether layers keep a state per slot."""
         self.num_replayed = num_replayed
         """Maximum number of tokens that are replayed into the state of a slot."""
+        self.max_loras = max_loras
+        """Maximum number of LoRA adapters in a batch; 0 if they are disabled."""
+        self.adapters = np.zeros(num_rows, dtype=np.int32) if max_loras else None
+        """[slots] on the host: slot of each request's LoRA adapter, from 1, or 0; None if adapters
+        are disabled."""
         self.max_model_len = max_model_len
         self.page_size = page_size
         self.vocab_size = vocab_size
@@ -102,6 +109,8 @@ class DeviceTables:
         runs: list[tuple[int, int, npt.NDArray[np.int32]]] = []
         for admit in plan.admits:
             self.sampling.admit(admit)
+            if self.adapters is not None:
+                self.adapters[admit.slot] = admit.adapter
             tokens = np.frombuffer(admit.token_ids, dtype="<i4")
             assert len(tokens) <= self.max_model_len, "a request is longer than its row"
             runs.append((0, admit.slot * self.token_stride, tokens))

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
 from rich.progress import MofNCompleteColumn
 
 from worker.config import EngineConfig
@@ -71,6 +72,8 @@ class WarmUpLimits:
     """Maximum drafts of a row; 0 without speculative decoding."""
     top_k: int = 0
     """Number of tokens that sparse attention selects; 0 if queries attend to all tokens."""
+    has_adapters: bool = False
+    """Whether requests may have LoRA adapters."""
 
 
 def choose_kernel_cache() -> None:
@@ -115,6 +118,7 @@ def warm_up_limits(
         block_size=block_size,
         num_drafts=min(most_drafts, longest - 1),
         top_k=top_k if top_k < max_model_len else 0,
+        has_adapters=config.lora is not None,
     )
 
 
@@ -163,6 +167,8 @@ def _steps(limits: WarmUpLimits) -> Iterator[Plan]:
         yield Plan(0, [_admit(draft, 1)], [], [draft], masked=[0])
     if limits.num_drafts:  # states are advanced by the last drafts
         yield Plan(0, [], [], [PlannedRow(0, 1, 1, 1)])
+    if limits.has_adapters:  # their tiles have one size
+        yield Plan(0, [msgspec.structs.replace(_admit(row, 1), adapter=1)], [], [row])
     if limits.top_k:
         for length in (1, min(limits.longest_row, limits.max_model_len - limits.top_k)):
             row = PlannedRow(0, limits.top_k, length, 1)

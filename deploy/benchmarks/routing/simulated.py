@@ -10,9 +10,16 @@ from deploy.benchmarks.routing.worker import SimWorker
 from deploy.benchmarks.routing.workload import Arrival
 from router.config import RoutingConfig
 from router.fleet import Fleet, PromptBlocks
+from worker.protocol.adapters import AdapterRef
 from worker.protocol.messages import StepReport, Submit, WorkerUpdate
 
 Clock = Callable[[], float]
+
+
+def adapter_of(arrival: Arrival) -> AdapterRef | None:
+    """The LoRA adapter of a request; None for the base model."""
+    name = arrival.adapter
+    return AdapterRef(name, f"/adapters/{name}", name) if name else None
 
 
 class Placement(NamedTuple):
@@ -77,10 +84,12 @@ class GatewayRouter(SimulatedRouter):
     Args:
         config: policy and its settings.
         clock: clock of the simulation.
+        knows_adapters: whether it routes by the places of LoRA adapters.
     """
 
-    def __init__(self, config: RoutingConfig, clock: Clock) -> None:
+    def __init__(self, config: RoutingConfig, clock: Clock, *, knows_adapters: bool = True) -> None:
         self.fleet = Fleet(config, clock=clock)
+        self._knows_adapters = knows_adapters
 
     def joined(self, worker: SimWorker) -> None:
         """Adds a worker that has started, or whose attach stream was reopened."""
@@ -96,11 +105,7 @@ class GatewayRouter(SimulatedRouter):
 
     def place(self, arrivals: Sequence[Arrival]) -> list[Placement | None]:
         """Chooses workers for requests that arrive at the same time."""
-        memo = self.fleet.memo
-        requests = [
-            (a.request_id, PromptBlocks(a.tokens, session=a.session, memo=memo), ())
-            for a in arrivals
-        ]
+        requests = [(arrival.request_id, self._prompt(arrival), ()) for arrival in arrivals]
         placed: list[Placement | None] = [None] * len(arrivals)
         for place, c in self.fleet.reserve_group(requests):
             if c is not None:
@@ -108,6 +113,17 @@ class GatewayRouter(SimulatedRouter):
                     c.worker_id, c.hit_tokens, c.first_token_s, c.sampled_blocks, c.shared_block
                 )
         return placed
+
+    def _prompt(self, arrival: Arrival) -> PromptBlocks:
+        prompt = PromptBlocks(
+            arrival.tokens,
+            adapter=adapter_of(arrival),
+            session=arrival.session,
+            memo=self.fleet.memo,
+        )
+        if not self._knows_adapters:
+            prompt.adapter = None
+        return prompt
 
     def submitted(self, worker: SimWorker, submit: Submit, ordinal: int) -> None:
         """Records that a request was sent to its worker, as the worker's `ordinal`-th."""

@@ -8,9 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from deploy.benchmarks.routing.simulated import Clock, Placement, SimulatedRouter
+from deploy.benchmarks.routing.simulated import (
+    Clock,
+    Placement,
+    SimulatedRouter,
+    adapter_of,
+)
 from deploy.benchmarks.routing.worker import SimWorker
 from deploy.benchmarks.routing.workload import Arrival, Incident, Workload
+from worker.protocol.blocks import cache_scope
 from worker.protocol.messages import Submit, TokenDelta
 from worker.protocol.sampling import SamplingParams
 
@@ -129,6 +135,8 @@ class Simulation:
             num_expected_cached=outcome.placement.hit_tokens,
             sampled_blocks=outcome.placement.sampled_blocks,
             shared_block=outcome.placement.shared_block,
+            cache_salt=cache_scope(adapter=arrival.adapter),
+            adapter=adapter_of(arrival),
         )
         ordinal = worker.submit(submit)
         self._router.submitted(worker, submit, ordinal)

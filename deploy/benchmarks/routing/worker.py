@@ -10,7 +10,7 @@ from math import inf
 from deploy.benchmarks.routing.workload import FleetShape
 from worker.core.scheduler import Scheduler, SchedulerConfig
 from worker.frontend.attachment import CacheMirror
-from worker.plan.plan import PageCopies, Plan, StepResult
+from worker.plan.plan import AdapterReadResult, PageCopies, Plan, StepResult
 from worker.protocol.admission import AdmissionOptions
 from worker.protocol.messages import (
     PROTOCOL_VERSION,
@@ -25,6 +25,9 @@ from worker.protocol.messages import (
 SALT = "simulated"
 TOKEN = 7
 """Token id that simulated workers generate by default."""
+IDLE_S = 0.02
+"""Maximum seconds that a step without rows waits for the read of an adapter, as in
+`worker.rank.adapters`."""
 _LOAD_TOKEN_S = 5e-6
 """Seconds to copy a token's keys and values back from host memory, while steps are computed."""
 _STORE_TOKEN_S = 1e-6
@@ -73,6 +76,7 @@ class SimWorker:
         """Attempt numbers of unfinished requests, by request id."""
         self._costs = fleet.costs
         self._slowness = slowness
+        self._adapter_read_s = fleet.adapter_read_s
         self._config = SchedulerConfig(
             max_num_seqs=fleet.max_num_seqs,
             max_num_batched_tokens=fleet.max_num_batched_tokens,
@@ -82,6 +86,8 @@ class SimWorker:
             block_hash_salt=SALT,
             max_queued_requests=0,
             num_host_pages=fleet.num_host_pages,
+            max_loras=fleet.max_loras,
+            max_cpu_loras=fleet.max_cpu_loras,
             admission=AdmissionOptions(default_tpot_ms=fleet.default_tpot_ms),
         )
         self.info = EngineInfo(
@@ -107,6 +113,8 @@ class SimWorker:
         self._plan: Plan | None = None
         self._step_s = self._load_s = 0.0
         self._loads: deque[_Loads] = deque()
+        self._reads: deque[tuple[int, float]] = deque()
+        """Keys of adapters being read, one after the other, and the times when each has ended."""
         self._num_submits = 0
         self.open.clear()
         self.load = LoadSnapshot(
@@ -137,6 +145,9 @@ class SimWorker:
             return None
         plan, size = self._plan, self.info.page_size
         self._step_s = self._costs.step(_shape(plan)) * self._slowness
+        self._read(plan)
+        if not plan.rows:
+            return min(max(self._reads[0][1] - self._clock(), 0.0), IDLE_S)
         if plan.loads is not None:
             num_stored = _num_copied(plan.load_stores)
             load_s = len(plan.loads.pages) * _LOAD_TOKEN_S + num_stored * _STORE_TOKEN_S
@@ -160,6 +171,7 @@ class SimWorker:
                 *(plan.seq, drawn, self._step_s * 1e3),
                 load_ms=self._load_s * 1e3,
                 loading=self._loads[0].seq if self._loads else 0,
+                adapters_read=self._take_read(),
             )
         )
         report = self._scheduler.take_report()
@@ -170,6 +182,19 @@ class SimWorker:
                 if delta.finish_reason is not None:
                     self.open.pop(delta.request_id, None)
         return report
+
+    def _read(self, plan: Plan) -> None:
+        """Starts the Plan's reads of adapters."""
+        for read in plan.adapter_reads:
+            begin = self._reads[-1][1] if self._reads else self._clock()
+            self._reads.append((read.key, begin + self._adapter_read_s))
+
+    def _take_read(self) -> list[AdapterReadResult]:
+        """The reads that have ended."""
+        ended = []
+        while self._reads and self._reads[0][1] <= self._clock() + 1e-9:
+            ended.append(AdapterReadResult(self._reads.popleft()[0], self._adapter_read_s))
+        return ended
 
     def _copy(self, seq: int, seconds: float) -> float:
         """Continues the loads of Plans up to `seq` for this time; returns the time used."""

@@ -33,6 +33,8 @@ class Arrival:
     """Id of the request's conversation; empty for none."""
     after: str = ""
     """ID of a request that must finish first; empty for none."""
+    adapter: str = ""
+    """Name of the request's LoRA adapter; empty for none."""
     measured: bool = True
     """Whether figures include the request; warm-up requests are not measured."""
 
@@ -62,6 +64,12 @@ class FleetShape:
     """Target time per output token in milliseconds, which limits prompts in steps with decodes."""
     num_host_pages: int = 0
     """Pages of each worker's host-memory tier."""
+    max_loras: int = 0
+    """Slots for LoRA adapters on each worker; 0 disables them."""
+    max_cpu_loras: int = 0
+    """LoRA adapters in each worker's host memory."""
+    adapter_read_s: float = 0.4
+    """Seconds to read a LoRA adapter to host memory: 200 MB from a network disk."""
 
     @property
     def pooled_pages(self) -> int:

@@ -48,6 +48,7 @@ def workloads(scale: float, folder: str | None) -> Mapping[str, Maker]:
         "no-sharing": partial(no_sharing, scale=scale),
         "churn": partial(churn, scale=scale),
         "speeds": partial(speeds, scale=scale),
+        "adapters": partial(adapters, scale=scale),
     }
     if folder is not None:
         for name in ("conversation", "synthetic"):
@@ -193,6 +194,20 @@ def speeds(seed: int, scale: float = 1.0) -> Workload:
     arrivals.sort(key=lambda arrival: arrival.at)
     fleet = FleetShape(slowness=(4.0, 4.0, 4.0, 2.0, 2.0, 2.0, 1.0, 1.0))
     return Workload(name="speeds", arrivals=tuple(arrivals), fleet=fleet)
+
+
+def adapters(seed: int, scale: float = 1.0, rate: float = 30.0) -> Workload:
+    """Requests of 200 LoRA adapters, whose popularity is Zipf distributed (1.0), on workers with 16
+    slots each."""
+    draw = _Draw(seed)
+    shares = np.arange(1, 201, dtype=np.float64) ** -1.0
+    arrivals = []
+    for n, at in draw.times(rate, int(1600 * scale), _WARM):
+        (number,) = draw.choice(shares, 1)
+        arrival = draw.arrival(f"r{n}", at, draw.tokens(draw.between(100, 600)))
+        arrivals.append(replace(arrival, adapter=f"a{number}", output_len=16))
+    fleet = FleetShape(max_loras=16, max_cpu_loras=32)
+    return Workload(name="adapters", arrivals=tuple(arrivals), fleet=fleet)
 
 
 def trace_workload(seed: int, *, trace: TraceFile, speed: float, scale: float = 1.0) -> Workload:

@@ -28,6 +28,7 @@ class Account:
     """
 
     __slots__ = (
+        "adapter",
         "cached_tokens",
         "generated_tokens",
         "is_held",
@@ -44,6 +45,8 @@ class Account:
         self.request_id = ""
         self.model = ""
         """Name of the requested model; empty until it is known."""
+        self.adapter = ""
+        """Name of the requested LoRA adapter; empty for none."""
         self.is_held = False
         """Whether the request continues in the background after its response, and ends with
         both."""
@@ -78,8 +81,15 @@ class Account:
         """Whether the API key, if any, may use a model."""
         return self.key is None or self.key.may_use(*route.names)
 
+    def names(self, model: ServedModel) -> list[str]:
+        """Names of a model and its adapters that the API key, if any, may use. A key for a model
+        allows no adapters, which may belong to other customers, unless it names them, too."""
+        names = [*(model.route.names if self.may_use(model.route) else ())]
+        key = self.key
+        return names + [n for n in model.adapters.names if key is None or key.may_use(n)]
+
     def permitted(self, gateway: Gateway, name: str | None) -> ServedModel:
-        """The requested model, which is also recorded in the account.
+        """The requested model, which is also recorded in the account with its adapter.
 
         Routes call this as soon as the body is decoded, before any other processing.
 
@@ -92,6 +102,11 @@ class Account:
                 which or other names of the model; 400 if the model must be named.
         """
         model = gateway.model(name)
+        if name is not None and name in model.adapters:
+            if self.key is not None and not self.key.may_use(name):
+                raise unknown_model(name)
+            self.model = self.adapter = name
+            return model
         if not self.may_use(model.route):
             raise missing_model() if name is None else unknown_model(name)
         self.model = model.route.name

@@ -16,8 +16,8 @@ from router.page.routes import PAGE, PAGE_FILES
 
 OPEN_PATHS = ("/health", "/ready", "/ping", PAGE)
 """Paths without a key: probes send none, and the page prompts its user for one."""
-ADMIN_PATHS = "/admin/"
-"""Prefix of paths whose routes check admin keys themselves. Other spellings of it do not match
+ADMIN_PATHS = ("/admin/", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+"""Prefixes of paths whose routes check admin keys themselves. Other spellings of them do not match
 and so require an API key."""
 SCORE_PATHS = ("/score", "/v1/score")
 """Paths of scores of pairs, as in vLLM."""
@@ -51,7 +51,7 @@ class ApiKeys:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forwards an HTTP request or websocket, or responds with 401 or 429."""
         path = scope.get("path", "")
-        is_open = path in OPEN_PATHS or path.startswith((PAGE_FILES, ADMIN_PATHS))
+        is_open = path in OPEN_PATHS or path.startswith((PAGE_FILES, *ADMIN_PATHS))
         if scope["type"] == "lifespan" or is_open:
             await self._app(scope, receive, send)
             return

@@ -183,6 +183,7 @@ class CompletionRoutes:
                 cache_salt=checked.cache_salt,
                 tenant=account.tenant(body.user, self._gateway.config.tenants.cache_isolation),
                 session=_session(request, body, account),
+                adapter=await model.adapter(account.adapter),
                 last=body.truncate_prompt_tokens,
             )
         prompt.has_tools = bool(body.tools)
@@ -243,18 +244,17 @@ class CompletionRoutes:
             cache_salt=checked.cache_salt,
             tenant=account.tenant(body.user, self._gateway.config.tenants.cache_isolation),
             session=_session(request, body, account),
+            adapter=await model.adapter(account.adapter),
             add_special_tokens=body.add_special_tokens is not False,
             last=body.truncate_prompt_tokens,
         )
-        num_top = body.logprobs
+        num_top, by_id = body.logprobs, bool(body.return_tokens_as_token_ids)
         extras = Extras(
             tokenizer=model.tokenizer,
             return_token_ids=bool(body.return_token_ids),
             logprobs=None
             if num_top is None
-            else TextLogprobs(
-                model.tokenizer, num_top, by_id=bool(body.return_tokens_as_token_ids)
-            ),
+            else TextLogprobs(model.tokenizer, num_top, by_id=by_id),
             prompt_logprobs=body.prompt_logprobs is not None,
             echo=await model.encoder.texts(
                 texts,

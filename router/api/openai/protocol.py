@@ -173,6 +173,29 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True, frozen=True):
     tokens: list[TokenId]
 
 
+class LoadAdapterRequest(msgspec.Struct, kw_only=True, frozen=True):
+    """Body of /v1/load_lora_adapter, as in vLLM."""
+
+    lora_name: Annotated[str, msgspec.Meta(min_length=1)]
+    """Model name of requests that use the adapter."""
+    lora_path: Annotated[str, msgspec.Meta(min_length=1)]
+    """Folder on the workers' nodes."""
+    load_inplace: bool = False
+    """Whether to replace a loaded adapter of this name."""
+    model: str | None = None
+    """Base model, if several models have adapters."""
+
+
+class UnloadAdapterRequest(msgspec.Struct, kw_only=True, frozen=True):
+    """Body of /v1/unload_lora_adapter, as in vLLM."""
+
+    lora_name: Annotated[str, msgspec.Meta(min_length=1)]
+    lora_int_id: int | None = None
+    """Without effect."""
+    model: str | None = None
+    """Base model, if several models have adapters."""
+
+
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 

@@ -158,6 +158,20 @@ def test_streams_that_break_cost_no_wrong_hit() -> None:
     assert router.num_wrong == 0
 
 
+def test_routing_by_adapters_halves_the_time_to_first_token() -> None:
+    workload = workloads(1.0 if IS_LONG else 0.15, None)["adapters"](1)
+
+    def slowest(*, knows_adapters: bool) -> float:
+        def router(clock: Clock) -> GatewayRouter:
+            return GatewayRouter(RoutingConfig(), clock, knows_adapters=knows_adapters)
+
+        outcomes = Simulation(workload, router).run()
+        measured = [o.first_token_s for o in outcomes if o.arrival.measured]
+        return float(np.percentile(measured, 99))
+
+    assert slowest(knows_adapters=True) <= 0.6 * slowest(knows_adapters=False)
+
+
 def test_the_prefix_router_of_ray_follows_prefixes() -> None:
     workload = workloads(0.05, None)["sibling-burst"](1)
     outcomes = simulate(workload, "ray-prefix")

@@ -34,6 +34,8 @@ class Request:
     computed: int = 0
     prefix_of: Request | None = None
     """Request whose full prompt pages it shares; only for models with one group of layers."""
+    adapter: int = 0
+    """Slot of its LoRA adapter; 0 for none."""
     pages: list[int] = field(default_factory=list)
 
     @property
@@ -117,6 +119,7 @@ def _admit(request: Request) -> Admit:
         request.top_p,
         request.min_p,
         request.seed,
+        adapter=request.adapter,
     )
 
 

@@ -9,6 +9,7 @@ from contextlib import aclosing
 
 import msgspec
 
+from worker.protocol.adapters import AdapterCheck
 from worker.protocol.blocks import block_hashes, root_hash
 from worker.protocol.diffusion import BlockTotals
 from worker.protocol.messages import (
@@ -87,6 +88,8 @@ class StubWorker:
         self.rejection_param = ""
         self.rejection_is_final = False
         self.refuses: set[str] = set()
+        self.folders: dict[str, str] = {}
+        """Versions of the adapters in this worker's folders."""
         self.protocol_version = PROTOCOL_VERSION
         self.blocks: dict[int, None] = {}
         self.batches: list[SubmitBatch] = []
@@ -157,6 +160,9 @@ class StubWorker:
             rejections=rejections,
             last_ordinal=self.num_submits if accepted else 0,
         )
+        if folder := batch.check_adapter:
+            version = self.folders.get(folder, "")
+            reply.adapter = AdapterCheck(version, "" if version else f"{folder} does not exist")
         await self.answer_gate.wait()
         return msgspec.msgpack.encode(reply)
 

@@ -16,7 +16,15 @@ from itertools import chain
 import numpy as np
 
 from worker.core.scheduler import Scheduler, SchedulerConfig
-from worker.plan.plan import PageCopies, Plan, PlannedRow, SampleDigest, StepResult
+from worker.plan.plan import (
+    AdapterReadResult,
+    PageCopies,
+    Plan,
+    PlannedRow,
+    SampleDigest,
+    StepResult,
+)
+from worker.protocol.adapters import AdapterRef
 from worker.protocol.messages import (
     BlockEvent,
     BlockStored,
@@ -46,8 +54,10 @@ def draw(seed: int, position: int, content: int) -> int:
     return hash((seed, position, content)) % VOCAB
 
 
-def start_hash(seed: int) -> int:
-    return seed // SALT_SEEDS
+def start_hash(seed: int, folder: str = "") -> int:
+    """Content before the first position, which depends on the salt and the adapter."""
+    salt = seed // SALT_SEEDS
+    return hash((salt, folder)) & MASK if folder else salt
 
 
 @dataclass
@@ -62,12 +72,70 @@ class SlotRow:
     """Content of the last computed position, for layers that keep a state."""
     is_pooled: bool = False
     """Whether its request returns the content of its last position."""
+    adapter: int = 0
+    """Slot of the request's adapter; 0 without one."""
+    folder: str = ""
+    """Folder of the adapter that the slot had at the admission."""
 
     def content(self, position: int) -> int:
         while len(self.contents) <= position:
-            before = self.contents[-1] if self.contents else start_hash(self.seed)
+            before = self.contents[-1] if self.contents else start_hash(self.seed, self.folder)
             self.contents.append(step_hash(before, self.tokens[len(self.contents)]))
         return self.contents[position]
+
+
+BROKEN = "broken"
+"""Adapters whose folder contains this cannot be read."""
+
+
+class FakeAdapters:
+    """Adapters of a rank: reads in the background, copies in host memory, slots on the device."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.reading: dict[int, int] = {}
+        """Steps until a read is reported, by key."""
+        self.host: dict[int, str] = {}
+        """Folders by key."""
+        self.slots: dict[int, str] = {}
+        """Folders by slot."""
+        self.num_loads = 0
+        self.read_steps: Callable[[], int] = lambda: 1
+        """Returns the steps that a read takes."""
+
+    def launch(self, plan: Plan, busy: set[int]) -> None:
+        """Applies a Plan; `busy` are the adapter slots of rows in flight."""
+        for read in plan.adapter_reads:
+            assert read.key not in self.host, "a key is used again"
+            self.host[read.key] = read.folder
+            self.reading[read.key] = self.read_steps()
+        for load in plan.adapter_loads:
+            assert 1 <= load.slot <= self.config.max_loras
+            assert load.slot not in busy, "an adapter is replaced under a step in flight"
+            assert load.key not in self.reading, "an adapter is loaded before it has been read"
+            self.slots[load.slot] = self.host[load.key]
+            self.num_loads += 1
+        reads = {read.key for read in plan.adapter_reads}
+        assert reads.isdisjoint(plan.adapter_drops), "ranks drop after they have begun to read"
+        for key in plan.adapter_drops:
+            del self.host[key]
+            self.reading.pop(key, None)
+        assert len(self.host) <= self.config.max_cpu_loras
+
+    def ended(self) -> list[AdapterReadResult]:
+        """The reads that a step reports."""
+        done = [key for key, num_steps in self.reading.items() if num_steps <= 0]
+        self.reading = {key: n - 1 for key, n in self.reading.items() if n > 0}
+        return [
+            AdapterReadResult(key, 0.25, "no such file" if BROKEN in self.host[key] else "")
+            for key in done
+        ]
+
+
+def adapter_ref(number: int) -> AdapterRef:
+    """A good adapter; a negative number gives one that cannot be read."""
+    folder = f"/{BROKEN if number < 0 else 'adapters'}/{number}"
+    return AdapterRef(f"adapter {number}", folder, f"version {number}")
 
 
 @dataclass
@@ -118,17 +186,23 @@ class FakeDevice:
         """Plans whose loads are reported as done."""
         self.load_time: Callable[[], tuple[int, bool]] = lambda: (0, False)
         """Returns the steps that loads take, and whether this rank is late."""
+        self.adapters = FakeAdapters(config)
 
     def launch(self, plan: Plan) -> None:
         assert plan.seq == self.launched + 1
         self.launched = plan.seq
         busy = {row.slot for other in self.in_flight for row in other.rows}
+        self.adapters.launch(plan, {self.slots[slot].adapter for slot in busy})
         for admit in plan.admits:
             assert admit.slot not in busy, "slot rewritten under a step in flight"
             tokens = np.frombuffer(admit.token_ids, "<i4").tolist()
             tables: list[list[int]] = [[] for _ in range(self.config.page_groups.num_groups)]
+            folder = self.adapters.slots[admit.adapter] if admit.adapter else ""
             self.slots[admit.slot] = SlotRow(
-                admit.seed, tokens, [], tables, is_pooled=admit.pooling is not None
+                *(admit.seed, tokens, [], tables),
+                is_pooled=admit.pooling is not None,
+                adapter=admit.adapter,
+                folder=folder,
             )
         for write in plan.page_writes:
             pages = self.slots[write.slot].tables[write.group]
@@ -143,7 +217,7 @@ class FakeDevice:
             if other is not plan:
                 assert stored.isdisjoint(store.snapshot for store in other.state_stores)
         self.num_waiting += len({admit.slot for admit in plan.admits} - {r.slot for r in plan.rows})
-        assert plan.rows
+        assert plan.rows or self.adapters.reading
         assert len({row.slot for row in plan.rows}) == len(plan.rows)
         lengths = [row.length for row in plan.rows]
         assert sum(lengths) <= self.config.max_num_batched_tokens
@@ -200,6 +274,7 @@ class FakeDevice:
             load_ms=load_ms,
             loading=loading,
             pooled=pooled or None,
+            adapters_read=self.adapters.ended(),
         )
 
     def _store(self, copies: PageCopies | None) -> None:
@@ -255,6 +330,7 @@ class FakeDevice:
 
     def _check_past(self, row: PlannedRow) -> None:
         slot, size, groups = self.slots[row.slot], self.config.page_size, self.config.page_groups
+        assert self.adapters.slots.get(slot.adapter, "") == slot.folder, "its adapter was replaced"
         if row.start:
             content = slot.content(row.start - 1)
             assert slot.state == content or not self.snapshots, "a row continues from another state"
@@ -283,7 +359,8 @@ class FakeDevice:
 
 def prompt_content(submit: Submit) -> int:
     """Content of the last position of a prompt."""
-    content = start_hash(submit.sampling.seed or 0)
+    folder = submit.adapter.folder if submit.adapter else ""
+    content = start_hash(submit.sampling.seed or 0, folder)
     for token in np.frombuffer(submit.prompt, "<i4").tolist():
         content = step_hash(content, token)
     return content
@@ -317,7 +394,7 @@ def expected_output(submit: Submit, config: SchedulerConfig) -> tuple[list[int],
 def make_submit(request_id: str, prompt: list[int], **options: object) -> Submit:
     """A submit; options beyond Submit's own fields are SamplingParams'."""
     own = {"attempt", "cache_salt", "priority", "gateway_id", "num_resumed", "num_expected_cached"}
-    own |= {"is_resubmitted", "slo", "tenant", "waited_ms"}
+    own |= {"is_resubmitted", "slo", "tenant", "waited_ms", "adapter"}
     sampling = {name: value for name, value in options.items() if name not in own}
     sampling.setdefault("seed", 7)
     rest = {name: value for name, value in options.items() if name in own}

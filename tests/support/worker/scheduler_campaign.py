@@ -6,8 +6,9 @@ import random
 from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from tests.support.worker.fake_device import SALT_SEEDS, Harness, make_submit
+from tests.support.worker.fake_device import SALT_SEEDS, Harness, adapter_ref, make_submit
 from worker.protocol.admission import AdmissionChange, AdmissionOptions
+from worker.protocol.blocks import cache_scope
 from worker.protocol.messages import Submit
 from worker.protocol.pooling import PoolingParams
 from worker.protocol.slo import Slo
@@ -16,7 +17,9 @@ SALTS = ("", "a", "b")
 TENANTS = ("", "x", "y")
 
 
-def random_submit(rng: random.Random, request_id: str, limit: int) -> Submit:
+def random_submit(
+    rng: random.Random, request_id: str, limit: int, *, with_adapters: bool = False
+) -> Submit:
     """Prompts from few families, so that prefixes are shared, in part and in full."""
     family, salt = rng.randrange(3), rng.randrange(len(SALTS))
     is_pooled = rng.random() < 0.2
@@ -25,11 +28,15 @@ def random_submit(rng: random.Random, request_id: str, limit: int) -> Submit:
     prompt = [3 + (family + i) % 7 for i in range(shared)]
     prompt += [rng.randrange(50) for _ in range(length - shared)]
     max_tokens = rng.choice([None, 1, 2, 5, 20, 40])
+    adapter = None
+    if with_adapters and rng.random() < 0.8:
+        adapter = adapter_ref(rng.choice([-1, 0, 0, 0, 1, 1, 2, 3, 4]))
     return make_submit(
         request_id,
         prompt,
         seed=salt * SALT_SEEDS + rng.randrange(2),
-        cache_salt=SALTS[salt],
+        cache_salt=cache_scope(SALTS[salt], adapter.version if adapter else ""),
+        adapter=adapter,
         priority=rng.choice([4, 4, 4, 0, 9, 7]),
         slo=rng.choice([None, None, Slo(ttft_ms=50.0), Slo(tpot_ms=5.0, e2e_ms=300.0)]),
         tenant=rng.choice(TENANTS),
@@ -77,13 +84,14 @@ class Campaign:
         self.rng = rng
         self.harness = harness
         self.limit = harness.config.max_total_tokens
+        self.with_adapters = harness.config.max_loras > 0
         self.count = 0
         self.alive: list[tuple[str, int]] = []
         self.ended: set[tuple[str, int]] = set()
 
     def submit(self) -> None:
         self.count += 1
-        submit = random_submit(self.rng, f"r{self.count}", self.limit)
+        submit = self._random_submit(f"r{self.count}")
         self.harness.submit(submit)
         self.alive.append((submit.request_id, 0))
 
@@ -110,7 +118,7 @@ class Campaign:
             index = self.rng.randrange(len(self.alive))
             request_id, attempt = self.alive[index]
             self.ended.add((request_id, attempt))
-            submit = random_submit(self.rng, request_id, self.limit)
+            submit = self._random_submit(request_id)
             submit.attempt = attempt + 1
             self.alive[index] = (request_id, submit.attempt)
             self.harness.submit(submit)
@@ -141,11 +149,17 @@ class Campaign:
             if outcome.rejection is not None:
                 assert outcome.finish_reason == "error"
                 assert not outcome.tokens, "turned away though it had begun"
+                if outcome.rejection.status == 500:
+                    assert outcome.submit.adapter == adapter_ref(-1)
+                    continue
                 assert self.harness.config.max_queued_requests, "there was no limit"
             elif (request_id, attempt) in self.ended:
                 assert outcome.finish_reason in ("abort", None)
             else:
                 self.harness.finished(request_id, attempt)
+
+    def _random_submit(self, request_id: str) -> Submit:
+        return random_submit(self.rng, request_id, self.limit, with_adapters=self.with_adapters)
 
     def _forget_finished(self) -> None:
         self.harness.report()

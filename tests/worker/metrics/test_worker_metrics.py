@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from tests.support.worker.played_engine import INFO
 from worker.metrics.collector import WorkerView, worker_metrics
 from worker.metrics.latency import WorkerLatency
+from worker.protocol.adapters import AdapterTotals
 from worker.protocol.diffusion import BlockTotals
 from worker.protocol.exposition import TEXT, render
 from worker.protocol.messages import EngineInfo, LoadSnapshot, StepReport, StepShape, TokenDelta
@@ -30,6 +31,25 @@ def samples(info: EngineInfo | None, load: LoadSnapshot) -> dict[str, float]:
             assert sample.labels["worker_id"] == "w"
             found[sample.name.removeprefix("rayfleet_")] = sample.value
     return found
+
+
+def test_adapters_are_counted_by_memory() -> None:
+    view = WorkerView("demo", "w", 1, INFO, LoadSnapshot(), WorkerLatency())
+    totals = AdapterTotals(on_device=["a"], on_host=["a", "b"], num_waiting=3, num_loads=4)
+    for load, values in ((LoadSnapshot(), (0, 0, 0)), (LoadSnapshot(adapters=totals), (1, 2, 4))):
+        text = render(worker_metrics(view._replace(load=load)), TEXT).decode()
+        found = {
+            sample.labels.get("memory", sample.name): sample.value
+            for family in parse(text)
+            for sample in family.samples
+            if "lora" in sample.name
+        }
+        assert (found["device"], found["host"], found["rayfleet_lora_loads_total"]) == values
+        assert found["rayfleet_num_requests_waiting_for_lora"] == load_waiting(load)
+
+
+def load_waiting(load: LoadSnapshot) -> int:
+    return 0 if load.adapters is None else load.adapters.num_waiting
 
 
 def test_gauges_of_the_model_server_protocol_and_of_autoscaling() -> None:

@@ -356,6 +356,7 @@ def _admit(request: Request, lease: Lease) -> Admit:
         # With `min_tokens` an end token need not end the request.
         end_token_ids=[] if sampling.min_tokens else sorted(request.end_token_ids),
         pooling=sampling.pooling,
+        adapter=0 if request.adapter is None else request.adapter.slot,
     )
 
 

@@ -41,6 +41,10 @@ class SchedulerConfig(SchedulingConfig):
     num_ranks: int = 1
     """Ranks of the worker group. If there are several, Plans carry digests of sampled tokens, which
     each rank compares with its own."""
+    max_loras: int = 0
+    """Slots on the device for LoRA adapters; 0 disables adapters."""
+    max_cpu_loras: int = 0
+    """Maximum number of LoRA adapters in host memory, at least `max_loras`."""
     blocks: BlockPolicy | None = None
     """Policy of a block-diffusion model; None for an autoregressive one."""
 
@@ -77,7 +81,7 @@ class SchedulerConfig(SchedulingConfig):
             config: the engine's options, with limits filled in.
             info: properties loaded by its executor.
         """
-        limits, pooling = config.scheduling, info.pooling
+        limits, pooling, lora = config.scheduling, info.pooling, config.lora
         # Other pooling needs the hidden states of all tokens, which are not cached.
         can_reuse = pooling is None or pooling.pooling_type == "last"
         return cls(
@@ -92,6 +96,8 @@ class SchedulerConfig(SchedulingConfig):
             block_hash_salt=info.block_hash_salt,
             num_host_pages=info.num_host_pages,
             num_ranks=info.tensor_parallel_size,
+            max_loras=0 if lora is None else lora.max_loras,
+            max_cpu_loras=0 if lora is None else lora.num_host_copies,
             blocks=BlockPolicy.of(config.dllm, info.block_size) if info.block_size > 1 else None,
         )
 

@@ -85,6 +85,7 @@ class Lifecycle:
 
         Its rows in flight become stale, like those of an aborted request.
         """
+        self._leave_adapter(request)
         self._vacate(request)
         self._state.held[request.request_id] = request
 
@@ -107,6 +108,7 @@ class Lifecycle:
         With `keep_running`, the caller removes it from the running set.
         """
         state = self._state
+        self._leave_adapter(request)
         if state.held.pop(request.request_id, None) is not None:
             pass
         elif request.lease is None:
@@ -140,9 +142,16 @@ class Lifecycle:
         unguided, self._unguided = self._unguided, []
         return unguided
 
+    def _leave_adapter(self, request: Request) -> None:
+        if request.adapter is not None:
+            assert self._state.adapters is not None
+            self._state.adapters.leave(request, request.lease.fence if request.lease else 0)
+
     def _vacate(self, request: Request) -> None:
         """Moves a request out of the running set as PREEMPTED; the caller queues or holds it."""
         assert request.lease is not None
+        if request.adapter is not None:
+            request.adapter.fence = max(request.adapter.fence, request.lease.fence)
         self._state.running.remove(request)
         self._state.cache.release(request.lease)
         request.lease = None

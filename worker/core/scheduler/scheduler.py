@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from worker.core.grammar.state import GrammarAdvance, GrammarProblem, GrammarStatus, SampledTokens
 from worker.core.request import Request, RequestState
+from worker.core.scheduler.adapter_gate import AdapterGate
 from worker.core.scheduler.admission import Admission
 from worker.core.scheduler.block_steps import BlockSteps
 from worker.core.scheduler.config import SchedulerConfig
@@ -44,7 +45,7 @@ class Scheduler:
          │        │ └─ preempted ───┤  (out of pages, or for a much more urgent request)
          └> held ─┘                 │
              ^                      │
-             └──────────────────────┘  (held until its grammar or next mask is ready)
+             └──────────────────────┘  (held until its grammar, next mask or adapter is ready)
 
     Args:
         config: limits of the worker group.
@@ -114,6 +115,7 @@ class Scheduler:
                 )
                 return False
             self.lifecycle.end_request(present, RequestState.FINISHED_ABORTED)
+        assert submit.adapter is None or self.state.adapters is not None, "LoRA is disabled"
         self._num_arrivals += 1
         now = self._clock()
         if not self.state.queue.num_requests:
@@ -136,9 +138,9 @@ class Scheduler:
         if submit.is_guided:
             self.state.held[request.request_id] = request
         elif request.is_resubmitted:
-            self.state.queue.push_back(request, now)  # another worker had accepted it
+            self._enqueue(request, now, resumed=True)  # another worker had accepted it
         elif not self._shed(request):
-            self.state.queue.push(request, now)
+            self._enqueue(request, now, resumed=False)
         else:
             return True
         if len(request.token_ids) >= request.limit:
@@ -169,11 +171,7 @@ class Scheduler:
         else:
             del self.state.held[request_id]
             request.grammar = None if grammar.is_free else grammar
-            now = self._clock()
-            if request.state is RequestState.PREEMPTED or request.is_resubmitted:
-                self.state.queue.push_back(request, now)
-            else:
-                self.state.queue.push(request, now)
+            self._enqueue(request, self._clock(), resumed=_is_resumed(request))
         return True
 
     def abort(self, request_id: str, attempt: int) -> None:
@@ -195,6 +193,7 @@ class Scheduler:
             or self._in_flight
             or self.state.outputs.deltas
             or self.state.cache.events
+            or (self.state.adapters is not None and self.state.adapters.num_waiting)
         )
 
     def schedule(self) -> Plan | None:
@@ -204,6 +203,8 @@ class Scheduler:
         builder = StepBuilder(seq)
         if state.queue.alarms:
             state.queue.tick(now)
+        if state.adapters is not None:
+            self._open_gate(state.adapters, now)
         self.steps.build(builder, now, self._in_flight)
         if state.queue.num_requests and not (builder.num_tokens or state.running):
             # The only running request was preempted; it is readmitted with its cached pages.
@@ -218,12 +219,15 @@ class Scheduler:
             assert self._in_flight or len(state.requests) == len(state.held), (
                 "requests are waiting, but none can run"
             )
-            return None
+            if self._in_flight or state.adapters is None or not state.adapters.is_reading:
+                return None  # else a Plan without rows, whose result reports reads
         self._num_launched = seq
         if state.cache.host is not None:
             builder.copy_pages(state.cache)
         if state.cache.keeps_states:
             builder.copy_states(state.cache)
+        if state.adapters is not None:
+            builder.copy_adapters(state.adapters.pool)
         digest_seq = digest = 0
         if self._digest is not None and not seq % DIGEST_INTERVAL:
             digest_seq, digest = self._completed, self._digest.value(self._completed)
@@ -277,10 +281,12 @@ class Scheduler:
         counts = self.steps.counts(step, result)
         self._completed = step.seq
         self.state.cache.complete(step.seq, result.loading)
+        if self.state.adapters is not None:
+            self._take_adapters(self.state.adapters, result)
         if self._digest is not None:
             self._digest.update(step.seq, result.token_ids)
         load = self.state.stats.load
-        if result.num_forwards:  # else it had nothing to compute
+        if result.num_forwards and step.num_tokens:  # else it had nothing to compute
             load.step_shape, load.step_ms = step.shape, result.compute_ms
             if result.drafted is not None or result.blocks is not None:
                 load.step_shape, load.step_ms = step.measured(result)
@@ -336,11 +342,14 @@ class Scheduler:
         assert state.queue.num_tokens == sum(len(r.token_ids) for r in waiting), "queue miscounted"
         assert len(waiting) == state.queue.num_requests, "a request is queued and running"
         state.cache.check_invariants(leases)
+        if state.adapters is not None:
+            state.adapters.check_invariants()
 
     def _load(self) -> LoadSnapshot:
         """Current load; takes one pass over the running set."""
         state, gate, new_prompt_share = self.state, self.steps.speculation, 0.0
         queue, cache, counted = state.queue, state.cache, state.stats.load
+        num_gated = 0 if state.adapters is None else state.adapters.num_tokens
         if self.config.enable_chunked_prefill:
             new_prompt_share = 1.0 - self.admission.options.max_prefill_share
         to_prefill = attended = 0
@@ -355,7 +364,7 @@ class Scheduler:
             num_waiting=queue.num_requests + len(state.held),
             num_free_pages=cache.num_allocatable,
             num_total_pages=cache.num_blocks,
-            queued_prefill_tokens=queue.num_tokens + to_prefill,
+            queued_prefill_tokens=queue.num_tokens + to_prefill + num_gated,
             max_num_seqs=self.config.max_num_seqs,
             speculation=None if gate is None else gate.totals,
             queued_cached_tokens=queue.num_expected_cached,
@@ -366,7 +375,40 @@ class Scheduler:
             prefilling_attended=attended,
             new_prompt_share=new_prompt_share,
             host_cache=None if cache.host is None else cache.host.totals,
+            adapters=None if state.adapters is None else state.adapters.load(),
         )
+
+    def _enqueue(self, request: Request, now: float, *, resumed: bool) -> None:
+        """Queues a request, or holds it until its adapter is on the device; `resumed` ones go
+        before requests that have never run."""
+        state = self.state
+        if state.adapters is not None and not state.adapters.enter(request):
+            state.held[request.request_id] = request
+        elif resumed:
+            state.queue.push_back(request, now)
+        else:
+            state.queue.push(request, now)
+
+    def _open_gate(self, adapters: AdapterGate, now: float) -> None:
+        """Queues the requests whose adapters have got slots."""
+        for request in adapters.open(now):
+            del self.state.held[request.request_id]
+            if _is_resumed(request):
+                self.state.queue.push_back(request, now)
+            else:
+                self.state.queue.push(request, now)
+
+    def _take_adapters(self, adapters: AdapterGate, result: StepResult) -> None:
+        """Records the reads of adapters that have ended; those that failed end their requests."""
+        adapters.pool.complete(result.seq)
+        for read in result.adapters_read:
+            if read.error:
+                requests = self.state.requests.values()
+                for request in [r for r in requests if r.adapter and r.adapter.key == read.key]:
+                    request.give_up_adapter(read.error)
+                    self.lifecycle.end_request(request, RequestState.FINISHED_ERROR)
+                    self.state.outputs.put(request)
+            adapters.pool.read_ended(read)
 
     def _shed(self, arrival: Request) -> bool:
         """Rejects a request if the queue is full; returns whether it is the arrival."""
@@ -382,3 +424,8 @@ class Scheduler:
             self.lifecycle.end_request(loser, RequestState.FINISHED_ERROR)
         self.state.outputs.put(loser)
         return loser is arrival
+
+
+def _is_resumed(request: Request) -> bool:
+    """Whether a request that was held goes before those that have never run."""
+    return request.state is RequestState.PREEMPTED or request.is_resubmitted

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
 
+from worker.core.adapters import AdapterPool
 from worker.core.cache.manager import CacheManager
 from worker.core.request import Request
+from worker.core.scheduler.adapter_gate import AdapterGate
 from worker.core.scheduler.config import SchedulerConfig
 from worker.core.scheduler.fairness import TenantService
 from worker.core.scheduler.output_buffer import OutputBuffer
@@ -52,10 +54,12 @@ class SchedulerState:
     """Virtual token counters of tenants."""
     forecast: StepForecast
     """Step-time forecast."""
+    adapters: AdapterGate | None
+    """Requests that wait for their LoRA adapter; None if adapters are disabled."""
     requests: dict[str, Request] = field(default_factory=dict)
     """All requests that have not ended, by id."""
     held: dict[str, Request] = field(default_factory=dict)
-    """Requests waiting for their grammar or its next mask, by id."""
+    """Requests waiting for their grammar, its next mask or their adapter, by id."""
     drain: DrainRate = field(default_factory=DrainRate)
     """Drain rate of the queue."""
     stats: SchedulerStats = field(default_factory=SchedulerStats)
@@ -67,6 +71,9 @@ class SchedulerState:
     def create(cls, config: SchedulerConfig, clock: Clock) -> Self:
         """State of a new scheduler."""
         forecast, tenants = StepForecast(config.max_num_batched_tokens), TenantService()
+        adapters = None
+        if config.max_loras:
+            adapters = AdapterGate(AdapterPool(config.max_loras, config.max_cpu_loras))
         return cls(
             config=config,
             clock=clock,
@@ -84,4 +91,5 @@ class SchedulerState:
             running=RunningSet(),
             tenants=tenants,
             forecast=forecast,
+            adapters=adapters,
         )

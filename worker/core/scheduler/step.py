@@ -8,11 +8,14 @@ from typing import NamedTuple
 
 import msgspec
 
+from worker.core.adapters import AdapterPool
 from worker.core.cache.lease import Lease
 from worker.core.cache.manager import CacheManager
 from worker.core.request import Request
 from worker.plan.plan import (
     Accept,
+    AdapterLoad,
+    AdapterRead,
     Admit,
     BlockRow,
     DraftRow,
@@ -159,6 +162,9 @@ class StepBuilder:
         self._num_loads = 0
         self._host_state_stores: PageCopies | None = None
         self._host_state_loads: PageCopies | None = None
+        self._adapter_reads: list[AdapterRead] = []
+        self._adapter_drops: list[int] = []
+        self._adapter_loads: list[AdapterLoad] = []
 
     @property
     def has_rows_without_samples(self) -> bool:
@@ -196,6 +202,10 @@ class StepBuilder:
             for store in cache.take_snapshots(lease, row.start, end, of_drafts=of_drafts):
                 self._state_stores.append(StateStore(lease.slot, store.position, store.snapshot))
         self._host_state_stores, self._host_state_loads = cache.take_state_copies(self.seq)
+
+    def copy_adapters(self, pool: AdapterPool) -> None:
+        """Adds the reads, drops and loads of LoRA adapters."""
+        self._adapter_reads, self._adapter_drops, self._adapter_loads = pool.take(self.seq)
 
     def add_row(self, request: Request, lease: Lease, length: int) -> None:
         """Adds a row for the next `length` positions of a request, and counts them as computed.
@@ -283,6 +293,9 @@ class StepBuilder:
             host_state_loads=self._host_state_loads,
             load_stores=self._load_stores,
             loaded=self._loaded,
+            adapter_reads=self._adapter_reads,
+            adapter_drops=self._adapter_drops,
+            adapter_loads=self._adapter_loads,
         )
         speculative = [
             planned for planned in self._speculative if isinstance(planned.row, DraftRow)

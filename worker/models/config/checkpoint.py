@@ -24,8 +24,8 @@ _MAX_HEADER_BYTES = 100_000_000
 _HUB_IGNORED = ["consolidated*", "*/*/*", "*/[!c]*", "*/*.safetensors"]
 _REJECTED_FILES = {
     "adapter_config.json": (
-        "it is an adapter, which is not supported: merge it into its base model (PEFT's "
-        "merge_and_unload), or remove the file if that was done"
+        "it is a LoRA adapter: serve its base model with --enable-lora --lora-modules NAME=FOLDER, "
+        "or remove the file if it has been merged"
     ),
 }
 """Files next to config.json that mark a checkpoint without a model, and the remedy."""

@@ -170,12 +170,14 @@ class Attention:
             _qkv_parts(config, options, traits, self._query_parts),
             bias=config.qkv_bias,
             options=options,
+            supports_lora=True,
         )
         self.output = RowParallelLinear(
             config.num_heads * value_dim,
             config.hidden_size,
             bias=config.output_bias,
             options=options,
+            supports_lora=True,
         )
         self._sinks: torch.Tensor | None = None
         if traits.has_sinks:
@@ -396,10 +398,13 @@ class MLP:
         self._down_name = down_name
         size, bias = config.intermediate_size, config.mlp_bias
         divide(size, options.group.world_size, "the intermediate size")
+        parts = [divided_part(up_name, size, options)]
         self._up = ColumnParallelLinear(
-            config.hidden_size, [divided_part(up_name, size, options)], bias=bias, options=options
+            config.hidden_size, parts, bias=bias, options=options, supports_lora=True
         )
-        self._down = RowParallelLinear(size, config.hidden_size, bias=bias, options=options)
+        self._down = RowParallelLinear(
+            size, config.hidden_size, bias=bias, options=options, supports_lora=True
+        )
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of both projections; `prefix` ends with a dot."""
@@ -462,8 +467,11 @@ class GatedMLP:
             _gate_up_parts(size, options, gate_and_up),
             bias=bias,
             options=options,
+            supports_lora=True,
         )
-        self.down = RowParallelLinear(size, config.hidden_size, bias=bias, options=options)
+        self.down = RowParallelLinear(
+            size, config.hidden_size, bias=bias, options=options, supports_lora=True
+        )
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of all projections; `prefix` ends with a dot."""

@@ -19,6 +19,7 @@ from worker.models.layers.linear_method import (
     WeightPart,
     WeightSlot,
 )
+from worker.models.layers.lora import LinearModule, LoraLayer
 from worker.models.layers.sharing import divide
 
 Rows = torch.Tensor | Fp8Rows
@@ -57,14 +58,29 @@ def whole_part(name: str, size: int) -> ColumnPart:
     return ColumnPart(name=name, full_size=size, local_size=size, start=0)
 
 
-class _Linear:
+class Linear:
     """Weight [out, in] of a linear layer on one rank, in any format, and bias [out]."""
 
     def __init__(
-        self, in_features: int, parts: Sequence[WeightPart], bias: bool, options: LayerOptions
+        self,
+        in_features: int,
+        parts: Sequence[WeightPart],
+        bias: bool,
+        options: LayerOptions,
+        supports_lora: bool,
     ) -> None:
         out_features = parts[-1].rows.stop
-        self._shape = (out_features, in_features)
+        self.shape = (out_features, in_features)
+        """Shape of the rank's weight, [out, in]."""
+        self.parts = tuple(parts)
+        """Parts of the weight, from its first row to its last."""
+        self.supports_lora = supports_lora
+        """Whether the layer may have LoRA adapters: its input has a row per token of the step, or
+        of `logits_indices`."""
+        self.lora: LoraLayer | None = None
+        """LoRA adapters of the layer; None without any."""
+        self.order: torch.Tensor | None = None
+        """Indices by which the output features are reordered, [out]; None if they are not."""
         self._dtype = options.dtype
         self._group = options.group
         self._batch_invariant = options.batch_invariant
@@ -86,11 +102,17 @@ class _Linear:
     def fp8_inputs(self) -> Fp8Inputs | None:
         """Rows quantized to FP8 that the layer accepts as well; None for values only. Known once
         the weight is packed."""
-        return self._packed.fp8_inputs
+        return None if self.lora is not None else self._packed.fp8_inputs
+
+    def _weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of the weight, with this layer; `prefix` precedes the parts' names."""
+        module = LinearModule(self, prefix)
+        for slot in self.weight.slots(prefix):
+            yield replace(slot, module=module)
 
     def shape_of_weight(self) -> torch.Tensor:
         """A tensor with the shape and type of the dense weight [out, in], without storage."""
-        return torch.empty(self._shape, dtype=self._dtype, device="meta")
+        return torch.empty(self.shape, dtype=self._dtype, device="meta")
 
     def process_after_loading(self) -> None:
         """Packs the loaded weight for matmuls, and drops the original."""
@@ -100,6 +122,7 @@ class _Linear:
     def reorder(self, rows: torch.Tensor) -> None:
         """Reorders the loaded output features by the indices `rows` [out]."""
         self.weight.reorder(rows)
+        self.order = rows
         if self.bias is not None:
             self.bias = self.bias[rows.to(self.bias.device)]
 
@@ -108,7 +131,7 @@ class _Linear:
         self._weight = None
 
 
-class ColumnParallelLinear(_Linear):
+class ColumnParallelLinear(Linear):
     """Linear layer whose output features are divided among the ranks. Several projections of the
     same input may be fused.
 
@@ -117,6 +140,7 @@ class ColumnParallelLinear(_Linear):
         parts: the projections, side by side.
         bias: whether the projections have biases.
         options: options of the model's layers.
+        supports_lora: as in Linear.
     """
 
     def __init__(
@@ -126,6 +150,7 @@ class ColumnParallelLinear(_Linear):
         *,
         bias: bool,
         options: LayerOptions,
+        supports_lora: bool = False,
     ) -> None:
         weight_parts: list[WeightPart] = []
         for part in parts:
@@ -140,15 +165,14 @@ class ColumnParallelLinear(_Linear):
                     section=part.section,
                 )
             )
-        super().__init__(in_features, weight_parts, bias, options)
-        self._parts = weight_parts
+        super().__init__(in_features, weight_parts, bias, options, supports_lora)
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of all parts and their biases; `prefix` ends with a dot."""
-        yield from self.weight.slots(prefix)
+        yield from self._weight_slots(prefix)
         if self.bias is None:
             return
-        for part in self._parts:
+        for part in self.parts:
             yield WeightSlot(
                 name=f"{prefix}{part.name}.bias",
                 destination=self.bias[part.rows],
@@ -158,7 +182,8 @@ class ColumnParallelLinear(_Linear):
 
     def forward(self, x: Rows) -> torch.Tensor:
         """[T, in] to [T, sum of the parts' local sizes], the parts side by side."""
-        return linear(x, self._packed, self.bias)
+        out = linear(x, self._packed, self.bias)
+        return out if self.lora is None else self.lora.add_(out, x)
 
 
 def build_router(
@@ -183,7 +208,7 @@ def build_router(
     return ColumnParallelLinear(hidden_size, parts, bias=bias, options=options)
 
 
-class RowParallelLinear(_Linear):
+class RowParallelLinear(Linear):
     """Linear layer whose input features are divided among the ranks; their outputs are summed.
 
     Args:
@@ -191,10 +216,17 @@ class RowParallelLinear(_Linear):
         out_features: number of output features.
         bias: whether the layer has a bias.
         options: options of the model's layers.
+        supports_lora: as in Linear.
     """
 
     def __init__(
-        self, in_features: int, out_features: int, *, bias: bool, options: LayerOptions
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool,
+        options: LayerOptions,
+        supports_lora: bool = False,
     ) -> None:
         world_size = options.group.world_size
         local = divide(in_features, world_size, "the input size of a row-parallel layer")
@@ -205,12 +237,12 @@ class RowParallelLinear(_Linear):
             dim=1,
             start=options.group.rank * local,
         )
-        super().__init__(local, (part,), bias, options)
+        super().__init__(local, (part,), bias, options, supports_lora)
         self._alone = world_size == 1
 
     def weight_slots(self, name: str) -> Iterator[WeightSlot]:
         """Slots of `name`'s weight and of its bias, which is replicated on every rank."""
-        yield from self.weight.slots(name)
+        yield from self._weight_slots(name)
         if self.bias is not None:
             yield WeightSlot(
                 name=f"{name}.bias",
@@ -221,13 +253,19 @@ class RowParallelLinear(_Linear):
     def forward(self, x: Rows) -> torch.Tensor:
         """[T, local in] to [T, out], summed over the ranks."""
         if self._alone:
-            return linear(x, self._packed, self.bias)
-        total = self._group.all_reduce(linear(x, self._packed), fixed_order=self._batch_invariant)
+            return self._share(x, self.bias)
+        total = self._group.all_reduce(self._share(x, None), fixed_order=self._batch_invariant)
         return total if self.bias is None else total + self.bias
 
     def forward_share(self, x: Rows) -> torch.Tensor:
         """[T, local in] to this rank's partial output, [T, out]; the caller sums over ranks."""
-        return linear(x, self._packed, self.bias if self._group.rank == 0 else None)
+        return self._share(x, self.bias if self._group.rank == 0 else None)
+
+    def _share(self, x: Rows, bias: torch.Tensor | None) -> torch.Tensor:
+        """Product with this rank's weights and, since the sum over ranks is linear, with its share
+        of the tokens' adapters."""
+        out = linear(x, self._packed, bias)
+        return out if self.lora is None else self.lora.add_(out, x)
 
 
 class VocabParallelEmbedding:

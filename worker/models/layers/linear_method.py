@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import torch
 
 from kernels import ExpertWeights, PackedLinear, pack_linear_weight
+from worker.models.layers.lora import LinearModule
 from worker.models.layers.tensor_parallel import TensorParallelGroup
 
 VALUE_TYPES = ("F64", "F32", "F16", "BF16")
@@ -51,6 +52,8 @@ class WeightSlot:
     """Whether the tensor may be missing in the checkpoint; the destination is then unchanged."""
     fill_dummy: Callable[[torch.Tensor], object] | None = None
     """Fills the destination with dummy weights; None for the loader's default."""
+    module: LinearModule | None = None
+    """Linear layer whose weight the tensor is a part of; None for other tensors."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

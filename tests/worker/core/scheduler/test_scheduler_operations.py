@@ -83,6 +83,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_host_pages=st.sampled_from([0, 0, 5, 60]),
         host_cache_policy=st.sampled_from(["auto", "always"]),
         page_groups=st.sampled_from([ONE_GROUP, ONE_GROUP, *WINDOWS, *STATES]),
+        max_loras=st.sampled_from([0, 0, 1, 2, 3]),
+        more_copies=st.integers(0, 3),
     )
     def start(
         self,
@@ -98,6 +100,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_host_pages: int,
         host_cache_policy: str,
         page_groups: PageGroups,
+        max_loras: int,
+        more_copies: int,
     ) -> None:
         self.rng = random.Random(seed)
         self.harness = Harness(
@@ -113,8 +117,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_queued_requests=max_queued,
             num_host_pages=num_host_pages if caching else 0,
             host_cache_policy=host_cache_policy,
+            max_loras=max_loras,
+            max_cpu_loras=max_loras + more_copies,
             **random_admission(self.rng),
         )
+        self.harness.device.adapters.read_steps = lambda: self.rng.choice([0, 1, 5])
         self.campaign = Campaign(self.rng, self.harness)
 
     @rule(count=st.integers(1, 4))

@@ -1,0 +1,23 @@
+"""LoRA: adds each token's product with the low-rank weights of its adapter to a layer's output."""
+
+from __future__ import annotations
+
+from kernels.lora.base import (
+    LoraPart,
+    LoraTiles,
+    LoraWeights,
+    count_tiles,
+    padded_rank,
+    tile_arrays,
+)
+from kernels.lora.reference import add_lora_
+
+__all__ = [
+    "LoraPart",
+    "LoraTiles",
+    "LoraWeights",
+    "add_lora_",
+    "count_tiles",
+    "padded_rank",
+    "tile_arrays",
+]

@@ -1,0 +1,48 @@
+"""LoRA: products with low-rank weights in torch."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.lora.base import TILE_TOKENS, LoraTiles, LoraWeights
+from kernels.registry import op
+
+
+@op
+def add_lora_(
+    out: torch.Tensor, x: torch.Tensor, weights: LoraWeights, tiles: LoraTiles
+) -> torch.Tensor:
+    """Adds the products with the tokens' adapters, B (A x), to the output of a linear layer, in
+    place. Tokens without an adapter are not touched.
+
+    With `batch_invariant` weights a token's result is bitwise independent of the other tokens. The
+    kernel's always is.
+
+    Args:
+        out: [T, out], contiguous.
+        x: [T, in], contiguous: input of the layer.
+        weights: the adapters' weights.
+        tiles: the tokens by adapter.
+
+    Returns:
+        `out`.
+    """
+    for slot, tokens in tiles.groups:
+        a, b = weights.a[slot - 1], weights.b[slot - 1]
+        size = TILE_TOKENS if weights.batch_invariant else len(tokens)
+        for rows in tokens.split(size):
+            shrunk = _product(x.index_select(0, rows), a, size)
+            for start, stop, group in weights.parts:
+                columns = slice(group * weights.rank, (group + 1) * weights.rank)
+                part = _product(shrunk[:, columns], b[start:stop], size)
+                out[:, start:stop].index_add_(0, rows, part[: len(rows)])
+    return out
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Product of x [R, K] and the transposed weight [N, K], of a fixed number of rows, so that the
+    order of summation is always the same: [num_rows, N]."""
+    missing = num_rows - len(x)
+    if missing:
+        x = torch.nn.functional.pad(x, (0, 0, 0, missing))
+    return torch.mm(x, weight.t())

@@ -1,0 +1,175 @@
+"""adapter_config.json of a LoRA adapter, as PEFT saves it. Imports no torch.
+
+Source: PEFT's `LoraConfig` (src/peft/tuners/lora/config.py). Which modules an adapter changes
+follows from its tensors, so keys that only select modules for training are ignored.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+CONFIG_NAME = "adapter_config.json"
+WEIGHTS_NAME = "adapter_model.safetensors"
+_MOST_CONFIG_BYTES = 1 << 20
+"""Maximum size of adapter_config.json; usual ones have 1 kB."""
+_MOST_PATTERN_CHARS = 256
+_MOST_QUANTIFIERS = 3
+"""Maximum length of a pattern and number of its quantifiers, which bound the time of matching."""
+
+_IGNORED = frozenset(
+    {
+        *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "corda_config"),
+        *("eva_config", "exclude_modules", "inference_mode", "init_lora_weights", "layers_pattern"),
+        *("layers_to_transform", "loftq_config", "lora_alpha", "lora_dropout", "lora_ga_config"),
+        *("megatron_config", "megatron_core", "peft_type", "peft_version", "qalora_group_size"),
+        *("r", "rank_pattern", "revision", "runtime_config", "target_modules", "task_type"),
+        *("use_rslora", "arrow_config", "ensure_weight_tying", "bias"),
+    }
+)
+"""Keys that are read below, or that do not change what an adapter computes."""
+_REMEDIES: Mapping[str, str] = {
+    "use_dora": "train without DoRA, or merge the adapter into the model",
+    "modules_to_save": "train without it, or merge the adapter into the model",
+    "target_parameters": "LoRA for experts is not supported: leave it out, or merge the adapter",
+    "trainable_token_indices": "train without it, or merge the adapter into the model",
+}
+_REMEDY = "train without it, or merge the adapter into the model"
+_CHANGES_BASE = ("corda", "loftq", "lora_ga", "olora", "pissa")
+"""Prefixes of `init_lora_weights` that change the base model's weights."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeftConfig:
+    """Scales of a LoRA adapter."""
+
+    rank: int
+    alpha: float
+    """Numerator of the scale."""
+    is_rank_stabilized: bool
+    """Whether the scale is alpha / sqrt(rank) (rsLoRA) instead of alpha / rank."""
+    ranks: Mapping[str, int]
+    """Ranks of modules that differ from `rank`, by pattern."""
+    alphas: Mapping[str, float]
+    """Numerators of modules that differ from `alpha`, by pattern."""
+
+    def rank_of(self, module: str) -> int:
+        """Rank of a module, by its name in the checkpoint."""
+        return _by_pattern(self.ranks, module, self.rank)
+
+    def scale_of(self, module: str) -> float:
+        """Factor of a module's product."""
+        rank = self.rank_of(module)
+        divisor = math.sqrt(rank) if self.is_rank_stabilized else rank
+        return _by_pattern(self.alphas, module, self.alpha) / divisor
+
+
+def read_peft_config(folder: Path, max_rank: int) -> PeftConfig:
+    """Reads the adapter_config.json of an adapter.
+
+    Args:
+        folder: the adapter's folder.
+        max_rank: maximum rank.
+
+    Raises:
+        ValueError: the file is missing or malformed, or the adapter is not supported; the message
+            names the key.
+    """
+    raw = _read_json(folder)
+    kind = raw.get("peft_type")
+    if kind != "LORA":
+        raise ValueError(f"peft_type {kind!r} in {CONFIG_NAME} is not supported: only LORA is")
+    if raw.get("bias", "none") != "none":
+        raise ValueError(f"bias {raw['bias']!r} in {CONFIG_NAME} is not supported: {_REMEDY}")
+    for key, value in raw.items():
+        if value and key not in _IGNORED:
+            remedy = _REMEDIES.get(key, _REMEDY)
+            raise ValueError(f"{key} in {CONFIG_NAME} is not supported: {remedy}")
+    initial = raw.get("init_lora_weights", True)
+    if isinstance(initial, str) and initial.startswith(_CHANGES_BASE):
+        raise ValueError(
+            f"init_lora_weights {initial!r} in {CONFIG_NAME} changes the base model: convert the "
+            "adapter with save_pretrained(path_initial_model_for_weight_conversion=...)"
+        )
+    config = PeftConfig(
+        rank=_number(raw, "r", raw.get("r")),
+        alpha=_alpha("lora_alpha", raw.get("lora_alpha", 8)),
+        is_rank_stabilized=bool(raw.get("use_rslora")),
+        ranks={
+            k: _number(raw, f"rank_pattern[{k!r}]", v) for k, v in _patterns(raw, "rank_pattern")
+        },
+        alphas={k: _alpha(f"alpha_pattern[{k!r}]", v) for k, v in _patterns(raw, "alpha_pattern")},
+    )
+    largest = max((config.rank, *config.ranks.values()))
+    if largest > max_rank:
+        raise ValueError(
+            f"rank {largest} in {CONFIG_NAME} exceeds --max-lora-rank ({max_rank}): raise it"
+        )
+    return config
+
+
+def _read_json(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG_NAME
+    if not path.is_file():
+        raise ValueError(f"{folder} has no {CONFIG_NAME}: specify a folder that PEFT has saved")
+    with path.open("rb") as file:
+        data = file.read(_MOST_CONFIG_BYTES + 1)
+    if len(data) > _MOST_CONFIG_BYTES:
+        raise ValueError(f"{CONFIG_NAME} is larger than {_MOST_CONFIG_BYTES} bytes")
+    try:
+        raw = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"{CONFIG_NAME} is not JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise ValueError(f"{CONFIG_NAME} must be a JSON object")
+    return raw
+
+
+def _number(raw: Mapping[str, Any], name: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} in {CONFIG_NAME} must be a positive integer, got {value!r:.80}")
+    return value
+
+
+def _alpha(name: str, value: object) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value):  # type: ignore[arg-type]
+        raise ValueError(f"{name} in {CONFIG_NAME} must be a number, got {value!r:.80}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _patterns(raw: Mapping[str, Any], key: str) -> list[tuple[str, object]]:
+    """Values of a key by pattern, in the order in which PEFT tries them."""
+    found = raw.get(key) or {}
+    if not isinstance(found, dict):
+        raise ValueError(f"{key} in {CONFIG_NAME} must be an object, got {found!r:.80}")
+    for pattern in found:
+        num_quantifiers = sum(map(pattern.count, "*+?"))
+        is_simple = num_quantifiers <= _MOST_QUANTIFIERS and not set(pattern) & set("(){}")
+        if len(pattern) > _MOST_PATTERN_CHARS or not is_simple:
+            raise ValueError(
+                f"pattern {pattern!r:.80} of {key} in {CONFIG_NAME} is not supported: use names of "
+                "modules"
+            )
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(
+                f"{key} in {CONFIG_NAME}: {pattern!r} is not a pattern: {error}"
+            ) from error
+    return list(found.items())
+
+
+def _by_pattern(values: Mapping[str, Any], module: str, default: Any) -> Any:
+    """The value of the first pattern that matches the end of a module's name, as in PEFT's
+    `get_pattern_key`."""
+    for pattern, value in values.items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return value
+    return default

@@ -1,0 +1,292 @@
+"""LoRA adapters of a model on one rank: buffers in its layers, and adapters that PEFT has saved.
+
+    read (host, any thread) ──> Adapter ──load──> slot on the device
+
+Each rank reads its own slices: a column-parallel layer has all of A and its rows of B, a
+row-parallel layer its columns of A and all of B.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from kernels.lora import LoraPart, LoraWeights
+from worker.models.architectures.decoder import DecoderModel
+from worker.models.config.multimodal import TensorNames
+from worker.models.config.peft import WEIGHTS_NAME, PeftConfig, read_peft_config
+from worker.models.layers.linear import Linear
+from worker.models.layers.linear_method import VALUE_TYPES, WeightPart
+from worker.models.layers.lora import LinearModule, LoraFactors, LoraLayer, LoraRows
+
+_PREFIX = "base_model.model."
+"""Prefix of the names of all tensors."""
+_FIRST, _SECOND = ".lora_A.weight", ".lora_B.weight"
+_BYTES_PER_TENSOR = 512
+"""Maximum bytes of a tensor's entry in the header of a safetensors file; usual ones have 150."""
+_NAMES_SHOWN = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adapter:
+    """An adapter's weights on one rank, in host memory."""
+
+    layers: Sequence[LoraFactors | None]
+    """Weights by layer that supports adapters; None for those that it does not change."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all weights."""
+        return sum(layer.num_bytes for layer in self.layers if layer is not None)
+
+
+class _Projection(NamedTuple):
+    """A projection of the checkpoint in a layer that supports adapters."""
+
+    layer: int
+    """Index of the layer among those that support adapters."""
+    group: int
+    """Index of the projection among those that the layer fuses."""
+    parts: tuple[WeightPart, ...]
+    """Its parts on this rank."""
+
+
+class ModelAdapters:
+    """LoRA adapters of a model on one rank. Adds buffers to the layers: create it before the
+    weights are loaded.
+
+    Args:
+        model: the model.
+        max_loras: number of slots on the device.
+        max_rank: maximum rank of an adapter.
+
+    Raises:
+        ValueError: no layer of the model supports adapters.
+    """
+
+    def __init__(self, model: DecoderModel, *, max_loras: int, max_rank: int) -> None:
+        self._max_rank = max_rank
+        self._dtype = model.options.dtype
+        self._pins = model.options.device.type == "cuda"
+        self._names: TensorNames | None = model.config.tensors
+        self.rows = LoraRows()
+        """Adapters of the current step's tokens."""
+        self._linears: list[Linear] = []
+        self._layers: list[LoraLayer] = []
+        self._projections: dict[str, _Projection] = {}
+        for layer, prefix in _modules(model):
+            names = list(dict.fromkeys(part.name for part in layer.parts))
+            groups = [names.index(part.name) for part in layer.parts]
+            layer.lora = LoraLayer(
+                LoraWeights(
+                    num_slots=max_loras,
+                    in_features=layer.shape[1],
+                    parts=_joined(layer.parts, groups),
+                    rank=max_rank,
+                    dtype=self._dtype,
+                    device=model.options.device,
+                    batch_invariant=model.options.batch_invariant,
+                ),
+                self.rows,
+            )
+            for group, name in enumerate(names):
+                parts = tuple(part for part in layer.parts if part.name == name)
+                projection = _Projection(len(self._layers), group, parts)
+                self._projections[f"{prefix}{name}"] = projection
+            self._linears.append(layer)
+            self._layers.append(layer.lora)
+        if not self._layers:
+            raise ValueError(
+                f"--enable-lora is not supported for {model.config.architecture}: remove it"
+            )
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the buffers on the device."""
+        return sum(layer.weights.num_bytes for layer in self._layers)
+
+    def load(self, slot: int, adapter: Adapter) -> None:
+        """Copies an adapter to slot `slot`, from 1. Does not wait for the device."""
+        for layer, factors in zip(self._layers, adapter.layers, strict=True):
+            layer.load(slot, factors)
+
+    def read(self, folder: Path) -> Adapter:
+        """Reads this rank's part of an adapter to host memory.
+
+        Raises:
+            ValueError: the folder has no adapter of this model, or one that is not supported.
+            OSError: a file cannot be read.
+        """
+        config = read_peft_config(folder, self._max_rank)
+        path = folder / WEIGHTS_NAME
+        self._check_file(path)
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                return self._read(_Tensors(file, config))
+        except SafetensorError as error:
+            raise ValueError(f"{path} is not a safetensors file: {error}") from error
+
+    def _check_file(self, path: Path) -> None:
+        """Checks the size of the header, which the library reads as a whole."""
+        if not path.is_file():
+            raise ValueError(
+                f"{path.parent} has no {WEIGHTS_NAME}: save the adapter with safe_serialization"
+            )
+        with path.open("rb") as file:
+            head = file.read(8)
+        most = 2 * len(self._projections)
+        if len(head) == 8 and struct.unpack("<Q", head)[0] > (most + 1) * _BYTES_PER_TENSOR:
+            raise ValueError(f"{WEIGHTS_NAME} has more than {most} tensors, two per module")
+
+    def _read(self, tensors: _Tensors) -> Adapter:
+        """The adapter with these tensors."""
+        by_layer: dict[int, list[tuple[_Projection, str]]] = {}
+        unknown = list[str]()
+        for module in tensors.modules():
+            name = self._internal_name(module)
+            projection = self._projections.get(name)
+            if projection is None:
+                unknown.append(module)
+            else:
+                by_layer.setdefault(projection.layer, []).append((projection, module))
+        if unknown:
+            shown = ", ".join(unknown[:_NAMES_SHOWN]) + (" ..." * (len(unknown) > _NAMES_SHOWN))
+            raise ValueError(
+                f"adapters of {shown} are not supported for this model, only those of projections "
+                "in attention and in MLPs other than experts: use an adapter of this model, train "
+                "without these target_modules, or merge the adapter into the model"
+            )
+        if not by_layer:
+            raise ValueError(f"{WEIGHTS_NAME} has no LoRA weights")
+        return Adapter(
+            layers=[
+                self._layer(index, by_layer[index], tensors) if index in by_layer else None
+                for index in range(len(self._layers))
+            ]
+        )
+
+    def _internal_name(self, module: str) -> str:
+        if self._names is None:
+            return module
+        name = self._names.internal_name(f"{module}.weight") or ""
+        return name.removesuffix(".weight")
+
+    def _layer(
+        self, index: int, found: Sequence[tuple[_Projection, str]], tensors: _Tensors
+    ) -> LoraFactors:
+        """Weights of one layer, whose projections may differ in rank."""
+        linear, lora = self._linears[index], self._layers[index]
+        out_features, in_features = linear.shape
+        rank = max(tensors.config.rank_of(module) for _, module in found)
+        a = torch.zeros(lora.weights.num_groups, rank, in_features, dtype=self._dtype)
+        b = torch.zeros(out_features, rank, dtype=self._dtype)
+        for projection, module in found:
+            own = tensors.config.rank_of(module)
+            out_size, in_size = projection.parts[0].full_shape
+            first = tensors.slice(module + _FIRST, (own, in_size))
+            second = tensors.slice(module + _SECOND, (out_size, own))
+            columns = slice(None)
+            for part in projection.parts:
+                rows = slice(None)
+                if part.dim == 0:
+                    rows = slice(part.start, part.start + part.rows.stop - part.rows.start)
+                else:
+                    columns = slice(part.start, part.start + in_features)
+                scaled = second[rows].float() * tensors.config.scale_of(module)
+                b[part.rows, :own] = scaled.to(self._dtype)
+            a[projection.group, :own] = first[:, columns].to(self._dtype)
+        if linear.order is not None:
+            _check_order(linear.order, lora.weights.parts)
+            b = b[linear.order.to(b.device)]
+        if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
+            raise ValueError(f"{found[0][1]} has weights that are not finite in {self._dtype}")
+        if self._pins:
+            a, b = a.pin_memory(), b.pin_memory()
+        return LoraFactors(a=a, b=b)
+
+
+class _Tensors:
+    """Tensors of an adapter's file.
+
+    Args:
+        file: the open file.
+        config: the adapter's configuration.
+    """
+
+    def __init__(self, file: Any, config: PeftConfig) -> None:
+        self._file = file
+        self.config = config
+
+    def modules(self) -> list[str]:
+        """Names of the modules that have an adapter, as in the checkpoint of the model.
+
+        Raises:
+            ValueError: a tensor is not one of LoRA, or one of a pair is missing.
+        """
+        halves: dict[str, set[str]] = {}
+        for name in self._file.keys():  # noqa: SIM118  # a file is no mapping
+            module = name.removeprefix(_PREFIX)
+            end = next((end for end in (_FIRST, _SECOND) if module.endswith(end)), None)
+            if end is None or module == name:
+                raise ValueError(
+                    f"tensor {name:.200} in {WEIGHTS_NAME} is not supported: only LoRA weights of "
+                    "linear layers are, without DoRA, embeddings and modules_to_save"
+                )
+            halves.setdefault(module.removesuffix(end), set()).add(end)
+        for module, ends in halves.items():
+            if len(ends) == 1:
+                raise ValueError(f"{module:.200} in {WEIGHTS_NAME} has no lora_A or no lora_B")
+        return list(halves)
+
+    def slice(self, name: str, shape: tuple[int, int]) -> Any:
+        """A tensor of which slices can be read.
+
+        Raises:
+            ValueError: it has another shape or an unsupported type.
+        """
+        found = self._file.get_slice(_PREFIX + name)
+        if tuple(found.get_shape()) != shape:
+            raise ValueError(
+                f"{name:.200} has shape {list(found.get_shape())}, but {list(shape)} is required: "
+                "the adapter is of another model, or its files disagree"
+            )
+        if found.get_dtype() not in VALUE_TYPES:
+            raise ValueError(
+                f"{name:.200} has type {found.get_dtype()}, but only {', '.join(VALUE_TYPES)} are "
+                "supported"
+            )
+        return found
+
+
+def _modules(model: DecoderModel) -> list[LinearModule]:
+    """The linear layers that support adapters, in the order of the checkpoint."""
+    found: dict[int, LinearModule] = {}
+    for slot in model.weight_slots():
+        if slot.module is not None and slot.module.layer.supports_lora:
+            found.setdefault(id(slot.module.layer), slot.module)
+    return list(found.values())
+
+
+def _joined(parts: Sequence[WeightPart], groups: Sequence[int]) -> list[LoraPart]:
+    """Output features by projection; adjacent parts of a projection are one."""
+    joined: list[LoraPart] = []
+    for part, group in zip(parts, groups, strict=True):
+        rows = part.rows
+        if joined and joined[-1].group == group:
+            joined[-1] = joined[-1]._replace(stop=rows.stop)
+        else:
+            joined.append(LoraPart(rows.start, rows.stop, group))
+    return joined
+
+
+def _check_order(order: torch.Tensor, parts: Sequence[LoraPart]) -> None:
+    """Checks that reordered output features stay within their projections."""
+    for start, stop, _ in parts:
+        rows = order[start:stop]
+        assert ((rows >= start) & (rows < stop)).all(), "reordered among projections"

@@ -1,0 +1,55 @@
+"""LoRA adapters in messages: an adapter's version, and where a worker has copies of it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from worker.protocol.exports import AsCounter, AsGauge
+
+
+class AdapterRef(msgspec.Struct, array_like=True, frozen=True):
+    """One version of a LoRA adapter."""
+
+    name: str
+    """Model name of requests that use the adapter."""
+    folder: str
+    """Folder of the adapter on the workers' nodes."""
+    version: str
+    """Digest of the content, see `worker.models.config.digests`: other weights or another
+    configuration have another version, under any name."""
+
+
+class AdapterCheck(msgspec.Struct, array_like=True, frozen=True):
+    """A worker's check of an adapter's folder."""
+
+    version: str = ""
+    """Digest of the content; empty if there is a problem."""
+    problem: str = ""
+    """Why the adapter cannot be served; empty if it can."""
+
+
+class AdapterTotals(msgspec.Struct, array_like=True):
+    """Adapters of a worker, and totals since the epoch began."""
+
+    on_device: list[str] = []
+    """Versions on the device."""
+    on_host: list[str] = []
+    """Versions in host memory, including those that are also on the device."""
+    num_waiting: Annotated[
+        int, AsGauge("num_requests_waiting_for_lora", "Requests waiting for their LoRA adapter.")
+    ] = 0
+    read_s: float = 0.0
+    """Moving average of the time to read an adapter to host memory, in seconds; 0 before the first
+    one."""
+    num_loads: Annotated[
+        int, AsCounter("lora_loads", "LoRA adapters copied from host memory to the device.")
+    ] = 0
+    num_reads: Annotated[int, AsCounter("lora_reads", "LoRA adapters read to host memory.")] = 0
+    num_failures: Annotated[
+        int, AsCounter("lora_read_failures", "LoRA adapters that could not be read.")
+    ] = 0
+    read_time_s: Annotated[
+        float, AsCounter("lora_read_time_seconds", "Time of reads of LoRA adapters.")
+    ] = 0.0

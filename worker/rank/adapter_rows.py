@@ -1,0 +1,62 @@
+"""LoRA adapters of a step's tokens, as arrays for the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.lora import LoraTiles, count_tiles, tile_arrays
+from worker.rank.tables import DeviceTables
+from worker.rank.transfer import IntArray, Tensors
+
+
+class AdapterRows:
+    """Adapters of a step's tokens.
+
+    Args:
+        adapters: [T] slot of each token's adapter; 0 without one.
+        num_tiles: number of tiles of a graph; 0 for an eager step.
+    """
+
+    def __init__(self, adapters: npt.NDArray[np.int32], num_tiles: int) -> None:
+        self._adapters, self._num_tiles = adapters, num_tiles
+
+    def all(self) -> dict[str, npt.NDArray[Any]]:
+        """Arrays adapter_slots and adapter_tokens (`LoraTiles`) of all tokens."""
+        return _arrays(self._adapters, self._num_tiles)
+
+    def selected(self, tokens: IntArray) -> dict[str, npt.NDArray[Any]]:
+        """Those of some tokens, by their indices among these."""
+        return _arrays(self._adapters[tokens], 0)
+
+
+def adapter_rows(
+    tables: DeviceTables, slots: IntArray, lengths: IntArray, *, is_eager: bool, is_capture: bool
+) -> AdapterRows | None:
+    """Adapters of the tokens of a step's rows; None if no token has one.
+
+    Args:
+        tables: the rank's tables, with the adapters of slots.
+        slots: [R] slots of the rows.
+        lengths: [R] numbers of tokens.
+        is_eager: whether the step does not run on a graph.
+        is_capture: whether to capture a graph for tokens with adapters, even if none has one.
+    """
+    if tables.adapters is None:
+        return None
+    adapters = np.repeat(tables.adapters[slots], lengths)
+    if not is_capture and not adapters.any():
+        return None
+    return AdapterRows(adapters, 0 if is_eager else count_tiles(len(adapters), tables.max_loras))
+
+
+def adapter_tiles(staged: Tensors) -> LoraTiles:
+    """The adapters in staged arrays."""
+    return LoraTiles(slots=staged["adapter_slots"], tokens=staged["adapter_tokens"])
+
+
+def _arrays(adapters: npt.NDArray[np.int32], num_tiles: int) -> dict[str, npt.NDArray[Any]]:
+    arrays = tile_arrays(adapters, num_tiles)
+    return {f"adapter_{name}": array for name, array in arrays.items()}

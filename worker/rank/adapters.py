@@ -1,0 +1,123 @@
+"""LoRA adapters of a rank: host copies, read in the background, and slots on the device.
+
+    AdapterRead ──(thread)──> host copy ──AdapterLoad──> slot on the device ──> rows (Admit.adapter)
+
+The Plan decides which adapters are where. Loads are queued on the compute stream before the rows of
+their step, and after those of earlier steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from worker.config import LoraConfig
+from worker.models.architectures.decoder import DecoderModel
+from worker.models.loading.adapters import Adapter, ModelAdapters
+from worker.plan.plan import AdapterRead, AdapterReadResult, Plan
+from worker.rank.adapter_rows import adapter_tiles
+from worker.rank.batch import Batch
+
+logger = logging.getLogger(__name__)
+
+IDLE_S = 0.02
+"""Maximum seconds that a Plan without rows waits for a read: a request that arrives meanwhile is
+delayed by as much."""
+
+
+class RankAdapters:
+    """Adapters of one rank. Create it before the weights are loaded, since layers with adapters do
+    not fuse the quantization of their inputs.
+
+    Args:
+        model: the model; its layers get buffers for the adapters.
+        config: numbers of adapters.
+    """
+
+    def __init__(self, model: DecoderModel, config: LoraConfig) -> None:
+        self._adapters = ModelAdapters(
+            model, max_loras=config.max_loras, max_rank=config.max_lora_rank
+        )
+        device = model.options.device
+        self._reader = ThreadPoolExecutor(
+            1, thread_name_prefix="adapters", initializer=partial(_use_device, device)
+        )
+        self._copies: dict[int, Future[Adapter]] = {}
+        """Host copies by key, some of which are still being read."""
+        self._ended: deque[AdapterReadResult] = deque()
+        """Reads that have ended and are not reported yet."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the buffers on the device."""
+        return self._adapters.num_bytes
+
+    def apply(self, plan: Plan) -> None:
+        """Starts the Plan's reads, queues its loads, and drops copies. Waits for reads that have
+        not ended of adapters to load, and, if the Plan has no rows, up to IDLE_S for any read.
+
+        Raises:
+            ValueError: an adapter to load could not be read.
+        """
+        for read in plan.adapter_reads:
+            self._copies[read.key] = self._reader.submit(self._read, read)
+        for load in plan.adapter_loads:
+            self._adapters.load(load.slot, self._copies[load.key].result())
+        for key in plan.adapter_drops:
+            self._copies.pop(key, None)
+        if not plan.rows:
+            reading = [copy for copy in self._copies.values() if not copy.done()]
+            wait(reading, timeout=IDLE_S, return_when=FIRST_COMPLETED)
+
+    def follow(self, batch: Batch) -> None:
+        """Sets the adapters of a batch's tokens for its forward pass."""
+        if not batch.has_adapters:
+            self._adapters.rows.set(None)
+            return
+        assert batch.staged is not None, "the compiled library has no adapters"
+        selected = batch.selected_adapters
+        self._adapters.rows.set(
+            adapter_tiles(batch.staged),
+            int(batch.rows[:, 2].sum()),
+            None if selected is None else adapter_tiles(selected),
+        )
+
+    def take_ended(self) -> list[AdapterReadResult]:
+        """Reads that have ended since the previous call."""
+        return [self._ended.popleft() for _ in range(len(self._ended))]
+
+    def close(self) -> None:
+        """Ends the reading thread after its current adapter."""
+        self._reader.shutdown(wait=False, cancel_futures=True)
+
+    @torch.inference_mode()
+    def _read(self, read: AdapterRead) -> Adapter:
+        """Reads an adapter, in the reading thread."""
+        started, error = time.monotonic(), ""
+        try:
+            adapter = self._adapters.read(Path(read.folder))
+            size = f"{adapter.num_bytes / 1e6:.1f} MB"
+            logger.info("read adapter %s: %s in %.2f s", read.folder, size, _since(started))
+            return adapter
+        except Exception as problem:  # reported to the coordinator
+            error = str(problem) or type(problem).__name__
+            raise
+        finally:
+            self._ended.append(AdapterReadResult(read.key, _since(started), error))
+
+
+def _since(started: float) -> float:
+    return time.monotonic() - started
+
+
+def _use_device(device: torch.device) -> None:
+    """Selects the device for pinning memory in this thread, which would otherwise initialize
+    another one."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)

@@ -1,0 +1,39 @@
+"""Rows of a step on a graph, which has a fixed number of them; columns as in `Batch.rows`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from worker.rank.tables import DeviceTables
+from worker.rank.transfer import IntArray
+
+
+def split_blocks(table: IntArray, block_size: int) -> IntArray:
+    """Splits rows [R, 4] of several blocks into rows of one block each, none of which samples.
+
+    The result is the same as for the whole row: a layer stores the keys of all tokens before any
+    query reads them, so a block attends to the earlier blocks of the same pass.
+    """
+    slots, starts, lengths, _ = table.T
+    counts = lengths // block_size
+    blocks = np.zeros((int(counts.sum()), 4), dtype=np.int64)
+    blocks[:, 0] = np.repeat(slots, counts)
+    first = np.repeat(starts - block_size * (np.cumsum(counts) - counts), counts)
+    blocks[:, 1] = first + block_size * np.arange(len(blocks))
+    blocks[:, 2] = block_size
+    return blocks
+
+
+def pad_rows(table: IntArray, size: int, num_tokens: int, tables: DeviceTables) -> IntArray:
+    """The rows [R, 4], padded to `size` with dummy rows that sample nothing: of one token or block
+    each, or, with `num_tokens`, of the missing tokens, distributed evenly."""
+    count = size - len(table)
+    padding = np.zeros((count, 4), dtype=np.int64)
+    padding[:, 0] = tables.dummy_slot
+    padding[:, 2] = tables.block_size
+    if num_tokens:
+        missing = num_tokens - int(table[:, 2].sum())
+        assert 0 <= missing <= count * tables.max_model_len, f"{missing} tokens in {count} rows"
+        padding[:, 2] = missing // count
+        padding[: missing % count, 2] += 1
+    return np.concatenate((table, padding))
