@@ -41,7 +41,6 @@ def check_engine(config: EngineConfig) -> ModelConfig:
     check_pooling(config, model)
     check_windows(config, model.windows_within(max_model_len))
     check_states(config, model)
-    check_adapters(config, model)
     check_draft_model(config, model, max_model_len=max_model_len)
     return model
 
@@ -170,16 +169,6 @@ def check_states(config: EngineConfig, model: ModelConfig) -> None:
             f"{option_name(speculative, 'num_speculative_tokens')} must be at most {_MOST_DRAFTS} "
             f"for models with {_STATEFUL}, got {speculative.num_speculative_tokens}"
         )
-
-
-def check_adapters(config: EngineConfig, model: ModelConfig) -> None:
-    """Checks an engine's LoRA options for a model.
-
-    Raises:
-        ValueError: the model's adapters are not supported.
-    """
-    if config.lora is not None and model.block_size > 1:
-        raise ValueError("--enable-lora is not supported for block-diffusion models: remove it")
 
 
 def check_draft_model(config: EngineConfig, model: ModelConfig, *, max_model_len: int) -> None:
