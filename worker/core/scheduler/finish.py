@@ -81,9 +81,10 @@ def _contradiction(sampling: SamplingParams, token_id: int) -> GrammarProblem:
 
 
 def stop_reason(request: Request, eos_token_ids: tuple[int, ...]) -> int | None:
-    """Stop token that ended a stopped request; None if it was an end token or a grammar."""
+    """Stop token that ended a stopped request; None if it was an end token or a grammar, or if the
+    request is pooled, whose last token is the prompt's."""
     token_id = request.token_ids[-1]
-    if token_id not in request.end_token_ids:
+    if request.is_pooled or token_id not in request.end_token_ids:
         return None
     if token_id in eos_token_ids and not request.sampling.ignore_eos:
         return None
