@@ -11,10 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kernels.native import NativeLora
+
 TILE_TOKENS = 16
 """Number of tokens per tile: the least number of rows of a matrix product in Triton."""
 RANK_STEP = 16
 """Ranks of buffers are multiples of this: the least depth of a matrix product in Triton."""
+_FEW_TOKENS = 64
+"""Tokens of an adapter up to which the compiled library, which uses one thread, is faster than
+torch."""
 _BLOCK_COLUMNS = 64
 """Output features per program of the kernel."""
 
@@ -39,6 +44,7 @@ class LoraWeights:
         dtype: data type of weights and activations.
         device: device of the weights.
         batch_invariant: whether a token's result must be bitwise independent of the others.
+        is_native: whether the compiled CPU library computes steps of few tokens.
     """
 
     def __init__(
@@ -51,19 +57,22 @@ class LoraWeights:
         dtype: torch.dtype,
         device: torch.device,
         batch_invariant: bool,
+        is_native: bool = False,
     ) -> None:
         self.rank = padded_rank(rank)
         """Rank of the buffers; weights are zero from an adapter's own rank on."""
         self.parts = tuple(parts)
         self.batch_invariant = batch_invariant
+        self.ranks = torch.zeros(num_slots, dtype=torch.int64)
+        """int64 [slots] on the host: rank of the adapter in each slot; 0 without one."""
         self.num_groups = 1 + max(part.group for part in parts)
         out_features = parts[-1].stop
         self.a = torch.zeros(
             num_slots, self.num_groups * self.rank, in_features, dtype=dtype, device=device
         )
         """[slots, groups * rank, in]: first factors, of one projection after another."""
-        self.b = torch.zeros(num_slots, out_features, self.rank, dtype=dtype, device=device)
-        """[slots, out, rank]: second factors, times the adapters' scales."""
+        self.b = torch.zeros(num_slots, self.rank, out_features, dtype=dtype, device=device)
+        """[slots, rank, out]: transposed second factors, times the adapters' scales."""
         blocks = [
             (start, min(start + _BLOCK_COLUMNS, part.stop), part.group)
             for part in parts
@@ -72,6 +81,35 @@ class LoraWeights:
         self.blocks = torch.tensor(blocks, dtype=torch.int32, device=device)
         """int32 [blocks, 3]: first output feature, end and projection of each block of the
         kernel."""
+        self.native: NativeLora | None = None
+        """The same weights for the compiled library; None if it is not used."""
+        if is_native:
+            table = torch.tensor(self.parts, dtype=torch.int64)
+            self.native = NativeLora(self.a, self.b, self.ranks, table)
+
+    def load(self, slot: int, a: torch.Tensor, b: torch.Tensor) -> None:
+        """Copies an adapter to slot `slot`, from 1, without waiting for the device.
+
+        Args:
+            slot: the slot.
+            a: [groups, r, in]: first factors by projection.
+            b: [r, out]: transposed second factors, times the adapter's scale.
+        """
+        rank = len(b)
+        self.ranks[slot - 1] = rank
+        own_a = self.a[slot - 1].view(self.num_groups, self.rank, -1)
+        own_a[:, :rank].copy_(a, non_blocking=True)
+        self.b[slot - 1, :rank].copy_(b, non_blocking=True)
+        if rank < self.rank:
+            own_a[:, rank:].zero_()
+            self.b[slot - 1, rank:].zero_()
+
+    def clear(self, slot: int) -> None:
+        """Removes the adapter from slot `slot`, from 1."""
+        if self.ranks[slot - 1]:
+            self.ranks[slot - 1] = 0
+            self.a[slot - 1].zero_()
+            self.b[slot - 1].zero_()
 
     @property
     def num_bytes(self) -> int:
@@ -95,14 +133,32 @@ class LoraTiles:
     all others of a tile."""
 
     @cached_property
-    def groups(self) -> list[tuple[int, torch.Tensor]]:
-        """Slot and token indices (int64) of each adapter, for the host."""
-        slots, tokens = self.slots.tolist(), self.tokens.view(-1, TILE_TOKENS).long()
-        found = dict[int, list[torch.Tensor]]()
-        for slot, row in zip(slots, tokens, strict=True):
-            if slot:
-                found.setdefault(slot, []).append(row[row >= 0])
-        return [(slot, torch.cat(rows)) for slot, rows in found.items()]
+    def groups(self) -> TokenGroups:
+        """The tokens by adapter, on the host."""
+        slots = self.slots.repeat_interleave(TILE_TOKENS)
+        is_used = self.tokens >= 0
+        slots, tokens = slots[is_used], self.tokens[is_used].long()
+        found, counts = torch.unique_consecutive(slots, return_counts=True)
+        ends = counts.cumsum(0)
+        table = torch.stack((found.long(), ends - counts, ends), dim=1)
+        is_short = counts <= _FEW_TOKENS
+        return TokenGroups(tokens, table, table[is_short], table[~is_short])
+
+
+class TokenGroups(NamedTuple):
+    """Tokens of a step by adapter, on the host.
+
+    Tables are int64 [adapters, 3]: slot from 1, first of its `tokens`, end.
+    """
+
+    tokens: torch.Tensor
+    """int64 [n]: indices of the tokens, of one adapter after another."""
+    table: torch.Tensor
+    """All adapters."""
+    short: torch.Tensor
+    """Adapters of few tokens."""
+    long: torch.Tensor
+    """Adapters of many tokens."""
 
 
 def count_tiles(num_tokens: int, num_slots: int) -> int:

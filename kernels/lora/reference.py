@@ -27,22 +27,40 @@ def add_lora_(
     Returns:
         `out`.
     """
-    for slot, tokens in tiles.groups:
-        a, b = weights.a[slot - 1], weights.b[slot - 1]
-        size = TILE_TOKENS if weights.batch_invariant else len(tokens)
-        for rows in tokens.split(size):
-            shrunk = _product(x.index_select(0, rows), a, size)
-            for start, stop, group in weights.parts:
-                columns = slice(group * weights.rank, (group + 1) * weights.rank)
-                part = _product(shrunk[:, columns], b[start:stop], size)
-                out[:, start:stop].index_add_(0, rows, part[: len(rows)])
+    groups = tiles.groups
+    table = groups.table
+    if weights.native is not None:
+        weights.native.add_(
+            out, x, groups.tokens, table if weights.batch_invariant else groups.short
+        )
+        if weights.batch_invariant or not len(groups.long):
+            return out
+        table = groups.long
+    ranks = weights.ranks.tolist()
+    for slot, first, end in table.tolist():
+        if ranks[slot - 1]:
+            _add(out, x, weights, slot - 1, groups.tokens[first:end])
     return out
 
 
+def _add(
+    out: torch.Tensor, x: torch.Tensor, weights: LoraWeights, index: int, tokens: torch.Tensor
+) -> None:
+    """Adds the products of `tokens` with the adapter of that index."""
+    a, b = weights.a[index], weights.b[index]
+    size = TILE_TOKENS if weights.batch_invariant else len(tokens)
+    for rows in tokens.split(size):
+        shrunk = _product(x.index_select(0, rows), a.t(), size)
+        for start, stop, group in weights.parts:
+            columns = slice(group * weights.rank, (group + 1) * weights.rank)
+            part = _product(shrunk[:, columns], b[:, start:stop], size)
+            out[:, start:stop].index_add_(0, rows, part[: len(rows)])
+
+
 def _product(x: torch.Tensor, weight: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """Product of x [R, K] and the transposed weight [N, K], of a fixed number of rows, so that the
-    order of summation is always the same: [num_rows, N]."""
+    """Product of x [R, K] and the weight [K, N], of a fixed number of rows, so that the order of
+    summation is always the same: [num_rows, N]."""
     missing = num_rows - len(x)
     if missing:
         x = torch.nn.functional.pad(x, (0, 0, 0, missing))
-    return torch.mm(x, weight.t())
+    return torch.mm(x, weight)

@@ -113,7 +113,7 @@ def _expand_kernel(
     column = tl.load(block) + tl.arange(0, BLOCK_N)
     inside = column < tl.load(block + 1)
     group = tl.load(block + 2)
-    b_row = ((slot - 1).to(tl.int64) * OUT + column) * RANK
+    b_first = (slot - 1).to(tl.int64) * RANK * OUT
     total = tl.zeros((BLOCK_T, BLOCK_N), dtype=tl.float32)
     for first in tl.static_range(0, RANK, BLOCK_R):
         rank = first + tl.arange(0, BLOCK_R)
@@ -125,7 +125,11 @@ def _expand_kernel(
                 mask=is_token[:, None],
                 other=0.0,
             )
-        b = tl.load(b_ptr + b_row[None, :] + rank[:, None], mask=inside[None, :], other=0.0)
+        b = tl.load(
+            b_ptr + b_first + rank[:, None] * OUT + column[None, :],
+            mask=inside[None, :],
+            other=0.0,
+        )
         total = tl.dot(shrunk.to(b.dtype), b, total, input_precision=PRECISION)
     cell = token[:, None] * OUT + column[None, :]
     mask = is_token[:, None] & inside[None, :]

@@ -15,12 +15,14 @@ from kernels.native.decoder import (
     packed_bytes,
 )
 from kernels.native.drafts import DraftTables, NativeDrafter, NativeDrafts
+from kernels.native.lora import LORA_TYPES, NativeLora
 from kernels.native.precision import bf16_speedup, has_bf16_products
 from kernels.native.sampler import apply_bitmask_native, sample_native
 from kernels.native.weight_cache import cached_memory
 from kernels.native.weight_memory import WeightMemory
 
 __all__ = [
+    "LORA_TYPES",
     "DraftTables",
     "LayerTensors",
     "LinearTensors",
@@ -28,6 +30,7 @@ __all__ = [
     "NativeDecoder",
     "NativeDrafter",
     "NativeDrafts",
+    "NativeLora",
     "NativeUnavailable",
     "WeightMemory",
     "apply_bitmask_native",

@@ -73,6 +73,17 @@ class SamplingColumns(ctypes.Structure):
     )
 
 
+class LoraStep(ctypes.Structure):
+    """Adapters of a layer, and tensors of a step; mirrors src/lora.h."""
+
+    _fields_ = (
+        *((name, _PTR) for name in ("a", "b", "ranks", "parts")),
+        *((name, _I64) for name in ("num_in", "num_out", "rank", "num_projections", "num_parts")),
+        *((name, _PTR) for name in ("out", "x", "tokens", "groups")),
+        ("num_groups", _I64),
+    )
+
+
 class Drafting(ctypes.Structure):
     """Parameters and outputs of drafting; mirrors src/draft.h."""
 
@@ -106,6 +117,7 @@ def library() -> ctypes.CDLL:
         "packed_elements": (_I64, [_I64, _I64, _I64]),
         "pack": (None, [_I64, _PTR, _I64, _I64, _PTR]),
         "linear": (None, [_I64, _PTR, _I64, ctypes.POINTER(LinearWeight), _PTR]),
+        "add_lora": (None, [_I64, ctypes.POINTER(LoraStep)]),
         "apply_bitmask": (None, [_PTR, _I64, _PTR, _I64, ctypes.c_char_p]),
         "sample": (None, [_PTR, _I64, _I64, ctypes.POINTER(SamplingColumns), _PTR]),
         "create": (_PTR, [ctypes.POINTER(ModelWeights), _I64, ctypes.c_double]),

@@ -11,12 +11,14 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Collection
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from kernels.native import LORA_TYPES, NativeUnavailable, build_library
 from worker.config import LoraConfig
 from worker.models.architectures.decoder import DecoderModel
 from worker.models.loading.adapters import Adapter, ModelAdapters
@@ -38,11 +40,15 @@ class RankAdapters:
     Args:
         model: the model; its layers get buffers for the adapters.
         config: numbers of adapters.
+        is_native: whether the compiled CPU library may compute steps of few tokens.
     """
 
-    def __init__(self, model: DecoderModel, config: LoraConfig) -> None:
+    def __init__(self, model: DecoderModel, config: LoraConfig, *, is_native: bool) -> None:
         self._adapters = ModelAdapters(
-            model, max_loras=config.max_loras, max_rank=config.max_lora_rank
+            model,
+            max_loras=config.max_loras,
+            max_rank=config.max_lora_rank,
+            is_native=is_native and _has_library(model),
         )
         device = model.options.device
         self._reader = ThreadPoolExecutor(
@@ -52,6 +58,11 @@ class RankAdapters:
         """Host copies by key, some of which are still being read."""
         self._ended: deque[AdapterReadResult] = deque()
         """Reads that have ended and are not reported yet."""
+
+    @property
+    def modules(self) -> Collection[str]:
+        """Names of the projections that may have adapters, as the family names them."""
+        return self._adapters.modules
 
     @property
     def num_bytes(self) -> int:
@@ -110,6 +121,19 @@ class RankAdapters:
             raise
         finally:
             self._ended.append(AdapterReadResult(read.key, _since(started), error))
+
+
+def _has_library(model: DecoderModel) -> bool:
+    """Whether the compiled CPU library is available for a model's adapters."""
+    options = model.options
+    if options.device.type != "cpu" or options.dtype not in LORA_TYPES:
+        return False
+    try:
+        build_library()
+    except NativeUnavailable as error:
+        logger.warning("LoRA runs on torch: %s", error)
+        return False
+    return True
 
 
 def _since(started: float) -> float:

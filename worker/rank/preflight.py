@@ -35,7 +35,6 @@ def check_engine(config: EngineConfig) -> ModelConfig:
     check_blocks(config, model)
     check_windows(config, model.windows_within(max_model_len))
     check_states(config, model)
-    check_adapters(config, model)
     check_draft_model(config, model, max_model_len=max_model_len)
     return model
 
@@ -141,16 +140,6 @@ def check_states(config: EngineConfig, model: ModelConfig) -> None:
     for option, is_set in unsupported.items():
         if model.linear_layers and is_set:
             raise ValueError(f"{option} is not supported for models with {_STATEFUL}: remove it")
-
-
-def check_adapters(config: EngineConfig, model: ModelConfig) -> None:
-    """Checks an engine's LoRA options for a model.
-
-    Raises:
-        ValueError: the model's adapters are not supported.
-    """
-    if config.lora is not None and model.block_size > 1:
-        raise ValueError("--enable-lora is not supported for block-diffusion models: remove it")
 
 
 def check_draft_model(config: EngineConfig, model: ModelConfig, *, max_model_len: int) -> None:

@@ -33,7 +33,6 @@ from worker.rank.kv_cache import allocate_planes, kv_caches, page_bytes, page_gr
 from worker.rank.limits import resolve_limits
 from worker.rank.memory import plan_host_pages, plan_pages
 from worker.rank.preflight import (
-    check_adapters,
     check_blocks,
     check_draft_model,
     check_quantization,
@@ -97,7 +96,8 @@ class ModelRunner:
         self.model = build_model(self.model_config, options, self.max_model_len)
         self._adapters: RankAdapters | None = None
         if config.lora is not None:
-            self._adapters = RankAdapters(self.model, config.lora)
+            uses_library = config.execution.cpu_backend != "torch"
+            self._adapters = RankAdapters(self.model, config.lora, is_native=uses_library)
         self._layout = layout_of(self.model.layers)
         config = config.with_page_size(self.model_config.block_size)
         config = self.config = resolve_limits(config, group, state_bytes=self._layout.state_bytes)
@@ -146,7 +146,6 @@ class ModelRunner:
             layers_per_page=groups[0].layers_per_page,
         )
         check_states(config, model)
-        check_adapters(config, model)
         check_draft_model(config, model, max_model_len=self.max_model_len)
 
     def _create_attention(self) -> AttentionBackend:
@@ -409,7 +408,7 @@ class ModelRunner:
         if batch.size is not None:
             assert self._graphs is not None, "a padded batch without graphs"
             hidden = self._graphs.forward(batch)
-        elif logits_indices is not None and self._skips_unread():
+        elif logits_indices is not None and self._skips_unread() and not batch.has_adapters:
             return self.run_model(replace(batch, logits_indices=logits_indices))
         else:
             hidden = self.run_model(batch)

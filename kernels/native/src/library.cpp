@@ -1,6 +1,7 @@
 // The functions called by library.py. Plain C, to be independent of compilers' ABIs.
 #include "decoder.h"
 #include "draft.h"
+#include "lora.h"
 #include "sample.h"
 
 using namespace rayfleet;
@@ -68,6 +69,10 @@ void rayfleet_pack(int64_t is_bf16, const void* weight, int64_t n, int64_t k, vo
 void rayfleet_linear(int64_t is_bf16, const float* x, int64_t rows, const LinearWeight* weight,
                      float* out) {
   is_bf16 ? multiply<uint16_t>(x, rows, *weight, out) : multiply<float>(x, rows, *weight, out);
+}
+
+void rayfleet_add_lora(int64_t is_bf16, const LoraStep* step) {
+  is_bf16 ? LoraProduct<uint16_t>(*step).run() : LoraProduct<float>(*step).run();
 }
 
 // Sets logits to -inf if a row's bit is 0; `masks` has ceil(vocab_size / 32) words per row.

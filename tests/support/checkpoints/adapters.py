@@ -34,7 +34,7 @@ def write_adapter(
         base: folder of the model.
         folder: target folder.
         rank: rank of all modules.
-        targets: names of the adapted projections.
+        targets: names of the adapted projections, or ends of them.
         seed: seed of the weights.
         dtype: their data type.
         config: other keys of adapter_config.json.
@@ -45,7 +45,7 @@ def write_adapter(
     tensors = {}
     for name, weight in load_file(base / "model.safetensors").items():
         module = name.removesuffix(".weight")
-        if module.rsplit(".", 1)[-1] in targets:
+        if weight.ndim == 2 and (module in targets or module.rsplit(".", 1)[-1] in targets):
             out_size, in_size = weight.shape
             first = torch.randn(rank, in_size, generator=generator)
             second = torch.randn(out_size, rank, generator=generator)

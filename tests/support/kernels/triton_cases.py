@@ -59,6 +59,7 @@ from tests.support.kernels.delta_cases import DELTA_CASES
 from tests.support.kernels.experts import make_codes, make_experts, make_quantized_experts
 from tests.support.kernels.fp8_cases import FP8_CASES
 from tests.support.kernels.kimi_cases import KIMI_CASES
+from tests.support.kernels.lora_cases import LORA_CASES
 from tests.support.kernels.mla_cases import MLA_CASES
 from tests.support.kernels.paged_cases import Paged, make_paged, naive_decode
 from tests.support.kernels.sampling_cases import SAMPLING_CASES
@@ -705,6 +706,7 @@ CASES: list[Case] = [
     latent_steps_case,
     *MLA_CASES,
     *FP8_CASES,
+    *LORA_CASES,
     block_extend_case,
     choose_experts_case,
     align_case,

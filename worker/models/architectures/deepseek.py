@@ -132,16 +132,14 @@ class LatentAttention:
         if mla.q_rank is not None:
             first = whole_part("q_a_proj", mla.q_rank)
             self.q_norm = RMSNorm(mla.q_rank, _EPS, options)
+            up = [divided_part("q_b_proj", queries, options)]
             self.q_up = ColumnParallelLinear(
-                mla.q_rank,
-                [divided_part("q_b_proj", queries, options)],
-                bias=False,
-                options=options,
+                mla.q_rank, up, bias=False, options=options, supports_lora=True
             )
         self._split = [first.local_size, mla.kv_rank, mla.rotary_dim]
         latents = whole_part("kv_a_proj_with_mqa", mla.cached_dim)
         self.down = ColumnParallelLinear(
-            config.hidden_size, [first, latents], bias=False, options=options
+            config.hidden_size, [first, latents], bias=False, options=options, supports_lora=True
         )
         self.kv_norm = RMSNorm(mla.kv_rank, _EPS, options)
         keys_and_values = config.num_heads * (mla.plain_dim + mla.value_dim)
@@ -151,8 +149,9 @@ class LatentAttention:
             bias=False,
             options=options,
         )
+        values = config.num_heads * mla.value_dim
         self.output = RowParallelLinear(
-            config.num_heads * mla.value_dim, config.hidden_size, bias=False, options=options
+            values, config.hidden_size, bias=False, options=options, supports_lora=True
         )
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:

@@ -73,14 +73,22 @@ class KimiDeltaAttention:
         self._widths = [len(_PARTS) * width, num_heads, head_dim, head_dim]
         """Widths of queries, keys and values, of step sizes, and of the inputs of decays and of
         gates, in the order of the projection's output."""
-        self._input = ColumnParallelLinear(config.hidden_size, parts, bias=False, options=options)
+        self._input = ColumnParallelLinear(
+            config.hidden_size, parts, bias=False, options=options, supports_lora=True
+        )
         self._decay, self._gate = (
             ColumnParallelLinear(
-                head_dim, [divided_part(name, all_width, options)], bias=False, options=options
+                head_dim,
+                [divided_part(name, all_width, options)],
+                bias=False,
+                options=options,
+                supports_lora=True,
             )
             for name in ("f_b_proj", "g_b_proj")
         )
-        self._output = RowParallelLinear(all_width, config.hidden_size, bias=False, options=options)
+        self._output = RowParallelLinear(
+            all_width, config.hidden_size, bias=False, options=options, supports_lora=True
+        )
         self._conv = torch.empty(
             len(_PARTS) * width, num_taps, dtype=options.dtype, device=options.device
         )

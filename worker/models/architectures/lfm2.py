@@ -56,8 +56,12 @@ class GatedConvolution:
             for start in starts
         ]
         self._layer_index = index
-        self._input = ColumnParallelLinear(size, parts, bias=has_bias, options=options)
-        self._output = RowParallelLinear(size, size, bias=has_bias, options=options)
+        self._input = ColumnParallelLinear(
+            size, parts, bias=has_bias, options=options, supports_lora=True
+        )
+        self._output = RowParallelLinear(
+            size, size, bias=has_bias, options=options, supports_lora=True
+        )
         channels = [ChannelPart(rank * local, local)]
         self._conv = ShortConvolution(
             *(channels, size, num_taps), has_bias=has_bias, has_silu=False, options=options

@@ -105,10 +105,10 @@ class GatedDeltaNet:
         """Specification of the layer's state per request: last inputs of the convolution, and the
         recurrent state."""
         self._projection = ColumnParallelLinear(
-            config.hidden_size, self._parts(), bias=False, options=options
+            config.hidden_size, self._parts(), bias=False, options=options, supports_lora=True
         )
         self._output = RowParallelLinear(
-            world_size * values, config.hidden_size, bias=False, options=options
+            world_size * values, config.hidden_size, bias=False, options=options, supports_lora=True
         )
         self._conv = torch.empty(
             2 * keys + values, self._num_taps, dtype=options.dtype, device=options.device

@@ -11,9 +11,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+
+_Value = TypeVar("_Value")
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
@@ -98,12 +100,10 @@ def read_peft_config(folder: Path, max_rank: int) -> PeftConfig:
             "adapter with save_pretrained(path_initial_model_for_weight_conversion=...)"
         )
     config = PeftConfig(
-        rank=_number(raw, "r", raw.get("r")),
+        rank=_number("r", raw.get("r")),
         alpha=_alpha("lora_alpha", raw.get("lora_alpha", 8)),
         is_rank_stabilized=bool(raw.get("use_rslora")),
-        ranks={
-            k: _number(raw, f"rank_pattern[{k!r}]", v) for k, v in _patterns(raw, "rank_pattern")
-        },
+        ranks={k: _number(f"rank_pattern[{k!r}]", v) for k, v in _patterns(raw, "rank_pattern")},
         alphas={k: _alpha(f"alpha_pattern[{k!r}]", v) for k, v in _patterns(raw, "alpha_pattern")},
     )
     largest = max((config.rank, *config.ranks.values()))
@@ -131,17 +131,16 @@ def _read_json(folder: Path) -> dict[str, Any]:
     return raw
 
 
-def _number(raw: Mapping[str, Any], name: str, value: object) -> int:
+def _number(name: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} in {CONFIG_NAME} must be a positive integer, got {value!r:.80}")
     return value
 
 
 def _alpha(name: str, value: object) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value):  # type: ignore[arg-type]
+    if not isinstance(value, int | float) or isinstance(value, bool):
         raise ValueError(f"{name} in {CONFIG_NAME} must be a number, got {value!r:.80}")
-    return float(value)  # type: ignore[arg-type]
+    return float(value)
 
 
 def _patterns(raw: Mapping[str, Any], key: str) -> list[tuple[str, object]]:
@@ -166,7 +165,7 @@ def _patterns(raw: Mapping[str, Any], key: str) -> list[tuple[str, object]]:
     return list(found.items())
 
 
-def _by_pattern(values: Mapping[str, Any], module: str, default: Any) -> Any:
+def _by_pattern(values: Mapping[str, _Value], module: str, default: _Value) -> _Value:
     """The value of the first pattern that matches the end of a module's name, as in PEFT's
     `get_pattern_key`."""
     for pattern, value in values.items():

@@ -63,7 +63,7 @@ class LoraFactors:
     a: torch.Tensor
     """[groups, r, in]: first factors by projection; zeros for projections without an adapter."""
     b: torch.Tensor
-    """[out, r]: second factors, times the adapter's scale."""
+    """[r, out]: transposed second factors, times the adapter's scale."""
 
     @property
     def num_bytes(self) -> int:
@@ -93,14 +93,7 @@ class LoraLayer:
     def load(self, slot: int, factors: LoraFactors | None) -> None:
         """Copies an adapter to slot `slot`, from 1; None if it does not change this layer. Does not
         wait for the device."""
-        weights = self.weights
-        a = weights.a[slot - 1].view(weights.num_groups, weights.rank, -1)
-        b = weights.b[slot - 1]
-        rank = 0
-        if factors is not None:
-            rank = factors.b.shape[1]
-            a[:, :rank].copy_(factors.a, non_blocking=True)
-            b[:, :rank].copy_(factors.b, non_blocking=True)
-        if rank < weights.rank:
-            a[:, rank:].zero_()
-            b[:, rank:].zero_()
+        if factors is None:
+            self.weights.clear(slot)
+        else:
+            self.weights.load(slot, factors.a, factors.b)

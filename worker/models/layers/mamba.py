@@ -55,10 +55,14 @@ class Mamba2:
             for width, start in zip(self._widths, starts, strict=True)
         ]
         self._input = ColumnParallelLinear(
-            config.hidden_size, parts, bias=sizes.input_bias, options=options
+            config.hidden_size, parts, bias=sizes.input_bias, options=options, supports_lora=True
         )
         self._output = RowParallelLinear(
-            sizes.widths[0], config.hidden_size, bias=sizes.output_bias, options=options
+            sizes.widths[0],
+            config.hidden_size,
+            bias=sizes.output_bias,
+            options=options,
+            supports_lora=True,
         )
         self._conv = ShortConvolution(
             [

@@ -59,9 +59,14 @@ class SharedCacheAttention:
             [divided_part("q_proj", size, options)],
             bias=config.qkv_bias,
             options=options,
+            supports_lora=True,
         )
         self._output = RowParallelLinear(
-            size, config.hidden_size, bias=config.output_bias, options=options
+            size,
+            config.hidden_size,
+            bias=config.output_bias,
+            options=options,
+            supports_lora=True,
         )
         self.q_norm: RMSNorm | None = RMSNorm(config.head_dim, config.rms_norm_eps, options)
 

@@ -9,7 +9,7 @@ row-parallel layer its columns of A and all of B.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,12 +65,15 @@ class ModelAdapters:
         model: the model.
         max_loras: number of slots on the device.
         max_rank: maximum rank of an adapter.
+        is_native: whether the compiled CPU library computes steps of few tokens.
 
     Raises:
         ValueError: no layer of the model supports adapters.
     """
 
-    def __init__(self, model: DecoderModel, *, max_loras: int, max_rank: int) -> None:
+    def __init__(
+        self, model: DecoderModel, *, max_loras: int, max_rank: int, is_native: bool = False
+    ) -> None:
         self._max_rank = max_rank
         self._dtype = model.options.dtype
         self._pins = model.options.device.type == "cuda"
@@ -92,6 +95,7 @@ class ModelAdapters:
                     dtype=self._dtype,
                     device=model.options.device,
                     batch_invariant=model.options.batch_invariant,
+                    is_native=is_native,
                 ),
                 self.rows,
             )
@@ -105,6 +109,11 @@ class ModelAdapters:
             raise ValueError(
                 f"--enable-lora is not supported for {model.config.architecture}: remove it"
             )
+
+    @property
+    def modules(self) -> Collection[str]:
+        """Names of the projections that may have adapters, as the family names them."""
+        return self._projections.keys()
 
     @property
     def num_bytes(self) -> int:
@@ -159,8 +168,8 @@ class ModelAdapters:
             shown = ", ".join(unknown[:_NAMES_SHOWN]) + (" ..." * (len(unknown) > _NAMES_SHOWN))
             raise ValueError(
                 f"adapters of {shown} are not supported for this model, only those of projections "
-                "in attention and in MLPs other than experts: use an adapter of this model, train "
-                "without these target_modules, or merge the adapter into the model"
+                "in attention and MLPs, not of experts: use an adapter of this model, train with "
+                "other target_modules, or merge the adapter into the model"
             )
         if not by_layer:
             raise ValueError(f"{WEIGHTS_NAME} has no LoRA weights")
@@ -203,7 +212,8 @@ class ModelAdapters:
             a[projection.group, :own] = first[:, columns].to(self._dtype)
         if linear.order is not None:
             _check_order(linear.order, lora.weights.parts)
-            b = b[linear.order.to(b.device)]
+            b = b[linear.order]
+        b = b.t().contiguous()
         if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
             raise ValueError(f"{found[0][1]} has weights that are not finite in {self._dtype}")
         if self._pins:

@@ -1,0 +1,55 @@
+"""Native LoRA: products with low-rank weights in the compiled library, since torch's operators take
+longer to call than to compute for the few tokens per adapter of a decode step."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from kernels.native.library import LoraStep, library
+
+LORA_TYPES = (torch.float32, torch.bfloat16)
+"""Data types that the library supports."""
+
+
+class NativeLora:
+    """Adapters of a linear layer on CPU.
+
+    Args:
+        a: [slots, projections * rank, in], contiguous, of a type in `LORA_TYPES`.
+        b: [slots, rank, out], contiguous.
+        ranks: int64 [slots]: leading ranks of A and B that are not zero, read in each step.
+        parts: int64 [parts, 3]: first output feature, end and projection of each part.
+    """
+
+    def __init__(
+        self, a: torch.Tensor, b: torch.Tensor, ranks: torch.Tensor, parts: torch.Tensor
+    ) -> None:
+        self._kept = a, b, ranks, parts
+        self._is_bf16 = a.dtype == torch.bfloat16
+        self._step = LoraStep(
+            *(tensor.data_ptr() for tensor in self._kept),
+            *(a.shape[2], b.shape[2], b.shape[1], a.shape[1] // b.shape[1], len(parts)),
+        )
+        self._reference = ctypes.byref(self._step)
+        self._run = library().rayfleet_add_lora
+
+    def add_(
+        self, out: torch.Tensor, x: torch.Tensor, tokens: torch.Tensor, groups: torch.Tensor
+    ) -> None:
+        """Adds B (A x) to the output of the layer, in place. Sums are in fp32, and bitwise
+        independent of the other tokens.
+
+        Args:
+            out: [T, out], contiguous.
+            x: [T, in], contiguous.
+            tokens: int64 [n]: rows of `out` and `x`, of one adapter after another.
+            groups: int64 [adapters, 3]: slot from 1, first of its `tokens`, end.
+        """
+        assert out.is_contiguous(), "tokens are rows"
+        assert x.is_contiguous(), "tokens are rows"
+        step = self._step
+        step.out, step.x, step.tokens = out.data_ptr(), x.data_ptr(), tokens.data_ptr()
+        step.groups, step.num_groups = groups.data_ptr(), len(groups)
+        self._run(self._is_bf16, self._reference)

@@ -1,0 +1,47 @@
+"""LoRA on simulated devices: steps replay graphs with or without adapters; nothing races."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from tests.support.checkpoints.adapters import write_adapter
+from tests.support.checkpoints.dense import FEW_HEADS, write_checkpoint
+from tests.support.cuda.serving import on_cpu, on_cuda, prompts
+from tests.support.engines.adapter_engine import adapter_of, engine_with
+from worker.protocol.sampling import SamplingParams
+from worker.rank.graphs import StepGraphs
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+SIZES = (2, 64)
+
+
+def test_steps_replay_graphs_with_and_without_adapters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.set_num_threads(1)
+    base = tmp_path / "base"
+    write_checkpoint("qwen3", base, **FEW_HEADS)
+    adapters = [
+        write_adapter(base, tmp_path / str(number), rank, seed=number)
+        for number, rank in enumerate((4, 24), 1)
+    ]
+    replayed = list[bool]()
+    forward = StepGraphs.forward
+
+    def noted(graphs: StepGraphs, batch: object) -> torch.Tensor:
+        replayed.append(batch.has_adapters)
+        return forward(graphs, batch)
+
+    monkeypatch.setattr(StepGraphs, "forward", noted)
+    kind = engine_with(adapters)
+    given = sorted(prompts(6), key=lambda prompt: adapter_of(prompt, 2) > 0)
+    assert {adapter_of(prompt, 2) for prompt in given} == {0, 1, 2}
+    served = on_cuda(str(base), given, GREEDY, kind=kind, cudagraph_capture_sizes=SIZES)
+    assert served.findings == []
+    assert set(replayed) == {False, True}
+    assert served.tokens == on_cpu(str(base), given, GREEDY, kind=kind)

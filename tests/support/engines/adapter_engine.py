@@ -1,0 +1,61 @@
+"""An engine whose requests have LoRA adapters by their first token, with all that schedulers do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tests.support.engines.engine_driver import Engine
+from worker.plan.plan import AdapterLoad, AdapterRead, Plan
+from worker.rank.runner import ModelRunner
+from worker.rank.steps import ForwardStep
+
+
+def load_adapters(runner: ModelRunner, folders: Sequence[Path]) -> None:
+    """Loads adapters to the slots from 1 on."""
+    reads = [AdapterRead(key, str(folder)) for key, folder in enumerate(folders, 1)]
+    loads = [AdapterLoad(read.key, read.key) for read in reads]
+    result = runner.execute(Plan(0, [], [], [], adapter_reads=reads, adapter_loads=loads))
+    assert [(read.key, read.error) for read in result.adapters_read] == [
+        (read.key, "") for read in reads
+    ]
+
+
+def adapter_of(prompt: Sequence[int], num_adapters: int) -> int:
+    """Slot of a request's adapter, or 0: prompts of different adapters share no prefix."""
+    return prompt[0] % (num_adapters + 1)
+
+
+class _AdapterEngine(Engine):
+    """An engine on one rank, with the adapters `folders`."""
+
+    folders: Sequence[Path] = ()
+
+    def __init__(self, folder: str, **options: Any) -> None:
+        options |= {"enable_lora": True, "max_loras": len(self.folders), "max_lora_rank": 24}
+        super().__init__(folder, **options)
+        load_adapters(self.runner, self.folders)
+        forward = self.runner.forward
+
+        def with_adapters(plan: Plan) -> ForwardStep:
+            admits = [
+                msgspec.structs.replace(
+                    admit,
+                    adapter=adapter_of(
+                        np.frombuffer(admit.token_ids, "<i4").tolist(), len(self.folders)
+                    ),
+                )
+                for admit in plan.admits
+            ]
+            return forward(msgspec.structs.replace(plan, admits=admits))
+
+        self.runner.forward = with_adapters  # type: ignore[method-assign]
+
+
+def engine_with(folders: Sequence[Path], kind: type[Engine] = Engine) -> type[Any]:
+    """The class of engines of a kind with these adapters."""
+    return type("OwnEngine", (_AdapterEngine, kind), {"folders": tuple(folders)})
