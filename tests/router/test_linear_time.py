@@ -16,6 +16,7 @@ import pytest
 from starlette.routing import Route
 from tokenizers import Tokenizer as Backend
 
+from router.api.http.auth import ADMIN_PATHS
 from router.tokens.pool import SMALL_BODY
 from tests.support.effort import IS_LONG
 from tests.support.router.bodies import ANY, NO_BODY, ROUTES, Shape
@@ -217,7 +218,7 @@ async def test_time_is_linear_in_the_body_and_short_on_the_loop(
     assert max(slices) <= MAX_SLICE_S, "the event loop is held for too long"
 
 
-@pytest.mark.parametrize("path", [path for path in ROUTES if not path.startswith("/admin")])
+@pytest.mark.parametrize("path", [path for path in ROUTES if not path.startswith(ADMIN_PATHS)])
 async def test_a_key_without_the_right_to_a_model_gets_no_work_on_the_body(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,8 @@ async def test_metrics_that_the_page_and_top_read_are_exported(rig: Any) -> None
     read = set(re.findall(r'"(rayfleet_\w+)"', SOURCES["metrics.js"]))
     read |= set(re.findall(r'"(rayfleet_\w+)"', Path(fleet_rates.__file__).read_text()))
     assert len(read) > 15
-    await rig.start()
+    route = replace(rig.config.models[0], enable_lora=True)
+    await rig.start(models=(route,))
     await rig.chat(slo={"ttft_ms": 60000})
     view = WorkerView("stub", "w", 1, INFO, LoadSnapshot(), WorkerLatency())
     worker_text = render(worker_metrics(view), TEXT).decode()

@@ -196,6 +196,8 @@ ROUTES: dict[str, dict[str, Shape]] = {
     "/tokenize": {**_TOKENS, "a long prompt": _PROMPTS["a long prompt"]},
     "/detokenize": {"token ids": filled('{"tokens":[', "1", "]}")},
     "/admin/admission": {"names": filled("{", '"prefill_max_batch_size#":1', "}")},
+    "/v1/load_lora_adapter": {},
+    "/v1/unload_lora_adapter": {},
 }
 """Shapes of bodies by route, in addition to ANY."""
 NO_BODY = ("/v1/responses/{response_id}/cancel", "/ping")

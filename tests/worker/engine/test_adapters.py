@@ -41,9 +41,23 @@ def submit(engine: Engine, ref: AdapterRef | None) -> tuple[str, Outcome]:
     return engine.submit(PROMPT, GREEDY, adapter=ref, cache_salt=salt)
 
 
-@pytest.mark.parametrize("overlap_depth", [0, 1])
-def test_more_adapters_than_slots(base: Path, refs: list[AdapterRef], overlap_depth: int) -> None:
-    options = {"enable_lora": True, "batch_invariant": True, "overlap_depth": overlap_depth}
+@pytest.mark.parametrize(
+    ("overlap_depth", "tensor_parallel_size"),
+    [
+        (1, 1),
+        pytest.param(0, 1, marks=pytest.mark.long),
+        pytest.param(1, 2, marks=pytest.mark.long),
+    ],
+)
+def test_more_adapters_than_slots(
+    base: Path, refs: list[AdapterRef], overlap_depth: int, tensor_parallel_size: int
+) -> None:
+    options = {
+        "enable_lora": True,
+        "batch_invariant": True,
+        "overlap_depth": overlap_depth,
+        "tensor_parallel_size": tensor_parallel_size,
+    }
     wanted = [*refs, None]
     alone: list[list[int]] = []
     with Engine(str(base), max_loras=1, **options) as engine:
@@ -79,6 +93,7 @@ def test_an_adapter_of_another_model_fails_its_requests_only(
         assert all(len(outcome.token_ids) == 5 for outcome in others)
 
 
+@pytest.mark.long
 def test_offline_requests_name_a_folder(base: Path, refs: list[AdapterRef]) -> None:
     prompt = TokensPrompt(prompt_token_ids=PROMPT)
     request = LoRARequest("a", 1, refs[0].folder)
