@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from tests.support.checkpoints.families import write_specimen
 from tests.support.checkpoints.specimen import VOCAB_SIZE
-from tests.support.cuda.serving import HOST, KINDS, Served, on_cpu, on_cuda, prompts
+from tests.support.cuda.serving import DRAFTS, HOST, KINDS, Served, on_cpu, on_cuda, prompts
 from tests.support.effort import IS_LONG
 from worker.protocol.sampling import SamplingParams
 from worker.rank.runner import ModelRunner
@@ -73,6 +73,37 @@ def test_graphs_yield_what_eager_steps_do(folder: str, options: dict[str, Any]) 
     assert found.waits == []
     assert replays > (20 if IS_LONG else 8)
     assert found.tokens == on_cpu(folder, *requests(1, MAX_TOKENS), **options)
+
+
+@pytest.mark.randomized  # with more tokens
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param(SCARCE, marks=pytest.mark.long)], ids=["plain", "scarce"]
+)
+def test_graphs_replay_drafts(folder: str, options: dict[str, Any]) -> None:
+    """Steps of drafts neither wait nor race; their tokens are those without drafts."""
+    given = [3 * prompt[:10] for prompt in requests(1, MAX_TOKENS)[0][: 6 if IS_LONG else 3]]
+    asked = [
+        SamplingParams(seed=i, max_tokens=20 if IS_LONG else 12, temperature=0.7 * (i % 2))
+        for i in range(len(given))
+    ]
+    drafted = 0
+
+    def count(runner: ModelRunner) -> None:
+        assert runner._graphs is not None
+        forward = runner._graphs.forward
+
+        def counted(batch: Any) -> Any:
+            nonlocal drafted
+            drafted += batch.has_replay
+            return forward(batch)
+
+        runner._graphs.forward = counted  # type: ignore[method-assign]
+
+    always = {**DRAFTS, "speculative_max_utilization": 2.0, "num_speculative_tokens": 4}
+    found = on_cuda(folder, given, asked, meddle=count, **always, **options)
+    assert (found.findings, found.waits) == ([], [])
+    assert drafted > 8
+    assert found.tokens == on_cpu(folder, given, asked, **options)
 
 
 @pytest.mark.long

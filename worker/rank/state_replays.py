@@ -122,8 +122,7 @@ class StateReplays:
         is_stored = (before > 0) & (before <= lengths)
         before = torch.where(is_stored, before, 0)
         pieces = torch.stack((before, lengths - before), dim=1).view(-1)
-        ends = pieces.cumsum(0)
-        piece_starts = torch.cat((ends.new_zeros(1), ends))
+        piece_starts = torch.cat((pieces.new_zeros(1), pieces.cumsum(0)))
         stored = torch.where(is_stored, targets, -1)
         numbers = torch.arange(len(slots) + 1, device=slots.device)
         rows = StateRows(
@@ -136,11 +135,11 @@ class StateReplays:
             num_decodes=0,
             longest=count,
         )
-        most = len(slots) * count if self._uses_bounds or not len(slots) else int(ends[-1])
-        tokens = torch.arange(most, device=slots.device)
-        of_row = torch.searchsorted(ends[1::2].contiguous(), tokens, right=True)
-        of_row = of_row.clamp(max=max(len(slots) - 1, 0))
-        offsets = tokens - piece_starts[:-1:2][of_row]
+        # Tokens of all rows, in order: those after the last one are counted to the last row.
+        most = len(slots) * count if self._uses_bounds else int(lengths.sum())
+        tokens, row_ends = torch.arange(most, device=slots.device), lengths.cumsum(0)
+        of_row = torch.searchsorted(row_ends, tokens, right=True).clamp(max=len(slots) - 1)
+        offsets = tokens - (row_ends - lengths)[of_row]
         return rows, self._cells(slots[of_row], states[of_row] + offsets)
 
     def _cells(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
