@@ -47,4 +47,4 @@ def create_executor(
 
 
 def _has_blocks(config: EngineConfig) -> bool:
-    return load_model_config(config.checkpoint, weights=False).block_size > 1
+    return load_model_config(config.checkpoint, weights=False).diffusion_size > 1

@@ -117,6 +117,9 @@ class Batch:
     logits_indices: torch.Tensor | None = None
     """[S] int64, ascending: indices of the step's tokens whose hidden states the forward pass
     returns; None for all T."""
+    signal: torch.Tensor | None = None
+    """[T, hidden]: self-conditioning signal if the rows are canvases, which attend in both
+    directions; else None."""
 
 
 class BatchBuilder:
@@ -412,6 +415,7 @@ def gather_inputs(
         logits_indices=batch.logits_indices,
         states=states or {},
         state_rows=state_rows,
+        signal=batch.signal,
     )
     return ForwardInputs(input_ids=step.input_ids, positions=step.positions, context=context)
 
@@ -498,7 +502,11 @@ def _attention_rows(
 ) -> _Parts:
     """Attention metadata of the rows of one token, which come first, and of the longer ones; None
     for a part without rows. `query_start`: offsets of the longer rows' tokens among these."""
-    border, ends = batch.num_decodes, batch.ends
+    border, ends, window = batch.num_decodes, batch.ends, spec.window
+    is_bidirectional = batch.signal is not None
+    if is_bidirectional and window:
+        # The window of a canvas is that of its first token; all its tokens attend as its last.
+        window += int(batch.rows[0, 2]) - 1
     decode, extend = None, None
     if border:
         decode = AttentionMetadata(
@@ -519,8 +527,9 @@ def _attention_rows(
             num_queries=batch.num_tokens,
             page_size=tables.page_size,
             block_size=tables.block_size,
-            window=spec.window,
+            window=window,
             is_chunked=spec.is_chunked,
+            is_bidirectional=is_bidirectional,
         )
     return decode, extend
 

@@ -11,6 +11,7 @@ import torch
 from worker.plan.plan import Plan, RankTimes, StepResult
 from worker.rank.batch import Batch
 from worker.rank.device_clock import DeviceClock
+from worker.rank.diffusion.canvas import CanvasStep
 from worker.rank.diffusion.decoder import BlockResults, BlockStep
 from worker.rank.host_pages import HostPages
 from worker.rank.sampler import SamplerOutput
@@ -33,8 +34,8 @@ class ForwardStep:
     """Hidden states of the sampled tokens, or of all; None for a Plan without rows."""
     drafted: DraftedStep | None = None
     """Drafts of the step; None without speculative rows."""
-    blocks: BlockStep | None = None
-    """Running blocks of a block-diffusion model; None for other models."""
+    blocks: BlockStep | CanvasStep | None = None
+    """Running blocks or canvases of a block-diffusion model; None for other models."""
     times: tuple[float, float, float]
     """Host times at the start, after preparation, and after launching the forward pass."""
     copy_s: float = 0.0
