@@ -198,7 +198,8 @@ class DllmConfig:
     """Decoding of block-diffusion models."""
 
     algorithm: DllmAlgorithm = field(default="LowConfidence", metadata={"option": "dllm_algorithm"})
-    """Decoding algorithm of block-diffusion models for requests that do not specify one."""
+    """Decoding algorithm of block-diffusion models for requests that do not specify one. Models
+    with canvases (DiffusionGemma) have an algorithm of their own."""
     fdfo: bool = field(default=True, metadata=_DLLM | {"option": "dllm_fdfo"})
     """First done, first out: remove a finished block from its batch immediately. If false, all
     blocks of a batch wait for the last one."""

@@ -47,6 +47,8 @@ class AttentionSettings:
     """Whether values, in a cache of their own, have fewer dimensions than keys."""
     has_fp8_cache: bool = False
     """Whether caches are FP8 (e4m3)."""
+    has_bidirectional_rows: bool = False
+    """Whether rows may be bidirectional, as in AttentionMetadata."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +85,9 @@ class AttentionMetadata:
     attention."""
     is_chunked: bool = False
     """Whether attention is chunked: windows begin at multiples of their length."""
+    is_bidirectional: bool = False
+    """Whether every query of an extend attends to the same positions as the last one of its row,
+    and so to all queries of the row."""
 
     def __post_init__(self) -> None:
         assert not (self.window and self.block_size > 1), "sliding windows require causal attention"

@@ -59,6 +59,8 @@ def _check(settings: AttentionSettings) -> None:
         raise ValueError(f"{option} is not batch-invariant: use auto or triton")
     if settings.block_size > 1:
         raise ValueError(f"{option} supports causal attention only: use auto")
+    if settings.has_bidirectional_rows:
+        raise ValueError(f"{option} does not support models with canvases: use auto")
     if settings.has_latents:
         raise ValueError(f"{option} does not support MLA: use auto")
     if settings.has_fp8_cache:

@@ -117,6 +117,7 @@ def plan_invariant_extend(metadata: AttentionMetadata) -> InvariantPlan:
                     page_table[row : row + 1],
                     (row_start + begin, row_start + end),
                     (offset + begin, offset + end),
+                    seq_len,
                     split,
                     metadata,
                 )
@@ -129,6 +130,7 @@ def _extend_block(
     table: torch.Tensor,
     queries: tuple[int, int],
     positions: tuple[int, int],
+    seq_len: int,
     split: int,
     metadata: AttentionMetadata,
 ) -> InvariantBlock:
@@ -138,14 +140,21 @@ def _extend_block(
     origin = first_tile * TILE_QUERIES
     visible = torch.arange(origin, origin + num_tiles * TILE_QUERIES, device=table.device)
     visible = ((visible // block_size + 1) * block_size).view(num_tiles, TILE_QUERIES)
+    lowest, end = origin, visible_length(positions[1] - 1, block_size)
+    if metadata.is_bidirectional:
+        lowest, end = seq_len - 1, seq_len
+        visible = torch.full_like(visible, seq_len)
     splits = []
-    begin = metadata.first_visible(origin) // split * split
-    for position in range(begin, visible_length(positions[1] - 1, block_size), split):
+    begin = metadata.first_visible(lowest) // split * split
+    for position in range(begin, end, split):
         # Splits begin where blocks and tiles begin. All queries of the tiles from there on, and of
         # tiles in the same block as one of these, attend to some of the split; earlier ones do not.
+        # All queries of a bidirectional row attend to some of every split.
         first = max(0, position // block_size * block_size // TILE_QUERIES - first_tile)
         stop = num_tiles
-        if window:  # if a tile's first query is past the split, so are the others
+        if metadata.is_bidirectional:
+            first = 0
+        elif window:  # if a tile's first query is past the split, so are the others
             blind = position + split + window - 1
             if metadata.is_chunked:
                 blind = -(-(position + split) // window) * window

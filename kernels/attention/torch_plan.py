@@ -128,6 +128,7 @@ def plan_extend_pieces(metadata: AttentionMetadata) -> tuple[ExtendPiece, ...]:
     """
     page_table, page_size = metadata.page_table, metadata.page_size
     block_size, window = metadata.block_size, metadata.window
+    is_bidirectional = metadata.is_bidirectional
     pieces = []
     row_start = 0
     lengths = zip(metadata.seq_lens_host, metadata.query_lens_host, strict=True)
@@ -135,19 +136,24 @@ def plan_extend_pieces(metadata: AttentionMetadata) -> tuple[ExtendPiece, ...]:
         prefix = seq_len - query_len
         is_windowed = 0 < window < seq_len
         most_keys = min(seq_len, 2 * (window + page_size)) if is_windowed else seq_len
-        needs_no_mask = prefix == 0 and block_size == 1 and not is_windowed
-        step = query_len if needs_no_mask else max(1, _MAX_MASK_ELEMENTS // most_keys)
+        is_causal = prefix == 0 and block_size == 1 and not is_windowed and not is_bidirectional
+        step = query_len if is_causal else max(1, _MAX_MASK_ELEMENTS // most_keys)
         if is_windowed:
             step = min(step, max(window, page_size))
         for first in range(0, query_len, step):
             last = min(first + step, query_len)
-            length = min(visible_length(prefix + last - 1, block_size), seq_len)
-            seen = metadata.first_visible(prefix + first)
+            lowest, highest = prefix + first, prefix + last - 1
+            if is_bidirectional:
+                lowest = highest = seq_len - 1
+            length = min(visible_length(highest, block_size), seq_len)
+            seen = metadata.first_visible(lowest)
             first_page = seen // page_size
             mask = None
-            if not needs_no_mask and (last - first > 1 or seen % page_size):
+            if not is_causal and (lowest < highest or seen % page_size):
                 positions = torch.arange(length, device=page_table.device)
                 queries = positions[prefix + first : prefix + last].unsqueeze(1)
+                if is_bidirectional:
+                    queries = torch.full_like(queries, highest)
                 positions = positions[first_page * page_size :]
                 mask = causal_mask(positions, (queries // block_size + 1) * block_size)
                 if window:
@@ -159,7 +165,7 @@ def plan_extend_pieces(metadata: AttentionMetadata) -> tuple[ExtendPiece, ...]:
                     query_stop=row_start + last,
                     pages=page_table[row, first_page : -(-length // page_size)].long(),
                     length=length - first_page * page_size,
-                    is_causal=needs_no_mask,
+                    is_causal=is_causal,
                     mask=mask,
                 )
             )

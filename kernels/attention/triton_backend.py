@@ -92,6 +92,7 @@ class TritonAttention(CapturableBackend):
                 window=metadata.window,
                 is_chunked=metadata.is_chunked,
                 block_size=metadata.block_size,
+                is_bidirectional=metadata.is_bidirectional,
             )
         return _Step(metadata, rows, self._batch_invariant, self._cap, self._arrived)
 
@@ -192,6 +193,8 @@ def _query_rows(metadata: AttentionMetadata, query_start: torch.Tensor) -> Atten
     index = torch.arange(num_queries, dtype=torch.int32, device=seq_lens.device)
     position = index - (ends - seq_lens).index_select(0, rows)
     visible_lens = (position // metadata.block_size + 1) * metadata.block_size
+    if metadata.is_bidirectional:
+        visible_lens = seq_lens.index_select(0, rows)
     return AttentionRows(
         page_table=metadata.page_table,
         seq_lens=visible_lens,

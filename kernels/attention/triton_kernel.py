@@ -61,7 +61,7 @@ def attend(
         RAGGED=rows.query_start is not None, INDIRECT=rows.page_rows is not None,
         HAS_SINKS=sinks is not None,
         SCALES_VALUES=k_cache.dtype != q.dtype or value_scale != 1.0, CAP=cap,
-        WINDOW=rows.window, CHUNKED=rows.is_chunked,
+        WINDOW=rows.window, CHUNKED=rows.is_chunked, BIDIRECTIONAL=rows.is_bidirectional,
         BLOCK_SIZE=rows.block_size, NUM_KV_HEADS=num_kv_heads, GROUP=group,
         GROUP_WIDTH=next_power_of_2(group), PAGE_SIZE=page_size, HEAD_DIM=head_dim,
         VALUE_DIM=value_dim, BLOCK_D=next_power_of_2(max(16, head_dim)),
@@ -85,7 +85,8 @@ def _attention_kernel(
     q_token_stride, q_head_stride, table_stride, scale, value_scale,
     RAGGED: tl.constexpr, INDIRECT: tl.constexpr, HAS_SINKS: tl.constexpr,
     SCALES_VALUES: tl.constexpr, CAP: tl.constexpr,
-    WINDOW: tl.constexpr, CHUNKED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNKED: tl.constexpr, BIDIRECTIONAL: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_WIDTH: tl.constexpr,
     PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, QUERIES: tl.constexpr,
@@ -102,9 +103,13 @@ def _attention_kernel(
         row, seq_len_ptr, query_start_ptr, page_row_ptr, RAGGED, INDIRECT
     )
 
-    # Positions of the tile's first and last query.
+    # Positions of the tile's first and last query: all attend as if at the last position of a
+    # bidirectional row.
     lowest = seq_len - query_len + begin
     highest_query = seq_len - query_len + tl.minimum(begin + QUERIES, query_len) - 1
+    if BIDIRECTIONAL:
+        lowest = seq_len - 1
+        highest_query = seq_len - 1
     start, stop, filled = _split_of(
         lowest, highest_query, split, length, WINDOW, CHUNKED, BLOCK_SIZE
     )
@@ -118,8 +123,11 @@ def _attention_kernel(
     q_kept = inside[:, None] & (dimension < HEAD_DIM)[None, :]
     q_place = (token * q_token_stride + head * q_head_stride)[:, None] + dimension[None, :]
     q = tl.load(q_ptr + q_place, mask=q_kept, other=0.0)
+    position = seq_len - query_len + query
+    if BIDIRECTIONAL:
+        position = query * 0 + (seq_len - 1)
     highest, weights, total = _attend(
-        start, stop, lowest, highest_query, q, seq_len - query_len + query,
+        start, stop, lowest, highest_query, q, position,
         k_ptr + kv_head * HEAD_DIM, v_ptr + kv_head * VALUE_DIM,
         page_table_ptr + table_row * table_stride, scale, CAP, WINDOW, CHUNKED, BLOCK_SIZE, QUERIES,
         NUM_KV_HEADS, PAGE_SIZE, HEAD_DIM, VALUE_DIM, BLOCK_M, BLOCK_D, BLOCK_V, BLOCK_N, PRECISION,

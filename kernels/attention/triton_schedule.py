@@ -48,6 +48,8 @@ class AttentionRows:
     """Whether windows begin at multiples of their length."""
     block_size: int = 1
     """Number of consecutive positions that attend to each other; 1 for causal attention."""
+    is_bidirectional: bool = False
+    """Whether all queries of a row attend to the same positions, as in AttentionMetadata."""
 
     def part(self, rows: slice) -> AttentionRows:
         """A slice of the rows of a decode."""

@@ -7,7 +7,13 @@ import torch
 
 from kernels.attention import AttentionMetadata, torch_plan
 from kernels.attention.torch_backend import TorchAttention
-from tests.support.kernels.paged_cases import Paged, make_paged, naive_decode, naive_extend
+from tests.support.kernels.paged_cases import (
+    Paged,
+    make_paged,
+    naive_bidirectional,
+    naive_decode,
+    naive_extend,
+)
 
 SHAPES = [(8, 4, 32), (12, 4, 64), (4, 1, 40), (3, 3, 16)]
 
@@ -113,6 +119,18 @@ def test_blocks_see_all_of_themselves(
     q = torch.randn(sum(query_lens), 4, 32)
     out = case.extend(q, query_lens, batch_invariant=batch_invariant, block_size=block_size)
     expected = naive_extend(case, q, query_lens, block_size)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True], ids=["fast", "invariant"])
+@pytest.mark.parametrize("window", [0, 9, 75])
+def test_bidirectional_rows(window: int, batch_invariant: bool) -> None:
+    lens, query_lens = [20, 6, 150], [8, 6, 70]
+    case = make_paged(lens, num_kv_heads=2, head_dim=16)
+    q = torch.randn(sum(query_lens), 4, 16)
+    options = {"batch_invariant": batch_invariant, "is_bidirectional": True}
+    out = case.extend(q, query_lens, window=window, **options)
+    expected = naive_bidirectional(case, q, query_lens, window)
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
 
 

@@ -164,6 +164,7 @@ def capability(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     [
         ((9, 0), {"batch_invariant": True}, "not batch-invariant"),
         ((9, 0), {"block_size": 4}, "supports causal attention only"),
+        ((9, 0), {"has_bidirectional_rows": True}, "does not support models with canvases"),
         ((9, 0), {"has_latents": True}, "does not support MLA"),
         ((9, 0), {"has_fp8_cache": True}, "does not support --kv-cache-dtype fp8"),
         ((9, 0), {"head_dims": (256, 512)}, "up to 256 .* this model has 256 and 512"),

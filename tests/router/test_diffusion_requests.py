@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.protocol.diffusion import DiffusionParams
+from worker.protocol.diffusion import CANVAS_ALGORITHM, DiffusionParams
 
 FIELDS = {"algorithm": "JointThreshold", "threshold": 0.7, "max_post_edit_steps": 4}
 
@@ -94,6 +94,31 @@ async def test_moving_tokens_needs_a_model_that_does(rig) -> None:
     response = await rig.chat(diffusion={"algorithm": "JointThresholdInDel"})
     assert response.status_code == 400
     assert "delete_token_id and split_token_id" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"min_tokens": 3}, "min_tokens"),
+        ({"logprobs": True}, "logprobs"),
+        ({"logit_bias": {"5": 1.0}}, "logit_bias"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"response_format": {"type": "json_object"}}, "structured_outputs"),
+        ({"diffusion": {"algorithm": "LowConfidence"}}, "diffusion.algorithm"),
+        ({"diffusion": {"threshold": 0.5}}, "diffusion.threshold"),
+    ],
+    ids=str,
+)
+async def test_what_canvases_exclude(rig, fields, name) -> None:
+    make_diffusion(rig)
+    for worker in rig.workers:
+        worker.info.dllm_algorithm = CANVAS_ALGORITHM
+    await rig.start()
+    allowed = {"diffusion": {"steps": 20, "entropy_bound": 0.2}, "temperature": 0.5}
+    assert (await rig.chat(**allowed)).status_code == 200
+    response = await rig.chat(**fields)
+    assert response.status_code == 400
+    assert f"{name} is not supported for this model" in response.json()["error"]["message"]
 
 
 async def test_drafts_of_blocks(rig, events) -> None:

@@ -143,6 +143,7 @@ FAMILIES: dict[str, tuple[Excerpt, ...]] = {
     "KimiLinearForCausalLM": (KIMI,),
     "KimiK25ForConditionalGeneration": (KIMI_THINKING,),
     "Kimi_K25ForConditionalGeneration": (KIMI_THINKING,),
+    "DiffusionGemmaForBlockDiffusion": (GEMMA4,),
     "Gemma4ForCausalLM": (GEMMA4,),
     "Gemma4ForConditionalGeneration": (GEMMA4,),
     "Gemma4UnifiedForCausalLM": (GEMMA4,),

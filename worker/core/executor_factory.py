@@ -48,4 +48,4 @@ def create_executor(
 
 def _has_blocks(config: EngineConfig) -> bool:
     model = load_model_config(config.checkpoint, weights=False, pooling=config.pooling)
-    return model.block_size > 1
+    return model.diffusion_size > 1

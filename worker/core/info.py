@@ -13,6 +13,7 @@ from worker.core.adapter_folder import static_adapters
 from worker.models.config.checkpoint import block_hash_salt
 from worker.models.config.model_config import ModelConfig, load_model_config
 from worker.plan.messages import Hello, Ready, Start
+from worker.protocol.diffusion import CANVAS_ALGORITHM
 from worker.protocol.messages import EngineInfo
 from worker.protocol.text.end_tokens import tokenizer_eos_token_id
 
@@ -68,6 +69,12 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello], salt: str) 
     max_total_tokens = groups.max_tokens(
         num_pages, config.cache.page_size, limits.max_num_batched_tokens
     )
+    max_total_tokens -= model.num_ahead
+    if max_total_tokens < 1:
+        raise ValueError(
+            f"the KV cache has less than a canvas of {model.num_ahead} tokens and a prompt: "
+            "increase --gpu-memory-utilization or --tensor-parallel-size, or set --kv-cache-tokens"
+        )
     if groups.num_window:
         max_total_tokens = min(max_total_tokens, max_model_len)
     return EngineInfo(
@@ -80,8 +87,8 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello], salt: str) 
         max_num_seqs=limits.max_num_seqs,
         eos_token_ids=_eos_token_ids(config, model, hellos[0].vocab_size),
         block_hash_salt=_salt(config, hellos[0], salt),
-        block_size=model.block_size,
-        dllm_algorithm=config.dllm.algorithm if model.block_size > 1 else "",
+        block_size=model.diffusion_size,
+        dllm_algorithm=_dllm_algorithm(config, model),
         has_edit_tokens=model.edit_token_ids is not None,
         structured_outputs_backend=config.structured_outputs_backend,
         max_num_batched_tokens=limits.max_num_batched_tokens,
@@ -110,6 +117,13 @@ def _lora(config: EngineConfig) -> dict[str, Any]:
         "max_lora_rank": lora.max_lora_rank,
         "adapters": static_adapters(lora.folders, lora.max_lora_rank),
     }
+
+
+def _dllm_algorithm(config: EngineConfig, model: ModelConfig) -> str:
+    """Default algorithm of a block-diffusion model; empty for an autoregressive one."""
+    if model.canvas is not None:
+        return CANVAS_ALGORITHM
+    return config.dllm.algorithm if model.block_size > 1 else ""
 
 
 def _salt(config: EngineConfig, hello: Hello, salt: str) -> str:

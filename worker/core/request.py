@@ -89,6 +89,7 @@ class Request:
         max_total_tokens: maximum tokens of prompt plus completion on this worker.
         eos_token_ids: the model's end tokens.
         block_size: tokens per block of block diffusion; 1 for an autoregressive model.
+        has_canvases: whether blocks are canvases, which follow the known tokens at any position.
     """
 
     __slots__ = (
@@ -104,6 +105,7 @@ class Request:
         "error",
         "gateway_id",
         "grammar",
+        "has_canvases",
         "is_resubmitted",
         "lease",
         "level",
@@ -140,6 +142,7 @@ class Request:
         max_total_tokens: int,
         eos_token_ids: tuple[int, ...],
         block_size: int = 1,
+        has_canvases: bool = False,
     ) -> None:
         self.request_id, self.attempt = submit.request_id, submit.attempt
         self.gateway_id = submit.gateway_id
@@ -169,6 +172,7 @@ class Request:
         self.end_token_ids = _end_tokens(tuple(eos), self.sampling.stop_token_ids)
         """End and stop tokens of the request; only used for membership."""
         self.block_size = block_size
+        self.has_canvases = has_canvases
         self._begin(arrived_s, arrived_s + submit.waited_ms / 1e3, submit.slo)
 
     def _begin(self, arrived_s: float, queued_s: float, slo: Slo | None) -> None:
@@ -238,11 +242,14 @@ class Request:
     def num_to_compute(self) -> int:
         """Positions to compute before the next token, or the next block.
 
-        A block-diffusion model computes the whole block that contains the next token.
+        A block-diffusion model computes the whole block that contains the next token, or the
+        canvas that begins with it.
         """
         num_tokens = len(self.token_ids) + self.num_placeholders
         if self.block_size == 1:
             return num_tokens
+        if self.has_canvases:
+            return num_tokens + self.block_size
         return (num_tokens // self.block_size + 1) * self.block_size
 
     @property

@@ -16,6 +16,8 @@ DllmAlgorithm = Literal[
 ]
 EDITING: Final = ("JointThreshold", "JointThresholdInDel")
 """Algorithms that replace decoded tokens."""
+CANVAS_ALGORITHM: Final = "Gemma4Renoise"
+"""Algorithm of models with canvases, by its name in SGLang; they support no other."""
 DllmFeature = Literal[
     "inplace",
     "mixed_rounds",
@@ -54,10 +56,11 @@ class DiffusionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     steps: int | None = None
     """Maximum rounds per block: each round decodes at least its share of the positions
     (LowConfidence), or exactly that (LowConfidenceStatic, Sequential). The default is the block
-    size, for one position per round."""
+    size, for one position per round. For canvases, the default is the checkpoint's."""
     entropy_bound: float | None = None
     """Positions are decoded in the order of their entropies while the sum of these, in nats, does
-    not exceed this bound; the first one always is (EntropyBounded). The default is 0.35."""
+    not exceed this bound; the first one always is (EntropyBounded). The default is 0.35; for
+    canvases, the checkpoint's."""
     edit_threshold: float | None = None
     """Probability above which a decoded token is replaced by another (JointThreshold)."""
     max_post_edit_steps: int | None = None

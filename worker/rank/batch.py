@@ -124,6 +124,9 @@ class Batch:
     """Whether any token has a LoRA adapter."""
     selected_adapters: Tensors | None = None
     """Adapters of the tokens `logits_indices`, as in `staged`; None without these or those."""
+    signal: torch.Tensor | None = None
+    """[T, hidden]: self-conditioning signal if the rows are canvases, which attend in both
+    directions; else None."""
 
     @property
     def has_replay(self) -> bool:
@@ -453,6 +456,7 @@ def gather_inputs(
         logits_indices=batch.logits_indices,
         states=states or {},
         state_rows=state_rows,
+        signal=batch.signal,
     )
     return ForwardInputs(input_ids=step.input_ids, positions=step.positions, context=context)
 
@@ -539,7 +543,11 @@ def _attention_rows(
 ) -> _Parts:
     """Attention metadata of the rows of one token, which come first, and of the longer ones; None
     for a part without rows. `query_start`: offsets of the longer rows' tokens among these."""
-    border, ends = batch.num_decodes, batch.ends
+    border, ends, window = batch.num_decodes, batch.ends, spec.window
+    is_bidirectional = batch.signal is not None
+    if is_bidirectional and window:
+        # The window of a canvas is that of its first token; all its tokens attend as its last.
+        window += int(batch.rows[0, 2]) - 1
     decode, extend = None, None
     if border:
         decode = AttentionMetadata(
@@ -560,8 +568,9 @@ def _attention_rows(
             num_queries=batch.num_tokens,
             page_size=tables.page_size,
             block_size=tables.block_size,
-            window=spec.window,
+            window=window,
             is_chunked=spec.is_chunked,
+            is_bidirectional=is_bidirectional,
         )
     return decode, extend
 

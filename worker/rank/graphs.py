@@ -465,8 +465,8 @@ def create_capture(
     draft_backend: AttentionBackend | None = None,
 ) -> StepCapture | None:
     """The capture of a rank's steps; None if all steps run eagerly: due to the configuration,
-    collectives through the host, sparse attention, pooling, or an attention backend that cannot be
-    captured.
+    collectives through the host, canvases, sparse attention, pooling, or an attention backend that
+    cannot be captured.
 
     Args:
         config: the engine's configuration.
@@ -480,6 +480,8 @@ def create_capture(
     if streams is None or config.execution.enforce_eager or not can_capture:
         return None
     if not isinstance(backend, CapturableBackend) or model.pooling is not None:
+        return None
+    if model.canvas is not None:
         return None
     if model.selects_tokens_within(model.resolve_max_model_len(config.max_model_len)):
         return None  # a step's kernels depend on the lengths of its rows

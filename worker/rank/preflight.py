@@ -67,6 +67,8 @@ def check_blocks(config: EngineConfig, model: ModelConfig) -> None:
     Raises:
         ValueError: an option is not supported; the message names it.
     """
+    if model.canvas is not None:
+        _check_canvases(config, model.canvas.length)
     size = model.block_size
     if size == 1:
         return
@@ -84,6 +86,19 @@ def check_blocks(config: EngineConfig, model: ModelConfig) -> None:
             "--dllm-algorithm JointThresholdInDel requires delete_token_id and split_token_id in "
             "config.json, which this model does not have: use JointThreshold"
         )
+    _check_not_speculative(config)
+
+
+def _check_canvases(config: EngineConfig, length: int) -> None:
+    """Checks an engine's configuration for a model with canvases of this length."""
+    if 0 < config.scheduling.max_num_batched_tokens < length:
+        raise ValueError(
+            f"--max-num-batched-tokens must be at least {length}, a canvas of this model"
+        )
+    _check_not_speculative(config)
+
+
+def _check_not_speculative(config: EngineConfig) -> None:
     if config.speculative is not None:
         raise ValueError(
             f"--speculative-method {config.speculative.method} is not supported for "
@@ -180,7 +195,7 @@ def check_draft_model(config: EngineConfig, model: ModelConfig, *, max_model_len
     if not config.draft_checkpoint:
         return
     draft = load_model_config(config.draft_checkpoint, weights=False)
-    if draft.block_size > 1:
+    if draft.diffusion_size > 1:
         raise ValueError(
             "--speculative-model: block-diffusion models are not supported; use an "
             "autoregressive model"

@@ -9,6 +9,7 @@ import msgspec
 
 from worker.config import EngineConfig
 from worker.plan.plan import Admit, BlockAdmit, BlockRow, LogitsParams, Plan, PlannedRow, Row
+from worker.protocol.diffusion import DiffusionParams
 
 PROCESSORS: Final = LogitsParams(
     num_prompt=1,
@@ -33,7 +34,12 @@ class ProfilePlans:
 
 
 def profile_plans(
-    config: EngineConfig, *, max_model_len: int, block_size: int, short_row: int = 0
+    config: EngineConfig,
+    *,
+    max_model_len: int,
+    block_size: int,
+    canvas_length: int = 0,
+    short_row: int = 0,
 ) -> ProfilePlans:
     """Plans for the engine's largest steps.
 
@@ -41,6 +47,7 @@ def profile_plans(
         config: the engine's configuration, for its limits.
         max_model_len: tokens of the longest request.
         block_size: block size of a block-diffusion model; else 1.
+        canvas_length: tokens of a canvas; 0 for models without canvases.
         short_row: tokens up to which rows of a prefill are computed in another way than longer
             ones, which may take more memory; 0 if there is only one way.
     """
@@ -53,6 +60,9 @@ def profile_plans(
         block = BlockAdmit(None, [], max_model_len)
         known = chunk - block_size
         slots = range(min(len(slots), max_num_tokens // block_size))
+    if canvas_length:
+        block = BlockAdmit(DiffusionParams(steps=1), [], max_model_len)
+        slots = range(max(num_chunks, min(len(slots), max_num_tokens // canvas_length)))
     # Random sampling with top-p takes the most memory.
     tokens, adapter = bytes(4 * known), int(config.lora is not None)
     admits = [
@@ -65,9 +75,14 @@ def profile_plans(
     if block:
         prefill = [BlockRow(slot, 0, chunk) for slot in slots[:num_chunks]]
         sampling = [BlockRow(slot, known, block_size) for slot in slots]
+    if canvas_length:
+        num_canvases = max_num_tokens // canvas_length
+        prefill = [PlannedRow(slot, 0, chunk, 0) for slot in slots[:num_chunks]]
+        sampling = [BlockRow(slot, 0, canvas_length) for slot in slots[:num_canvases]]
+        processed = admits
     prefills = [prefill]
     if 0 < short_row < chunk:
         count = -(-max_num_tokens // short_row)
         prefills.append([PlannedRow(slot, 0, short_row, 1) for slot in slots[:count]])
     plans = *(Plan(0, admits, [], rows) for rows in prefills), Plan(0, processed, [], sampling)
-    return ProfilePlans(plans=plans, num_tokens=chunk + 1)
+    return ProfilePlans(plans=plans, num_tokens=max(chunk, canvas_length) + 1)

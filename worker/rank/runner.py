@@ -25,7 +25,8 @@ from worker.rank.adapters import RankAdapters
 from worker.rank.batch import Batch, BatchBuilder, gather_inputs
 from worker.rank.cpu import native_options, tune_cpu_process
 from worker.rank.device_clock import DeviceClock
-from worker.rank.diffusion.decoder import BlockDecoder
+from worker.rank.diffusion.canvas import CanvasDecoder, CanvasStep, signal_bytes
+from worker.rank.diffusion.decoder import BlockDecoder, BlockStep
 from worker.rank.dtype import resolve_cache_dtype, resolve_dtype
 from worker.rank.graphs import StepGraphs, create_capture
 from worker.rank.host_pages import HostPages, create_host_pages
@@ -98,7 +99,8 @@ class ModelRunner:
             quantizes_fp8=config.quantization == "fp8",
             cache_dtype=self.cache_dtype,
         )
-        self.model = build_model(self.model_config, options, self.max_model_len)
+        self._num_positions = self.max_model_len + self.model_config.num_ahead
+        self.model = build_model(self.model_config, options, self._num_positions)
         self._adapters: RankAdapters | None = None
         if config.lora is not None:
             uses_library = config.execution.cpu_backend != "torch"
@@ -133,7 +135,7 @@ class ModelRunner:
         )
         self._graphs: StepGraphs | None = None
         self._drafter: Drafter | None = None
-        self._blocks: BlockDecoder | None = None
+        self._blocks: BlockDecoder | CanvasDecoder | None = None
         self._pooler: Pooler | None = None
         self._host_pages: HostPages | None = None
 
@@ -162,7 +164,7 @@ class ModelRunner:
             ValueError: it does not support the model.
         """
         config, model = self.config, self.model_config
-        windows = model.windows_within(self.max_model_len)
+        windows = model.windows_within(self._num_positions)
         return create_attention_backend(
             config.execution.attention_backend,
             AttentionSettings(
@@ -180,6 +182,7 @@ class ModelRunner:
                 head_dims=model.head_dims,
                 has_narrow_values=model.value_dim is not None,
                 has_fp8_cache=self.cache_dtype is not None,
+                has_bidirectional_rows=model.canvas is not None,
             ),
         )
 
@@ -193,7 +196,7 @@ class ModelRunner:
             ),
             page_groups=self._page_groups,
             state_bytes=self._slot_bytes(),
-            max_model_len=self.max_model_len,
+            max_model_len=self._num_positions,
             profile=self._profile,
             graphs=self._measure_graphs,
         )
@@ -284,7 +287,7 @@ class ModelRunner:
             # Forward pass: on a graph if one fits.
             hidden = None
             if batch is not None:
-                hidden = self._run(batch, None if blocks is None else blocks.logits_indices)
+                hidden = self._run_blocks(batch, blocks)
             if slot is not None:
                 slot.forwarded.record()
         return ForwardStep(
@@ -315,7 +318,11 @@ class ModelRunner:
             if self._pooler is not None:
                 if step.hidden is not None and step.pooled is not None:
                     pooled = self._pooler.pool(step.hidden, step.pooled)
-            elif self._blocks is not None and step.blocks is not None:
+            elif isinstance(step.blocks, BlockStep):
+                assert isinstance(self._blocks, BlockDecoder), "a step of a model with blocks"
+                blocks = self._blocks.run(step.blocks, step.hidden, masks)
+            elif isinstance(step.blocks, CanvasStep):
+                assert isinstance(self._blocks, CanvasDecoder), "a step of a model with canvases"
                 blocks = self._blocks.run(step.blocks, step.hidden, masks)
             elif step.batch is not None and step.hidden is not None:
                 mask_rows = step.mask_rows(masks, self._tables) if step.plan.masked else None
@@ -441,6 +448,12 @@ class ModelRunner:
             hidden = self.run_model(batch)
         return hidden if logits_indices is None else hidden.index_select(0, logits_indices)
 
+    def _run_blocks(self, batch: Batch, blocks: BlockStep | CanvasStep | None) -> torch.Tensor:
+        """Hidden states that running blocks or canvases need; without any, as `_run`."""
+        if isinstance(blocks, CanvasStep) and blocks.signal is not None:
+            return self.run_model(replace(batch, signal=blocks.signal))
+        return self._run(batch, None if blocks is None else blocks.logits_indices)
+
     def _skips_unread(self) -> bool:
         """Whether the last layer leaves out positions whose outputs are not read: not if experts
         are chosen per block, since they depend on all of its positions."""
@@ -452,6 +465,11 @@ class ModelRunner:
         batch = self._build(plan, None, None)
         assert batch is not None, "a round has rows"
         return self._run(batch, logits_indices)
+
+    def _forward_canvases(self, plan: Plan, signal: torch.Tensor) -> torch.Tensor:
+        batch = self._build(plan, None, None)
+        assert batch is not None, "a round has rows"
+        return self.run_model(replace(batch, signal=signal))
 
     def _on_compute_stream(self) -> AbstractContextManager[object]:
         return nullcontext() if self._streams is None else torch.cuda.stream(self._streams.compute)
@@ -476,7 +494,7 @@ class ModelRunner:
         )
         self._tables = DeviceTables(
             max_num_seqs=config.scheduling.max_num_seqs,
-            max_model_len=min(self.max_model_len, most),
+            max_model_len=min(self._num_positions, most),
             page_size=config.cache.page_size,
             vocab_size=self.model_config.vocab_size,
             device=self.device,
@@ -506,6 +524,14 @@ class ModelRunner:
                 forward=self._forward_plan,
                 score=self.model.compute_logits,
             )
+        if self.model_config.canvas is not None:
+            self._blocks = CanvasDecoder(
+                *(self.config, self.model_config, self._tables),
+                dtype=self.dtype,
+                forward=self._forward_canvases,
+                score=self.model.compute_logits,
+                embed=self.model.embed_shares,
+            )
 
     def _recomputes(self) -> bool:
         """Whether cached prefixes are of no use, since all hidden states are pooled."""
@@ -513,13 +539,14 @@ class ModelRunner:
         return pooling is not None and pooling.info.pooling_type != "last"
 
     def _slot_bytes(self) -> int:
-        """Bytes of the states, with the inputs that are kept for them, of the tables of logits
-        processors of all slots, and of LoRA adapters."""
+        """Bytes of the states, with the inputs that are kept for them, of the signals and tables of
+        logits processors of all slots, and of LoRA adapters."""
         num_rows = self.config.scheduling.max_num_seqs + 1
         processors = table_bytes(num_rows, self.model_config.vocab_size)
-        inputs = self._layout.state_input_bytes * self._num_replayed
+        own = self._layout.state_bytes + self._layout.state_input_bytes * self._num_replayed
+        own += signal_bytes(self.model_config, self.dtype)
         adapters = 0 if self._adapters is None else self._adapters.num_bytes
-        return (self._layout.state_bytes + inputs) * num_rows + processors + adapters
+        return own * num_rows + processors + adapters
 
     @property
     def _num_replayed(self) -> int:
@@ -546,6 +573,7 @@ class ModelRunner:
             self.config,
             max_model_len=self.max_model_len,
             block_size=self.model_config.block_size,
+            canvas_length=self.model_config.num_ahead,
             short_row=MIN_QUERIES - 1 if is_expanded else 0,
         )
         with self._on_compute_stream():
@@ -560,6 +588,7 @@ class ModelRunner:
             self.config,
             max_model_len=self._tables.max_model_len,
             block_size=self.model_config.block_size,
+            canvas_length=self.model_config.num_ahead,
             top_k=self._layout.spec.top_k,
         )
         vocab_size = self.model_config.vocab_size

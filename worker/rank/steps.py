@@ -12,6 +12,7 @@ from worker.plan.plan import Plan, RankTimes, StepResult
 from worker.rank.adapters import RankAdapters
 from worker.rank.batch import Batch
 from worker.rank.device_clock import DeviceClock
+from worker.rank.diffusion.canvas import CanvasStep
 from worker.rank.diffusion.decoder import BlockResults, BlockStep
 from worker.rank.host_pages import HostPages
 from worker.rank.pooling import PooledRows, PooledVectors
@@ -35,8 +36,8 @@ class ForwardStep:
     """Hidden states of the sampled tokens, or of all; None for a Plan without rows."""
     drafted: DraftedStep | None = None
     """Drafts of the step; None without speculative rows."""
-    blocks: BlockStep | None = None
-    """Running blocks of a block-diffusion model; None for other models."""
+    blocks: BlockStep | CanvasStep | None = None
+    """Running blocks or canvases of a block-diffusion model; None for other models."""
     pooled: PooledRows | None = None
     """Rows of a pooling model; None for other models."""
     times: tuple[float, float, float]

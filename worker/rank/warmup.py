@@ -32,6 +32,7 @@ from worker.plan.plan import (
     Row,
 )
 from worker.progress import progress
+from worker.protocol.diffusion import DiffusionParams
 from worker.rank.profiling import PROCESSORS
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,8 @@ class WarmUpLimits:
     max_model_len: int
     block_size: int
     """Block size of a block-diffusion model; else 1."""
+    canvas_length: int = 0
+    """Tokens of a canvas; 0 for models without canvases."""
     num_drafts: int
     """Maximum drafts of a row; 0 without speculative decoding."""
     top_k: int = 0
@@ -97,7 +100,12 @@ def choose_kernel_cache() -> None:
 
 
 def warm_up_limits(
-    config: EngineConfig, *, max_model_len: int, block_size: int, top_k: int = 0
+    config: EngineConfig,
+    *,
+    max_model_len: int,
+    block_size: int,
+    canvas_length: int = 0,
+    top_k: int = 0,
 ) -> WarmUpLimits:
     """The limits of one rank's steps.
 
@@ -105,6 +113,7 @@ def warm_up_limits(
         config: the group's engine configuration.
         max_model_len: tokens of the longest request that the rank's tables hold.
         block_size: block size of a block-diffusion model; else 1.
+        canvas_length: as in WarmUpLimits.
         top_k: as in WarmUpLimits.
     """
     limits, speculative = config.scheduling, config.speculative
@@ -116,6 +125,7 @@ def warm_up_limits(
         longest_row=longest // block_size * block_size,
         max_model_len=max_model_len,
         block_size=block_size,
+        canvas_length=canvas_length,
         num_drafts=min(most_drafts, longest - 1),
         top_k=top_k if top_k < max_model_len else 0,
         has_adapters=config.lora is not None,
@@ -131,7 +141,8 @@ def warm_up(execute: Execute, limits: WarmUpLimits, *, vocab_size: int, show: bo
         vocab_size: number of bits of a mask.
         show: whether to show a progress bar.
     """
-    steps = list(_block_steps(limits) if limits.block_size > 1 else _steps(limits))
+    kind = _block_steps if limits.block_size > 1 else _steps
+    steps = list((_canvas_steps if limits.canvas_length else kind)(limits))
     mask = b"\xff" * (-(-vocab_size // 32) * 4)
     shown = progress(
         "compiling kernels",
@@ -187,6 +198,21 @@ def _block_steps(limits: WarmUpLimits) -> Iterator[Plan]:
     for options in (_RANDOM, _FILTERED, _PROCESSED):
         yield Plan(0, [_admit(row, 0, options, block=block)], [], [row])
     yield Plan(0, [_admit(row, 0, block=block)], [], [row], masked=[0])
+
+
+def _canvas_steps(limits: WarmUpLimits) -> Iterator[Plan]:
+    """Warm-up steps of a model with canvases, on page tables with only the dummy page."""
+    size = limits.canvas_length
+    block = BlockAdmit(DiffusionParams(steps=1), [], limits.max_model_len)
+    for lengths in _prompts(limits):
+        rows: list[Row] = [PlannedRow(slot, 0, length, 0) for slot, length in enumerate(lengths)]
+        yield Plan(0, [_admit(row, row.length, block=block) for row in rows], [], rows)
+    for count in _doubling(1, min(limits.max_num_seqs, limits.max_num_tokens // size)):
+        rows = [BlockRow(slot, 0, size) for slot in range(count)]
+        yield Plan(0, [_admit(row, 0, block=block) for row in rows], [], rows)
+    row = BlockRow(0, 0, size)
+    for options in (_RANDOM, _FILTERED):
+        yield Plan(0, [_admit(row, 0, options, block=block)], [], [row])
 
 
 def _admit(

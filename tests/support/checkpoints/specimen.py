@@ -256,7 +256,7 @@ def write(specimen: Specimen, folder: Path) -> Model:
     model.set_attn_implementation("eager")
     with torch.no_grad():
         for key, tensor in model.state_dict().items():
-            _draw(key, tensor)
+            draw(key, tensor)
     model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=7, pad_token_id=0)
     model.save_pretrained(folder)
     if specimen.rewrite is not None:
@@ -330,7 +330,7 @@ def _wrapped(name: str, text: Any) -> Any:
     )
 
 
-def _draw(key: str, tensor: torch.Tensor) -> None:
+def draw(key: str, tensor: torch.Tensor) -> None:
     """Sets random values, since the initial ones hide features: biases of 0, norms of 1, small
     layers."""
     if not tensor.is_floating_point():

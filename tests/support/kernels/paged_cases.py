@@ -70,6 +70,7 @@ class Paged:
         window: int = 0,
         *,
         is_chunked: bool = False,
+        is_bidirectional: bool = False,
     ) -> AttentionMetadata:
         starts = torch.tensor([0, *query_lens], device=self.k_cache.device).cumsum(0).int()
         return AttentionMetadata(
@@ -82,6 +83,7 @@ class Paged:
             block_size=block_size,
             window=window,
             is_chunked=is_chunked,
+            is_bidirectional=is_bidirectional,
         )
 
     def attend(
@@ -117,10 +119,13 @@ class Paged:
         block_size: int = 1,
         window: int = 0,
         is_chunked: bool = False,
+        is_bidirectional: bool = False,
     ) -> torch.Tensor:
         """Extends with the backend selected for the cache's device."""
         backend = self.backend(batch_invariant, block_size)
-        metadata = self.extends(query_lens, block_size, window, is_chunked=is_chunked)
+        metadata = self.extends(
+            query_lens, block_size, window, is_chunked=is_chunked, is_bidirectional=is_bidirectional
+        )
         return self.attend(q, backend, metadata)
 
     def backend(self, batch_invariant: bool = False, block_size: int = 1) -> AttentionBackend:
@@ -205,6 +210,22 @@ def naive_attention(
         scores = torch.cat((scores, own_sinks), dim=-1)
     weights = scores.softmax(-1)[..., : k.shape[0]]
     return torch.einsum("htl,lhd->thd", weights, values)
+
+
+def naive_bidirectional(
+    case: Paged, q: torch.Tensor, query_lens: list[int], window: int = 0
+) -> torch.Tensor:
+    """Each query attends as a decode at the end of its row."""
+    parts = [
+        naive_attention(
+            query.unsqueeze(0),
+            *(case.row(case.k_cache, row), case.row(case.v_cache, row), case.scale),
+            window=window,
+        )
+        for row, part in enumerate(q.split(query_lens))
+        for query in part
+    ]
+    return torch.cat(parts)
 
 
 def naive_decode(

@@ -461,6 +461,22 @@ def block_extend_case(device: str, dtype: torch.dtype) -> None:
             )
 
 
+def bidirectional_case(device: str, dtype: torch.dtype) -> None:
+    """Rows of several tiles of queries, with keys in several splits, and windows."""
+    tile = extend_blocks(32, dtype, 2, 999).rows // 2
+    lens, query_lens = [9, 3 * tile + 21], [9, 2 * tile + 5]
+    case = make_paged(lens, num_kv_heads=2, head_dim=32, device=device, dtype=dtype)
+    q = _randn(sum(query_lens), 4, 32, device=device, dtype=dtype)
+    for window in (0, 2 * tile + 11):
+        run = partial(case.extend, q, query_lens, window=window, is_bidirectional=True)
+        for invariant in (False, True):
+            _compare(
+                partial(run, batch_invariant=invariant),
+                dtype,
+                reference=partial(run, batch_invariant=False),
+            )
+
+
 def choose_experts_case(device: str, dtype: torch.dtype) -> None:
     """Groups that are not powers of two, blocks, biases, factors, slices of wider rows."""
     bias = torch.randn(60).to(device)
@@ -708,6 +724,7 @@ CASES: list[Case] = [
     *FP8_CASES,
     *LORA_CASES,
     block_extend_case,
+    bidirectional_case,
     choose_experts_case,
     align_case,
     fused_moe_case,

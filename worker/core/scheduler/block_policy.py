@@ -30,10 +30,14 @@ class BlockPolicy:
     fused_commit: bool = True
     """Whether a row can have a running block preceded by earlier positions: the last pass over a
     finished block is then combined with the first one of the next block."""
+    has_canvases: bool = False
+    """Whether blocks are canvases, which follow the known tokens at any position."""
 
     @classmethod
-    def of(cls, config: DllmConfig, size: int) -> Self:
-        """Policy for an engine whose model has blocks of `size` positions."""
+    def of(cls, config: DllmConfig, size: int, *, has_canvases: bool = False) -> Self:
+        """Policy for an engine whose model has blocks, or canvases, of `size` positions."""
+        if has_canvases:
+            return cls(size=size, mixed_rounds=False, fused_commit=False, has_canvases=True)
         features = config.features
         return cls(
             size=size,

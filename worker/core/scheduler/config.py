@@ -7,6 +7,7 @@ from typing import Self
 
 from worker.config import EngineConfig, SchedulingConfig
 from worker.core.scheduler.block_policy import BlockPolicy
+from worker.protocol.diffusion import CANVAS_ALGORITHM
 from worker.protocol.host_cache import HostCachePolicy
 from worker.protocol.messages import EngineInfo
 from worker.protocol.page_groups import ONE_GROUP, PageGroups
@@ -59,17 +60,18 @@ class SchedulerConfig(SchedulingConfig):
             raise ValueError(
                 f"num_pages must be more than {self.page_groups.num_groups}, got {self.num_pages}"
             )
-        if self.page_groups.num_window and self.blocks is not None:
-            raise ValueError("sliding-window layers are incompatible with block diffusion")
+        blocks = None if self.blocks is None or self.blocks.has_canvases else self.blocks
+        if self.page_groups.num_window and blocks is not None:
+            raise ValueError("sliding-window layers are incompatible with blocks of diffusion")
         if self.page_groups.snapshot_pages and self.blocks is not None:
             raise ValueError("linear-attention layers are incompatible with block diffusion")
         if self.num_host_pages and not self.enable_prefix_caching:
             raise ValueError("num_host_pages requires enable_prefix_caching")
         if self.max_model_len < 2:
             raise ValueError(f"max_model_len must be at least 2, got {self.max_model_len}")
-        if self.blocks is not None and self.page_size % self.blocks.size:
+        if blocks is not None and self.page_size % blocks.size:
             raise ValueError(
-                f"page_size must be a multiple of the block size {self.blocks.size}, "
+                f"page_size must be a multiple of the block size {blocks.size}, "
                 f"got {self.page_size}"
             )
 
@@ -84,6 +86,10 @@ class SchedulerConfig(SchedulingConfig):
         limits, pooling, lora = config.scheduling, info.pooling, config.lora
         # Other pooling needs the hidden states of all tokens, which are not cached.
         can_reuse = pooling is None or pooling.pooling_type == "last"
+        blocks = None
+        if info.block_size > 1:
+            has_canvases = info.dllm_algorithm == CANVAS_ALGORITHM
+            blocks = BlockPolicy.of(config.dllm, info.block_size, has_canvases=has_canvases)
         return cls(
             **{item.name: getattr(limits, item.name) for item in fields(SchedulingConfig)},
             enable_prefix_caching=config.cache.enable_prefix_caching and can_reuse,
@@ -98,13 +104,16 @@ class SchedulerConfig(SchedulingConfig):
             num_ranks=info.tensor_parallel_size,
             max_loras=0 if lora is None else lora.max_loras,
             max_cpu_loras=0 if lora is None else lora.num_host_copies,
-            blocks=BlockPolicy.of(config.dllm, info.block_size) if info.block_size > 1 else None,
+            blocks=blocks,
         )
 
     @property
     def max_total_tokens(self) -> int:
-        """Length at which any request ends: the model's maximum, or the capacity of the cache."""
+        """Length at which any request ends: the model's maximum, or the capacity of the cache, less
+        a canvas."""
         capacity = self.page_groups.max_tokens(
             self.num_pages - 1, self.page_size, self.max_num_batched_tokens
         )
+        if self.blocks is not None and self.blocks.has_canvases:
+            capacity -= self.blocks.size
         return min(self.max_model_len, capacity)

@@ -11,9 +11,12 @@ from worker.core.scheduler.step import StepBuilder
 
 
 def num_still_needed(request: Request, page_size: int, cache: CacheManager) -> int:
-    """Pages that a running request still needs for all its known tokens and one more page."""
+    """Pages that a running request still needs for all its known tokens and one more page, or a
+    canvas."""
     assert request.lease is not None
     num_tokens = min(request.limit, len(request.token_ids) + page_size)
+    if request.has_canvases:
+        num_tokens = request.num_to_compute
     return cache.num_still_needed(num_tokens, request.lease)
 
 
@@ -42,6 +45,18 @@ class PageClaims:
         if length:
             builder.add_row(request, lease, length)
         return length
+
+    def extend(self, request: Request, lease: Lease, length: int, builder: StepBuilder) -> bool:
+        """Extends a lease by the pages of the next `length` positions; returns whether it has all
+        of them. Pages that it got are kept if it has not."""
+        end = request.num_computed + length
+        while (missing := -(-end // self._page_size) - len(lease.pages)) > 0:
+            if not self._make_available(request):
+                return False
+            start = len(lease.pages)
+            self._cache.allocate(lease, min(missing, self._cache.num_allocatable))
+            builder.write_pages(lease.slot, self._cache.page_rows(lease, start))
+        return True
 
     def add_draft_row(
         self, request: Request, lease: Lease, num_drafts: int, builder: StepBuilder

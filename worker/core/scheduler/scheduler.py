@@ -13,6 +13,7 @@ from worker.core.request import Request, RequestState
 from worker.core.scheduler.adapter_gate import AdapterGate
 from worker.core.scheduler.admission import Admission
 from worker.core.scheduler.block_steps import BlockSteps
+from worker.core.scheduler.canvas_steps import CanvasSteps
 from worker.core.scheduler.config import SchedulerConfig
 from worker.core.scheduler.finish import tokens_up_to_end
 from worker.core.scheduler.host_load_policy import HostLoadPolicy
@@ -79,7 +80,8 @@ class Scheduler:
             self.steps = TokenSteps(state, self.lifecycle, self.admission, speculation)
         else:
             assert speculation is None, "block diffusion with drafts is rejected at loading"
-            self.steps = BlockSteps(state, self.lifecycle, self.admission)
+            kind = CanvasSteps if config.blocks.has_canvases else BlockSteps
+            self.steps = kind(state, self.lifecycle, self.admission)
         limits = QueueLimits(config.max_queued_requests, config.max_queued_tokens)
         self._shedder = LoadShedder(limits, state.queue, state.cache, state.drain)
         self._in_flight: deque[StepInFlight] = deque()
@@ -127,6 +129,7 @@ class Scheduler:
             max_total_tokens=self.config.max_total_tokens,
             eos_token_ids=self.config.eos_token_ids,
             block_size=1 if self.config.blocks is None else self.config.blocks.size,
+            has_canvases=self.config.blocks is not None and self.config.blocks.has_canvases,
         )
         num_least = len(request.token_ids) + (not request.is_pooled)
         assert num_least <= self.config.max_total_tokens, "too long: not rejected"

@@ -226,6 +226,11 @@ class DecoderModel(ABC):
         """Token ids [T] to the first layer's input [T, hidden]."""
         return self.embed_tokens.forward(input_ids)
 
+    def embed_shares(self, shares: torch.Tensor) -> torch.Tensor:
+        """Distributions over tokens [T, vocab_size], in the model's data type, to averages of the
+        tokens' embeddings [T, hidden]."""
+        return self.embed_tokens.average(shares)
+
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
     ) -> torch.Tensor:

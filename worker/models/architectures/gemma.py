@@ -47,6 +47,10 @@ class GemmaForCausalLM(DecoderModel):
         """Token ids [T] to the first layer's input [T, hidden]."""
         return super().embed(input_ids) * self._embedding_scale
 
+    def embed_shares(self, shares: torch.Tensor) -> torch.Tensor:
+        """Distributions over tokens [T, vocab_size] to averages of their embeddings [T, hidden]."""
+        return super().embed_shares(shares) * self._embedding_scale
+
 
 class GemmaLayer(SandwichLayer):
     """A layer with norms before and after each block, named as in Gemma's checkpoints."""

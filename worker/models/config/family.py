@@ -322,6 +322,10 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """Block size and mask token; (1, None) for an autoregressive family."""
         return 1, None
 
+    def canvas(self) -> int | None:
+        """Tokens of a canvas (block diffusion from random tokens); None for other families."""
+        return None
+
     def edit_tokens(self) -> tuple[int, int] | None:
         """Tokens that delete and insert a position of a block (block diffusion); None if the model
         has none."""

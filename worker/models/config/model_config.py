@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from worker.models.config.block_config import BlockSparseConfig
+from worker.models.config.canvas_config import CanvasConfig
 from worker.models.config.checkpoint import check_files, read_json, resolve_checkpoint
 from worker.models.config.families import FAMILIES, read_family
 from worker.models.config.family import FamilyConfig, HeadSizes
@@ -103,6 +104,8 @@ class ModelConfig:
     """Token at undecided positions; None for an autoregressive model."""
     edit_token_ids: tuple[int, int] | None = None
     """Tokens that delete and insert a position of a block; None if the model has none."""
+    canvas: CanvasConfig | None = None
+    """Canvases of a model that generates these; None for other models."""
     moe: MoeConfig | None = None
     """Mixture of experts; None for a dense model."""
     mla: MlaConfig | None = None
@@ -140,7 +143,10 @@ class ModelConfig:
         mla, moe, mamba = family.mla(rope), _experts(family), family.mamba()
         windows, biases = family.windows(), family.biases()
         block_size, mask_token_id = family.block_diffusion()
+        canvas = _canvas(family, folder)
         limit, reason = _length_limit(family, rope, windows if block_size > 1 else ())
+        if canvas is not None:
+            limit, reason = limit - canvas.length, f"{reason}, less a canvas of {canvas.length}"
         return cls(
             architecture=family.architecture,
             folder=folder,
@@ -182,11 +188,24 @@ class ModelConfig:
             block_size=block_size,
             mask_token_id=mask_token_id,
             edit_token_ids=family.edit_tokens(),
+            canvas=canvas,
             quantization=quantization,
             extra=family.extra(),
             tensors=_with_skipped_tensors(tensors, family, quantization),
             pooling=pooler,
         )
+
+    @property
+    def diffusion_size(self) -> int:
+        """Tokens that a block-diffusion model generates together: a block or a canvas; 1 for an
+        autoregressive model."""
+        return self.block_size if self.canvas is None else self.canvas.length
+
+    @property
+    def num_ahead(self) -> int:
+        """Positions after the longest request that are computed, too: those of a canvas; else
+        0."""
+        return 0 if self.canvas is None else self.canvas.length
 
     def windows_within(self, max_model_len: int) -> tuple[int, ...]:
         """Sliding windows per layer in sequences of at most `max_model_len` tokens: number of
@@ -292,6 +311,14 @@ def _ropes(family: FamilyConfig) -> tuple[RopeConfig, RopeConfig | None]:
             f"rotary dimensions, got {len(rope.short_factors)}: fix it"
         )
     return rope, parse_window_rope(raw, length, family.window_theta) if by_layer else None
+
+
+def _canvas(family: FamilyConfig, folder: Path) -> CanvasConfig | None:
+    """The canvases, generated as generation_config.json specifies; None for other families."""
+    length, path = family.canvas(), folder / "generation_config.json"
+    if length is None:
+        return None
+    return CanvasConfig.of(length, read_json(path) if path.is_file() else {})
 
 
 def _experts(family: FamilyConfig) -> MoeConfig | None:

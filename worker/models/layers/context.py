@@ -96,6 +96,9 @@ class ForwardContext:
     """State caches by linear-attention layer."""
     state_rows: StateRows | None = None
     """Rows of the step for linear-attention layers; None without such layers."""
+    signal: torch.Tensor | None = None
+    """[T, hidden]: self-conditioning signal of the step's tokens, which are those of canvases; None
+    if the step computes known tokens."""
     per_layer: torch.Tensor | None = None
     """[T, layers, size], or [S, layers, size] in layers that only compute the tokens of
     `logits_indices`: per-layer embeddings; None in models without."""

@@ -306,6 +306,13 @@ class VocabParallelEmbedding:
         rows = self.weight.index_select(0, local.masked_fill(foreign, 0))
         return self._group.all_reduce(rows.masked_fill_(foreign.unsqueeze(1), 0))
 
+    def average(self, shares: torch.Tensor) -> torch.Tensor:
+        """Shares of tokens [T, vocabulary], in the data type of the weight, to averages of their
+        embeddings [T, hidden]."""
+        local = shares[:, self.start : self.start + self._num_rows]
+        averages = local @ self.weight[: self._num_rows]
+        return averages if self._group.world_size == 1 else self._group.all_reduce(averages)
+
 
 class ParallelLMHead:
     """LM head whose vocabulary is divided among the ranks.

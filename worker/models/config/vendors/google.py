@@ -288,6 +288,36 @@ class Gemma4UnifiedConfig(Gemma4Config, kw_only=True):
     hidden_size_per_layer_input: Literal[0] = 0
 
 
+class DiffusionGemmaConfig(Gemma4Config, kw_only=True):
+    """The language model of DiffusionGemma: Gemma 4 with experts, which computes known tokens
+    causally, and canvases in both directions."""
+
+    architecture = "DiffusionGemmaForBlockDiffusion"
+    model_types = ("diffusion_gemma",)
+    implementation = "diffusion_gemma:DiffusionGemmaForBlockDiffusion"
+    skipped = ("model.encoder.vision_tower.", "model.encoder.embed_vision.")
+
+    final_logit_softcapping: Number | None = 30.0
+    attention_k_eq_v: Yes = True
+    enable_moe_block: Yes = True
+    num_experts: Count
+    top_k_experts: Count
+    moe_intermediate_size: Count
+    hidden_size_per_layer_input: Literal[0] = 0
+    num_kv_shared_layers: Literal[0] = 0
+    use_double_wide_mlp: No = False
+    canvas_length: Count = 256
+
+    @classmethod
+    def prepare(cls, raw: RawConfig) -> RawConfig:
+        """The keys of the language model, and those beside them that concern it."""
+        return super().prepare(_DIFFUSION_GEMMA.text_config(raw))
+
+    def canvas(self) -> int | None:
+        """Tokens of a canvas."""
+        return self.canvas_length
+
+
 class Gemma3nConfig(FamilyConfig, kw_only=True):
     """The language model of Gemma 3n: four streams of hidden states (AltUp), low-rank residuals
     (Laurel), sparse activations in the first MLPs, per-layer embeddings, and last layers that read
@@ -381,7 +411,7 @@ class Gemma3nConfig(FamilyConfig, kw_only=True):
 
 FAMILIES = (
     *(GemmaConfig, Gemma2Config, Gemma3Config, Gemma3nConfig),
-    *(Gemma4Config, Gemma4UnifiedConfig),
+    *(Gemma4Config, Gemma4UnifiedConfig, DiffusionGemmaConfig),
 )
 _GEMMA3N_KEYS = words(
     """
@@ -397,6 +427,13 @@ _GEMMA4_KEYS = words(
     vision_config audio_config image_token_id video_token_id audio_token_id boi_token_id
     eoi_token_id boa_token_id eoa_token_id eoa_token_index vision_soft_tokens_per_image
     """
+)
+_DIFFUSION_GEMMA = MultimodalConfig(
+    architectures=(DiffusionGemmaConfig.architecture,),
+    model_type="diffusion_gemma",
+    texts={"diffusion_gemma_text": DiffusionGemmaConfig.architecture},
+    keys=_GEMMA4_KEYS,
+    tensors=TensorNames(),
 )
 MULTIMODAL = (
     MultimodalConfig(

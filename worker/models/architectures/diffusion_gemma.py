@@ -1,0 +1,107 @@
+"""DiffusionGemma (huggingface.co/google): Gemma 4 with experts, as an encoder of known tokens,
+which is causal and writes the KV cache, and as a decoder of canvases, which attends in both
+directions. They only differ in the factors of layers; the decoder has self-conditioning.
+
+Schema: `config/vendors/google.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import copy
+from typing import ClassVar
+
+import torch
+
+from worker.models.architectures.gemma4 import Gemma4ForCausalLM, Gemma4Layer
+from worker.models.config.model_config import ModelConfig
+from worker.models.layers.context import ForwardContext
+from worker.models.layers.linear_method import LayerOptions, WeightSlot
+from worker.models.layers.norms import RMSNorm
+from worker.models.layers.self_conditioning import SelfConditioning
+
+
+class DiffusionGemmaLayer(Gemma4Layer):
+    """Gemma 4's layer with two factors of its output: one for canvases, and one for known tokens.
+
+    Args:
+        model: the model that the layer belongs to.
+        index: index of the layer, from 0.
+    """
+
+    def __init__(self, model: DiffusionGemmaForBlockDiffusion, index: int) -> None:
+        super().__init__(model, index)
+        self._encoder_scalar = torch.empty_like(self._scalar)
+        self._encoder: DiffusionGemmaLayer | None = None
+        """The same layer with the factor for known tokens; None before the weights are loaded."""
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of the layer; `prefix` ends with a dot."""
+        yield from super().weight_slots(prefix)
+        yield WeightSlot(
+            name=f"model.encoder.language_model.layers.{self._index}.layer_scalar",
+            destination=self._encoder_scalar,
+            full_shape=(1,),
+        )
+
+    def process_after_loading(self) -> None:
+        """Packs the loaded weights, and folds each factor into a last norm."""
+        *others, last = self.norms
+        assert isinstance(last, RMSNorm), "what build_norm makes"
+        encoder_last = copy(last)
+        super().process_after_loading()
+        encoder = copy(self)
+        encoder._scalar = self._encoder_scalar
+        encoder_last.multiply(encoder._scalar)
+        encoder.norms = [*others, encoder_last]
+        self._encoder = encoder
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
+        logits_indices: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Output of the last block, and the residual to which it has yet to be added; arguments and
+        shapes as in DecoderLayer."""
+        if ctx.signal is None and self._encoder is not None:
+            return self._encoder.forward(hidden, residual, positions, ctx, logits_indices)
+        return super().forward(hidden, residual, positions, ctx, logits_indices)
+
+
+class DiffusionGemmaForBlockDiffusion(Gemma4ForCausalLM):
+    """DiffusionGemma: Gemma 4's layers, without per-layer embeddings and shared caches."""
+
+    embedding_name: ClassVar[str] = "model.decoder.embed_tokens"
+    layers_name: ClassVar[str] = "model.decoder.layers"
+    norm_name: ClassVar[str] = "model.decoder.norm"
+
+    def __init__(self, config: ModelConfig, options: LayerOptions, max_model_len: int) -> None:
+        super().__init__(config, options, max_model_len)
+        self._conditioning = SelfConditioning(config, options)
+
+    def build_layer(self, index: int) -> DiffusionGemmaLayer:
+        """Builds a layer; they differ in windows, heads and rotary tables only."""
+        return DiffusionGemmaLayer(self, index)
+
+    def weight_slots(self) -> Iterator[WeightSlot]:
+        """Slots of all tensors that the checkpoint must hold."""
+        yield from super().weight_slots()
+        yield from self._conditioning.weight_slots("model.decoder.self_conditioning.")
+
+    def process_after_loading(self) -> None:
+        """Packs the loaded weights."""
+        super().process_after_loading()
+        self._conditioning.process_after_loading()
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
+    ) -> torch.Tensor:
+        """Computes known tokens, or canvases if the context has their signal; arguments and result
+        as in DecoderModel."""
+        hidden = self.embed(input_ids)
+        if ctx.signal is not None:
+            hidden = self._conditioning.forward(hidden, ctx.signal)
+        return self.forward_embedded(hidden, positions, ctx)

@@ -1,0 +1,80 @@
+"""Configuration of canvases: blocks of tokens that a model generates from random tokens, which
+follow the known tokens at any position (DiffusionGemma). Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from worker.models.config.schema import Count, Index, Number
+from worker.protocol.analyzed import analyzed
+
+_Temperature = Annotated[float, Meta(gt=0, le=100)]
+
+
+class _Sampler(msgspec.Struct):
+    """`sampler_config` in generation_config.json."""
+
+    entropy_bound: Number = 0.1
+
+
+class _Generation(msgspec.Struct):
+    """Keys of generation_config.json for canvases; defaults as in transformers."""
+
+    max_denoising_steps: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    sampler_config: _Sampler | None = None
+    t_min: _Temperature | None = None
+    t_max: _Temperature | None = None
+    stability_threshold: Index | None = None
+    confidence_threshold: Number | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CanvasConfig:
+    """Canvases of a model, and how they are generated."""
+
+    length: int
+    """Tokens of a canvas."""
+    max_rounds: int = 48
+    """Maximum rounds of a canvas."""
+    first_temperature: float = 0.8
+    """Temperature of the first round."""
+    last_temperature: float = 0.4
+    """Temperature that the rounds approach linearly: one step beyond the last of `max_rounds`."""
+    entropy_bound: float = 0.1
+    """Bound of the sum of entropies, in nats, up to which a round accepts positions."""
+    stable_rounds: int = 1
+    """Number of earlier rounds whose most likely tokens must equal those of the round that finishes
+    a canvas early."""
+    max_entropy: float = 0.005
+    """Mean entropy of the positions, in nats, below which a round may finish a canvas early."""
+
+    @classmethod
+    def of(cls, length: Count, generation: dict[str, Any]) -> CanvasConfig:
+        """Canvases of this length, generated as generation_config.json specifies.
+
+        Raises:
+            ValueError: a value in generation_config.json is not supported; the message names it.
+        """
+        try:
+            keys = msgspec.convert(generation, analyzed(_Generation))
+        except msgspec.ValidationError as error:
+            raise ValueError(f"generation_config.json: {error}: fix it") from error
+        given = {
+            "max_rounds": keys.max_denoising_steps,
+            "last_temperature": keys.t_min,
+            "first_temperature": keys.t_max,
+            "entropy_bound": keys.sampler_config and keys.sampler_config.entropy_bound,
+            "stable_rounds": keys.stability_threshold,
+            "max_entropy": keys.confidence_threshold,
+        }
+        named = {name: value for name, value in given.items() if value is not None}
+        return cls(length=length, **named)  # type: ignore[arg-type]
+
+    def temperature(self, index: int, max_rounds: int) -> float:
+        """Temperature of round `index`, from 0, of at most `max_rounds`."""
+        share = (max_rounds - index) / max_rounds
+        return self.last_temperature + (self.first_temperature - self.last_temperature) * share

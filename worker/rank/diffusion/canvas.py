@@ -1,0 +1,331 @@
+"""Canvas decoder: runs the rounds of a Plan's canvases on one rank (DiffusionGemma).
+
+A canvas begins with random tokens. A round computes all its positions in both directions, samples
+tokens at a temperature that falls from round to round, keeps those of the positions with the lowest
+entropies, and draws the others again (transformers' EntropyBoundSampler). A canvas is finished by
+its last round, or by one that is certain of the same tokens as the rounds before it, with the most
+likely tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kernels import sample_tokens
+from worker.config import EngineConfig
+from worker.models.config.model_config import ModelConfig
+from worker.plan.plan import Admit, BlockOutcome, BlockRow, Plan, PlannedRow, Row
+from worker.protocol.diffusion import DiffusionParams
+from worker.rank.diffusion.decoder import BlockResults
+from worker.rank.diffusion.proposal import random_positions
+from worker.rank.tables import DeviceTables
+from worker.rank.transfer import to_device
+
+Forward = Callable[[Plan, torch.Tensor], torch.Tensor]
+"""Runs a Plan's canvases with their signal; both the signal and the result are [T, hidden]."""
+Transform = Callable[[torch.Tensor], torch.Tensor]
+"""A function of the rows of a tensor."""
+_Words = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CanvasStep:
+    """A Plan whose rows are either canvases or known tokens."""
+
+    plan: Plan
+    """The Plan with rows that sample nothing, also for canvases."""
+    canvases: Sequence[BlockRow] = ()
+    """Canvases of the Plan; empty for known tokens."""
+    logits_indices: torch.Tensor | None = None
+    """Indices of the first pass's tokens whose hidden states are needed: none for known tokens;
+    None for all."""
+    signal: torch.Tensor | None = None
+    """[T, hidden]: self-conditioning signal of the first pass; None without canvases."""
+
+
+@dataclass(kw_only=True, slots=True)
+class RunningCanvas:
+    """One canvas of a Plan."""
+
+    row: BlockRow
+    """Row of the canvas's positions."""
+    num_rounds: int = 0
+    """Rounds in this Plan."""
+    is_done: bool = False
+
+
+class CanvasDecoder:
+    """Runs rounds of canvases. All ranks have the same logits and make the same decisions.
+
+    A canvas only depends on the tokens before it and on its request's parameters: a preempted
+    request repeats its canvas from the first round on, with the same result.
+
+    HAZARD(invariance): sums over the vocabulary and products with the embedding are computed for
+    each canvas separately, so that their shapes do not depend on the batch.
+
+    Args:
+        config: the engine's configuration; `dllm.fdfo` is the execution mode.
+        model: the model's configuration.
+        tables: the rank's tables, from which forward passes read tokens.
+        dtype: data type of hidden states.
+        forward: runs canvases, whose tokens are in the tables.
+        score: hidden states [C, hidden] to fp32 logits [C, vocab].
+        embed: distributions over tokens [C, vocab] to averages of embeddings [C, hidden].
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: ModelConfig,
+        tables: DeviceTables,
+        *,
+        dtype: torch.dtype,
+        forward: Forward,
+        score: Transform,
+        embed: Transform,
+    ) -> None:
+        assert model.canvas is not None, "a model without canvases"
+        self._canvas, self._vocab_size = model.canvas, model.vocab_size
+        self._tables, self._dtype = tables, dtype
+        self._forward, self._score, self._embed = forward, score, embed
+        self._first_done_first_out = config.dllm.fdfo
+        num_slots, length = tables.token_pool.shape[0], model.canvas.length
+        self._signals = torch.zeros(
+            num_slots, length, model.hidden_size, dtype=dtype, device=tables.device
+        )
+        """Signal of each slot's next round; zeros before the first one."""
+        self._best = torch.zeros(num_slots, length, dtype=torch.int64, device=tables.device)
+        """Most likely tokens of each slot's last round."""
+        self._num_equal = torch.zeros(num_slots, dtype=torch.int64, device=tables.device)
+        """Number of last rounds of each slot with the same most likely tokens."""
+        self._starts = np.full(num_slots, -1, dtype=np.int64)
+        """First position of each slot's canvas; -1 before the request's first one."""
+        self._rounds = np.zeros(num_slots, dtype=np.int64)
+        """Completed rounds of each slot's canvas."""
+        self._seeds = np.zeros(num_slots, dtype=np.int64)
+        self._max_rounds = np.zeros(num_slots, dtype=np.int64)
+        self._entropy_bounds = np.zeros(num_slots)
+        self._streams_drafts = np.zeros(num_slots, dtype=np.bool_)
+
+    def prepare(self, plan: Plan) -> CanvasStep:
+        """Admits the Plan's requests, and writes the tokens of new canvases to the tables.
+
+        No cell is written both here and by the Plan's own writes, which come later: these are known
+        tokens, and canvases come after them.
+        """
+        for admit in plan.admits:
+            self._admit(admit)
+        rows = [row for row in plan.rows if isinstance(row, BlockRow)]
+        if not rows:
+            nothing = torch.zeros(0, dtype=torch.int64, device=self._tables.device)
+            return CanvasStep(plan=plan, logits_indices=nothing if plan.rows else None)
+        assert len(rows) == len(plan.rows), "canvases and known tokens in one step"
+        new = [row for row in rows if self._starts[row.slot] != row.start]
+        for row in new:
+            slot = row.slot
+            self._starts[slot], self._rounds[slot] = row.start, 0
+            self._signals[slot].zero_()
+            self._num_equal[slot] = 0
+        if new:
+            self._write(new, self._random_tokens(new))
+        plan = msgspec.structs.replace(plan, rows=_without_samples(rows))
+        return CanvasStep(plan=plan, canvases=rows, signal=self._signal(rows))
+
+    def run(
+        self, step: CanvasStep, hidden: torch.Tensor | None, masks: bytes = b""
+    ) -> BlockResults:
+        """Runs the Plan's rounds, after their first forward pass; arguments as in BlockDecoder."""
+        assert not masks, "canvases with grammars"
+        canvases = [RunningCanvas(row=row) for row in step.canvases]
+        num_forwards = int(hidden is not None)
+        if canvases:
+            assert hidden is not None, "the step has rows"
+            num_forwards = self._run_rounds(step.plan, canvases, hidden)
+        done = [canvas.row.slot for canvas in canvases if canvas.is_done]
+        token_ids = [token_id for slot in done for token_id in self._best[slot].tolist()]
+        return BlockResults(
+            outcomes=[self._outcome(canvas) for canvas in canvases],
+            token_ids=token_ids,
+            logprobs=[None] * len(token_ids),
+            num_forwards=num_forwards,
+        )
+
+    def _run_rounds(
+        self, plan: Plan, canvases: Sequence[RunningCanvas], hidden: torch.Tensor
+    ) -> int:
+        """Runs rounds until the step ends; returns the number of forward passes.
+
+        First done, first out (FDFO): the step ends when any canvas is done, or after
+        `Plan.max_rounds`. Otherwise it ends when all are done.
+        """
+        num_forwards = 1
+        running = canvases
+        while True:
+            self._round(running, hidden)
+            running = [canvas for canvas in running if not canvas.is_done]
+            if not running:
+                return num_forwards
+            is_any_done = len(running) < len(canvases)
+            if self._first_done_first_out and (is_any_done or num_forwards == plan.max_rounds):
+                return num_forwards
+            rows = [canvas.row for canvas in running]
+            hidden = self._forward(
+                Plan(plan.seq, [], [], _without_samples(rows)), self._signal(rows)
+            )
+            num_forwards += 1
+
+    def _round(self, canvases: Sequence[RunningCanvas], hidden: torch.Tensor) -> None:
+        """Runs one round of canvases that are not done; waits for the device."""
+        rows = [canvas.row for canvas in canvases]
+        self._rounds[[row.slot for row in rows]] += 1
+        noise, tokens, done = self._random_tokens(rows), [], []
+        for row, part, own in zip(rows, hidden.split(self._canvas.length), noise, strict=True):
+            kept, is_done = self._decide(row, part, own)
+            tokens.append(kept)
+            done.append(is_done)
+        self._write(rows, torch.stack(tokens))
+        for canvas, is_done in zip(canvases, torch.stack(done).tolist(), strict=True):
+            canvas.num_rounds += 1
+            canvas.is_done = is_done
+
+    def _decide(
+        self, row: BlockRow, hidden: torch.Tensor, noise: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Decides the next tokens of a canvas, and whether it is done with them.
+
+        Args:
+            row: the canvas, whose round is counted already.
+            hidden: [C, hidden].
+            noise: [C] int64: random tokens.
+
+        Returns:
+            Tokens [C] int64, and a bool.
+        """
+        canvas, slot = self._canvas, row.slot
+        index, max_rounds = int(self._rounds[slot]) - 1, int(self._max_rounds[slot])
+        logits = self._score(hidden)
+        logits /= canvas.temperature(index, max_rounds)
+        # Positions with the lowest entropies keep their samples, others are drawn again.
+        shares = logits.softmax(dim=-1)
+        entropy = torch.special.entr(shares).sum(dim=-1)
+        ordered, order = entropy.sort(stable=True)
+        is_kept = ordered.cumsum(dim=0) - ordered <= self._entropy_bounds[slot]
+        best = logits.argmax(dim=-1)
+        sampled = self._sample(row, index, logits, best)
+        tokens = torch.where(torch.empty_like(is_kept).scatter_(0, order, is_kept), sampled, noise)
+        # The canvas is done, with the most likely tokens, once these are the same as some rounds
+        # before, and their mean entropy is low.
+        is_equal = (best == self._best[slot]).all() & (self._num_equal[slot] > 0)
+        self._num_equal[slot] = torch.where(is_equal, self._num_equal[slot], 0) + 1
+        self._best[slot] = best
+        is_done = (self._num_equal[slot] > canvas.stable_rounds) & (
+            entropy.mean() < canvas.max_entropy
+        )
+        is_done |= index + 1 >= max_rounds
+        # The next round is conditioned on these logits, rounded to the model's type.
+        if self._dtype != torch.float32:
+            shares = logits.to(self._dtype).softmax(dim=-1, dtype=torch.float32).to(self._dtype)
+        self._signals[slot] = self._embed(shares)
+        return torch.where(is_done, best, tokens), is_done
+
+    def _sample(
+        self, row: BlockRow, index: int, logits: torch.Tensor, best: torch.Tensor
+    ) -> torch.Tensor:
+        """Tokens [C] int64 from logits [C, vocab]: samples, or the most likely ones if the request
+        is greedy."""
+        positions = row.start + np.arange(len(logits))
+        slots = np.full(len(logits), row.slot, dtype=np.int64)
+        random = random_positions(
+            self._tables.sampling, slots, positions, np.full(len(logits), index, dtype=np.int64)
+        )
+        return best if random is None else sample_tokens(logits, random)
+
+    def _random_tokens(self, rows: Sequence[BlockRow]) -> torch.Tensor:
+        """Random tokens [R, C] int64 of canvases in their rounds: the first tokens of the canvases
+        before the first round, and those that round n draws after n rounds."""
+        slots = np.array([row.slot for row in rows], dtype=np.int64)
+        positions = self._starts[slots, None] + np.arange(self._canvas.length)
+        tokens = random_tokens(
+            *(self._seeds[slots, None], positions, self._rounds[slots, None]),
+            vocab_size=self._vocab_size,
+        )
+        return to_device(torch.from_numpy(tokens), self._tables.device)
+
+    def _signal(self, rows: Sequence[BlockRow]) -> torch.Tensor:
+        """Signal [R * C, hidden] of the canvases' next round."""
+        slots = to_device(torch.tensor([row.slot for row in rows]), self._tables.device)
+        return self._signals.index_select(0, slots).flatten(0, 1)
+
+    def _write(self, rows: Sequence[BlockRow], tokens: torch.Tensor) -> None:
+        """Writes the tokens [R, C] of canvases to the token pool."""
+        firsts = np.array([row.slot * self._tables.token_stride + row.start for row in rows])
+        cells = (firsts[:, None] + np.arange(self._canvas.length)).reshape(-1)
+        self._tables.flat_tokens.index_copy_(
+            0, to_device(torch.from_numpy(cells), self._tables.device), tokens.int().flatten()
+        )
+
+    def _admit(self, admit: Admit) -> None:
+        assert admit.block is not None, "a request of a model with canvases has a BlockAdmit"
+        slot, params = admit.slot, admit.block.params or DiffusionParams()
+        self._starts[slot], self._seeds[slot] = -1, admit.seed
+        self._max_rounds[slot] = params.steps or self._canvas.max_rounds
+        bound = params.entropy_bound
+        self._entropy_bounds[slot] = self._canvas.entropy_bound if bound is None else bound
+        self._streams_drafts[slot] = params.stream_drafts
+
+    def _outcome(self, canvas: RunningCanvas) -> BlockOutcome:
+        slot, draft = canvas.row.slot, None
+        if self._streams_drafts[slot] and not canvas.is_done:
+            draft = self._best[slot].tolist()
+        return BlockOutcome(
+            num_tokens=self._canvas.length if canvas.is_done else 0,
+            is_committed=False,
+            num_rounds=canvas.num_rounds,
+            num_forwards=canvas.num_rounds,
+            draft=draft,
+        )
+
+
+def _without_samples(canvases: Sequence[BlockRow]) -> list[Row]:
+    """Rows of canvases for a forward pass, after which no row samples a token by itself."""
+    return [PlannedRow(row.slot, row.start, row.length, 0) for row in canvases]
+
+
+def signal_bytes(model: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of a slot's signal; 0 for models without canvases."""
+    return model.num_ahead * model.hidden_size * dtype.itemsize
+
+
+def random_tokens(
+    seeds: npt.NDArray[np.int64],
+    positions: npt.NDArray[np.int64],
+    rounds: npt.NDArray[np.int64],
+    *,
+    vocab_size: int,
+) -> npt.NDArray[np.int64]:
+    """Uniformly distributed tokens, a function of the request's seed, the position and the round.
+
+    The three arrays are broadcast. A word is mixed as in SplitMix64 (Steele et al., 2014), and its
+    upper half is scaled to the vocabulary.
+    """
+    words = _mixed(seeds.astype(np.uint64))
+    words = words + positions.astype(np.uint64) * _POSITION + rounds.astype(np.uint64) * _ROUND
+    scaled = (_mixed(words) >> np.uint64(32)) * np.uint64(vocab_size)
+    return (scaled >> np.uint64(32)).astype(np.int64)
+
+
+_POSITION, _ROUND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1342543DE82EF95)
+"""Odd factors, so that keys of different positions, and of different rounds, are different."""
+
+
+def _mixed(words: _Words) -> _Words:
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: _Words = words ^ (words >> np.uint64(31))
+    return mixed
