@@ -13,6 +13,7 @@ from kernels import registry
 from kernels.attention import AttentionBackend, AttentionSettings, create_attention_backend
 from kernels.mla_prefill.base import MIN_QUERIES
 from worker.config import EngineConfig
+from worker.models.architectures.mtp import MtpHead
 from worker.models.config.model_config import ModelConfig, load_model_config
 from worker.models.layers.context import KVCache
 from worker.models.layers.kv_cache import layout_of
@@ -47,6 +48,8 @@ from worker.rank.speculation.device_model import DeviceDraftModel, DeviceModelPr
 from worker.rank.speculation.draft_model import draft_page_bytes
 from worker.rank.speculation.drafter import DraftedStep, Drafter
 from worker.rank.speculation.factory import create_drafter
+from worker.rank.speculation.heads import HeadProposer
+from worker.rank.speculation.native_heads import NativeHeadProposer
 from worker.rank.states import RequestStates
 from worker.rank.steps import ForwardStep, SampledStep, fetch_output
 from worker.rank.streams import DeviceStreams, StepSlot
@@ -77,7 +80,8 @@ class ModelRunner:
         self.group = group
         self.device = group.device
         is_dummy = config.load_format == "dummy"
-        self.model_config = model or load_model_config(config.checkpoint, weights=not is_dummy)
+        model = model or load_model_config(config.checkpoint, weights=not is_dummy)
+        self.model_config = model.with_mtp() if config.uses_mtp else model
         if self.device.type == "cpu":
             tune_cpu_process(config.execution.cpu_threads, group.world_size)
         self.max_model_len = self.model_config.resolve_max_model_len(config.max_model_len)
@@ -93,18 +97,15 @@ class ModelRunner:
             cache_dtype=self.cache_dtype,
         )
         self.model = build_model(self.model_config, options, self.max_model_len)
-        self._layout = layout_of(self.model.layers)
+        self._layout = layout_of(self.model.caching_layers)
         config = config.with_page_size(self.model_config.block_size)
         config = self.config = resolve_limits(config, group, state_bytes=self._layout.state_bytes)
         self._attention = self._create_attention()
         check_quantization(config, self.model_config)
         check_blocks(config, self.model_config)
         groups = self._layout.groups
-        check_windows(
-            *(config, [group.window for group in groups]),
-            num_groups=len(groups),
-            layers_per_page=groups[0].layers_per_page,
-        )
+        per_page, windows = groups[0].layers_per_page, [group.window for group in groups]
+        check_windows(config, windows, num_groups=len(groups), layers_per_page=per_page)
         check_states(config, self.model_config)
         self._page_groups = page_groups(config, self._layout)
         check_draft_model(config, self.model_config, max_model_len=self.max_model_len)
@@ -112,13 +113,13 @@ class ModelRunner:
         if is_dummy:
             fill_dummy_weights(self.model, native)
         else:
-            load_weights(
-                self.model, self.model_config, show_progress=group.rank == 0, native=native
-            )
+            show = group.rank == 0
+            load_weights(self.model, self.model_config, show_progress=show, native=native)
         self._draft_model: DeviceDraftModel | None = None
         if config.draft_checkpoint and self.device.type == "cuda":
             self._draft_model = DeviceDraftModel(config, self.device, self.max_model_len)
         self._drafts: DeviceModelProposer | None = None
+        self._heads: HeadProposer | NativeHeadProposer | None = None
         self._tables: DeviceTables
         self._builder: BatchBuilder
         self._planes: list[torch.Tensor] = []
@@ -212,14 +213,15 @@ class ModelRunner:
                 num_snapshots = self._page_groups.num_snapshots(num_host_pages)
                 self._host_pages.add_states(self._states, num_snapshots)
             self._drafter = create_drafter(
-                *(self.config, self._tables, self._attention, num_pages, self._drafts)
+                *(self.config, self._tables, self._attention, num_pages),
+                self._heads or self._drafts,
             )
         if self.device.type == "cuda" and registry.uses_triton(self.device):
             self._warm_up()  # not on CPU: Triton's interpreter compiles nothing
         if self._capture is not None:
             with self._on_compute_stream(), torch.inference_mode():
                 self._graphs = self._capture.run(
-                    self.run_model, self.model.compute_logits, self._tables, self._drafts
+                    self.run_model, self.model.compute_logits, self._tables, self._captured_drafts
                 )
         if self._host_pages is not None:
             self._host_pages.start()
@@ -291,6 +293,8 @@ class ModelRunner:
             # Drafts: those that match the sampled tokens are accepted.
             if self._drafter is not None and step.drafted is not None:
                 accepted = self._drafter.observe(step.drafted, output)
+            if self._heads is not None and step.batch is not None and step.hidden is not None:
+                self._heads.follow(step.batch, step.hidden, accepted)
             # Fetch: copies to the host are launched, not awaited.
             if slot is not None:
                 slot.finish()
@@ -378,9 +382,12 @@ class ModelRunner:
             size = self._graphs.size_for(plan.rows)
         if self._graphs is not None and size is None:
             size, num_tokens = self._graphs.tokens_for(plan.rows) or (None, 0)
-        return self._builder.build(
+        batch = self._builder.build(
             plan, uploader=slot, size=size, num_tokens=num_tokens, speculative=speculative
         )
+        if batch is None or self._heads is None:
+            return batch
+        return replace(batch, logits_indices=None)  # the head reads the states of all tokens
 
     def _run(self, batch: Batch, logits_indices: torch.Tensor | None) -> torch.Tensor:
         """Hidden states of the tokens `logits_indices` (block diffusion); if None, of the
@@ -415,7 +422,8 @@ class ModelRunner:
         self._planes = [plane for planes in tensors for plane in planes]
         self._kv_caches = kv_caches(tensors, config.cache.page_size, self._layout)
         if self.model.native is not None:
-            self.model.native.bind([(cache.k, cache.v) for cache in self._kv_caches.values()])
+            caches = list(self._kv_caches.values())[: len(self.model.layers)]
+            self.model.native.bind([(cache.k, cache.v) for cache in caches])
         if self._layout.states:
             num_slots = config.scheduling.max_num_seqs + 1
             num_snapshots = page_groups.num_snapshots(num_pages - 1)
@@ -439,6 +447,8 @@ class ModelRunner:
             self._drafts = DeviceModelProposer(
                 self._draft_model, self._tables, num_pages, config.cache.page_size
             )
+        if self.model.mtp is not None:
+            self._heads = self._create_heads(self.model.mtp)
         self._builder = BatchBuilder(self._tables, is_native=self.model.native is not None)
         if self.model_config.mask_token_id is not None:
             self._blocks = BlockDecoder(
@@ -446,6 +456,24 @@ class ModelRunner:
                 forward=self._forward_plan,
                 score=self.model.compute_logits,
             )
+
+    def _create_heads(self, head: MtpHead) -> HeadProposer | NativeHeadProposer:
+        """The proposer that drafts with the model's head."""
+        if head.native is not None:
+            cache, speculative = self._kv_caches[head.layer_index], self.config.speculative
+            assert speculative is not None, "a head is loaded to draft"
+            return NativeHeadProposer(
+                head.native, self._tables, cache, speculative.num_speculative_tokens
+            )
+        return HeadProposer(
+            *(self.model, head, self._tables),
+            *(self._kv_caches, self._layout.groups, self._attention),
+        )
+
+    @property
+    def _captured_drafts(self) -> DeviceModelProposer | HeadProposer | None:
+        """The proposer whose passes graphs contain."""
+        return self._heads if isinstance(self._heads, HeadProposer) else self._drafts
 
     def _slot_bytes(self) -> int:
         """Bytes of the states and of the tables of logits processors of all slots."""
@@ -494,7 +522,8 @@ class ModelRunner:
         if self._capture is not None:
             with self._on_compute_stream():
                 num_bytes = self._capture.measure(
-                    self.run_model, self.model.compute_logits, self._tables, self._drafts
+                    self.run_model, self.model.compute_logits, self._tables, self._captured_drafts
                 )
-        self._planes, self._kv_caches, self._states, self._drafts = [], {}, None, None
+        self._planes, self._kv_caches, self._states = [], {}, None
+        self._drafts = self._heads = None
         return num_bytes
