@@ -25,10 +25,21 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDType = Literal["auto", "bfloat16", "fp8", "fp8_e4m3"]
 Quantization = Literal["auto", "fp8"]
 LoadFormat = Literal["auto", "dummy"]
-SpeculativeMethod = Literal["none", "ngram", "draft"]
+SpeculativeMethod = Literal["none", "ngram", "draft", "mtp"]
 
 _SPECULATIVE = {"within": "--speculative-config"}
 _DLLM = {"within": "--dllm-config"}
+_VLLM_METHODS = {
+    **dict.fromkeys(
+        (
+            *("deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "mimo_mtp", "hy_v3_mtp"),
+            *("qwen3_next_mtp", "qwen3_5_mtp"),
+        ),
+        "mtp",
+    ),
+    "draft_model": "draft",
+}
+"""vLLM's names of methods that have other names here."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,11 +155,22 @@ class CacheConfig:
 class SpeculativeConfig:
     """Speculative decoding."""
 
-    method: SpeculativeMethod = field(default="none", metadata={"option": "speculative_method"})
+    method: SpeculativeMethod = field(
+        default="none",
+        metadata={
+            "option": "speculative_method",
+            "key": ("--speculative-config", "method"),
+            "spellings": _VLLM_METHODS,
+        },
+    )
     """Speculative decoding method, which does not change the output. ngram (prompt lookup) proposes
     the tokens that followed earlier occurrences of the latest tokens in the request's own text;
-    draft uses the model of --speculative-model."""
-    model: str = field(default="", metadata={"option": "speculative_model"})
+    draft uses the model of --speculative-model; mtp uses the head for multi-token prediction that
+    checkpoints such as DeepSeek-V3 and GLM-4.5 hold."""
+    model: str = field(
+        default="",
+        metadata={"option": "speculative_model", "key": ("--speculative-config", "model")},
+    )
     """Draft model for --speculative-method draft: folder or Hub repository of a smaller checkpoint
     with the same tokenizer as the model."""
     revision: str = field(default="", metadata=_SPECULATIVE | {"option": "speculative_revision"})
@@ -485,6 +507,11 @@ class EngineConfig:
         """Draft model to load, as NAME or NAME@REVISION; empty without one."""
         draft = self.speculative
         return "" if draft is None else at_revision(draft.model, draft.revision)
+
+    @property
+    def uses_mtp(self) -> bool:
+        """Whether the model's MTP head drafts."""
+        return self.speculative is not None and self.speculative.method == "mtp"
 
     def with_options(self, **options: Any) -> EngineConfig:
         """This configuration with other values of some options, named as the CLI's flags."""

@@ -105,12 +105,17 @@ def _add_flags(
         if members[0] not in options:
             continue
         lines = "; ".join(f"{member.name}: {_help(member)}" for member in members)
+        others = [o for o in all_options if o.field.metadata.get("key", ("",))[0] == flag]
+        if others:
+            keys = " and ".join(one.field.metadata["key"][1] for one in others)
+            flags = " and ".join(map(flag_name, others))
+            lines = f"{lines}; {keys}: the same as {flags}, with vLLM's names"
         parser.add_argument(
             flag,
             dest=_destination(flag),
             default=argparse.SUPPRESS,
             metavar="JSON",
-            type=ObjectOption({member.name: member.hint for member in members}),
+            type=ObjectOption({member.name: member.hint for member in members}, others),
             help=f"JSON object with any of these keys, as in config files. {lines}",
         )
 
@@ -120,10 +125,13 @@ class ObjectOption:
 
     Args:
         hints: types of the object's values by key.
+        others: options with their own flags that are accepted too: their `key` in the metadata has
+            the name in the object, and `spellings` other names of values.
     """
 
-    def __init__(self, hints: Mapping[str, Any]) -> None:
-        self.hints = hints
+    def __init__(self, hints: Mapping[str, Any], others: Sequence[Option] = ()) -> None:
+        self._others = {option.field.metadata["key"][1]: option for option in others}
+        self.hints = {**hints, **{key: option.hint for key, option in self._others.items()}}
 
     def __call__(self, text: str) -> dict[str, Any]:
         """The object's values, converted. Raises argparse.ArgumentTypeError if the text is not a
@@ -134,7 +142,10 @@ class ObjectOption:
             raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
         if not isinstance(given, dict):
             raise argparse.ArgumentTypeError(f"not a JSON object: {text}")
-        return {key: self._converted(key, value) for key, value in given.items()}
+        return {
+            self._others[key].name if key in self._others else key: self._converted(key, value)
+            for key, value in given.items()
+        }
 
     def _converted(self, key: str, value: object) -> Any:
         if key not in self.hints:
@@ -142,6 +153,8 @@ class ObjectOption:
             hint = f"did you mean {match[0]}?" if match else f"supported: {', '.join(self.hints)}"
             hint = REMOVED.get(key, hint)
             raise argparse.ArgumentTypeError(f"unknown key {key} ({hint})")
+        if key in self._others and isinstance(value, str):
+            value = self._others[key].field.metadata.get("spellings", {}).get(value, value)
         try:
             return msgspec.convert(value, analyzed(self.hints[key]))
         except msgspec.ValidationError as error:

@@ -15,6 +15,7 @@ from kernels.native.decoder import (
     packed_bytes,
 )
 from kernels.native.drafts import DraftTables, NativeDrafter, NativeDrafts
+from kernels.native.head import HeadTensors, NativeHead
 from kernels.native.lora import LORA_TYPES, NativeLora
 from kernels.native.precision import bf16_speedup, has_bf16_products
 from kernels.native.sampler import apply_bitmask_native, sample_native
@@ -24,12 +25,14 @@ from kernels.native.weight_memory import WeightMemory
 __all__ = [
     "LORA_TYPES",
     "DraftTables",
+    "HeadTensors",
     "LayerTensors",
     "LinearTensors",
     "ModelTensors",
     "NativeDecoder",
     "NativeDrafter",
     "NativeDrafts",
+    "NativeHead",
     "NativeLora",
     "NativeUnavailable",
     "WeightMemory",

@@ -12,6 +12,7 @@ import torch
 
 from kernels.native.library import (
     Drafting,
+    HeadWeights,
     LayerWeights,
     LinearWeight,
     ModelWeights,
@@ -124,7 +125,8 @@ class NativeDecoder:
         all_reduce: Callable[[torch.Tensor], None] | None = None,
     ) -> None:
         assert model.unsupported(page_size) is None, "unsupported models are rejected earlier"
-        self._library = library()
+        self.library = library()
+        """The compiled library."""
         self._kept: list[torch.Tensor] = []
         self._memory = memory or WeightMemory()
         self._threads = (num_threads, ms_per_thread)
@@ -135,8 +137,9 @@ class NativeDecoder:
         self._inner_size = -(-model.intermediate_size // _VECTOR) * _VECTOR
         self._is_bf16 = model.embedding.dtype == torch.bfloat16
         self._reduce = Reduce(self._sum_over_ranks) if all_reduce else Reduce()
-        self._layers = (LayerWeights * model.num_layers)(*map(self._layer, model.layers))
-        self._model = self._describe(model, page_size)
+        self._layers = (LayerWeights * model.num_layers)(*map(self.pack_layer, model.layers))
+        self.weights = self._describe(model, page_size)
+        """Weights and sizes, as the library reads them."""
         self._handle: int | None = None
 
     def bind(self, caches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -147,7 +150,7 @@ class NativeDecoder:
         self.close()
         for layer, (keys, values) in zip(self._layers, caches, strict=True):
             layer.k_cache, layer.v_cache = keys.data_ptr(), values.data_ptr()
-        self._handle = self._library.rayfleet_create(ctypes.byref(self._model), *self._threads)
+        self._handle = self.library.rayfleet_create(ctypes.byref(self.weights), *self._threads)
 
     def forward(
         self,
@@ -177,8 +180,9 @@ class NativeDecoder:
             token_pool.data_ptr(), token_pool.stride(0),
             page_table.data_ptr(), page_table.stride(0),
             *((None, -1) if logits_indices is None else (logits_indices.data_ptr(), num_tokens)),
+            None,
         )  # fmt: skip
-        done = self._library.rayfleet_forward(self._handle, ctypes.byref(step), hidden.data_ptr())
+        done = self.library.rayfleet_forward(self._handle, ctypes.byref(step), hidden.data_ptr())
         if not done:
             assert self._error is not None
             raise self._error
@@ -189,7 +193,7 @@ class NativeDecoder:
         assert self._handle is not None, "bind must be called first"
         hidden = hidden.contiguous()
         scores = torch.empty(hidden.shape[0], self._vocab_size)
-        self._library.rayfleet_logits(
+        self.library.rayfleet_logits(
             self._handle, hidden.data_ptr(), hidden.shape[0], scores.data_ptr()
         )
         return scores
@@ -198,12 +202,26 @@ class NativeDecoder:
         """Drafts tokens after each row, into the arrays of NativeDrafter."""
         assert self._handle is not None, "bind must be called first"
         assert self._all_reduce is None, "a draft model is replicated on every rank"
-        self._library.rayfleet_draft(self._handle, ctypes.byref(step), ctypes.byref(drafting))
+        self.library.rayfleet_draft(self._handle, ctypes.byref(step), ctypes.byref(drafting))
+
+    def create_head(self, weights: ModelWeights, head: HeadWeights) -> int:
+        """Handle of a head that computes with this decoder's threads.
+
+        Args:
+            weights: `weights` with the head's layer and final norm.
+            head: the head's other weights.
+        """
+        assert self._handle is not None, "bind must be called first"
+        assert self._all_reduce is None, "a head runs natively on a single rank"
+        handle: int = self.library.rayfleet_create_head(
+            self._handle, ctypes.byref(weights), ctypes.byref(head), self._threads[1]
+        )
+        return handle
 
     def close(self) -> None:
         """Stops the library's threads. Safe to call twice."""
         if self._handle is not None:
-            self._library.rayfleet_destroy(self._handle)
+            self.library.rayfleet_destroy(self._handle)
             self._handle = None
 
     def _sum_over_ranks(self, address: int, count: int) -> int:
@@ -234,22 +252,23 @@ class NativeDecoder:
             scale=model.scale,
             cos_sin=self._keep(model.cos_sin.float().contiguous()),
             embedding=self._copy(model.embedding),
-            final_norm=self._floats(model.final_norm),
-            lm_head=self._linear(LinearTensors(weight=model.lm_head, bias=None)),
+            final_norm=self.copy_floats(model.final_norm),
+            lm_head=self.pack_linear(LinearTensors(weight=model.lm_head, bias=None)),
             layers=self._layers,
             reduce=self._reduce,
         )
 
-    def _layer(self, layer: LayerTensors) -> LayerWeights:
+    def pack_layer(self, layer: LayerTensors) -> LayerWeights:
+        """A layer with packed weights, which are kept alive as long as the decoder."""
         return LayerWeights(
-            qkv=self._linear(layer.qkv),
-            output=self._linear(layer.output),
-            gate_up=self._linear(self._paired_gate_up(layer.gate_up)),
-            down=self._linear(self._padded_down(layer.down)),
-            input_norm=self._floats(layer.input_norm),
-            post_attention_norm=self._floats(layer.post_attention_norm),
-            q_norm=self._floats(layer.q_norm),
-            k_norm=self._floats(layer.k_norm),
+            qkv=self.pack_linear(layer.qkv),
+            output=self.pack_linear(layer.output),
+            gate_up=self.pack_linear(self._paired_gate_up(layer.gate_up)),
+            down=self.pack_linear(self._padded_down(layer.down)),
+            input_norm=self.copy_floats(layer.input_norm),
+            post_attention_norm=self.copy_floats(layer.post_attention_norm),
+            q_norm=self.copy_floats(layer.q_norm),
+            k_norm=self.copy_floats(layer.k_norm),
         )
 
     def _paired_gate_up(self, gate_up: LinearTensors) -> LinearTensors:
@@ -274,13 +293,14 @@ class NativeDecoder:
         weight = torch.nn.functional.pad(down.weight, (0, missing))
         return LinearTensors(weight=weight, bias=down.bias)
 
-    def _linear(self, linear: LinearTensors) -> LinearWeight:
+    def pack_linear(self, linear: LinearTensors) -> LinearWeight:
+        """A packed weight, which is kept alive as long as the decoder."""
         n, k = linear.weight.shape
         packed = pack_weight(linear.weight, self._memory)
-        return LinearWeight(self._keep(packed), self._floats(linear.bias), n, k)
+        return LinearWeight(self._keep(packed), self.copy_floats(linear.bias), n, k)
 
-    def _floats(self, values: torch.Tensor | None) -> int | None:
-        """Address of an fp32 copy; None for None."""
+    def copy_floats(self, values: torch.Tensor | None) -> int | None:
+        """Address of an fp32 copy, which is kept alive as long as the decoder; None for None."""
         return None if values is None else self._copy(values, torch.float32)
 
     def _copy(self, values: torch.Tensor, dtype: torch.dtype | None = None) -> int:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from kernels.native.decoder import NativeDecoder
+from kernels.native.head import NativeHead
 from kernels.native.library import Drafting, StepRows
 from kernels.sample_tokens.base import GREEDY_BELOW
 
@@ -56,12 +57,13 @@ class NativeDrafter:
     """Drafts tokens until their acceptance is too unlikely.
 
     Args:
-        decoder: decoder of the draft model, replicated on this rank, with its KV cache bound.
+        decoder: decoder of the draft model, replicated on this rank, or the model's head, with its
+            KV cache bound.
         tables: tables of the slots. HAZARD: the library only holds their addresses.
         most: maximum drafts of a row.
     """
 
-    def __init__(self, decoder: NativeDecoder, tables: DraftTables, most: int) -> None:
+    def __init__(self, decoder: NativeDecoder | NativeHead, tables: DraftTables, most: int) -> None:
         self._decoder = decoder
         self._tables = tables
         num_slots = len(tables.token_pool)
@@ -87,7 +89,7 @@ class NativeDrafter:
             0, None,
             tables.token_pool.data_ptr(), tables.token_pool.stride(0),
             tables.page_table.data_ptr(), tables.page_table.stride(0),
-            None, -1,
+            None, -1, None,
         )  # fmt: skip
 
     def draft(self, rows: IntArray, threshold: float) -> NativeDrafts:
@@ -95,7 +97,8 @@ class NativeDrafter:
         them to the token pool.
 
         Args:
-            rows: [R, 4], contiguous: slot, first position, number of tokens, maximum drafts.
+            rows: [R, 4], contiguous: slot, first position, number of tokens, maximum drafts. For a
+                head only the newest token.
             threshold: minimum probability that a draft and all before it are accepted; the first
                 draft below it ends the row's drafts.
         """

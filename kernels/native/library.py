@@ -60,6 +60,18 @@ class StepRows(ctypes.Structure):
         ("page_stride", _I64),
         ("logits_indices", _PTR),
         ("num_logits", _I64),
+        ("inputs", _PTR),
+    )
+
+
+class HeadWeights(ctypes.Structure):
+    """Weights of a head for multi-token prediction besides its layer; mirrors src/head.h."""
+
+    _fields_ = (
+        *((name, _PTR) for name in ("embedding_norm", "hidden_norm")),
+        ("projection", LinearWeight),
+        *((name, _I64) for name in ("hidden_first", "zeroes_first")),
+        ("outputs", _PTR),
     )
 
 
@@ -125,6 +137,13 @@ def library() -> ctypes.CDLL:
         "forward": (ctypes.c_int32, [_PTR, ctypes.POINTER(StepRows), _PTR]),
         "logits": (None, [_PTR, _PTR, _I64, _PTR]),
         "draft": (None, [_PTR, ctypes.POINTER(StepRows), ctypes.POINTER(Drafting)]),
+        "create_head": (
+            _PTR,
+            [_PTR, ctypes.POINTER(ModelWeights), ctypes.POINTER(HeadWeights), ctypes.c_double],
+        ),
+        "destroy_head": (None, [_PTR]),
+        "head_forward": (None, [_PTR, ctypes.POINTER(StepRows), _PTR, _PTR]),
+        "head_draft": (None, [_PTR, ctypes.POINTER(StepRows), ctypes.POINTER(Drafting)]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(loaded, f"rayfleet_{name}")

@@ -209,6 +209,19 @@ def test_wrong_adapter_options_are_rejected(options: dict[str, Any], message: st
         EngineConfig.of(**{"model": "m", "enable_lora": True} | options)
 
 
+@pytest.mark.parametrize(
+    ("method", "expected"), [("mtp", "mtp"), ("deepseek_mtp", "mtp"), ("ngram", "ngram")]
+)
+def test_speculation_is_configured_as_in_vllm(method: str, expected: str) -> None:
+    keys = json.dumps({"method": method, "num_speculative_tokens": 3})
+    [model] = parse("m", "--speculative-config", keys).models
+    speculative = model.engine.speculative
+    assert speculative is not None
+    assert (speculative.method, speculative.num_speculative_tokens) == (expected, 3)
+    [model] = parse("m", "--speculative-config", '{"method": "draft_model", "model": "d"}').models
+    assert model.engine.draft_checkpoint == "d"
+
+
 def test_the_help_has_a_section_per_group(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         build_parser().parse_args(["serve", "--help=cache"])

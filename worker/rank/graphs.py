@@ -28,7 +28,9 @@ from worker.progress import Advance, progress
 from worker.rank.batch import Batch, BatchBuilder
 from worker.rank.sampling.masks import MaskRows
 from worker.rank.sampling.state import FILTERS, staged_parameters
+from worker.rank.speculation.base import Capture
 from worker.rank.speculation.device_model import DeviceModelProposer
+from worker.rank.speculation.heads import HeadProposer
 from worker.rank.streams import DeviceStreams
 from worker.rank.tables import DeviceTables
 from worker.rank.transfer import StagedArrays
@@ -51,8 +53,7 @@ Forward = Callable[[Batch], torch.Tensor]
 """Hidden states [T, hidden] of a batch's tokens."""
 ComputeLogits = Callable[[torch.Tensor], torch.Tensor]
 """Hidden states [S, hidden] to fp32 logits [S, vocab]."""
-Capture = Callable[[Callable[[], None]], Replay]
-"""Captures the launches of a function; returns a function that replays them."""
+Drafts = DeviceModelProposer | HeadProposer
 
 
 def capture_sizes(config: EngineConfig, block_size: int = 1) -> tuple[int, ...]:
@@ -118,8 +119,8 @@ class StepGraphs:
         tables: tokens, pages and sampling parameters of all slots.
         sizes: sizes in rows, ascending.
         capture: `GraphCapture`; tests on CPU pass a function that captures nothing.
-        drafts: draft model's proposer, whose decode step is captured at the same sizes; None
-            without one.
+        drafts: proposer with a draft model or a head, whose passes are captured at the same sizes;
+            None without one.
         token_sizes: sizes in tokens, ascending, for steps whose rows may have any length.
         show_progress: whether to show a progress bar.
     """
@@ -131,7 +132,7 @@ class StepGraphs:
         tables: DeviceTables,
         sizes: Sequence[int],
         capture: Capture,
-        drafts: DeviceModelProposer | None = None,
+        drafts: Drafts | None = None,
         *,
         token_sizes: Sequence[int] = (),
         show_progress: bool,
@@ -304,7 +305,12 @@ class StepGraphs:
         assert padding.staged is not None, "graphs gather their inputs"
         rows = padding.staged.at(self._rows)
         static = replace(padding, staged=rows, starts=rows["starts"])
-        return capture(partial(self._run_forward, static))
+        replay = capture(partial(self._run_forward, static))
+        if isinstance(self._drafts, HeadProposer):
+            assert self._hidden is not None, "a capture makes hidden states"
+            hidden = self._hidden[: int(padding.rows[:, 2].sum())]
+            self._drafts.capture_follow(static, hidden, capture)
+        return replay
 
     def _run_forward(self, batch: Batch) -> None:
         hidden = self._run_model(batch)
@@ -396,7 +402,7 @@ class StepCapture:
         forward: Forward,
         compute_logits: ComputeLogits,
         tables: DeviceTables,
-        drafts: DeviceModelProposer | None,
+        drafts: Drafts | None,
     ) -> int:
         """Estimated bytes of device memory for all graphs, extrapolated from capturing the two
         largest of each kind, which are dropped again."""
@@ -422,7 +428,7 @@ class StepCapture:
         forward: Forward,
         compute_logits: ComputeLogits,
         tables: DeviceTables,
-        drafts: DeviceModelProposer | None,
+        drafts: Drafts | None,
     ) -> StepGraphs:
         """Captures all graphs. Every rank must call it, since they contain collectives."""
         before, start = self._free_bytes(), time.perf_counter()

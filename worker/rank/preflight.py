@@ -42,7 +42,7 @@ def check_engine(config: EngineConfig) -> ModelConfig:
     check_windows(config, model.windows_within(max_model_len))
     check_states(config, model)
     check_draft_model(config, model, max_model_len=max_model_len)
-    return model
+    return model.with_mtp() if config.uses_mtp else model
 
 
 def check_quantization(config: EngineConfig, model: ModelConfig) -> None:

@@ -13,6 +13,7 @@ from kernels import registry
 from kernels.attention import AttentionBackend, AttentionSettings, create_attention_backend
 from kernels.mla_prefill.base import MIN_QUERIES
 from worker.config import EngineConfig
+from worker.models.architectures.mtp import MtpHead
 from worker.models.config.model_config import ModelConfig, load_model_config
 from worker.models.layers.context import KVCache
 from worker.models.layers.kv_cache import layout_of
@@ -51,6 +52,8 @@ from worker.rank.speculation.device_model import DeviceDraftModel, DeviceModelPr
 from worker.rank.speculation.draft_model import draft_page_bytes
 from worker.rank.speculation.drafter import DraftedStep, Drafter
 from worker.rank.speculation.factory import create_drafter
+from worker.rank.speculation.heads import HeadProposer
+from worker.rank.speculation.native_heads import NativeHeadProposer
 from worker.rank.state_replays import StateReplays
 from worker.rank.states import RequestStates
 from worker.rank.steps import ForwardStep, SampledStep, fetch_output
@@ -82,9 +85,10 @@ class ModelRunner:
         self.group = group
         self.device = group.device
         is_dummy = config.load_format == "dummy"
-        self.model_config = model or load_model_config(
+        model = model or load_model_config(
             config.checkpoint, weights=not is_dummy, pooling=config.pooling
         )
+        self.model_config = model.with_mtp() if config.uses_mtp else model
         if self.device.type == "cpu":
             tune_cpu_process(config.execution.cpu_threads, group.world_size)
         self.max_model_len = self.model_config.resolve_max_model_len(config.max_model_len)
@@ -105,7 +109,7 @@ class ModelRunner:
         if config.lora is not None:
             uses_library = config.execution.cpu_backend != "torch"
             self._adapters = RankAdapters(self.model, config.lora, is_native=uses_library)
-        self._layout = layout_of(self.model.layers)
+        self._layout = layout_of(self.model.caching_layers)
         config = config.with_page_size(self.model_config.block_size)
         config = self.config = resolve_limits(config, group, state_bytes=self._layout.state_bytes)
         self._attention = self._create_attention()
@@ -115,13 +119,13 @@ class ModelRunner:
         if is_dummy:
             fill_dummy_weights(self.model, native)
         else:
-            load_weights(
-                self.model, self.model_config, show_progress=group.rank == 0, native=native
-            )
+            show = group.rank == 0
+            load_weights(self.model, self.model_config, show_progress=show, native=native)
         self._draft_model: DeviceDraftModel | None = None
         if config.draft_checkpoint and self.device.type == "cuda":
             self._draft_model = DeviceDraftModel(config, self.device, self.max_model_len)
         self._drafts: DeviceModelProposer | None = None
+        self._heads: HeadProposer | NativeHeadProposer | None = None
         self._tables: DeviceTables
         self._builder: BatchBuilder
         self._planes: list[torch.Tensor] = []
@@ -237,14 +241,15 @@ class ModelRunner:
                 num_snapshots = self._page_groups.num_snapshots(num_host_pages)
                 self._host_pages.add_states(self._states, num_snapshots)
             self._drafter = create_drafter(
-                *(self.config, self._tables, self._attention, num_pages, self._drafts)
+                *(self.config, self._tables, self._attention, num_pages),
+                self._heads or self._drafts,
             )
         if self.device.type == "cuda" and registry.uses_triton(self.device):
             self._warm_up()  # not on CPU: Triton's interpreter compiles nothing
         if self._capture is not None:
             with self._on_compute_stream(), torch.inference_mode():
                 self._graphs = self._capture.run(
-                    self.run_model, self.model.compute_logits, self._tables, self._drafts
+                    self.run_model, self.model.compute_logits, self._tables, self._captured_drafts
                 )
         if self._host_pages is not None:
             self._host_pages.start()
@@ -330,6 +335,8 @@ class ModelRunner:
             # Drafts: those that match the sampled tokens are accepted.
             if self._drafter is not None and step.drafted is not None:
                 accepted = self._drafter.observe(step.drafted, output)
+            if self._heads is not None and step.batch is not None and step.hidden is not None:
+                self._heads.follow(step.batch, step.hidden, accepted)
             # Fetch: copies to the host are launched, not awaited.
             if slot is not None:
                 slot.finish()
@@ -427,7 +434,7 @@ class ModelRunner:
             size = self._graphs.size_for(plan.rows)
         if self._graphs is not None and size is None:
             size, num_tokens = self._graphs.tokens_for(plan.rows) or (None, 0)
-        return self._builder.build(
+        batch = self._builder.build(
             plan,
             uploader=slot,
             size=size,
@@ -435,6 +442,9 @@ class ModelRunner:
             speculative=speculative,
             drafts=drafts,
         )
+        if batch is None or self._heads is None:
+            return batch
+        return replace(batch, logits_indices=None)  # the head reads the states of all tokens
 
     def _run(self, batch: Batch, logits_indices: torch.Tensor | None) -> torch.Tensor:
         """Hidden states of the tokens `logits_indices` (block diffusion); if None, of the
@@ -480,7 +490,8 @@ class ModelRunner:
         self._planes = [plane for planes in tensors for plane in planes]
         self._kv_caches = kv_caches(tensors, config.cache.page_size, self._layout)
         if self.model.native is not None:
-            self.model.native.bind([(cache.k, cache.v) for cache in self._kv_caches.values()])
+            caches = list(self._kv_caches.values())[: len(self.model.layers)]
+            self.model.native.bind([(cache.k, cache.v) for cache in caches])
         if self._layout.states:
             num_slots = config.scheduling.max_num_seqs + 1
             num_snapshots = page_groups.num_snapshots(num_pages - 1)
@@ -517,6 +528,8 @@ class ModelRunner:
                 num_slots=config.scheduling.max_num_seqs,
                 device=self.device,
             )
+        if self.model.mtp is not None:
+            self._heads = self._create_heads(self.model.mtp)
         self._builder = BatchBuilder(self._tables, is_native=self.model.native is not None)
         if self.model_config.mask_token_id is not None:
             self._blocks = BlockDecoder(
@@ -537,6 +550,24 @@ class ModelRunner:
         """Whether cached prefixes are of no use, since all hidden states are pooled."""
         pooling = self.model_config.pooling
         return pooling is not None and pooling.info.pooling_type != "last"
+
+    def _create_heads(self, head: MtpHead) -> HeadProposer | NativeHeadProposer:
+        """The proposer that drafts with the model's head."""
+        if head.native is not None:
+            cache, speculative = self._kv_caches[head.layer_index], self.config.speculative
+            assert speculative is not None, "a head is loaded to draft"
+            return NativeHeadProposer(
+                head.native, self._tables, cache, speculative.num_speculative_tokens
+            )
+        return HeadProposer(
+            *(self.model, head, self._tables),
+            *(self._kv_caches, self._layout.groups, self._attention),
+        )
+
+    @property
+    def _captured_drafts(self) -> DeviceModelProposer | HeadProposer | None:
+        """The proposer whose passes graphs contain."""
+        return self._heads if isinstance(self._heads, HeadProposer) else self._drafts
 
     def _slot_bytes(self) -> int:
         """Bytes of the states, with the inputs that are kept for them, of the signals and tables of
@@ -603,7 +634,8 @@ class ModelRunner:
         if self._capture is not None:
             with self._on_compute_stream():
                 num_bytes = self._capture.measure(
-                    self.run_model, self.model.compute_logits, self._tables, self._drafts
+                    self.run_model, self.model.compute_logits, self._tables, self._captured_drafts
                 )
-        self._planes, self._kv_caches, self._states, self._drafts = [], {}, None, None
+        self._planes, self._kv_caches, self._states = [], {}, None
+        self._drafts = self._heads = None
         return num_bytes

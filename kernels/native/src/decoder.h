@@ -58,6 +58,7 @@ struct StepRows {
   // computes keys and values.
   const int64_t* logits_indices;
   int64_t num_logits;  // -1 for all
+  const float* inputs;  // [tokens, hidden_size]: inputs of the first layer; null for embeddings
 };
 
 template <typename W>
@@ -91,11 +92,14 @@ class Decoder {
 
   // Logits of this rank's part of the vocabulary, [rows, lm_head.n].
   void logits(const float* hidden, int64_t rows, float* out) {
-    operand_.reserve(rows * row_stride<W>(model_.hidden_size));
+    product(model_.lm_head, hidden, rows, out);
+  }
+
+  // Product of x [rows, weight.k] with a weight, [rows, weight.n].
+  void product(const LinearWeight& weight, const float* x, int64_t rows, float* out) {
+    operand_.reserve(rows * row_stride<W>(weight.k));
     for (int64_t row = 0; row < rows; ++row)
-      convert_row(hidden + row * model_.hidden_size, model_.hidden_size,
-                  operand(row, model_.hidden_size));
-    const LinearWeight& weight = model_.lm_head;
+      convert_row(x + row * weight.k, weight.k, operand(row, weight.k));
     team_.run(threads_for(expected_ms(rows, weight.n * weight.k), weight.n * weight.k),
               [&](int id) { multiply(id, weight, rows, operand_.data(), Floats{out, weight.n}); });
   }
@@ -162,6 +166,7 @@ class Decoder {
     }
     const int64_t count = (int64_t)tokens_.size();
     logits_indices_ = step.logits_indices;
+    inputs_ = step.inputs;
     num_logits_ = step.num_logits < count ? step.num_logits : -1;
     const int64_t widest = std::max(model_.hidden_size, model_.num_heads * model_.head_dim);
     residual_.reserve(count * model_.hidden_size);
@@ -186,7 +191,7 @@ class Decoder {
     const int64_t size = model_.hidden_size;
     const std::vector<Span>* spans = &spans_;
     embed(id, count);
-    if (!reduce(id, residual_, count)) return;
+    if (!inputs_ && !reduce(id, residual_, count)) return;
     for (int64_t i = 0; i < model_.num_layers; ++i) {
       const LayerWeights& layer = model_.layers[i];
       share_tokens(id, count, [&](int64_t t) {
@@ -235,6 +240,10 @@ class Decoder {
   void embed(int id, int64_t count) {
     const int64_t size = model_.hidden_size;
     share_tokens(id, count, [&](int64_t t) {
+      if (inputs_) {
+        std::copy_n(inputs_ + t * size, size, residual(t));
+        return;
+      }
       const int64_t row = tokens_[t].id - model_.vocab_start;
       const bool mine = tokens_[t].id >= model_.vocab_start && tokens_[t].id < model_.vocab_end;
       for (int64_t i = 0; i < size; i += kLanes)
@@ -360,6 +369,7 @@ class Decoder {
   std::vector<int64_t> positions_;  // by token
   std::vector<Span> spans_, logits_spans_;  // the latter over logits_indices only
   const int64_t* logits_indices_ = nullptr;
+  const float* inputs_ = nullptr;  // of the first layer; null for embeddings
   int64_t num_logits_ = -1;  // for all
   Buffer<float> residual_, block_, qkv_, attended_;
   Buffer<Element> operand_, queries_, inner_;

@@ -1,4 +1,5 @@
-// Drafts of a small model: one token of each row after another, without leaving the library.
+// Drafts of a small model or of a head: one token of each row after another, without leaving the
+// library.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <vector>
 
 #include "decoder.h"
+#include "head.h"
 #include "sample.h"
 
 namespace rayfleet {
@@ -28,13 +30,88 @@ struct Drafting {
   int64_t *guessed, *drafted;  // number of guesses, and of those worth verifying
 };
 
+// Logits of a draft model, which computes the last tokens of the rows.
+template <typename W>
+class ModelSource {
+ public:
+  ModelSource(Decoder<W>& decoder, int64_t hidden_size, int64_t vocab_size)
+      : vocab_size(vocab_size), decoder_(decoder), hidden_size_(hidden_size) {}
+
+  // Logits [count, vocab_size] of the first `count` of `rows`; `going` has their numbers.
+  void score(const StepRows& step, const std::vector<int64_t>& rows,
+             const std::vector<int64_t>& going, float* logits) {
+    const int64_t count = (int64_t)going.size();
+    last_.resize(count);
+    int64_t num_tokens = 0;
+    for (int64_t row = 0; row < count; ++row) last_[row] = (num_tokens += rows[4 * row + 2]) - 1;
+    hidden_.resize(count * hidden_size_);
+    StepRows own = step;
+    own.num_rows = count;
+    own.rows = rows.data();
+    own.logits_indices = last_.data();
+    own.num_logits = count;
+    decoder_.forward(own, hidden_.data());
+    decoder_.logits(hidden_.data(), count, logits);
+  }
+
+  const int64_t vocab_size;
+
+ private:
+  Decoder<W>& decoder_;
+  const int64_t hidden_size_;
+  std::vector<int64_t> last_;  // tokens of the rows
+  std::vector<float> hidden_;
+};
+
+// Logits of a head: first from the latest outputs of the slots, then from outputs for the position
+// before each draft.
+template <typename W>
+class HeadSource {
+ public:
+  HeadSource(Head<W>& head, int64_t num_rows)
+      : vocab_size(head.vocab_size()), head_(head), outputs_(num_rows * head.hidden_size()) {}
+
+  // As ModelSource; rows have one token each.
+  void score(const StepRows& step, const std::vector<int64_t>& rows,
+             const std::vector<int64_t>& going, float* logits) {
+    const int64_t count = (int64_t)going.size(), size = head_.hidden_size();
+    hidden_.resize(count * size);
+    for (int64_t place = 0; place < count; ++place)
+      std::copy_n(is_first_ ? head_.latest(rows[4 * place]) : &outputs_[going[place] * size], size,
+                  &hidden_[place * size]);
+    if (!is_first_) {
+      before_.assign(rows.begin(), rows.begin() + 4 * count);
+      for (int64_t place = 0; place < count; ++place) --before_[4 * place + 1];
+      StepRows own = step;
+      own.num_rows = count;
+      own.rows = before_.data();
+      own.num_logits = -1;
+      next_.resize(count * size);
+      head_.forward(own, hidden_.data(), next_.data());
+      hidden_.swap(next_);
+    }
+    for (int64_t place = 0; place < count; ++place)
+      std::copy_n(&hidden_[place * size], size, &outputs_[going[place] * size]);
+    is_first_ = false;
+    head_.logits(hidden_.data(), count, logits);
+  }
+
+  const int64_t vocab_size;
+
+ private:
+  Head<W>& head_;
+  bool is_first_ = true;
+  std::vector<float> outputs_;  // by row of the step
+  std::vector<float> hidden_, next_;
+  std::vector<int64_t> before_;
+};
+
 // A row's drafts end before the first whose acceptance is too unlikely, with one that ends its
 // request, or with rows[4 * i + 3].
-template <typename W>
+template <typename Source>
 class Drafter {
  public:
-  Drafter(Decoder<W>& decoder, int64_t hidden_size, int64_t vocab_size)
-      : decoder_(decoder), hidden_size_(hidden_size), vocab_size_(vocab_size) {}
+  explicit Drafter(Source& source) : source_(source), vocab_size_(source.vocab_size) {}
 
   void run(const StepRows& step, const Drafting& how) {
     std::vector<int64_t> going(step.num_rows), rows(step.rows, step.rows + 4 * step.num_rows);
@@ -43,7 +120,8 @@ class Drafter {
     std::fill_n(how.guessed, step.num_rows, 0);
     std::fill_n(how.drafted, step.num_rows, 0);
     while (!going.empty()) {
-      score(step, rows, (int64_t)going.size());
+      logits_.resize(going.size() * vocab_size_);
+      source_.score(step, rows, going, logits_.data());
       size_t kept = 0;
       for (size_t place = 0; place < going.size(); ++place) {
         const int64_t row = going[place], end = rows[4 * place + 1] + rows[4 * place + 2];
@@ -62,22 +140,6 @@ class Drafter {
   }
 
  private:
-  // Logits of the last token of each of the first `count` rows.
-  void score(const StepRows& step, const std::vector<int64_t>& rows, int64_t count) {
-    last_.resize(count);
-    int64_t num_tokens = 0;
-    for (int64_t row = 0; row < count; ++row) last_[row] = (num_tokens += rows[4 * row + 2]) - 1;
-    hidden_.resize(count * hidden_size_);
-    logits_.resize(count * vocab_size_);
-    StepRows own = step;
-    own.num_rows = count;
-    own.rows = rows.data();
-    own.logits_indices = last_.data();
-    own.num_logits = count;
-    decoder_.forward(own, hidden_.data());
-    decoder_.logits(hidden_.data(), count, logits_.data());
-  }
-
   // Samples like the target; returns whether the draft is worth verifying.
   bool guess(int64_t row, int64_t slot, int64_t position, const float* logits,
              const Drafting& how, float& reach) {
@@ -97,11 +159,10 @@ class Drafter {
     return reach >= how.threshold;
   }
 
-  Decoder<W>& decoder_;
-  const int64_t hidden_size_, vocab_size_;
+  Source& source_;
+  const int64_t vocab_size_;
   Sampler sampler_;
-  std::vector<int64_t> last_;  // tokens of the rows
-  std::vector<float> hidden_, logits_;
+  std::vector<float> logits_;
 };
 
 }  // namespace rayfleet

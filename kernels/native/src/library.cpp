@@ -1,6 +1,7 @@
 // The functions called by library.py. Plain C, to be independent of compilers' ABIs.
 #include "decoder.h"
 #include "draft.h"
+#include "head.h"
 #include "lora.h"
 #include "sample.h"
 
@@ -27,6 +28,36 @@ struct Handle {
   std::unique_ptr<Decoder<uint16_t>> bf16;
   int64_t hidden_size, vocab_size;
 };
+
+// A head, which computes with the threads of its model.
+struct HeadHandle {
+  HeadHandle(const ModelWeights& weights, const HeadWeights& head, Team& team, double ms_per_thread)
+      : layer(weights.layers[0]) {
+    ModelWeights model = weights;
+    model.layers = &layer;
+    if (weights.is_bf16)
+      bf16 = std::make_unique<Head<uint16_t>>(model, head, team, ms_per_thread);
+    else
+      fp32 = std::make_unique<Head<float>>(model, head, team, ms_per_thread);
+  }
+
+  LayerWeights layer;
+  std::unique_ptr<Head<float>> fp32;
+  std::unique_ptr<Head<uint16_t>> bf16;
+};
+
+template <typename W>
+void draft_with(Head<W>& head, const StepRows& step, const Drafting& how) {
+  HeadSource<W> source(head, step.num_rows);
+  Drafter<HeadSource<W>>(source).run(step, how);
+}
+
+template <typename W>
+void draft_with(Decoder<W>& decoder, int64_t hidden_size, int64_t vocab_size, const StepRows& step,
+                const Drafting& how) {
+  ModelSource<W> source(decoder, hidden_size, vocab_size);
+  Drafter<ModelSource<W>>(source).run(step, how);
+}
 
 // Parameters of each row of the logits; mirrored in library.py. Null pointers disable filters.
 struct SamplingColumns {
@@ -122,9 +153,25 @@ void rayfleet_logits(void* handle, const float* hidden, int64_t rows, float* out
 // For a model that is replicated on this rank.
 void rayfleet_draft(void* handle, const StepRows* step, const Drafting* how) {
   Handle& own = *(Handle*)handle;
-  if (own.bf16)
-    Drafter<uint16_t>(*own.bf16, own.hidden_size, own.vocab_size).run(*step, *how);
-  else
-    Drafter<float>(*own.fp32, own.hidden_size, own.vocab_size).run(*step, *how);
+  own.bf16 ? draft_with(*own.bf16, own.hidden_size, own.vocab_size, *step, *how)
+           : draft_with(*own.fp32, own.hidden_size, own.vocab_size, *step, *how);
+}
+
+// A head of the model `handle`; `weights` are the model's with the head's layer and final norm.
+void* rayfleet_create_head(void* handle, const ModelWeights* weights, const HeadWeights* head,
+                           double ms_per_thread) {
+  return new HeadHandle(*weights, *head, ((Handle*)handle)->team, ms_per_thread);
+}
+
+void rayfleet_destroy_head(void* head) { delete (HeadHandle*)head; }
+
+void rayfleet_head_forward(void* head, const StepRows* step, const float* hidden, float* outputs) {
+  HeadHandle& own = *(HeadHandle*)head;
+  own.bf16 ? own.bf16->forward(*step, hidden, outputs) : own.fp32->forward(*step, hidden, outputs);
+}
+
+void rayfleet_head_draft(void* head, const StepRows* step, const Drafting* how) {
+  HeadHandle& own = *(HeadHandle*)head;
+  own.bf16 ? draft_with(*own.bf16, *step, *how) : draft_with(*own.fp32, *step, *how);
 }
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -11,6 +11,7 @@ import torch
 
 from kernels import Fp8Inputs
 from kernels.native import NativeDecoder
+from worker.models.architectures.mtp import MtpHead
 from worker.models.config.model_config import ModelConfig
 from worker.models.layers.context import ForwardContext
 from worker.models.layers.kv_cache import KVCacheSpec, StateSpec
@@ -153,6 +154,11 @@ class DecoderModel(ABC):
             self.pooling_head = PoolingHead(config, options)
             if config.pooling.token_ids:
                 self._check_head()
+        self.mtp: MtpHead | None = None
+        """Head for multi-token prediction; None if it is not loaded."""
+        if config.loads_mtp:
+            assert config.mtp is not None, "with_mtp checks it"
+            self.mtp = MtpHead(config.mtp, self.build_layer, self.build_norm, config, options)
 
     @abstractmethod
     def build_layer(self, index: int) -> DecoderLayer:
@@ -200,6 +206,13 @@ class DecoderModel(ABC):
             )
         if self.config.pooling is None:
             yield from self.lm_head.weight_slots(self.head_name)
+        if self.mtp is not None:
+            yield from self.mtp.weight_slots()
+
+    @property
+    def caching_layers(self) -> Sequence[DecoderLayer]:
+        """The layers by index, including the one of the MTP head."""
+        return self.layers if self.mtp is None else [*self.layers, self.mtp.layer]
 
     def _check_head(self) -> None:
         """Raises ValueError if logits are more than products with rows of the LM head."""
@@ -213,8 +226,11 @@ class DecoderModel(ABC):
     def process_after_loading(self) -> None:
         """Converts the loaded weights to the form in which torch uses them, or drops those that
         `native` holds."""
+        if self.mtp is not None:
+            self.mtp.process_after_loading()
         if self.native is not None:
-            self.embed_tokens.drop()
+            if self.mtp is None or self.mtp.native is not None:
+                self.embed_tokens.drop()
             self.lm_head.drop()
             return
         for layer in self.layers:

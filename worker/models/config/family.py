@@ -19,6 +19,7 @@ from worker.models.config.block_config import BlockSparseConfig
 from worker.models.config.mamba_config import MambaConfig
 from worker.models.config.mla_config import MlaConfig
 from worker.models.config.moe_config import MoeConfig
+from worker.models.config.mtp_config import MtpConfig
 from worker.models.config.rope_config import RopeConfig
 from worker.models.config.schema import (
     Count,
@@ -256,6 +257,11 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """Number of layers for multi-token prediction that a checkpoint may hold after the
         others."""
         return int(self.skips_next_layers)
+
+    def mtp(self) -> MtpConfig | None:
+        """Head for multi-token prediction that a checkpoint may hold; None if it is not supported
+        for this family."""
+        return None
 
     def linear_layers(self) -> frozenset[int] | None:
         """Layers with linear attention or a convolution, which keep a state per request; None if

@@ -20,6 +20,7 @@ from worker.models.config.family import FamilyConfig, HeadSizes
 from worker.models.config.mamba_config import MambaConfig
 from worker.models.config.mla_config import MlaConfig
 from worker.models.config.moe_config import MoeConfig, checked
+from worker.models.config.mtp_config import MtpConfig
 from worker.models.config.multimodal import TensorNames
 from worker.models.config.pooling import PoolerConfig, read_pooler
 from worker.models.config.quantization import QuantizationConfig
@@ -122,6 +123,11 @@ class ModelConfig:
     """Other names of tensors in this checkpoint; None if they are the family's."""
     pooling: PoolerConfig | None = None
     """How hidden states become a vector; None for a model that generates text."""
+    mtp: MtpConfig | None = None
+    """Head for multi-token prediction that the checkpoint may hold; None if it is not supported for
+    this family."""
+    loads_mtp: bool = False
+    """Whether that head is loaded; otherwise its tensors are skipped."""
 
     @classmethod
     def parse(
@@ -193,6 +199,7 @@ class ModelConfig:
             extra=family.extra(),
             tensors=_with_skipped_tensors(tensors, family, quantization),
             pooling=pooler,
+            mtp=family.mtp(),
         )
 
     @property
@@ -246,6 +253,30 @@ class ModelConfig:
         if self.layer_heads is None:
             return config
         return replace(config, num_heads=self.layer_heads[index], layer_heads=None)
+
+    def with_mtp(self) -> ModelConfig:
+        """The configuration with the checkpoint's MTP head. Its decoder layer has index
+        `num_layers` and full attention: lists per layer get one more entry.
+
+        Raises:
+            ValueError: heads of this family are not supported.
+        """
+        mtp, names = self.mtp, self.tensors
+        if mtp is None:
+            raise ValueError(
+                f"--speculative-method mtp is not supported for {self.architecture}: use ngram, or "
+                "draft with a smaller model"
+            )
+        if names is not None:
+            kept = [one for one in names.skipped if not mtp.layer.startswith(one)]
+            names = replace(names, skipped=(*kept, *mtp.skipped))
+        return replace(
+            self,
+            windows=(*self.windows, None),
+            rotating=None if self.rotating is None else (*self.rotating, True),
+            tensors=names,
+            loads_mtp=True,
+        )
 
     def resolve_max_model_len(self, requested: int | None) -> int:
         """The length limit of an engine in tokens: `requested`, or else the checkpoint's limit,

@@ -248,6 +248,12 @@ class _Matching:
             "unexpected": sorted(self._unexpected),
             "duplicate": sorted(self._twice),
         }
+        mtp = self._config.mtp
+        if mtp is not None and f"{mtp.projection}.weight" in kinds["missing"]:
+            raise ValueError(
+                f"--speculative-method mtp: checkpoint {self._config.folder} has no MTP head "
+                f"({mtp.projection}.weight is missing): use ngram, or draft with a smaller model"
+            )
         problems = [f"{kind} {_shorten(names)}" for kind, names in kinds.items() if names]
         if problems:
             raise ValueError(

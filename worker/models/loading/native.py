@@ -14,10 +14,12 @@ import torch
 
 import kernels
 from kernels.native import (
+    HeadTensors,
     LayerTensors,
     LinearTensors,
     ModelTensors,
     NativeDecoder,
+    NativeHead,
     NativeUnavailable,
     WeightMemory,
     build_library,
@@ -27,6 +29,7 @@ from kernels.native import (
 from worker.memory import release_freed_memory
 from worker.models.architectures.decoder import DecoderLayer, DecoderModel
 from worker.models.architectures.llama import LlamaLayer
+from worker.models.architectures.mtp import MtpHead
 from worker.models.config.checkpoint import block_hash_salt
 from worker.models.layers.attention import GatedMLP
 from worker.models.layers.linear import ColumnParallelLinear, RowParallelLinear
@@ -65,6 +68,9 @@ def weight_memory(
         model: the model; only shapes and types are used.
         options: options of the compiled library; None if torch runs the model.
     """
+    # The file has no weights that torch uses, such as those of an MTP head.
+    if model.mtp is not None:
+        return nullcontext(WeightMemory())
     if options is None or not options.weight_cache or _problem(model, options):
         return nullcontext(WeightMemory())
     group = model.options.group
@@ -91,6 +97,8 @@ def pack_weights(
     """
     if options is not None:
         model.native = build_native(model, options, memory or WeightMemory())
+    if model.native is not None and model.mtp is not None:
+        _pack_head(model.native, model.mtp, model.options.group.world_size)
     model.process_after_loading()
 
 
@@ -208,6 +216,27 @@ def _layer_tensors(layer: LlamaLayer, rank: int, is_loaded: bool) -> LayerTensor
         q_norm=None if attention.q_norm is None else attention.q_norm.weight,
         k_norm=None if attention.k_norm is None else attention.k_norm.weight,
     )
+
+
+def _pack_head(decoder: NativeDecoder, head: MtpHead, world_size: int) -> None:
+    """Hands the head of a model that runs natively to the library, and drops its weights; on
+    several ranks, torch runs it."""
+    if world_size > 1 or not head.mtp.recycles_normed:
+        return
+    layer = _llama_layer(head.layer)
+    tensors = HeadTensors(
+        layer=_layer_tensors(layer, 0, True),
+        embedding_norm=head.embedding_norm.weight,
+        hidden_norm=head.hidden_norm.weight,
+        projection=head.projection.weight.dense(),
+        final_norm=head.final_norm.weight,
+        hidden_first=head.mtp.hidden_first,
+        zeroes_first=head.mtp.zeroes_first,
+    )
+    head.native = NativeHead(decoder, tensors)
+    layer.attention.drop()
+    _gated_mlp(layer).drop()
+    head.projection.drop()
 
 
 def _llama_layer(layer: DecoderLayer) -> LlamaLayer:

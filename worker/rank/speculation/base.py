@@ -13,12 +13,15 @@ noise. Drafts affect the number of tokens per step, never the tokens themselves.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
 from worker.plan.plan import DraftRow
 from worker.rank.placement import DevicePlacement
 from worker.rank.speculation.calibration import Calibration
+
+Capture = Callable[[Callable[[], None]], Callable[[], None]]
+"""Captures the launches of a function; returns a function that replays them."""
 
 
 class DraftRequest(NamedTuple):

@@ -12,12 +12,9 @@ drafts than others repeats its last one, without effect.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from kernels import TokenCells, sample_tokens
@@ -30,17 +27,15 @@ from worker.rank.batch import Batch, gather_inputs
 from worker.rank.kv_cache import allocate_kv_caches
 from worker.rank.placement import DevicePlacement
 from worker.rank.sampling.state import FILTERS, staged_parameters
-from worker.rank.speculation.base import DraftRequest, Guesses, Proposer
+from worker.rank.speculation.base import Capture, DraftRequest, Guesses, Proposer
 from worker.rank.speculation.calibration import Calibration
 from worker.rank.speculation.draft_model import DRAFT_DTYPE, load_draft_model
+from worker.rank.speculation.draft_rows import DraftingRows, decode_batch, drafting_arrays
 from worker.rank.tables import DeviceTables
-from worker.rank.transfer import IntArray, StagedArrays, stage, to_device
+from worker.rank.transfer import IntArray, stage, to_device
 
 _PRIOR, _PRIOR_WEIGHT = 0.7, 1.0
 """Assumed share of right guesses before any outcome, and its weight in guesses."""
-
-Capture = Callable[[Callable[[], None]], Callable[[], None]]
-"""Captures the launches of a function; returns a function that replays them."""
 
 
 class DeviceDraftModel:
@@ -78,24 +73,6 @@ class DeviceDraftModel:
                 "--speculative-model: models whose layers differ in KV cache per token are not "
                 "supported; use another model"
             )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Rows:
-    """F rows for which a decode step of the draft model drafts one token each."""
-
-    staged: StagedArrays
-    """Arrays slots, query_start, seeds, temperature, top_k, top_p and log_min_p, on the device."""
-    starts: torch.Tensor
-    """[F] int64: positions of the latest tokens, advanced by each step."""
-    last: torch.Tensor
-    """[F] int64: positions of the last tokens to draft."""
-    num_pages: int
-    """Maximum pages of a row."""
-    size: int | None
-    """Rows of the graph; None for an eager step."""
-    filters: tuple[str, ...]
-    max_top_k: int
 
 
 class DeviceModelProposer(Proposer):
@@ -168,7 +145,7 @@ class DeviceModelProposer(Proposer):
     def prepare_capture(self, largest: int) -> None:
         """Allocates the static buffers of graphs of up to `largest` rows."""
         device = self._tables.device
-        arrays = self._arrays(np.zeros(0, dtype=np.int64), largest)
+        arrays = drafting_arrays(self._tables, np.zeros(0, dtype=np.int64), largest)
         staged = stage(arrays, device)
         self._packed = torch.empty_like(staged.packed)
         self._starts = torch.zeros(largest, dtype=torch.int64, device=device)
@@ -178,10 +155,10 @@ class DeviceModelProposer(Proposer):
     def capture(self, size: int, capture: Capture) -> None:
         """Captures a decode step of `size` rows, on dummy rows."""
         tables = self._tables
-        staged = stage(self._arrays(np.zeros(0, dtype=np.int64), size), tables.device)
+        staged = stage(drafting_arrays(tables, np.zeros(0, dtype=np.int64), size), tables.device)
         self._packed[: len(staged.packed)].copy_(staged.packed)
         for filters in ((), FILTERS):
-            rows = _Rows(
+            rows = DraftingRows(
                 staged=staged.at(self._packed),
                 starts=self._starts[:size],
                 last=self._last[:size],
@@ -210,9 +187,9 @@ class DeviceModelProposer(Proposer):
         filters = tables.sampling.filters(slots)
         sizes = sorted({size for size, _ in self._graphs if size >= count})
         size = sizes[0] if sizes else None
-        staged = stage(self._arrays(slots, size or count), tables.device)
+        staged = stage(drafting_arrays(tables, slots, size or count), tables.device)
         if size is None:
-            rows = _Rows(
+            rows = DraftingRows(
                 staged=staged,
                 starts=newest.clone(),
                 last=last,
@@ -232,46 +209,17 @@ class DeviceModelProposer(Proposer):
         for _ in range(num_passes):
             replay()
 
-    def _sample_next(self, rows: _Rows) -> None:
+    def _sample_next(self, rows: DraftingRows) -> None:
         """Drafts one token after the latest of each row, and advances the rows to it."""
         tables, draft = self._tables, self._draft
         inputs = gather_inputs(
-            _decodes(rows, tables), tables, self._caches, draft.layout.groups, draft.backend
+            decode_batch(rows, rows.starts, tables),
+            *(tables, self._caches, draft.layout.groups, draft.backend),
         )
         hidden = draft.model.forward(inputs.input_ids, inputs.positions, inputs.context)
         positions = rows.starts + 1
         parameters = staged_parameters(rows.staged, positions, rows.filters, rows.max_top_k)
-        # Samples of rows that have all their drafts go to a cell of the dummy slot.
-        cells = rows.staged["slots"] * tables.token_stride + positions
-        nowhere = tables.dummy_slot * tables.token_stride
-        cells = torch.where(rows.starts < rows.last, cells, nowhere)
         logits = draft.model.compute_logits(hidden)
-        sample_tokens(logits, parameters, cells=TokenCells(tables.flat_tokens, cells))
-        rows.starts.copy_(torch.minimum(positions, rows.last))
-
-    def _arrays(self, slots: IntArray, size: int) -> dict[str, npt.NDArray[Any]]:
-        """Arrays of the rows' slots and sampling parameters, padded to `size` with dummy rows."""
-        sampling = self._tables.sampling
-        padding = np.full(size - len(slots), self._tables.dummy_slot, dtype=np.int64)
-        slots = np.concatenate((slots, padding))
-        columns = sampling.columns(slots, slots)
-        del columns["positions"]  # unknown on the host
-        return {"slots": slots, "query_start": np.arange(size + 1, dtype=np.int64)} | columns
-
-
-def _decodes(rows: _Rows, tables: DeviceTables) -> Batch:
-    """Batch of a decode step: the latest token of each row."""
-    count = len(rows.starts)
-    table = np.zeros((count, 4), dtype=np.int64)
-    table[:, 2] = 1
-    return Batch(
-        rows=table,
-        num_rows=count,
-        num_decodes=count,
-        ends=[rows.num_pages * tables.page_size] * count,
-        staged=rows.staged,
-        starts=rows.starts,
-        sampling=None,
-        prompts=(),
-        size=rows.size,
-    )
+        cells = TokenCells(tables.flat_tokens, rows.cells(positions, tables))
+        sample_tokens(logits, parameters, cells=cells)
+        rows.advance(positions)

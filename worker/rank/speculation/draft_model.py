@@ -37,7 +37,41 @@ PRIORS: Final = (0.995, 0.98, 0.96, 0.92, 0.85, 0.72, 0.58, 0.42, 0.2)
 PRIOR_WEIGHT: Final = 3.0
 
 
-class DraftModelProposer(Proposer):
+class NativeProposer(Proposer):
+    """Drafts on CPU in the compiled library, with a probability for each draft.
+
+    Args:
+        tables: the rank's tables; drafts are written to the token pool, which the model reads.
+    """
+
+    needs_pages = True
+
+    def __init__(self, tables: DeviceTables) -> None:
+        num_slots = tables.token_pool.shape[0]
+        super().__init__(Calibration(num_slots, PRIORS, PRIOR_WEIGHT))
+        self._ends = np.full((num_slots, _MOST_ENDS), -1, dtype=np.int64)
+        sampling = tables.sampling
+        self._slots = DraftTables(
+            token_pool=tables.token_pool,
+            page_table=tables.page_table,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            log_min_p=sampling.log_min_p,
+            top_k=sampling.top_k,
+            seeds=sampling.seeds,
+            end_tokens=self._ends,
+            shares=self.calibration.shares,
+            bounds=LEAST_PROBABILITIES,
+        )
+
+    def admit(self, slot: int, end_token_ids: Sequence[int] = ()) -> None:
+        """Resets the slot's state."""
+        super().admit(slot, end_token_ids)
+        known = end_token_ids[:_MOST_ENDS]
+        self._ends[slot] = [*known, *[-1] * (_MOST_ENDS - len(known))]
+
+
+class DraftModelProposer(NativeProposer):
     """Drafts on CPU with a draft model, replicated on every rank.
 
     Its KV cache has as many pages as the target's, with the same ids. Keys and values only depend
@@ -52,13 +86,10 @@ class DraftModelProposer(Proposer):
         most: maximum drafts of a row.
     """
 
-    needs_pages = True
-
     def __init__(
         self, model: DecoderModel, tables: DeviceTables, num_pages: int, most: int
     ) -> None:
-        num_slots = tables.token_pool.shape[0]
-        super().__init__(Calibration(num_slots, PRIORS, PRIOR_WEIGHT))
+        super().__init__(tables)
         config = model.config
         shape = (num_pages, tables.page_size, config.num_kv_heads, config.head_dim)
         # HAZARD: the library only holds their addresses, so they must outlive it.
@@ -68,29 +99,13 @@ class DraftModelProposer(Proposer):
         ]
         assert model.native is not None, "a draft model runs in the compiled library"
         model.native.bind(self._caches)
-        self._ends = np.full((num_slots, _MOST_ENDS), -1, dtype=np.int64)
-        self._num_computed = np.zeros(num_slots, dtype=np.int64)
+        self._num_computed = np.zeros(len(self._ends), dtype=np.int64)
         """[slots]: number of positions in the KV cache, without those of wrong guesses."""
-        sampling = tables.sampling
-        slots = DraftTables(
-            token_pool=tables.token_pool,
-            page_table=tables.page_table,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            log_min_p=sampling.log_min_p,
-            top_k=sampling.top_k,
-            seeds=sampling.seeds,
-            end_tokens=self._ends,
-            shares=self.calibration.shares,
-            bounds=LEAST_PROBABILITIES,
-        )
-        self._drafter = NativeDrafter(model.native, slots, most)
+        self._drafter = NativeDrafter(model.native, self._slots, most)
 
     def admit(self, slot: int, end_token_ids: Sequence[int] = ()) -> None:
         """Resets the slot's state; its KV cache is computed again from the first position."""
         super().admit(slot, end_token_ids)
-        known = end_token_ids[:_MOST_ENDS]
-        self._ends[slot] = [*known, *[-1] * (_MOST_ENDS - len(known))]
         self._num_computed[slot] = 0
 
     def propose(self, requests: Sequence[DraftRequest], threshold: float) -> list[Guesses]:

@@ -8,6 +8,8 @@ from worker.config import EngineConfig
 from worker.rank.speculation.device_model import DeviceModelProposer
 from worker.rank.speculation.draft_model import DraftModelProposer, load_draft_model
 from worker.rank.speculation.drafter import Drafter
+from worker.rank.speculation.heads import HeadProposer
+from worker.rank.speculation.native_heads import NativeHeadProposer
 from worker.rank.speculation.ngram import NgramProposer
 from worker.rank.tables import DeviceTables
 
@@ -17,7 +19,7 @@ def create_drafter(
     tables: DeviceTables,
     backend: AttentionBackend,
     num_pages: int,
-    on_device: DeviceModelProposer | None,
+    own: DeviceModelProposer | HeadProposer | NativeHeadProposer | None,
 ) -> Drafter | None:
     """One rank's drafter, as configured; None without speculative decoding.
 
@@ -26,7 +28,7 @@ def create_drafter(
         tables: the rank's tables.
         backend: attention backend of the target model.
         num_pages: number of pages of the KV cache.
-        on_device: proposer with a draft model on CUDA; None without one.
+        own: proposer with a draft model on CUDA, or with the model's head; None without either.
     """
     speculative = config.speculative
     if speculative is None:
@@ -34,8 +36,10 @@ def create_drafter(
     if speculative.method == "ngram":
         ngram = NgramProposer(tables)
         return Drafter(tables, ngram, ngram if drafts_on_device(tables, backend) else None)
-    if on_device is not None:
-        return Drafter(tables, on_device, on_device if drafts_on_device(tables, backend) else None)
+    if isinstance(own, NativeHeadProposer):
+        return Drafter(tables, own)
+    if own is not None:
+        return Drafter(tables, own, own if drafts_on_device(tables, backend) else None)
     model = load_draft_model(config, tables.device, tables.max_model_len)
     most = speculative.num_speculative_tokens
     return Drafter(tables, DraftModelProposer(model, tables, num_pages, most))

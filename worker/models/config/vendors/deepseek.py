@@ -10,6 +10,7 @@ from worker.models.config.family import FULL, FamilyConfig
 from worker.models.config.latent_family import LatentFamilyConfig
 from worker.models.config.mla_config import IndexerConfig
 from worker.models.config.moe_config import MoeConfig, grouped_experts, listed_dense_layers
+from worker.models.config.mtp_config import MtpConfig
 from worker.models.config.multimodal import MultimodalConfig, language_model_and
 from worker.models.config.schema import (
     ROUTER_KEYS,
@@ -133,6 +134,10 @@ class DeepseekV3Config(LatentFamilyConfig):
         """Experts in all but the first layers."""
         return grouped_experts(self, frozenset(range(self.first_k_dense_replace)))
 
+    def mtp(self) -> MtpConfig | None:
+        """The head after the last layer."""
+        return MtpConfig.after_layers(self.num_hidden_layers)
+
 
 class DeepseekV32Config(DeepseekV3Config):
     """DeepSeek V3.2: V3 with sparse attention, whose indexer every layer has. transformers lists
@@ -164,6 +169,10 @@ class DeepseekV32Config(DeepseekV3Config):
             default=3,
         )
         return grouped_experts(self, dense)
+
+    def mtp(self) -> None:
+        """Heads with an indexer are not supported yet."""
+        return None
 
     def indexer(self) -> IndexerConfig:
         """Sparse attention, with the indexers of `indexer_layers`."""

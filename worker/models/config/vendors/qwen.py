@@ -17,6 +17,7 @@ from worker.models.config.family import (
     period_of,
 )
 from worker.models.config.moe_config import MoeConfig
+from worker.models.config.mtp_config import MtpConfig
 from worker.models.config.multimodal import MultimodalConfig, TensorNames
 from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, One, Yes, words
 
@@ -109,15 +110,20 @@ class Qwen2Config(QwenWindowsConfig):
 
 
 class Qwen3Config(QwenWindowsConfig):
-    """Qwen3, dense."""
+    """Qwen3, dense. A checkpoint may hold an MTP head in the format of Qwen3.5's."""
 
     architecture = "Qwen3ForCausalLM"
     model_types = ("qwen3",)
     implementation = "llama:LlamaForCausalLM"
+    skipped = ("mtp.",)
 
     head_dim: Count | None = 128
     attention_bias: bool = False
     use_qk_norm: Yes = True
+
+    def mtp(self) -> MtpConfig | None:
+        """The head in the format of Qwen3.5."""
+        return MtpConfig.qwen()
 
 
 class SdarConfig(Qwen3Config):

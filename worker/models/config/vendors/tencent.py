@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 from worker.models.config.family import FamilyConfig
 from worker.models.config.latent_family import LatentFamilyConfig
 from worker.models.config.moe_config import MoeConfig, listed_dense_layers
+from worker.models.config.mtp_config import MtpConfig
 from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, RawConfig, Yes, words
 
 
@@ -123,6 +124,10 @@ class HYV3Config(FamilyConfig):
     moe_router_use_sigmoid: Yes = True
     route_norm: Yes = True
     router_scaling_factor: Number = 2.826
+
+    def mtp(self) -> MtpConfig:
+        """The head after the last layer."""
+        return MtpConfig.after_layers(self.num_hidden_layers, final_norm="final_layernorm")
 
     def moe(self) -> MoeConfig:
         """Experts in all but the first layer, unless config.json lists others."""

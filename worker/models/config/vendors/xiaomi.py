@@ -6,12 +6,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from worker.models.config.family import FULL, SLIDING, Biases, FamilyConfig, HeadSizes
 from worker.models.config.moe_config import MoeConfig, listed_dense_layers
+from worker.models.config.mtp_config import MtpConfig
 from worker.models.config.schema import Count, No, Number, RawConfig, Yes, only, short, words
 from worker.models.config.vendors.qwen import QwenWindowsConfig
 
 
 class MiMoConfig(QwenWindowsConfig):
-    """MiMo: Qwen2's layers. Layers for multi-token prediction are skipped."""
+    """MiMo: Qwen2's layers."""
 
     architecture = "MiMoForCausalLM"
     model_types = ("mimo",)
@@ -25,6 +26,18 @@ class MiMoConfig(QwenWindowsConfig):
     def biases(self) -> Biases:
         """Biases of q, k and v."""
         return Biases(qkv=self.attention_bias)
+
+    def mtp(self) -> MtpConfig:
+        """The head, whose projection reads the hidden state first."""
+        layer = "model.mtp_layers.0."
+        return MtpConfig(
+            layer=layer,
+            embedding_norm=f"{layer}token_layernorm",
+            hidden_norm=f"{layer}hidden_layernorm",
+            projection=f"{layer}input_proj",
+            final_norm=f"{layer}final_layernorm",
+            hidden_first=True,
+        )
 
 
 class MiMoV2FlashConfig(FamilyConfig):

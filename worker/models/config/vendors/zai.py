@@ -8,6 +8,7 @@ import msgspec
 
 from worker.models.config.family import Biases, FamilyConfig
 from worker.models.config.moe_config import MoeConfig, grouped_experts, listed_dense_layers
+from worker.models.config.mtp_config import MtpConfig
 from worker.models.config.multimodal import MultimodalConfig, TensorNames
 from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, only, short, words
 from worker.models.config.vendors.deepseek import DeepseekV3Config, DeepseekV32Config
@@ -73,6 +74,10 @@ class Glm4MoeConfig(FamilyConfig):
     def moe(self) -> MoeConfig:
         """Experts in all but the first layers."""
         return grouped_experts(self, frozenset(range(self.first_k_dense_replace)))
+
+    def mtp(self) -> MtpConfig:
+        """The head after the last layer."""
+        return MtpConfig.after_layers(self.num_hidden_layers, recycles_normed=False)
 
 
 class Glm4MoeLiteConfig(DeepseekV3Config):

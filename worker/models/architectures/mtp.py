@@ -1,0 +1,111 @@
+"""Head for multi-token prediction (MTP), whose guesses are drafts for speculative decoding.
+
+Names and differences between families: `config/mtp_config.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from kernels.native import NativeHead
+from worker.models.config.model_config import ModelConfig
+from worker.models.config.mtp_config import MtpConfig
+from worker.models.layers.context import ForwardContext
+from worker.models.layers.linear import ColumnParallelLinear, whole_part
+from worker.models.layers.linear_method import LayerOptions, UnquantizedMethod, WeightSlot
+from worker.models.layers.norms import HiddenNorm
+
+if TYPE_CHECKING:
+    from worker.models.architectures.decoder import DecoderLayer
+
+
+class MtpHead:
+    """Predicts the token after the next one: at position i, it reads the model's hidden state after
+    the final norm, and the embedding of the token at position i + 1.
+
+    vLLM numbers positions like this. Its layer's keys and values are those of position i.
+
+    Args:
+        mtp: names and properties of the head.
+        build_layer: the model's; the head's layer has the index after the last one.
+        build_norm: the model's.
+        config: the model's configuration.
+        options: options of the model's layers.
+    """
+
+    def __init__(
+        self,
+        mtp: MtpConfig,
+        build_layer: Callable[[int], DecoderLayer],
+        build_norm: Callable[[], HiddenNorm],
+        config: ModelConfig,
+        options: LayerOptions,
+    ) -> None:
+        self.mtp = mtp
+        self.layer_index = config.num_layers
+        """Index of the head's layer among the model's."""
+        self.layer = build_layer(config.num_layers)
+        """The head's decoder layer."""
+        self.hidden_size = config.hidden_size
+        self.embedding_norm, self.hidden_norm, self.final_norm = (build_norm() for _ in range(3))
+        self.native: NativeHead | None = None
+        """The head in the compiled CPU library; None if torch runs it."""
+        # Replicated: it is small. Quantized checkpoints store it unquantized.
+        self.projection = ColumnParallelLinear(
+            2 * config.hidden_size,
+            [whole_part(mtp.projection, config.hidden_size)],
+            bias=False,
+            options=replace(options, linear_method=UnquantizedMethod()),
+        )
+
+    def weight_slots(self) -> Iterator[WeightSlot]:
+        """Slots of all tensors of the head."""
+        yield from self.embedding_norm.weight_slots(self.mtp.embedding_norm)
+        yield from self.hidden_norm.weight_slots(self.mtp.hidden_norm)
+        yield from self.projection.weight_slots("")
+        yield from self.layer.weight_slots(self.mtp.layer)
+        yield from self.final_norm.weight_slots(self.mtp.final_norm)
+
+    def process_after_loading(self) -> None:
+        """Packs projection and layer after loading, unless `native` holds them."""
+        if self.native is not None:
+            return
+        self.projection.process_after_loading()
+        self.layer.process_after_loading()
+
+    def forward(
+        self,
+        embedded: torch.Tensor,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
+        logits_indices: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Outputs [T, hidden], or [S, hidden] of the tokens `logits_indices`: hidden states for
+        `before_logits`, and for predictions of further tokens.
+
+        Args:
+            embedded: [T, hidden]: embeddings of the tokens after `positions`.
+            hidden: [T, hidden]: hidden states of the model at `positions`, or earlier outputs.
+            positions: [T] int64.
+            ctx: caches and planned attention of the step, for `layer_index` too.
+            logits_indices: int64 [S], ascending: tokens whose outputs are needed; None for all.
+        """
+        if self.mtp.zeroes_first:
+            embedded = embedded.masked_fill((positions == 0).unsqueeze(1), 0.0)
+        parts = [self.embedding_norm.forward(embedded), self.hidden_norm.forward(hidden)]
+        if self.mtp.hidden_first:
+            parts.reverse()
+        mixed = self.projection.forward(torch.cat(parts, dim=-1))
+        out, residual = self.layer.forward(mixed, None, positions, ctx, logits_indices)
+        if residual is not None:
+            out = out + residual
+        return self.final_norm.forward(out) if self.mtp.recycles_normed else out
+
+    def before_logits(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Outputs [R, hidden] to the LM head's input."""
+        return outputs if self.mtp.recycles_normed else self.final_norm.forward(outputs)

@@ -1,0 +1,69 @@
+"""Configuration of heads for multi-token prediction (MTP): names of their tensors, and how they
+differ between families. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MtpConfig:
+    """Head that predicts the token after the next one from the model's last hidden state and the
+    next token (DeepSeek-V3, arXiv 2412.19437, section 2.2). It consists of a projection of both,
+    one decoder layer and a norm, and uses the model's embedding and LM head."""
+
+    layer: str
+    """Prefix of the tensors of its decoder layer."""
+    embedding_norm: str
+    """Name of the norm of the next token's embedding."""
+    hidden_norm: str
+    """Name of the norm of the hidden state."""
+    projection: str
+    """Name of the projection from both to the layer's input."""
+    final_norm: str
+    """Name of the norm before the LM head."""
+    hidden_first: bool = False
+    """Whether the projection's input begins with the hidden state, and not with the embedding."""
+    zeroes_first: bool = True
+    """Whether the embedding is replaced by zeros at position 0, where vLLM masks it."""
+    recycles_normed: bool = True
+    """Whether the next prediction starts from the output of the final norm, and not from its
+    input."""
+    skipped: tuple[str, ...] = ()
+    """Prefixes of names of further tensors of the head, which are not loaded: copies of the model's
+    embedding and LM head."""
+
+    @classmethod
+    def after_layers(
+        cls, index: int, *, final_norm: str = "shared_head.norm", recycles_normed: bool = True
+    ) -> MtpConfig:
+        """The head of DeepSeek V3 and families like it, stored as one more layer of index
+        `index`.
+
+        Args:
+            index: number of the model's layers.
+            final_norm: name of the norm before the LM head, within that layer.
+            recycles_normed: as the field.
+        """
+        layer = f"model.layers.{index}."
+        return cls(
+            layer=layer,
+            embedding_norm=f"{layer}enorm",
+            hidden_norm=f"{layer}hnorm",
+            projection=f"{layer}eh_proj",
+            final_norm=f"{layer}{final_norm}",
+            recycles_normed=recycles_normed,
+            skipped=(f"{layer}embed_tokens.", f"{layer}shared_head.head."),
+        )
+
+    @classmethod
+    def qwen(cls) -> MtpConfig:
+        """The head in the format of Qwen3-Next and Qwen3.5."""
+        return cls(
+            layer="mtp.layers.0.",
+            embedding_norm="mtp.pre_fc_norm_embedding",
+            hidden_norm="mtp.pre_fc_norm_hidden",
+            projection="mtp.fc",
+            final_norm="mtp.norm",
+            zeroes_first=False,
+        )

@@ -1,0 +1,389 @@
+"""Drafts by the model's own head for multi-token prediction (MTP), on CPU and CUDA.
+
+    position       0    1   …   n-1   n               newest token at n
+    follow         h,t  h,t …   h,t                   pairs of hidden state i and token i + 1
+    draft 1                     └── predicts n + 1    output of the latest pair, kept by slot
+    draft 2                           └─ n + 2        pair of that output and draft 1, and so on
+
+The head's layer is one more layer in the pages of the model: prefix hits, preemption, offloading to
+host memory keep its keys and values like those of other layers. After each step, `follow` computes
+the head for the step's rows, whose next tokens are then known: sampled, or the prompt's. So a
+position is cached with the pair of its request; only the last position of a prefix hit may have the
+next token of the request that computed it. Pairs of drafts are overwritten by the next `follow`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from kernels.attention import AttentionBackend
+from kernels.sample_tokens import GREEDY_BELOW
+from worker.models.architectures.decoder import DecoderModel
+from worker.models.architectures.mtp import MtpHead
+from worker.models.layers.context import KVCache
+from worker.models.layers.kv_cache import KVCacheGroup
+from worker.plan.plan import DraftRow
+from worker.rank.batch import Batch, count_decodes, gather_inputs
+from worker.rank.placement import DevicePlacement
+from worker.rank.sampler import sample_logits
+from worker.rank.sampling.state import FILTERS, staged_parameters
+from worker.rank.speculation.base import Capture, DraftRequest, Guesses, Proposer
+from worker.rank.speculation.calibration import Calibration
+from worker.rank.speculation.draft_model import LEAST_PROBABILITIES, PRIOR_WEIGHT, PRIORS
+from worker.rank.speculation.draft_rows import DraftingRows, decode_batch, drafting_arrays
+from worker.rank.tables import DeviceTables
+from worker.rank.transfer import IntArray, stage, to_device
+from worker.rank.verification import AcceptedTokens
+
+
+class HeadProposer(Proposer):
+    """Drafts with the model's MTP head, which is sharded like the model.
+
+    Samples with the parameters, seeds and keyed noise that the model uses at the same position.
+
+    Args:
+        model: the model, whose embedding and LM head the head uses.
+        head: its head.
+        tables: the rank's tables; drafts are written to the token pool, which the model reads.
+        kv_caches: KV caches by layer, the head's included.
+        groups: groups of layers in the KV cache.
+        backend: attention backend of the model.
+    """
+
+    needs_pages = True
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        head: MtpHead,
+        tables: DeviceTables,
+        kv_caches: Mapping[int, KVCache],
+        groups: Sequence[KVCacheGroup],
+        backend: AttentionBackend,
+    ) -> None:
+        num_slots = len(tables.token_pool)
+        super().__init__(Calibration(num_slots, PRIORS, PRIOR_WEIGHT))
+        self._model, self._head, self._tables = model, head, tables
+        self._caches, self._groups, self._backend = kv_caches, groups, backend
+        self._outputs = torch.zeros(
+            num_slots, head.hidden_size, dtype=model.options.dtype, device=tables.device
+        )
+        """[slots, hidden]: output of the head at the position before the newest token."""
+        self._buffers: _StaticBuffers | None = None
+        """Buffers that graphs read; None before `prepare_capture`."""
+        self._follows: dict[tuple[int, int], Callable[[], None]] = {}
+        """Graphs of `follow`, by rows and tokens of the step's graph."""
+        self._passes: dict[tuple[int, bool, bool], Callable[[], None]] = {}
+        """Graphs of passes, by number of rows, whether rows have filters, and whether it is the
+        first pass."""
+
+    def follow(self, batch: Batch, hidden: torch.Tensor, accepted: AcceptedTokens | None) -> None:
+        """Computes the head for the rows of a step that was sampled; does not wait for the device.
+
+        Args:
+            batch: the step's batch.
+            hidden: [T, hidden]: hidden states of all its tokens.
+            accepted: its accepted tokens; None without speculative rows.
+        """
+        replay = None
+        if batch.size is not None:
+            replay = self._follows.get((batch.size, batch.num_tokens))
+        rows = batch if replay is not None else _unpadded(batch, self._tables)
+        assert rows.staged is not None, "the rows are staged"
+        slots, query_start = rows.staged["slots"], rows.staged["query_start"]
+        latest = query_start[1:] - 1
+        if accepted is not None and accepted.acceptance is not None:
+            latest, slots = self._accepted_ends(accepted, slots, query_start)
+        if replay is None:
+            self._follow_rows(rows, hidden.to(self._outputs.dtype), latest, slots)
+            return
+        assert self._buffers is not None, "captured"
+        self._buffers.latest[: len(latest)].copy_(latest)
+        self._buffers.slots[: len(slots)].copy_(slots)
+        replay()
+
+    def draft(self, placement: DevicePlacement, windows: Sequence[DraftRow]) -> None:
+        """Writes drafts to the token pool; arguments as in DeviceProposer."""
+        num_passes = placement.longest - 1
+        if num_passes:
+            last = placement.firsts + placement.lengths - 1
+            end = max(row.start + row.length for row in windows)
+            slots = np.array([row.slot for row in windows], dtype=np.int64)
+            size = self._captured_size(len(slots))
+            if size is not None:
+                self._replay(slots, size, placement.newest, last, num_passes)
+                return
+            rows = self._rows(slots, placement.newest, last, end)
+            outputs: torch.Tensor | None = None
+            for _ in range(num_passes):
+                outputs, _, _ = self._guess(rows, outputs)
+
+    def propose(self, requests: Sequence[DraftRequest], threshold: float) -> list[Guesses]:
+        """Guesses for each request, and the number that become drafts; waits for the device. On
+        CPU, stops once no request's next guess is worth verifying."""
+        table = np.array(requests, dtype=np.int64)
+        slots, newest = np.ascontiguousarray(table[:, 0]), table[:, 1] - 1
+        counts, device = table[:, 2].tolist(), self._tables.device
+        places = to_device(torch.from_numpy(np.stack((newest, newest + table[:, 2]))), device)
+        rows = self._rows(slots, places[0], places[1], int((newest + table[:, 2]).max()) + 1)
+        outputs: torch.Tensor | None = None
+        found: list[Guesses] = [Guesses([], [], 0)] * len(requests)
+        columns: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for number in range(max(counts)):
+            outputs, logits, tokens = self._guess(rows, outputs)
+            columns.append((tokens, self._probabilities(rows, logits, tokens)))
+            if device.type == "cpu" or number + 1 == max(counts):
+                found = self._worthwhile(requests, columns, threshold)
+            if device.type == "cpu" and all(guesses.num_drafts <= number for guesses in found):
+                break
+        return found
+
+    def prepare_capture(self, largest: int) -> None:
+        """Allocates the static buffers of graphs of up to `largest` rows that draft."""
+        tables, device = self._tables, self._tables.device
+        arrays = drafting_arrays(tables, np.zeros(0, dtype=np.int64), largest)
+        self._buffers = _StaticBuffers(
+            packed=torch.empty_like(stage(arrays, device).packed),
+            starts=torch.zeros(largest, dtype=torch.int64, device=device),
+            last=torch.zeros(largest, dtype=torch.int64, device=device),
+            outputs=torch.zeros_like(self._outputs[:1]).repeat(largest, 1),
+            latest=torch.zeros(len(self._outputs), dtype=torch.int64, device=device),
+            slots=torch.zeros(len(self._outputs), dtype=torch.int64, device=device),
+        )
+        self.close()
+
+    def capture_follow(self, batch: Batch, hidden: torch.Tensor, capture: Capture) -> None:
+        """Captures `follow` for the steps of a graph.
+
+        Args:
+            batch: the graph's padded batch, whose arrays are static.
+            hidden: [T, hidden]: its hidden states, in a static buffer.
+            capture: captures launches.
+        """
+        assert self._buffers is not None, "prepare_capture comes first"
+        assert batch.size is not None, "a graph has a size"
+        count = len(batch.rows)
+        latest, slots = self._buffers.latest[:count], self._buffers.slots[:count]
+        assert batch.staged is not None, "graphs gather their inputs"
+        latest.copy_(batch.staged["query_start"][1:] - 1)
+        slots.fill_(self._tables.dummy_slot)
+        self._follows[batch.size, batch.num_tokens] = capture(
+            partial(self._follow_rows, batch, hidden, latest, slots)
+        )
+
+    def capture(self, size: int, capture: Capture) -> None:
+        """Captures the passes of `size` rows that draft, on dummy rows."""
+        tables, buffers = self._tables, self._buffers
+        assert buffers is not None, "prepare_capture comes first"
+        staged = stage(drafting_arrays(tables, np.zeros(0, dtype=np.int64), size), tables.device)
+        buffers.packed[: len(staged.packed)].copy_(staged.packed)
+        buffers.starts.fill_(1)
+        for filters, is_first in itertools.product(((), FILTERS), (True, False)):
+            rows = DraftingRows(
+                staged=staged.at(buffers.packed),
+                starts=buffers.starts[:size],
+                last=buffers.last[:size],
+                num_pages=-(-tables.max_positions // tables.page_size),
+                size=size,
+                filters=filters,
+                max_top_k=tables.vocab_size,
+            )
+            launch = partial(self._guess_static, rows, buffers.outputs[:size], is_first)
+            self._passes[size, bool(filters), is_first] = capture(launch)
+
+    def close(self) -> None:
+        """Drops all graphs."""
+        self._follows.clear()
+        self._passes.clear()
+
+    def _captured_size(self, count: int) -> int | None:
+        """Rows of the smallest graph for `count` rows that draft; None if there is none."""
+        return min((size for size, _, _ in self._passes if size >= count), default=None)
+
+    def _replay(
+        self,
+        slots: IntArray,
+        size: int,
+        newest: torch.Tensor,
+        last: torch.Tensor,
+        num_passes: int,
+    ) -> None:
+        """Drafts on graphs of `size` rows; other arguments as in `_rows`."""
+        tables, buffers, count = self._tables, self._buffers, len(slots)
+        assert buffers is not None, "captured"
+        staged = stage(drafting_arrays(tables, slots, size), tables.device)
+        buffers.packed[: len(staged.packed)].copy_(staged.packed)
+        for buffer, values in ((buffers.starts, newest), (buffers.last, last)):
+            buffer[:count].copy_(values)
+            buffer[count:size].fill_(1)
+        has_filters = bool(tables.sampling.filters(slots))
+        for number in range(num_passes):
+            self._passes[size, has_filters, number == 0]()
+
+    def _guess_static(self, rows: DraftingRows, outputs: torch.Tensor, is_first: bool) -> None:
+        """A pass on static buffers: `_guess`, with its outputs in place."""
+        now, _, _ = self._guess(rows, None if is_first else outputs)
+        outputs.copy_(now)
+
+    def _follow_rows(
+        self, batch: Batch, hidden: torch.Tensor, latest: torch.Tensor, slots: torch.Tensor
+    ) -> None:
+        """Computes the head for a batch's rows, and keeps the outputs of the tokens `latest` [R] by
+        slot [R]."""
+        self._outputs.index_copy_(0, slots, self._forward(batch, hidden, latest))
+
+    def _worthwhile(
+        self,
+        requests: Sequence[DraftRequest],
+        columns: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        threshold: float,
+    ) -> list[Guesses]:
+        """Guesses of the passes so far, each with its tokens and their probabilities [F]; waits for
+        the device. Those after the first that is not worth verifying are omitted."""
+        tokens = torch.stack([one for one, _ in columns], dim=1).tolist()
+        probabilities = torch.stack([one for _, one in columns], dim=1).cpu().numpy()
+        # Bounds descend, so the level is the number of bounds above the probability.
+        levels = (probabilities[:, :, None] < LEAST_PROBABILITIES[:-1]).sum(-1).tolist()
+        found: list[Guesses] = []
+        for request, ids, own in zip(requests, tokens, levels, strict=True):
+            count = request.num_drafts
+            num_worth = self.calibration.num_worth(request.slot, own[:count], threshold)
+            kept = min(count, num_worth + 1)
+            found.append(Guesses(ids[:kept], own[:kept], num_worth))
+        return found
+
+    def _probabilities(
+        self, rows: DraftingRows, logits: torch.Tensor, tokens: torch.Tensor
+    ) -> torch.Tensor:
+        """Probabilities [F] of sampled tokens [F], at their temperatures; at 1 for greedy rows."""
+        temperature = rows.staged["temperature"]
+        scale = torch.where(temperature < GREEDY_BELOW, 1.0, temperature).unsqueeze(1)
+        shares = (logits / scale).softmax(-1)
+        return shares.gather(1, tokens.unsqueeze(1)).squeeze(1)
+
+    def _rows(
+        self, slots: IntArray, newest: torch.Tensor, last: torch.Tensor, end: int
+    ) -> DraftingRows:
+        """Rows of `slots` [F] that draft after positions `newest` [F] up to `last` [F], all before
+        position `end`."""
+        tables = self._tables
+        sampling = tables.sampling
+        return DraftingRows(
+            staged=stage(drafting_arrays(tables, slots, len(slots)), tables.device),
+            starts=newest.clone(),
+            last=last,
+            num_pages=-(-end // tables.page_size),
+            size=None,
+            filters=sampling.filters(slots),
+            max_top_k=int(sampling.top_k[slots].max()),
+        )
+
+    def _guess(
+        self, rows: DraftingRows, outputs: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Drafts one token after the latest of each row, and advances the rows to it.
+
+        Args:
+            rows: the rows.
+            outputs: [F, hidden]: outputs of the previous pass; None in the first one, which starts
+                from those of `follow`.
+
+        Returns:
+            Outputs [F, hidden] and logits [F, vocab] of this pass, and its tokens [F].
+        """
+        tables = self._tables
+        if outputs is None:
+            outputs = self._outputs.index_select(0, rows.staged["slots"])
+        else:
+            # The latest draft is the next token of the position before it.
+            outputs = self._forward(decode_batch(rows, rows.starts - 1, tables), outputs)
+        logits = self._model.compute_logits(self._head.before_logits(outputs))
+        positions = rows.starts + 1
+        parameters = staged_parameters(rows.staged, positions, rows.filters, rows.max_top_k)
+        tokens = sample_logits(logits, parameters, native=tables.native_sampling)
+        tables.flat_tokens.index_copy_(0, rows.cells(positions, tables), tokens.int())
+        rows.advance(positions)
+        return outputs, logits, tokens
+
+    def _forward(
+        self, batch: Batch, hidden: torch.Tensor, logits_indices: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Outputs of the head for a batch's rows, [T, hidden] or [S, hidden] of `logits_indices`.
+        Next tokens are those of the token pool."""
+        tables = self._tables
+        inputs = gather_inputs(batch, tables, self._caches, self._groups, self._backend)
+        assert batch.staged is not None, "gather_inputs reads the arrays"
+        slots, lengths = batch.staged["slots"], batch.staged["query_start"].diff()
+        slots = slots.repeat_interleave(lengths, output_size=len(inputs.positions))
+        cells = slots * tables.token_stride + inputs.positions + 1
+        embedded = self._model.embed(tables.flat_tokens.index_select(0, cells))
+        return self._head.forward(
+            embedded, hidden, inputs.positions, inputs.context, logits_indices
+        )
+
+    def _accepted_ends(
+        self, accepted: AcceptedTokens, slots: torch.Tensor, query_start: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Index [R] of the position before each row's newest token among the step's tokens, and the
+        slots [R]: the dummy slot for a row that has accepted nothing."""
+        acceptance = accepted.acceptance
+        assert acceptance is not None, "there are speculative rows"
+        device = slots.device
+        numbers = [n for n, row in enumerate(accepted.rows) if isinstance(row, DraftRow)]
+        rows = to_device(torch.tensor(numbers), device)
+        counts, offsets = (
+            one if isinstance(one, torch.Tensor) else to_device(torch.from_numpy(one), device)
+            for one in (acceptance.counts, acceptance.offsets)
+        )
+        latest = query_start[1:] - 1
+        ends = query_start[rows] + offsets + counts - 1
+        is_new = counts > 0
+        own = slots[rows]
+        return (
+            latest.index_copy(0, rows, torch.where(is_new, ends, latest[rows])),
+            slots.index_copy(0, rows, torch.where(is_new, own, self._tables.dummy_slot)),
+        )
+
+
+class _StaticBuffers(NamedTuple):
+    """Buffers at fixed addresses, for F rows that draft and for the R rows of a step."""
+
+    packed: torch.Tensor
+    """Arrays of the rows that draft (`drafting_arrays`)."""
+    starts: torch.Tensor
+    """[F] int64, as in DraftingRows."""
+    last: torch.Tensor
+    """[F] int64, as in DraftingRows."""
+    outputs: torch.Tensor
+    """[F, hidden]: outputs of the latest pass."""
+    latest: torch.Tensor
+    """[R] int64: index of the position before each row's newest token."""
+    slots: torch.Tensor
+    """[R] int64: slots of the rows."""
+
+
+def _unpadded(batch: Batch, tables: DeviceTables) -> Batch:
+    """The rows of a batch, without padding, for an eager pass over them."""
+    table = batch.rows[: batch.num_rows]
+    slots, starts, lengths = (np.ascontiguousarray(column) for column in table.T[:3])
+    query_start = np.append(0, np.cumsum(lengths))
+    arrays = {"slots": slots, "starts": starts, "query_start": query_start}
+    staged = stage(arrays, tables.device)
+    return replace(
+        batch,
+        rows=table,
+        num_decodes=count_decodes(lengths),
+        ends=batch.ends[: batch.num_rows],
+        staged=staged,
+        starts=staged["starts"] if batch.starts is None else batch.starts[: batch.num_rows],
+        size=None,
+        num_tokens=0,
+        logits_indices=None,
+    )
