@@ -29,7 +29,7 @@ def totals(harness: Harness) -> HostCacheTotals:
         (1, 1, 150, "always", ONE_GROUP),
         (2, 0, 10, "always", ONE_GROUP),
         (3, 1, 60, "auto", ONE_GROUP),
-        (4, 1, 120, "always", PageGroups(num_full=1, num_window=1, window=6)),
+        (5, 1, 120, "always", PageGroups(num_full=1, num_window=1, window=6)),
         (6, 1, 90, "always", PageGroups(snapshot_pages=3)),
     ],
 )
@@ -79,7 +79,7 @@ def test_hundreds_of_operations_leak_no_page_or_slot(
         operation()
     campaign.finish(depth)
     assert harness.last is not None
-    assert harness.last.load.num_preemptions > 1
+    assert harness.last.load.num_preemptions > 3
     found = totals(harness)
     assert found.num_loaded > 10
     assert harness.device.num_waiting >= 1
