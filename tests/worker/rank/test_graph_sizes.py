@@ -153,6 +153,8 @@ def capture_of(
     model = SimpleNamespace(
         block_size=1,
         hidden_size=64,
+        pooling=None,
+        canvas=None,
         resolve_max_model_len=lambda requested: requested or 1000,
         selects_tokens_within=lambda length: length > top_k,
     )
