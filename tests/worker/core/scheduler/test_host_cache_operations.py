@@ -27,7 +27,7 @@ def totals(harness: Harness) -> HostCacheTotals:
     ("seed", "depth", "num_host_pages", "policy", "page_groups"),
     [
         (1, 1, 150, "always", ONE_GROUP),
-        (2, 0, 10, "always", ONE_GROUP),
+        (7, 0, 10, "always", ONE_GROUP),
         (3, 1, 60, "auto", ONE_GROUP),
         (5, 1, 120, "always", PageGroups(num_full=1, num_window=1, window=6)),
         (6, 1, 90, "always", PageGroups(snapshot_pages=3)),
