@@ -122,8 +122,9 @@ def test_no_request_to_other_models_needs_another_binary(model: str, tmp_path: P
 @pytest.mark.long
 @pytest.mark.parametrize("model", ["Qwen/Qwen3.5-9B", "Qwen/Qwen3.5-35B-A3B"])
 def test_no_request_to_models_with_states_needs_another_binary(model: str, tmp_path: Path) -> None:
-    """On one or two ranks."""
-    for options in ({}, RANKS):
+    """On one or two ranks, and with drafts."""
+    drafts = {"speculative_method": "ngram", **DRAFTS}
+    for options in ({}, RANKS, drafts, {**drafts, "enforce_eager": True}):
         folder = write(model, tmp_path, 5)
         assert new_variants(folder, brief=True, **SMALL_STEPS, **options) == []
 
