@@ -9,6 +9,7 @@ from kernels.lora.base import (
     count_tiles,
     padded_rank,
     tile_arrays,
+    token_groups,
 )
 from kernels.lora.reference import add_lora_
 
@@ -20,4 +21,5 @@ __all__ = [
     "count_tiles",
     "padded_rank",
     "tile_arrays",
+    "token_groups",
 ]

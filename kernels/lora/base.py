@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -33,22 +32,26 @@ class LoraPart(NamedTuple):
     """Index of the projection among those that the layer fuses."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LoraWeights:
-    """Low-rank weights of all adapters of one linear layer, which may fuse several projections.
+    """Low-rank weights of all adapters of one linear layer, which may fuse several projections."""
 
-    Args:
-        num_slots: number of adapters.
-        in_features: number of input features.
-        parts: the layer's output features by projection, in order and without gaps.
-        rank: maximum rank; buffers have the next multiple of `RANK_STEP`.
-        dtype: data type of weights and activations.
-        device: device of the weights.
-        batch_invariant: whether a token's result must be bitwise independent of the others.
-        is_native: whether the compiled CPU library computes steps of few tokens.
-    """
+    a: torch.Tensor
+    """[slots, groups * rank, in]: first factors, of one projection after another."""
+    b: torch.Tensor
+    """[slots, rank, out]: transposed second factors, times the adapters' scales."""
+    blocks: torch.Tensor
+    """int32 [blocks, 3]: first output feature, end and projection of each block of the kernel."""
+    parts: tuple[LoraPart, ...]
+    """The layer's output features by projection, in order and without gaps."""
+    batch_invariant: bool
+    """Whether a token's result must be bitwise independent of the others."""
+    native: NativeLora | None
+    """The same weights for the compiled library; None if it is not used."""
 
-    def __init__(
-        self,
+    @classmethod
+    def allocate(
+        cls,
         *,
         num_slots: int,
         in_features: int,
@@ -58,34 +61,45 @@ class LoraWeights:
         device: torch.device,
         batch_invariant: bool,
         is_native: bool = False,
-    ) -> None:
-        self.rank = padded_rank(rank)
-        """Rank of the buffers; weights are zero from an adapter's own rank on."""
-        self.parts = tuple(parts)
-        self.batch_invariant = batch_invariant
-        self.ranks = torch.zeros(num_slots, dtype=torch.int64)
-        """int64 [slots] on the host: rank of the adapter in each slot; 0 without one."""
-        self.num_groups = 1 + max(part.group for part in parts)
-        out_features = parts[-1].stop
-        self.a = torch.zeros(
-            num_slots, self.num_groups * self.rank, in_features, dtype=dtype, device=device
-        )
-        """[slots, groups * rank, in]: first factors, of one projection after another."""
-        self.b = torch.zeros(num_slots, self.rank, out_features, dtype=dtype, device=device)
-        """[slots, rank, out]: transposed second factors, times the adapters' scales."""
+    ) -> Self:
+        """Buffers without adapters.
+
+        Args:
+            num_slots: number of adapters.
+            in_features: number of input features.
+            parts: as in LoraWeights.
+            rank: maximum rank; buffers have the next multiple of `RANK_STEP`.
+            dtype: data type of weights and activations.
+            device: device of the weights.
+            batch_invariant: as in LoraWeights.
+            is_native: whether the compiled CPU library computes steps of few tokens.
+        """
+        num_groups, rank = 1 + max(part.group for part in parts), padded_rank(rank)
+        a = torch.zeros(num_slots, num_groups * rank, in_features, dtype=dtype, device=device)
+        b = torch.zeros(num_slots, rank, parts[-1].stop, dtype=dtype, device=device)
         blocks = [
             (start, min(start + _BLOCK_COLUMNS, part.stop), part.group)
             for part in parts
             for start in range(part.start, part.stop, _BLOCK_COLUMNS)
         ]
-        self.blocks = torch.tensor(blocks, dtype=torch.int32, device=device)
-        """int32 [blocks, 3]: first output feature, end and projection of each block of the
-        kernel."""
-        self.native: NativeLora | None = None
-        """The same weights for the compiled library; None if it is not used."""
-        if is_native:
-            table = torch.tensor(self.parts, dtype=torch.int64)
-            self.native = NativeLora(self.a, self.b, self.ranks, table)
+        return cls(
+            a=a,
+            b=b,
+            blocks=torch.tensor(blocks, dtype=torch.int32, device=device),
+            parts=tuple(parts),
+            batch_invariant=batch_invariant,
+            native=NativeLora(a, b, parts) if is_native else None,
+        )
+
+    @property
+    def rank(self) -> int:
+        """Rank of the buffers."""
+        return self.b.shape[1]
+
+    @property
+    def num_groups(self) -> int:
+        """Number of projections."""
+        return self.a.shape[1] // self.rank
 
     def load(self, slot: int, a: torch.Tensor, b: torch.Tensor) -> None:
         """Copies an adapter to slot `slot`, from 1, without waiting for the device.
@@ -96,7 +110,7 @@ class LoraWeights:
             b: [r, out]: transposed second factors, times the adapter's scale.
         """
         rank = len(b)
-        self.ranks[slot - 1] = rank
+        self._set_rank(slot, rank)
         own_a = self.a[slot - 1].view(self.num_groups, self.rank, -1)
         own_a[:, :rank].copy_(a, non_blocking=True)
         self.b[slot - 1, :rank].copy_(b, non_blocking=True)
@@ -106,10 +120,13 @@ class LoraWeights:
 
     def clear(self, slot: int) -> None:
         """Removes the adapter from slot `slot`, from 1."""
-        if self.ranks[slot - 1]:
-            self.ranks[slot - 1] = 0
-            self.a[slot - 1].zero_()
-            self.b[slot - 1].zero_()
+        self._set_rank(slot, 0)
+        self.a[slot - 1].zero_()
+        self.b[slot - 1].zero_()
+
+    def _set_rank(self, slot: int, rank: int) -> None:
+        if self.native is not None:
+            self.native.ranks[slot - 1] = rank
 
     @property
     def num_bytes(self) -> int:
@@ -120,29 +137,6 @@ class LoraWeights:
 def padded_rank(rank: int) -> int:
     """The rank of buffers for adapters of this rank."""
     return -(-rank // RANK_STEP) * RANK_STEP
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoraTiles:
-    """Tokens of a step that have an adapter, in tiles of one adapter each."""
-
-    slots: torch.Tensor
-    """int32 [N]: slot of each tile's adapter, from 1; 0 for an unused tile."""
-    tokens: torch.Tensor
-    """int32 [N * TILE_TOKENS]: indices of the tiles' tokens among the step's; -1 for none, after
-    all others of a tile."""
-
-    @cached_property
-    def groups(self) -> TokenGroups:
-        """The tokens by adapter, on the host."""
-        slots = self.slots.repeat_interleave(TILE_TOKENS)
-        is_used = self.tokens >= 0
-        slots, tokens = slots[is_used], self.tokens[is_used].long()
-        found, counts = torch.unique_consecutive(slots, return_counts=True)
-        ends = counts.cumsum(0)
-        table = torch.stack((found.long(), ends - counts, ends), dim=1)
-        is_short = counts <= _FEW_TOKENS
-        return TokenGroups(tokens, table, table[is_short], table[~is_short])
 
 
 class TokenGroups(NamedTuple):
@@ -159,6 +153,32 @@ class TokenGroups(NamedTuple):
     """Adapters of few tokens."""
     long: torch.Tensor
     """Adapters of many tokens."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraTiles:
+    """Tokens of a step that have an adapter, in tiles of one adapter each."""
+
+    slots: torch.Tensor
+    """int32 [N]: slot of each tile's adapter, from 1; 0 for an unused tile."""
+    tokens: torch.Tensor
+    """int32 [N * TILE_TOKENS]: indices of the tiles' tokens among the step's; -1 for none, after
+    all others of a tile."""
+    groups: TokenGroups | None = None
+    """The same by adapter, for steps on CPU, all of whose layers share it; None to compute it in
+    each."""
+
+
+def token_groups(slots: torch.Tensor, tokens: torch.Tensor) -> TokenGroups:
+    """The tokens of tiles by adapter; arguments as in LoraTiles, on the host."""
+    slots = slots.repeat_interleave(TILE_TOKENS)
+    is_used = tokens >= 0
+    slots, tokens = slots[is_used], tokens[is_used].long()
+    found, counts = torch.unique_consecutive(slots, return_counts=True)
+    ends = counts.cumsum(0)
+    table = torch.stack((found.long(), ends - counts, ends), dim=1)
+    is_short = counts <= _FEW_TOKENS
+    return TokenGroups(tokens, table, table[is_short], table[~is_short])
 
 
 def count_tiles(num_tokens: int, num_slots: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.lora.base import TILE_TOKENS, LoraTiles, LoraWeights
+from kernels.lora.base import TILE_TOKENS, LoraTiles, LoraWeights, token_groups
 from kernels.registry import op
 
 
@@ -27,7 +27,7 @@ def add_lora_(
     Returns:
         `out`.
     """
-    groups = tiles.groups
+    groups = tiles.groups or token_groups(tiles.slots, tiles.tokens)
     table = groups.table
     if weights.native is not None:
         weights.native.add_(
@@ -36,10 +36,8 @@ def add_lora_(
         if weights.batch_invariant or not len(groups.long):
             return out
         table = groups.long
-    ranks = weights.ranks.tolist()
     for slot, first, end in table.tolist():
-        if ranks[slot - 1]:
-            _add(out, x, weights, slot - 1, groups.tokens[first:end])
+        _add(out, x, weights, slot - 1, groups.tokens[first:end])
     return out
 
 

@@ -4,6 +4,7 @@ longer to call than to compute for the few tokens per adapter of a decode step."
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 
@@ -19,14 +20,15 @@ class NativeLora:
     Args:
         a: [slots, projections * rank, in], contiguous, of a type in `LORA_TYPES`.
         b: [slots, rank, out], contiguous.
-        ranks: int64 [slots]: leading ranks of A and B that are not zero, read in each step.
-        parts: int64 [parts, 3]: first output feature, end and projection of each part.
+        parts: first output feature, end and projection of each part.
     """
 
     def __init__(
-        self, a: torch.Tensor, b: torch.Tensor, ranks: torch.Tensor, parts: torch.Tensor
+        self, a: torch.Tensor, b: torch.Tensor, parts: Sequence[tuple[int, int, int]]
     ) -> None:
-        self._kept = a, b, ranks, parts
+        self.ranks = torch.zeros(len(a), dtype=torch.int64)
+        """int64 [slots]: leading ranks of A and B that are not zero."""
+        self._kept = a, b, self.ranks, torch.tensor(parts, dtype=torch.int64)
         self._is_bf16 = a.dtype == torch.bfloat16
         self._step = LoraStep(
             *(tensor.data_ptr() for tensor in self._kept),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +16,20 @@ from tests.support.checkpoints.dense import FEW_HEADS, write_checkpoint
 from tests.support.cuda.serving import on_cpu, on_cuda, prompts
 from tests.support.engines.adapter_engine import adapter_of, engine_with
 from worker.protocol.sampling import SamplingParams
+from worker.rank import adapters as adapters_module
+from worker.rank.batch import Batch
 from worker.rank.graphs import StepGraphs
 
-GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+
+class InCaller(ThreadPoolExecutor):
+    """Runs work in the calling thread: other threads have no simulated device."""
+
+    def submit(self, work: Any, *arguments: Any) -> Future[Any]:  # type: ignore[override]
+        future: Future[Any] = Future()
+        future.set_result(work(*arguments))
+        return future
+
+
 SIZES = (2, 64)
 
 
@@ -33,15 +46,22 @@ def test_steps_replay_graphs_with_and_without_adapters(
     replayed = list[bool]()
     forward = StepGraphs.forward
 
-    def noted(graphs: StepGraphs, batch: object) -> torch.Tensor:
+    def noted(graphs: StepGraphs, batch: Batch) -> torch.Tensor:
         replayed.append(batch.has_adapters)
         return forward(graphs, batch)
 
     monkeypatch.setattr(StepGraphs, "forward", noted)
+    monkeypatch.setattr(adapters_module, "ThreadPoolExecutor", InCaller)
     kind = engine_with(adapters)
-    given = sorted(prompts(6), key=lambda prompt: adapter_of(prompt, 2) > 0)
-    assert {adapter_of(prompt, 2) for prompt in given} == {0, 1, 2}
-    served = on_cuda(str(base), given, GREEDY, kind=kind, cudagraph_capture_sizes=SIZES)
+    given = prompts(6)
+    used = [adapter_of(prompt, 2) for prompt in given]
+    assert set(used) == {0, 1, 2}
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=3 if adapter else 12, ignore_eos=True)
+        for adapter in used
+    ]
+    served = on_cuda(str(base), given, params, kind=kind, cudagraph_capture_sizes=SIZES)
     assert served.findings == []
     assert set(replayed) == {False, True}
-    assert served.tokens == on_cpu(str(base), given, GREEDY, kind=kind)
+    expected = on_cpu(str(base), given, params, kind=kind)
+    assert served.tokens == expected

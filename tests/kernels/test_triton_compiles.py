@@ -35,6 +35,7 @@ from tests.support.kernels.aot import Binary, compiling_for
 from tests.support.kernels.experts import make_experts
 from tests.support.kernels.launches import (
     MIXED_TOKENS,
+    adapters,
     attention,
     block_sparse_attention,
     draw,
@@ -119,6 +120,21 @@ def test_kimi_delta_attention_compiles(capability: int, dtype: torch.dtype) -> N
     with compiling_for(capability) as compiled, registry.using("triton"):
         kimi_delta(dtype)
     assert len({binary.kernel for binary in compiled}) == 6
+    limit = SHARED_LIMITS.get(capability, 227 << 10)
+    assert all(binary.shared_bytes <= limit for binary in compiled), compiled
+    assert all(binary.usage().spilled_bytes == 0 for binary in compiled)
+
+
+@pytest.mark.parametrize(
+    "capability", [90, *(pytest.param(other, marks=pytest.mark.long) for other in (80, 89, 100))]
+)
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.long)], ids=str
+)
+def test_products_with_adapters_compile(capability: int, dtype: torch.dtype) -> None:
+    with compiling_for(capability) as compiled, registry.using("triton"):
+        adapters(dtype, (16,) if not IS_LONG else (16, 32, 64, 192))
+    assert len({binary.kernel for binary in compiled}) == 2
     limit = SHARED_LIMITS.get(capability, 227 << 10)
     assert all(binary.shared_bytes <= limit for binary in compiled), compiled
     assert all(binary.usage().spilled_bytes == 0 for binary in compiled)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.lora import LoraTiles, count_tiles, tile_arrays
+from kernels.lora import LoraTiles, count_tiles, tile_arrays, token_groups
 from worker.rank.tables import DeviceTables
 from worker.rank.transfer import IntArray, Tensors
 
@@ -54,7 +54,9 @@ def adapter_rows(
 
 def adapter_tiles(staged: Tensors) -> LoraTiles:
     """The adapters in staged arrays."""
-    return LoraTiles(slots=staged["adapter_slots"], tokens=staged["adapter_tokens"])
+    slots, tokens = staged["adapter_slots"], staged["adapter_tokens"]
+    groups = token_groups(slots, tokens) if slots.is_cpu else None
+    return LoraTiles(slots=slots, tokens=tokens, groups=groups)
 
 
 def _arrays(adapters: npt.NDArray[np.int32], num_tiles: int) -> dict[str, npt.NDArray[Any]]:

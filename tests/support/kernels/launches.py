@@ -63,9 +63,11 @@ from kernels import (
 from kernels.gated_delta_rule import gated_delta_net
 from kernels.linear import WeightCode
 from kernels.linear.triton_kernel import matmul_fixed_tiles
+from kernels.lora import add_lora_
 from tests.support.kernels.delta_cases import Row, make_cache, make_layer, make_rows
 from tests.support.kernels.experts import make_codes, make_experts, make_quantized_experts
 from tests.support.kernels.kimi_cases import make_kimi_step
+from tests.support.kernels.lora_cases import PARTS, make_lora, make_tiles
 from tests.support.kernels.mla_cases import make_prompts
 from tests.support.kernels.paged_cases import make_paged
 from tests.support.kernels.scan_cases import make_scan_step
@@ -297,6 +299,14 @@ def prepare(rows: int, place: Callable[[torch.Tensor], torch.Tensor]) -> None:
         slots=newest, newest=newest, count=4, shortest=2, longest=12, num_tokens=99 + rows
     )
     draft_ngrams(pool, lookup)
+
+
+def adapters(dtype: torch.dtype, ranks: tuple[int, ...] = (16, 64)) -> None:
+    """Products with LoRA adapters in a layer of Llama's size, by rank of the buffers."""
+    x, out = torch.randn(40, 2048).to(dtype), torch.randn(40, PARTS[-1].stop).to(dtype)
+    for rank in ranks:
+        weights = make_lora("cpu", dtype, in_features=2048, rank=rank)
+        add_lora_(out, x, weights, make_tiles([1, 0, 2] * 13 + [3], "cpu"))
 
 
 def expanded_prompts(dtype: torch.dtype) -> None:

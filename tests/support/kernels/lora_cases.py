@@ -23,7 +23,7 @@ def make_lora(
     is_native: bool = False,
 ) -> LoraWeights:
     """Random adapters of different ranks."""
-    weights = LoraWeights(
+    weights = LoraWeights.allocate(
         num_slots=num_slots,
         in_features=in_features,
         parts=PARTS,
@@ -43,7 +43,8 @@ def make_lora(
 def make_tiles(adapters: list[int], device: str, num_tiles: int = 0) -> LoraTiles:
     """Tiles of the tokens with these adapters."""
     arrays = tile_arrays(np.array(adapters, np.int32), num_tiles)
-    return LoraTiles(**{name: torch.from_numpy(array).to(device) for name, array in arrays.items()})
+    slots, tokens = (torch.from_numpy(arrays[name]).to(device) for name in ("slots", "tokens"))
+    return LoraTiles(slots=slots, tokens=tokens)
 
 
 def lora_case(device: str, dtype: torch.dtype) -> None:

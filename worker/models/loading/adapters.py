@@ -87,7 +87,7 @@ class ModelAdapters:
             names = list(dict.fromkeys(part.name for part in layer.parts))
             groups = [names.index(part.name) for part in layer.parts]
             layer.lora = LoraLayer(
-                LoraWeights(
+                LoraWeights.allocate(
                     num_slots=max_loras,
                     in_features=layer.shape[1],
                     parts=_joined(layer.parts, groups),
