@@ -139,9 +139,9 @@ class AccessConfig:
     with a name, limits and an expiry for each (`rayfleet keys new` prints an entry). Reloaded when
     it changes, so that keys can be rotated while serving."""
     admin_api_key: str = field(default="", repr=False)
-    """Key for /admin, which changes running workers and accepts no other key; visible in the
-    process list, unlike the environment variable RAYFLEET_ADMIN_API_KEY. /admin is disabled unless
-    one of these or --admin-api-key-file is set."""
+    """Key for /admin and for loading LoRA adapters, which change running workers and accept no
+    other key; visible in the process list, unlike the environment variable RAYFLEET_ADMIN_API_KEY.
+    These routes are disabled unless one of these or --admin-api-key-file is set."""
     admin_api_key_file: str = ""
     """File of admin keys, in the format of --api-key-file."""
     allowed_origins: tuple[str, ...] = field(default=(), metadata={"separator": ","})

@@ -67,7 +67,7 @@ class LoRARequest:
     lora_name: str
     """Name in error messages."""
     lora_int_id: int
-    """Without effect: adapters are told apart by the content of their files."""
+    """Ignored: adapters differ by the content of their files."""
     lora_path: str
     """Folder with the files of PEFT."""
 

@@ -123,7 +123,7 @@ def test_serve_has_at_most_eighty_options_and_lists_the_26_most_common(
     assert shown < everything
     groups = (
         *("endpoint", "access", "tenants", "fleet", "chat", "autoscaling", "routing", "engine"),
-        *("scheduling", "cache", "speculative", "dllm", "pooling", "execution"),
+        *("scheduling", "cache", "speculative", "dllm", "pooling", "lora", "execution"),
     )
     by_group = [listed_flags(f"--help={group}", capsys) for group in groups]
     assert set().union(*by_group) == everything - {"-h", "--config", "--address"}

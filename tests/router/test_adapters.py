@@ -17,11 +17,13 @@ from router.config import AccessConfig, GatewayConfig
 from router.fleet import BlockKey, PromptBlocks
 from router.gateway import Gateway
 from router.serving import adapters as adapters_module
-from tests.router.test_admin import ADMIN, AS_ADMIN, Store
-from tests.router.test_resubmission import finish, lost_after
 from tests.support.router.peer_network import PeerNetwork
+from tests.support.router.settings_store import Store
+from tests.support.router.worker_loss import finish, lost_after
 from worker.protocol.adapters import AdapterRef
 
+ADMIN = "omega"
+AS_ADMIN = {"authorization": f"Bearer {ADMIN}"}
 STATIC = AdapterRef("sql", "/adapters/sql", "v-sql")
 FRENCH = "/adapters/french"
 

@@ -3,7 +3,6 @@ them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,36 +15,13 @@ from router.api.app import create_app
 from router.config import AccessConfig, GatewayConfig
 from router.gateway import Gateway
 from router.serving import admission as admission_module
+from tests.support.router.settings_store import Store
 from worker.protocol.admission import AdmissionChange, AdmissionOptions
 
 USERS = ("alpha", "beta")
 ADMIN = "omega"
 AS_ADMIN = {"authorization": f"Bearer {ADMIN}"}
 PACK = {"prefill_admission_policy": "pack", "max_prefill_share": 0.25}
-
-
-class Store:
-    """An in-memory settings store."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
-        self.failure: Exception | None = None
-
-    async def read(self) -> dict[str, bytes]:
-        if self.failure is not None:
-            raise self.failure
-        return dict(self.values)
-
-    async def write(self, values: Mapping[str, bytes]) -> None:
-        if self.failure is not None:
-            raise self.failure
-        self.values.update(values)
-
-    async def delete(self, names: Sequence[str]) -> None:
-        if self.failure is not None:
-            raise self.failure
-        for name in names:
-            self.values.pop(name, None)
 
 
 def changes_at(worker: Any) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import pytest
 from router.config import RoutingConfig
 from router.serving import placing
 from tests.support.router.stub_worker import StubWorker
+from tests.support.router.worker_loss import finish, lost_after
 from worker.protocol.messages import Submit, TokenDelta
 
 LONG = "héllo wörld 🙂, the quick brown fox jumps over the lazy dog. " * 2
@@ -18,25 +19,6 @@ LONG = "héllo wörld 🙂, the quick brown fox jumps over the lazy dog. " * 2
 
 def tokens_of(submit: Submit) -> list[int]:
     return np.frombuffer(submit.prompt, "<i4").tolist()
-
-
-def finish(worker: StubWorker) -> None:
-    while worker.running:
-        worker.step()
-
-
-async def lost_after(rig, num_steps: int) -> StubWorker:
-    """Workers with requests run some steps and crash; returns the workers that have them then."""
-    await rig.until(lambda: any(w.running for w in rig.workers))
-    [worker] = [w for w in rig.workers if w.running]
-    for _ in range(num_steps):
-        worker.step()
-    num_submits = len(rig.submits())
-    worker.vanish()
-    await rig.until(lambda: len(rig.submits()) > num_submits)
-    [after] = [w for w in rig.workers if w.running]
-    assert after is not worker
-    return after
 
 
 def pieces(chunks: list[dict]) -> dict[int, str]:

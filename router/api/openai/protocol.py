@@ -191,7 +191,7 @@ class UnloadAdapterRequest(msgspec.Struct, kw_only=True, frozen=True):
 
     lora_name: Annotated[str, msgspec.Meta(min_length=1)]
     lora_int_id: int | None = None
-    """Without effect."""
+    """Ignored."""
     model: str | None = None
     """Base model, if several models have adapters."""
 
