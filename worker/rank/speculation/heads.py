@@ -184,7 +184,8 @@ class HeadProposer(Proposer):
         assert buffers is not None, "prepare_capture comes first"
         staged = stage(drafting_arrays(tables, np.zeros(0, dtype=np.int64), size), tables.device)
         buffers.packed[: len(staged.packed)].copy_(staged.packed)
-        buffers.starts.fill_(1)
+        for buffer in (buffers.starts, buffers.last):
+            buffer.fill_(1)  # a pass reads the position before
         for filters, is_first in itertools.product(((), FILTERS), (True, False)):
             rows = DraftingRows(
                 staged=staged.at(buffers.packed),
