@@ -112,6 +112,9 @@ class PoolingInfo(msgspec.Struct, array_like=True, frozen=True):
     tokenizer joins them."""
     instruction: str = ""
     """Default instruction of `pair_template`."""
+    is_bidirectional: bool = False
+    """Whether tokens attend to later ones, too (encoders): prompts are computed in one step, and
+    prefixes are not cached."""
 
     @property
     def answers_yes(self) -> bool:

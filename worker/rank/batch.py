@@ -408,6 +408,8 @@ def gather_inputs(
     backend: AttentionBackend,
     states: Mapping[int, StateCache] | None = None,
     state_rows: StateRows | None = None,
+    *,
+    with_lengths: bool = False,
 ) -> ForwardInputs:
     """Gathers tokens, positions and pages of the batch's rows from the tables.
 
@@ -419,6 +421,7 @@ def gather_inputs(
         backend: attention backend; plans the step.
         states: state caches by linear-attention layer.
         state_rows: slots and snapshots of the rows for these layers.
+        with_lengths: whether the model needs the lengths of the rows (bidirectional encoders).
     """
     assert batch.staged is not None, "the compiled library gathers its own inputs"
     assert batch.starts is not None, "the compiled library gathers its own inputs"
@@ -457,6 +460,7 @@ def gather_inputs(
         states=states or {},
         state_rows=state_rows,
         signal=batch.signal,
+        row_lengths=lengths.tolist() if with_lengths else (),
     )
     return ForwardInputs(input_ids=step.input_ids, positions=step.positions, context=context)
 

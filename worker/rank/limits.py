@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -57,6 +58,27 @@ def resolve_limits(
             resolved.scheduling.max_num_batched_tokens,
         )
     return resolved
+
+
+def with_whole_prompts(config: EngineConfig, max_model_len: int, given: int) -> EngineConfig:
+    """The configuration for a bidirectional encoder, each of whose prompts is computed in one
+    step: a step has room for the longest one.
+
+    Args:
+        config: the configuration with all limits set.
+        max_model_len: tokens of the longest prompt.
+        given: the user's `max_num_batched_tokens`; 0 for the default.
+
+    Raises:
+        ValueError: `given` is less than the longest prompt.
+    """
+    if 0 < given < max_model_len:
+        raise ValueError(
+            f"--max-num-batched-tokens {given} must be at least {max_model_len} for this encoder, "
+            "which computes a prompt in one step: raise it, or lower --max-model-len"
+        )
+    tokens = max(config.scheduling.max_num_batched_tokens, max_model_len)
+    return replace(config, scheduling=replace(config.scheduling, max_num_batched_tokens=tokens))
 
 
 def _fitting_states(most: int, state_bytes: int, group: TensorParallelGroup) -> int:

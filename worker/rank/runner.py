@@ -32,7 +32,7 @@ from worker.rank.dtype import resolve_cache_dtype, resolve_dtype
 from worker.rank.graphs import StepGraphs, create_capture
 from worker.rank.host_pages import HostPages, create_host_pages
 from worker.rank.kv_cache import allocate_planes, kv_caches, page_bytes, page_groups
-from worker.rank.limits import resolve_limits
+from worker.rank.limits import resolve_limits, with_whole_prompts
 from worker.rank.memory import plan_host_pages, plan_pages
 from worker.rank.pooling import Pooler
 from worker.rank.preflight import (
@@ -111,7 +111,11 @@ class ModelRunner:
             self._adapters = RankAdapters(self.model, config.lora, is_native=uses_library)
         self._layout = layout_of(self.model.caching_layers)
         config = config.with_page_size(self.model_config.block_size)
-        config = self.config = resolve_limits(config, group, state_bytes=self._layout.state_bytes)
+        given = config.scheduling.max_num_batched_tokens
+        config = resolve_limits(config, group, state_bytes=self._layout.state_bytes)
+        if self.model_config.is_bidirectional:
+            config = with_whole_prompts(config, self.max_model_len, given)
+        self.config = config
         self._attention = self._create_attention()
         self._check()
         self._page_groups = page_groups(config, self._layout)
@@ -385,6 +389,7 @@ class ModelRunner:
             *(batch, self._tables, self._kv_caches, self._layout.groups, self._attention),
             states=None if states is None else states.caches,
             state_rows=None if states is None else states.rows(batch, self._tables.max_model_len),
+            with_lengths=self.model_config.is_bidirectional,
         )
         if self._adapters is not None:
             self._adapters.follow(batch)
@@ -549,7 +554,8 @@ class ModelRunner:
     def _recomputes(self) -> bool:
         """Whether cached prefixes are of no use, since all hidden states are pooled."""
         pooling = self.model_config.pooling
-        return pooling is not None and pooling.info.pooling_type != "last"
+        is_last = pooling is not None and pooling.info.pooling_type == "last"
+        return pooling is not None and (pooling.info.is_bidirectional or not is_last)
 
     def _create_heads(self, head: MtpHead) -> HeadProposer | NativeHeadProposer:
         """The proposer that drafts with the model's head."""

@@ -85,13 +85,17 @@ class SchedulerConfig(SchedulingConfig):
         """
         limits, pooling, lora = config.scheduling, info.pooling, config.lora
         # Other pooling needs the hidden states of all tokens, which are not cached.
-        can_reuse = pooling is None or pooling.pooling_type == "last"
+        is_whole = pooling is not None and pooling.is_bidirectional
+        can_reuse = pooling is None or (pooling.pooling_type == "last" and not is_whole)
         blocks = None
         if info.block_size > 1:
             has_canvases = info.dllm_algorithm == CANVAS_ALGORITHM
             blocks = BlockPolicy.of(config.dllm, info.block_size, has_canvases=has_canvases)
         return cls(
-            **{item.name: getattr(limits, item.name) for item in fields(SchedulingConfig)},
+            **{
+                **{item.name: getattr(limits, item.name) for item in fields(SchedulingConfig)},
+                "enable_chunked_prefill": limits.enable_chunked_prefill and not is_whole,
+            },
             enable_prefix_caching=config.cache.enable_prefix_caching and can_reuse,
             host_cache_policy=config.cache.host_cache_policy,
             max_model_len=info.max_model_len,

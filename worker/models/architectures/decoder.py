@@ -18,7 +18,7 @@ from worker.models.layers.kv_cache import KVCacheSpec, StateSpec
 from worker.models.layers.linear import ParallelLMHead, Rows, VocabParallelEmbedding
 from worker.models.layers.linear_method import LayerOptions, WeightSlot
 from worker.models.layers.norms import HiddenNorm, RMSNorm
-from worker.models.layers.pooling_head import PoolingHead
+from worker.models.layers.pooling_head import LinearHead, PoolingHead
 from worker.models.layers.rope import cos_sin_table, query_scales
 
 
@@ -151,7 +151,7 @@ class DecoderModel(ABC):
         """Classification head; None for models that generate text or return embeddings. A pooling
         model computes no logits of tokens, so its LM head is not loaded."""
         if config.pooling is not None and config.pooling.info.task == "classify":
-            self.pooling_head = PoolingHead(config, options)
+            self.pooling_head = self.build_pooling_head()
             if config.pooling.token_ids:
                 self._check_head()
         self.mtp: MtpHead | None = None
@@ -181,6 +181,10 @@ class DecoderModel(ABC):
         """Builds a norm of hidden states, for layers and as the final norm."""
         size, eps = self.config.hidden_size, self.config.rms_norm_eps
         return RMSNorm(size, eps, self.options, self.norm_offset)
+
+    def build_pooling_head(self) -> PoolingHead:
+        """Builds the classification head of a pooling model."""
+        return LinearHead(self.config, self.options)
 
     @cached_property
     def query_scale(self) -> torch.Tensor | None:

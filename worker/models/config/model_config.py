@@ -15,6 +15,7 @@ import msgspec
 from worker.models.config.block_config import BlockSparseConfig
 from worker.models.config.canvas_config import CanvasConfig
 from worker.models.config.checkpoint import check_files, read_json, resolve_checkpoint
+from worker.models.config.encoders import ENCODERS
 from worker.models.config.families import FAMILIES, read_family
 from worker.models.config.family import FamilyConfig, HeadSizes
 from worker.models.config.mamba_config import MambaConfig
@@ -139,10 +140,9 @@ class ModelConfig:
         """Reads the content of config.json, and end tokens from the folder's other files; raises
         ValueError, which names the key, for a value that is malformed or not supported."""
         raw, pooler = read_pooler(raw, folder, pooling, FAMILIES)
-        family, tensors = read_family(raw)
+        family, tensors = _read_family(raw, pooler)
         if pooler is not None:
             pooler = pooler.of_size(family.hidden_size)
-            tensors = pooler.tensors(tied=family.tie_word_embeddings)
         check_files(folder)
         rope, window_rope = _ropes(family)
         quantization = read_quantization(_keys(family), folder, mxfp4=family.mxfp4_experts)
@@ -228,6 +228,11 @@ class ModelConfig:
         `max_model_len` tokens."""
         indexer = self.block_sparse if self.mla is None else self.mla.indexer
         return indexer is not None and indexer.top_k < max_model_len
+
+    @property
+    def is_bidirectional(self) -> bool:
+        """Whether tokens attend to later ones, too (encoders)."""
+        return self.pooling is not None and self.pooling.info.is_bidirectional
 
     @property
     def head_dims(self) -> tuple[int, ...]:
@@ -325,6 +330,19 @@ def load_model_config(
     if not weights:
         return config
     return replace(config, folder=resolve_checkpoint(model))
+
+
+def _read_family(
+    raw: RawConfig, pooler: PoolerConfig | None
+) -> tuple[FamilyConfig, TensorNames | None]:
+    """The schema of config.json, and other names of tensors in the checkpoint, if any."""
+    if pooler is None:
+        return read_family(raw)
+    if pooler.info.is_bidirectional:
+        encoder = ENCODERS[raw["architectures"][0]].read(raw)
+        return encoder, pooler.encoder_tensors(encoder.base)
+    family, _ = read_family(raw)
+    return family, pooler.tensors(tied=family.tie_word_embeddings)
 
 
 def _ropes(family: FamilyConfig) -> tuple[RopeConfig, RopeConfig | None]:

@@ -13,13 +13,22 @@ from typing import Any
 import msgspec
 
 from worker.models.config.checkpoint import read_json
+from worker.models.config.encoders import ENCODERS
 from worker.models.config.multimodal import TensorNames
 from worker.models.config.schema import RawConfig, architectures, words
 from worker.protocol.analyzed import analyzed
 from worker.protocol.pooling import Activation, PoolingInfo, PoolingOptions, PoolingType
 from worker.protocol.text.tokenizer import load_tokenizer
 
-_CAUSAL, _CLASSIFIER, _BASE = "ForCausalLM", "ForSequenceClassification", "Model"
+_CAUSAL, _CLASSIFIER = "ForCausalLM", "ForSequenceClassification"
+_MASKED, _BASE = "ForMaskedLM", "Model"
+_KINDS: Mapping[str, tuple[str, ...]] = {
+    _CAUSAL: (_CAUSAL,),
+    _CLASSIFIER: (_CAUSAL, _BASE),
+    _MASKED: (_BASE,),
+    _BASE: (_CAUSAL, _BASE),
+}
+"""Suffixes of `architectures` of checkpoints, and those of the models that they may contain."""
 _MODES: Mapping[str, PoolingType] = {
     "pooling_mode_lasttoken": "last",
     "pooling_mode_mean_tokens": "mean",
@@ -93,6 +102,13 @@ class PoolerConfig:
         renamed = tuple((part, f"model.{part}") for part in _PARTS)
         return TensorNames(renamed=renamed, skipped=tuple(skipped))
 
+    def encoder_tensors(self, base: str) -> TensorNames:
+        """Names of an encoder's tensors, without the prefix `base` of those with a head."""
+        skipped = ["cls.", "lm_head.", "pooler.", "embeddings.position_ids"]
+        if self.info.task == "embed":
+            skipped.append("classifier.")
+        return TensorNames(renamed=((base, ""),), skipped=tuple(skipped))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Head:
@@ -137,8 +153,15 @@ def read_pooler(
         if task == "auto" and kind == _CAUSAL and not modules:
             return raw, None
         task = "classify" if kind == _CLASSIFIER else "embed"
+    if task != "embed" and causal == "BertModel":
+        raise ValueError(
+            f"--task {task} is not supported for architectures {names} in config.json, whose pairs "
+            "of texts have token types: use --task embed, or an XLM-RoBERTa checkpoint"
+        )
     head = None if task == "embed" else _head(raw, folder, kind, str(task))
-    pooling_type, normalize = _pooling(folder, modules, options)
+    is_encoder = not causal.endswith(_CAUSAL)
+    default: PoolingType = "cls" if is_encoder else "last"
+    pooling_type, normalize = _pooling(folder, modules, options, default)
     prompts, default_prompt = _prompts(folder) if head is None else ({}, "")
     info = PoolingInfo(
         task="embed" if head is None else "classify",
@@ -152,6 +175,7 @@ def read_pooler(
         default_prompt=default_prompt,
         pair_template=_RERANKER_TEMPLATE if head is not None and head.token_ids else "",
         instruction=_RERANKER_INSTRUCTION if head is not None and head.token_ids else "",
+        is_bidirectional=is_encoder,
     )
     rest = {key: value for key, value in raw.items() if key not in _OWN_KEYS}
     return {**rest, "architectures": [causal]}, PoolerConfig(
@@ -161,12 +185,17 @@ def read_pooler(
 
 
 def _variant(name: object, known: Collection[str]) -> tuple[str, str] | None:
-    """The generating architecture of the same family, and the suffix of this one; None if the
-    family is not supported."""
-    for suffix in (_CAUSAL, _CLASSIFIER, _BASE):
+    """The generating architecture of the same family, or the encoder, and the suffix of this one;
+    None if the family is not supported."""
+    for suffix, kinds in _KINDS.items():
         if isinstance(name, str) and name.endswith(suffix):
-            causal = name.removesuffix(suffix) + _CAUSAL
-            return (causal, suffix) if causal in known else None
+            stem = name.removesuffix(suffix)
+            found = (
+                stem + kind
+                for kind in kinds
+                if stem + kind in (ENCODERS if kind == _BASE else known)
+            )
+            return next(((name, suffix) for name in found), None)
     return None
 
 
@@ -250,10 +279,10 @@ def _modules(folder: Path) -> list[tuple[str, str]]:
 
 
 def _pooling(
-    folder: Path, modules: list[tuple[str, str]], options: PoolingOptions
+    folder: Path, modules: list[tuple[str, str]], options: PoolingOptions, default: PoolingType
 ) -> tuple[PoolingType, bool]:
-    """Pooling and normalization, by the options, else by the checkpoint."""
-    pooling_type: PoolingType = "last"
+    """Pooling and normalization, by the options, else by the checkpoint, else the default."""
+    pooling_type = default
     if options.pooling_type is not None:
         pooling_type = _LOWER[options.pooling_type]
     normalize = not modules or any(kind == "Normalize" for kind, _ in modules)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -99,6 +99,8 @@ class ForwardContext:
     signal: torch.Tensor | None = None
     """[T, hidden]: self-conditioning signal of the step's tokens, which are those of canvases; None
     if the step computes known tokens."""
+    row_lengths: Sequence[int] = ()
+    """Tokens of each row, which is a whole prompt, for bidirectional encoders; empty for others."""
     per_layer: torch.Tensor | None = None
     """[T, layers, size], or [S, layers, size] in layers that only compute the tokens of
     `logits_indices`: per-layer embeddings; None in models without."""

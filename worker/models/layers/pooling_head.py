@@ -1,8 +1,9 @@
-"""PoolingHead: the classification head of a pooling model."""
+"""Classification heads of pooling models."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 
@@ -10,8 +11,20 @@ from worker.models.config.model_config import ModelConfig
 from worker.models.layers.linear_method import LayerOptions, WeightSlot
 
 
-class PoolingHead:
-    """Logits of labels from a pooled hidden state. Every rank has the whole head.
+class PoolingHead(Protocol):
+    """Logits of labels from a pooled hidden state. Every rank has the whole head."""
+
+    def weight_slots(self, lm_head: str) -> Iterator[WeightSlot]:
+        """Slots of the head's weights; `lm_head` is the name of the LM head."""
+        ...
+
+    def forward(self, pooled: torch.Tensor) -> torch.Tensor:
+        """Pooled hidden states, fp64 [n, hidden], to logits, fp64 [n, labels]."""
+        ...
+
+
+class LinearHead:
+    """The head of a decoder: a linear layer without bias, or rows of the LM head.
 
     Args:
         config: configuration of a model that classifies.
@@ -47,3 +60,40 @@ class PoolingHead:
         # HAZARD(invariance): one product per row, since sums may depend on the number of rows.
         weight = self.weight.double()
         return torch.stack([weight @ row for row in pooled])
+
+
+class DenseHead:
+    """The head of an encoder: a linear layer, tanh, and a linear layer, with biases.
+
+    Args:
+        config: configuration of a model that classifies.
+        options: options of the model's layers.
+        dense: name of the first layer in a checkpoint.
+        output: name of the second layer in a checkpoint.
+    """
+
+    def __init__(self, config: ModelConfig, options: LayerOptions, dense: str, output: str) -> None:
+        assert config.pooling is not None, "a model that generates text has an LM head instead"
+        size, labels = config.hidden_size, config.pooling.info.size
+        shapes = {
+            f"{dense}.weight": (size, size),
+            f"{dense}.bias": (size,),
+            f"{output}.weight": (labels, size),
+            f"{output}.bias": (labels,),
+        }
+        self._weights = {
+            name: torch.empty(shape, dtype=torch.float32, device=options.device)
+            for name, shape in shapes.items()
+        }
+
+    def weight_slots(self, lm_head: str) -> Iterator[WeightSlot]:
+        """Slots of both layers; a model with this head has no LM head."""
+        for name, weight in self._weights.items():
+            yield WeightSlot(name=name, destination=weight, full_shape=tuple(weight.shape))
+
+    def forward(self, pooled: torch.Tensor) -> torch.Tensor:
+        """Pooled hidden states, fp64 [n, hidden], to logits, fp64 [n, labels]."""
+        # HAZARD(invariance): one product per row, since sums may depend on the number of rows.
+        dense, dense_bias, output, bias = (one.double() for one in self._weights.values())
+        rows = [output @ torch.tanh(dense @ row + dense_bias) + bias for row in pooled]
+        return torch.stack(rows)

@@ -21,6 +21,7 @@ from safetensors import safe_open
 from worker.memory import release_freed_memory
 from worker.models.architectures.decoder import DecoderModel
 from worker.models.config.checkpoint import weight_files
+from worker.models.config.encoders import ENCODERS
 from worker.models.config.families import FAMILIES
 from worker.models.config.model_config import ModelConfig
 from worker.models.config.quantization_formats import CACHE_SCALE_ENDS
@@ -62,7 +63,8 @@ def build_model(config: ModelConfig, options: LayerOptions, max_model_len: int) 
             enabled for a model without experts.
     """
     check_sharing(config, options.group.world_size, expert_parallel=options.expert_parallel)
-    module, name = FAMILIES[config.architecture].implementation.split(":")
+    families = ENCODERS if config.is_bidirectional else FAMILIES
+    module, name = families[config.architecture].implementation.split(":")
     implementation = getattr(importlib.import_module(f"worker.models.architectures.{module}"), name)
     method = create_linear_method(
         config.quantization, config.tensors, quantizes_fp8=options.quantizes_fp8

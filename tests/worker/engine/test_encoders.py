@@ -1,0 +1,128 @@
+"""Vectors of bidirectional encoders equal transformers' with any batch and ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertModel,
+    PreTrainedModel,
+    RobertaConfig,
+    RobertaForMaskedLM,
+    XLMRobertaConfig,
+    XLMRobertaForSequenceClassification,
+    XLMRobertaModel,
+)
+
+from tests.support.engines.engine_driver import Engine
+from tests.support.engines.family_checks import make_prompts
+from worker.protocol.pooling import PoolingParams
+from worker.protocol.sampling import SamplingParams
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 509,
+    "hidden_size": 64,
+    "intermediate_size": 144,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+KINDS = {
+    "bert": (BertConfig, BertModel, 128),
+    "roberta": (RobertaConfig, RobertaForMaskedLM, 130),
+    "xlm-roberta": (XLMRobertaConfig, XLMRobertaModel, 130),
+}
+PROMPTS = [[2 + token % 507 for token in prompt] for prompt in make_prompts((1, 29, 62, 128))]
+"""Without the padding token, whose positions RoBERTa does not count."""
+OPTIONS = {"kv_cache_tokens": 512}
+POOLED = {"cls": lambda h: h[0], "mean": lambda h: h.mean(dim=0)}
+
+
+def write(kind: str, folder: Path) -> PreTrainedModel:
+    config_class, model_class, length = KINDS[kind]
+    torch.set_num_threads(1)
+    torch.manual_seed(3)
+    config = config_class(**SIZES, max_position_embeddings=length)
+    model: PreTrainedModel = model_class(config).float().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(0.0, parameter.shape[1] ** -0.5)
+            else:
+                parameter.normal_(0.0 if name.endswith("bias") else 1.0, 0.2)
+    model.save_pretrained(folder)
+    return model
+
+
+def vectors(engine: Engine, prompts: list[list[int]]) -> list[bytes]:
+    found = engine.outcomes(prompts, SamplingParams(pooling=PoolingParams()))
+    assert all(one.finish_reason == "stop" for one in found)
+    return [one.pooled or b"" for one in found]
+
+
+def expected(model: PreTrainedModel, pooling_type: str) -> list[torch.Tensor]:
+    base = model.base_model
+    with torch.inference_mode():
+        states = [base(torch.tensor([prompt])).last_hidden_state[0] for prompt in PROMPTS]
+    return [POOLED[pooling_type](one) for one in states]
+
+
+def check(found: list[bytes], model: PreTrainedModel, pooling_type: str) -> None:
+    for one, other in zip(found, expected(model, pooling_type), strict=True):
+        vector = torch.frombuffer(bytearray(one), dtype=torch.float32)
+        assert torch.nn.functional.cosine_similarity(vector, other, dim=0) >= 0.99999
+        assert vector.norm() == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_embeddings_equal_those_of_transformers(kind: str, tmp_path: Path) -> None:
+    model = write(kind, tmp_path)
+    with Engine(str(tmp_path), batch_invariant=True, **OPTIONS) as engine:
+        assert engine.core.info.max_model_len == 128
+        first = vectors(engine, PROMPTS)
+        alone = [vectors(engine, [prompt])[0] for prompt in PROMPTS]
+    check(first, model, "cls")
+    assert first == alone
+
+
+def test_mean_pooling_of_two_ranks(tmp_path: Path) -> None:
+    model = write("bert", tmp_path)
+    options = {**OPTIONS, "tensor_parallel_size": 2, "pooling_type": "mean"}
+    with Engine(str(tmp_path), **options) as engine:
+        check(vectors(engine, PROMPTS), model, "mean")
+
+
+def test_labels_equal_those_of_transformers(tmp_path: Path) -> None:
+    write("xlm-roberta", tmp_path)
+    model = XLMRobertaForSequenceClassification.from_pretrained(tmp_path, num_labels=1).eval()
+    with torch.no_grad():
+        model.classifier.dense.weight.normal_(0.0, 0.2)
+        model.classifier.out_proj.weight.normal_(0.0, 0.2)
+        model.classifier.out_proj.bias.fill_(0.3)
+    model.save_pretrained(tmp_path)
+    with torch.inference_mode():
+        logits = [model(torch.tensor([prompt])).logits[0].numpy() for prompt in PROMPTS]
+    with Engine(str(tmp_path), **OPTIONS) as engine:
+        info = engine.core.info.pooling
+        assert info is not None
+        assert (info.task, info.activation, info.pooling_type) == ("classify", "sigmoid", "cls")
+        found = [np.frombuffer(one, "<f4") for one in vectors(engine, PROMPTS)]
+    np.testing.assert_allclose(found, logits, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_not_supported(tmp_path: Path) -> None:
+    write("bert", tmp_path)
+    with pytest.raises(ValueError, match="--max-num-batched-tokens 64 must be at least 128"):
+        Engine(str(tmp_path), max_num_batched_tokens=64, **OPTIONS)
+    with pytest.raises(ValueError, match=r"architectures .* are not supported"):
+        Engine(str(tmp_path), task="generate", **OPTIONS)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    raw["architectures"] = ["BertForSequenceClassification"]
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(ValueError, match="have token types: use --task embed"):
+        Engine(str(tmp_path), **OPTIONS)

@@ -1,0 +1,169 @@
+"""BERT (huggingface.co/google-bert), RoBERTa and XLM-RoBERTa (huggingface.co/FacebookAI):
+bidirectional encoders.
+
+Schema: `config/encoders.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+
+from kernels import rowwise
+from worker.models.architectures.decoder import DecoderModel
+from worker.models.config.model_config import ModelConfig
+from worker.models.layers.attention import MLP, Attention, AttentionNames, AttentionTraits
+from worker.models.layers.context import ForwardContext
+from worker.models.layers.kv_cache import KVCacheSpec, StateSpec
+from worker.models.layers.linear import Rows
+from worker.models.layers.linear_method import LayerOptions, WeightSlot
+from worker.models.layers.norms import LayerNorm
+from worker.models.layers.pooling_head import DenseHead
+
+_NAMES = AttentionNames(q="self.query", k="self.key", v="self.value", output="output.dense")
+
+
+class EncoderAttention(Attention):
+    """Attention of each token to all tokens of its prompt, which is computed in one step."""
+
+    def forward(
+        self,
+        hidden: Rows,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
+        logits_indices: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `logits_indices`. The cache
+        is neither read nor written."""
+        parts = self.qkv.forward(hidden).split(self._widths, dim=1)
+        q, k, v = (part.view(len(part), -1, self._head_dim) for part in parts)
+        if logits_indices is not None and not len(logits_indices):
+            return torch.empty(0, self._hidden_size, dtype=q.dtype, device=q.device)
+        # HAZARD(invariance): row by row, since products may depend on the padding of others.
+        rows = zip(*(part.split(list(ctx.row_lengths)) for part in (q, k, v)), strict=True)
+        attended = torch.cat([self._attend(*row) for row in rows]).flatten(1)
+        return self.output.forward(
+            attended if logits_indices is None else attended.index_select(0, logits_indices)
+        )
+
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Attention of the n tokens of one prompt, [n, heads, head_dim] each."""
+        q, k, v = (part.transpose(0, 1).unsqueeze(0) for part in (q, k, v))
+        attended: torch.Tensor = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, scale=self._scale
+        )
+        return attended.squeeze(0).transpose(0, 1)
+
+
+class BertLayer:
+    """A post-norm layer: y = norm(x + attention(x)), then norm(y + mlp(y)).
+
+    Args:
+        model: the model that the layer belongs to.
+        index: index of the layer, from 0.
+    """
+
+    def __init__(self, model: DecoderModel, index: int) -> None:
+        self._attention = EncoderAttention(
+            *(model.config, model.options),
+            layer_index=index,
+            cos_sin=model.cos_sin,
+            traits=AttentionTraits(names=_NAMES, rotates=False),
+        )
+        names = {"up_name": "intermediate.dense", "down_name": "output.dense"}
+        self._mlp = MLP(model.config, model.options, rowwise.gelu, **names)
+        self.kv_cache_spec: KVCacheSpec | None = self._attention.kv_cache_spec
+        self.state_spec: StateSpec | None = None
+        self._norms = {
+            "attention.output.LayerNorm": model.build_norm(),
+            "output.LayerNorm": model.build_norm(),
+        }
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of the layer; `prefix` ends with a dot."""
+        yield from self._attention.weight_slots(f"{prefix}attention.")
+        yield from self._mlp.weight_slots(prefix)
+        for name, norm in self._norms.items():
+            yield from norm.weight_slots(f"{prefix}{name}")
+
+    def process_after_loading(self) -> None:
+        """Packs attention and MLP after loading."""
+        self._attention.process_after_loading()
+        self._mlp.process_after_loading()
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
+        logits_indices: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Output of the layer, and no residual; arguments and shapes as in DecoderLayer."""
+        assert residual is None, "a layer's output includes its input"
+        after_attention, after_mlp = self._norms.values()
+        attended = self._attention.forward(hidden, positions, ctx, logits_indices)
+        if logits_indices is not None:
+            hidden = hidden.index_select(0, logits_indices)
+        if not len(hidden):
+            return hidden, None
+        hidden, _ = after_attention.forward_add(attended, hidden)
+        return after_mlp.forward_add(self._mlp.forward(hidden), hidden)[0], None
+
+
+class BertModel(DecoderModel):
+    """BERT, RoBERTa and XLM-RoBERTa, which differ in positions and heads."""
+
+    embedding_name: ClassVar[str] = "embeddings.word_embeddings"
+    layers_name: ClassVar[str] = "encoder.layer"
+    norm_name: ClassVar[str] = "embeddings.LayerNorm"
+
+    def __init__(self, config: ModelConfig, options: LayerOptions, max_model_len: int) -> None:
+        super().__init__(config, options, max_model_len)
+        self._first_position = int(self.extra("first_position"))
+        counts = {
+            "position_embeddings": int(self.extra("num_positions")),
+            "token_type_embeddings": int(self.extra("type_vocab_size")),
+        }
+        self._tables = {
+            name: torch.empty(
+                *(count, config.hidden_size), dtype=options.dtype, device=options.device
+            )
+            for name, count in counts.items()
+        }
+
+    def build_layer(self, index: int) -> BertLayer:
+        """Builds a layer; all layers have the same structure."""
+        return BertLayer(self, index)
+
+    def build_norm(self) -> LayerNorm:
+        """A LayerNorm with a bias, for layers and of the embedding."""
+        config = self.config
+        return LayerNorm(config.hidden_size, config.rms_norm_eps, self.options, has_bias=True)
+
+    def build_pooling_head(self) -> DenseHead:
+        """The head of RoBERTa and XLM-RoBERTa."""
+        return DenseHead(self.config, self.options, "classifier.dense", "classifier.out_proj")
+
+    def weight_slots(self) -> Iterator[WeightSlot]:
+        """Slots of all tensors that the checkpoint must hold."""
+        yield from super().weight_slots()
+        for name, table in self._tables.items():
+            yield WeightSlot(
+                name=f"embeddings.{name}.weight",
+                destination=table,
+                full_shape=tuple(table.shape),
+            )
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
+    ) -> torch.Tensor:
+        """Token ids [T] and positions [T] int64 to hidden states [T, hidden], or to those [S,
+        hidden] of the context's `logits_indices`."""
+        places, types = self._tables.values()
+        hidden = self.embed(input_ids) + types[0]
+        hidden = hidden + places.index_select(0, positions + self._first_position)
+        hidden, _ = self.run_layers(self.norm.forward(hidden), positions, ctx)
+        return hidden
