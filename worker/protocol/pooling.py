@@ -117,6 +117,12 @@ class PoolingInfo(msgspec.Struct, array_like=True, frozen=True):
     prefixes are not cached."""
 
     @property
+    def reuses_prefixes(self) -> bool:
+        """Whether cached prefixes save work: other pooling needs the hidden states of all tokens,
+        which are not cached."""
+        return self.pooling_type == "last" and not self.is_bidirectional
+
+    @property
     def answers_yes(self) -> bool:
         """Whether the labels are the tokens "no" and "yes", in this order."""
         return bool(self.pair_template)

@@ -10,9 +10,13 @@ import psutil
 import torch
 
 from worker.config import EngineConfig
+from worker.models.config.model_config import ModelConfig
+from worker.models.layers.kv_cache import KVCacheLayout
 from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.protocol.page_groups import PageGroups
+from worker.rank.diffusion.canvas import signal_bytes
 from worker.rank.host_memory import count_gpus, default_host_bytes, tightest_bound
+from worker.rank.sampling.logits_processors import table_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +123,31 @@ def plan_pages(
             "lower --max-num-batched-tokens or --max-num-seqs, or set --kv-cache-tokens"
         )
     return pages
+
+
+def slot_bytes(
+    config: EngineConfig,
+    model: ModelConfig,
+    layout: KVCacheLayout,
+    dtype: torch.dtype,
+    *,
+    num_replayed: int,
+    adapter_bytes: int,
+) -> int:
+    """Bytes of what a rank keeps per slot of a request, and of LoRA adapters: states, with the
+    inputs of tokens to replay, signals, and tables of logits processors.
+
+    Args:
+        config: the engine's configuration.
+        model: the model's.
+        layout: states and caches of its layers.
+        dtype: type of hidden states.
+        num_replayed: maximum number of tokens that are replayed into a state.
+        adapter_bytes: size of the device's slots for LoRA adapters.
+    """
+    num_rows = config.scheduling.max_num_seqs + 1
+    own = layout.state_bytes + layout.state_input_bytes * num_replayed + signal_bytes(model, dtype)
+    return own * num_rows + table_bytes(num_rows, model.vocab_size) + adapter_bytes
 
 
 def plan_host_pages(

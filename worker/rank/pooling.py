@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 
+from worker.models.architectures.decoder import DecoderModel
+from worker.models.config.pooling import PoolerConfig
 from worker.models.layers.pooling_head import PoolingHead
 from worker.plan.plan import Plan
 from worker.protocol.pooling import PoolingInfo, PoolingParams
@@ -103,6 +106,16 @@ class Pooler:
         if info.pooling_type != "last":
             kind = torch.int64 if info.pooling_type == "mean" else torch.float64
             self._states = torch.zeros(num_slots, hidden_size, dtype=kind, device=device)
+
+    @classmethod
+    def of(cls, model: DecoderModel, pooling: PoolerConfig, num_slots: int) -> Self:
+        """The pooler of a model; `num_slots` as above."""
+        return cls(
+            *(pooling.info, model.pooling_head),
+            hidden_size=model.config.hidden_size,
+            num_slots=num_slots,
+            device=model.options.device,
+        )
 
     def prepare(self, plan: Plan) -> PooledRows:
         """Records a Plan's admissions; returns its rows of pooled requests. Call it once per

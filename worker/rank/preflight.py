@@ -45,6 +45,34 @@ def check_engine(config: EngineConfig) -> ModelConfig:
     return model.with_mtp() if config.uses_mtp else model
 
 
+def check_options(
+    config: EngineConfig,
+    model: ModelConfig,
+    windows: Sequence[int],
+    *,
+    layers_per_page: int,
+    max_model_len: int,
+) -> None:
+    """Checks an engine's configuration for a model, before its weights are loaded.
+
+    Args:
+        config: the engine's configuration.
+        model: the model's.
+        windows: sliding window of each group of layers; 0 for full attention.
+        layers_per_page: layers of the first group that share a page.
+        max_model_len: tokens of the longest request.
+
+    Raises:
+        ValueError: an option is not supported; the message names it.
+    """
+    check_quantization(config, model)
+    check_blocks(config, model)
+    check_pooling(config, model)
+    check_windows(config, windows, num_groups=len(windows), layers_per_page=layers_per_page)
+    check_states(config, model)
+    check_draft_model(config, model, max_model_len=max_model_len)
+
+
 def check_quantization(config: EngineConfig, model: ModelConfig) -> None:
     """Checks an engine's quantization; FP8 is the format of unquantized and of FP8 checkpoints.
 

@@ -13,7 +13,6 @@ from kernels import registry
 from kernels.attention import AttentionBackend, AttentionSettings, create_attention_backend
 from kernels.mla_prefill.base import MIN_QUERIES
 from worker.config import EngineConfig
-from worker.models.architectures.mtp import MtpHead
 from worker.models.config.model_config import ModelConfig, load_model_config
 from worker.models.layers.context import KVCache
 from worker.models.layers.kv_cache import layout_of
@@ -26,35 +25,27 @@ from worker.rank.adapters import RankAdapters
 from worker.rank.batch import Batch, BatchBuilder, gather_inputs
 from worker.rank.cpu import native_options, tune_cpu_process
 from worker.rank.device_clock import DeviceClock
-from worker.rank.diffusion.canvas import CanvasDecoder, CanvasStep, signal_bytes
+from worker.rank.diffusion.canvas import CanvasDecoder, CanvasStep
 from worker.rank.diffusion.decoder import BlockDecoder, BlockStep
 from worker.rank.dtype import resolve_cache_dtype, resolve_dtype
 from worker.rank.graphs import StepGraphs, create_capture
 from worker.rank.host_pages import HostPages, create_host_pages
 from worker.rank.kv_cache import allocate_planes, kv_caches, page_bytes, page_groups
 from worker.rank.limits import resolve_limits, with_whole_prompts
-from worker.rank.memory import plan_host_pages, plan_pages
+from worker.rank.memory import plan_host_pages, plan_pages, slot_bytes
 from worker.rank.pooling import Pooler
-from worker.rank.preflight import (
-    check_blocks,
-    check_draft_model,
-    check_pooling,
-    check_quantization,
-    check_states,
-    check_windows,
-)
+from worker.rank.preflight import check_options
 from worker.rank.profiling import profile_plans
 from worker.rank.sampler import SamplerOutput, sample
-from worker.rank.sampling.logits_processors import table_bytes
 from worker.rank.sampling.logprobs import score_prompts
 from worker.rank.sampling.masks import MaskRows
 from worker.rank.speculation.device_model import DeviceDraftModel, DeviceModelProposer
 from worker.rank.speculation.draft_model import draft_page_bytes
 from worker.rank.speculation.drafter import DraftedStep, Drafter
-from worker.rank.speculation.factory import create_drafter
+from worker.rank.speculation.factory import create_drafter, create_heads
 from worker.rank.speculation.heads import HeadProposer
 from worker.rank.speculation.native_heads import NativeHeadProposer
-from worker.rank.state_replays import StateReplays
+from worker.rank.state_replays import StateReplays, num_replayed
 from worker.rank.states import RequestStates
 from worker.rank.steps import ForwardStep, SampledStep, fetch_output
 from worker.rank.streams import DeviceStreams, StepSlot
@@ -116,8 +107,14 @@ class ModelRunner:
         if self.model_config.is_bidirectional:
             config = with_whole_prompts(config, self.max_model_len, given)
         self.config = config
+        self._num_replayed = num_replayed(config, self._layout)
         self._attention = self._create_attention()
-        self._check()
+        groups = self._layout.groups
+        check_options(
+            *(config, self.model_config, [group.window for group in groups]),
+            layers_per_page=groups[0].layers_per_page,
+            max_model_len=self.max_model_len,
+        )
         self._page_groups = page_groups(config, self._layout)
         native = native_options(config, self.device, group.world_size)
         if is_dummy:
@@ -146,24 +143,6 @@ class ModelRunner:
         self._blocks: BlockDecoder | CanvasDecoder | None = None
         self._pooler: Pooler | None = None
         self._host_pages: HostPages | None = None
-
-    def _check(self) -> None:
-        """Checks the configuration for the model.
-
-        Raises:
-            ValueError: an option is not supported.
-        """
-        config, model, groups = self.config, self.model_config, self._layout.groups
-        check_quantization(config, model)
-        check_blocks(config, model)
-        check_pooling(config, model)
-        check_windows(
-            *(config, [group.window for group in groups]),
-            num_groups=len(groups),
-            layers_per_page=groups[0].layers_per_page,
-        )
-        check_states(config, model)
-        check_draft_model(config, model, max_model_len=self.max_model_len)
 
     def _create_attention(self) -> AttentionBackend:
         """The attention backend that the configuration selects.
@@ -203,24 +182,29 @@ class ModelRunner:
                 *(self.config, self._layout, self._page_groups, self._draft_page_bytes())
             ),
             page_groups=self._page_groups,
-            state_bytes=self._slot_bytes(),
+            state_bytes=slot_bytes(
+                *(self.config, self.model_config, self._layout, self.dtype),
+                num_replayed=self._num_replayed,
+                adapter_bytes=0 if self._adapters is None else self._adapters.num_bytes,
+            ),
             max_model_len=self._num_positions,
             profile=self._profile,
             graphs=self._measure_graphs,
         )
+        pooling, num_host_pages = self.model_config.pooling, 0
+        if pooling is None or pooling.info.reuses_prefixes:
+            num_host_pages = plan_host_pages(
+                self.config,
+                group=self.group,
+                page_bytes=page_bytes(self.config, self._layout, self._page_groups),
+                num_pages=num_pages,
+            )
         return Hello(
             rank=self.group.rank,
             num_pages=num_pages,
             max_model_len=self.max_model_len,
             vocab_size=self.model_config.vocab_size,
-            num_host_pages=0
-            if self._recomputes()
-            else plan_host_pages(
-                self.config,
-                group=self.group,
-                page_bytes=page_bytes(self.config, self._layout, self._page_groups),
-                num_pages=num_pages,
-            ),
+            num_host_pages=num_host_pages,
             page_groups=self._page_groups,
             max_num_seqs=self.config.scheduling.max_num_seqs,
             max_num_batched_tokens=self.config.scheduling.max_num_batched_tokens,
@@ -525,73 +509,39 @@ class ModelRunner:
             self._drafts = DeviceModelProposer(
                 self._draft_model, self._tables, num_pages, config.cache.page_size
             )
-        if (pooling := self.model_config.pooling) is not None:
-            self._pooler = Pooler(
-                pooling.info,
-                self.model.pooling_head,
-                hidden_size=self.model_config.hidden_size,
-                num_slots=config.scheduling.max_num_seqs,
-                device=self.device,
-            )
+        if self.model_config.pooling is not None:
+            num_slots = config.scheduling.max_num_seqs
+            self._pooler = Pooler.of(self.model, self.model_config.pooling, num_slots)
         if self.model.mtp is not None:
-            self._heads = self._create_heads(self.model.mtp)
+            self._heads = create_heads(
+                *(config, self.model, self.model.mtp, self._tables),
+                *(self._kv_caches, self._layout.groups, self._attention),
+            )
         self._builder = BatchBuilder(self._tables, is_native=self.model.native is not None)
+        self._blocks = self._create_blocks()
+
+    def _create_blocks(self) -> BlockDecoder | CanvasDecoder | None:
+        """The decoder of a block-diffusion model; None for others."""
         if self.model_config.mask_token_id is not None:
-            self._blocks = BlockDecoder(
+            return BlockDecoder(
                 *(self.config, self.model_config, self._tables),
                 forward=self._forward_plan,
                 score=self.model.compute_logits,
             )
         if self.model_config.canvas is not None:
-            self._blocks = CanvasDecoder(
+            return CanvasDecoder(
                 *(self.config, self.model_config, self._tables),
                 dtype=self.dtype,
                 forward=self._forward_canvases,
                 score=self.model.compute_logits,
                 embed=self.model.embed_shares,
             )
-
-    def _recomputes(self) -> bool:
-        """Whether cached prefixes are of no use, since all hidden states are pooled."""
-        pooling = self.model_config.pooling
-        is_last = pooling is not None and pooling.info.pooling_type == "last"
-        return pooling is not None and (pooling.info.is_bidirectional or not is_last)
-
-    def _create_heads(self, head: MtpHead) -> HeadProposer | NativeHeadProposer:
-        """The proposer that drafts with the model's head."""
-        if head.native is not None:
-            cache, speculative = self._kv_caches[head.layer_index], self.config.speculative
-            assert speculative is not None, "a head is loaded to draft"
-            return NativeHeadProposer(
-                head.native, self._tables, cache, speculative.num_speculative_tokens
-            )
-        return HeadProposer(
-            *(self.model, head, self._tables),
-            *(self._kv_caches, self._layout.groups, self._attention),
-        )
+        return None
 
     @property
     def _captured_drafts(self) -> DeviceModelProposer | HeadProposer | None:
         """The proposer whose passes graphs contain."""
         return self._heads if isinstance(self._heads, HeadProposer) else self._drafts
-
-    def _slot_bytes(self) -> int:
-        """Bytes of the states, with the inputs that are kept for them, of the signals and tables of
-        logits processors of all slots, and of LoRA adapters."""
-        num_rows = self.config.scheduling.max_num_seqs + 1
-        processors = table_bytes(num_rows, self.model_config.vocab_size)
-        own = self._layout.state_bytes + self._layout.state_input_bytes * self._num_replayed
-        own += signal_bytes(self.model_config, self.dtype)
-        adapters = 0 if self._adapters is None else self._adapters.num_bytes
-        return own * num_rows + processors + adapters
-
-    @property
-    def _num_replayed(self) -> int:
-        """Maximum number of tokens that are replayed into a state: those of a draft row."""
-        speculative = self.config.speculative
-        if speculative is None or not self._layout.states:
-            return 0
-        return 1 + speculative.num_speculative_tokens
 
     @property
     def _replays(self) -> StateReplays | None:

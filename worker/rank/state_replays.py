@@ -20,6 +20,8 @@ import torch
 
 from kernels import registry
 from kernels.states import Replay, StateRows
+from worker.config import EngineConfig
+from worker.models.layers.kv_cache import KVCacheLayout
 from worker.plan.plan import Admit, DraftRow, Row
 from worker.rank.batch import Batch
 from worker.rank.state_rows import DraftRows
@@ -27,6 +29,14 @@ from worker.rank.transfer import scatter
 
 _NOWHERE: Final = 1 << 62
 """Position of a state without kept inputs; after every row, so that nothing is replayed."""
+
+
+def num_replayed(config: EngineConfig, layout: KVCacheLayout) -> int:
+    """Maximum number of tokens that are replayed into a state: those of a draft row; 0 without
+    drafts or states."""
+    if config.speculative is None or not layout.states:
+        return 0
+    return 1 + config.speculative.num_speculative_tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -84,9 +84,8 @@ class SchedulerConfig(SchedulingConfig):
             info: properties loaded by its executor.
         """
         limits, pooling, lora = config.scheduling, info.pooling, config.lora
-        # Other pooling needs the hidden states of all tokens, which are not cached.
         is_whole = pooling is not None and pooling.is_bidirectional
-        can_reuse = pooling is None or (pooling.pooling_type == "last" and not is_whole)
+        can_reuse = pooling is None or pooling.reuses_prefixes
         blocks = None
         if info.block_size > 1:
             has_canvases = info.dllm_algorithm == CANVAS_ALGORITHM

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from kernels import registry
 from kernels.attention import AttentionBackend
 from worker.config import EngineConfig
+from worker.models.architectures.decoder import DecoderModel
+from worker.models.architectures.mtp import MtpHead
+from worker.models.layers.context import KVCache
+from worker.models.layers.kv_cache import KVCacheGroup
 from worker.rank.speculation.device_model import DeviceModelProposer
 from worker.rank.speculation.draft_model import DraftModelProposer, load_draft_model
 from worker.rank.speculation.drafter import Drafter
@@ -43,6 +49,33 @@ def create_drafter(
     model = load_draft_model(config, tables.device, tables.max_model_len)
     most = speculative.num_speculative_tokens
     return Drafter(tables, DraftModelProposer(model, tables, num_pages, most))
+
+
+def create_heads(
+    config: EngineConfig,
+    model: DecoderModel,
+    head: MtpHead,
+    tables: DeviceTables,
+    kv_caches: Mapping[int, KVCache],
+    groups: Sequence[KVCacheGroup],
+    backend: AttentionBackend,
+) -> HeadProposer | NativeHeadProposer:
+    """The proposer that drafts with a model's own head.
+
+    Args:
+        config: the engine's configuration.
+        model: the model.
+        head: its head, in torch or in the compiled library.
+        tables: the rank's tables.
+        kv_caches: KV caches by layer, the head's included.
+        groups: groups of layers by KV cache.
+        backend: attention backend of the model.
+    """
+    if head.native is None:
+        return HeadProposer(model, head, tables, kv_caches, groups, backend)
+    assert config.speculative is not None, "a head is loaded to draft"
+    most = config.speculative.num_speculative_tokens
+    return NativeHeadProposer(head.native, tables, kv_caches[head.layer_index], most)
 
 
 def drafts_on_device(tables: DeviceTables, backend: AttentionBackend) -> bool:
