@@ -34,7 +34,8 @@ class Outcome:
     ended_by_grammar: bool = False
     error: str | None = None
     pooled: bytes | None = None
-    num_cached: int = 0
+    num_cached: int = field(default=0, compare=False)
+    """Prompt tokens that were cached, which may differ between equal outputs."""
 
 
 class _Compilers:
