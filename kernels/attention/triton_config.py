@@ -40,8 +40,8 @@ MAX_INVARIANT_PARTIALS = 8192
 # page ids are prefetched before keys. Before wgmma (compute capability 9.0) 64 keys of 128
 # dimensions would spill registers. Measured on an H100 (8 KV heads, groups of 4): decodes take 2 to
 # 9 % less time with two stages than with three; Hopper's long extends 15 % less with two programs
-# of 4 warps, which take turns at products and exponentials, than with one of 8, though each spills
-# 456 bytes; a step of decodes with a chunk of 512 tokens 30 % less in small tiles.
+# of 4 warps, which take turns at products and exponentials, than with one of 8, though each spilled
+# 456 bytes (now 216); a step of decodes with a chunk of 512 tokens 30 % less in small tiles.
 _Sizes = dict[tuple[int, bool], tuple[int, int, int, int]]
 _DECODE: _Sizes = {
     (128, False): (MIN_DOT_ROWS, 32, 4, 3),

@@ -18,6 +18,9 @@ from kernels.attention.triton_schedule import _ITEM_WIDTH, Schedule
 from kernels.tiles import next_power_of_2
 
 _WIDTH = tl.constexpr(_ITEM_WIDTH)
+_MERGED = tl.constexpr(8192)
+"""Maximum elements of a tile's output that are merged at a time: 64 per thread of four warps, and
+as many of a part. More would be spilled."""
 LOG2E = tl.constexpr(1.4426950408889634)
 _HIDDEN = tl.constexpr(-(2.0**100))
 """Score of masked keys, with no weight next to any other. -inf would give NaN if a query attends to
@@ -132,26 +135,24 @@ def _attention_kernel(
         page_table_ptr + table_row * table_stride, scale, CAP, WINDOW, CHUNKED, BLOCK_SIZE, QUERIES,
         NUM_KV_HEADS, PAGE_SIZE, HEAD_DIM, VALUE_DIM, BLOCK_M, BLOCK_D, BLOCK_V, BLOCK_N, PRECISION,
     )  # fmt: skip
-    column = tl.arange(0, BLOCK_V)
-    kept = inside[:, None] & (column < VALUE_DIM)[None, :]
-    is_last = filled == 1
-    if filled > 1:
+    result = token * (NUM_KV_HEADS * GROUP) + head
+    if filled == 1:
+        column = tl.arange(0, BLOCK_V)
+        kept = inside[:, None] & (column < VALUE_DIM)[None, :]
+        _finish(
+            out_ptr + (result * VALUE_DIM)[:, None] + column[None, :], sinks_ptr + head, highest,
+            weights, total, value_scale, inside, kept, HAS_SINKS, SCALES_VALUES,
+        )  # fmt: skip
+    else:
         # Partial outputs have no padding.
         step = NUM_KV_HEADS * QUERIES * GROUP
         own = kv_head * (QUERIES * GROUP) + (query - begin) * GROUP + head_in_group
         place = (tl.load(cell + 4) - split).to(tl.int64) * step + own
-        is_last, highest, weights, total = _merge_if_last(
-            lse_ptr + place, partial_ptr + place[:, None] * VALUE_DIM + column[None, :],
+        _leave_part(
+            lse_ptr + place, partial_ptr + place * VALUE_DIM,
             arrived_ptr + (item - split) * NUM_KV_HEADS + kv_head, step, split, filled,
-            highest, weights, total, inside, kept, VALUE_DIM, BLOCK_M, BLOCK_V,
-        )  # fmt: skip
-    if is_last:
-        if SCALES_VALUES:
-            total = total * value_scale
-        place = (token * (NUM_KV_HEADS * GROUP) + head) * VALUE_DIM
-        _finish(
-            out_ptr + place[:, None] + column[None, :], sinks_ptr + head, highest, weights, total,
-            inside, kept, HAS_SINKS,
+            out_ptr + result * VALUE_DIM, sinks_ptr + head, highest, weights, total, value_scale,
+            inside, HAS_SINKS, SCALES_VALUES, VALUE_DIM, BLOCK_M, BLOCK_V,
         )  # fmt: skip
 
 
@@ -311,41 +312,71 @@ def _walk(
 
 
 @triton.jit
-def _merge_if_last(
-    lse_ptr, partial_ptr, counter, step, split, filled, highest, weights, total, inside, kept,
-    VALUE_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr,
+def _leave_part(
+    lse_ptr, partial_ptr, counter, step, split, filled, out_ptr, sink_ptr,
+    highest, weights, total, value_scale, inside, HAS_SINKS: tl.constexpr,
+    SCALES_VALUES: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """Stores a split's partial result, and returns whether all splits of its tile are stored; if
-    so, also returns them merged in order. Pointers are those of the first split."""
+    """Stores a split's partial result; the last program of a tile merges all splits. Pointers [M]
+    are those of the first split, and of the output."""
     safe = tl.where(weights > 0, weights, 1.0)
+    column = tl.arange(0, BLOCK_V)
+    kept = inside[:, None] & (column < VALUE_DIM)[None, :]
     tl.store(lse_ptr + split * step, highest + tl.log2(safe), mask=inside)
-    tl.store(partial_ptr + split * step * VALUE_DIM, total / safe[:, None], mask=kept)
+    part_ptr = (partial_ptr + split * step * VALUE_DIM)[:, None] + column[None, :]
+    tl.store(part_ptr, total / safe[:, None], mask=kept)
     # HAZARD(order): all threads' stores must precede the count, and the count all loads of others.
     tl.debug_barrier()
     is_last = tl.atomic_add(counter, 1, sem="acq_rel") == filled - 1
     tl.debug_barrier()
     if is_last:
         tl.store(counter, 0)
+        _merge(
+            lse_ptr, partial_ptr, step, filled, out_ptr, sink_ptr, value_scale, inside, HAS_SINKS,
+            SCALES_VALUES, VALUE_DIM, BLOCK_M, BLOCK_V,
+        )  # fmt: skip
+
+
+@triton.jit
+def _merge(
+    lse_ptr, partial_ptr, step, filled, out_ptr, sink_ptr, value_scale, inside,
+    HAS_SINKS: tl.constexpr, SCALES_VALUES: tl.constexpr,
+    VALUE_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """Merges all splits of a tile in order, as many columns at a time as fit into registers beside
+    a part."""
+    WIDTH: tl.constexpr = BLOCK_V if BLOCK_M * BLOCK_V <= _MERGED else _MERGED // BLOCK_M
+    for start in range(0, BLOCK_V, WIDTH):
+        column = start + tl.arange(0, WIDTH)
+        kept = inside[:, None] & (column < VALUE_DIM)[None, :]
         highest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
         weights = tl.zeros((BLOCK_M,), tl.float32)
-        total = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
+        total = tl.zeros((BLOCK_M, WIDTH), tl.float32)
         for other in range(0, filled):
+            part_ptr = (partial_ptr + other * step * VALUE_DIM)[:, None] + column[None, :]
             lse = tl.load(lse_ptr + other * step, mask=inside, other=0.0)
-            part = tl.load(partial_ptr + other * step * VALUE_DIM, mask=kept, other=0.0)
+            part = tl.load(part_ptr, mask=kept, other=0.0)
             new_highest = tl.maximum(highest, lse)
             shrink = tl.exp2(highest - new_highest)
             weight = tl.exp2(lse - new_highest)
             total = total * shrink[:, None] + part * weight[:, None]
             weights = weights * shrink + weight
             highest = new_highest
-    return is_last, highest, weights, total
+        _finish(
+            out_ptr[:, None] + column[None, :], sink_ptr, highest, weights, total, value_scale,
+            inside, kept, HAS_SINKS, SCALES_VALUES,
+        )  # fmt: skip
 
 
 @triton.jit
 def _finish(
-    out_ptr, sink_ptr, highest, weights, total, inside, kept, HAS_SINKS: tl.constexpr
+    out_ptr, sink_ptr, highest, weights, total, value_scale, inside, kept,
+    HAS_SINKS: tl.constexpr, SCALES_VALUES: tl.constexpr,
 ):  # fmt: skip
-    """Adds sinks to a softmax, and stores its output."""
+    """Scales values, adds sinks to a softmax, and stores its output."""
+    if SCALES_VALUES:
+        total = total * value_scale
     if HAS_SINKS:
         sink = tl.load(sink_ptr, mask=inside, other=0.0) * LOG2E
         new_highest = tl.maximum(highest, sink)

@@ -54,6 +54,9 @@ _SIZES = {16: _SMALLEST, 64: _Sizes(64, 128, 64, 4, 3), 128: _Sizes(128, 128, 64
 """Sizes by rows of a tile."""
 _LARGE_STAGES = 3
 """Stages of products of quantized weights with 128 rows, which take most of the shared memory."""
+_HOPPER = 90
+"""Compute capability before which tiles of quantized weights with 64 and more rows have a stage
+less: with it, several formats spill 8 or 16 bytes."""
 _SINGLE_SIZES = _Sizes(16, 64, 32, 4, 2)
 """Sizes for fp32."""
 _FP8_SIZES = {64: _Sizes(64, 128, 128, 4, 3), 128: _Sizes(128, 128, 128, 8, 3)}
@@ -61,8 +64,8 @@ _FP8_SIZES = {64: _Sizes(64, 128, 128, 4, 3), 128: _Sizes(128, 128, 128, 8, 3)}
 _FP8_CAPABILITY = 89
 """Minimum compute capability for products of FP8 numbers."""
 _BLACKWELL, _BLACKWELL_WARPS = 100, 8
-"""Compute capability from which all of these tiles have eight warps: with four, those of 64 rows
-spill 8 bytes."""
+"""Compute capability from which all of these tiles, and those that decode FP8 with scales per
+group, have eight warps: with four, those of 64 and of 16 rows spill 8 and 24 bytes."""
 _ADA_COLUMNS = 64
 """Columns of their tiles before Hopper, whose products take their factors from registers."""
 
@@ -163,12 +166,12 @@ def _multiply(
         return out
     arguments = x, *tensors, depth, x.stride(0)
     if packed is not None:
-        scales, is_large = packed.scales, tile_rows == max(_SIZES)
+        scales = packed.scales
         _packed_multiply_kernel[(num_tiles * cdiv(size, TILE_COLUMNS),)](
             *arguments, values, scales, scales if packed.zeros is None else packed.zeros,
             values.stride(0), scales.stride(0), cdiv(depth, TILE_DEPTH),
-            **common, **constants(packed, x.dtype), num_warps=8 if is_large else 4,
-            num_stages=_LARGE_STAGES if is_large else stages(x.dtype),
+            **common, **constants(packed, x.dtype), num_warps=_packed_warps(tile_rows, packed),
+            num_stages=_packed_stages(tile_rows, x.dtype),
         )  # fmt: skip
         return out
     sizes = _SINGLE_SIZES if x.dtype == torch.float32 else _SIZES[tile_rows]
@@ -178,6 +181,18 @@ def _multiply(
         PRECISION=dot_precision(x.dtype), num_warps=sizes.warps, num_stages=sizes.stages,
     )  # fmt: skip
     return out
+
+
+def _packed_warps(tile_rows: int, packed: PackedCodes) -> int:
+    """Number of warps of products of quantized weights on the current device."""
+    is_fp8 = packed.code == "e4m3" and packed.group > 0 and compute_capability() >= _BLACKWELL
+    return 8 if is_fp8 or tile_rows == max(_SIZES) else 4
+
+
+def _packed_stages(tile_rows: int, dtype: torch.dtype) -> int:
+    """Number of pipeline stages of products of quantized weights on the current device."""
+    number = _LARGE_STAGES if tile_rows == max(_SIZES) else stages(dtype)
+    return number - (tile_rows > min(_SIZES) and compute_capability() < _HOPPER)
 
 
 def _fp8_sizes(tile_rows: int) -> _Sizes:

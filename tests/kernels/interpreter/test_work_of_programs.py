@@ -94,13 +94,13 @@ def test_what_one_program_attends_to_needs_no_partial_outputs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     merged: list[int] = []
-    merge = triton_kernel._merge_if_last
+    merge = triton_kernel._merge
 
     def noted(*args: Any) -> Any:
         merged.append(1)
         return merge(*args)
 
-    monkeypatch.setattr(triton_kernel, "_merge_if_last", noted)
+    monkeypatch.setattr(triton_kernel, "_merge", noted)
     for length, has_splits in ((40, False), (900, True)):
         case, q = of_one_head(length)
         merged.clear()

@@ -19,6 +19,7 @@ MULTIPLYING: dict[str, int] = {
     "_pair_kernel": 16,
     "_solve_by_channel_kernel": -1,
     "_states_by_channel_kernel": -1,
+    "_skinny_matmul_kernel": 0,
     "_packed_matmul_kernel": 0,
     "_packed_multiply_kernel": 0,
     "_fp8_multiply_kernel": 0,
@@ -42,6 +43,7 @@ REGISTERS: dict[str, int] = {
     "_expanded_kernel": 255,
     "_matmul_kernel": 255,
     # With tiles of 64 rows before Hopper, whose products take the decoded weights in registers.
+    "_skinny_matmul_kernel": 168,
     "_packed_matmul_kernel": 255,
     "_packed_multiply_kernel": 255,
     # Each thread holds a block's sums beside the total; nothing is spilt.
@@ -72,13 +74,12 @@ REGISTERS: dict[str, int] = {
 OTHER_REGISTERS = 80
 
 SPILLS: dict[tuple[str, int], int] = {
-    ("_multiply_kernel", 89): 8,  # one slot of the stack, in one of 60 variants
-    # Two to six slots of the stack, in one tile size of a few formats; none on Hopper.
+    # One slot of the stack or two, in tiles of 128 rows of a few formats; without, half as many
+    # programs would fit a multiprocessor.
     ("_packed_multiply_kernel", 80): 16,
-    ("_packed_multiply_kernel", 89): 16,
-    ("_packed_multiply_kernel", 100): 24,
+    ("_packed_multiply_kernel", 89): 8,
     # Two programs per multiprocessor were 15 % faster than one with twice the warps and no spills,
-    # also with window masks.
-    ("_attention_kernel", 90): 560,
+    # when it spilled 456 bytes. 216 bytes without window masks.
+    ("_attention_kernel", 90): 304,
 }
 """Maximum spilled bytes of a thread; 0 for other kernels."""
