@@ -24,9 +24,11 @@ SUBMIT_TIMEOUT_S = 10.0
 ABORT_RETRY_S = 1.0
 """Seconds until aborts of a failed call are sent again, if no other call is made before."""
 
-MAX_KNOWN = 64
-"""Grammars and LoRA adapters assumed to be known to the worker, which keeps many more. If it has
-dropped one anyway, a batch waits while it is compiled or checked."""
+MAX_KNOWN_GRAMMARS = 64
+"""Grammars assumed to be compiled at the worker, which keeps many more. If it has dropped one
+anyway, a batch waits while it is compiled."""
+MAX_KNOWN_ADAPTERS = 1024
+"""LoRA adapters assumed to be checked by the worker, likewise."""
 
 Novelty = StructuredOutputsParams | AdapterRef
 """A grammar that the worker must compile, or an adapter that it must check, before it replies."""
@@ -75,9 +77,11 @@ class SubmitQueue:
         worker."""
         self._followers: dict[Novelty, dict[str, Submit]] = {}
         """Submits waiting for the reply to another one with the same grammar or adapter."""
-        self._known: LRUCache[int, None] = LRUCache(MAX_KNOWN)
-        """Hashes of the grammars, whose texts may be large, and adapters that the worker has
-        recently used. On a hash collision a batch merely waits for the worker."""
+        self._known_grammars: LRUCache[int, None] = LRUCache(MAX_KNOWN_GRAMMARS)
+        """Hashes of the grammars that the worker has recently compiled, whose texts may be large.
+        On a hash collision a batch merely waits while the worker compiles."""
+        self._known_adapters: LRUCache[int, None] = LRUCache(MAX_KNOWN_ADAPTERS)
+        """Hashes of the adapters that the worker has recently used."""
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(SubmitReply)
 
@@ -118,7 +122,8 @@ class SubmitQueue:
         self._submits.clear()
         self._aborts.clear()
         self._admission = None
-        self._known.clear()
+        self._known_grammars.clear()
+        self._known_adapters.clear()
         self._followers.clear()
         for task in self._alone:
             task.cancel()
@@ -176,9 +181,11 @@ class SubmitQueue:
 
     def _novelty(self, submit: Submit) -> Novelty | None:
         """The grammar or adapter of a submit that may be new to the worker; None for neither."""
-        for part in (submit.sampling.structured_outputs, submit.adapter):
-            if part is not None and hash(part) not in self._known:
-                return part
+        grammar, adapter = submit.sampling.structured_outputs, submit.adapter
+        if grammar is not None and hash(grammar) not in self._known_grammars:
+            return grammar
+        if adapter is not None and hash(adapter) not in self._known_adapters:
+            return adapter
         return None
 
     def _call_alone(self, submits: list[Submit], novelty: Novelty) -> None:
@@ -211,7 +218,9 @@ class SubmitQueue:
                 self._call_alone(list(followers.values()), novelty)
         else:
             # From now on the worker replies to submits with this grammar or adapter at once.
-            self._known[hash(novelty)] = None
+            is_adapter = isinstance(novelty, AdapterRef)
+            known = self._known_adapters if is_adapter else self._known_grammars
+            known[hash(novelty)] = None
             for follower in followers.values():
                 self.submit(follower)
 

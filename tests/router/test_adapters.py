@@ -73,6 +73,21 @@ async def test_a_configured_adapter_is_a_model_with_a_parent(lora):
     assert "Available: stub, alias, sql." in unknown.json()["error"]["message"]
 
 
+async def test_a_first_check_of_an_adapter_delays_no_other_requests(lora):
+    await lora.start()
+    for worker in lora.workers:
+        worker.checked.clear()
+    waiting = [asyncio.create_task(lora.chat(f"prompt {n}", model="sql")) for n in range(6)]
+    await lora.until(lambda: len(lora.submits()) >= 1)
+    for _ in range(4):
+        assert (await lora.chat(model="stub")).status_code == 200
+    sent = [submit for submit in lora.submits() if submit.adapter is not None]
+    assert len(sent) <= len(lora.workers), "the others wait for the reply to the first"
+    for worker in lora.workers:
+        worker.checked.set()
+    assert [(await task).status_code for task in waiting] == [200] * 6
+
+
 async def test_requests_wait_for_the_worker_that_reports_a_configured_adapter(lora):
     for worker in lora.workers:
         worker.door.clear()

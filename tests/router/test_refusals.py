@@ -192,7 +192,9 @@ def estimates(rig: Any) -> dict[str, list[Any]]:
             (c._in_flight, c._orphaned, c._submit_queue._submits, c._submit_queue._aborts)
             for c in channels
         ],
-        "grammars": [(c._submit_queue._known, c._submit_queue._followers) for c in channels],
+        "grammars": [
+            (c._submit_queue._known_grammars, c._submit_queue._followers) for c in channels
+        ],
         "stats": {n: getattr(model.stats, n) for n in model.stats.__slots__},
         "load": model.load,
         "waiting": model._placer._num_waiting,

@@ -105,6 +105,9 @@ class StubWorker:
         self.compiled = asyncio.Event()
         """Whether grammars are compiled."""
         self.compiled.set()
+        self.checked = asyncio.Event()
+        """Whether adapters are checked."""
+        self.checked.set()
         self.gate = asyncio.Event()
         self.gate.set()
         self.news = asyncio.Event()
@@ -133,6 +136,8 @@ class StubWorker:
         self.batches.append(batch)
         if any(submit.sampling.structured_outputs for submit in batch.submits):
             await self.compiled.wait()
+        if any(submit.adapter for submit in batch.submits):
+            await self.checked.wait()
         await self.gate.wait()
         rejections = []
         for submit in batch.submits:
