@@ -95,8 +95,8 @@ class ModelRunner:
         )
         self.model = build_model(self.model_config, options, self.max_model_len)
         self._layout = layout_of(self.model.layers)
-        config = config.with_page_size(self.model_config.block_size)
-        config = self.config = resolve_limits(config, group, state_bytes=self._layout.state_bytes)
+        config = self.config = config.with_page_size(self.model_config.block_size)
+        config = self.config = resolve_limits(config, group, state_bytes=self._state_bytes)
         self._attention = self._create_attention()
         check_quantization(config, self.model_config)
         check_blocks(config, self.model_config)
@@ -460,12 +460,15 @@ class ModelRunner:
             )
 
     def _slot_bytes(self) -> int:
-        """Bytes of the states, with the inputs that are kept for them, and of the tables of logits
-        processors of all slots."""
+        """Bytes of the states and of the tables of logits processors of all slots."""
         num_rows = self.config.scheduling.max_num_seqs + 1
         processors = table_bytes(num_rows, self.model_config.vocab_size)
-        inputs = self._layout.state_input_bytes * self._num_replayed
-        return (self._layout.state_bytes + inputs) * num_rows + processors
+        return self._state_bytes * num_rows + processors
+
+    @property
+    def _state_bytes(self) -> int:
+        """Bytes of the states of one slot, with the inputs that are kept for them."""
+        return self._layout.state_bytes + self._layout.state_input_bytes * self._num_replayed
 
     @property
     def _num_replayed(self) -> int:
