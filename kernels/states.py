@@ -86,6 +86,8 @@ class StateRows:
     kept: torch.Tensor | None = None
     """int64 [R]: slots of the rows; -1 for draft rows, which leave the states as they are. None if
     there are none."""
+    has_outputs: bool = True
+    """Whether the outputs are used: not those of a replay, which need not be computed."""
     replay: Replay | None = None
     """What precedes the rows, and is kept of them, due to drafts; None if neither is needed."""
 

@@ -45,5 +45,6 @@ def launch_gated_delta_net(
     advance_by_position(projected, inputs, layer, cache, rows, out, most_tokens=most)
     if rows.longest > most:
         advance_by_pieces(projected, inputs, layer, cache, rows, out, least_tokens=most + 1)
-    gate_outputs(projected, layer, rows, out)
+    if rows.has_outputs:
+        gate_outputs(projected, layer, rows, out)
     return out

@@ -41,5 +41,6 @@ def launch_kimi_delta_attention(
     advance_by_position(x, gates, layer, states, rows, out, most_tokens=most)
     if rows.longest > most:
         advance_by_pieces(x, gates, layer, states, rows, out, least_tokens=most + 1)
-    gate_outputs(gates.output, layer, rows, out)
+    if rows.has_outputs:
+        gate_outputs(gates.output, layer, rows, out)
     return out

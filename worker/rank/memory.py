@@ -146,7 +146,7 @@ def slot_bytes(
         adapter_bytes: size of the device's slots for LoRA adapters.
     """
     num_rows = config.scheduling.max_num_seqs + 1
-    own = layout.state_bytes + layout.state_input_bytes * num_replayed + signal_bytes(model, dtype)
+    own = layout.slot_bytes(num_replayed) + signal_bytes(model, dtype)
     return own * num_rows + table_bytes(num_rows, model.vocab_size) + adapter_bytes
 
 

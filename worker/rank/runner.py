@@ -102,12 +102,13 @@ class ModelRunner:
             self._adapters = RankAdapters(self.model, config.lora, is_native=uses_library)
         self._layout = layout_of(self.model.caching_layers)
         config = config.with_page_size(self.model_config.block_size)
+        self._num_replayed = num_replayed(config, self._layout)
         given = config.scheduling.max_num_batched_tokens
-        config = resolve_limits(config, group, state_bytes=self._layout.state_bytes)
+        state_bytes = self._layout.slot_bytes(self._num_replayed)
+        config = resolve_limits(config, group, state_bytes=state_bytes)
         if self.model_config.is_bidirectional:
             config = with_whole_prompts(config, self.max_model_len, given)
         self.config = config
-        self._num_replayed = num_replayed(config, self._layout)
         self._attention = self._create_attention()
         groups = self._layout.groups
         check_options(

@@ -44,7 +44,7 @@ class ReplayStep:
     """Draft rows of a step, and the replay before its rows."""
 
     kept: torch.Tensor
-    """As in `StateRows`."""
+    """int64 [R]: slots of the rows; -1 for draft rows (`StateRows.kept`)."""
     replay: Replay
 
 
@@ -144,6 +144,7 @@ class StateReplays:
             row_pieces=2 * numbers,
             num_decodes=0,
             longest=count,
+            has_outputs=False,
         )
         # Tokens of all rows, in order: those after the last one are counted to the last row.
         most = len(slots) * count if self._uses_bounds else int(lengths.sum())

@@ -68,7 +68,6 @@ class RequestStates:
         """Rows of the state caches for a step's rows, and the snapshots to store."""
         assert batch.staged is not None, "the compiled library does not support states"
         assert batch.starts is not None, "the compiled library does not support states"
-        names = ("piece_starts", "piece_rows", "piece_targets", "row_pieces")
         replayed = None
         if batch.has_replay:
             assert self.replays is not None, "no drafts"
@@ -76,7 +75,10 @@ class RequestStates:
         return StateRows(
             slots=batch.staged["slots"],
             starts=batch.starts,
-            **{name: batch.staged[name] for name in names},
+            piece_starts=batch.staged["piece_starts"],
+            piece_rows=batch.staged["piece_rows"],
+            piece_targets=batch.staged["piece_targets"],
+            row_pieces=batch.staged["row_pieces"],
             num_decodes=batch.num_decodes,
             longest=longest_row(batch, max_model_len),
             kept=None if replayed is None else replayed.kept,

@@ -158,6 +158,10 @@ class KVCacheLayout:
         """Bytes of one token's inputs of the states in all layers."""
         return sum(spec.input_bytes for spec in self.states.values())
 
+    def slot_bytes(self, num_replayed: int) -> int:
+        """Bytes of one request's state, with the inputs of tokens that are replayed into it."""
+        return self.state_bytes + self.state_input_bytes * num_replayed
+
     def snapshot_pages(self, page_size: int) -> int:
         """Number of pages with the memory of one request's state; 0 without states."""
         return -(-self.state_bytes // self.page_bytes(page_size))
