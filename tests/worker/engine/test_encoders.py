@@ -12,6 +12,9 @@ import torch
 from transformers import (
     BertConfig,
     BertModel,
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
+    ModernBertModel,
     PreTrainedModel,
     RobertaConfig,
     RobertaForMaskedLM,
@@ -22,6 +25,7 @@ from transformers import (
 
 from tests.support.engines.engine_driver import Engine
 from tests.support.engines.family_checks import make_prompts
+from worker.models.config.model_config import ModelConfig
 from worker.protocol.pooling import PoolingParams
 from worker.protocol.sampling import SamplingParams
 
@@ -32,10 +36,12 @@ SIZES: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
 }
+TOKENS = dict.fromkeys([f"{name}_token_id" for name in ("pad", "eos", "bos", "cls", "sep")], 0)
 KINDS = {
     "bert": (BertConfig, BertModel, 128),
     "roberta": (RobertaConfig, RobertaForMaskedLM, 130),
     "xlm-roberta": (XLMRobertaConfig, XLMRobertaModel, 130),
+    "modernbert": (ModernBertConfig, ModernBertModel, 128),
 }
 PROMPTS = [[2 + token % 507 for token in prompt] for prompt in make_prompts((1, 29, 62, 128))]
 """Without the padding token, whose positions RoBERTa does not count."""
@@ -48,6 +54,8 @@ def write(kind: str, folder: Path) -> PreTrainedModel:
     torch.set_num_threads(1)
     torch.manual_seed(3)
     config = config_class(**SIZES, max_position_embeddings=length)
+    if kind == "modernbert":
+        config = config_class(**SIZES, **TOKENS, max_position_embeddings=length, local_attention=16)
     model: PreTrainedModel = model_class(config).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -97,20 +105,37 @@ def test_mean_pooling_of_two_ranks(tmp_path: Path) -> None:
         check(vectors(engine, PROMPTS), model, "mean")
 
 
-def test_labels_equal_those_of_transformers(tmp_path: Path) -> None:
-    write("xlm-roberta", tmp_path)
-    model = XLMRobertaForSequenceClassification.from_pretrained(tmp_path, num_labels=1).eval()
+@pytest.mark.parametrize(
+    ("kind", "model_class", "fields", "pooling_type"),
+    [
+        ("xlm-roberta", XLMRobertaForSequenceClassification, {}, "cls"),
+        (
+            *("modernbert", ModernBertForSequenceClassification),
+            *({"classifier_pooling": "mean"}, "mean"),
+        ),
+    ],
+)
+def test_labels_equal_those_of_transformers(
+    tmp_path: Path,
+    kind: str,
+    model_class: type[PreTrainedModel],
+    fields: dict[str, str],
+    pooling_type: str,
+) -> None:
+    write(kind, tmp_path)
+    model = model_class.from_pretrained(tmp_path, num_labels=1, **fields).eval()
     with torch.no_grad():
-        model.classifier.dense.weight.normal_(0.0, 0.2)
-        model.classifier.out_proj.weight.normal_(0.0, 0.2)
-        model.classifier.out_proj.bias.fill_(0.3)
+        for name, parameter in model.named_parameters():
+            if name.startswith(("classifier", "head")):
+                parameter.normal_(0.3, 0.2)
     model.save_pretrained(tmp_path)
     with torch.inference_mode():
         logits = [model(torch.tensor([prompt])).logits[0].numpy() for prompt in PROMPTS]
     with Engine(str(tmp_path), **OPTIONS) as engine:
         info = engine.core.info.pooling
         assert info is not None
-        assert (info.task, info.activation, info.pooling_type) == ("classify", "sigmoid", "cls")
+        assert (info.task, info.activation) == ("classify", "sigmoid")
+        assert info.pooling_type == pooling_type
         found = [np.frombuffer(one, "<f4") for one in vectors(engine, PROMPTS)]
     np.testing.assert_allclose(found, logits, rtol=1e-4, atol=1e-4)
 
@@ -126,3 +151,94 @@ def test_what_is_not_supported(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(raw))
     with pytest.raises(ValueError, match="have token types: use --task embed"):
         Engine(str(tmp_path), **OPTIONS)
+
+
+BERT = {
+    "architectures": ["BertModel"],
+    "attention_probs_dropout_prob": 0.1,
+    "classifier_dropout": None,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "hidden_size": 384,
+    "id2label": {"0": "LABEL_0"},
+    "initializer_range": 0.02,
+    "intermediate_size": 1536,
+    "layer_norm_eps": 1e-12,
+    "max_position_embeddings": 512,
+    "model_type": "bert",
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "pad_token_id": 0,
+    "position_embedding_type": "absolute",
+    "torch_dtype": "float32",
+    "type_vocab_size": 2,
+    "use_cache": True,
+    "vocab_size": 30522,
+}
+MODERN = {
+    "architectures": ["ModernBertForMaskedLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 50281,
+    "classifier_activation": "gelu",
+    "classifier_bias": False,
+    "classifier_dropout": 0.0,
+    "classifier_pooling": "mean",
+    "cls_token_id": 50281,
+    "decoder_bias": True,
+    "deterministic_flash_attn": False,
+    "embedding_dropout": 0.0,
+    "eos_token_id": 50282,
+    "global_attn_every_n_layers": 3,
+    "global_rope_theta": 160000.0,
+    "hidden_activation": "gelu",
+    "hidden_size": 768,
+    "initializer_cutoff_factor": 2.0,
+    "intermediate_size": 1152,
+    "layer_norm_eps": 1e-05,
+    "local_attention": 128,
+    "local_rope_theta": 10000.0,
+    "max_position_embeddings": 8192,
+    "mlp_bias": False,
+    "mlp_dropout": 0.0,
+    "model_type": "modernbert",
+    "norm_bias": False,
+    "norm_eps": 1e-05,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 22,
+    "pad_token_id": 50283,
+    "position_embedding_type": "absolute",
+    "reference_compile": True,
+    "sep_token_id": 50282,
+    "sparse_pred_ignore_index": -100,
+    "sparse_prediction": False,
+    "tie_word_embeddings": True,
+    "vocab_size": 50368,
+}
+
+
+def test_configurations_as_released(tmp_path: Path) -> None:
+    """Keys as transformers 4 wrote them."""
+
+    def read(raw: dict[str, Any]) -> ModelConfig:
+        return ModelConfig.parse(raw, tmp_path)
+
+    bert, modern = read(BERT), read(MODERN)
+    assert (bert.max_model_len, bert.head_dim, bert.rms_norm_eps) == (512, 32, 1e-12)
+    assert modern.window_rope is not None
+    assert (modern.rope.theta, modern.window_rope.theta) == (160000.0, 10000.0)
+    assert modern.extra is not None
+    assert modern.extra["local_layers"][:4] == (False, True, True, False)
+    roberta = {**BERT, "architectures": ["XLMRobertaForSequenceClassification"]}
+    roberta |= {"model_type": "xlm-roberta", "pad_token_id": 1, "output_past": True}
+    assert read({**roberta, "max_position_embeddings": 8194}).max_model_len == 8192
+    for key, value in (
+        ("hidden_act", "relu"),
+        ("position_embedding_type", "relative_key"),
+        ("is_decoder", True),
+        ("unknown_key", 3),
+    ):
+        with pytest.raises(ValueError, match=key):
+            read({**BERT, key: value})
+    with pytest.raises(ValueError, match="max_position_embeddings 2 in config"):
+        read({**roberta, "max_position_embeddings": 2})

@@ -14,47 +14,15 @@ import torch
 from kernels import rowwise
 from worker.models.architectures.decoder import DecoderModel
 from worker.models.config.model_config import ModelConfig
-from worker.models.layers.attention import MLP, Attention, AttentionNames, AttentionTraits
+from worker.models.layers.attention import MLP, AttentionNames, AttentionTraits
 from worker.models.layers.context import ForwardContext
+from worker.models.layers.encoder_attention import EncoderAttention
 from worker.models.layers.kv_cache import KVCacheSpec, StateSpec
-from worker.models.layers.linear import Rows
 from worker.models.layers.linear_method import LayerOptions, WeightSlot
 from worker.models.layers.norms import LayerNorm
 from worker.models.layers.pooling_head import DenseHead
 
 _NAMES = AttentionNames(q="self.query", k="self.key", v="self.value", output="output.dense")
-
-
-class EncoderAttention(Attention):
-    """Attention of each token to all tokens of its prompt, which is computed in one step."""
-
-    def forward(
-        self,
-        hidden: Rows,
-        positions: torch.Tensor,
-        ctx: ForwardContext,
-        logits_indices: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `logits_indices`. The cache
-        is neither read nor written."""
-        parts = self.qkv.forward(hidden).split(self._widths, dim=1)
-        q, k, v = (part.view(len(part), -1, self._head_dim) for part in parts)
-        if logits_indices is not None and not len(logits_indices):
-            return torch.empty(0, self._hidden_size, dtype=q.dtype, device=q.device)
-        # HAZARD(invariance): row by row, since products may depend on the padding of others.
-        rows = zip(*(part.split(list(ctx.row_lengths)) for part in (q, k, v)), strict=True)
-        attended = torch.cat([self._attend(*row) for row in rows]).flatten(1)
-        return self.output.forward(
-            attended if logits_indices is None else attended.index_select(0, logits_indices)
-        )
-
-    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Attention of the n tokens of one prompt, [n, heads, head_dim] each."""
-        q, k, v = (part.transpose(0, 1).unsqueeze(0) for part in (q, k, v))
-        attended: torch.Tensor = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, scale=self._scale
-        )
-        return attended.squeeze(0).transpose(0, 1)
 
 
 class BertLayer:

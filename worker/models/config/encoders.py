@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from worker.models.config.family import Biases, FamilyConfig
+from worker.models.config.family import FULL, SLIDING, Biases, FamilyConfig
 from worker.models.config.schema import Count, Index, No, Number, only, words
 
 
-class BertConfig(FamilyConfig):
+class EncoderConfig(FamilyConfig):
+    """Base of the encoders' schemas."""
+
+    base: ClassVar[str]
+    """Prefix of tensors' names in checkpoints with a head."""
+
+
+class BertConfig(EncoderConfig):
     """BERT: learned positions, and a LayerNorm after each block."""
 
     architecture = "BertModel"
@@ -20,8 +27,7 @@ class BertConfig(FamilyConfig):
         pooler_num_fc_layers pooler_size_per_head pooler_type
         """
     )
-    base: ClassVar[str] = "bert."
-    """Prefix of tensors' names in checkpoints with a head."""
+    base = "bert."
 
     max_position_embeddings: Count = 512
     type_vocab_size: Count = 2
@@ -86,7 +92,58 @@ class XLMRobertaConfig(RobertaConfig):
     model_types = ("xlm-roberta",)
 
 
-ENCODERS: dict[str, type[BertConfig]] = {
-    family.architecture: family for family in (BertConfig, RobertaConfig, XLMRobertaConfig)
+class ModernBertConfig(EncoderConfig):
+    """ModernBERT: local attention except in every n-th layer."""
+
+    architecture = "ModernBertModel"
+    model_types = ("modernbert",)
+    implementation = "modernbert:ModernBertModel"
+    aliases = (("global_rope_theta", "rope_theta"), ("norm_eps", "rms_norm_eps"))
+    layer_kinds = (FULL, SLIDING)
+    window_theta = "local_rope_theta"
+    base = "model."
+    harmless = words(
+        """
+        classifier_dropout cls_token_id decoder_bias deterministic_flash_attn embedding_dropout
+        initializer_cutoff_factor layer_norm_eps mlp_dropout reference_compile
+        repad_logits_with_grad sparse_pred_ignore_index sparse_prediction
+        """
+    )
+
+    max_position_embeddings: Count = 8192
+    rms_norm_eps: Number = 1e-5
+    norm_bias: No = False
+    attention_bias: No = False
+    mlp_bias: No = False
+    hidden_activation: Annotated[str, only("gelu")] = "gelu"
+    position_embedding_type: Annotated[str, only("absolute", "sans_pos")] = "absolute"
+    """Ignored by transformers, too."""
+    rope_theta: Number = 160000.0
+    local_rope_theta: Number = 10000.0
+    local_attention: Count = 128
+    global_attn_every_n_layers: Count = 3
+    classifier_pooling: Literal["cls", "mean"] = "cls"
+    classifier_activation: Annotated[str, only("gelu")] = "gelu"
+    classifier_bias: No = False
+
+    def layer_kind(self, index: int) -> str:
+        """Full attention in every n-th layer, beginning with the first."""
+        return SLIDING if index % self.global_attn_every_n_layers else FULL
+
+    def windows(self) -> tuple[int | None, ...]:
+        """No windows of the KV cache, which is not used."""
+        return (None,) * self.num_hidden_layers
+
+    def extra(self) -> dict[str, Any]:
+        """Layers with local attention, and its width."""
+        return {
+            "local_layers": tuple(kind == SLIDING for kind in self.kinds_of_layers()),
+            "local_attention": self.local_attention,
+        }
+
+
+ENCODERS: dict[str, type[EncoderConfig]] = {
+    family.architecture: family
+    for family in (BertConfig, RobertaConfig, XLMRobertaConfig, ModernBertConfig)
 }
 """Encoders by the name of their class without a head."""

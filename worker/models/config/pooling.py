@@ -104,9 +104,9 @@ class PoolerConfig:
 
     def encoder_tensors(self, base: str) -> TensorNames:
         """Names of an encoder's tensors, without the prefix `base` of those with a head."""
-        skipped = ["cls.", "lm_head.", "pooler.", "embeddings.position_ids"]
+        skipped = ["cls.", "lm_head.", "decoder.", "pooler.", "embeddings.position_ids"]
         if self.info.task == "embed":
-            skipped.append("classifier.")
+            skipped += ["classifier.", "head."]
         return TensorNames(renamed=((base, ""),), skipped=tuple(skipped))
 
 
@@ -161,6 +161,8 @@ def read_pooler(
     head = None if task == "embed" else _head(raw, folder, kind, str(task))
     is_encoder = not causal.endswith(_CAUSAL)
     default: PoolingType = "cls" if is_encoder else "last"
+    if head is not None and raw.get("classifier_pooling") == "mean":
+        default = "mean"
     pooling_type, normalize = _pooling(folder, modules, options, default)
     prompts, default_prompt = _prompts(folder) if head is None else ({}, "")
     info = PoolingInfo(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import torch
@@ -81,15 +81,11 @@ class DenseHead:
             f"{output}.weight": (labels, size),
             f"{output}.bias": (labels,),
         }
-        self._weights = {
-            name: torch.empty(shape, dtype=torch.float32, device=options.device)
-            for name, shape in shapes.items()
-        }
+        self._weights = _empty(shapes, options)
 
     def weight_slots(self, lm_head: str) -> Iterator[WeightSlot]:
         """Slots of both layers; a model with this head has no LM head."""
-        for name, weight in self._weights.items():
-            yield WeightSlot(name=name, destination=weight, full_shape=tuple(weight.shape))
+        return _slots(self._weights)
 
     def forward(self, pooled: torch.Tensor) -> torch.Tensor:
         """Pooled hidden states, fp64 [n, hidden], to logits, fp64 [n, labels]."""
@@ -97,3 +93,53 @@ class DenseHead:
         dense, dense_bias, output, bias = (one.double() for one in self._weights.values())
         rows = [output @ torch.tanh(dense @ row + dense_bias) + bias for row in pooled]
         return torch.stack(rows)
+
+
+class NormedHead:
+    """ModernBERT's head: a linear layer and GELU, a LayerNorm, and a linear layer with a bias.
+
+    Args:
+        config: configuration of a model that classifies.
+        options: options of the model's layers.
+    """
+
+    def __init__(self, config: ModelConfig, options: LayerOptions) -> None:
+        assert config.pooling is not None, "a model that generates text has an LM head instead"
+        size, labels = config.hidden_size, config.pooling.info.size
+        self._eps = config.rms_norm_eps
+        shapes = {
+            "head.dense.weight": (size, size),
+            "head.norm.weight": (size,),
+            "classifier.weight": (labels, size),
+            "classifier.bias": (labels,),
+        }
+        self._weights = _empty(shapes, options)
+
+    def weight_slots(self, lm_head: str) -> Iterator[WeightSlot]:
+        """Slots of all layers; a model with this head has no LM head."""
+        return _slots(self._weights)
+
+    def forward(self, pooled: torch.Tensor) -> torch.Tensor:
+        """Pooled hidden states, fp64 [n, hidden], to logits, fp64 [n, labels]."""
+        # HAZARD(invariance): one product per row, since sums may depend on the number of rows.
+        dense, norm, output, bias = (one.double() for one in self._weights.values())
+        rows = []
+        for row in pooled:
+            inner = torch.nn.functional.gelu(dense @ row)
+            inner = torch.nn.functional.layer_norm(inner, norm.shape, norm, eps=self._eps)
+            rows.append(output @ inner + bias)
+        return torch.stack(rows)
+
+
+def _empty(shapes: Mapping[str, tuple[int, ...]], options: LayerOptions) -> dict[str, torch.Tensor]:
+    """Unset fp32 weights by name; every rank has all of them."""
+    return {
+        name: torch.empty(shape, dtype=torch.float32, device=options.device)
+        for name, shape in shapes.items()
+    }
+
+
+def _slots(weights: Mapping[str, torch.Tensor]) -> Iterator[WeightSlot]:
+    """Slots of weights by name."""
+    for name, weight in weights.items():
+        yield WeightSlot(name=name, destination=weight, full_shape=tuple(weight.shape))
