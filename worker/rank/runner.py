@@ -22,6 +22,7 @@ from worker.models.loading.loader import build_model, fill_dummy_weights, load_w
 from worker.plan.messages import Hello
 from worker.plan.plan import Plan, RankTimes, StepResult
 from worker.rank.batch import Batch, BatchBuilder, gather_inputs
+from worker.rank.canvas_graphs import CanvasGraphs, create_canvas_capture
 from worker.rank.cpu import native_options, tune_cpu_process
 from worker.rank.device_clock import DeviceClock
 from worker.rank.diffusion.canvas import CanvasDecoder, CanvasStep, signal_bytes
@@ -99,15 +100,7 @@ class ModelRunner:
         config = config.with_page_size(self.model_config.block_size)
         config = self.config = resolve_limits(config, group, state_bytes=self._layout.state_bytes)
         self._attention = self._create_attention()
-        check_quantization(config, self.model_config)
-        check_blocks(config, self.model_config)
-        groups = self._layout.groups
-        check_windows(
-            *(config, [group.window for group in groups]),
-            num_groups=len(groups),
-            layers_per_page=groups[0].layers_per_page,
-        )
-        check_states(config, self.model_config)
+        self._check()
         self._page_groups = page_groups(config, self._layout)
         check_draft_model(config, self.model_config, max_model_len=self.max_model_len)
         native = native_options(config, self.device, group.world_size)
@@ -133,9 +126,29 @@ class ModelRunner:
             None if self._draft_model is None else self._draft_model.backend,
         )
         self._graphs: StepGraphs | None = None
+        self._canvas_capture = create_canvas_capture(
+            *(config, group, self._streams, self._attention, self.model_config, self.dtype)
+        )
+        self._canvas_graphs: CanvasGraphs | None = None
         self._drafter: Drafter | None = None
         self._blocks: BlockDecoder | CanvasDecoder | None = None
         self._host_pages: HostPages | None = None
+
+    def _check(self) -> None:
+        """Checks the configuration before the weights are loaded.
+
+        Raises:
+            ValueError: an option is not supported for the model.
+        """
+        config, groups = self.config, self._layout.groups
+        check_quantization(config, self.model_config)
+        check_blocks(config, self.model_config)
+        check_windows(
+            *(config, [group.window for group in groups]),
+            num_groups=len(groups),
+            layers_per_page=groups[0].layers_per_page,
+        )
+        check_states(config, self.model_config)
 
     def _create_attention(self) -> AttentionBackend:
         """The attention backend that the configuration selects.
@@ -224,6 +237,9 @@ class ModelRunner:
                 self._graphs = self._capture.run(
                     self.run_model, self.model.compute_logits, self._tables, self._drafts
                 )
+        if self._canvas_capture is not None:
+            with self._on_compute_stream(), torch.inference_mode():
+                self._canvas_graphs = self._canvas_capture.run(self.run_model, self._tables)
         if self._host_pages is not None:
             self._host_pages.start()
 
@@ -252,7 +268,8 @@ class ModelRunner:
                 self._states.load(plan.state_loads)
             drafted = None if self._drafter is None else self._drafter.place(plan)
             # Inputs: tables are updated, arrays sent to the device.
-            batch = self._build(plan, drafted, slot)
+            num_canvases = len(blocks.canvases) if isinstance(blocks, CanvasStep) else 0
+            batch = self._build(plan, drafted, slot, num_canvases)
             prepared = time.monotonic()
             if slot is not None:
                 slot.prepared.record()
@@ -326,6 +343,9 @@ class ModelRunner:
         if self._graphs is not None:
             self._graphs.close()
             self._graphs = None
+        if self._canvas_graphs is not None:
+            self._canvas_graphs.close()
+            self._canvas_graphs = None
 
     def run_model(self, batch: Batch) -> torch.Tensor:
         """Hidden states [S, hidden] of `batch.logits_indices`, or [T, hidden] of all tokens."""
@@ -376,10 +396,17 @@ class ModelRunner:
         return output
 
     def _build(
-        self, plan: Plan, drafted: DraftedStep | None, slot: StepSlot | None
+        self,
+        plan: Plan,
+        drafted: DraftedStep | None,
+        slot: StepSlot | None,
+        num_canvases: int = 0,
     ) -> Batch | None:
         size, num_tokens, speculative = None, 0, None
-        if drafted is not None:
+        if num_canvases and self._canvas_graphs is not None:
+            size = self._canvas_graphs.size_for(num_canvases)
+            num_tokens = (size or 0) * self.model_config.num_ahead
+        elif drafted is not None:
             plan, speculative = drafted.plan, drafted.speculative
         elif self._graphs is not None:
             size = self._graphs.size_for(plan.rows)
@@ -404,7 +431,7 @@ class ModelRunner:
     def _run_blocks(self, batch: Batch, blocks: BlockStep | CanvasStep | None) -> torch.Tensor:
         """Hidden states that running blocks or canvases need; without any, as `_run`."""
         if isinstance(blocks, CanvasStep) and blocks.signal is not None:
-            return self.run_model(replace(batch, signal=blocks.signal))
+            return self._run_canvases(batch, blocks.signal)
         return self._run(batch, None if blocks is None else blocks.logits_indices)
 
     def _skips_unread(self) -> bool:
@@ -420,9 +447,17 @@ class ModelRunner:
         return self._run(batch, logits_indices)
 
     def _forward_canvases(self, plan: Plan, signal: torch.Tensor) -> torch.Tensor:
-        batch = self._build(plan, None, None)
+        batch = self._build(plan, None, None, len(plan.rows))
         assert batch is not None, "a round has rows"
-        return self.run_model(replace(batch, signal=signal))
+        return self._run_canvases(batch, signal)
+
+    def _run_canvases(self, batch: Batch, signal: torch.Tensor) -> torch.Tensor:
+        """Hidden states [T, hidden] of canvases with their signal [T, hidden]: on a graph if one
+        fits."""
+        if batch.size is None:
+            return self.run_model(replace(batch, signal=signal))
+        assert self._canvas_graphs is not None, "a padded batch without graphs"
+        return self._canvas_graphs.forward(batch, signal)
 
     def _on_compute_stream(self) -> AbstractContextManager[object]:
         return nullcontext() if self._streams is None else torch.cuda.stream(self._streams.compute)
@@ -525,5 +560,8 @@ class ModelRunner:
                 num_bytes = self._capture.measure(
                     self.run_model, self.model.compute_logits, self._tables, self._drafts
                 )
+        if self._canvas_capture is not None:
+            with self._on_compute_stream():
+                num_bytes += self._canvas_capture.measure(self.run_model, self._tables)
         self._planes, self._kv_caches, self._states, self._drafts = [], {}, None, None
         return num_bytes
