@@ -111,8 +111,7 @@ def _attention_kernel(
     lowest = seq_len - query_len + begin
     highest_query = seq_len - query_len + tl.minimum(begin + QUERIES, query_len) - 1
     if BIDIRECTIONAL:
-        lowest = seq_len - 1
-        highest_query = seq_len - 1
+        lowest, highest_query = seq_len - 1, seq_len - 1
     start, stop, filled = _split_of(
         lowest, highest_query, split, length, WINDOW, CHUNKED, BLOCK_SIZE
     )

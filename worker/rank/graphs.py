@@ -410,10 +410,10 @@ class StepCapture:
         graphs: list[StepGraphs] = []
 
         def taken_by(sizes: Sequence[int], token_sizes: Sequence[int]) -> int:
-            before = self._free_bytes()
+            before = free_bytes(self._streams)
             steps = (forward, compute_logits, tables, sizes, capture, drafts)
             graphs.append(StepGraphs(*steps, token_sizes=token_sizes, show_progress=False))
-            return max(0, before - self._free_bytes())
+            return max(0, before - free_bytes(self._streams))
 
         self.expected = taken_by(self._sizes[-1:], self._token_sizes[-1:])
         further = max(len(self._sizes), len(self._token_sizes)) - 1
@@ -431,7 +431,7 @@ class StepCapture:
         drafts: Drafts | None,
     ) -> StepGraphs:
         """Captures all graphs. Every rank must call it, since they contain collectives."""
-        before, start = self._free_bytes(), time.perf_counter()
+        before, start = free_bytes(self._streams), time.perf_counter()
         graphs = StepGraphs(
             forward,
             compute_logits,
@@ -449,17 +449,18 @@ class StepCapture:
                 *(self._sizes[-1], len(self._sizes)),
                 *(max(self._token_sizes, default=0), len(self._token_sizes)),
                 time.perf_counter() - start,
-                (before - self._free_bytes()) / 1e9,
+                (before - free_bytes(self._streams)) / 1e9,
                 self.expected / 1e9,
             )
         return graphs
 
-    def _free_bytes(self) -> int:
-        """Free bytes of device memory, after torch's allocator has released its cache."""
-        torch.cuda.synchronize(self._streams.device)
-        torch.cuda.empty_cache()
-        free, _ = torch.cuda.mem_get_info(self._streams.device)
-        return free
+
+def free_bytes(streams: DeviceStreams) -> int:
+    """Free bytes of device memory, after torch's allocator has released its cache."""
+    torch.cuda.synchronize(streams.device)
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(streams.device)
+    return free
 
 
 def create_capture(
@@ -488,7 +489,7 @@ def create_capture(
     if not isinstance(backend, CapturableBackend) or model.pooling is not None:
         return None
     if model.canvas is not None:
-        return None
+        return None  # only rounds of canvases are captured: `create_canvas_capture`
     if model.selects_tokens_within(model.resolve_max_model_len(config.max_model_len)):
         return None  # a step's kernels depend on the lengths of its rows
     sizes = capture_sizes(config, model.block_size)

@@ -34,6 +34,7 @@ def pad_rows(table: IntArray, size: int, num_tokens: int, tables: DeviceTables) 
     if num_tokens:
         missing = num_tokens - int(table[:, 2].sum())
         assert 0 <= missing <= count * tables.max_model_len, f"{missing} tokens in {count} rows"
-        padding[:, 2] = missing // count
-        padding[: missing % count, 2] += 1
+        if count:
+            padding[:, 2] = missing // count
+            padding[: missing % count, 2] += 1
     return np.concatenate((table, padding))

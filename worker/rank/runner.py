@@ -23,6 +23,7 @@ from worker.plan.messages import Hello
 from worker.plan.plan import Plan, RankTimes, StepResult
 from worker.rank.adapters import RankAdapters
 from worker.rank.batch import Batch, BatchBuilder, gather_inputs
+from worker.rank.canvas_graphs import CanvasGraphs, create_canvas_capture
 from worker.rank.cpu import native_options, tune_cpu_process
 from worker.rank.device_clock import DeviceClock
 from worker.rank.diffusion.canvas import CanvasDecoder, CanvasStep
@@ -140,6 +141,10 @@ class ModelRunner:
             None if self._draft_model is None else self._draft_model.backend,
         )
         self._graphs: StepGraphs | None = None
+        self._canvas_capture = create_canvas_capture(
+            *(config, group, self._streams, self._attention, self.model_config, self.dtype)
+        )
+        self._canvas_graphs: CanvasGraphs | None = None
         self._drafter: Drafter | None = None
         self._blocks: BlockDecoder | CanvasDecoder | None = None
         self._pooler: Pooler | None = None
@@ -240,6 +245,9 @@ class ModelRunner:
                 self._graphs = self._capture.run(
                     self.run_model, self.model.compute_logits, self._tables, self._captured_drafts
                 )
+        if self._canvas_capture is not None:
+            with self._on_compute_stream(), torch.inference_mode():
+                self._canvas_graphs = self._canvas_capture.run(self.run_model, self._tables)
         if self._host_pages is not None:
             self._host_pages.start()
 
@@ -270,7 +278,8 @@ class ModelRunner:
                 self._adapters.apply(plan)
             drafted = None if self._drafter is None else self._drafter.place(plan)
             # Inputs: tables are updated, arrays sent to the device.
-            batch = self._build(plan, drafted, slot)
+            num_canvases = len(blocks.canvases) if isinstance(blocks, CanvasStep) else 0
+            batch = self._build(plan, drafted, slot, num_canvases)
             pooled = None
             if self._pooler is not None:
                 pooled = self._pooler.prepare(plan)
@@ -360,6 +369,9 @@ class ModelRunner:
         if self._graphs is not None:
             self._graphs.close()
             self._graphs = None
+        if self._canvas_graphs is not None:
+            self._canvas_graphs.close()
+            self._canvas_graphs = None
 
     def run_model(self, batch: Batch) -> torch.Tensor:
         """Hidden states [S, hidden] of `batch.logits_indices`, or [T, hidden] of all tokens."""
@@ -413,10 +425,17 @@ class ModelRunner:
         return output
 
     def _build(
-        self, plan: Plan, drafted: DraftedStep | None, slot: StepSlot | None
+        self,
+        plan: Plan,
+        drafted: DraftedStep | None,
+        slot: StepSlot | None,
+        num_canvases: int = 0,
     ) -> Batch | None:
         size, num_tokens, speculative = None, 0, None
-        if drafted is not None:
+        if num_canvases and self._canvas_graphs is not None:
+            size = self._canvas_graphs.size_for(num_canvases)
+            num_tokens = (size or 0) * self.model_config.num_ahead
+        elif drafted is not None:
             plan, speculative = drafted.plan, drafted.speculative
         # Layers with states: rows that drafts precede run on graphs that replay these.
         drafts = None if self._replays is None else self._replays.next_rows(plan.rows)
@@ -451,7 +470,7 @@ class ModelRunner:
     def _run_blocks(self, batch: Batch, blocks: BlockStep | CanvasStep | None) -> torch.Tensor:
         """Hidden states that running blocks or canvases need; without any, as `_run`."""
         if isinstance(blocks, CanvasStep) and blocks.signal is not None:
-            return self.run_model(replace(batch, signal=blocks.signal))
+            return self._run_canvases(batch, blocks.signal)
         return self._run(batch, None if blocks is None else blocks.logits_indices)
 
     def _skips_unread(self) -> bool:
@@ -467,9 +486,17 @@ class ModelRunner:
         return self._run(batch, logits_indices)
 
     def _forward_canvases(self, plan: Plan, signal: torch.Tensor) -> torch.Tensor:
-        batch = self._build(plan, None, None)
+        batch = self._build(plan, None, None, len(plan.rows))
         assert batch is not None, "a round has rows"
-        return self.run_model(replace(batch, signal=signal))
+        return self._run_canvases(batch, signal)
+
+    def _run_canvases(self, batch: Batch, signal: torch.Tensor) -> torch.Tensor:
+        """Hidden states [T, hidden] of canvases with their signal [T, hidden]: on a graph if one
+        fits."""
+        if batch.size is None:
+            return self.run_model(replace(batch, signal=signal))
+        assert self._canvas_graphs is not None, "a padded batch without graphs"
+        return self._canvas_graphs.forward(batch, signal)
 
     def _on_compute_stream(self) -> AbstractContextManager[object]:
         return nullcontext() if self._streams is None else torch.cuda.stream(self._streams.compute)
@@ -593,6 +620,9 @@ class ModelRunner:
                 num_bytes = self._capture.measure(
                     self.run_model, self.model.compute_logits, self._tables, self._captured_drafts
                 )
+        if self._canvas_capture is not None:
+            with self._on_compute_stream():
+                num_bytes += self._canvas_capture.measure(self.run_model, self._tables)
         self._planes, self._kv_caches, self._states = [], {}, None
         self._drafts = self._heads = None
         return num_bytes

@@ -174,6 +174,8 @@ def _attend_rows(
         if start == stop:
             continue
         query = torch.arange(length - (stop - start), length)
+        if rows.is_bidirectional:
+            query = torch.full_like(query, length - 1)
         first = max(0, int(query[0]) + 1 - rows.window) if rows.window else 0
         if length <= first:
             out[start:stop] = 0
