@@ -15,6 +15,7 @@ from worker.models.config.model_config import ModelConfig, load_model_config
 from worker.plan.messages import Hello, Ready, Start
 from worker.protocol.diffusion import CANVAS_ALGORITHM
 from worker.protocol.messages import EngineInfo
+from worker.protocol.page_groups import PageGroups
 from worker.protocol.text.end_tokens import tokenizer_eos_token_id
 
 
@@ -66,15 +67,7 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello], salt: str) 
     config = config.with_limits(hellos[0].max_num_seqs, hellos[0].max_num_batched_tokens)
     config = config.with_page_size(model.block_size)
     limits = config.scheduling
-    max_total_tokens = groups.max_tokens(
-        num_pages, config.cache.page_size, limits.max_num_batched_tokens
-    )
-    max_total_tokens -= model.num_ahead
-    if max_total_tokens < 1:
-        raise ValueError(
-            f"the KV cache has less than a canvas of {model.num_ahead} tokens and a prompt: "
-            "increase --gpu-memory-utilization or --tensor-parallel-size, or set --kv-cache-tokens"
-        )
+    max_total_tokens = _max_total_tokens(config, num_pages, groups, num_ahead=model.num_ahead)
     if groups.num_window:
         max_total_tokens = min(max_total_tokens, max_model_len)
     return EngineInfo(
@@ -105,6 +98,21 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello], salt: str) 
         processes={"rank 0": os.getpid()} | _processes(hellos),
         **_lora(config),
     )
+
+
+def _max_total_tokens(
+    config: EngineConfig, num_pages: int, groups: PageGroups, *, num_ahead: int
+) -> int:
+    """Tokens of one request that fit in a cache of `num_pages` pages, without the `num_ahead`
+    positions after it; raises ValueError if none does."""
+    page_size, most = config.cache.page_size, config.scheduling.max_num_batched_tokens
+    max_total_tokens = groups.max_tokens(num_pages, page_size, most) - num_ahead
+    if max_total_tokens < 1:
+        raise ValueError(
+            f"the KV cache has less than a canvas of {num_ahead} tokens and a prompt: "
+            "increase --gpu-memory-utilization or --tensor-parallel-size, or set --kv-cache-tokens"
+        )
+    return max_total_tokens
 
 
 def _lora(config: EngineConfig) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from worker.config import EngineConfig
 from worker.models.config.model_config import ModelConfig
 from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.rank.batch import Batch, BatchBuilder
-from worker.rank.graphs import Capture, Forward, GraphCapture, Replay, free_bytes
+from worker.rank.graphs import Forward, GraphCapture, Replay, free_bytes
+from worker.rank.speculation.base import Capture
 from worker.rank.streams import DeviceStreams
 from worker.rank.tables import DeviceTables
 

@@ -10,32 +10,24 @@ from dataclasses import replace
 import torch
 
 from kernels import registry
-from kernels.attention import AttentionBackend, AttentionSettings, create_attention_backend
 from kernels.mla_prefill.base import MIN_QUERIES
 from worker.config import EngineConfig
-from worker.models.config.model_config import ModelConfig, load_model_config
+from worker.models.config.model_config import ModelConfig
 from worker.models.layers.context import KVCache
-from worker.models.layers.kv_cache import layout_of
-from worker.models.layers.linear_method import LayerOptions
 from worker.models.layers.tensor_parallel import TensorParallelGroup
-from worker.models.loading.loader import build_model, fill_dummy_weights, load_weights
 from worker.plan.messages import Hello
 from worker.plan.plan import Plan, RankTimes, StepResult
-from worker.rank.adapters import RankAdapters
 from worker.rank.batch import Batch, BatchBuilder, gather_inputs
 from worker.rank.canvas_graphs import CanvasGraphs, create_canvas_capture
-from worker.rank.cpu import native_options, tune_cpu_process
 from worker.rank.device_clock import DeviceClock
 from worker.rank.diffusion.canvas import CanvasDecoder, CanvasStep
 from worker.rank.diffusion.decoder import BlockDecoder, BlockStep
-from worker.rank.dtype import resolve_cache_dtype, resolve_dtype
 from worker.rank.graphs import StepGraphs, create_capture
 from worker.rank.host_pages import HostPages, create_host_pages
 from worker.rank.kv_cache import allocate_planes, kv_caches, page_bytes, page_groups
-from worker.rank.limits import resolve_limits, with_whole_prompts
+from worker.rank.loaded_model import load_model
 from worker.rank.memory import plan_host_pages, plan_pages, slot_bytes
 from worker.rank.pooling import Pooler
-from worker.rank.preflight import check_options
 from worker.rank.profiling import profile_plans
 from worker.rank.sampler import SamplerOutput, sample
 from worker.rank.sampling.logprobs import score_prompts
@@ -46,7 +38,7 @@ from worker.rank.speculation.drafter import DraftedStep, Drafter
 from worker.rank.speculation.factory import create_drafter, create_heads
 from worker.rank.speculation.heads import HeadProposer
 from worker.rank.speculation.native_heads import NativeHeadProposer
-from worker.rank.state_replays import StateReplays, num_replayed
+from worker.rank.state_replays import StateReplays
 from worker.rank.states import RequestStates
 from worker.rank.steps import ForwardStep, SampledStep, fetch_output
 from worker.rank.streams import DeviceStreams, StepSlot
@@ -76,54 +68,15 @@ class ModelRunner:
     ) -> None:
         self.group = group
         self.device = group.device
-        is_dummy = config.load_format == "dummy"
-        model = model or load_model_config(
-            config.checkpoint, weights=not is_dummy, pooling=config.pooling
-        )
-        self.model_config = model.with_mtp() if config.uses_mtp else model
-        if self.device.type == "cpu":
-            tune_cpu_process(config.execution.cpu_threads, group.world_size)
+        loaded = load_model(config, group, model)
+        config = self.config = loaded.config
+        self.model_config, self.model = loaded.model_config, loaded.model
+        self.dtype, self.cache_dtype = loaded.dtype, loaded.cache_dtype
         self.max_model_len = self.model_config.resolve_max_model_len(config.max_model_len)
-        self.dtype = resolve_dtype(config, self.model_config.dtype, group)
-        self.cache_dtype = resolve_cache_dtype(config, self.model_config, self.device, self.dtype)
-        options = LayerOptions(
-            group=group,
-            dtype=self.dtype,
-            device=self.device,
-            batch_invariant=config.batch_invariant,
-            expert_parallel=config.enable_expert_parallel,
-            quantizes_fp8=config.quantization == "fp8",
-            cache_dtype=self.cache_dtype,
-        )
-        self._num_positions = self.max_model_len + self.model_config.num_ahead
-        self.model = build_model(self.model_config, options, self._num_positions)
-        self._adapters: RankAdapters | None = None
-        if config.lora is not None:
-            uses_library = config.execution.cpu_backend != "torch"
-            self._adapters = RankAdapters(self.model, config.lora, is_native=uses_library)
-        self._layout = layout_of(self.model.caching_layers)
-        config = config.with_page_size(self.model_config.block_size)
-        self._num_replayed = num_replayed(config, self._layout)
-        given = config.scheduling.max_num_batched_tokens
-        state_bytes = self._layout.slot_bytes(self._num_replayed)
-        config = resolve_limits(config, group, state_bytes=state_bytes)
-        if self.model_config.is_bidirectional:
-            config = with_whole_prompts(config, self.max_model_len, given)
-        self.config = config
-        self._attention = self._create_attention()
-        groups = self._layout.groups
-        check_options(
-            *(config, self.model_config, [group.window for group in groups]),
-            layers_per_page=groups[0].layers_per_page,
-            max_model_len=self.max_model_len,
-        )
+        self._num_positions, self._num_replayed = loaded.num_positions, loaded.num_replayed
+        self._layout, self._attention = loaded.layout, loaded.attention
+        self._adapters = loaded.adapters
         self._page_groups = page_groups(config, self._layout)
-        native = native_options(config, self.device, group.world_size)
-        if is_dummy:
-            fill_dummy_weights(self.model, native)
-        else:
-            show = group.rank == 0
-            load_weights(self.model, self.model_config, show_progress=show, native=native)
         self._draft_model: DeviceDraftModel | None = None
         if config.draft_checkpoint and self.device.type == "cuda":
             self._draft_model = DeviceDraftModel(config, self.device, self.max_model_len)
@@ -149,35 +102,6 @@ class ModelRunner:
         self._blocks: BlockDecoder | CanvasDecoder | None = None
         self._pooler: Pooler | None = None
         self._host_pages: HostPages | None = None
-
-    def _create_attention(self) -> AttentionBackend:
-        """The attention backend that the configuration selects.
-
-        Raises:
-            ValueError: it does not support the model.
-        """
-        config, model = self.config, self.model_config
-        windows = model.windows_within(self._num_positions)
-        return create_attention_backend(
-            config.execution.attention_backend,
-            AttentionSettings(
-                device=self.device,
-                dtype=self.dtype,
-                page_size=config.cache.page_size,
-                batch_invariant=config.batch_invariant,
-                block_size=model.block_size,
-                window=min(filter(None, windows), default=0),
-                cap=model.attention_cap,
-                has_sinks=model.has_sinks,
-                has_latents=model.mla is not None,
-                most_decodes=config.scheduling.max_num_seqs,
-                num_heads=model.num_heads,
-                head_dims=model.head_dims,
-                has_narrow_values=model.value_dim is not None,
-                has_fp8_cache=self.cache_dtype is not None,
-                has_bidirectional_rows=model.canvas is not None,
-            ),
-        )
 
     def hello(self) -> Hello:
         """The rank's Hello: the model's sizes, and the number of KV pages that fit in memory."""

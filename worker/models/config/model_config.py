@@ -150,9 +150,7 @@ class ModelConfig:
         windows, biases = family.windows(), family.biases()
         block_size, mask_token_id = family.block_diffusion()
         canvas = _canvas(family, folder)
-        limit, reason = _length_limit(family, rope, windows if block_size > 1 else ())
-        if canvas is not None:
-            limit, reason = limit - canvas.length, f"{reason}, less a canvas of {canvas.length}"
+        limit, reason = _length_limit(family, rope, windows if block_size > 1 else (), canvas)
         return cls(
             architecture=family.architecture,
             folder=folder,
@@ -397,7 +395,10 @@ def _keys(family: FamilyConfig) -> dict[str, Any]:
 
 
 def _length_limit(
-    family: FamilyConfig, rope: RopeConfig, windows: tuple[int | None, ...]
+    family: FamilyConfig,
+    rope: RopeConfig,
+    windows: tuple[int | None, ...],
+    canvas: CanvasConfig | None,
 ) -> tuple[int, str]:
     """Length of the longest sequence that is computed exactly, and the keys that it follows from.
 
@@ -409,6 +410,7 @@ def _length_limit(
         rope: the rotary embedding, or that of full-attention layers; `max_position_embeddings` then
             counts positions after the scaling.
         windows: windows per layer, if they are not implemented for this family; else empty.
+        canvas: the canvas, whose positions follow the sequence; None without one.
     """
     limit = family.max_position_embeddings
     reason = f"max_position_embeddings {limit}, rope kind {rope.kind}"
@@ -424,6 +426,8 @@ def _length_limit(
                 name,
             )
             limit, reason = span, f"{name}, which equals full attention up to that length"
+    if canvas is not None:
+        return limit - canvas.length, f"{reason}, less a canvas of {canvas.length}"
     return limit, reason
 
 

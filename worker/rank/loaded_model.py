@@ -1,0 +1,165 @@
+"""Loading of one rank's model: data types, limits, checks, and weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.attention import AttentionBackend, AttentionSettings, create_attention_backend
+from worker.config import EngineConfig
+from worker.models.architectures.decoder import DecoderModel
+from worker.models.config.model_config import ModelConfig, load_model_config
+from worker.models.layers.kv_cache import KVCacheLayout, layout_of
+from worker.models.layers.linear_method import LayerOptions
+from worker.models.layers.tensor_parallel import TensorParallelGroup
+from worker.models.loading.loader import build_model, fill_dummy_weights, load_weights
+from worker.rank.adapters import RankAdapters
+from worker.rank.cpu import native_options, tune_cpu_process
+from worker.rank.dtype import resolve_cache_dtype, resolve_dtype
+from worker.rank.limits import resolve_limits, with_whole_prompts
+from worker.rank.preflight import check_options
+from worker.rank.state_replays import num_replayed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedModel:
+    """A rank's model with its weights, and what follows from it and the engine's configuration."""
+
+    config: EngineConfig
+    """The engine's configuration with limits filled in."""
+    model_config: ModelConfig
+    """The model's configuration."""
+    model: DecoderModel
+    """The model."""
+    dtype: torch.dtype
+    """Data type of weights and hidden states."""
+    cache_dtype: torch.dtype | None
+    """Data type of the KV cache, if it differs; else None."""
+    layout: KVCacheLayout
+    """KV caches and states of its layers."""
+    attention: AttentionBackend
+    """Attention backend."""
+    adapters: RankAdapters | None
+    """LoRA adapters; None if they are disabled."""
+    num_positions: int
+    """Positions of the longest request, with those after it that are computed, too."""
+    num_replayed: int
+    """Maximum number of tokens that are replayed into a state."""
+
+
+def load_model(
+    config: EngineConfig, group: TensorParallelGroup, model: ModelConfig | None = None
+) -> LoadedModel:
+    """Builds a rank's model, checks the configuration, and loads the weights.
+
+    Args:
+        config: the engine's configuration.
+        group: the rank's tensor-parallel group.
+        model: the model's configuration; None reads it from the checkpoint.
+
+    Raises:
+        ValueError: the checkpoint cannot be served with this configuration.
+    """
+    device, is_dummy = group.device, config.load_format == "dummy"
+    model = model or load_model_config(
+        config.checkpoint, weights=not is_dummy, pooling=config.pooling
+    )
+    if config.uses_mtp:
+        model = model.with_mtp()
+    if device.type == "cpu":
+        tune_cpu_process(config.execution.cpu_threads, group.world_size)
+    # Structure, without weights.
+    max_model_len = model.resolve_max_model_len(config.max_model_len)
+    num_positions = max_model_len + model.num_ahead
+    dtype = resolve_dtype(config, model.dtype, group)
+    cache_dtype = resolve_cache_dtype(config, model, device, dtype)
+    built = build_model(model, _layer_options(config, group, dtype, cache_dtype), num_positions)
+    adapters: RankAdapters | None = None
+    if config.lora is not None:
+        uses_library = config.execution.cpu_backend != "torch"
+        adapters = RankAdapters(built, config.lora, is_native=uses_library)
+    # Limits, and whether all options are supported.
+    layout = layout_of(built.caching_layers)
+    config = config.with_page_size(model.block_size)
+    most_replayed, given = num_replayed(config, layout), config.scheduling.max_num_batched_tokens
+    config = resolve_limits(config, group, state_bytes=layout.slot_bytes(most_replayed))
+    if model.is_bidirectional:
+        config = with_whole_prompts(config, max_model_len, given)
+    attention = _create_attention(config, model, num_positions, device, dtype, cache_dtype)
+    check_options(
+        *(config, model, [cached.window for cached in layout.groups]),
+        layers_per_page=layout.groups[0].layers_per_page,
+        max_model_len=max_model_len,
+    )
+    # Weights.
+    native = native_options(config, device, group.world_size)
+    if is_dummy:
+        fill_dummy_weights(built, native)
+    else:
+        load_weights(built, model, show_progress=group.rank == 0, native=native)
+    return LoadedModel(
+        config=config,
+        model_config=model,
+        model=built,
+        dtype=dtype,
+        cache_dtype=cache_dtype,
+        layout=layout,
+        attention=attention,
+        adapters=adapters,
+        num_positions=num_positions,
+        num_replayed=most_replayed,
+    )
+
+
+def _layer_options(
+    config: EngineConfig,
+    group: TensorParallelGroup,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype | None,
+) -> LayerOptions:
+    return LayerOptions(
+        group=group,
+        dtype=dtype,
+        device=group.device,
+        batch_invariant=config.batch_invariant,
+        expert_parallel=config.enable_expert_parallel,
+        quantizes_fp8=config.quantization == "fp8",
+        cache_dtype=cache_dtype,
+    )
+
+
+def _create_attention(
+    config: EngineConfig,
+    model: ModelConfig,
+    num_positions: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype | None,
+) -> AttentionBackend:
+    """The attention backend that the configuration selects.
+
+    Raises:
+        ValueError: it does not support the model.
+    """
+    windows = model.windows_within(num_positions)
+    return create_attention_backend(
+        config.execution.attention_backend,
+        AttentionSettings(
+            device=device,
+            dtype=dtype,
+            page_size=config.cache.page_size,
+            batch_invariant=config.batch_invariant,
+            block_size=model.block_size,
+            window=min(filter(None, windows), default=0),
+            cap=model.attention_cap,
+            has_sinks=model.has_sinks,
+            has_latents=model.mla is not None,
+            most_decodes=config.scheduling.max_num_seqs,
+            num_heads=model.num_heads,
+            head_dims=model.head_dims,
+            has_narrow_values=model.value_dim is not None,
+            has_fp8_cache=cache_dtype is not None,
+            has_bidirectional_rows=model.canvas is not None,
+        ),
+    )
