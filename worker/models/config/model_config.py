@@ -141,8 +141,6 @@ class ModelConfig:
         ValueError, which names the key, for a value that is malformed or not supported."""
         raw, pooler = read_pooler(raw, folder, pooling, FAMILIES)
         family, tensors = _read_family(raw, pooler)
-        if pooler is not None:
-            pooler = pooler.of_size(family.hidden_size)
         check_files(folder)
         rope, window_rope = _ropes(family)
         quantization = read_quantization(_keys(family), folder, mxfp4=family.mxfp4_experts)
@@ -196,7 +194,7 @@ class ModelConfig:
             quantization=quantization,
             extra=family.extra(),
             tensors=_with_skipped_tensors(tensors, family, quantization),
-            pooling=pooler,
+            pooling=pooler and pooler.of_size(family.hidden_size),
             mtp=family.mtp(),
         )
 
