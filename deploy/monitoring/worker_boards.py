@@ -53,6 +53,16 @@ WORKER = Board(
             },
         ),
         Panel(
+            "LoRA adapters",
+            "short",
+            {
+                "waiting requests": level("num_requests_waiting_for_lora"),
+                "loads to devices per second": rate("lora_loads_total"),
+                "reads per second": rate("lora_reads_total"),
+            },
+            "Many loads: raise --max-loras. Many reads: raise --max-cpu-loras.",
+        ),
+        Panel(
             "Mean decode step by worker",
             "s",
             {"{{worker_id}}": mean("worker_step_seconds", "worker_id", ', kind="decode"')},

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from worker.models.config.digests import digests
-from worker.models.config.peft import CONFIG_NAME, WEIGHTS_NAME, read_peft_config
+from worker.models.config.adapter_version import adapter_version
+from worker.models.config.peft import read_peft_config
 from worker.protocol.adapters import AdapterCheck, AdapterRef
 
 
@@ -20,7 +19,8 @@ def check_adapter(folder: str, max_rank: int) -> AdapterCheck:
         max_rank: maximum rank (`--max-lora-rank`).
     """
     try:
-        return AdapterCheck(version=_version(Path(folder), max_rank))
+        read_peft_config(Path(folder), max_rank)
+        return AdapterCheck(version=adapter_version(Path(folder)))
     except (OSError, ValueError) as error:
         return AdapterCheck(problem=str(error))
 
@@ -43,11 +43,3 @@ def static_adapters(folders: Mapping[str, str], max_rank: int) -> list[AdapterRe
             raise ValueError(f"--lora-modules: {name}: {check.problem}")
         found.append(AdapterRef(name, folder, check.version))
     return found
-
-
-def _version(folder: Path, max_rank: int) -> str:
-    read_peft_config(folder, max_rank)
-    if not (folder / WEIGHTS_NAME).is_file():
-        raise ValueError(f"{folder} has no {WEIGHTS_NAME}")
-    found = digests([folder / name for name in (CONFIG_NAME, WEIGHTS_NAME)])
-    return hashlib.sha256("".join(found).encode()).hexdigest()[:32]

@@ -128,7 +128,9 @@ class AdapterPool:
             adapter.host = HostCopy.PRESENT
         else:
             adapter.host = HostCopy.READING
-            self._reads[adapter.key] = AdapterRead(adapter.key, adapter.ref.folder)
+            self._reads[adapter.key] = AdapterRead(
+                adapter.key, adapter.ref.folder, adapter.ref.version
+            )
         return True
 
     def take_slot(self, adapter: Adapter) -> bool:

@@ -93,6 +93,8 @@ class AdapterRead(msgspec.Struct, array_like=True, frozen=True):
     """Number of this version of the adapter; other contents have another key."""
     folder: str
     """Folder of the adapter."""
+    version: str = ""
+    """Version that the folder must have; empty for any."""
 
 
 class AdapterLoad(msgspec.Struct, array_like=True, frozen=True):

@@ -21,6 +21,7 @@ import torch
 from kernels.native import LORA_TYPES, NativeUnavailable, build_library
 from worker.config import LoraConfig
 from worker.models.architectures.decoder import DecoderModel
+from worker.models.config.adapter_version import adapter_version
 from worker.models.loading.adapters import Adapter, ModelAdapters
 from worker.plan.plan import AdapterRead, AdapterReadResult, Plan
 from worker.rank.adapter_rows import adapter_tiles
@@ -113,6 +114,9 @@ class RankAdapters:
         started, error = time.monotonic(), ""
         try:
             adapter = self._adapters.read(Path(read.folder))
+            # After the read: what was read is then of this version, too.
+            if read.version and adapter_version(Path(read.folder)) != read.version:
+                raise ValueError(f"{read.folder} has changed: load it again")
             size = f"{adapter.num_bytes / 1e6:.1f} MB"
             logger.info("read adapter %s: %s in %.2f s", read.folder, size, _since(started))
             return adapter

@@ -77,6 +77,23 @@ def test_more_adapters_than_slots(
         assert len(totals.on_device) == 2
 
 
+def test_files_that_have_changed_since_they_were_loaded_are_not_used(
+    base: Path, tmp_path: Path
+) -> None:
+    folder = write_adapter(base, tmp_path / "adapter", 4)
+    [ref] = static_adapters({"mine": str(folder)}, 16)
+    write_adapter(base, folder, 4, seed=1)
+    [newer] = static_adapters({"mine": str(folder)}, 16)
+    with Engine(str(base), enable_lora=True) as engine:
+        outputs = dict(submit(engine, version) for version in (ref, newer))
+        engine.drain(outputs)
+        old, new = outputs.values()
+        assert old.error is not None
+        assert "has changed: load it again" in old.error
+        assert not old.token_ids
+        assert len(new.token_ids) == 5
+
+
 def test_an_adapter_of_another_model_fails_its_requests_only(
     base: Path, refs: list[AdapterRef], tmp_path: Path
 ) -> None:
