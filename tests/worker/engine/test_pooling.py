@@ -190,3 +190,4 @@ def test_tasks_by_the_checkpoint(embedder: tuple[Path, list[torch.Tensor]], tmp_
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(ValueError, match="names the folder"):
         task("Qwen3ForCausalLM")
+    assert task("Qwen3ForCausalLM", task="generate") is None

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -41,6 +41,8 @@ _LOWER: Mapping[str, PoolingType] = {
     name: kind for kind in _MODES.values() for name in (kind, kind.upper())
 }
 """Pooling by its name in --pooler-config."""
+_MODULES_FILE = "modules.json"
+"""File that lists the modules of a sentence-transformers checkpoint."""
 _MODULES = ("Transformer", "Pooling", "Normalize")
 """Modules of sentence-transformers that are supported, by the last part of their type."""
 _FOLDER = re.compile(r"[\w.-]*[\w-][\w.-]*")
@@ -137,28 +139,12 @@ def read_pooler(
     Raises:
         ValueError: the checkpoint does not suit the task, or its pooling is not supported.
     """
-    names = architectures(raw)
-    found = next(filter(None, (_variant(name, known) for name in names)), None)
-    task = options.requested
-    if found is None and task not in ("auto", "generate"):
-        raise ValueError(
-            f"--task {task} is not supported for architectures {names} in config.json: use a "
-            "checkpoint of a supported language model"
-        )
-    if found is None or task == "generate":
+    chosen = _chosen(raw, options, known, has_modules=(folder / _MODULES_FILE).is_file())
+    if chosen is None:
         return raw, None
-    causal, kind = found
+    task, causal, kind = chosen
     modules = _modules(folder)
-    if task in ("auto", "pooling"):
-        if task == "auto" and kind == _CAUSAL and not modules:
-            return raw, None
-        task = "classify" if kind == _CLASSIFIER else "embed"
-    if task != "embed" and causal == "BertModel":
-        raise ValueError(
-            f"--task {task} is not supported for architectures {names} in config.json, whose pairs "
-            "of texts have token types: use --task embed, or an XLM-RoBERTa checkpoint"
-        )
-    head = None if task == "embed" else _head(raw, folder, kind, str(task))
+    head = None if task == "embed" else _head(raw, folder, kind, task)
     is_encoder = not causal.endswith(_CAUSAL)
     default: PoolingType = "cls" if is_encoder else "last"
     if head is not None and raw.get("classifier_pooling") == "mean":
@@ -184,6 +170,44 @@ def read_pooler(
         info=info,
         token_ids=() if head is None else head.token_ids,
     )
+
+
+class _Chosen(NamedTuple):
+    """The task of a checkpoint, and its model."""
+
+    task: str
+    architecture: str
+    """The generating architecture of the same family, or the encoder."""
+    suffix: str
+    """Suffix of the checkpoint's architecture."""
+
+
+def _chosen(
+    raw: RawConfig, options: PoolingOptions, known: Collection[str], *, has_modules: bool
+) -> _Chosen | None:
+    """The task of a pooling model; None if it generates text. Raises ValueError if the checkpoint
+    does not suit the requested task."""
+    names = architectures(raw)
+    found = next(filter(None, (_variant(name, known) for name in names)), None)
+    task = options.requested
+    if found is None and task not in ("auto", "generate"):
+        raise ValueError(
+            f"--task {task} is not supported for architectures {names} in config.json: use a "
+            "checkpoint of a supported language model"
+        )
+    if found is None or task == "generate":
+        return None
+    architecture, suffix = found
+    if task in ("auto", "pooling"):
+        if task == "auto" and suffix == _CAUSAL and not has_modules:
+            return None
+        task = "classify" if suffix == _CLASSIFIER else "embed"
+    if task != "embed" and architecture == "BertModel":
+        raise ValueError(
+            f"--task {task} is not supported for architectures {names} in config.json, whose pairs "
+            "of texts have token types: use --task embed, or an XLM-RoBERTa checkpoint"
+        )
+    return _Chosen(task, architecture, suffix)
 
 
 def _variant(name: object, known: Collection[str]) -> tuple[str, str] | None:
@@ -260,7 +284,7 @@ def _modules(folder: Path) -> list[tuple[str, str]]:
     Raises:
         ValueError: the file is malformed, or has a module that is not supported.
     """
-    path = folder / "modules.json"
+    path = folder / _MODULES_FILE
     if not path.is_file():
         return []
     try:

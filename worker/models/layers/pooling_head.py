@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from kernels import rowwise
 from worker.models.config.model_config import ModelConfig
 from worker.models.layers.linear_method import LayerOptions, WeightSlot
 
@@ -125,7 +126,7 @@ class NormedHead:
         dense, norm, output, bias = (one.double() for one in self._weights.values())
         rows = []
         for row in pooled:
-            inner = torch.nn.functional.gelu(dense @ row)
+            inner = rowwise.gelu(dense @ row)
             inner = torch.nn.functional.layer_norm(inner, norm.shape, norm, eps=self._eps)
             rows.append(output @ inner + bias)
         return torch.stack(rows)
