@@ -13,10 +13,12 @@ import torch
 
 from kernels.attention import AttentionBackend, CapturableBackend
 from worker.config import EngineConfig
+from worker.models.config.canvas_config import CanvasConfig
 from worker.models.config.model_config import ModelConfig
 from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.plan.plan import Admit, LogitsParams, Plan, PlannedRow
 from worker.rank.batch import Batch, BatchBuilder
+from worker.rank.canvas_graphs import CanvasCapture, create_canvas_capture
 from worker.rank.graphs import (
     StepCapture,
     StepGraphs,
@@ -29,7 +31,7 @@ from worker.rank.streams import DeviceStreams, staging_size
 from worker.rank.tables import DeviceTables
 from worker.rank.transfer import send, uploader_to
 
-CPU = torch.device("cpu")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 def config(max_num_seqs: int, *sizes: int) -> EngineConfig:
@@ -152,6 +154,7 @@ def capture_of(
     """Captures of a single rank on CUDA, with sparse attention in sequences longer than `top_k`."""
     model = SimpleNamespace(
         block_size=1,
+        canvas=None,
         hidden_size=64,
         pooling=None,
         canvas=None,
@@ -186,6 +189,35 @@ def test_what_attention_can_be_captured_is() -> None:
         assert bool(capture._token_sizes) == has_tokens
     assert capture_of(Uncaptured()) is None
     assert capture_of(ragged, enforce_eager=True) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({}, (1, 2, 4, 8)),
+        ({"max_num_seqs": 3}, (1, 2, 3)),
+        ({"max_num_batched_tokens": 512}, (1, 2)),
+        ({"cudagraph_capture_sizes": (2, 100)}, (2, 16)),
+        ({"enforce_eager": True}, None),
+    ],
+    ids=str,
+)
+def test_rounds_of_canvases_are_captured_up_to_2048_tokens(
+    options: dict[str, Any], sizes: tuple[int, ...] | None
+) -> None:
+    model = SimpleNamespace(canvas=CanvasConfig(length=256), num_ahead=256, hidden_size=64)
+    limits = {"max_num_seqs": 16, "max_num_batched_tokens": 8192, **options}
+
+    def capture_with(backend: AttentionBackend) -> CanvasCapture | None:
+        return create_canvas_capture(
+            *(EngineConfig.of(model="m", **limits), TensorParallelGroup.alone(CUDA)),
+            *(cast("DeviceStreams", object()), backend, cast("ModelConfig", model)),
+            torch.bfloat16,
+        )
+
+    capture = capture_with(Ragged())
+    assert (None if capture is None else capture._sizes) == sizes
+    assert capture_with(Idle()) is None
 
 
 class Captured:
