@@ -10,6 +10,7 @@ from kernels.linear.packed_codes import PackedCodes, pack_codes
 from kernels.linear.plain import PlainWeight
 from kernels.linear.quantized import TritonQuantizedWeight, dequantize, quantize_weight
 from kernels.linear.scaled import Fp8Weight, product_scales
+from kernels.linear.skinny import SkinnyWeight, is_skinny
 from kernels.linear.tiled import TiledWeight, TritonTiledWeight
 from kernels.quantize_fp8 import Fp8Rows
 from kernels.registry import registry
@@ -46,7 +47,7 @@ def pack_linear_weight(weight: torch.Tensor, *, batch_invariant: bool = False) -
     row's position.
     """
     if registry.uses_triton(weight.device):
-        return TritonTiledWeight(weight) if batch_invariant else PlainWeight(weight)
+        return TritonTiledWeight(weight) if batch_invariant else _plain_or_skinny(weight)
     if weight.device.type == "cpu" and onednn.is_available(weight.dtype):
         if not batch_invariant:
             return onednn.OnednnWeight(weight)
@@ -55,6 +56,14 @@ def pack_linear_weight(weight: torch.Tensor, *, batch_invariant: bool = False) -
             if invariant.rows_agree():
                 return invariant
     return TiledWeight(weight) if batch_invariant else PlainWeight(weight)
+
+
+def _plain_or_skinny(weight: torch.Tensor) -> PackedLinear:
+    """A weight that is multiplied by torch or, with few rows, by Triton on CUDA."""
+    if not weight.is_cuda:
+        return PlainWeight(weight)
+    count = torch.cuda.get_device_properties(weight.device).multi_processor_count
+    return SkinnyWeight(weight) if is_skinny(weight, count) else PlainWeight(weight)
 
 
 def pack_quantized_linear_weight(

@@ -68,7 +68,7 @@ class TritonQuantizedWeight(PackedLinear):
     """
 
     def __init__(self, weight: PackedCodes, *, batch_invariant: bool = False) -> None:
-        from kernels.linear.triton_packed import count_arrivals
+        from kernels.linear.triton_split import count_arrivals
 
         self.out_features, self.in_features = weight.shape
         self._weight = weight

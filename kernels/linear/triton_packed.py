@@ -1,7 +1,7 @@
 """Triton products with quantized weights in tiles (`packed_codes`).
 
 A program multiplies tiles of weights, the first factor, with up to 64 rows. Few rows are split over
-input features: programs store partial sums, which the last one of a tile adds in order.
+input features (`triton_split`).
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -13,7 +13,7 @@ import triton.language as tl
 
 from kernels.attention.triton_config import compute_capability
 from kernels.linear.packed_codes import TILE_COLUMNS, TILE_DEPTH, PackedCodes
-from kernels.linear.triton_kernel import num_processors
+from kernels.linear.triton_split import new_parts, split_steps, store_sum
 from kernels.tiles import cdiv
 
 _ROWS = (16, 32, 64)
@@ -22,11 +22,6 @@ _MOST_ROWS = 256
 """Number of rows above which a separate launch dequantizes the weights for a dense product: each
 program would otherwise decode them again for 64 rows, and a dense product has larger tiles.
 Estimated."""
-_PROGRAMS_PER_PROCESSOR = 2
-"""Programs per multiprocessor up to which input features are split."""
-_MOST_SPLITS = 8
-_LEAST_STEPS = 2
-"""Minimum tiles of a split."""
 _WARPS, _STAGES, _SINGLE_STAGES = 4, 4, 2
 _ADA, _BLACKWELL = 89, 100
 """Compute capabilities for which one tile size of a format would spill registers; see
@@ -63,13 +58,9 @@ def multiply_packed(
         x = x.contiguous()
     size = _ROWS[-1] if batch_invariant else _tile_rows(rows, weight)
     tiles, num_steps = cdiv(rows, size) * cdiv(columns, TILE_COLUMNS), cdiv(depth, TILE_DEPTH)
-    steps = num_steps if batch_invariant else _split(tiles, num_steps, x.device)
+    steps = num_steps if batch_invariant else split_steps(tiles, num_steps, x.device)
     splits = cdiv(num_steps, steps)
-    partial = arrived.view(torch.float32)  # unused
-    if splits > 1:
-        partial = torch.empty(
-            tiles * splits * size * TILE_COLUMNS, dtype=torch.float32, device=x.device
-        )
+    partial = new_parts(tiles, splits, size * TILE_COLUMNS, arrived)
     _packed_matmul_kernel[(tiles, splits)](
         x, weight.words, weight.scales, weight.scales if weight.zeros is None else weight.zeros,
         out if bias is None else bias, out, partial, arrived,
@@ -125,23 +116,6 @@ def constants(weight: PackedCodes, dtype: torch.dtype) -> dict[str, object]:
 def stages(dtype: torch.dtype) -> int:
     """Number of pipeline stages: all tiles but one are loaded ahead."""
     return _SINGLE_STAGES if dtype == torch.float32 else _STAGES
-
-
-def _split(tiles: int, num_steps: int, device: torch.device) -> int:
-    """Steps of a split, such that the device is filled."""
-    wanted = _PROGRAMS_PER_PROCESSOR * num_processors(device) // tiles
-    return cdiv(num_steps, max(1, min(wanted, num_steps // _LEAST_STEPS, _MOST_SPLITS)))
-
-
-def count_arrivals(device: torch.device) -> torch.Tensor:
-    """Counters that identify the last program of a tile whose input features are split.
-
-    They are zeros between launches, since the last program resets its tile's counter. Products that
-    may run at the same time need separate counters.
-    """
-    # Tiles are split only if there are fewer than half of these.
-    size = _PROGRAMS_PER_PROCESSOR * num_processors(device)
-    return torch.zeros(size, dtype=torch.int32, device=device)
 
 
 @triton.jit
@@ -328,39 +302,19 @@ def _packed_matmul_kernel(
     HAS_ZEROS: tl.constexpr, IS_WHOLE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    tile, split, num_splits = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    tile, first = tl.program_id(0), tl.program_id(1) * steps
     row_tiles = tl.cdiv(rows, BLOCK_M)  # consecutive programs share a tile of the weight
     row = (tile % row_tiles * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     column = tile // row_tiles * BLOCK_N + tl.arange(0, BLOCK_N)
-    first = split * steps
     total = packed_product(
         x_ptr + row * x_stride, row < rows, depth, word_ptr, scale_ptr, zero_ptr, column,
         first, tl.minimum(first + steps, num_steps), num_steps,
         CODE, OFFSET, GROUP, HAS_ZEROS, IS_WHOLE, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
-    is_last = num_splits == 1
-    if num_splits > 1:
-        cell = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
-        part = partial_ptr + tile * num_splits * (BLOCK_M * BLOCK_N) + cell
-        tl.store(part + split * (BLOCK_M * BLOCK_N), total)
-        # HAZARD(order): all threads' stores must precede the count, and the count all loads.
-        tl.debug_barrier()
-        is_last = tl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel") == num_splits - 1
-        tl.debug_barrier()
-        if is_last:
-            tl.store(arrived_ptr + tile, 0)
-            total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-            for other in range(num_splits):
-                total += tl.load(part + other * (BLOCK_M * BLOCK_N), cache_modifier=".cg")
-    if is_last:
-        if HAS_BIAS:
-            bias = tl.load(bias_ptr + column, mask=column < columns, other=0.0)
-            total += bias.to(tl.float32)[:, None]
-        tl.store(
-            out_ptr + row[None, :] * columns + column[:, None],
-            total.to(out_ptr.dtype.element_ty),
-            mask=(row < rows)[None, :] & (column < columns)[:, None],
-        )
+    store_sum(
+        total, tile, row, column, rows, columns, bias_ptr, out_ptr, partial_ptr, arrived_ptr,
+        HAS_BIAS, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
 
 
 @triton.jit

@@ -27,6 +27,8 @@ from kernels.fused_moe import triton_kernel as fused_moe_kernel
 from kernels.linear import WeightCode
 from kernels.linear import triton_kernel as linear_kernel
 from kernels.linear.packed_codes import TILE_DEPTH
+from kernels.linear.triton_skinny import multiply_few
+from kernels.linear.triton_split import count_arrivals
 from tests.support.cuda.binaries import (
     CAPABILITIES,
     OTHER_REGISTERS,
@@ -211,6 +213,27 @@ def test_weights_of_experts_are_fetched_ahead() -> None:
         "_multiply_kernel", 90, lambda: mix(experts, MIXED, DTYPE, with_extras=False)
     )
     assert sizes == 2 * len(MIXED) * [{16}]
+
+
+@pytest.mark.parametrize(
+    "capability",
+    [one if one == 90 else pytest.param(one, marks=pytest.mark.long) for one in CAPABILITIES],
+)
+def test_weights_of_few_rows_are_fetched_ahead(capability: int) -> None:
+    """A binary for each tile size, with and without bias, within the budgets."""
+    numbers = (1, 17, 33, 65) if IS_LONG else (17,)
+
+    def launch() -> None:
+        weight = torch.zeros(128, 1024, dtype=DTYPE)
+        arrived = count_arrivals(weight.device)
+        for number in numbers:
+            x = torch.zeros(number, 1024, dtype=DTYPE)
+            for bias in (None, x[0, :128])[: 2 if IS_LONG else 1]:
+                multiply_few(x, weight, bias, arrived)
+
+    sizes = fetched_ahead("_skinny_matmul_kernel", capability, launch)
+    assert sizes == len(numbers) * (2 if IS_LONG else 1) * [{16}]
+    assert exceeded(capability, launch) == []
 
 
 FORMATS: dict[str, tuple[WeightCode, int]] = {

@@ -6,6 +6,7 @@ import torch
 from kernels import PackedLinear, linear, pack_linear_weight
 from kernels.linear import onednn
 from kernels.linear.plain import PlainWeight
+from kernels.linear.skinny import is_skinny
 from kernels.linear.tiled import TiledWeight
 from tests.support.effort import IS_LONG
 
@@ -59,6 +60,29 @@ def test_bf16_matches_fp64_of_the_rounded_values(shape: tuple[int, int]) -> None
 
 def test_other_types_stay_plain() -> None:
     assert isinstance(pack_linear_weight(_weight(8, 8).half()), PlainWeight)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((6144, 4096), True),
+        ((4096, 4096), True),
+        ((4096, 12288), True),
+        ((24576, 4096), False),
+        ((151936, 4096), False),
+        ((4096, 512), False),
+        ((4096, 4160), False),
+        ((4000, 4096), False),
+    ],
+    ids=["qkv", "o", "down", "gate and up", "head", "short", "odd depth", "odd columns"],
+)
+def test_products_that_leave_multiprocessors_idle_are_split(
+    shape: tuple[int, int], expected: bool
+) -> None:
+    weight = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    assert is_skinny(weight, num_processors=132) == expected
+    assert not is_skinny(weight.float(), num_processors=132)
+    assert not is_skinny(weight, num_processors=64), "the device is filled"
 
 
 def test_falls_back_without_onednn(monkeypatch: pytest.MonkeyPatch) -> None:

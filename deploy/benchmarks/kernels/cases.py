@@ -23,7 +23,10 @@ PAGE_SIZE = 16
 _CHUNK = 512
 """Tokens of a prefill chunk."""
 
-OTHER_OPS = ("linear", "quantized_linear", "decode_attention", "extend_attention")
+OTHER_OPS = (
+    *("linear", "torch_linear", "quantized_linear"),
+    *("decode_attention", "extend_attention"),
+)
 """Ops that are measured but not in the registry, as their backends are chosen otherwise."""
 _FORMATS: dict[str, tuple[kernels.WeightCode, int]] = {
     "INT4": ("uint4b8", 128),
@@ -57,6 +60,8 @@ def make_cases(
     makers: list[tuple[str, Callable[[], Case]]] = [
         *((name, partial(maker.token_op, name)) for name in _TOKEN_OPS),
         *(("linear", partial(maker.linear, *size)) for size in maker.linear_sizes),
+        # What `linear` replaces for few rows of some sizes.
+        *(("torch_linear", partial(maker.torch_linear, *size)) for size in maker.linear_sizes),
         *(
             ("quantized_linear", partial(maker.quantized_linear, name, *size))
             for name in _FORMATS
@@ -228,9 +233,17 @@ class _Maker:
 
     def linear(self, outputs: int, inputs: int) -> Case:
         weight = kernels.pack_linear_weight(self._randn(outputs, inputs))
+        return self._linear("linear", weight, outputs, inputs)
+
+    def torch_linear(self, outputs: int, inputs: int) -> Case:
+        return self._linear("torch_linear", self._randn(outputs, inputs), outputs, inputs)
+
+    def _linear(
+        self, op: str, weight: kernels.PackedLinear | torch.Tensor, outputs: int, inputs: int
+    ) -> Case:
         x = self._randn(self._rows, inputs)
         return Case(
-            op="linear",
+            op=op,
             shape=f"{self._rows} x {inputs} -> {outputs}",
             run=lambda: kernels.linear(x, weight),
             num_bytes=(outputs * inputs + self._rows * (outputs + inputs)) * self._item,

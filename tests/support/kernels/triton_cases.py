@@ -52,6 +52,7 @@ from kernels.fused_moe import (
 )
 from kernels.linear import WeightCode, dequantize, pack_codes
 from kernels.linear.quantized import TritonQuantizedWeight
+from kernels.linear.skinny import SkinnyWeight
 from kernels.linear.tiled import TritonTiledWeight
 from tests.support.effort import is_thorough
 from tests.support.kernels.block_cases import BLOCK_CASES
@@ -291,6 +292,26 @@ def linear_case(device: str, dtype: torch.dtype) -> None:
         return  # the interpreter multiplies by BLAS, which rounds by a row's place in a tile
     for start, stop in ((0, 1), (3, 20), (74, 75), (30, 70)):
         assert torch.equal(packed.multiply(x[start:stop], bias), whole[start:stop])
+
+
+def skinny_linear_case(device: str, dtype: torch.dtype) -> None:
+    """Products of few rows, with input features that are split or not, equal those of torch, with
+    the same bits each time. Rows may be apart in memory."""
+    if dtype == torch.float32:  # the interpreter, which multiplies no bfloat16
+        dtype = torch.float16
+    for rows, shape in ((1, (64, 128)), (17, (128, 640)), (50, (64, 512)), (99, (192, 384))):
+        weight = _randn(*shape, device=device, dtype=dtype)
+        bias = _randn(shape[0], device=device, dtype=dtype)
+        x = _randn(rows, shape[1] + 8, device=device, dtype=dtype)[:, : shape[1]]
+        expected = x.double() @ weight.double().T + bias.double()
+        product = SkinnyWeight(weight)
+        for _ in range(2):  # counters of splits are zeros again
+            actual = product.multiply(x, bias)
+            assert (actual - expected).abs().max() < 1e-2 * expected.abs().max(), rows
+        assert torch.equal(product.multiply(x, bias), actual)
+        plain = product.multiply(x, None) + bias.double()
+        assert (plain - expected).abs().max() < 1e-2 * expected.abs().max(), rows
+    assert torch.equal(product.multiply(x[:0], None), x.new_empty(0, 192))
 
 
 def quantized_linear_case(device: str, dtype: torch.dtype) -> None:
@@ -691,6 +712,7 @@ CASES: list[Case] = [
     prepare_latents_case,
     gumbel_case,
     linear_case,
+    skinny_linear_case,
     quantized_linear_case,
     attention_case,
     ragged_case,
