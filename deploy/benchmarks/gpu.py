@@ -29,6 +29,7 @@ from typing import Any
 
 from cluster.cli.parser import CommandParser
 from deploy.benchmarks.gpu_models import MODELS
+from worker.rank.host_memory import count_gpus
 
 ROOT = Path(__file__).parents[2]
 TOKENIZER = ROOT / "deploy" / "models" / "demo"
@@ -63,13 +64,14 @@ class Step:
     """Whether it prints its result, one JSON object."""
 
 
-def make_steps(python: str, folder: Path, peer: str | None) -> list[Step]:
+def make_steps(python: str, folder: Path, peer: str | None, num_gpus: int) -> list[Step]:
     """All steps, cheapest first.
 
     Args:
         python: Python interpreter that runs rayfleet.
         folder: folder for the models' dimensions.
         peer: vLLM's program; None skips the comparison.
+        num_gpus: number of GPUs; tensor parallelism is measured with two or more.
     """
     bench, research = [python, "-m", "cluster.bench"], [python, "-m", "deploy.benchmarks"]
     cuda = ["--device", "cuda", "--json"]
@@ -78,7 +80,7 @@ def make_steps(python: str, folder: Path, peer: str | None) -> list[Step]:
     roofline = [*research, "roofline", *cuda]
     long = ["--models", dense, "--running", "1", "--input-len", "100000"]
     quantized = ["--models", paths["8b-fp8"], paths["8b-int4"], "--running", "1,32,128"]
-    products = ["--ops", "linear,quantized_linear,fused_moe", "--rows", "1,32,128,8192"]
+    products = ["--ops", _PRODUCTS, "--rows", "1,32,128,8192"]
     offline = [*bench, "throughput", *cuda, "--load-format", "dummy", "--disable-detokenize"]
     offline += ["--tokenizer", str(TOKENIZER), "--max-num-batched-tokens", "8192", "--model"]
     mixed = ["--input-len", "1024", "--output-len", "256", "--random-range-ratio", "0.5"]
@@ -107,6 +109,11 @@ def make_steps(python: str, folder: Path, peer: str | None) -> list[Step]:
         steps.append(Step(name=f"{name}-{running}", command=command))
     steps.append(_prefill(offline, paths, "qwen3.5-9b", 1024, 64))
     steps.append(_prefill(offline, paths, "deepseek-v2-lite", 8192, 16))
+    steps.append(_prefill(offline, paths, "8b", 8192, 32, "flash"))
+    if num_gpus > 1:
+        load = ["--input-len", "512", "--output-len", "128", "--num-prompts", "64"]
+        command = [*offline, dense, *load, "--max-num-seqs", "32", "-tp", "2"]
+        steps.append(Step(name="8b-tp2-32", command=command))
     steps.append(Step(name="overlap", command=[*research, "overlap", *cuda]))
     steps.append(Step(name="admission", command=[*research, "admission", *cuda]))
     steps += (_serve(python, dense, running) for running in (1, 32, 128))
@@ -115,6 +122,8 @@ def make_steps(python: str, folder: Path, peer: str | None) -> list[Step]:
     return steps
 
 
+_PRODUCTS = "linear,torch_linear,quantized_linear,fused_moe"
+"""Ops of the step `products`."""
 _FORMATS: Mapping[str, Sequence[str]] = {
     "": [],
     "-fp8-kv": ["--kv-cache-dtype", "fp8"],
@@ -133,12 +142,22 @@ _DECODES = (
 
 
 def _prefill(
-    offline: Sequence[str], paths: Mapping[str, str], name: str, length: int, count: int
+    offline: Sequence[str],
+    paths: Mapping[str, str],
+    name: str,
+    length: int,
+    count: int,
+    backend: str = "",
 ) -> Step:
-    """Step with `count` prompts of `length` tokens, each with one output token."""
+    """Step with `count` prompts of `length` tokens, each with one output token; with an attention
+    backend other than the default."""
     load = ["--input-len", str(length), "--output-len", "1", "--num-prompts", str(count)]
     command = [*offline, paths[name], *load, "--no-enable-prefix-caching"]
-    return Step(name=f"prefill-{name}", command=command)
+    if not backend:
+        return Step(name=f"prefill-{name}", command=command)
+    return Step(
+        name=f"prefill-{name}-{backend}", command=[*command, "--attention-backend", backend]
+    )
 
 
 def _serve(python: str, model: str, running: int) -> Step:
@@ -345,7 +364,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("steps", nargs="*", metavar="STEP", help="default: all")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="rf-") as folder:
-        steps = make_steps(sys.executable, Path(folder), options.peer)
+        steps = make_steps(sys.executable, Path(folder), options.peer, count_gpus())
         if unknown := sorted(set(options.steps) - {step.name for step in steps}):
             parser.error(
                 f"unknown steps {', '.join(unknown)}: "

@@ -25,8 +25,9 @@ def python(script: str) -> list[str]:
 
 
 def test_every_command_is_one(tmp_path: Path) -> None:
-    steps = gpu.make_steps("python", tmp_path, "vllm")
-    assert len({step.name for step in steps}) == len(steps) == 32
+    assert len(gpu.make_steps("python", tmp_path / "one", "vllm", 1)) == 33
+    steps = gpu.make_steps("python", tmp_path, "vllm", 2)
+    assert len({step.name for step in steps}) == len(steps) == 34
     parsers = {"cluster.bench": add_commands, "deploy.benchmarks": benchmarks.add_commands}
     for step in steps:
         program, *rest = step.command
@@ -123,7 +124,7 @@ def test_a_run_that_is_cut_off_leaves_what_it_has(
 
 
 def test_a_report_has_no_folder_of_its_machine(tmp_path: Path) -> None:
-    steps = gpu.make_steps(sys.executable, tmp_path, None)
+    steps = gpu.make_steps(sys.executable, tmp_path, None, 1)
     for command in (gpu.as_typed(step.command) for step in steps):
         assert command.startswith("python -m ")
         assert str(gpu.ROOT) not in command
@@ -132,12 +133,12 @@ def test_a_report_has_no_folder_of_its_machine(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_skipped", [False, True], ids=["fails", "left out"])
 def test_without_a_peer_ours_is_measured_all_the_same(tmp_path: Path, is_skipped: bool) -> None:
-    """vLLM cannot be installed, or is skipped by WITHOUT_PEER."""
+    """vLLM cannot be installed, or is skipped by WITHOUT_PEER; FlashAttention cannot be either."""
     script = tmp_path / "deploy" / "benchmarks" / "gpu.sh"
     script.parent.mkdir(parents=True)
     shutil.copy(gpu.ROOT / "deploy" / "benchmarks" / "gpu.sh", script)
     program, calls = tmp_path / "python", tmp_path / "asked"
-    program.write_text(f'#!/bin/sh\necho "$@" >> {calls}\ntest "$2" != venv\n')
+    program.write_text(f'#!/bin/sh\necho "$@" >> {calls}\ntest "$2" != venv -a "$2" != pip\n')
     program.chmod(0o700)
     given = {"WITHOUT_PEER": "1"} if is_skipped else {}
     ran = subprocess.run(
@@ -149,5 +150,6 @@ def test_without_a_peer_ours_is_measured_all_the_same(tmp_path: Path, is_skipped
     )
     *before, last = calls.read_text().splitlines()
     assert last == "-m deploy.benchmarks.gpu --out there"
-    assert before == ([] if is_skipped else ["-m venv .venv-vllm"])
+    flash = "-m pip install --quiet -c constraints.txt -e .[gpu]"
+    assert before == ([flash] if is_skipped else ["-m venv .venv-vllm", flash])
     assert ("measured without it" in ran.stderr) != is_skipped

@@ -89,7 +89,7 @@ class Projection(NamedTuple):
 
 def project(step: Step) -> Projection:
     """The step's time."""
-    model, counts = _model(step.architecture)
+    model, counts = model_counts(step.architecture)
     rest = counts.rest + counts.draw
     launches = model.num_layers * counts.layer + rest
     peers = round(model.num_layers * PEER_LAYER[step.architecture]) + rest
@@ -121,7 +121,7 @@ def _work_s(model: ModelConfig, step: Step) -> float:
 
 
 @cache
-def _model(architecture: str) -> tuple[ModelConfig, Counts]:
+def model_counts(architecture: str) -> tuple[ModelConfig, Counts]:
     """The model of the architecture's budget, and the launches of its steps."""
     name = BUDGETS[architecture].model
     real = next(one for one in load_corpus() if one.name == name)
@@ -132,12 +132,16 @@ def _model(architecture: str) -> tuple[ModelConfig, Counts]:
     return config, counts
 
 
+def layer_weights(model: ModelConfig) -> int:
+    """Weights of a layer without experts."""
+    heads = 2 * (model.num_heads + model.num_kv_heads) * model.head_dim
+    return model.hidden_size * (heads + 3 * model.intermediate_size)
+
+
 def prompt_ms(num_tokens: int, attention: float) -> float:
     """A prompt of Llama, by FLOP/s of its attention, which cannot be counted."""
-    model, _ = _model("LlamaForCausalLM")
-    heads = 2 * (model.num_heads + model.num_kv_heads) * model.head_dim
-    layer = model.hidden_size * (heads + 3 * model.intermediate_size)
-    products = 2 * num_tokens * model.num_layers * layer / PRODUCTS
+    model, _ = model_counts("LlamaForCausalLM")
+    products = 2 * num_tokens * model.num_layers * layer_weights(model) / PRODUCTS
     scores = 2 * num_tokens**2 * model.num_layers * model.num_heads * model.head_dim
     return 1e3 * (products + scores / attention)
 
