@@ -10,12 +10,9 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import linear
 
+from kernels.linear.packed_codes import TILE_COLUMNS, TILE_DEPTH
 from kernels.linear.plain import PlainWeight
 
-TILE_COLUMNS = 64
-"""Output features per tile."""
-TILE_DEPTH = 128
-"""Input features per tile, at most."""
 _MOST_ROWS = 128
 """Rows up to which products are split; more are bound by arithmetic. Estimated."""
 _LEAST_DEPTH = 1024

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.linear.skinny import TILE_COLUMNS
+from kernels.linear.packed_codes import TILE_COLUMNS
 from kernels.linear.triton_split import new_parts, split_steps, store_sum
 from kernels.tiles import cdiv
 

@@ -131,6 +131,6 @@ def test_what_goes_with_no_state_is_refused_before_weights_are_read(
     def load_nothing(*_: object, **__: object) -> None:
         raise AssertionError("weights are read")
 
-    monkeypatch.setattr("worker.rank.runner.load_weights", load_nothing)
+    monkeypatch.setattr("worker.rank.loaded_model.load_weights", load_nothing)
     with pytest.raises(ValueError, match=refusal):
         Engine(str(folder), **options)

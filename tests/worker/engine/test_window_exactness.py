@@ -136,7 +136,7 @@ def test_what_needs_all_pages_is_refused_before_weights_are_read(
     def load_nothing(*_: object, **__: object) -> None:
         raise AssertionError("weights are read")
 
-    monkeypatch.setattr("worker.rank.runner.load_weights", load_nothing)
+    monkeypatch.setattr("worker.rank.loaded_model.load_weights", load_nothing)
     refusal = "--cpu-backend native is not supported.*--max-model-len 33"
     with pytest.raises(ValueError, match=refusal):
         Engine(folder, cpu_backend="native")

@@ -293,7 +293,7 @@ def test_weights_are_downloaded_when_the_configuration_is_supported(
 
 def test_an_adapter_alone_says_what_it_is(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(ValueError, match="merge it into its base model"):
+    with pytest.raises(ValueError, match="serve its base model with --enable-lora"):
         load_model_config(str(tmp_path))
 
 
