@@ -11,6 +11,7 @@ import torch
 from worker.config import EngineConfig
 from worker.models.layers.kv_cache import KVCacheSpec, StatePlane, StateSpec, group_layers
 from worker.models.layers.tensor_parallel import TensorParallelGroup
+from worker.plan.plan import BlockRow
 from worker.protocol.page_groups import ONE_GROUP
 from worker.rank.kv_cache import page_bytes, page_groups
 from worker.rank.memory import cache_share, plan_pages
@@ -139,3 +140,12 @@ def test_the_largest_draw_has_all_that_takes_memory_later(block_size: int) -> No
     prefill, short, _ = profile_plans(config, max_model_len=64, block_size=1, short_row=20).plans
     assert [row.length for row in prefill.rows] == [63] * 3
     assert [row.length for row in short.rows] == [20] * 3
+
+
+def test_the_largest_steps_of_canvases() -> None:
+    """Of known tokens, which sample nothing, and of as many canvases as a step has tokens for."""
+    config = EngineConfig.of(model="none", max_num_seqs=9, max_num_batched_tokens=100)
+    known, canvases = profile_plans(config, max_model_len=64, block_size=1, canvas_length=16).plans
+    assert [(row.length, row.num_samples) for row in known.rows] == [(63, 0)] * 2
+    assert [row.length for row in canvases.rows] == [16] * 6
+    assert all(isinstance(row, BlockRow) for row in canvases.rows)

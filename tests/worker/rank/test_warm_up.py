@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from worker.config import EngineConfig
-from worker.plan.plan import Plan
+from worker.plan.plan import BlockRow, Plan
 from worker.rank.warmup import (
     CACHE_VARIABLE,
     choose_kernel_cache,
@@ -22,10 +22,12 @@ MASK_BYTES = 8
 
 
 def steps_of(
-    max_model_len: int, block_size: int = 1, **options: object
+    max_model_len: int, block_size: int = 1, canvas_length: int = 0, **options: object
 ) -> tuple[EngineConfig, list[tuple[Plan, bytes]]]:
     config = EngineConfig.of(model="m", **options)
-    limits = warm_up_limits(config, max_model_len=max_model_len, block_size=block_size)
+    limits = warm_up_limits(
+        config, max_model_len=max_model_len, block_size=block_size, canvas_length=canvas_length
+    )
     ran: list[tuple[Plan, bytes]] = []
 
     def execute(plan: Plan, masks: bytes) -> None:
@@ -67,6 +69,23 @@ def test_steps_are_within_limits_and_reach_them(
     longest = min(max_num_batched_tokens, max_model_len - 1) // block_size * block_size
     most = min(max_num_batched_tokens // block_size * block_size, max_num_seqs * longest)
     assert prompts[-1] == most
+
+
+def test_steps_of_canvases() -> None:
+    """Known tokens, which sample nothing, or canvases, which are done after one round."""
+    _, ran = steps_of(500, canvas_length=16, max_num_seqs=5, max_num_batched_tokens=100)
+    counts = []
+    for plan, _ in ran:
+        kinds = {type(row) for row in plan.rows}
+        assert len(kinds) == 1
+        assert not any(row.num_samples for row in plan.rows) or kinds == {BlockRow}
+        assert sum(row.length for row in plan.rows) <= 100
+        if kinds == {BlockRow}:
+            assert {row.length for row in plan.rows} == {16}
+            assert all(admit.block and admit.block.params for admit in plan.admits)
+            counts.append(len(plan.rows))
+    assert counts == [1, 2, 4, 5, 1, 1]
+    assert max(sum(row.length for row in plan.rows) for plan, _ in ran) == 100
 
 
 def test_drafts_are_run_up_to_the_most() -> None:

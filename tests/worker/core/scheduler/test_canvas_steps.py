@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 
 from worker.config import DllmConfig
 from worker.core.scheduler import Scheduler, SchedulerConfig
@@ -123,12 +124,14 @@ class Device:
 
 
 class Engine:
-    def __init__(self, *, num_pages: int, fdfo: bool = True, tokens: int = 24) -> None:
+    def __init__(
+        self, *, num_pages: int, fdfo: bool = True, tokens: int = 24, max_num_seqs: int = 4
+    ) -> None:
         self.device = Device(fdfo)
         self.outputs: dict[str, list[int]] = {}
         self.reasons: dict[str, str] = {}
         config = SchedulerConfig(
-            max_num_seqs=4,
+            max_num_seqs=max_num_seqs,
             max_num_batched_tokens=tokens,
             max_model_len=200,
             page_size=PAGE,
@@ -208,12 +211,14 @@ def test_a_cached_prompt_has_no_known_tokens_to_compute() -> None:
         assert engine.device.num_forwards - before == canvas_after(prompt)[1]
 
 
-def test_first_done_first_out_takes_fewer_rounds() -> None:
+@pytest.mark.parametrize("max_num_seqs", [4, 16])
+def test_first_done_first_out_takes_fewer_rounds(max_num_seqs: int) -> None:
     found = []
     for fdfo in (True, False):
-        engine = Engine(num_pages=400, fdfo=fdfo, tokens=64)
-        for number in range(16):
-            engine.add(str(number), [number + 2] * 5, 3 * CANVAS)
+        tokens = max_num_seqs * CANVAS
+        engine = Engine(num_pages=1000, fdfo=fdfo, tokens=tokens, max_num_seqs=max_num_seqs)
+        for number in range(4 * max_num_seqs):
+            engine.add(str(number), [2 + number % 40] * (5 + number // 40), 3 * CANVAS)
         while engine.step():
             pass
         found.append(engine.device.num_forwards)
