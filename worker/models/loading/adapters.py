@@ -23,7 +23,7 @@ from worker.models.config.multimodal import TensorNames
 from worker.models.config.peft import WEIGHTS_NAME, PeftConfig, read_peft_config
 from worker.models.layers.linear import Linear
 from worker.models.layers.linear_method import VALUE_TYPES, WeightPart
-from worker.models.layers.lora import LinearModule, LoraFactors, LoraLayer, LoraRows
+from worker.models.layers.lora import LoraFactors, LoraLayer, LoraRows
 
 _PREFIX = "base_model.model."
 """Prefix of the names of all tensors."""
@@ -274,12 +274,14 @@ class _Tensors:
         return found
 
 
-def _modules(model: DecoderModel) -> list[LinearModule]:
-    """The linear layers that support adapters, in the order of the checkpoint."""
-    found: dict[int, LinearModule] = {}
+def _modules(model: DecoderModel) -> list[tuple[Linear, str]]:
+    """The linear layers that support adapters, in the order of the checkpoint, and the prefixes of
+    the names of their parts."""
+    found: dict[int, tuple[Linear, str]] = {}
     for slot in model.weight_slots():
-        if slot.module is not None and slot.module.layer.supports_lora:
-            found.setdefault(id(slot.module.layer), slot.module)
+        layer, prefix = slot.module or (None, "")
+        if isinstance(layer, Linear) and layer.supports_lora:
+            found.setdefault(id(layer), (layer, prefix))
     return list(found.values())
 
 
