@@ -16,11 +16,12 @@ import pytest
 from starlette.routing import Route
 from tokenizers import Tokenizer as Backend
 
-from router.api.http.auth import ADMIN_PATHS
+from router.api.http.auth import ADMIN_PATHS, RERANK_PATHS, SCORE_PATHS
 from router.tokens.pool import SMALL_BODY
 from tests.support.effort import IS_LONG
-from tests.support.router.bodies import ANY, NO_BODY, ROUTES, Shape
+from tests.support.router.bodies import ANY, NO_BODY, POOLING, ROUTES, Shape
 from tests.support.router.rig import Rig, build_checkpoint
+from worker.protocol.pooling import PoolingInfo
 from worker.protocol.text.tokenizer import Tokenizer, load_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -99,9 +100,16 @@ def harmony_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Token
 
 
 @pytest.fixture
-async def harmony(harmony_model: tuple[Path, Tokenizer]) -> AsyncIterator[Rig]:
+async def harmony(
+    harmony_model: tuple[Path, Tokenizer], request: pytest.FixtureRequest
+) -> AsyncIterator[Rig]:
+    """A gateway; routes of pooling models get one with such a model."""
     rig = Rig(*harmony_model)
+    case = getattr(request.node, "callspec", None)
+    is_pooling = case is not None and case.params.get("path") in POOLING
     for worker in rig.workers:
+        if is_pooling:
+            worker.info.pooling = PoolingInfo(task="embed", pooling_type="last", size=8)
         worker.info.max_model_len = worker.info.max_total_tokens = 1 << 20
         # Requests end at the worker's interface: its work is not the gateway's.
         worker.rejection, worker.rejection_status = "enough", 400
@@ -236,6 +244,9 @@ async def test_a_key_without_the_right_to_a_model_gets_no_work_on_the_body(
         "/v1/responses": {"input": wrong, "truncation": "auto"},
         "/v1/messages": {"messages": wrong, "max_tokens": 1},
         "/detokenize": {"tokens": [1]},
+        **{path: {"input": [{}]} for path in ("/v1/embeddings", "/pooling", "/classify")},
+        **{path: {"text_1": "a"} for path in SCORE_PATHS},
+        **{path: {"query": "a", "documents": []} for path in RERANK_PATHS},
     }
     fields = special.get(path, {"messages": wrong})
     headers = {"authorization": "Bearer elsewhere"}

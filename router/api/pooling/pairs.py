@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from router.api.openai.params import MAX_COMPLETIONS
 from router.errors import bad_request
 from router.tokens.encoder import Prompt, TextPair
 from worker.protocol.pooling import PoolingInfo
@@ -21,6 +22,14 @@ class Pairs:
     """Whether the tokenizer's special tokens are added."""
 
 
+def check_num_prompts(number: int, field: str) -> None:
+    """Raises ApiError (400) if a request has too many texts."""
+    if number > MAX_COMPLETIONS:
+        raise bad_request(
+            f"{field} has {number} texts; the maximum per request is {MAX_COMPLETIONS}", field
+        )
+
+
 def pairs_of(
     info: PoolingInfo, first: Sequence[str], second: Sequence[str], instruction: str | None
 ) -> Pairs:
@@ -33,7 +42,8 @@ def pairs_of(
         instruction: instruction of the prompt; None for the model's.
 
     Raises:
-        ApiError: 400 if the numbers of texts do not match, or the model does not score pairs.
+        ApiError: 400 if the numbers of texts do not match or are too large, or the model does not
+            score pairs.
     """
     if not second or len(first) not in (1, len(second)):
         raise bad_request(
@@ -43,6 +53,7 @@ def pairs_of(
         )
     if instruction is not None and not info.pair_template:
         raise bad_request("this model has no instruction: omit it", "instruction")
+    check_num_prompts(len(second), "documents")
     queries = list(first) * (len(second) if len(first) == 1 else 1)
     if info.task == "embed":
         places = range(len(first), len(first) + len(second))

@@ -15,7 +15,7 @@ from router.api.openai import params
 from router.api.openai.completions import CheckedParams, CompletionRoutes, Prepared, request_id_of
 from router.api.openai.protocol import CommonRequest, parse_body
 from router.api.openai.response import GenerationResponse
-from router.api.pooling.pairs import Pairs, pairs_of
+from router.api.pooling.pairs import Pairs, check_num_prompts, pairs_of
 from router.api.pooling.protocol import (
     KNOWN,
     ClassifyRequest,
@@ -45,6 +45,7 @@ from worker.protocol.sampling import SamplingParams
 
 Body = TypeVar("Body", bound=PooledRequest)
 Inputs = TypeVar("Inputs", bound=InputRequest)
+T = TypeVar("T")
 _INPUT = {"prompt": "input"}
 _DOCUMENTS = {"prompt": "documents"}
 
@@ -60,6 +61,8 @@ class _Read(Generic[Body]):
     info: PoolingInfo
     feasibility: Feasibility
     arrived_at: float
+    num_bytes: int
+    """Size of the body."""
 
 
 class PoolingRoutes:
@@ -130,7 +133,7 @@ class PoolingRoutes:
         body = read.body
         first = _texts(body.text_1, body.queries, "text_1")
         second = _texts(body.text_2, body.documents, "text_2")
-        pairs = pairs_of(read.info, first, second, body.instruction)
+        pairs = await self._run(read, lambda: pairs_of(read.info, first, second, body.instruction))
         return await self._respond(
             read,
             pairs.prompts,
@@ -142,8 +145,12 @@ class PoolingRoutes:
         """POST /v1/rerank: documents by relevance to a query. Raises ApiError."""
         read = await self._read(request, RerankRequest, _no_params, _DOCUMENTS)
         body = read.body
-        texts = [item if isinstance(item, str) else item.text for item in body.documents]
-        pairs: Pairs = pairs_of(read.info, [body.query], texts, body.instruction)
+
+        def work() -> tuple[list[str], Pairs]:
+            texts = [item if isinstance(item, str) else item.text for item in body.documents]
+            return texts, pairs_of(read.info, [body.query], texts, body.instruction)
+
+        texts, pairs = await self._run(read, work)
         shown = None if body.return_documents is False else texts
         return await self._respond(
             read,
@@ -195,7 +202,13 @@ class PoolingRoutes:
             info=info.pooling,
             feasibility=feasibility,
             arrived_at=arrived_at,
+            num_bytes=len(payload),
         )
+
+    async def _run(self, read: _Read[Body], work: Callable[[], T]) -> T:
+        """Runs work on the texts of a body, in a thread if the body is large."""
+        pool, owner = self._gateway.pool, read.account.name
+        return await pool.run_if_large(work, size=read.num_bytes, owner=owner)
 
     async def _inputs(
         self,
@@ -205,10 +218,16 @@ class PoolingRoutes:
         prefix: str = "",
     ) -> GenerationResponse:
         """The response for a body with one vector per input; texts get the prefix."""
-        with renamed(_INPUT):
-            inputs: Sequence[Prompt] = params.completion_prompts(read.body.input)
-        if prefix:
-            inputs = [prefix + one if isinstance(one, str) else one for one in inputs]
+
+        def work() -> Sequence[Prompt]:
+            with renamed(_INPUT):
+                inputs: Sequence[Prompt] = params.completion_prompts(read.body.input)
+            check_num_prompts(len(inputs), "input")
+            if not prefix:
+                return inputs
+            return [prefix + one if isinstance(one, str) else one for one in inputs]
+
+        inputs = await self._run(read, work)
         special = read.body.add_special_tokens is not False
         return await self._respond(read, inputs, make_writer, add_special_tokens=special)
 
@@ -222,8 +241,6 @@ class PoolingRoutes:
     ) -> GenerationResponse:
         """Encodes the prompts and creates the response; sending it runs the generation."""
         account, body, model = read.account, read.body, read.model
-        with renamed(_INPUT):
-            params.check_num_completions(len(prompts), read.feasibility.sampling)
         slo = None if body.slo is None or body.slo.is_empty else body.slo
         account.check_slo(slo is not None)
         tenants = self._gateway.config.tenants

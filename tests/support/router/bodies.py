@@ -187,12 +187,30 @@ _TOKENS: dict[str, Shape] = {
     name: shape for name, shape in _CHAT.items() if name not in ("required tools", "allowed tools")
 }
 
+_INPUTS: dict[str, Shape] = {
+    "a long input": long_text('{"input":"', "ab c ", '"}'),
+    "inputs": filled('{"input":[', '"a"', "]}"),
+    "lists of input ids": filled('{"input":[', "[1]", "]}"),
+}
+_DOCUMENTS: dict[str, Shape] = {
+    "documents": filled('{"query":"a","documents":[', '"a"', "]}"),
+    "a long document": long_text('{"query":"a","documents":["', "ab c ", '"]}'),
+}
+
 ROUTES: dict[str, dict[str, Shape]] = {
     "/v1/chat/completions": {**_CHAT, **_SAMPLING},
     "/v1/completions": {**_PROMPTS, **_SAMPLING},
     "/v1/messages": _ANTHROPIC,
     "/v1/messages/count_tokens": _ANTHROPIC,
     "/v1/responses": _RESPONSES,
+    "/v1/embeddings": _INPUTS,
+    "/pooling": {},
+    "/classify": {},
+    "/score": {"pairs": filled('{"text_1":"a","text_2":[', '"a"', "]}")},
+    "/v1/score": {},
+    "/rerank": _DOCUMENTS,
+    "/v1/rerank": {},
+    "/v2/rerank": {},
     "/tokenize": {**_TOKENS, "a long prompt": _PROMPTS["a long prompt"]},
     "/detokenize": {"token ids": filled('{"tokens":[', "1", "]}")},
     "/admin/admission": {"names": filled("{", '"prefill_max_batch_size#":1', "}")},
@@ -200,6 +218,8 @@ ROUTES: dict[str, dict[str, Shape]] = {
     "/v1/unload_lora_adapter": {},
 }
 """Shapes of bodies by route, in addition to ANY."""
+POOLING = ("/v1/embeddings", "/pooling", "/classify", "/score", "/rerank")
+"""Routes of pooling models."""
 NO_BODY = ("/v1/responses/{response_id}/cancel", "/ping")
 """POST routes that do not read a body."""
 
