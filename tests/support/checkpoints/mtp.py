@@ -44,7 +44,7 @@ HEADS: Mapping[str, Specimen] = {
         architecture="MiMoForCausalLM",
         rewrite_config=_mimo,
     ),
-    "qwen3": _of("qwen3", _ONE_LAYER),
+    "qwen3": Specimen(name="Qwen3", settings=_ONE_LAYER),
 }
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from kernels.attention import AttentionMetadata, AttentionStep
-from kernels.attention.torch_backend import TorchAttention
+from tests.support.engines.device_lengths import ByDeviceLengths
 from tests.support.engines.engine_driver import Engine, Outcome
 from tests.support.engines.speculation_cases import MODEL, RandomGate, prompts
 from worker.config import SchedulingConfig
@@ -20,15 +18,6 @@ from worker.rank.speculation.drafter import Drafter
 from worker.rank.verification import Acceptance, DeviceRows
 
 NUM_PROMPTS = 12
-
-
-class ByDeviceLengths(TorchAttention):
-    """Kernels read row lengths on the device; those of the host are only bounds."""
-
-    def plan(self, metadata: AttentionMetadata) -> AttentionStep:
-        own = metadata.seq_lens.tolist()
-        assert all(a <= b for a, b in zip(own, metadata.seq_lens_host, strict=True))
-        return super().plan(replace(metadata, seq_lens_host=own))
 
 
 class Watch:

@@ -14,8 +14,8 @@ import torch
 
 from tests.support.checkpoints.mtp import HEADS, with_keys, without_head, write_with_head
 from tests.support.effort import IS_LONG
+from tests.support.engines.device_lengths import ByDeviceLengths
 from tests.support.engines.engine_driver import Engine, Outcome
-from tests.worker.engine.test_device_drafts import ByDeviceLengths
 from worker.protocol.sampling import SamplingParams
 from worker.rank.speculation import factory
 from worker.rank.speculation.heads import HeadProposer

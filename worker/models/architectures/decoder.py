@@ -14,7 +14,7 @@ from kernels.native import NativeDecoder
 from worker.models.architectures.mtp import MtpHead
 from worker.models.config.model_config import ModelConfig
 from worker.models.layers.context import ForwardContext
-from worker.models.layers.kv_cache import KVCacheSpec, StateSpec
+from worker.models.layers.kv_cache import CachingLayer, KVCacheSpec, StateSpec
 from worker.models.layers.linear import ParallelLMHead, Rows, VocabParallelEmbedding
 from worker.models.layers.linear_method import LayerOptions, WeightSlot
 from worker.models.layers.norms import HiddenNorm, RMSNorm
@@ -214,7 +214,7 @@ class DecoderModel(ABC):
             yield from self.mtp.weight_slots()
 
     @property
-    def caching_layers(self) -> Sequence[DecoderLayer]:
+    def caching_layers(self) -> Sequence[CachingLayer]:
         """The layers by index, including the one of the MTP head."""
         return self.layers if self.mtp is None else [*self.layers, self.mtp.layer]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
@@ -15,12 +15,33 @@ from kernels.native import NativeHead
 from worker.models.config.model_config import ModelConfig
 from worker.models.config.mtp_config import MtpConfig
 from worker.models.layers.context import ForwardContext
+from worker.models.layers.kv_cache import CachingLayer
 from worker.models.layers.linear import ColumnParallelLinear, whole_part
 from worker.models.layers.linear_method import LayerOptions, UnquantizedMethod, WeightSlot
 from worker.models.layers.norms import HiddenNorm
 
-if TYPE_CHECKING:
-    from worker.models.architectures.decoder import DecoderLayer
+
+class HeadLayer(CachingLayer, Protocol):
+    """The decoder layer of a head, which is one of the model's (`decoder.DecoderLayer`)."""
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of all weights of the layer; `prefix` ends with a dot."""
+        ...
+
+    def process_after_loading(self) -> None:
+        """Converts the loaded weights to the form in which they are used."""
+        ...
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
+        logits_indices: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Output and residual, as of the model's layers."""
+        ...
 
 
 class MtpHead:
@@ -40,7 +61,7 @@ class MtpHead:
     def __init__(
         self,
         mtp: MtpConfig,
-        build_layer: Callable[[int], DecoderLayer],
+        build_layer: Callable[[int], HeadLayer],
         build_norm: Callable[[], HiddenNorm],
         config: ModelConfig,
         options: LayerOptions,
