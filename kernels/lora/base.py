@@ -16,9 +16,6 @@ TILE_TOKENS = 16
 """Number of tokens per tile: the least number of rows of a matrix product in Triton."""
 RANK_STEP = 16
 """Ranks of buffers are multiples of this: the least depth of a matrix product in Triton."""
-_FEW_TOKENS = 64
-"""Tokens of an adapter up to which the compiled library, which uses one thread, is faster than
-torch."""
 _BLOCK_COLUMNS = 64
 """Output features per program of the kernel."""
 
@@ -72,7 +69,7 @@ class LoraWeights:
             dtype: data type of weights and activations.
             device: device of the weights.
             batch_invariant: as in LoraWeights.
-            is_native: whether the compiled CPU library computes steps of few tokens.
+            is_native: whether the compiled CPU library computes the products.
         """
         num_groups, rank = 1 + max(part.group for part in parts), padded_rank(rank)
         a = torch.zeros(num_slots, num_groups * rank, in_features, dtype=dtype, device=device)
@@ -140,19 +137,12 @@ def padded_rank(rank: int) -> int:
 
 
 class TokenGroups(NamedTuple):
-    """Tokens of a step by adapter, on the host.
-
-    Tables are int64 [adapters, 3]: slot from 1, first of its `tokens`, end.
-    """
+    """Tokens of a step by adapter, on the host."""
 
     tokens: torch.Tensor
     """int64 [n]: indices of the tokens, of one adapter after another."""
     table: torch.Tensor
-    """All adapters."""
-    short: torch.Tensor
-    """Adapters of few tokens."""
-    long: torch.Tensor
-    """Adapters of many tokens."""
+    """int64 [adapters, 3]: slot from 1, first of its `tokens`, end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,9 +166,7 @@ def token_groups(slots: torch.Tensor, tokens: torch.Tensor) -> TokenGroups:
     slots, tokens = slots[is_used], tokens[is_used].long()
     found, counts = torch.unique_consecutive(slots, return_counts=True)
     ends = counts.cumsum(0)
-    table = torch.stack((found.long(), ends - counts, ends), dim=1)
-    is_short = counts <= _FEW_TOKENS
-    return TokenGroups(tokens, table, table[is_short], table[~is_short])
+    return TokenGroups(tokens, torch.stack((found.long(), ends - counts, ends), dim=1))
 
 
 def count_tiles(num_tokens: int, num_slots: int) -> int:

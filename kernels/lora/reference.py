@@ -28,15 +28,10 @@ def add_lora_(
         `out`.
     """
     groups = tiles.groups or token_groups(tiles.slots, tiles.tokens)
-    table = groups.table
     if weights.native is not None:
-        weights.native.add_(
-            out, x, groups.tokens, table if weights.batch_invariant else groups.short
-        )
-        if weights.batch_invariant or not len(groups.long):
-            return out
-        table = groups.long
-    for slot, first, end in table.tolist():
+        weights.native.add_(out, x, groups.tokens, groups.table)
+        return out
+    for slot, first, end in groups.table.tolist():
         _add(out, x, weights, slot - 1, groups.tokens[first:end])
     return out
 

@@ -80,7 +80,7 @@ class LoraStep(ctypes.Structure):
         *((name, _PTR) for name in ("a", "b", "ranks", "parts")),
         *((name, _I64) for name in ("num_in", "num_out", "rank", "num_projections", "num_parts")),
         *((name, _PTR) for name in ("out", "x", "tokens", "groups")),
-        ("num_groups", _I64),
+        *((name, _I64) for name in ("num_groups", "num_threads")),
     )
 
 

@@ -1,5 +1,5 @@
-"""Native LoRA: products with low-rank weights in the compiled library, since torch's operators take
-longer to call than to compute for the few tokens per adapter of a decode step."""
+"""Native LoRA: products with low-rank weights in the compiled library, since a step with several
+adapters would take hundreds of torch's operators per layer."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ class NativeLora:
             *(tensor.data_ptr() for tensor in self._kept),
             *(a.shape[2], b.shape[2], b.shape[1], a.shape[1] // b.shape[1], len(parts)),
         )
+        self._step.num_threads = torch.get_num_threads()
         self._reference = ctypes.byref(self._step)
         self._run = library().rayfleet_add_lora
 

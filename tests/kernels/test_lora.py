@@ -78,3 +78,21 @@ def test_every_token_with_an_adapter_is_in_one_tile_of_it() -> None:
             assert (np.diff(is_token.astype(int), axis=1) <= 0).all(), "a tile's tokens come first"
             assert (is_token[:, 0] == (arrays["slots"] > 0)).all(), "no used tile is empty"
             assert len(arrays["slots"]) == count or not count
+
+
+def test_threads_share_many_tokens_bitwise() -> None:
+    torch.manual_seed(2)
+    x, before = torch.randn(700, 40), torch.randn(700, PARTS[-1].stop)
+    tiles = make_tiles([1] * 600 + [0, 2] * 50, "cpu")
+    found, num_threads = [], torch.get_num_threads()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            torch.manual_seed(3)
+            weights = make_lora("cpu", torch.float32, in_features=40, is_native=True)
+            assert weights.native is not None
+            assert weights.native._step.num_threads == count
+            found.append(add_lora_(before.clone(), x, weights, tiles))
+    finally:
+        torch.set_num_threads(num_threads)
+    assert torch.equal(*found)

@@ -131,6 +131,7 @@ def test_kimi_delta_attention_compiles(capability: int, dtype: torch.dtype) -> N
 @pytest.mark.parametrize(
     "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.long)], ids=str
 )
+@pytest.mark.randomized  # with more ranks
 def test_products_with_adapters_compile(capability: int, dtype: torch.dtype) -> None:
     with compiling_for(capability) as compiled, registry.using("triton"):
         adapters(dtype, (16,) if not IS_LONG else (16, 32, 64, 192))

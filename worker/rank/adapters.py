@@ -41,7 +41,7 @@ class RankAdapters:
     Args:
         model: the model; its layers get buffers for the adapters.
         config: numbers of adapters.
-        is_native: whether the compiled CPU library may compute steps of few tokens.
+        is_native: whether the compiled CPU library may compute the products.
     """
 
     def __init__(self, model: DecoderModel, config: LoraConfig, *, is_native: bool) -> None:

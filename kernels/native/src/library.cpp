@@ -72,7 +72,7 @@ void rayfleet_linear(int64_t is_bf16, const float* x, int64_t rows, const Linear
 }
 
 void rayfleet_add_lora(int64_t is_bf16, const LoraStep* step) {
-  is_bf16 ? LoraProduct<uint16_t>(*step).run() : LoraProduct<float>(*step).run();
+  is_bf16 ? add_lora<uint16_t>(*step) : add_lora<float>(*step);
 }
 
 // Sets logits to -inf if a row's bit is 0; `masks` has ceil(vocab_size / 32) words per row.

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <thread>
 #include <vector>
 
 #include "simd.h"
@@ -21,6 +23,12 @@ struct LoraStep {
   const int64_t* tokens;  // rows of `x` and `out`, of one adapter after another
   const int64_t* groups;  // [num_groups, 3]: slot from 1, first of its `tokens`, end
   int64_t num_groups;
+  int64_t num_threads;  // at most
+};
+
+// Some of the tokens of one adapter.
+struct LoraChunk {
+  int64_t slot, first, end;  // slot from 0
 };
 
 template <typename T>
@@ -30,17 +38,13 @@ class LoraProduct {
     shrunk_.resize(kTokens * s_.num_projections * s_.rank);
   }
 
-  void run() {
-    for (int64_t i = 0; i < s_.num_groups; ++i) {
-      const int64_t *group = s_.groups + 3 * i, slot = group[0] - 1, end = group[2];
-      num_ranks_ = s_.ranks[slot];
-      if (!num_ranks_) continue;
-      a_ = (const T*)s_.a + slot * s_.num_projections * s_.rank * s_.num_in;
-      b_ = (const T*)s_.b + slot * s_.rank * s_.num_out;
-      int64_t first = group[1];
-      for (; first + kTokens <= end; first += kTokens) add<kTokens>(first);
-      for (; first < end; ++first) add<1>(first);
-    }
+  void run(const LoraChunk& chunk) {
+    num_ranks_ = s_.ranks[chunk.slot];
+    a_ = (const T*)s_.a + chunk.slot * s_.num_projections * s_.rank * s_.num_in;
+    b_ = (const T*)s_.b + chunk.slot * s_.rank * s_.num_out;
+    int64_t first = chunk.first;
+    for (; first + kTokens <= chunk.end; first += kTokens) add<kTokens>(first);
+    for (; first < chunk.end; ++first) add<1>(first);
   }
 
  private:
@@ -151,5 +155,30 @@ class LoraProduct {
   int64_t num_ranks_ = 0;
   std::vector<float> shrunk_;  // [kTokens, projections, rank]
 };
+
+// Threads are started for each call: steps of so many tokens take much longer.
+template <typename T>
+void add_lora(const LoraStep& step) {
+  constexpr int64_t kChunk = 64, kTokensPerThread = 256;
+  std::vector<LoraChunk> chunks;
+  int64_t num_tokens = 0;
+  for (int64_t i = 0; i < step.num_groups; ++i) {
+    const int64_t *group = step.groups + 3 * i, slot = group[0] - 1, end = group[2];
+    if (!step.ranks[slot]) continue;
+    num_tokens += end - group[1];
+    for (int64_t first = group[1]; first < end; first += kChunk)
+      chunks.push_back({slot, first, std::min(first + kChunk, end)});
+  }
+  std::atomic<size_t> next{0};
+  const auto work = [&] {
+    LoraProduct<T> product(step);
+    for (size_t i; (i = next.fetch_add(1)) < chunks.size();) product.run(chunks[i]);
+  };
+  std::vector<std::thread> others;
+  const int64_t num_threads = std::min(step.num_threads, num_tokens / kTokensPerThread);
+  for (int64_t i = 1; i < num_threads; ++i) others.emplace_back(work);
+  work();
+  for (auto& thread : others) thread.join();
+}
 
 }  // namespace rayfleet

@@ -22,14 +22,15 @@ NUM_PROMPTS = 9
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 SETTINGS: dict[str, dict[str, Any]] = {
     "chunks": {
+        "cpu_backend": "auto",
         **{"max_num_batched_tokens": 96, "kv_cache_tokens": 424, "page_size": 8},
         **{"speculative_method": "ngram", "speculative_adaptive": False},
     },
-    "native": {"cpu_backend": "auto"},
+    "torch": {},
     "draft": {"speculative_method": "draft", "speculative_adaptive": False},
 }
-"""Chunks, few pages and drafts of the text; the compiled library's kernel; drafts of a model
-without adapters."""
+"""The compiled library's kernel, chunks, few pages and drafts of the text; the reference; drafts of
+a model without adapters."""
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,10 @@ def expected(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> l
     return [tokens[index] for index in range(NUM_PROMPTS)]
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(
+    "name",
+    [one if one == "chunks" else pytest.param(one, marks=pytest.mark.long) for one in SETTINGS],
+)
 def test_tokens_equal_those_of_merged_weights(
     name: str, folders: list[Path], expected: list[list[int]]
 ) -> None:

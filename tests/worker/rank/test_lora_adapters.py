@@ -12,6 +12,7 @@ import torch
 from tests.support.checkpoints.adapters import merge_adapter, write_adapter
 from tests.support.checkpoints.dense import VOCAB_SIZE, write_checkpoint
 from tests.support.checkpoints.families import write_specimen
+from tests.support.effort import IS_LONG
 from tests.support.engines.adapter_engine import load_adapters
 from tests.support.engines.plan_driver import Request, generate, make_runner
 from tests.support.engines.threaded_group import run_ranks
@@ -19,6 +20,7 @@ from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.plan.plan import AdapterLoad, AdapterRead, Plan
 from worker.rank.runner import ModelRunner
 
+pytestmark = pytest.mark.randomized  # with more merged weights
 RANKS = (1, 3, 8, 16, 24, 4, 2, 12)
 TARGETS = (
     *(("q_proj", "v_proj"), ("gate_proj", "down_proj"), ("up_proj",), ("k_proj", "o_proj")),
@@ -90,6 +92,8 @@ def test_eight_adapters_in_a_batch_equal_merged_weights_and_each_alone(
         generate(runner, [alone], page_seed=number)
         assert alone.tokens == mine[-1].tokens
         assert torch.equal(torch.stack(alone.logits), torch.stack(mine[-1].logits))
+        if number % 3 and not IS_LONG:
+            continue
         merged = make_runner(str(merge_adapter(base, adapter, tmp_path / str(number))), **OPTIONS)
         expected = requests(0, 0)
         for request, own in zip(expected, mine, strict=True):

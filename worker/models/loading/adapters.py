@@ -65,7 +65,7 @@ class ModelAdapters:
         model: the model.
         max_loras: number of slots on the device.
         max_rank: maximum rank of an adapter.
-        is_native: whether the compiled CPU library computes steps of few tokens.
+        is_native: whether the compiled CPU library computes the products.
 
     Raises:
         ValueError: no layer of the model supports adapters.
