@@ -28,7 +28,7 @@ class AdapterRows:
         return _arrays(self._adapters, self._num_tiles)
 
     def selected(self, tokens: IntArray) -> dict[str, npt.NDArray[Any]]:
-        """Those of some tokens, by their indices among these."""
+        """Arrays of some tokens, by their indices among these."""
         return _arrays(self._adapters[tokens], 0)
 
 

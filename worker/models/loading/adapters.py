@@ -23,7 +23,7 @@ from worker.models.config.multimodal import TensorNames
 from worker.models.config.peft import WEIGHTS_NAME, PeftConfig, read_peft_config
 from worker.models.layers.linear import Linear
 from worker.models.layers.linear_method import VALUE_TYPES, WeightPart
-from worker.models.layers.lora import LinearModule, LoraFactors, LoraLayer, LoraRows
+from worker.models.layers.lora import LoraFactors, LoraLayer, LoraRows
 
 _PREFIX = "base_model.model."
 """Prefix of the names of all tensors."""
@@ -83,7 +83,7 @@ class ModelAdapters:
         self._linears: list[Linear] = []
         self._layers: list[LoraLayer] = []
         self._projections: dict[str, _Projection] = {}
-        for layer, prefix in _modules(model):
+        for layer, prefix in _linears(model):
             names = list(dict.fromkeys(part.name for part in layer.parts))
             groups = [names.index(part.name) for part in layer.parts]
             layer.lora = LoraLayer(
@@ -274,12 +274,15 @@ class _Tensors:
         return found
 
 
-def _modules(model: DecoderModel) -> list[LinearModule]:
-    """The linear layers that support adapters, in the order of the checkpoint."""
-    found: dict[int, LinearModule] = {}
+def _linears(model: DecoderModel) -> list[tuple[Linear, str]]:
+    """The linear layers that support adapters, each with the prefix of its parts' names."""
+    found: dict[int, tuple[Linear, str]] = {}
     for slot in model.weight_slots():
-        if slot.module is not None and slot.module.layer.supports_lora:
-            found.setdefault(id(slot.module.layer), slot.module)
+        if slot.module is not None:
+            layer, prefix = slot.module
+            assert isinstance(layer, Linear), "a module is a linear layer"
+            if layer.supports_lora:
+                found.setdefault(id(layer), (layer, prefix))
     return list(found.values())
 
 
