@@ -13,7 +13,7 @@ import torch
 from kernels.native import NativeLora
 
 TILE_TOKENS = 16
-"""Number of tokens per tile: the minimum number of rows of a matrix product in Triton."""
+"""Number of tokens per tile: the minimum rows of a matrix product in Triton."""
 RANK_STEP = 16
 """Ranks of buffers are multiples of this: the minimum depth of a matrix product in Triton."""
 _BLOCK_COLUMNS = 64

@@ -14,12 +14,13 @@ import torch
 from kernels import Fp8Inputs, Fp8Rows, PackedLinear, linear, pack_linear_weight
 from worker.models.layers.linear_method import (
     LayerOptions,
+    LinearModule,
     LinearWeight,
     UnquantizedMethod,
     WeightPart,
     WeightSlot,
 )
-from worker.models.layers.lora import LinearModule, LoraLayer
+from worker.models.layers.lora import LoraLayer
 from worker.models.layers.sharing import divide
 
 Rows = torch.Tensor | Fp8Rows

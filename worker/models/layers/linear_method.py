@@ -15,15 +15,24 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
 from kernels import ExpertWeights, PackedLinear, pack_linear_weight
-from worker.models.layers.lora import LinearModule
 from worker.models.layers.tensor_parallel import TensorParallelGroup
 
 VALUE_TYPES = ("F64", "F32", "F16", "BF16")
 """Data types of unquantized tensors, as safetensors names them."""
+
+
+class LinearModule(NamedTuple):
+    """A linear layer and its place in the model."""
+
+    layer: object
+    """The `Linear`, which this file does not import."""
+    prefix: str
+    """Prefix of the names of the layer's parts in a checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

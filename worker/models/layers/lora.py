@@ -8,20 +8,10 @@ output. All layers share one `LoraRows`, which is set before each forward pass.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
 from kernels.lora import LoraTiles, LoraWeights, add_lora_
-
-
-class LinearModule(NamedTuple):
-    """A linear layer and its place in the model."""
-
-    layer: object
-    """A `linear.Linear`; that module imports this one."""
-    prefix: str
-    """Prefix of the names of the layer's parts in a checkpoint."""
 
 
 class LoraRows:

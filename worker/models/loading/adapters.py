@@ -83,7 +83,7 @@ class ModelAdapters:
         self._linears: list[Linear] = []
         self._layers: list[LoraLayer] = []
         self._projections: dict[str, _Projection] = {}
-        for layer, prefix in _modules(model):
+        for layer, prefix in _linears(model):
             names = list(dict.fromkeys(part.name for part in layer.parts))
             groups = [names.index(part.name) for part in layer.parts]
             layer.lora = LoraLayer(
@@ -274,14 +274,15 @@ class _Tensors:
         return found
 
 
-def _modules(model: DecoderModel) -> list[tuple[Linear, str]]:
-    """The linear layers that support adapters, in the order of the checkpoint, and the prefixes of
-    the names of their parts."""
+def _linears(model: DecoderModel) -> list[tuple[Linear, str]]:
+    """The linear layers that support adapters, each with the prefix of its parts' names."""
     found: dict[int, tuple[Linear, str]] = {}
     for slot in model.weight_slots():
-        layer, prefix = slot.module or (None, "")
-        if isinstance(layer, Linear) and layer.supports_lora:
-            found.setdefault(id(layer), (layer, prefix))
+        if slot.module is not None:
+            layer, prefix = slot.module
+            assert isinstance(layer, Linear), "a module is a linear layer"
+            if layer.supports_lora:
+                found.setdefault(id(layer), (layer, prefix))
     return list(found.values())
 
 
