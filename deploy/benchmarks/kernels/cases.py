@@ -10,6 +10,7 @@ import torch
 
 import kernels
 from deploy.benchmarks.kernels.case import Case, Shape, elementwise_case
+from deploy.benchmarks.kernels.lora import lora_case
 from deploy.benchmarks.kernels.mla import expanded_prompt
 from deploy.benchmarks.kernels.sparse import SPARSE_CASES
 from deploy.benchmarks.kernels.states import STATE_STEPS, gated_delta_step
@@ -91,6 +92,7 @@ def make_cases(
         ("choose_experts", maker.choose),
         *(("fused_moe", partial(maker.moe, name)) for name in (None, *_FORMATS)),
         ("draft_ngrams", partial(_ngram_case, rows, context, device)),
+        ("add_lora_", partial(lora_case, shape, rows, device, dtype)),
     ]
     with_cases = {name for name, _ in makers}
     size = rows, shape.intermediate
