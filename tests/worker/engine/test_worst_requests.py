@@ -43,7 +43,7 @@ ALLOCATOR_SLACK = 8 << 20
 """Bytes that the C library's and Python's arenas may keep: an eighth of an arena's 64 MiB."""
 FREE = {"seed", "max_tokens", "skip_special_tokens", "include_stop_str_in_output", "ignore_eos"}
 """Fields without a size: any value costs the same."""
-ELSEWHERE = {"stop", "thought", "diffusion", "bad_words"}
+ELSEWHERE = {"stop", "thought", "diffusion", "bad_words", "pooling"}
 """Fields that an autoregressive model's rank does not see, or sees under another name."""
 
 WORST: dict[str, tuple[dict[str, Any], ...]] = {

@@ -9,7 +9,7 @@ import torch
 
 from tests.support.checkpoints.dense import write_checkpoint
 from tests.support.engines.plan_driver import make_runner
-from worker.rank import runner
+from worker.rank import loaded_model
 
 
 def test_a_draft_model_with_windows_is_refused_before_weights_are_read(
@@ -19,7 +19,7 @@ def test_a_draft_model_with_windows_is_refused_before_weights_are_read(
     target, draft = tmp_path / "target", tmp_path / "draft"
     write_checkpoint("qwen2", target)
     write_checkpoint("qwen2-window", draft)
-    monkeypatch.delattr(runner, "load_weights")
+    monkeypatch.delattr(loaded_model, "load_weights")
     options = {"speculative_method": "draft", "speculative_model": str(draft)}
     with pytest.raises(ValueError, match=r"sliding windows \(48 tokens\) .* --max-model-len 48"):
         make_runner(str(target), **options)
