@@ -34,7 +34,7 @@ from worker.protocol.messages import StepReport, Submit, TokenDelta, WorkerUpdat
 _MEAN_GOAL = 1.05
 _AGENTS = "agents"
 """Workload of coding agents in a closed loop, in addition to those of the simulation."""
-_AGENT_WORKERS, _AGENT_SESSIONS = 4, 12
+_AGENT_WORKERS, _AGENT_SESSIONS = 4, 8
 _AGENT_S, _AGENT_WARM = 900.0, 1 / 3
 """Simulated seconds of agents, and the part of them that is not measured."""
 
