@@ -68,7 +68,7 @@ class StateReplays:
         """Whether sizes are upper bounds, since the device determines the actual ones."""
 
     def admit(self, admits: Sequence[Admit]) -> None:
-        """Forgets the drafts of slots that get a new request."""
+        """Resets slots that get a new request, which has no drafts."""
         slots = [admit.slot for admit in admits if self._is_drafted[admit.slot]]
         if slots:
             self._is_drafted[slots] = False
@@ -147,7 +147,10 @@ class StateReplays:
             has_outputs=False,
         )
         # Tokens of all rows, in order: those after the last one are counted to the last row.
-        most = len(slots) * count if self._uses_bounds else int(lengths.sum())
+        most = len(slots) * count
+        if not self._uses_bounds:
+            most, distances = int(lengths.sum()), (starts - states)[states < _NOWHERE]
+            assert bool(((distances >= 0) & (distances <= count)).all()), "inputs are missing"
         tokens, row_ends = torch.arange(most, device=slots.device), lengths.cumsum(0)
         of_row = torch.searchsorted(row_ends, tokens, right=True).clamp(max=len(slots) - 1)
         offsets = tokens - (row_ends - lengths)[of_row]

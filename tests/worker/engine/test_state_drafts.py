@@ -70,6 +70,8 @@ class Known:
                 params = SamplingParams(
                     temperature=0.9 * (number % 4 > 0),
                     seed=number,
+                    # With a penalty, the host places the rows of its steps.
+                    frequency_penalty=0.5 * (number % 4 == 3),
                     max_tokens=int(rng.integers(12, 26)),
                     ignore_eos=True,
                     logprobs=2,
