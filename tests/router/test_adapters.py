@@ -68,6 +68,14 @@ async def test_a_configured_adapter_is_a_model_with_a_parent(lora):
     assert await chat(lora, "stub") is None
     response = await lora.complete(model="sql")
     assert response.json()["model"] == "sql"
+    messages = [{"role": "user", "content": "hi"}]
+    for path, body in (
+        ("messages", {"messages": messages, "max_tokens": 5}),
+        ("responses", {"input": "hi"}),
+    ):
+        response = await lora.client.post(f"/v1/{path}", json={"model": "sql", **body})
+        assert response.json()["model"] == "sql"
+    assert sum(submit.adapter == STATIC for submit in lora.submits()) == 3
     unknown = await lora.chat(model="spanish")
     assert unknown.status_code == 404
     assert "Available: stub, alias, sql." in unknown.json()["error"]["message"]
