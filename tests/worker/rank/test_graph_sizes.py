@@ -151,6 +151,7 @@ def capture_of(
 ) -> StepCapture | None:
     """Captures of a single rank on CUDA, with sparse attention in sequences longer than `top_k`."""
     model = SimpleNamespace(
+        pooling=None,
         block_size=1,
         hidden_size=64,
         resolve_max_model_len=lambda requested: requested or 1000,
