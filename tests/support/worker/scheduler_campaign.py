@@ -22,8 +22,9 @@ def random_submit(
 ) -> Submit:
     """Prompts from few families, so that prefixes are shared, in part and in full."""
     family, salt = rng.randrange(3), rng.randrange(len(SALTS))
-    is_pooled = rng.random() < 0.2
-    length = rng.randint(1, limit - (not is_pooled))
+    is_pooled = request_id.endswith("7")
+    length = rng.randint(1, limit - 1)
+    length += is_pooled and length == limit - 1
     shared = rng.randint(0, length)
     prompt = [3 + (family + i) % 7 for i in range(shared)]
     prompt += [rng.randrange(50) for _ in range(length - shared)]

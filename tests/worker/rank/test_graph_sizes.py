@@ -153,6 +153,7 @@ def capture_of(
 ) -> StepCapture | None:
     """Captures of a single rank on CUDA, with sparse attention in sequences longer than `top_k`."""
     model = SimpleNamespace(
+        pooling=None,
         block_size=1,
         canvas=None,
         hidden_size=64,

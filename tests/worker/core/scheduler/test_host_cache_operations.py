@@ -79,7 +79,7 @@ def test_hundreds_of_operations_leak_no_page_or_slot(
         operation()
     campaign.finish(depth)
     assert harness.last is not None
-    assert harness.last.load.num_preemptions > 3
+    assert harness.last.load.num_preemptions > 1
     found = totals(harness)
     assert found.num_loaded > 10
     assert harness.device.num_waiting >= 1
