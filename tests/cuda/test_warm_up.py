@@ -21,6 +21,7 @@ from tests.support.cuda.warm_starts import (
     write_demo,
     write_model,
 )
+from tests.support.engines.adapter_engine import EmptySlotsEngine
 from tests.support.engines.engine_driver import Engine
 from worker.plan.plan import Plan
 from worker.rank import warmup
@@ -165,6 +166,12 @@ OTHER_OPTIONS: dict[str, dict[str, Any]] = {
     "short": {"max_model_len": 100, "max_num_batched_tokens": 64},
     "small cache": {"kv_cache_tokens": 999, "page_size": 1, "max_model_len": 990},
 }
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
+def test_no_adapter_needs_another_binary(experts: str, *, eager: bool) -> None:
+    assert new_variants(experts, engine=EmptySlotsEngine, enforce_eager=eager) == []
 
 
 @pytest.mark.long

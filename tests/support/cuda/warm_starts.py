@@ -91,6 +91,7 @@ def new_variants(
     grammars: bool = False,
     brief: bool = False,
     meddle: Callable[[], object] = lambda: None,
+    engine: type[Engine] = Engine,
     **options: Any,
 ) -> list[str]:
     """Starts an engine and serves all kinds of requests; returns what it had to compile meanwhile.
@@ -101,11 +102,12 @@ def new_variants(
         grammars: whether to use grammars, too; the model then needs a tokenizer.
         brief: whether to only serve requests one by one.
         meddle: called between startup and serving.
+        engine: class of the engine.
         options: options of the engine. With `tensor_parallel_size` all ranks run in this process,
             and each must have compiled its kernels.
     """
     with noting_variants() as variants:
-        kind: type[Engine] = Engine
+        kind = engine
         if "tensor_parallel_size" in options:
             own = {"executor_class": partial(TurnsExecutor, variants)}
             kind = type("TurnsEngine", (Engine,), own)

@@ -34,11 +34,15 @@ class _AdapterEngine(Engine):
     """An engine on one rank, with the adapters `folders`."""
 
     folders: Sequence[Path] = ()
+    """Adapters in the slots from 1 on."""
+    num_slots = 0
+    """Number of slots, including empty ones."""
 
     def __init__(self, folder: str, **options: Any) -> None:
-        options |= {"enable_lora": True, "max_loras": len(self.folders), "max_lora_rank": 24}
+        options |= {"enable_lora": True, "max_loras": self.num_slots, "max_lora_rank": 24}
         super().__init__(folder, **options)
-        load_adapters(self.runner, self.folders)
+        if self.folders:
+            load_adapters(self.runner, self.folders)
         forward = self.runner.forward
 
         def with_adapters(plan: Plan) -> ForwardStep:
@@ -46,7 +50,7 @@ class _AdapterEngine(Engine):
                 msgspec.structs.replace(
                     admit,
                     adapter=adapter_of(
-                        np.frombuffer(admit.token_ids, "<i4").tolist(), len(self.folders)
+                        np.frombuffer(admit.token_ids, "<i4").tolist(), self.num_slots
                     ),
                 )
                 for admit in plan.admits
@@ -58,4 +62,11 @@ class _AdapterEngine(Engine):
 
 def engine_with(folders: Sequence[Path], kind: type[Engine] = Engine) -> type[Any]:
     """The class of engines of a kind with these adapters."""
-    return type("OwnEngine", (_AdapterEngine, kind), {"folders": tuple(folders)})
+    own = {"folders": tuple(folders), "num_slots": len(folders)}
+    return type("OwnEngine", (_AdapterEngine, kind), own)
+
+
+class EmptySlotsEngine(_AdapterEngine):
+    """An engine whose requests use slots without adapters, which are zeros."""
+
+    num_slots = 2

@@ -87,7 +87,7 @@ def test_running_blocks_have_adapters(tmp_path: Path) -> None:
     write_sdar(base, 8)
     adapter = write_adapter(base, tmp_path / "adapter", 6)
     merged = merge_adapter(base, adapter, tmp_path / "merged")
-    given, params = block_requests.prompts(), block_requests.sampling()
+    given, params = block_requests.prompts(6), block_requests.sampling(6)
     options: dict[str, Any] = {"cpu_backend": "torch", "kv_cache_tokens": 2048}
     with engine_with([adapter], BlockEngine)(str(base), **options) as engine:
         outputs = engine.serve(given, params)

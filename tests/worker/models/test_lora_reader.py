@@ -12,10 +12,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from kernels import Fp8Inputs, PackedLinear
+from kernels.lora import LoraPart, LoraTiles, LoraWeights
 from tests.support.checkpoints.adapters import write_adapter
 from tests.support.checkpoints.dense import write_checkpoint
 from worker.models.config.model_config import load_model_config
 from worker.models.config.peft import read_peft_config
+from worker.models.layers.linear import ColumnParallelLinear, whole_part
+from worker.models.layers.linear_method import LayerOptions
+from worker.models.layers.lora import LoraLayer, LoraRows
+from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.models.loading.adapters import ModelAdapters
 from worker.models.loading.loader import build_without_weights
 
@@ -163,3 +169,47 @@ def test_scales_follow_the_module_s_rank_and_alpha(folder: Path, adapters: Model
     configure(folder, rank_pattern={"q_proj": 5})
     with pytest.raises(ValueError, match=r"shape \[4, 64\], but \[5, 64\] is required"):
         adapters.read(folder)
+
+
+class Fp8Capable(PackedLinear):
+    """A weight that multiplies rows in FP8, too."""
+
+    fp8_inputs = Fp8Inputs(by_block=False, min_rows=129)
+
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return x.new_zeros(len(x), 8)
+
+
+def test_layers_with_adapters_get_rows_that_are_not_quantized() -> None:
+    """Else the norm before them would only pass on FP8 rows."""
+    options = LayerOptions(
+        group=TensorParallelGroup.alone(torch.device("cpu")),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        batch_invariant=False,
+    )
+    layer = ColumnParallelLinear(4, [whole_part("q_proj", 8)], bias=False, options=options)
+    layer._packed = Fp8Capable()
+    assert layer.fp8_inputs == Fp8Capable.fp8_inputs
+    weights = LoraWeights.allocate(
+        num_slots=1,
+        in_features=4,
+        parts=[LoraPart(0, 8, 0)],
+        rank=1,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        batch_invariant=False,
+    )
+    weights.load(1, torch.ones(1, 1, 4), torch.ones(1, 8))
+    rows = LoraRows()
+    layer.lora = LoraLayer(weights, rows)
+    assert layer.fp8_inputs is None
+    x = torch.ones(3, 4)
+    assert not layer.forward(x).any()
+    tiles = LoraTiles(
+        slots=torch.ones(1, dtype=torch.int32), tokens=torch.tensor([0, 2] + 14 * [-1]).int()
+    )
+    rows.set(tiles, 3)
+    assert layer.forward(x)[:, 0].tolist() == [4, 0, 4]
+    with pytest.raises(AssertionError, match="2 rows of 3 tokens"):
+        layer.forward(x[:2])
