@@ -13,7 +13,7 @@ from typing import Any
 
 from router.channel import WorkerTransport
 from router.config import GatewayConfig, ModelRoute
-from router.errors import missing_model, unknown_model
+from router.errors import ApiError, missing_model, unknown_model
 from router.fleet import Fleet
 from router.metrics.collector import GatewayCollector, Source
 from router.metrics.http import HttpStats
@@ -133,7 +133,8 @@ class Gateway:
         """The model with a name; None for the only model.
 
         Raises:
-            ApiError: 404 for an unknown name; 400 for None if there are several models.
+            ApiError: 404 for an unknown name; 400 for None if there are several models; 503 if the
+                name may be that of a LoRA adapter that this gateway could not read yet.
         """
         if name is None:
             if len(self._models) == 1:
@@ -141,6 +142,9 @@ class Gateway:
             raise missing_model()
         model = self.owner(name)
         if model is None:
+            if any(m.route.enable_lora and not m.adapters.is_complete for m in self.models):
+                problem = "the LoRA adapters of this fleet are not known yet: try again"
+                raise ApiError(503, problem, retry_after_s=1)
             raise unknown_model(name)
         return model
 

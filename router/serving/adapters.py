@@ -74,6 +74,8 @@ class AdapterRegistry:
         self._lock = asyncio.Lock()
         self._follower: asyncio.Task[None] | None = None
         self._reachable = True
+        self.is_complete = store is None
+        """Whether the store has been read: until then, any name may be that of an adapter."""
         if peers is not None:
             peers.handle_call(self._method, self._on_call)
 
@@ -216,7 +218,7 @@ class AdapterRegistry:
                     logger.warning("failed to read LoRA adapters, keeping known ones: %r", error)
                 self._reachable = False
                 return
-            self._reachable = True
+            self._reachable = self.is_complete = True
             found = {}
             for name, value in values.items():
                 # Values stored by another release may be unknown to this one.

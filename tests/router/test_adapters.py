@@ -250,6 +250,11 @@ async def test_all_gateways_have_the_adapters_of_one_also_later_ones(lora, monke
     assert names(2) == ["team/french"]
 
     store.failure = ConnectionError("the GCS is gone")
+    late = await start("late")
+    request = {"model": "team/french", "prompt": "hi", "max_tokens": 2}
+    unknown = await late.post("/v1/completions", json=request)
+    assert unknown.status_code == 503, "not a 404: the adapter exists"
+    network.leave("late")
     assert (await post(second, "unload", lora_name="team/french")).status_code == 503
     assert names(0) == names(1) == ["team/french"]
     store.failure = None
