@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from worker.config import EngineConfig, pinned
+from worker.models.config.model_config import load_model_config
 from worker.protocol.retry import Unavailable
 from worker.rank.preflight import check_engine
 
@@ -25,8 +26,23 @@ overrides it."""
 PIN_TIMEOUT_S = 20
 """Timeout in seconds for resolving a model's revisions to commits, less than huggingface_hub's
 timeouts and retries. After it gateways and workers resolve branches themselves."""
+_QUESTION = "What is 12 + 30?"
 HTTP_TOO_MANY_REQUESTS = 429
 HTTP_SERVER_ERROR = 500
+
+
+class Example(NamedTuple):
+    """Example request to a model."""
+
+    route: str
+    fields: Mapping[str, object]
+    """The body without the model's name."""
+
+
+CHAT = Example(
+    "/v1/chat/completions",
+    {"messages": [{"role": "user", "content": _QUESTION}], "stream": True},
+)
 
 
 def with_commits(engine: EngineConfig) -> EngineConfig:
@@ -76,6 +92,23 @@ def check_model(engine: EngineConfig) -> None:
         _in_time(lambda: check_engine(engine), PIN_TIMEOUT_S)
     except (Unavailable, OSError) as error:
         logger.warning("model not checked before the start: %s", " ".join(str(error).split()))
+
+
+def example_request(engine: EngineConfig) -> Example:
+    """An example request to a checked model: a chat, or a text to embed or classify."""
+    try:
+        pooling = _in_time(
+            lambda: (
+                load_model_config(engine.checkpoint, weights=False, pooling=engine.pooling).pooling
+            ),
+            HUB_TIMEOUT_S,
+        )
+    except (ValueError, OSError):  # not known yet: the Hub cannot be reached
+        return CHAT
+    if pooling is None:
+        return CHAT
+    route = "/v1/embeddings" if pooling.info.task == "embed" else "/classify"
+    return Example(route, {"input": _QUESTION})
 
 
 def require_model(model: str, revision: str = "", *, weights: bool = True) -> None:

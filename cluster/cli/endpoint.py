@@ -49,12 +49,15 @@ class Endpoint:
         url: URL of the endpoint, with or without /v1.
         key: API key to send; empty for none.
         timeout_s: timeout in seconds for the next byte of a response.
+        variable: environment variable with the key, for messages.
     """
 
-    def __init__(self, url: str, key: str = "", timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self, url: str, key: str = "", timeout_s: float = TIMEOUT_S, variable: str = API_KEY
+    ) -> None:
         self.base = url.rstrip("/").removesuffix("/v1")
         self._key = key
-        self._timeout_s = timeout_s
+        self._timeout_s, self._variable = timeout_s, variable
         handlers: list[urllib.request.BaseHandler] = [_NoRedirects()]
         if is_loopback(urllib.parse.urlsplit(self.base).hostname or ""):
             handlers.append(urllib.request.ProxyHandler({}))
@@ -119,7 +122,7 @@ class Endpoint:
         except ValueError:
             message = f"{self.base}{path} returned HTTP {error.code} {error.reason}"
         if error.code == http.HTTPStatus.UNAUTHORIZED:
-            return f"{message} (set {API_KEY} or --api-key)"
+            return f"{message} (set {self._variable} or --api-key)"
         return message
 
 

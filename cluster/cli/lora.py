@@ -93,4 +93,4 @@ def cells(row: dict[str, Any]) -> Sequence[str]:
 
 def _endpoint(arguments: argparse.Namespace) -> Endpoint:
     options = LoraOptions(**given_options(arguments, LoraOptions))
-    return Endpoint(options.url, options.key)
+    return Endpoint(options.url, options.key, variable=ADMIN_API_KEY)

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from cluster.autoscaling.config import AutoscalingConfig
-from cluster.checkpoints import check_model
+from cluster.checkpoints import CHAT, Example, check_model, example_request
 from cluster.cli.options import add_option_groups, add_options, flag_name, given_options
 from cluster.cli.parser import CommandParser
 from cluster.config import (
@@ -142,7 +142,8 @@ def run(arguments: argparse.Namespace) -> int:
         _on_signals(_interrupt)
         fleet.start()
         _on_signals(lambda number, frame: stop.set())
-        text = banner(config, fleet.base_url, fleet.log_directory)
+        example = example_request(config.models[0].engine)
+        text = banner(config, fleet.base_url, fleet.log_directory, example)
         if config.endpoint.log_format == "json":
             text = text.strip().partition("\n")[0]  # without the example for interactive use
         console.print(text, markup=False, soft_wrap=True)
@@ -276,14 +277,10 @@ def _workers(model: ModelSpec) -> str:
     return f"{model.min_workers} to {model.max_workers}"
 
 
-def banner(config: ServeConfig, base_url: str, logs: str) -> str:
+def banner(config: ServeConfig, base_url: str, logs: str, example: Example = CHAT) -> str:
     """Text with the URLs of API and page, and an example request. It contains no key, since it
     remains in terminals and logs."""
-    body = {
-        "model": config.models[0].name,
-        "messages": [{"role": "user", "content": "What is 12 + 30?"}],
-        "stream": True,
-    }
+    body = {"model": config.models[0].name, **example.fields}
     access = config.endpoint.access
     guarded = bool(access.api_keys or access.api_key_file)
     authorization = f' -H "Authorization: Bearer ${API_KEY}"' if guarded else ""
@@ -291,6 +288,6 @@ def banner(config: ServeConfig, base_url: str, logs: str) -> str:
     return (
         f"\nServing on {base_url}/v1   (logs: {logs})\n"
         f"Web page with chat and fleet status: {base_url}/\n\n{key}"
-        f"curl -N {base_url}/v1/chat/completions -H 'Content-Type: application/json'"
+        f"curl -N {base_url}{example.route} -H 'Content-Type: application/json'"
         f"{authorization} \\\n  -d '{json.dumps(body)}'\n\nPress Ctrl-C to stop."
     )

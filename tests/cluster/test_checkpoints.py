@@ -22,6 +22,7 @@ import pytest
 from cluster import checkpoints
 from cluster.config import find_demo_model
 from tests.support.forking import Forker
+from worker.config import EngineConfig
 
 MODEL = "org/model"
 HUB_VARIABLES = ("HF_", "HUGGING", "TRANSFORMERS_")
@@ -316,3 +317,15 @@ def test_config_json_is_checked_before_ray_starts(tmp_path: Path) -> None:
         assert lines[0].startswith("rayfleet: ")
         assert mistake in lines[0]
         assert remedy in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("task", "route"),
+    [
+        ("generate", "/v1/chat/completions"),
+        ("embed", "/v1/embeddings"),
+    ],
+)
+def test_the_example_request_suits_the_model(task: str, route: str) -> None:
+    engine = EngineConfig.of(model=find_demo_model(), task=task)
+    assert checkpoints.example_request(engine).route == route
