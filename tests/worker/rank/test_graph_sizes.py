@@ -157,7 +157,6 @@ def capture_of(
         block_size=1,
         canvas=None,
         hidden_size=64,
-        pooling=None,
         resolve_max_model_len=lambda requested: requested or 1000,
         selects_tokens_within=lambda length: length > top_k,
     )
