@@ -29,7 +29,7 @@ from worker.config import EngineConfig
 from worker.models.architectures.decoder import DecoderModel
 from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.models.loading.native import NativeOptions, pack_weights
-from worker.rank import batch, runner
+from worker.rank import batch, loaded_model
 from worker.rank.graphs import Replay, StepGraphs
 from worker.rank.runner import ModelRunner
 
@@ -141,7 +141,7 @@ def counting() -> Iterator[Counter]:
         properties = SimpleNamespace(multi_processor_count=132, major=9, minor=0)
         patch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
         patch.setattr(batch, "uploader_to", _Upload)
-        patch.setattr(runner, "fill_dummy_weights", _pack_unloaded)
+        patch.setattr(loaded_model, "fill_dummy_weights", _pack_unloaded)
         yield counter
 
 
