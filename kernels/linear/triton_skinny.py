@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.attention.triton_config import compute_capability
 from kernels.linear.packed_codes import TILE_COLUMNS
 from kernels.linear.triton_split import new_parts, split_steps, store_sum
 from kernels.tiles import cdiv
@@ -26,9 +27,12 @@ class _Sizes(NamedTuple):
 
 
 _SIZES = (_Sizes(16, 128, 4), _Sizes(32, 128, 4), _Sizes(64, 128, 3), _Sizes(128, 64, 4))
-"""Sizes, the first that holds all rows. All but one of the tiles are loaded ahead: 32 to 48 KiB of
+"""Sizes, the first that holds all rows. All but one of the tiles are loaded ahead: 24 to 48 KiB of
 weights, within the 99 KiB of shared memory of compute capability 8.9. Not measured."""
 _WARPS = 4
+_BLACKWELL, _BLACKWELL_WARPS = 100, 8
+"""Compute capability from which the largest tiles have eight warps: with four, they spill 40
+bytes."""
 
 
 def multiply_few(
@@ -59,9 +63,15 @@ def multiply_few(
         new_parts(tiles, splits, sizes.rows * TILE_COLUMNS, arrived), arrived,
         rows, columns, x.stride(0), weight.stride(0), num_steps, steps,
         HAS_BIAS=bias is not None, BLOCK_M=sizes.rows, BLOCK_N=TILE_COLUMNS, BLOCK_K=sizes.depth,
-        num_warps=_WARPS, num_stages=sizes.stages,
+        num_warps=_count_warps(sizes), num_stages=sizes.stages,
     )  # fmt: skip
     return out
+
+
+def _count_warps(sizes: _Sizes) -> int:
+    """Number of warps of a program."""
+    is_large = sizes == _SIZES[-1]
+    return _BLACKWELL_WARPS if is_large and compute_capability() >= _BLACKWELL else _WARPS
 
 
 # Not specialised on the number of rows and of steps: one binary serves all weights.
