@@ -17,7 +17,7 @@ from tests.support.cuda.counted import Counts, HostWait
 from tests.support.cuda.tensors import DeviceMix
 from worker.models.config.families import FAMILIES
 from worker.models.config.family import LINEAR
-from worker.models.layers.linear import _Linear
+from worker.models.layers.linear import Linear
 from worker.rank.runner import ModelRunner
 
 SHORT = ("LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "LLaDA2MoeModelLM")
@@ -80,7 +80,7 @@ def test_quantizing_fp8_inputs_takes_one_launch_per_layer(
             for number in (1, 2)
         )
         found.append(second - first)
-        monkeypatch.setattr(_Linear, "fp8_inputs", None)
+        monkeypatch.setattr(Linear, "fp8_inputs", None)
     assert found == [10, 13]
 
 

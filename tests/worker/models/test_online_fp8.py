@@ -24,7 +24,7 @@ from tests.support.engines.plan_driver import Request, generate, make_runner
 from tests.support.paths import ROOT
 from worker.config import EngineConfig
 from worker.models.layers import online_fp8
-from worker.models.layers.linear import _Linear
+from worker.models.layers.linear import Linear
 from worker.protocol.sampling import SamplingParams
 from worker.protocol.text.tokenizer import load_tokenizer
 from worker.rank.preflight import check_engine
@@ -136,7 +136,7 @@ def test_norms_and_activations_quantize_what_products_would(
         monkeypatch.setattr(scaled, "quantize_fp8", counted)
         options = {"dtype": "bfloat16", "cpu_backend": "torch"}
         logits.append(logits_of(tmp_path, quantization="fp8", **options))
-        monkeypatch.setattr(_Linear, "fp8_inputs", None)
+        monkeypatch.setattr(Linear, "fp8_inputs", None)
     assert torch.equal(*logits)
     assert launches[0] <= launches[1]
     if name in QUANTIZATIONS:
