@@ -75,7 +75,7 @@ def test_several_gateways_serve_the_loop(capsys: pytest.CaptureFixture[str]) -> 
     main(command.split())
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [row["gateways"] for row in rows] == [1, 2]
-    assert all(row["hit_rate"] > 0.3 for row in rows)
+    assert all(0.0 < row["hit_rate"] < 1.0 for row in rows)
 
 
 def test_options_are_checked() -> None:
