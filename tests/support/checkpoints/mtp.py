@@ -1,8 +1,9 @@
 """Checkpoints with an MTP head that predicts nearly as well as the model, by construction.
 
-The model has one layer, which the head repeats, and embeddings of norm 1. The head's projection
-passes on the next token's embedding, so at each position the head computes what the model does at
-the next one, but for the first token. Its predictions depend on its own KV cache.
+The head repeats the model's last layer; earlier ones, with states, add little. Embeddings have norm
+1. The head's projection passes on the next token's embedding, so at each position the head computes
+what the model does at the next one, but for the first token. Its predictions depend on its own KV
+cache.
 """
 
 from __future__ import annotations
@@ -21,6 +22,12 @@ from tests.support.checkpoints.specimen import Specimen, write
 from worker.models.config.model_config import load_model_config
 
 _ONE_LAYER: Mapping[str, Any] = {"num_hidden_layers": 1}
+_WITH_STATES: Mapping[str, Any] = {
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+_SMALL = 0.01
+"""Factor of the outputs of layers before the last."""
 _ONE_SPARSE_LAYER: Mapping[str, Any] = {**_ONE_LAYER, "first_k_dense_replace": 0}
 
 
@@ -45,6 +52,10 @@ HEADS: Mapping[str, Specimen] = {
         rewrite_config=_mimo,
     ),
     "qwen3": Specimen(name="Qwen3", settings=_ONE_LAYER),
+    "qwen3-5": _of("qwen3-5", _WITH_STATES),
+    "qwen3-next": _of(
+        "qwen3-next", {**_WITH_STATES, "mlp_only_layers": [], "decoder_sparse_step": 1}
+    ),
 }
 
 
@@ -53,19 +64,25 @@ def write_with_head(name: str, folder: Path) -> Path:
     write(HEADS[name], folder)
     file = folder / "model.safetensors"
     tensors = load_file(file)
-    mtp = load_model_config(str(folder)).mtp
+    config = load_model_config(str(folder))
+    mtp = config.mtp
     assert mtp is not None, "the family has heads"
+    last = f"model.layers.{config.num_layers - 1}."
+    for key, tensor in tensors.items():
+        if key.endswith(("out_proj.weight", "down_proj.weight")) and not key.startswith(last):
+            tensor *= _SMALL
     embedding = tensors["model.embed_tokens.weight"]
     embedding /= embedding.square().mean(-1, keepdim=True).sqrt()
     size = embedding.shape[1]
     halves = [torch.eye(size), 0.001 * torch.randn(size, size)]
     if mtp.hidden_first:
         halves.reverse()
-    ones = torch.ones(size)
+    # Norms of families with states are stored less one.
+    ones = torch.zeros(size) if config.linear_layers else torch.ones(size)
     head = {
-        mtp.layer + key.removeprefix("model.layers.0."): tensor.clone()
+        mtp.layer + key.removeprefix(last): tensor.clone()
         for key, tensor in tensors.items()
-        if key.startswith("model.layers.0.")
+        if key.startswith(last)
     }
     head[f"{mtp.embedding_norm}.weight"] = ones
     head[f"{mtp.hidden_norm}.weight"] = ones.clone()

@@ -29,7 +29,7 @@ MTP: dict[str, Any] = {
 SIZES: dict[str, Any] = {"max_model_len": 256, "batch_invariant": True}
 NATIVE = ("mimo", "qwen3")
 NAMES = [
-    pytest.param(name, marks=() if name in ("glm4-moe", "mimo") else pytest.mark.long)
+    pytest.param(name, marks=() if name in ("glm4-moe", "mimo", "qwen3-5") else pytest.mark.long)
     for name in HEADS
 ]
 NUM_PROMPTS = 24 if IS_LONG else 6
@@ -117,7 +117,7 @@ def test_chunks_and_scarce_pages_change_neither_tokens_nor_acceptance(folder: Pa
 
 
 @pytest.mark.parametrize(
-    "folder", ["mimo", pytest.param("glm4-moe", marks=pytest.mark.long)], indirect=True
+    "folder", ["mimo", "qwen3-5", pytest.param("glm4-moe", marks=pytest.mark.long)], indirect=True
 )
 def test_prefix_hits_and_resumed_requests_keep_the_acceptance(folder: Path) -> None:
     texts = [text * 3 for text in prompts()]
@@ -138,7 +138,9 @@ def test_prefix_hits_and_resumed_requests_keep_the_acceptance(folder: Path) -> N
         assert engine.acceptance() > 0.4
 
 
-@pytest.mark.parametrize("folder", ["mimo"], indirect=True)
+@pytest.mark.parametrize(
+    "folder", ["mimo", pytest.param("qwen3-5", marks=pytest.mark.long)], indirect=True
+)
 def test_ranks_draft_alike(folder: Path) -> None:
     expected = plain(folder, tensor_parallel_size=2)
     outcomes, acceptance = run(folder, tensor_parallel_size=2)
@@ -158,7 +160,7 @@ def test_torch_drafts_as_the_compiled_library(folder: Path) -> None:
     assert shares[0] == pytest.approx(shares[1], abs=UNCHANGED)
 
 
-@pytest.mark.parametrize("folder", ["mimo"], indirect=True)
+@pytest.mark.parametrize("folder", ["mimo", "qwen3-5"], indirect=True)
 @pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_rows_that_the_device_places(
     folder: Path, depth: int, monkeypatch: pytest.MonkeyPatch

@@ -270,6 +270,10 @@ class _DeltaNet(FamilyConfig):
         period = period_of("full_attention_interval", self.full_attention_interval)
         return LINEAR if (index + 1) % period else FULL
 
+    def mtp(self) -> MtpConfig:
+        """The head, whose layer has full attention."""
+        return MtpConfig.qwen()
+
     def divided(self) -> dict[str, int]:
         """Key heads of linear attention."""
         return {"the number of linear key heads": self.linear_num_key_heads}
