@@ -29,7 +29,7 @@ MTP: dict[str, Any] = {
 SIZES: dict[str, Any] = {"max_model_len": 256, "batch_invariant": True}
 NATIVE = ("mimo", "qwen3")
 NAMES = [
-    pytest.param(name, marks=() if name in ("glm4-moe", "mimo", "qwen3-5") else pytest.mark.long)
+    pytest.param(name, marks=() if name in ("glm4-moe", "qwen3-5") else pytest.mark.long)
     for name in HEADS
 ]
 NUM_PROMPTS = 24 if IS_LONG else 6

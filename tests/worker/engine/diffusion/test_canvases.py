@@ -71,7 +71,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 
 @pytest.mark.checks("blocks", "alone", of=FAMILY, against="transformers")
-@pytest.mark.parametrize("fdfo", [True, False])
+@pytest.mark.parametrize("fdfo", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_alone_round_by_round(case: Case, fdfo: bool) -> None:
     rounds = {count for one in case.expected for count in one.rounds}
     assert max(rounds) == 7 > min(rounds), "choose other prompts"
@@ -118,6 +118,7 @@ def test_two_ranks(case: Case) -> None:
         case.check(engine.serve(PROMPTS, ALL))
 
 
+@pytest.mark.long  # 23 mutations
 @pytest.mark.checks("mutations", of=FAMILY, against="transformers")
 def test_a_broken_feature_shows(case: Case, tmp_path: Path) -> None:
     unnoticed = []
