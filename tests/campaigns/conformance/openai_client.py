@@ -28,7 +28,7 @@ NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
 
 SKIPPED = {
     "audio, images, videos": "served models only support text",
-    "embeddings, moderations": "served models generate text",
+    "moderations": "served models generate text",
     "files, batches, uploads, vector stores, evals, fine-tuning": "the server stores no files",
     "conversations, containers, skills": "clients send or name earlier turns",
     "responses.compact, input_items, input_tokens": "not served; see /tokenize",
@@ -236,7 +236,10 @@ def errors(endpoint: Endpoint) -> None:
 
 def unserved_routes(endpoint: Endpoint) -> None:
     with client_of(endpoint) as client:
-        raised(openai.NotFoundError, client.embeddings.create, model=endpoint.model, input="a")
+        bad = raised(
+            openai.BadRequestError, client.embeddings.create, model=endpoint.model, input="a"
+        )
+        assert bad.param == "model"  # it generates text
         raised(openai.NotFoundError, client.moderations.create, input="a")
         raised(openai.NotFoundError, client.files.list)
         raised(openai.NotFoundError, client.batches.list)
