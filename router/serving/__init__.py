@@ -1,10 +1,10 @@
 """Open requests: placed on workers, detokenized, ended."""
 
 from router.serving.adapters import AdapterRegistry
-from router.serving.admission import SettingsStore
 from router.serving.completion import Completion
 from router.serving.generation import Generation, GenerationRequest
 from router.serving.model import ServedModel
+from router.serving.settings import SettingsStore
 
 __all__ = [
     "AdapterRegistry",

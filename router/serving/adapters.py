@@ -15,15 +15,12 @@ import msgspec
 
 from router.errors import ApiError, bad_request
 from router.peers import Peers
-from router.serving.admission import TIMEOUT_S, SettingsStore
+from router.serving.settings import SettingsStore, SharedSettings
 from worker.protocol.adapters import AdapterCheck, AdapterRef
 from worker.protocol.analyzed import analyzed
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 5.0
-"""Seconds between reads of the store: the maximum delay until a gateway that missed a call applies
-another gateway's change."""
 PEER_TIMEOUT_S = 2.0
 """Timeout in seconds of a call to another gateway, which then reads the store."""
 MAX_ADAPTERS = 4096
@@ -68,12 +65,9 @@ class AdapterRegistry:
         self._static: dict[str, AdapterRef | None] = dict.fromkeys(static)
         """Configured adapters by name; None until a worker has reported its version."""
         self._loaded: dict[str, LoadedAdapter] = {}
-        self._store = store
+        self._shared = SharedSettings(store, "LoRA adapters", self._apply)
         self._peers = peers
         self._method = f"adapters/{model}"
-        self._lock = asyncio.Lock()
-        self._follower: asyncio.Task[None] | None = None
-        self._reachable = True
         self.is_complete = store is None
         """Whether the store has been read: until then, any name may be that of an adapter."""
         if peers is not None:
@@ -136,7 +130,7 @@ class AdapterRegistry:
         if name not in self._loaded and len(self._loaded) >= MAX_ADAPTERS:
             raise bad_request(f"{MAX_ADAPTERS} adapters are loaded: unload one first")
         version = await _checked_version(folder, checks)
-        async with self._lock:
+        async with self._shared.lock:
             known = self._loaded.get(name)
             if known is not None and (known.folder, known.version) == (folder, version):
                 return
@@ -146,9 +140,9 @@ class AdapterRegistry:
                     "adapter in place, set 'load_inplace' to True."
                 )
             loaded = LoadedAdapter(folder, version, int(time.time()))
-            if self._store is not None:
+            if (store := self._shared.store) is not None:
                 encoded = {quote(name, safe=""): msgspec.msgpack.encode(loaded)}
-                await _stored(self._store.write(encoded))
+                await self._shared.changed(store.write(encoded))
             self._loaded[name] = loaded
         logger.info("loaded LoRA adapter %s, version %s", name, version)
         await self._call_others()
@@ -162,37 +156,26 @@ class AdapterRegistry:
         """
         if name in self._static:
             raise bad_request(f"{name} is configured by --lora-modules: remove it there")
-        async with self._lock:
+        async with self._shared.lock:
             if name not in self._loaded:
                 raise ApiError(404, f"The lora adapter '{name}' cannot be found.")
-            if self._store is not None:
-                await _stored(self._store.delete([quote(name, safe="")]))
+            if (store := self._shared.store) is not None:
+                await self._shared.changed(store.delete([quote(name, safe="")]))
             del self._loaded[name]
         logger.info("unloaded LoRA adapter %s", name)
         await self._call_others()
 
     async def start(self) -> None:
         """Reads the store, and applies changes of other gateways until `close`."""
-        if self._store is not None:
-            await self._read(self._store)
-            self._follower = asyncio.create_task(self._follow(self._store))
+        await self._shared.start()
 
     async def close(self) -> None:
         """Stops applying changes of other gateways."""
-        if self._follower is not None:
-            self._follower.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._follower
-
-    async def _follow(self, store: SettingsStore) -> None:
-        while True:
-            await asyncio.sleep(POLL_S)
-            await self._read(store)
+        await self._shared.close()
 
     async def _on_call(self, _: bytes) -> bytes:
         """Another gateway has changed the store."""
-        if self._store is not None:
-            await self._read(self._store)
+        await self._shared.read()
         return b""
 
     async def _call_others(self) -> None:
@@ -208,24 +191,15 @@ class AdapterRegistry:
 
         await asyncio.gather(*map(call, peers.ids - {peers.own_id}))
 
-    async def _read(self, store: SettingsStore) -> None:
-        async with self._lock:
-            try:
-                async with asyncio.timeout(TIMEOUT_S):
-                    values = await store.read()
-            except Exception as error:
-                if self._reachable:  # logged once, not with each read
-                    logger.warning("failed to read LoRA adapters, keeping known ones: %r", error)
-                self._reachable = False
-                return
-            self._reachable = self.is_complete = True
-            found = {}
-            for name, value in values.items():
-                # Values stored by another release may be unknown to this one.
-                with contextlib.suppress(msgspec.MsgspecError):
-                    decoded = msgspec.msgpack.decode(value, type=analyzed(LoadedAdapter))
-                    found[unquote(name)] = decoded
-            self._loaded = {name: found[name] for name in sorted(found)}
+    def _apply(self, values: dict[str, bytes]) -> None:
+        found = {}
+        for name, value in values.items():
+            # Values stored by another release may be unknown to this one.
+            with contextlib.suppress(msgspec.MsgspecError):
+                decoded = msgspec.msgpack.decode(value, type=analyzed(LoadedAdapter))
+                found[unquote(name)] = decoded
+        self._loaded = {name: found[name] for name in sorted(found)}
+        self.is_complete = True
 
 
 async def _checked_version(folder: str, checks: Sequence[CheckFolder]) -> str:
@@ -244,13 +218,3 @@ async def _checked_version(folder: str, checks: Sequence[CheckFolder]) -> str:
     if len(versions) > 1:
         raise bad_request(f"{folder} has different contents on the workers' nodes", "lora_path")
     return next(iter(versions))
-
-
-async def _stored(change: Coroutine[Any, Any, None]) -> None:
-    """Waits for a change of the store. Raises ApiError (503) if it may not have been made."""
-    try:
-        async with asyncio.timeout(TIMEOUT_S):
-            await change
-    except Exception as error:
-        problem = f"adapters unchanged, storing the change failed: {error!r}"
-        raise ApiError(503, problem, retry_after_s=1) from error

@@ -20,13 +20,14 @@ from router.metrics.stats import ModelStats, WorkerTarget
 from router.metrics.tenants import TenantBook
 from router.parsers import dialect_of
 from router.serving.adapters import AdapterRegistry, CheckFolder
-from router.serving.admission import AdmissionRules, SettingsStore
+from router.serving.admission import AdmissionRules
 from router.serving.completion import Completion, Mailbox
 from router.serving.completion_times import CompletionSpec, CompletionTimes
 from router.serving.entrance import SessionEntrance
 from router.serving.generation import Generation, GenerationRequest
 from router.serving.load import LoadMeter
 from router.serving.placing import Placer
+from router.serving.settings import SettingsStore
 from router.tokens.encoder import PromptEncoder
 from router.work_slice import WorkSlice
 from worker.protocol.adapters import AdapterRef

@@ -16,7 +16,7 @@ from router.api.app import create_app
 from router.config import AccessConfig, GatewayConfig
 from router.fleet import BlockKey, PromptBlocks
 from router.gateway import Gateway
-from router.serving import adapters as adapters_module
+from router.serving import settings as settings_module
 from tests.support.router.peer_network import PeerNetwork
 from tests.support.router.settings_store import Store
 from tests.support.router.worker_loss import finish, lost_after
@@ -222,7 +222,7 @@ async def test_models_without_lora_load_no_adapters(rig):
 
 
 async def test_all_gateways_have_the_adapters_of_one_also_later_ones(lora, monkeypatch):
-    monkeypatch.setattr(adapters_module, "POLL_S", 60.0)  # calls must do
+    monkeypatch.setattr(settings_module, "POLL_S", 60.0)  # calls must do
     for worker in lora.workers:
         worker.snapshots_to_all = True
     await lora.start()

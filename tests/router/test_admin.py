@@ -14,7 +14,7 @@ import pytest
 from router.api.app import create_app
 from router.config import AccessConfig, GatewayConfig
 from router.gateway import Gateway
-from router.serving import admission as admission_module
+from router.serving import settings as settings_module
 from tests.support.router.settings_store import Store
 from worker.protocol.admission import AdmissionChange, AdmissionOptions
 
@@ -162,7 +162,7 @@ class Gateways:
 
 @pytest.fixture
 async def gateways(rig: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(admission_module, "POLL_S", 0.01)
+    monkeypatch.setattr(settings_module, "POLL_S", 0.01)
     for worker in rig.workers:
         worker.snapshots_to_all = True
     gateways = Gateways(rig, Store())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
+from abc import abstractmethod
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -71,9 +72,9 @@ class PooledWriter(WholeWriter):
             "prompt_tokens_details": {"cached_tokens": self.generation.num_cached_tokens},
         }
 
+    @abstractmethod
     def items(self) -> Iterator[bytes]:
         """JSON of each item."""
-        raise NotImplementedError
 
 
 class VectorWriter(PooledWriter):

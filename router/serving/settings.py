@@ -1,0 +1,100 @@
+"""Settings that an operator changes at run time, shared by the gateways of one model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol
+
+from router.errors import ApiError
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 5.0
+"""Seconds between reads of the store, each a call to Ray: the maximum delay until a gateway
+applies another gateway's change."""
+TIMEOUT_S = 5.0
+"""Timeout in seconds of a call to the store, which may be on a failed node."""
+
+
+class SettingsStore(Protocol):
+    """Key-value store shared by the gateways of one model, which outlives them."""
+
+    async def read(self) -> dict[str, bytes]:
+        """All values by name. Raises Exception if the store is unreachable."""
+        ...
+
+    async def write(self, values: Mapping[str, bytes]) -> None:
+        """Adds or replaces values. Raises Exception if they may not have been stored."""
+        ...
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Deletes values. Raises Exception if they may not have been deleted."""
+        ...
+
+
+class SharedSettings:
+    """Applies what a store holds, at the start and whenever it changes.
+
+    Args:
+        store: store of the model's gateways; None if this gateway is the only one.
+        title: what the settings are, for messages: "admission rules".
+        apply: applies the store's values. It runs with `lock` held.
+    """
+
+    def __init__(
+        self, store: SettingsStore | None, title: str, apply: Callable[[dict[str, bytes]], None]
+    ) -> None:
+        self.store = store
+        self.lock = asyncio.Lock()
+        """Held while the settings are read or changed."""
+        self._title = title
+        self._apply = apply
+        self._follower: asyncio.Task[None] | None = None
+        self._reachable = True
+
+    async def start(self) -> None:
+        """Reads the store, and applies changes of other gateways until `close`."""
+        if self.store is not None:
+            await self.read()
+            self._follower = asyncio.create_task(self._follow())
+
+    async def close(self) -> None:
+        """Stops applying changes of other gateways."""
+        if self._follower is not None:
+            self._follower.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._follower
+
+    async def read(self) -> None:
+        """Reads the store and applies its values; keeps the known ones if it is unreachable."""
+        if self.store is None:
+            return
+        async with self.lock:
+            try:
+                async with asyncio.timeout(TIMEOUT_S):
+                    values = await self.store.read()
+            except Exception as error:
+                if self._reachable:  # logged once, not with each read
+                    logger.warning("failed to read %s, keeping known ones: %r", self._title, error)
+                self._reachable = False
+                return
+            self._reachable = True
+            self._apply(values)
+
+    async def changed(self, change: Coroutine[Any, Any, None]) -> None:
+        """Waits for a write or delete of the store. Raises ApiError (503) if it may not have been
+        made."""
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                await change
+        except Exception as error:
+            problem = f"{self._title} unchanged, storing the change failed: {error!r}"
+            raise ApiError(503, problem, retry_after_s=1) from error
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(POLL_S)
+            await self.read()
