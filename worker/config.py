@@ -33,7 +33,8 @@ _VLLM_METHODS = {
     **dict.fromkeys(
         (
             *("deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "mimo_mtp", "hy_v3_mtp"),
-            *("qwen3_next_mtp", "qwen3_5_mtp"),
+            *("qwen3_next_mtp", "qwen3_5_mtp", "ernie_mtp", "mimo_v2_mtp", "longcat_flash_mtp"),
+            *("nemotron_h_mtp", "step3p5_mtp"),
         ),
         "mtp",
     ),

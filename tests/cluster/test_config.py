@@ -210,7 +210,7 @@ def test_wrong_adapter_options_are_rejected(options: dict[str, Any], message: st
 
 
 @pytest.mark.parametrize(
-    ("method", "expected"), [("mtp", "mtp"), ("deepseek_mtp", "mtp"), ("ngram", "ngram")]
+    ("method", "expected"), [("mtp", "mtp"), ("mimo_v2_mtp", "mtp"), ("ngram", "ngram")]
 )
 def test_speculation_is_configured_as_in_vllm(method: str, expected: str) -> None:
     keys = json.dumps({"method": method, "num_speculative_tokens": 3})

@@ -102,10 +102,11 @@ def _step_3_5(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _text_alone(tensors: dict[str, torch.Tensor], _: Any) -> dict[str, torch.Tensor]:
+def _text_alone(tensors: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
     """Drops the vision tensors, and adds those of a layer of multi-token prediction."""
     kept = {name: one for name, one in tensors.items() if name.startswith(("model.", "lm_head."))}
-    return {**kept, "model.layers.3.enorm.weight": torch.ones(64)}
+    count = model.config.text_config.num_hidden_layers
+    return {**kept, f"model.layers.{count}.enorm.weight": torch.ones(64)}
 
 
 _LAGUNA = Specimen(

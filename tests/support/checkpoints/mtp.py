@@ -1,9 +1,9 @@
 """Checkpoints with an MTP head that predicts nearly as well as the model, by construction.
 
-The head repeats the model's last layer; earlier ones, with states, add little. Embeddings have norm
-1. The head's projection passes on the next token's embedding, so at each position the head computes
-what the model does at the next one, but for the first token. Its predictions depend on its own KV
-cache.
+The head repeats the model's last layers; earlier ones, with states, add little. Embeddings have
+norm 1. The head's projection passes on the next token's embedding, so at each position the head
+computes what the model does at the next one, but for the first token. Its predictions depend on its
+own KV cache.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.checkpoints.families import SPECIMENS
 from tests.support.checkpoints.specimen import Specimen, write
-from worker.models.config.model_config import load_model_config
+from worker.models.config.model_config import ModelConfig, load_model_config
 
 _ONE_LAYER: Mapping[str, Any] = {"num_hidden_layers": 1}
 _WITH_STATES: Mapping[str, Any] = {
@@ -27,8 +27,11 @@ _WITH_STATES: Mapping[str, Any] = {
     "layer_types": ["linear_attention", "full_attention"],
 }
 _SMALL = 0.01
-"""Factor of the outputs of layers before the last."""
+"""Factor of the outputs of layers that the head does not repeat."""
+_OUTPUTS = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
+"""Ends of names of the last projections of blocks."""
 _ONE_SPARSE_LAYER: Mapping[str, Any] = {**_ONE_LAYER, "first_k_dense_replace": 0}
+_ONE_INDEXER: Mapping[str, Any] = {**_ONE_SPARSE_LAYER, "mlp_layer_types": ["sparse"]}
 
 
 def _mimo(config: dict[str, Any]) -> dict[str, Any]:
@@ -56,7 +59,64 @@ HEADS: Mapping[str, Specimen] = {
     "qwen3-next": _of(
         "qwen3-next", {**_WITH_STATES, "mlp_only_layers": [], "decoder_sparse_step": 1}
     ),
+    "deepseek-v3.2": _of("deepseek-v3.2", _ONE_INDEXER),
+    "glm-5": _of("glm-5", {**_ONE_INDEXER, "indexer_types": ["full"]}),
+    "ernie4-5-moe": _of(
+        "ernie4-5-moe", {**_ONE_LAYER, "moe_layer_start_index": 1, "moe_layer_end_index": 1}
+    ),
+    "mimo-v2": _of(
+        "mimo-v2",
+        {
+            "num_hidden_layers": 2,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "mlp_layer_types": ["sparse", "dense"],
+        },
+    ),
+    "longcat": _of("longcat", {"num_hidden_layers": 2, "routed_scaling_factor": _SMALL}),
+    "nemotron-3": _of(
+        "nemotron-3",
+        {
+            "num_hidden_layers": 3,
+            "layers_block_type": ["linear_attention", "full_attention", "moe"],
+            "mtp_layers_block_type": ["attention", "moe"],
+        },
+    ),
+    "step3p5": _of(
+        "step3p5",
+        {
+            "num_hidden_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "mlp_layer_types": ["sparse", "dense"],
+            "swiglu_limits": [0.4, 0.0],
+            "swiglu_limits_shared": [None, 0.0],
+        },
+    ),
 }
+_STORED_LESS_ONE = ("qwen3-5", "qwen3-next", "step3p5")
+"""Families whose checkpoints store norms less 1."""
+
+
+def _repeated(name: str, config: ModelConfig, layer: str) -> Mapping[str, str]:
+    """Prefixes of the tensors that the head repeats, and of its own; the first that matches is
+    used."""
+    last = f"model.layers.{config.num_layers - 1}."
+    match name:
+        case "nemotron-3":
+            return {"backbone.layers.1.": f"{layer}0.", "backbone.layers.2.": f"{layer}1."}
+        case "mimo-v2":
+            norm = "post_attention_layernorm."
+            return {f"{last}{norm}": f"{layer}pre_mlp_layernorm.", last: layer}
+        case "longcat":
+            return {
+                **{
+                    f"model.layers.0.{norm}.0.": f"{layer}{norm}."
+                    for norm in ("input_layernorm", "post_attention_layernorm")
+                },
+                "model.layers.0.self_attn.0.": f"{layer}self_attn.",
+                "model.layers.0.mlps.0.": f"{layer}transformer_layer.mlp.",
+            }
+        case _:
+            return {last: layer}
 
 
 def write_with_head(name: str, folder: Path) -> Path:
@@ -67,31 +127,44 @@ def write_with_head(name: str, folder: Path) -> Path:
     config = load_model_config(str(folder))
     mtp = config.mtp
     assert mtp is not None, "the family has heads"
-    last = f"model.layers.{config.num_layers - 1}."
+    repeated = _repeated(name, config, mtp.layer)
     for key, tensor in tensors.items():
-        if key.endswith(("out_proj.weight", "down_proj.weight")) and not key.startswith(last):
+        if key.endswith(_OUTPUTS) and not key.startswith(tuple(repeated)):
             tensor *= _SMALL
-    embedding = tensors["model.embed_tokens.weight"]
+    embedding = _first(tensors, "model.embed_tokens.weight", "backbone.embeddings.weight")
     embedding /= embedding.square().mean(-1, keepdim=True).sqrt()
     size = embedding.shape[1]
     halves = [torch.eye(size), 0.001 * torch.randn(size, size)]
     if mtp.hidden_first:
         halves.reverse()
-    # Norms of families with states are stored less one.
-    ones = torch.zeros(size) if config.linear_layers else torch.ones(size)
+    ones = torch.zeros(size) if name in _STORED_LESS_ONE else torch.ones(size)
     head = {
-        mtp.layer + key.removeprefix(last): tensor.clone()
+        own + key.removeprefix(prefix): tensor.clone()
         for key, tensor in tensors.items()
-        if key.startswith(last)
+        for prefix, own in [_match(key, repeated)]
+        if prefix
     }
     head[f"{mtp.embedding_norm}.weight"] = ones
     head[f"{mtp.hidden_norm}.weight"] = ones.clone()
     head[f"{mtp.projection}.weight"] = torch.cat(halves, dim=1)
-    head[f"{mtp.final_norm}.weight"] = tensors["model.norm.weight"].clone()
+    norm = _first(tensors, "model.norm.weight", "backbone.norm_f.weight")
+    head[f"{mtp.final_norm}.weight"] = norm.clone()
+    if mtp.lm_head:
+        head[f"{mtp.lm_head}.weight"] = tensors["lm_head.weight"].clone()
     for key in mtp.skipped:
-        head[f"{key}weight"] = embedding.clone()
+        head[f"{key.removesuffix('.')}.weight"] = embedding.clone()
     save_file({**tensors, **head}, file, metadata={"format": "pt"})
     return folder
+
+
+def _first(tensors: Mapping[str, torch.Tensor], *names: str) -> torch.Tensor:
+    return next(tensors[name] for name in names if name in tensors)
+
+
+def _match(key: str, prefixes: Mapping[str, str]) -> tuple[str, str]:
+    """The first prefix of a name, and what replaces it; empty without one."""
+    found = (pair for pair in prefixes.items() if key.startswith(pair[0]))
+    return next(found, ("", ""))
 
 
 def without_head(folder: Path) -> None:

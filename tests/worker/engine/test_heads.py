@@ -32,6 +32,12 @@ NAMES = [
     pytest.param(name, marks=() if name in ("glm4-moe", "qwen3-5") else pytest.mark.long)
     for name in HEADS
 ]
+MECHANISMS = [
+    pytest.param(name, marks=() if name in ("deepseek-v3.2", "mimo-v2") else pytest.mark.long)
+    for name in ("deepseek-v3.2", "mimo-v2", "nemotron-3", "step3p5", "longcat", "ernie4-5-moe")
+]
+"""Heads with an indexer, a sliding window, several blocks, an LM head of their own, one layer where
+the model has two, and without a final norm of their own."""
 NUM_PROMPTS = 24 if IS_LONG else 6
 UNCHANGED = 0.04
 """Difference of acceptance that counts as none: a few of the drafts."""
@@ -116,6 +122,13 @@ def test_chunks_and_scarce_pages_change_neither_tokens_nor_acceptance(folder: Pa
         assert engine.num_preemptions > 0, "pages were not scarce"
 
 
+@pytest.mark.parametrize("folder", MECHANISMS, indirect=True)
+def test_heads_predict_what_the_model_does(folder: Path) -> None:
+    outcomes, acceptance = run(folder, num_speculative_tokens=1)
+    assert outcomes == plain(folder)
+    assert acceptance > 0.5
+
+
 @pytest.mark.parametrize(
     "folder", ["mimo", "qwen3-5", pytest.param("glm4-moe", marks=pytest.mark.long)], indirect=True
 )
@@ -139,7 +152,9 @@ def test_prefix_hits_and_resumed_requests_keep_the_acceptance(folder: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "folder", ["mimo", pytest.param("qwen3-5", marks=pytest.mark.long)], indirect=True
+    "folder",
+    [pytest.param(name, marks=() if name == "mimo" else pytest.mark.long) for name in HEADS],
+    indirect=True,
 )
 def test_ranks_draft_alike(folder: Path) -> None:
     expected = plain(folder, tensor_parallel_size=2)

@@ -11,7 +11,7 @@ import torch
 
 from kernels import Fp8Inputs
 from kernels.native import NativeDecoder
-from worker.models.architectures.mtp import MtpHead
+from worker.models.architectures.mtp import HeadLayer, MtpHead
 from worker.models.config.model_config import ModelConfig
 from worker.models.layers.context import ForwardContext
 from worker.models.layers.kv_cache import CachingLayer, KVCacheSpec, StateSpec
@@ -158,11 +158,16 @@ class DecoderModel(ABC):
         """Head for multi-token prediction; None if it is not loaded."""
         if config.loads_mtp:
             assert config.mtp is not None, "with_mtp checks it"
-            self.mtp = MtpHead(config.mtp, self.build_layer, self.build_norm, config, options)
+            layer = self.build_head_layer()
+            self.mtp = MtpHead(config.mtp, layer, self.build_norm, config, options)
 
     @abstractmethod
     def build_layer(self, index: int) -> DecoderLayer:
         """Builds layer `index`; configuration, options and rotary tables are set already."""
+
+    def build_head_layer(self) -> HeadLayer:
+        """Builds the decoder layer of the MTP head, by default as the one after the model's."""
+        return self.build_layer(self.config.num_layers)
 
     def layer_name(self, index: int) -> str:
         """Name of a layer in a checkpoint."""
@@ -231,7 +236,7 @@ class DecoderModel(ABC):
         """Converts the loaded weights to the form in which torch uses them, or drops those that
         `native` holds."""
         if self.mtp is not None:
-            self.mtp.process_after_loading()
+            self.mtp.process_after_loading(self.embed_tokens)
         if self.native is not None:
             if self.mtp is None or self.mtp.native is not None:
                 self.embed_tokens.drop()

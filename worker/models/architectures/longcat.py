@@ -33,6 +33,13 @@ class LongcatFlashForCausalLM(DecoderModel):
             return self._first
         return SecondHalf(self, index, self._first)
 
+    def build_head_layer(self) -> PreNormLayer:
+        """Builds the MTP head's layer: latent attention and an MLP."""
+        attention = ScaledLatentAttention(self, self.config.num_layers)
+        mlp = GatedMLP(self.config, self.options)
+        names = {"mixer_name": "self_attn", "mlp_name": "transformer_layer.mlp"}
+        return PreNormLayer(self, attention, mlp, **names)
+
     def layer_name(self, index: int) -> str:
         """Name of a layer's pair in a checkpoint."""
         return super().layer_name(index // 2)

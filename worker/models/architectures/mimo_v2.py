@@ -26,12 +26,19 @@ class MiMoV2ForCausalLM(Qwen3MoeForCausalLM):
 
     def build_layer(self, index: int) -> LlamaLayer:
         """Builds a layer, with attention sinks if it has a window."""
-        traits = AttentionTraits(
+        return LlamaLayer(self, index, self.build_mlp(index), traits=self._traits(index))
+
+    def build_head_layer(self) -> LlamaLayer:
+        """Builds the head's layer, whose second norm has another name."""
+        index = self.config.num_layers
+        return _HeadLayer(self, index, self.build_mlp(index), traits=self._traits(index))
+
+    def _traits(self, index: int) -> AttentionTraits:
+        return AttentionTraits(
             names=self._attention_names,
             has_sinks=self.config.windows[index] is not None,
             value_factor=float(self.extra("attention_value_scale")),
         )
-        return LlamaLayer(self, index, self.build_mlp(index), traits=traits)
 
     @cached_property
     def _attention_names(self) -> AttentionNames:
@@ -47,3 +54,9 @@ class MiMoV2ForCausalLM(Qwen3MoeForCausalLM):
             is_grouped=True,
             num_groups=self.config.for_full_layers().num_kv_heads,
         )
+
+
+class _HeadLayer(LlamaLayer):
+    """Layer of the MTP head."""
+
+    norm_names: ClassVar[tuple[str, ...]] = ("input_layernorm", "pre_mlp_layernorm")

@@ -16,7 +16,12 @@ from worker.models.config.model_config import ModelConfig
 from worker.models.config.mtp_config import MtpConfig
 from worker.models.layers.context import ForwardContext
 from worker.models.layers.kv_cache import CachingLayer
-from worker.models.layers.linear import ColumnParallelLinear, whole_part
+from worker.models.layers.linear import (
+    ColumnParallelLinear,
+    ParallelLMHead,
+    VocabParallelEmbedding,
+    whole_part,
+)
 from worker.models.layers.linear_method import LayerOptions, UnquantizedMethod, WeightSlot
 from worker.models.layers.norms import HiddenNorm
 
@@ -52,7 +57,7 @@ class MtpHead:
 
     Args:
         mtp: names and properties of the head.
-        build_layer: the model's; the head's layer has the index after the last one.
+        layer: its decoder layer, which has the index after the model's last one.
         build_norm: the model's.
         config: the model's configuration.
         options: options of the model's layers.
@@ -61,7 +66,7 @@ class MtpHead:
     def __init__(
         self,
         mtp: MtpConfig,
-        build_layer: Callable[[int], HeadLayer],
+        layer: HeadLayer,
         build_norm: Callable[[], HiddenNorm],
         config: ModelConfig,
         options: LayerOptions,
@@ -69,10 +74,15 @@ class MtpHead:
         self.mtp = mtp
         self.layer_index = config.num_layers
         """Index of the head's layer among the model's."""
-        self.layer = build_layer(config.num_layers)
+        self.layer = layer
         """The head's decoder layer."""
         self.hidden_size = config.hidden_size
         self.embedding_norm, self.hidden_norm, self.final_norm = (build_norm() for _ in range(3))
+        self.lm_head: ParallelLMHead | None = None
+        """The head's LM head; None if it uses the model's."""
+        if mtp.lm_head:
+            sizes = config.vocab_size, config.hidden_size
+            self.lm_head = ParallelLMHead(*sizes, options, tied=False)
         self.native: NativeHead | None = None
         """The head in the compiled CPU library; None if torch runs it."""
         # Replicated: it is small. Quantized checkpoints store it unquantized.
@@ -90,13 +100,21 @@ class MtpHead:
         yield from self.projection.weight_slots("")
         yield from self.layer.weight_slots(self.mtp.layer)
         yield from self.final_norm.weight_slots(self.mtp.final_norm)
+        if self.lm_head is not None:
+            yield from self.lm_head.weight_slots(self.mtp.lm_head)
 
-    def process_after_loading(self) -> None:
-        """Packs projection and layer after loading, unless `native` holds them."""
+    def process_after_loading(self, embedding: VocabParallelEmbedding) -> None:
+        """Packs projection, layer and LM head after loading, unless `native` holds them.
+
+        Args:
+            embedding: the model's.
+        """
         if self.native is not None:
             return
         self.projection.process_after_loading()
         self.layer.process_after_loading()
+        if self.lm_head is not None:
+            self.lm_head.process_after_loading(embedding)
 
     def forward(
         self,
@@ -107,7 +125,7 @@ class MtpHead:
         logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Outputs [T, hidden], or [S, hidden] of the tokens `logits_indices`: hidden states for
-        `before_logits`, and for predictions of further tokens.
+        `compute_logits`, and for predictions of further tokens.
 
         Args:
             embedded: [T, hidden]: embeddings of the tokens after `positions`.
@@ -127,6 +145,14 @@ class MtpHead:
             out = out + residual
         return self.final_norm.forward(out) if self.mtp.recycles_normed else out
 
-    def before_logits(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Outputs [R, hidden] to the LM head's input."""
-        return outputs if self.mtp.recycles_normed else self.final_norm.forward(outputs)
+    def compute_logits(
+        self, outputs: torch.Tensor, shared: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """Outputs [R, hidden] to fp32 logits [R, vocab_size].
+
+        Args:
+            outputs: [R, hidden]: from `forward`.
+            shared: the model's LM head, for a head without its own.
+        """
+        hidden = outputs if self.mtp.recycles_normed else self.final_norm.forward(outputs)
+        return shared(hidden) if self.lm_head is None else self.lm_head.forward(hidden)

@@ -6,7 +6,7 @@ Schema: `config/vendors/nvidia.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -187,6 +187,48 @@ class FeedForwardLayer:
         return self._mlp.forward(hidden), residual
 
 
+class HeadBlocks:
+    """The layer of an MTP head, which consists of several layers of one block each.
+
+    Args:
+        blocks: the layers, one of which has attention, and the others cache nothing.
+    """
+
+    def __init__(self, blocks: Sequence[DecoderLayer]) -> None:
+        self._blocks = blocks
+        specs = [block.kv_cache_spec for block in blocks if block.kv_cache_spec is not None]
+        assert len(specs) == 1, "the configuration has one attention block"
+        self.kv_cache_spec: KVCacheSpec | None = specs[0]
+        """Specification of the KV cache of the block with attention."""
+        self.state_spec: StateSpec | None = None
+        """The blocks keep no state."""
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of all blocks; `prefix` ends with a dot."""
+        for number, block in enumerate(self._blocks):
+            yield from block.weight_slots(f"{prefix}{number}.")
+
+    def process_after_loading(self) -> None:
+        """Packs the blocks after loading."""
+        for block in self._blocks:
+            block.process_after_loading()
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
+        logits_indices: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Output of the last block, and the residual to which it has yet to be added; arguments and
+        shapes as in DecoderLayer."""
+        for block in self._blocks:
+            indices = logits_indices if block is self._blocks[-1] else None
+            hidden, residual = block.forward(hidden, residual, positions, ctx, indices)
+        return hidden, residual
+
+
 class NemotronHForCausalLM(DecoderModel):
     """Nemotron-H and Nemotron 3: attention has no rotary embedding, MLPs have no gate."""
 
@@ -196,8 +238,17 @@ class NemotronHForCausalLM(DecoderModel):
 
     def build_layer(self, index: int) -> DecoderLayer:
         """Builds a layer with one block, of the kind listed in config.json."""
+        return self._build(self.extra("layer_kinds")[index], index)
+
+    def build_head_layer(self) -> HeadBlocks:
+        """Builds the MTP head's blocks; the one with attention has the index after the last
+        layer."""
+        index = self.config.num_layers
+        return HeadBlocks([self._build(kind, index) for kind in self.extra("head_kinds")])
+
+    def _build(self, kind: str, index: int) -> DecoderLayer:
         config, options = self.config, self.options
-        match self.extra("layer_kinds")[index]:
+        match kind:
             case "linear_attention":
                 return MixerLayer(self, Mamba2(config, options, index))
             case "full_attention":

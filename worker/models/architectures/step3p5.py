@@ -53,7 +53,8 @@ class Step3p5ForCausalLM(DecoderModel):
         return LlamaLayer(self, index, experts, traits=traits, mlp_name="")
 
     def _activation(self, key: str, index: int) -> Activation:
-        """Activation of a layer's MLP or experts, whose limit a key of config.json has."""
+        """Activation of a layer's MLP or experts, whose limit a key of config.json has, not always
+        for the MTP head."""
         limits = self.extra(key)
-        limit = None if limits is None else limits[index]
+        limit = None if limits is None or index >= len(limits) else limits[index]
         return Activation("clamped silu", limit=float(limit)) if limit else SILU

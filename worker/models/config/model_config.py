@@ -257,12 +257,12 @@ class ModelConfig:
 
     def with_mtp(self) -> ModelConfig:
         """The configuration with the checkpoint's MTP head. Its decoder layer has index
-        `num_layers` and full attention: lists per layer get one more entry.
+        `num_layers`: lists per layer get one more entry.
 
         Raises:
             ValueError: heads of this family are not supported.
         """
-        mtp, names = self.mtp, self.tensors
+        mtp, names, moe, mla = self.mtp, self.tensors, self.moe, self.mla
         if mtp is None:
             raise ValueError(
                 f"--speculative-method mtp is not supported for {self.architecture}: use ngram, or "
@@ -271,10 +271,19 @@ class ModelConfig:
         if names is not None:
             kept = [one for one in names.skipped if not mtp.layer.startswith(one)]
             names = replace(names, skipped=(*kept, *mtp.skipped))
+        if moe is not None and mtp.is_dense:
+            moe = replace(moe, dense_layers=moe.dense_layers | {self.num_layers})
+        if mla is not None and mla.indexer is not None:  # the head's layer has an indexer
+            layers = (*mla.indexer.layers, True)
+            mla = replace(mla, indexer=replace(mla.indexer, layers=layers))
+        heads = self.layer_heads
         return replace(
             self,
-            windows=(*self.windows, None),
+            windows=(*self.windows, mtp.window),
             rotating=None if self.rotating is None else (*self.rotating, True),
+            layer_heads=None if heads is None else (*heads, mtp.num_heads or self.num_heads),
+            moe=moe,
+            mla=mla,
             tensors=names,
             loads_mtp=True,
         )

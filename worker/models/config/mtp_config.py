@@ -10,7 +10,9 @@ from dataclasses import dataclass
 class MtpConfig:
     """Head that predicts the token after the next one from the model's last hidden state and the
     next token (DeepSeek-V3, arXiv 2412.19437, section 2.2). It consists of a projection of both,
-    one decoder layer and a norm, and uses the model's embedding and LM head."""
+    one decoder layer and a norm, and uses the model's embedding and LM head.
+
+    Checkpoints with several heads, for further tokens each, are served with the first one."""
 
     layer: str
     """Prefix of the tensors of its decoder layer."""
@@ -22,6 +24,14 @@ class MtpConfig:
     """Name of the projection from both to the layer's input."""
     final_norm: str
     """Name of the norm before the LM head."""
+    lm_head: str = ""
+    """Name of its LM head; empty for the model's."""
+    window: int | None = None
+    """Sliding window of its decoder layer, as in ModelConfig; None for full attention."""
+    num_heads: int | None = None
+    """Number of query heads of its layer, if that differs between the model's layers."""
+    is_dense: bool = False
+    """Whether its layer has an MLP where others of the model have experts."""
     hidden_first: bool = False
     """Whether the projection's input begins with the hidden state, and not with the embedding."""
     zeroes_first: bool = True

@@ -305,7 +305,7 @@ class HeadProposer(Proposer):
         else:
             # The latest draft is the next token of the position before it.
             outputs = self._forward(decode_batch(rows, rows.starts - 1, tables), outputs)
-        logits = self._model.compute_logits(self._head.before_logits(outputs))
+        logits = self._head.compute_logits(outputs, self._model.compute_logits)
         positions = rows.starts + 1
         parameters = staged_parameters(rows.staged, positions, rows.filters, rows.max_top_k)
         tokens = sample_logits(logits, parameters, native=tables.native_sampling)

@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from worker.models.config.family import FamilyConfig
 from worker.models.config.moe_config import MoeConfig
+from worker.models.config.mtp_config import MtpConfig
 from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, only, words
 
 
@@ -69,6 +70,18 @@ class Ernie45MoeConfig(FamilyConfig):
             dense_layers=frozenset(range(count)) - sparse,
             has_bias=True,
             shared_size=self.moe_intermediate_size * self.moe_num_shared_experts,
+        )
+
+    def mtp(self) -> MtpConfig:
+        """The head, whose layer is dense, and which has no norm before the LM head but the model's
+        (FastDeploy, `ernie4_5_mtp.py`)."""
+        return MtpConfig(
+            layer="model.mtp_block.0.",
+            embedding_norm="model.mtp_emb_norm.0",
+            hidden_norm="model.mtp_hidden_norm.0",
+            projection="model.mtp_linear_proj.0",
+            final_norm="model.norm",
+            is_dense=True,
         )
 
 

@@ -134,7 +134,7 @@ class DeepseekV3Config(LatentFamilyConfig):
         """Experts in all but the first layers."""
         return grouped_experts(self, frozenset(range(self.first_k_dense_replace)))
 
-    def mtp(self) -> MtpConfig | None:
+    def mtp(self) -> MtpConfig:
         """The head after the last layer."""
         return MtpConfig.after_layers(self.num_hidden_layers)
 
@@ -169,10 +169,6 @@ class DeepseekV32Config(DeepseekV3Config):
             default=3,
         )
         return grouped_experts(self, dense)
-
-    def mtp(self) -> None:
-        """Heads with an indexer are not supported yet."""
-        return None
 
     def indexer(self) -> IndexerConfig:
         """Sparse attention, with the indexers of `indexer_layers`."""

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from worker.models.config.family import Layers
 from worker.models.config.latent_family import LatentFamilyConfig
 from worker.models.config.moe_config import MoeConfig
+from worker.models.config.mtp_config import MtpConfig
 from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, Yes
 
 
@@ -62,6 +63,19 @@ class LongcatFlashConfig(LatentFamilyConfig):
             has_bias=True,
             scale=self.routed_scaling_factor,
             num_zero_experts=self.zero_expert_num,
+        )
+
+    def mtp(self) -> MtpConfig:
+        """The head, whose layer is a single one, without experts."""
+        layer = "model.mtp.layers.0."
+        return MtpConfig(
+            layer=layer,
+            embedding_norm=f"{layer}enorm.m",
+            hidden_norm=f"{layer}hnorm.m",
+            projection=f"{layer}eh_proj",
+            final_norm="model.mtp.norm",
+            zeroes_first=False,
+            skipped=("model.mtp.embed_tokens.",),
         )
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from worker.models.config.family import FULL, LINEAR, FamilyConfig
 from worker.models.config.mamba_config import MambaConfig, checked_mamba
 from worker.models.config.moe_config import MoeConfig, grouped_experts
+from worker.models.config.mtp_config import MtpConfig
 from worker.models.config.schema import (
     ROUTER_KEYS,
     Count,
@@ -56,13 +57,17 @@ class NemotronHConfig(FamilyConfig):
     skipped = ("mtp.",)
     harmless = ROUTER_KEYS | words(
         """
-        chunk_size expand mamba_ssm_cache_dtype moe_shared_expert_overlap mtp_layers_block_type
-        mtp_hybrid_override_pattern num_logits_to_keep num_nextn_predict_layers time_step_floor
-        rescale_prenorm_residual time_step_max time_step_min time_step_rank use_mamba_kernels
+        chunk_size expand mamba_ssm_cache_dtype moe_shared_expert_overlap num_logits_to_keep
+        num_nextn_predict_layers rescale_prenorm_residual time_step_floor time_step_max
+        time_step_min time_step_rank use_mamba_kernels
         """
     )
 
     hybrid_override_pattern: str | None = None
+    mtp_hybrid_override_pattern: str | None = None
+    """Types of the blocks of the MTP head, as in `hybrid_override_pattern`."""
+    mtp_layers_block_type: list[str] | None = None
+    """The same as a list, attention and experts by default."""
     head_dim: Count | None = 128
     num_key_value_heads: Count | None = 8
     intermediate_size: Count = 21504
@@ -147,9 +152,37 @@ class NemotronHConfig(FamilyConfig):
         shared = self.moe_shared_expert_intermediate_size
         return replace(grouped_experts(self, others), shared_size=shared)
 
+    def mtp(self) -> MtpConfig | None:
+        """The head, which consists of one attention block, and of blocks without a cache."""
+        kinds = self._head_kinds()
+        experts = {"moe"} if self.moe() is not None else set()
+        if kinds.count(FULL) != 1 or set(kinds) - {FULL, "mlp"} - experts:
+            return None
+        first, last = "mtp.layers.0.", f"mtp.layers.{len(kinds) - 1}."
+        return MtpConfig(
+            layer="mtp.layers.",
+            embedding_norm=f"{first}enorm",
+            hidden_norm=f"{first}hnorm",
+            projection=f"{first}eh_proj",
+            final_norm=f"{last}final_layernorm",
+            zeroes_first=False,
+        )
+
     def extra(self) -> dict[str, Any]:
-        """Types of layers, and the size of the experts' latent."""
-        return {"layer_kinds": self.kinds_of_layers(), "moe_latent_size": self.moe_latent_size}
+        """Types of layers and of the head's blocks, and the size of the experts' latent."""
+        return {
+            "layer_kinds": self.kinds_of_layers(),
+            "head_kinds": self._head_kinds(),
+            "moe_latent_size": self.moe_latent_size,
+        }
+
+    def _head_kinds(self) -> tuple[str, ...]:
+        """Types of the head's blocks; empty if config.json has none, or unknown ones."""
+        letters, kinds = self.mtp_hybrid_override_pattern, self.mtp_layers_block_type
+        if kinds is None:
+            kinds = [_PATTERN.get(letter, "") for letter in ("*E" if letters is None else letters)]
+        kinds = [self.kind_aliases.get(kind, kind) for kind in kinds]
+        return () if set(kinds) - set(self.layer_kinds) else tuple(kinds)
 
 
 FAMILIES = (NemotronConfig, NemotronHConfig)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from worker.models.config.family import FULL, SLIDING, FamilyConfig, HeadSizes
 from worker.models.config.moe_config import MoeConfig, listed_dense_layers
+from worker.models.config.mtp_config import MtpConfig
 from worker.models.config.multimodal import MultimodalConfig, TensorNames
 from worker.models.config.schema import (
     ROUTER_KEYS,
@@ -20,10 +21,7 @@ from worker.models.config.schema import (
     words,
 )
 
-_BY_LAYER = words(
-    "layer_types mlp_layer_types swiglu_limits swiglu_limits_shared rope_theta "
-    "partial_rotary_factors use_rope_layers"
-)
+_BY_LAYER = words("layer_types mlp_layer_types rope_theta partial_rotary_factors use_rope_layers")
 """Lists by layer, which may go on with the layers for multi-token prediction."""
 _SCALING = words(
     "rope_type type rope_theta factor original_max_position_embeddings low_freq_factor "
@@ -33,16 +31,14 @@ _SCALING = words(
 
 class Step3p5Config(FamilyConfig):
     """Step 3.5 Flash: gated attention; sliding-window layers have more query heads and other rotary
-    embedding; experts in all but the first layers, whose activations may be clamped. Layers for
-    multi-token prediction are skipped."""
+    embedding; experts in all but the first layers, whose activations may be clamped."""
 
     architecture = "Step3p5ForCausalLM"
     model_types = ("step3p5",)
     implementation = "step3p5:Step3p5ForCausalLM"
     harmless = ROUTER_KEYS | words(
         """
-        max_seq_len moe_layer_offset mtp_layer_types mtp_mlp_layer_types need_fp32_gate
-        num_local_experts
+        max_seq_len moe_layer_offset mtp_mlp_layer_types need_fp32_gate num_local_experts
         """
     )
     """The router computes in fp32."""
@@ -82,6 +78,9 @@ class Step3p5Config(FamilyConfig):
     """Types of layers that `rope_scaling` applies to."""
     sliding_window: Count | None = None
     num_nextn_predict_layers: Index = 0
+    mtp_layer_types: list[str] | None = None
+    """Types of the layers for multi-token prediction, which may also be the last ones of
+    `layer_types`."""
     moe_layers_enum: str | list[Index] | None = None
     """Layers with experts, separated by commas; in place of `mlp_layer_types`."""
     use_moe: Yes = True
@@ -109,6 +108,8 @@ class Step3p5Config(FamilyConfig):
             values = keys[key]
             if type(count) is type(further) is int and isinstance(values, list):
                 keys[key] = values[:count] if len(values) == count + further else values
+                if key == "layer_types" and keys[key] != values:
+                    keys.setdefault("mtp_layer_types", values[count:])
         tables = keys.get("rope_parameters") or {}
         if isinstance(tables, dict) and not {FULL, SLIDING} & tables.keys():
             kinds = keys.get("layer_types")
@@ -129,7 +130,7 @@ class Step3p5Config(FamilyConfig):
             )
         for key in ("swiglu_limits", "swiglu_limits_shared"):
             limits = getattr(self, key)
-            if limits is not None and len(limits) != count:
+            if limits is not None and len(limits) not in (count, count + self.next_layers()):
                 raise ValueError(
                     f"{key} = {short(limits)} in config.json must have a number for each of "
                     f"{count} layers: fix it"
@@ -166,6 +167,23 @@ class Step3p5Config(FamilyConfig):
 
     def layer_heads(self) -> tuple[int, ...]:
         """Number of query heads per layer, more of them in sliding-window layers."""
+        heads = self._sliding_heads()
+        kinds = self.kinds_of_layers()
+        listed = {
+            str(layer): {"num_attention_heads": heads}
+            for layer, kind in enumerate(kinds)
+            if kind == SLIDING
+        }
+        if self.per_layer_config not in (None, {}, listed):
+            raise ValueError(
+                f"per_layer_config = {short(self.per_layer_config)} in config.json is not "
+                "supported: it must give all sliding-window layers, and no others, the "
+                f"num_attention_heads of num_sliding_attention_heads ({heads})"
+            )
+        return tuple(heads if kind == SLIDING else self.num_attention_heads for kind in kinds)
+
+    def _sliding_heads(self) -> int:
+        """Number of query heads of sliding-window layers."""
         other = self.attention_other_setting or {}
         sizes = {
             "attention_type": SLIDING,
@@ -183,20 +201,29 @@ class Step3p5Config(FamilyConfig):
                 f"attention_other_setting = {short(other)} in config.json is not supported: it "
                 "must have the head_dim and num_attention_groups of the other layers"
             )
-        heads = self.num_sliding_attention_heads or heads
-        kinds = self.kinds_of_layers()
-        listed = {
-            str(layer): {"num_attention_heads": heads}
-            for layer, kind in enumerate(kinds)
-            if kind == SLIDING
-        }
-        if self.per_layer_config not in (None, {}, listed):
-            raise ValueError(
-                f"per_layer_config = {short(self.per_layer_config)} in config.json is not "
-                "supported: it must give all sliding-window layers, and no others, the "
-                f"num_attention_heads of num_sliding_attention_heads ({heads})"
-            )
-        return tuple(heads if kind == SLIDING else self.num_attention_heads for kind in kinds)
+        return self.num_sliding_attention_heads or heads
+
+    def mtp(self) -> MtpConfig | None:
+        """The first head, whose layer is dense, and which has its own LM head."""
+        kinds = self.mtp_layer_types or ()
+        if not self.next_layers() or not kinds or kinds[0] not in self.layer_kinds:
+            return None
+        has_window = kinds[0] == SLIDING
+        layer = f"model.layers.{self.num_hidden_layers}."
+        return MtpConfig(
+            layer=layer,
+            embedding_norm=f"{layer}enorm",
+            hidden_norm=f"{layer}hnorm",
+            projection=f"{layer}eh_proj",
+            final_norm=f"{layer}transformer.shared_head.norm",
+            lm_head=f"{layer}transformer.shared_head.output",
+            window=self.window() if has_window else None,
+            num_heads=self._sliding_heads() if has_window else None,
+            is_dense=True,
+            zeroes_first=False,
+            recycles_normed=False,
+            skipped=(f"{layer}embed_tokens.",),
+        )
 
     def rotary_size(self) -> int:
         """Number of dimensions with rotary embedding in sliding-window layers."""

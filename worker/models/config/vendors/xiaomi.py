@@ -42,7 +42,7 @@ class MiMoConfig(QwenWindowsConfig):
 
 class MiMoV2FlashConfig(FamilyConfig):
     """MiMo V2 Flash: values narrower than keys; most layers have sliding windows, attention sinks
-    and more KV heads. Layers for multi-token prediction are skipped."""
+    and more KV heads."""
 
     architecture = "MiMoV2FlashForCausalLM"
     model_types: ClassVar[tuple[str, ...]] = ("mimo_v2_flash",)
@@ -187,6 +187,21 @@ class MiMoV2FlashConfig(FamilyConfig):
             num_groups=self.n_group,
             top_k_groups=self.topk_group,
             scale=1.0 if self.routed_scaling_factor is None else self.routed_scaling_factor,
+        )
+
+    def mtp(self) -> MtpConfig:
+        """The first head, whose layer is dense and has a sliding window."""
+        heads, layer = "model.mtp.layers.", "model.mtp.layers.0."
+        return MtpConfig(
+            layer=layer,
+            embedding_norm=f"{layer}enorm",
+            hidden_norm=f"{layer}hnorm",
+            projection=f"{layer}eh_proj",
+            final_norm=f"{layer}final_layernorm",
+            window=self.window(),
+            is_dense=True,
+            zeroes_first=False,
+            skipped=tuple(f"{heads}{digit}" for digit in range(1, 10)),
         )
 
     def extra(self) -> dict[str, Any]:
