@@ -130,6 +130,16 @@ def test_heads_predict_what_the_model_does(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "folder", ["mimo-v2", pytest.param("glm4-moe", marks=pytest.mark.long)], indirect=True
+)
+def test_further_drafts_do_not_depend_on_other_requests(folder: Path) -> None:
+    outcomes, acceptance = run(folder)
+    alone, expected = run(folder, max_num_seqs=1, speculative_max_utilization=2.0)
+    assert outcomes == alone
+    assert acceptance == pytest.approx(expected, abs=0.001)
+
+
+@pytest.mark.parametrize(
     "folder", ["mimo", "qwen3-5", pytest.param("glm4-moe", marks=pytest.mark.long)], indirect=True
 )
 def test_prefix_hits_and_resumed_requests_keep_the_acceptance(folder: Path) -> None:

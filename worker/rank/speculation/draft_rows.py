@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,8 +56,21 @@ def drafting_arrays(
     return {"slots": slots, "query_start": np.arange(size + 1, dtype=np.int64)} | columns
 
 
-def decode_batch(rows: DraftingRows, positions: torch.Tensor, tables: DeviceTables) -> Batch:
-    """Batch of a decode step that computes one position [F] of each row."""
+def decode_batch(
+    rows: DraftingRows,
+    positions: torch.Tensor,
+    tables: DeviceTables,
+    ends: Sequence[int] | None = None,
+) -> Batch:
+    """Batch of a decode step that computes one position [F] of each row.
+
+    Args:
+        rows: the rows.
+        positions: [F] int64.
+        tables: the rank's tables.
+        ends: [F]: the positions after these, if the host knows them; attention may then require
+            exact lengths.
+    """
     count = len(positions)
     table = np.zeros((count, 4), dtype=np.int64)
     table[:, 2] = 1
@@ -64,7 +78,7 @@ def decode_batch(rows: DraftingRows, positions: torch.Tensor, tables: DeviceTabl
         rows=table,
         num_rows=count,
         num_decodes=count,
-        ends=[rows.num_pages * tables.page_size] * count,
+        ends=[rows.num_pages * tables.page_size] * count if ends is None else list(ends),
         staged=rows.staged,
         starts=positions,
         sampling=None,

@@ -129,15 +129,16 @@ class HeadProposer(Proposer):
         """Guesses for each request, and the number that become drafts; waits for the device. On
         CPU, stops once no request's next guess is worth verifying."""
         table = np.array(requests, dtype=np.int64)
-        slots, newest = np.ascontiguousarray(table[:, 0]), table[:, 1] - 1
-        counts, device = table[:, 2].tolist(), self._tables.device
-        places = to_device(torch.from_numpy(np.stack((newest, newest + table[:, 2]))), device)
-        rows = self._rows(slots, places[0], places[1], int((newest + table[:, 2]).max()) + 1)
+        slots, newest, most = np.ascontiguousarray(table[:, 0]), table[:, 1] - 1, table[:, 2]
+        counts, device = most.tolist(), self._tables.device
+        places = to_device(torch.from_numpy(np.stack((newest, newest + most))), device)
+        rows = self._rows(slots, places[0], places[1], int((newest + most).max()) + 1)
         outputs: torch.Tensor | None = None
         found: list[Guesses] = [Guesses([], [], 0)] * len(requests)
         columns: list[tuple[torch.Tensor, torch.Tensor]] = []
         for number in range(max(counts)):
-            outputs, logits, tokens = self._guess(rows, outputs)
+            ends = (newest + np.minimum(most, number)).tolist()
+            outputs, logits, tokens = self._guess(rows, outputs, ends)
             columns.append((tokens, self._probabilities(rows, logits, tokens)))
             if device.type == "cpu" or number + 1 == max(counts):
                 found = self._worthwhile(requests, columns, threshold)
@@ -287,7 +288,10 @@ class HeadProposer(Proposer):
         )
 
     def _guess(
-        self, rows: DraftingRows, outputs: torch.Tensor | None
+        self,
+        rows: DraftingRows,
+        outputs: torch.Tensor | None,
+        ends: Sequence[int] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Drafts one token after the latest of each row, and advances the rows to it.
 
@@ -295,6 +299,7 @@ class HeadProposer(Proposer):
             rows: the rows.
             outputs: [F, hidden]: outputs of the previous pass; None in the first one, which starts
                 from those of `follow`.
+            ends: [F]: positions of the latest tokens, if the host knows them.
 
         Returns:
             Outputs [F, hidden] and logits [F, vocab] of this pass, and its tokens [F].
@@ -304,7 +309,7 @@ class HeadProposer(Proposer):
             outputs = self._outputs.index_select(0, rows.staged["slots"])
         else:
             # The latest draft is the next token of the position before it.
-            outputs = self._forward(decode_batch(rows, rows.starts - 1, tables), outputs)
+            outputs = self._forward(decode_batch(rows, rows.starts - 1, tables, ends), outputs)
         logits = self._head.compute_logits(outputs, self._model.compute_logits)
         positions = rows.starts + 1
         parameters = staged_parameters(rows.staged, positions, rows.filters, rows.max_top_k)
