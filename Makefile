@@ -31,6 +31,7 @@
 # make check-hostile  a fleet under ten thousand hostile requests, large bodies, incomplete requests (30 minutes)
 # make demo-models    train the demo models again (up to an hour each)
 # make check-speculative  drafts change no token: every combination of features (ten minutes)
+# make check-mixtures  drafts change no token: 20,000 random mixtures of requests (three hours)
 
 # The first interpreter that is new enough and runs (a version manager's shim may not).
 PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do \
@@ -61,7 +62,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install serve serve-chat unit test lint style lock check-install check-supply check-agents check-autoscale \
 	check-browser check-cancels check-chaos check-conformance check-cuda check-gateway check-hostile check-long check-nodes check-overload check-proxy check-real \
-	check-rolling-update check-scale check-soak check-tenants check-vllm-tests demo-models check-speculative families trace-token closest-family
+	check-rolling-update check-scale check-soak check-tenants check-vllm-tests demo-models check-speculative check-mixtures families \
+	trace-token closest-family
 .DEFAULT_GOAL := serve
 
 help:
@@ -239,3 +241,6 @@ demo-models: $(STAMP)
 
 check-speculative: $(STAMP)
 	$(BIN)/python -m tests.campaigns.speculation
+
+check-mixtures: $(STAMP)
+	$(BIN)/python -m tests.campaigns.mixtures $(ARGS)

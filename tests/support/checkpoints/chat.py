@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,22 @@ def write_tiny_experts(folder: Path) -> Qwen3MoeForCausalLM:
                 parameter.normal_(0.0, 1.5 * parameter.shape[-1] ** -0.5)
     model.save_pretrained(folder)
     return model
+
+
+def write_letters(folder: Path, tokens: Sequence[bytes], merges: Sequence[str]) -> None:
+    """Writes a tokenizer of given tokens to a checkpoint.
+
+    Args:
+        folder: the checkpoint's.
+        tokens: printable ASCII; the one without a text is the end token.
+        merges: tokens of two letters.
+    """
+    names = [token.decode().replace(" ", "\u0120") or "<end>" for token in tokens]
+    vocabulary = {name: number for number, name in enumerate(names)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [(one[0], one[1]) for one in merges]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(folder)
 
 
 def _write_tokenizer(folder: Path) -> PreTrainedTokenizerFast:

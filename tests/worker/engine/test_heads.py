@@ -6,16 +6,22 @@ keys, values or hidden states show in the acceptance.
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.support.checkpoints.chat import write_letters
 from tests.support.checkpoints.mtp import HEADS, with_keys, without_head, write_with_head
 from tests.support.effort import IS_LONG
 from tests.support.engines.device_lengths import ByDeviceLengths
 from tests.support.engines.engine_driver import Engine, Outcome
+from tests.support.engines.forked_rank import forking_ranks
+from tests.support.engines.guided_engine import TOKENS
+from tests.support.engines.mixtures import Mixture, cases_of, drafting_engine
+from worker.llm import LLM, TokensPrompt
 from worker.protocol.sampling import SamplingParams
 from worker.rank.speculation import factory
 from worker.rank.speculation.heads import HeadProposer
@@ -33,12 +39,14 @@ NAMES = [
     for name in HEADS
 ]
 MECHANISMS = [
-    pytest.param(name, marks=() if name in ("deepseek-v3.2", "mimo-v2") else pytest.mark.long)
+    pytest.param(name, marks=() if name == "deepseek-v3.2" else pytest.mark.long)
     for name in ("deepseek-v3.2", "mimo-v2", "nemotron-3", "step3p5", "longcat", "ernie4-5-moe")
 ]
 """Heads with an indexer, a sliding window, several blocks, an LM head of their own, one layer where
 the model has two, and without a final norm of their own."""
+SCARCE: dict[str, Any] = {"kv_cache_tokens": 256, "max_num_batched_tokens": 24}
 NUM_PROMPTS = 24 if IS_LONG else 6
+NUM_MIXTURES = 12 if IS_LONG else 1
 UNCHANGED = 0.04
 """Difference of acceptance that counts as none: a few of the drafts."""
 
@@ -135,8 +143,39 @@ def test_heads_predict_what_the_model_does(folder: Path) -> None:
 def test_further_drafts_do_not_depend_on_other_requests(folder: Path) -> None:
     outcomes, acceptance = run(folder)
     alone, expected = run(folder, max_num_seqs=1, speculative_max_utilization=2.0)
-    assert outcomes == alone
+    assert outcomes == alone == plain(folder)
     assert acceptance == pytest.approx(expected, abs=0.001)
+
+
+@pytest.mark.parametrize("folder", NAMES, indirect=True)
+def test_mixtures_change_no_bit(folder: Path) -> None:
+    """With log-probabilities, penalties, grammars, aborted and resumed requests."""
+    cases, rng = cases_of(folder, 24 if IS_LONG else 10), random.Random(3)
+    for on_device, options in ((False, SCARCE), (True, {})):
+        with drafting_engine(folder, on_device=on_device, page_size=8, **MTP, **options) as engine:
+            for _ in range(NUM_MIXTURES):
+                assert Mixture(engine, cases, rng, 14).run() == []
+            assert engine.counts[1] > 20, "too few drafts were accepted"
+            assert on_device or engine.num_preemptions > 0, "pages were not scarce"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("folder", ["qwen3-5", "glm4-moe"], indirect=True)
+def test_texts_end_at_their_stop_strings(folder: Path) -> None:
+    write_letters(folder, TOKENS, ["ab"])
+    texts = [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts()]
+    sampling = [
+        SamplingParams(temperature=0.8, seed=i, max_tokens=60, ignore_eos=True, stop=("e", "ab"))
+        for i in range(len(texts))
+    ]
+    found = []
+    for drafts in ({}, MTP):
+        options = {"cpu_threads": 1, "kv_cache_tokens": 4096, **SIZES, **drafts}
+        with forking_ranks(), LLM(str(folder), dtype="float32", **options) as llm:
+            outputs = [one.outputs[0] for one in llm.generate(texts, sampling)]
+        found.append([(one.text, one.finish_reason) for one in outputs])
+    assert found[0] == found[1]
+    assert sum(reason == "stop" for _, reason in found[0]) > 1
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ changes in any mixture of requests, and states in the prefix cache are those of 
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.attention import AttentionBackend, AttentionMetadata, AttentionStep
 from tests.support.checkpoints.families import write_specimen
 from tests.support.checkpoints.specimen import VOCAB_SIZE
 from tests.support.effort import IS_LONG
 from tests.support.engines.engine_driver import Outcome
+from tests.support.engines.mixtures import read_lengths_on_device
 from tests.support.engines.oracle_drafts import OracleDrafts
 from tests.support.engines.states_engine import DraftingEngine, StatesEngine
 from worker.protocol.sampling import SamplingParams
@@ -36,16 +35,6 @@ FAMILIES = (
 NUM_REQUESTS = 12 if IS_LONG else 8
 NUM_MIXES = 40 if IS_LONG else 2
 SCARCE = {"kv_cache_tokens": 160, "max_num_batched_tokens": 13}
-
-
-def read_lengths_on_device(backend: AttentionBackend) -> None:
-    """Lets an attention backend use the rows' actual lengths; those of the host are bounds."""
-    plan = backend.plan
-
-    def planned(metadata: AttentionMetadata) -> AttentionStep:
-        return plan(replace(metadata, seq_lens_host=metadata.seq_lens.tolist()))
-
-    backend.plan = planned  # type: ignore[method-assign]
 
 
 class Known:

@@ -1,0 +1,149 @@
+"""`make check-mixtures`: random mixtures of requests in engines with random options, while n-grams,
+a draft model or an MTP head draft.
+
+No token and no log-probability may differ from those of the request alone, and no request, page or
+state may be left behind. A few mixtures run in every test run: test_heads.py, test_state_drafts.py.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cluster.cli.parser import CommandParser
+from tests.support.checkpoints.families import write_specimen
+from tests.support.checkpoints.mtp import HEADS, write_with_head
+from tests.support.engines.mixtures import Case, Mixture, cases_of, drafting_engine
+from tests.support.engines.oracle_drafts import OracleDrafts
+
+NUM_MIXTURES = 20_000
+NUM_CASES = 32
+PER_ENGINE = 10
+"""Mixtures of an engine; the later ones find cached prefixes of the earlier ones."""
+PAGE = 8
+METHODS = ("mtp", "ngram", "draft")
+NO_DRAFT_MODELS = ("mimo-v2",)
+"""Checkpoints that draft models are not supported for (`preflight.check_windows`)."""
+DRAFT_FOR_THEMSELVES = ("mimo", "qwen3")
+"""Checkpoints that the compiled library supports, and so may draft on CPU. Others have another
+draft model, which is rarely right."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Mixtures of one engine."""
+
+    name: str
+    """Checkpoint, and number of the first mixture."""
+    method: str
+    options: dict[str, Any]
+    num_mixtures: int
+    counts: Counter[str]
+    """Drafts, accepted drafts, requests that have continued cached prefixes, preemptions."""
+    differences: list[str]
+
+
+def options_of(rng: random.Random, method: str, draft: Path) -> dict[str, Any]:
+    """Random options of an engine that drafts with a method."""
+    options: dict[str, Any] = {
+        "speculative_method": method,
+        "speculative_adaptive": False,
+        "num_speculative_tokens": rng.choice((1, 2, 3, 7)),
+        "overlap_depth": rng.choice((0, 1, 1)),
+        "on_device": rng.random() < 0.4,
+        "page_size": PAGE,
+    }
+    if method == "draft":
+        options |= {"speculative_model": str(draft), "page_size": 2 * PAGE}
+    if rng.random() < 0.5:  # scarce pages, short chunks
+        factor = 2 if method == "draft" else 1
+        options |= {"kv_cache_tokens": rng.choice((256, 320, 400)) * factor}
+        options |= {"max_num_batched_tokens": rng.choice((13, 24, 40))}
+    if rng.random() < 0.2:
+        options |= {"host_cache_gib": 0.01, "host_cache_policy": "always"}
+    return options
+
+
+def runs(
+    names: Sequence[str], methods: Sequence[str], count: int, seed: int, folder: Path
+) -> Iterator[Run]:
+    """Runs `count` mixtures, each with one of the checkpoints and methods.
+
+    Args:
+        names: checkpoints of HEADS.
+        methods: speculative methods.
+        count: number of mixtures.
+        seed: seed of all random choices.
+        folder: an empty folder for checkpoints.
+    """
+    llama = folder / "llama"
+    llama.mkdir()
+    write_specimen("llama", llama)
+    known: dict[tuple[str, bool, int], list[Case]] = {}
+    for start in range(0, count, PER_ENGINE):
+        rng = random.Random(f"{seed} {start}")
+        name, method = rng.choice(names), rng.choice(methods)
+        if method == "draft" and name in NO_DRAFT_MODELS:
+            method = "mtp"
+        if not (folder / name).exists():
+            (folder / name).mkdir()
+            write_with_head(name, folder / name)
+        draft = folder / name if name in DRAFT_FOR_THEMSELVES else llama
+        options, number = options_of(rng, method, draft), min(PER_ENGINE, count - start)
+        # Bits differ between torch and the compiled library, and there between page sizes.
+        key = name, options["on_device"], options["page_size"]
+        if key not in known:
+            own: dict[str, Any] = {"cpu_backend": "torch"} if options["on_device"] else {}
+            own["page_size"] = options["page_size"]
+            known[key] = cases_of(folder / name, NUM_CASES, **own)
+        counts, differences = Counter[str](), list[str]()
+        texts = [[*case.prompt, *case.alone.token_ids] for case in known[key]]
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            drafting_engine(folder / name, **options) as engine,
+        ):
+            OracleDrafts(patch, texts)  # random texts repeat few n-grams
+            for _ in range(number):
+                mixture = Mixture(engine, known[key], rng, rng.randrange(4, 20))
+                differences += mixture.run()
+                counts["hits"] += mixture.num_hits
+            drafted, accepted = engine.counts
+            counts.update(drafted=drafted, accepted=accepted, preempted=engine.num_preemptions)
+        yield Run(f"{name}, mixture {start}", method, options, number, counts, differences)
+
+
+def main() -> None:
+    """Prints runs that differ, then totals by method; exits with 1 if any differs."""
+    parser = CommandParser(description=__doc__)
+    parser.add_argument("--mixtures", type=int, default=NUM_MIXTURES)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--heads", nargs="+", choices=[*HEADS], default=[*HEADS])
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    started, total, wrong = time.monotonic(), 0, 0
+    totals: dict[str, Counter[str]] = {method: Counter() for method in args.methods}
+    with tempfile.TemporaryDirectory() as folder:
+        for run in runs(args.heads, args.methods, args.mixtures, args.seed, Path(folder)):
+            total, wrong = total + run.num_mixtures, wrong + len(run.differences)
+            totals[run.method].update(run.counts)
+            if run.differences:
+                print(f"{run.name}, {run.options}", *run.differences, sep="\n  ", flush=True)
+    for method, counts in totals.items():
+        print(f"{method}: {', '.join(f'{number} {kind}' for kind, number in counts.items())}")
+    print(f"{total} mixtures, {wrong} differences, {time.monotonic() - started:.0f} s")
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
