@@ -19,6 +19,7 @@
 # make check-gateway  CPU time per token of proxy, gateway and worker frontend (two minutes)
 # make families     after a change of models: verdicts on released ones, launch budgets, table of tests (a minute)
 # make closest-family NAME=Olmo2   families that compute what a class of transformers does, and what differs (ten seconds)
+# make head-inputs MODEL=FOLDER   whether a checkpoint's MTP head reads hidden states after or before the final norm
 # make trace-token    files and functions that one decoded token enters, from gateway to rank (ten seconds)
 # make check-proxy    kills HAProxy and its manager under load, five times each (three minutes)
 # make check-overload ten times the sustainable load over HTTP for a minute
@@ -63,7 +64,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help install serve serve-chat unit test lint style lock check-install check-supply check-agents check-autoscale \
 	check-browser check-cancels check-chaos check-conformance check-cuda check-gateway check-hostile check-long check-nodes check-overload check-proxy check-real \
 	check-rolling-update check-scale check-soak check-tenants check-vllm-tests demo-models check-speculative check-mixtures families \
-	trace-token closest-family
+	trace-token closest-family head-inputs
 .DEFAULT_GOAL := serve
 
 help:
@@ -200,6 +201,9 @@ families: $(STAMP)
 
 closest-family: $(STAMP)
 	$(BIN)/python -m tests.support.checkpoints.closest_family $(NAME) $(ARGS)
+
+head-inputs: $(STAMP)
+	$(BIN)/python -m tests.support.checkpoints.head_inputs $(MODEL) $(ARGS)
 
 trace-token: $(STAMP)
 	$(BIN)/python -m tests.campaigns.trace_token $(ARGS)
