@@ -15,6 +15,7 @@ import torch
 
 from tests.support.checkpoints.chat import write_letters
 from tests.support.checkpoints.mtp import HEADS, with_keys, without_head, write_with_head
+from tests.support.checkpoints.specimen import write_config
 from tests.support.effort import IS_LONG
 from tests.support.engines.device_lengths import ByDeviceLengths
 from tests.support.engines.engine_driver import Engine, Outcome
@@ -22,6 +23,7 @@ from tests.support.engines.forked_rank import forking_ranks
 from tests.support.engines.guided_engine import TOKENS
 from tests.support.engines.mixtures import Mixture, cases_of, drafting_engine
 from worker.llm import LLM, TokensPrompt
+from worker.models.config.model_config import load_model_config
 from worker.protocol.sampling import SamplingParams
 from worker.rank.speculation import factory
 from worker.rank.speculation.heads import HeadProposer
@@ -264,3 +266,12 @@ def test_models_without_a_head_are_rejected(tmp_path: Path) -> None:
     with_keys(tmp_path, architectures=["Qwen2ForCausalLM"], model_type="qwen2")
     with pytest.raises(ValueError, match="mtp is not supported for Qwen2ForCausalLM: use ngram"):
         HeadEngine(tmp_path, **MTP)
+
+
+@pytest.mark.parametrize("kinds", [["linear_attention", "moe"], ["attention", "attention"], []])
+def test_heads_with_other_blocks_are_rejected(tmp_path: Path, kinds: list[str]) -> None:
+    write_config(HEADS["nemotron-3"], tmp_path)
+    with_keys(tmp_path, mtp_layers_block_type=kinds)
+    config = load_model_config(str(tmp_path), weights=False)
+    with pytest.raises(ValueError, match="mtp is not supported for NemotronHForCausalLM: use"):
+        config.with_mtp()
