@@ -52,6 +52,7 @@ class Visit:
         "arrived_at",
         "closed",
         "context",
+        "displaced",
         "excluded",
         "hashes",
         "num_tokens",
@@ -77,6 +78,8 @@ class Visit:
         """Seconds that it waited at the gate."""
         self.excluded: tuple[str, ...] = ()
         """Workers without room for it."""
+        self.displaced: tuple[int, ...] = ()
+        """Keys of the contexts that it displaced from its worker."""
         self.sets: WorkingSets | None = None
         """Working sets of the worker on which it counts; None if there is none."""
         self.on_over: Callable[[], None] | None = None
@@ -89,7 +92,9 @@ class SessionGate:
     A context is live while a request of it is in flight, and for some time after the last one,
     estimated from its session's gaps. Requests of live contexts pass. Others wait, the oldest
     session first, until a worker has room for their context next to the live ones, at most
-    `max_wait_s`. None is overtaken by a younger one. If over 10 % of all gaps exceed MAX_LIVE_S, as
+    `max_wait_s`. None is overtaken by a younger one. A request that has waited that long displaces
+    the contexts admitted first on one worker, whose next requests wait: without that, the contexts
+    of many overdue requests would exceed the caches. If over 10 % of all gaps exceed MAX_LIVE_S, as
     in interactive sessions, only the first request of a session waits. A sub-agent's request waits
     with the age of its session: without that, simulations had a third fewer turns per minute.
     Workers report the live contexts of all gateways, so that several gateways agree.
@@ -173,11 +178,16 @@ class SessionGate:
         is_full = False
         for visit in self._waiting:
             is_overdue = now - visit.arrived_at >= self._max_wait_s
-            if not (is_overdue or self._is_inside(visit.context, now)):
-                # Without overtaking: the first one without room holds up all others.
-                is_full = is_full or not self._find_room(visit)
-                if is_full:
-                    continue
+            if not self._is_inside(visit.context, now):
+                if not is_overdue:
+                    # Without overtaking: the first one without room holds up all others.
+                    is_full = is_full or not self._find_room(visit)
+                    if is_full:
+                        continue
+                elif self._max_wait_s and not self._find_room(visit):
+                    self._displace(visit)
+                visit.context.admitted_at = now
+                visit.context.is_displaced = False
             visit.admitted = True
             visit.wait_s = now - visit.arrived_at
             admitted.append(visit)
@@ -218,7 +228,8 @@ class SessionGate:
         if context.is_agent and not context.ended_at:
             self._first_returns *= 1.0 - _END_WEIGHT
         context.ended_at = self._clock()
-        context.live_until = context.ended_at + self._live_s(context)
+        live_s = 0.0 if context.is_displaced else self._live_s(context)
+        context.live_until = context.ended_at + live_s
         if visit.sets is not None:
             context.num_open -= 1
             visit.sets.end(context.key, context.ended_at)
@@ -323,6 +334,33 @@ class SessionGate:
         self._count(visit, best)
         return True
 
+    def _displace(self, visit: Visit) -> None:
+        """Counts an overdue visit on the worker with most room, in place of the contexts that were
+        admitted there first: these are no longer live once their requests in flight have ended.
+
+        Contexts of other gateways are not displaced. Sessions with long gaps, which wait only
+        once, are not either.
+        """
+        if not self.sessions.gaps.is_mostly_short:
+            return
+        now, context = self._clock(), visit.context
+        ready = [w for w in self._fleet.workers if w.ready and w.worker_id in self._sets]
+        rooms = {worker.worker_id: self._room(context, worker) for worker in ready}
+        if not rooms:
+            return
+        best = max(rooms, key=rooms.__getitem__)
+        missing, sets = -rooms[best], self._sets[best]
+        found = [self.sessions.get(key) for key in sets if key != context.key]
+        others = [other for other in found if other is not None]
+        for other in sorted(others, key=lambda other: other.admitted_at):
+            if missing <= 0.0:
+                break
+            missing -= sets.drop(other.key)
+            other.is_displaced, other.live_until = True, now
+            visit.displaced += (other.key,)
+        visit.excluded = tuple(w.worker_id for w in self._fleet.workers if w.worker_id != best)
+        self._count(visit, best)
+
     def _is_idle(self, worker_id: str, now: float) -> bool:
         share = self._idle.get(worker_id)
         return share is not None and share.value(now) > IDLE
@@ -349,7 +387,7 @@ class SessionGate:
         sets = self._sets.get(worker_id)
         if sets is None:
             sets = self._sets[worker_id] = WorkingSets()
-        use = context.use(self._live_s(context))
+        use = context.use(self._live_s(context), visit.displaced)
         sets.begin(use)
         if visit.sets is not None:
             # Also if it is the same: the shared prefix has become known.

@@ -49,12 +49,14 @@ class Context:
     """A growing conversation. Times are on the fleet's clock."""
 
     __slots__ = (
+        "admitted_at",
         "born",
         "counts",
         "ended_at",
         "has_returned",
         "home",
         "is_agent",
+        "is_displaced",
         "key",
         "live_until",
         "num_open",
@@ -71,6 +73,8 @@ class Context:
     def __init__(self, key: int, session: Session, born: float) -> None:
         self.born = born
         """Time from which its age counts."""
+        self.admitted_at = born
+        """Time at which a request of it was last admitted after a wait."""
         self.key = key
         """Id of the context; see SessionUse."""
         self.session = session
@@ -80,6 +84,9 @@ class Context:
         """Whether its first prompt was long, and had tools or a session id."""
         self.has_returned = False
         """Whether there was a request after the end of the first one."""
+        self.is_displaced = False
+        """Whether an overdue request took its place: it is not live after its requests in flight.
+        """
         self.home = ""
         """Worker of the last request; empty before the first."""
         self.num_open = 0
@@ -107,10 +114,12 @@ class Context:
         """Whether it has requests in flight, or ended recently."""
         return self.num_open > 0 or now < self.live_until
 
-    def use(self, live_s: float = 0.0) -> SessionUse:
-        """Its use of the worker's cache."""
+    def use(self, live_s: float = 0.0, displaced: tuple[int, ...] = ()) -> SessionUse:
+        """Its use of the worker's cache; for the arguments see SessionUse."""
         unshared = max(self.num_tokens - self.shared_tokens, 0)
-        return SessionUse(self.key, unshared, self.shared_key, self.shared_tokens, live_s)
+        return SessionUse(
+            self.key, unshared, self.shared_key, self.shared_tokens, live_s, displaced
+        )
 
 
 class Sessions:
@@ -136,6 +145,10 @@ class Sessions:
     def __iter__(self) -> Iterator[Context]:
         """All contexts, the least recently used first."""
         return iter(self._contexts.values())
+
+    def get(self, key: int) -> Context | None:
+        """The context with this key; None if it was dropped."""
+        return self._contexts.get(key)
 
     def find(self, name: str, hashes: BlockHashes) -> Context | None:
         """The context that a prompt extends; None if there is none.

@@ -181,6 +181,57 @@ def test_no_wait_exceeds_its_bound() -> None:
     assert [visit.wait_s for visit in visits] == [MAX_WAIT_S] * 3
 
 
+def test_an_overdue_request_takes_the_place_of_those_admitted_first() -> None:
+    desk = Desk("w0")
+    first, second = desk.run("a", 300, 1), desk.run("b", 500, 2)
+    overdue = desk.arrive("c", 400, 3)
+    desk.now += MAX_WAIT_S / 2
+    assert not desk.arrive("d", 100, 4).admitted
+    desk.now += MAX_WAIT_S / 2
+    desk.gate.end(second)
+    assert desk.gate.admit() == [overdue]
+    assert desk.gate.own_tokens == {"w0": 500 + 400}
+    desk.place(overdue, "c", 400, 3)
+    assert desk.arrive("b", 500, 2).admitted, "it was admitted after the first one"
+    desk.gate.end(first)
+    waiting = desk.arrive("a", 350, 1)
+    assert not waiting.admitted
+    desk.now += MAX_WAIT_S
+    desk.gate.admit()
+    assert waiting.admitted
+    assert sum(desk.gate.own_tokens.values()) < CAPACITY * CACHE
+
+
+def test_workers_and_other_gateways_no_longer_count_displaced_sessions() -> None:
+    desk, worker = Desk("w0"), SessionLoad(lambda: 0.0)
+    uses = []
+    for agent, tokens in enumerate((600, 400), 1):
+        visit = desk.arrive(f"s{agent}", tokens, agent)
+        desk.now += MAX_WAIT_S
+        desk.gate.admit()
+        prompt = desk.prompt(f"s{agent}", tokens, agent)
+        choice = desk.fleet.reserve(f"r{agent}", prompt, visit.excluded)
+        assert choice is not None
+        uses.append(desk.gate.placed(visit, choice))
+        worker.begin([Submit(request_id=f"r{agent}", gateway_id="g", prompt=b"", session=uses[-1])])
+    assert uses[1] is not None
+    assert uses[0] is not None
+    assert uses[1].displaced == (uses[0].key,)
+    assert worker.added_to(LoadSnapshot()).session_tokens == 400 == desk.gate.own_tokens["w0"]
+
+
+def test_sessions_with_long_gaps_are_not_displaced() -> None:
+    desk = Desk("w0")
+    for _ in range(20):
+        desk.gate.end(desk.run("a", 600, 1))
+        desk.now += 2 * MAX_LIVE_S
+    desk.run("a", 600, 1)
+    overdue = desk.arrive("b", 400, 2)
+    desk.now += MAX_WAIT_S
+    assert desk.gate.admit() == [overdue]
+    assert overdue.displaced == ()
+
+
 def test_full_workers_that_are_often_idle_accept_one_session_after_another() -> None:
     desk = Desk("w0")
     desk.report("w0", 0)
@@ -375,7 +426,8 @@ class GateMachine(RuleBasedStateMachine):
         now = self.desk.now
         assert all(now - v.arrived_at < MAX_WAIT_S for v in before if not v.admitted)
         for visit in admitted:
-            if visit.sets is not None:  # by room: all that are older have been admitted, too
+            # By room: all that are older have been admitted, too.
+            if visit.sets is not None and visit.wait_s < MAX_WAIT_S:
                 assert all(v.admitted for v in before if v.order < visit.order)
 
     @rule(place=st.integers(0, 30))

@@ -29,6 +29,8 @@ class SessionLoad:
         for submit in submits:
             use = submit.session
             if use is not None:
+                for key in use.displaced:
+                    self._sets.drop(key)
                 self._sets.begin(use)
                 # A request that was resumed here is counted once.
                 self._sets.leave(self._keys.pop(submit.request_id, 0))

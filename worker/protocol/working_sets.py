@@ -8,6 +8,7 @@ workers use the same class: a gateway for its own sessions, a worker for those o
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 
 import msgspec
 
@@ -25,6 +26,8 @@ class SessionUse(msgspec.Struct, array_like=True, frozen=True):
     """Tokens of that prefix."""
     live_s: float = 0.0
     """Seconds after the end of a request during which the session counts as live."""
+    displaced: tuple[int, ...] = ()
+    """Keys of contexts that no longer count on this worker, even with requests in flight."""
 
 
 class _Held:
@@ -58,6 +61,10 @@ class WorkingSets:
     def __len__(self) -> int:
         """Number of contexts that count."""
         return len(self._held)
+
+    def __iter__(self) -> Iterator[int]:
+        """Keys of the contexts that count."""
+        return iter(self._held)
 
     def needed(self, use: SessionUse) -> int:
         """Tokens that `begin` would add: the growth of a context that already counts, all of a new
@@ -102,6 +109,16 @@ class WorkingSets:
         if held is not None and not held.num_open:
             del self._held[key]
             self._count(held.use, -1)
+
+    def drop(self, key: int) -> int:
+        """Removes a context even if it has requests in flight; returns the tokens that no longer
+        count. Idempotent."""
+        held = self._held.pop(key, None)
+        if held is None:
+            return 0
+        before = self.tokens
+        self._count(held.use, -1)
+        return before - self.tokens
 
     def expire(self, now: float) -> None:
         """Removes contexts that are no longer live."""
