@@ -275,13 +275,19 @@ class _Tensors:
 
 
 def _linears(model: DecoderModel) -> list[tuple[Linear, str]]:
-    """The linear layers that support adapters, each with the prefix of its parts' names."""
+    """The linear layers that support adapters, each with the prefix of its parts' names.
+
+    A head for multi-token prediction has none: its passes are of other tokens than the step's, and
+    its guesses are only drafts.
+    """
+    head = () if model.mtp is None else model.mtp.weight_slots()
+    of_head = {id(slot.module.layer) for slot in head if slot.module is not None}
     found: dict[int, tuple[Linear, str]] = {}
     for slot in model.weight_slots():
         if slot.module is not None:
             layer, prefix = slot.module
             assert isinstance(layer, Linear), "a module is a linear layer"
-            if layer.supports_lora:
+            if layer.supports_lora and id(layer) not in of_head:
                 found.setdefault(id(layer), (layer, prefix))
     return list(found.values())
 
