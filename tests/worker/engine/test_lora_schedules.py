@@ -24,6 +24,7 @@ OPTIONS: dict[str, Any] = {
     "batch_invariant": True,
     "cpu_backend": "torch",
     "enable_lora": True,
+    "enable_lora_embeddings": True,
     "max_loras": 2,
     "max_model_len": 256,
     "page_size": 8,
@@ -52,7 +53,8 @@ def checkpoint(parent: Path, has_head: bool) -> tuple[Path, list[AdapterRef]]:
         else:
             write_tiny_chat(base)
     names = ("self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj")  # not those of the head
-    targets = tuple(f"model.layers.{layer}.{name}" for layer in range(2) for name in names)
+    layers = [f"model.layers.{layer}.{name}" for layer in range(2) for name in names]
+    targets = (*layers, "model.embed_tokens", "lm_head")
     folders = {
         str(n): str(
             write_adapter(base, parent / f"{base.name}-{n}", 2 + n, targets=targets, seed=n)

@@ -30,6 +30,12 @@ FORMS: dict[str, dict[str, Any]] = {
         "rank_pattern": {"q_proj": 2, r"layers\.1\.mlp\.up_proj": 16, "0.self_attn.o_proj": 1},
         "alpha_pattern": {"down_proj": 9, r"model\.layers\.0\.self_attn\.k_proj": 1},
     },
+    "embedding and LM head": {
+        "r": 5,
+        "target_modules": ["embed_tokens", "lm_head", "v_proj"],
+        "rank_pattern": {"lm_head": 2},
+        "use_rslora": True,
+    },
 }
 """Configurations by what they adapt."""
 
@@ -44,7 +50,7 @@ def save(base: Path, folder: Path, seed: int = 0, **config: Any) -> torch.nn.Mod
     torch.manual_seed(seed)
     with torch.no_grad():
         for name, weight in found.named_parameters():
-            if "lora_B" in name:  # zeros at first
+            if "lora_B" in name or "lora_embedding_A" in name:  # zeros at first
                 weight.normal_(0.0, 0.1)
     found.save_pretrained(folder)
     return found
@@ -61,7 +67,8 @@ def decode(model: torch.nn.Module, prompt: list[int]) -> tuple[list[int], torch.
 
 
 def test_logits_equal_those_of_peft(tmp_path: Path) -> None:
-    """All forms in one batch, and a request without an adapter."""
+    """All forms in one batch, and a request without an adapter. Embedding and LM head are tied, but
+    not their adapters; PEFT saves their weights, too."""
     torch.set_num_threads(1)
     base = tmp_path / "base"
     write_checkpoint("qwen3", base)
@@ -70,8 +77,8 @@ def test_logits_equal_those_of_peft(tmp_path: Path) -> None:
         save(base, folder, seed, **form)
         for seed, (folder, form) in enumerate(zip(folders, FORMS.values(), strict=True))
     ]
-    options = {"enable_lora": True, "max_loras": len(FORMS), "cpu_backend": "torch"}
-    runner = make_runner(str(base), **options)
+    options = {"enable_lora": True, "enable_lora_embeddings": True, "max_loras": len(FORMS)}
+    runner = make_runner(str(base), cpu_backend="torch", **options)
     load_adapters(runner, folders)
     generator = torch.Generator().manual_seed(1)
     prompts = torch.randint(0, VOCAB_SIZE, (len(FORMS) + 1, 19), generator=generator).tolist()

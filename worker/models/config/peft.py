@@ -56,6 +56,8 @@ class PeftConfig:
     """Numerator of the scale."""
     is_rank_stabilized: bool
     """Whether the scale is alpha / sqrt(rank) (rsLoRA) instead of alpha / rank."""
+    ties_weights: bool
+    """Whether adapters of tied layers are tied, too."""
     ranks: Mapping[str, int]
     """Ranks of modules that differ from `rank`, by pattern."""
     alphas: Mapping[str, float]
@@ -103,6 +105,7 @@ def read_peft_config(folder: Path, max_rank: int) -> PeftConfig:
         rank=_number("r", raw.get("r")),
         alpha=_alpha("lora_alpha", raw.get("lora_alpha", 8)),
         is_rank_stabilized=bool(raw.get("use_rslora")),
+        ties_weights=bool(raw.get("ensure_weight_tying")),
         ranks={k: _number(f"rank_pattern[{k!r}]", v) for k, v in _patterns(raw, "rank_pattern")},
         alphas={k: _alpha(f"alpha_pattern[{k!r}]", v) for k, v in _patterns(raw, "alpha_pattern")},
     )
