@@ -286,6 +286,9 @@ class LoraConfig:
     max_lora_rank: int = 16
     """Maximum rank of adapters, at most 512. Device memory is reserved for it, so do not set it
     higher than the adapters need."""
+    embeddings: bool = field(default=False, metadata={"option": "enable_lora_embeddings"})
+    """Support adapters of the embedding and the LM head, whose target_modules include embed_tokens
+    or lm_head. Device memory is reserved for them: two values per rank and token."""
     max_cpu_loras: int | None = None
     """Maximum number of adapters in host memory, at least --max-loras, which is the default. Others
     are read from disk again before use."""
@@ -293,6 +296,8 @@ class LoraConfig:
     def __post_init__(self) -> None:
         if self.modules and not self.enabled:
             raise ValueError("--lora-modules needs --enable-lora")
+        if self.embeddings and not self.enabled:
+            raise ValueError("--enable-lora-embeddings needs --enable-lora")
         if self.max_loras < 1:
             raise ValueError(f"--max-loras must be at least 1, got {self.max_loras}")
         if not 1 <= self.max_lora_rank <= MAX_LORA_RANK:

@@ -227,6 +227,7 @@ def check_model(engine: EngineConfig | None, gpus: list[Gpu]) -> Iterator[Findin
     try:
         checkpoints.check_model(engine)
         yield check_loading(engine)
+        yield from check_adapters(engine)
         if engine.load_format == "dummy":
             return
         elements = read_elements(model)
@@ -287,6 +288,38 @@ def check_loading(engine: EngineConfig) -> Finding:
     if checked == "names":
         text = "only the names of tensors were checked"
     return Finding("note", f"{summary}: weights are not downloaded yet, so {text}")
+
+
+def check_adapters(engine: EngineConfig) -> Iterator[Finding]:
+    """Whether the adapters of --lora-modules can be loaded. Reads them as rank 0 does.
+
+    Raises:
+        ValueError: the model does not support adapters.
+    """
+    if engine.lora is None:
+        return
+    from worker.models.config.model_config import load_model_config
+    from worker.models.loading.adapters import ModelAdapters
+    from worker.models.loading.loader import build_without_weights
+
+    config = load_model_config(engine.checkpoint, weights=False, pooling=engine.pooling)
+    model = build_without_weights(
+        config, engine.tensor_parallel_size, expert_parallel=engine.enable_expert_parallel
+    )
+    adapters = ModelAdapters(
+        model,
+        max_loras=1,
+        max_rank=engine.lora.max_lora_rank,
+        with_vocabulary=engine.lora.embeddings,
+    )
+    for name, folder in engine.lora.folders.items():
+        try:
+            adapter = adapters.read(Path(folder).expanduser())
+        except (ValueError, OSError) as error:
+            yield Finding("bad", f"--lora-modules: {name}: {error}")
+        else:
+            size = f"{adapter.num_bytes / 1e6:.1f} MB"
+            yield Finding("ok", f"LoRA adapter {name} fits the model: {size} per rank and copy")
 
 
 def check_tensors(

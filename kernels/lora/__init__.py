@@ -9,7 +9,9 @@ from kernels.lora.base import (
     count_tiles,
     padded_rank,
     tile_arrays,
+    tiles_of_one,
     token_groups,
+    token_slots,
 )
 from kernels.lora.reference import add_lora_
 
@@ -21,5 +23,7 @@ __all__ = [
     "count_tiles",
     "padded_rank",
     "tile_arrays",
+    "tiles_of_one",
     "token_groups",
+    "token_slots",
 ]

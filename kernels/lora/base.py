@@ -169,6 +169,26 @@ def token_groups(slots: torch.Tensor, tokens: torch.Tensor) -> TokenGroups:
     return TokenGroups(tokens, torch.stack((found.long(), ends - counts, ends), dim=1))
 
 
+def token_slots(tiles: LoraTiles, num_tokens: int) -> torch.Tensor:
+    """Slots of a step's T tokens, int64 [T]; 0 without an adapter. Does not wait for the device."""
+    slots = tiles.slots.long().repeat_interleave(TILE_TOKENS, output_size=len(tiles.tokens))
+    tokens = tiles.tokens.long()
+    tokens = tokens.where(tokens >= 0, num_tokens)
+    found = torch.zeros(num_tokens + 1, dtype=torch.int64, device=slots.device)
+    return found.scatter_(0, tokens, slots)[:num_tokens]
+
+
+def tiles_of_one(slot: int, num_tokens: int, device: torch.device) -> LoraTiles:
+    """Tiles of tokens that all have the adapter in slot `slot`, from 1. Does not wait for the
+    device."""
+    num_tiles = -(-num_tokens // TILE_TOKENS)
+    tokens = torch.arange(num_tiles * TILE_TOKENS, dtype=torch.int32, device=device)
+    return LoraTiles(
+        slots=torch.full((num_tiles,), slot, dtype=torch.int32, device=device),
+        tokens=tokens.masked_fill_(tokens >= num_tokens, -1),
+    )
+
+
 def count_tiles(num_tokens: int, num_slots: int) -> int:
     """Maximum number of tiles of a step: each adapter has at most one that is not full."""
     return min(num_tokens, num_tokens // TILE_TOKENS + num_slots)

@@ -195,6 +195,7 @@ def test_adapters_are_given_as_pairs_or_json() -> None:
     ("options", "message"),
     [
         ({"enable_lora": False, "lora_modules": ("a=/x",)}, "needs --enable-lora"),
+        ({"enable_lora": False, "enable_lora_embeddings": True}, "needs --enable-lora"),
         ({"lora_modules": ("a",)}, "NAME=FOLDER"),
         ({"lora_modules": ("a=/x", "a=/y")}, "'a' is used more than once"),
         ({"lora_modules": ('{"path": "/x"}',)}, "missing required field `name`"),

@@ -19,6 +19,7 @@ from cluster.cli.checks import GIB, Finding, Gpu
 from cluster.cli.main import build_parser
 from cluster.cli.options import given_options
 from cluster.config import find_demo_model
+from tests.support.checkpoints.adapters import write_adapter
 from tests.support.effort import IS_LONG
 from tests.support.worker.real_configs import load_corpus, verdict
 from worker.config import EngineConfig
@@ -275,6 +276,20 @@ def test_a_draft_model_is_checked_too(tmp_path: Path) -> None:
     finding = findings("--model", demo, *flags, folder)[-1]
     assert finding.verdict == "bad"
     assert "missing model.layers.0.self_attn.k_proj.bias" in finding.text
+
+
+def test_adapters_are_checked(tmp_path: Path) -> None:
+    base = Path(find_demo_model())
+    good = write_adapter(base, tmp_path / "good", 2)
+    other = write_adapter(base, tmp_path / "other", 32)
+    modules = (f"good={good}", f"large={other}", f"none={tmp_path}")
+    flags = ("--enable-lora", "--lora-modules", *modules)
+    found = findings("--model", str(base), *flags)
+    verdicts = [(one.verdict, one.text) for one in found if "adapter" in one.text]
+    assert [verdict for verdict, _ in verdicts] == ["ok", "bad", "bad"]
+    assert "LoRA adapter good fits the model" in verdicts[0][1]
+    assert "--lora-modules: large: rank 32" in verdicts[1][1]
+    assert "--lora-modules: none: " in verdicts[2][1]
 
 
 def test_before_weights_are_downloaded_their_index_is_checked(tmp_path: Path) -> None:

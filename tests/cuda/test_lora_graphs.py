@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from tests.support.checkpoints.adapters import write_adapter
+from tests.support.checkpoints.adapters import TARGETS, write_adapter
 from tests.support.checkpoints.dense import FEW_HEADS, write_checkpoint
 from tests.support.cuda.serving import on_cpu, on_cuda, prompts
 from tests.support.engines.adapter_engine import adapter_of, engine_with
@@ -33,14 +33,17 @@ class InCaller(ThreadPoolExecutor):
 SIZES = (2, 64)
 
 
+@pytest.mark.parametrize("of_vocabulary", [pytest.param(False, marks=pytest.mark.long), True])
 def test_steps_replay_graphs_with_and_without_adapters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    of_vocabulary: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Adapters of the LM head are part of captured sampling."""
     torch.set_num_threads(1)
     base = tmp_path / "base"
-    write_checkpoint("qwen3", base, **FEW_HEADS)
+    write_checkpoint("qwen3", base, **FEW_HEADS, tie_word_embeddings=False)
+    targets = (*TARGETS, *(("embed_tokens", "lm_head") if of_vocabulary else ()))
     adapters = [
-        write_adapter(base, tmp_path / str(number), rank, seed=number)
+        write_adapter(base, tmp_path / str(number), rank, targets=targets, seed=number)
         for number, rank in enumerate((4, 24), 1)
     ]
     replayed = list[bool]()
@@ -60,8 +63,10 @@ def test_steps_replay_graphs_with_and_without_adapters(
         SamplingParams(temperature=0.0, max_tokens=3 if adapter else 12, ignore_eos=True)
         for adapter in used
     ]
-    served = on_cuda(str(base), given, params, kind=kind, cudagraph_capture_sizes=SIZES)
+    options = {"enable_lora_embeddings": of_vocabulary}
+    graphs = {"cudagraph_capture_sizes": SIZES}
+    served = on_cuda(str(base), given, params, kind=kind, **graphs, **options)
     assert served.findings == []
     assert set(replayed) == {False, True}
-    expected = on_cpu(str(base), given, params, kind=kind)
+    expected = on_cpu(str(base), given, params, kind=kind, **options)
     assert served.tokens == expected

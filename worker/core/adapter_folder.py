@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from worker.models.config.adapter_version import adapter_version
-from worker.models.config.peft import read_peft_config
+from worker.models.config.peft import check_header, read_peft_config
 from worker.protocol.adapters import AdapterCheck, AdapterRef
 
 
 def check_adapter(folder: str, max_rank: int) -> AdapterCheck:
-    """Checks an adapter's configuration and computes its version, which takes about a second per
-    GB of weights at the first time.
+    """Checks an adapter's configuration and the header of its weights, and computes its version,
+    which takes about a second per GB of weights at the first time.
 
     Args:
         folder: folder on this node.
@@ -20,6 +20,7 @@ def check_adapter(folder: str, max_rank: int) -> AdapterCheck:
     """
     try:
         read_peft_config(Path(folder), max_rank)
+        check_header(Path(folder))  # before the digest, which reads the whole file
         return AdapterCheck(version=adapter_version(Path(folder)))
     except (OSError, ValueError) as error:
         return AdapterCheck(problem=str(error))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.lora import LoraTiles, count_tiles, tile_arrays, token_groups
+from kernels.lora import LoraTiles, count_tiles, tile_arrays, tiles_of_one, token_groups
 from worker.rank.tables import DeviceTables
 from worker.rank.transfer import IntArray, Tensors
 
@@ -57,6 +57,20 @@ def adapter_tiles(staged: Tensors) -> LoraTiles:
     slots, tokens = staged["adapter_slots"], staged["adapter_tokens"]
     groups = token_groups(slots, tokens) if slots.is_cpu else None
     return LoraTiles(slots=slots, tokens=tokens, groups=groups)
+
+
+def logits_tiles(selected: Tensors | None, tables: DeviceTables) -> LoraTiles | None:
+    """Adapters of the tokens `Batch.selected_adapters` for the LM head; None if it has none."""
+    return adapter_tiles(selected) if tables.adapts_logits and selected is not None else None
+
+
+def row_tiles(slot: int, num_tokens: int, tables: DeviceTables) -> LoraTiles | None:
+    """Adapters of tokens of one row in slot `slot` for the LM head; None if they or it have
+    none."""
+    if tables.adapters is None or not tables.adapts_logits:
+        return None
+    adapter = int(tables.adapters[slot])
+    return tiles_of_one(adapter, num_tokens, tables.device) if adapter else None
 
 
 def _arrays(adapters: npt.NDArray[np.int32], num_tiles: int) -> dict[str, npt.NDArray[Any]]:

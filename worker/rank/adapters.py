@@ -11,13 +11,15 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from kernels.lora import LoraTiles
 from kernels.native import LORA_TYPES, NativeUnavailable, build_library
 from worker.config import LoraConfig
 from worker.models.architectures.decoder import DecoderModel
@@ -50,6 +52,7 @@ class RankAdapters:
             max_loras=config.max_loras,
             max_rank=config.max_lora_rank,
             is_native=is_native and _has_library(model),
+            with_vocabulary=config.embeddings,
         )
         device = model.options.device
         self._reader = ThreadPoolExecutor(
@@ -87,18 +90,37 @@ class RankAdapters:
             reading = [copy for copy in self._copies.values() if not copy.done()]
             wait(reading, timeout=IDLE_S, return_when=FIRST_COMPLETED)
 
-    def follow(self, batch: Batch) -> None:
+    @property
+    def changes_logits(self) -> bool:
+        """Whether the LM head may have adapters."""
+        vocabulary = self._adapters.vocabulary
+        return vocabulary is not None and vocabulary.head_rows is not None
+
+    @contextmanager
+    def of(self, batch: Batch) -> Iterator[None]:
         """Sets the adapters of a batch's tokens for its forward pass."""
-        if not batch.has_adapters:
-            self._adapters.rows.set(None)
+        if batch.has_adapters:
+            assert batch.staged is not None, "the compiled library has no adapters"
+            selected = batch.selected_adapters
+            self._adapters.rows.set(
+                adapter_tiles(batch.staged),
+                int(batch.rows[:, 2].sum()),
+                None if selected is None else adapter_tiles(selected),
+            )
+        yield
+        self._adapters.rows.set(None)
+
+    @contextmanager
+    def of_logits(self, tiles: LoraTiles | None, num_rows: int) -> Iterator[None]:
+        """Sets the adapters of rows for their logits; None if no row has one."""
+        vocabulary = self._adapters.vocabulary
+        rows = None if vocabulary is None else vocabulary.head_rows
+        if rows is None or tiles is None:
+            yield
             return
-        assert batch.staged is not None, "the compiled library has no adapters"
-        selected = batch.selected_adapters
-        self._adapters.rows.set(
-            adapter_tiles(batch.staged),
-            int(batch.rows[:, 2].sum()),
-            None if selected is None else adapter_tiles(selected),
-        )
+        rows.set(tiles, num_rows)
+        yield
+        rows.set(None)
 
     def take_ended(self) -> list[AdapterReadResult]:
         """Reads that have ended since the previous call."""

@@ -123,7 +123,7 @@ class Batch:
     has_adapters: bool = False
     """Whether any token has a LoRA adapter."""
     selected_adapters: Tensors | None = None
-    """Adapters of the tokens `logits_indices`, as in `staged`; None without these or those."""
+    """Adapters of the sampled tokens, as in `staged`; None without any, or if a graph samples."""
     signal: torch.Tensor | None = None
     """[T, hidden]: self-conditioning signal if the rows are canvases, which attend in both
     directions; else None."""
@@ -284,7 +284,8 @@ class _StagedBatch:
             self._sampling_group = len(groups)
             groups.append(self._sampling_arrays(*cells))
         self._selected_group = -1
-        if self._adapters is not None and size is None and self._num_samples:
+        is_selected = size is None or (tables.adapts_logits and not self._is_captured)
+        if self._adapters is not None and is_selected and self._num_samples:
             self._selected_group = len(groups)
             groups.append(self._adapters.selected(cells[2]))
 
@@ -312,9 +313,6 @@ class _StagedBatch:
         prompts = () if self._processed is None else self._processed.prompts
         if self._size is None and self._tables.block_size == 1 and not prompts:
             logits_indices = None if sampling is None else sampling.tokens
-        selected = None
-        if self._selected_group >= 0 and logits_indices is not None:
-            selected = staged[self._selected_group]
         return Batch(
             rows=self._rows,
             num_rows=self._num_rows,
@@ -328,7 +326,7 @@ class _StagedBatch:
             num_tokens=self._ragged_tokens,
             logits_indices=logits_indices,
             has_adapters=self._adapters is not None,
-            selected_adapters=selected,
+            selected_adapters=None if self._selected_group < 0 else staged[self._selected_group],
         )
 
     def _row_arrays(

@@ -20,11 +20,13 @@ from kernels import (
     sample_tokens,
 )
 from kernels.attention import AttentionBackend, CapturableBackend
+from kernels.lora import LoraTiles
 from worker.config import EngineConfig
 from worker.models.config.model_config import ModelConfig
 from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.plan.plan import Row
 from worker.progress import Advance, progress
+from worker.rank.adapter_rows import adapter_tiles
 from worker.rank.batch import Batch, BatchBuilder
 from worker.rank.sampling.masks import MaskRows
 from worker.rank.sampling.state import FILTERS, staged_parameters
@@ -51,7 +53,7 @@ _TILE_TOKENS = 64
 Replay = Callable[[], None]
 Forward = Callable[[Batch], torch.Tensor]
 """Hidden states [T, hidden] of a batch's tokens."""
-ComputeLogits = Callable[[torch.Tensor], torch.Tensor]
+ComputeLogits = Callable[[torch.Tensor, LoraTiles | None], torch.Tensor]
 """Hidden states [S, hidden] to fp32 logits [S, vocab]."""
 Drafts = DeviceModelProposer | HeadProposer
 
@@ -115,7 +117,7 @@ class StepGraphs:
 
     Args:
         forward: computes the hidden states of a batch.
-        compute_logits: computes logits from hidden states.
+        compute_logits: computes logits from hidden states, with the LM head's adapters.
         tables: tokens, pages and sampling parameters of all slots.
         sizes: sizes in rows, ascending.
         capture: `GraphCapture`; tests on CPU pass a function that captures nothing.
@@ -170,7 +172,8 @@ class StepGraphs:
         """Graphs by size and whether tokens have adapters."""
         self._ragged: dict[tuple[int, bool], Replay] = {}
         """Graphs of steps with rows of any length, by size in tokens and as above."""
-        self._sample: dict[tuple[int, bool], Replay] = {}
+        self._sample: dict[tuple[int, bool, bool], Replay] = {}
+        """Graphs by size, whether samples are filtered, and whether logits have adapters."""
         num_sizes = len(self._token_sizes) + len(self._sizes)
         shown = progress(
             "capturing CUDA graphs",
@@ -244,7 +247,8 @@ class StepGraphs:
         sampling = batch.sampling
         assert batch.size is not None, "an eager step does not run on a graph"
         assert sampling is not None, "captured sampling covers all rows"
-        replay = self._sample[batch.size, bool(sampling.filters)]
+        has_adapters = batch.has_adapters and self._tables.adapts_logits
+        replay = self._sample[batch.size, bool(sampling.filters), has_adapters]
         if masks is None:
             replay()
         else:
@@ -276,7 +280,8 @@ class StepGraphs:
             for variant in self._variants:
                 padding = builder.build_padding(size, has_adapters=variant)
                 self._forward[size, variant] = self._captured_forward(padding, capture)
-            self._capture_sampling(padding, capture)
+                if self._tables.adapts_logits or not variant:
+                    self._capture_sampling(padding, capture)
             if self._drafts is not None:
                 self._drafts.capture(size, capture)
             advance(1)
@@ -292,12 +297,16 @@ class StepGraphs:
         assert sampling.staged is not None, "graphs read arrays on the device"
         samples = sampling.staged.at(self._samples)
         cells = TokenCells(self._tables.flat_tokens, samples["destinations"])
+        rows: StagedArrays | None = None
+        if padding.has_adapters:
+            assert padding.staged is not None, "graphs gather their inputs"
+            rows = padding.staged.at(self._rows)
         for filters in ((), FILTERS):
             parameters = staged_parameters(
                 samples, samples["positions"], filters, self._tables.vocab_size
             )
-            launch = partial(self._run_sample, size, parameters, cells)
-            self._sample[size, bool(filters)] = capture(launch)
+            launch = partial(self._run_sample, size, parameters, cells, rows)
+            self._sample[size, bool(filters), padding.has_adapters] = capture(launch)
 
     def _captured_forward(self, padding: Batch, capture: Capture) -> Replay:
         """The forward pass captured for the size of `padding`, a batch of dummy rows."""
@@ -319,10 +328,18 @@ class StepGraphs:
             self._hidden = hidden.new_zeros(most, hidden.shape[1])
         self._hidden[: len(hidden)].copy_(hidden)
 
-    def _run_sample(self, size: int, parameters: SamplingParameters, cells: TokenCells) -> None:
-        """Samples one token for each row, into the token buffer and the token pool."""
+    def _run_sample(
+        self,
+        size: int,
+        parameters: SamplingParameters,
+        cells: TokenCells,
+        rows: StagedArrays | None,
+    ) -> None:
+        """Samples one token for each row, into the token buffer and the token pool; `rows` has the
+        LoRA adapters of the rows, which are tokens, too."""
         assert self._hidden is not None, "sampling follows a forward pass"
-        logits = self._compute_logits(self._hidden[:size])
+        tiles = None if rows is None else adapter_tiles(rows)
+        logits = self._compute_logits(self._hidden[:size], tiles)
         apply_token_bitmask(logits, self._masks[:size])
         sample_tokens(logits, parameters, self._tokens[:size], cells)
 

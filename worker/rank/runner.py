@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 
 from kernels import registry
+from kernels.lora import LoraTiles
 from kernels.mla_prefill.base import MIN_QUERIES
 from worker.config import EngineConfig
 from worker.models.config.model_config import ModelConfig
@@ -17,6 +18,7 @@ from worker.models.layers.context import KVCache
 from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.plan.messages import Hello
 from worker.plan.plan import Plan, RankTimes, StepResult
+from worker.rank.adapter_rows import logits_tiles, row_tiles
 from worker.rank.batch import Batch, BatchBuilder, gather_inputs
 from worker.rank.canvas_graphs import CanvasGraphs, create_canvas_capture
 from worker.rank.device_clock import DeviceClock
@@ -167,7 +169,7 @@ class ModelRunner:
         if self._capture is not None:
             with self._on_compute_stream(), torch.inference_mode():
                 self._graphs = self._capture.run(
-                    self.run_model, self.model.compute_logits, self._tables, self._captured_drafts
+                    self.run_model, self.compute_logits, self._tables, self._captured_drafts
                 )
         if self._canvas_capture is not None:
             with self._on_compute_stream(), torch.inference_mode():
@@ -312,12 +314,19 @@ class ModelRunner:
             state_rows=None if states is None else states.rows(batch, self._tables.max_model_len),
             with_lengths=self.model_config.is_bidirectional,
         )
-        if self._adapters is not None:
-            self._adapters.follow(batch)
-        hidden = self.model.forward(inputs.input_ids, inputs.positions, inputs.context)
+        with nullcontext() if self._adapters is None else self._adapters.of(batch):
+            hidden = self.model.forward(inputs.input_ids, inputs.positions, inputs.context)
         if self._drafts is not None:
             self._drafts.follow(batch)
         return hidden
+
+    def compute_logits(self, hidden: torch.Tensor, tiles: LoraTiles | None = None) -> torch.Tensor:
+        """Hidden states of rows [R, hidden] to fp32 logits [R, vocab_size]; `tiles` has the rows by
+        LoRA adapter, None if they have none."""
+        if self._adapters is None:
+            return self.model.compute_logits(hidden)
+        with self._adapters.of_logits(tiles, len(hidden)):
+            return self.model.compute_logits(hidden)
 
     def sample_batch(
         self,
@@ -339,11 +348,18 @@ class ModelRunner:
             sampled = hidden
             if sampling.tokens is not None and batch.logits_indices is None:
                 sampled = hidden.index_select(0, sampling.tokens)
-            logits = self.model.compute_logits(sampled)
+            logits = self.compute_logits(
+                sampled, logits_tiles(batch.selected_adapters, self._tables)
+            )
             output = sample(logits, sampling, self._tables, masks)
         if batch.prompts:
             scores = score_prompts(
-                batch.prompts, hidden, self._tables.flat_tokens, self.model.compute_logits
+                batch.prompts,
+                hidden,
+                self._tables.flat_tokens,
+                lambda rows, index: self.compute_logits(
+                    rows, row_tiles(batch.rows[index, 0], len(rows), self._tables)
+                ),
             )
             output = replace(output or SamplerOutput(tokens=None), prompt_scores=scores)
         return output
@@ -456,6 +472,7 @@ class ModelRunner:
             keeps_states=bool(self._layout.states),
             num_replayed=self._num_replayed,
             max_loras=0 if config.lora is None else config.lora.max_loras,
+            adapts_logits=self._adapters is not None and self._adapters.changes_logits,
         )
         if self._draft_model is not None:
             self._drafts = DeviceModelProposer(
@@ -542,7 +559,7 @@ class ModelRunner:
         if self._capture is not None:
             with self._on_compute_stream():
                 num_bytes = self._capture.measure(
-                    self.run_model, self.model.compute_logits, self._tables, self._captured_drafts
+                    self.run_model, self.compute_logits, self._tables, self._captured_drafts
                 )
         if self._canvas_capture is not None:
             with self._on_compute_stream():

@@ -35,6 +35,7 @@ class DeviceTables:
         num_replayed: maximum number of tokens that are replayed into the state of a slot: those of
             a draft row; 0 if states are not replayed.
         max_loras: maximum number of LoRA adapters in a batch; 0 if they are disabled.
+        adapts_logits: whether the LM head may have adapters.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class DeviceTables:
         keeps_states: bool = False,
         num_replayed: int = 0,
         max_loras: int = 0,
+        adapts_logits: bool = False,
     ) -> None:
         num_rows = max_num_seqs + 1
         self.device = device
@@ -62,6 +64,8 @@ class DeviceTables:
         """Whether layers keep a state per slot."""
         self.num_replayed = num_replayed
         """Maximum number of tokens that are replayed into the state of a slot."""
+        self.adapts_logits = adapts_logits
+        """Whether the LM head may have adapters."""
         self.max_loras = max_loras
         """Maximum number of LoRA adapters in a batch; 0 if they are disabled."""
         self.adapters = np.zeros(num_rows, dtype=np.int32) if max_loras else None

@@ -25,6 +25,8 @@ class Group:
     files: tuple[str, ...]
     models: tuple[str, ...]
     """Served model names of the demo model: those that the files use."""
+    adapters: tuple[str, ...] = ()
+    """Names of LoRA adapters, whose outputs are the demo model's."""
     thinks: bool = False
     """Whether the chat template opens a reasoning block, as Qwen3's does."""
     max_model_len: int = 2048
@@ -53,7 +55,6 @@ GROUPS = (
             f"{_COMPLETION}/test_completion.py",
             f"{_COMPLETION}/test_prompt_validation.py",
             f"{_COMPLETION}/test_token_in_token_out.py",
-            "entrypoints/openai/models/test_models.py",
             f"{_RESPONSES}/test_basic.py",
             f"{_RESPONSES}/test_function_call.py",
             f"{_RESPONSES}/test_namespace_tool_separator.py",
@@ -79,6 +80,13 @@ GROUPS = (
             "google/translategemma-4b-it",
             "openai-community/gpt2",
         ),
+        adapters=("zephyr-lora",),
+    ),
+    Group(
+        name="adapters",
+        files=("entrypoints/openai/models/test_models.py",),
+        models=("Qwen/Qwen3-0.6B",),
+        adapters=("qwen3-lora",),
     ),
     Group(
         name="long",

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 from cluster.bench.report import Check, Result, at_least, checks_json, exactly, note
 from cluster.config import ServeConfig, find_demo_model
@@ -27,6 +28,7 @@ from tests.campaigns.checks import check_main, serve_config
 from tests.campaigns.vllm_shim.groups import FOLDERS, GROUPS, Group
 from tests.campaigns.vllm_shim.reasons import LEFT_OUT, MODEL, REASONS, Reason, reason_for
 from tests.campaigns.vllm_shim.stage import Outcome, files_with_tests, lay_out, run
+from tests.support.checkpoints.adapters import write_adapter
 
 THINKS = "{%- set enable_thinking = enable_thinking | default(true) %}\n"
 """Prepended to a chat template."""
@@ -147,11 +149,25 @@ def _config(group: Group, folder: Path) -> ServeConfig:
         json.dumps({**config, "max_position_embeddings": group.max_model_len})
     )
     served = serve_config(
-        group.models[0], str(folder), kv_cache_tokens=_KV_CACHE_TOKENS, endpoint=group.endpoint
+        group.models[0],
+        str(folder),
+        kv_cache_tokens=_KV_CACHE_TOKENS,
+        endpoint=group.endpoint,
+        **_adapter_options(group, folder),
     )
     (spec,) = served.models
     fleet = replace(spec.fleet, served_model_aliases=group.models[1:])
     return replace(served, models=(replace(spec, fleet=fleet),))
+
+
+def _adapter_options(group: Group, base: Path) -> dict[str, Any]:
+    """Engine options for the group's adapters. Their scale is 0, so that they do not change what
+    the demo model is capable of."""
+    if not group.adapters:
+        return {}
+    folder = write_adapter(base, base / "adapter", 2, alpha_pattern={".*": 0})
+    modules = tuple(f"{name}={folder}" for name in group.adapters)
+    return {"enable_lora": True, "lora_modules": modules}
 
 
 if __name__ == "__main__":

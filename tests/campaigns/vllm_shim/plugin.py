@@ -121,8 +121,8 @@ def _folder() -> Path:
 
 @pytest.fixture(scope="session")
 def qwen3_lora_files() -> str:
-    """Path that vLLM's fixture of an adapter would return."""
-    return "no-adapter"
+    """Folder of the adapter, which /v1/models does not reveal: `root` is its name."""
+    return "qwen3-lora"
 
 
 def pytest_load_initial_conftests() -> None:

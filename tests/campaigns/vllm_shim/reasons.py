@@ -67,7 +67,6 @@ LEFT_OUT = (
 """Files that are not run."""
 
 _ECHO = f"{_CHAT}/test_chat_echo.py"
-_ADAPTERS = "adapters are not supported: serve a merged checkpoint"
 _SMALL = "the demo model cannot do this"
 _MANY_LOGPROBS = "at most 20 log-probabilities per token"
 _OWN_TOKENS = "requested tokens are only in top_logprobs"
@@ -75,9 +74,7 @@ _LAST_CHUNK = "the last chunk of a chat has an empty delta, as in OpenAI's API"
 _ABSENT = "unrequested vLLM fields are omitted, not null"
 
 REASONS = (
-    # Adapters, other routes and flags of the server.
-    Reason(FEATURE, "*[zephyr-lora]", _ADAPTERS),
-    Reason(FEATURE, "*/test_models.py::*", f"{_ADAPTERS}; the test requires one in the list"),
+    # Other routes and flags of the server.
     Reason(OTHER_ROUTE, "*::test_invocations", "/invocations of Amazon SageMaker"),
     Reason(OTHER_ROUTE, "*::test_tokenizer_info*", "/tokenizer_info: --tokenizer is public"),
     Reason(FEATURE, "*::test_kv_transfer_*", "disaggregated prefill is not supported"),

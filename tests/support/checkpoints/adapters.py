@@ -13,6 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+EMBEDDING_ENDS = ".lora_embedding_A", ".lora_embedding_B"
+"""Ends of the names of an embedding's tensors."""
 _STRENGTH = 0.05
 """Standard deviation of an adapter's product with a vector of ones per input feature: several times
 that of tiny models' weights, so that tokens differ."""
@@ -50,8 +52,12 @@ def write_adapter(
             first = torch.randn(rank, in_size, generator=generator)
             second = torch.randn(out_size, rank, generator=generator)
             second *= _STRENGTH / scale / math.sqrt(rank)
-            tensors[f"base_model.model.{module}.lora_A.weight"] = first.to(dtype)
-            tensors[f"base_model.model.{module}.lora_B.weight"] = second.to(dtype)
+            ends = ".lora_A.weight", ".lora_B.weight"
+            if module.endswith("embed_tokens"):
+                ends = EMBEDDING_ENDS
+                first, second = second.t().contiguous(), first.t().contiguous()
+            for end, factor in zip(ends, (first, second), strict=True):
+                tensors[f"base_model.model.{module}{end}"] = factor.to(dtype)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "adapter_model.safetensors")
     settings |= {"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none"}
@@ -67,12 +73,16 @@ def merge_adapter(base: Path, adapter: Path, folder: Path) -> Path:
     weights = load_file(base / "model.safetensors")
     factors = load_file(adapter / "adapter_model.safetensors")
     for name, first in factors.items():
-        if not name.endswith(".lora_A.weight"):
+        if not name.endswith((".lora_A.weight", EMBEDDING_ENDS[0])):
             continue
         rank = config["r"]
         scale = config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
-        second = factors[name.replace("lora_A", "lora_B")]
+        second = factors[name.replace("_A", "_B")]
+        product = scale * (second.float() @ first.float())
         merged = name.removeprefix("base_model.model.").replace(".lora_A", "")
-        weights[merged] = weights[merged] + scale * (second.float() @ first.float())
+        if name.endswith(EMBEDDING_ENDS[0]):
+            merged = merged.replace(EMBEDDING_ENDS[0], ".weight")
+            product = product.t()
+        weights[merged] = weights[merged] + product
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return folder

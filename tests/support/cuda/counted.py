@@ -182,7 +182,7 @@ def count_launches(
         backend = built._attention
         assert isinstance(backend, CapturableBackend)
         with torch.inference_mode():
-            steps = (built.run_model, built.model.compute_logits, built._tables)
+            steps = (built.run_model, built.compute_logits, built._tables)
             sizes = ((ROWS,), capture)
             StepGraphs(*steps, *sizes, show_progress=False)
             own = list(by_layer)

@@ -11,6 +11,7 @@ import torch
 from worker.config import EngineConfig
 from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.plan.plan import Admit, PageWrite, Plan, PlannedRow, Row
+from worker.rank.adapter_rows import logits_tiles
 from worker.rank.runner import ModelRunner
 from worker.rank.sampler import sample
 
@@ -132,7 +133,8 @@ def _run(runner: ModelRunner, plan: Plan, shares: list[tuple[Request, int]]) -> 
     if batch.sampling is not None:
         if batch.sampling.tokens is not None and batch.logits_indices is None:
             hidden = hidden.index_select(0, batch.sampling.tokens)
-        logits = runner.model.compute_logits(hidden)
+        tiles = logits_tiles(batch.selected_adapters, runner._tables)
+        logits = runner.compute_logits(hidden, tiles)
         output = sample(logits.clone(), batch.sampling, runner._tables)
         assert output.tokens is not None
         tokens = output.tokens.tolist()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.worker.played_engine import INFO
+from worker.core import adapter_folder
 from worker.core.adapter_folder import check_adapter, static_adapters
 from worker.frontend.adapters import AdapterChecks
 from worker.frontend.server import WorkerFrontend
@@ -23,8 +27,15 @@ def write(folder: Path, weights: bytes = b"weights", **config: Any) -> str:
     folder.mkdir(exist_ok=True)
     settings = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj"]}
     (folder / "adapter_config.json").write_text(json.dumps({**settings, **config}))
-    (folder / "adapter_model.safetensors").write_bytes(weights)
+    entry = {"dtype": "F32", "shape": [len(weights), 1], "data_offsets": [0, len(weights)]}
+    write_header(folder, {"a": entry}, weights)
     return str(folder)
+
+
+def write_header(folder: Path, header: Any, data: bytes = b"") -> None:
+    encoded = header if isinstance(header, bytes) else json.dumps(header).encode()
+    size = len(encoded).to_bytes(8, "little")
+    (folder / "adapter_model.safetensors").write_bytes(size + encoded + data)
 
 
 def request(ref: AdapterRef | None, request_id: str = "r") -> Submit:
@@ -54,6 +65,70 @@ def test_what_cannot_be_served_is_a_problem_with_a_reason(tmp_path: Path) -> Non
         static_adapters({"big": large}, 16)
     [ref] = static_adapters({"small": write(tmp_path / "small")}, 16)
     assert ref == AdapterRef("small", str(tmp_path / "small"), ref.version)
+
+
+ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+HOSTILE: dict[str, tuple[Any, str]] = {
+    "huge": ({"a": {**ENTRY, "data_offsets": [0, 1 << 40]}}, "but its header specifies 1099511"),
+    "long": ({"a": ENTRY}, "has 78 bytes, but its header specifies 77: copy it again"),
+    "integers": ({"a": {**ENTRY, "dtype": "I64"}}, "a in adapter_model.safetensors has type I64"),
+    "FP8": ({"a": {**ENTRY, "dtype": "F8_E4M3"}}, "has type F8_E4M3, but only BF16, F16, F32"),
+    "no entry": ({"a": 3}, "not a safetensors file: the entry of a"),
+    "offsets": ({"a": {**ENTRY, "data_offsets": [0, True, 8]}}, "the entry of a"),
+    "no object": ([1], "its header is not a JSON object"),
+    "deep": (b"[" * 99999, "not a safetensors file: "),
+    "no JSON": (bytes(9), "not a safetensors file: "),
+    "no UTF-8": (b'{"\xff": 1}', "not a safetensors file: "),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_headers_are_rejected_before_the_weights_are_read(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter_folder, "adapter_version", None)  # it reads the whole file
+    header, message = HOSTILE[name]
+    folder = write(tmp_path / "a")
+    write_header(tmp_path / "a", header, bytes(9))
+    assert message in check_adapter(folder, 16).problem
+
+
+def test_a_million_tensors_and_files_without_end_are_rejected_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter_folder, "adapter_version", None)
+    folder, weights = write(tmp_path / "a"), tmp_path / "a" / "adapter_model.safetensors"
+    with weights.open("wb") as file:  # sparse: a header of 10^6 entries, and a TB of weights
+        file.write((150 * 10**6).to_bytes(8, "little"))
+        file.truncate(1 << 40)
+    assert "has 150000000 bytes, but at most" in check_adapter(folder, 16).problem
+    for target in ("/dev/zero", "adapter_model.safetensors", "/no/such/file"):  # a loop, too
+        weights.unlink()
+        weights.symlink_to(target)
+        assert "has no adapter_model.safetensors" in check_adapter(folder, 16).problem
+    weights.unlink()
+    os.mkfifo(weights)
+    assert "has no adapter_model.safetensors" in check_adapter(folder, 16).problem
+    config = tmp_path / "a" / "adapter_config.json"
+    config.unlink()
+    config.symlink_to("/dev/zero")
+    assert "has no adapter_config.json" in check_adapter(folder, 16).problem
+
+
+@given(st.data())
+def test_damaged_folders_are_a_problem_or_have_a_version(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """No damage to either file raises another error."""
+    folder = tmp_path_factory.mktemp("damaged")
+    write(folder)
+    file = folder / data.draw(st.sampled_from(["adapter_config.json", "adapter_model.safetensors"]))
+    content = bytearray(file.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    file.write_bytes(content[: data.draw(st.integers(0, len(content)))])
+    check = check_adapter(str(folder), 16)
+    assert bool(check.problem) != bool(check.version)
 
 
 async def test_requests_of_another_version_than_the_folder_s_are_rejected(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from kernels import Fp8Inputs, PackedLinear
 from kernels.lora import LoraPart, LoraTiles, LoraWeights
 from tests.support.checkpoints.adapters import write_adapter
-from tests.support.checkpoints.dense import write_checkpoint
+from tests.support.checkpoints.dense import VOCAB_SIZE, write_checkpoint
 from worker.models.config.model_config import load_model_config
 from worker.models.config.peft import read_peft_config
 from worker.models.layers.linear import ColumnParallelLinear, whole_part
@@ -27,6 +27,10 @@ from worker.models.loading.loader import build_without_weights
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 FIRST = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+EMBEDDING = {
+    f"base_model.model.model.embed_tokens.lora_embedding_{end}": torch.ones(*shape)
+    for end, shape in (("A", (4, VOCAB_SIZE)), ("B", (64, 4)))
+}
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +116,7 @@ MEDDLINGS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "many tensors": (
         lambda folder: (folder / WEIGHTS).write_bytes(struct.pack("<Q", 90 << 20)),
-        "more than 28 tensors",
+        "more than 34 tensors: the adapter is of another model",
     ),
     "one half": (lambda folder: change(folder, lambda tensors: tensors.pop(FIRST)), "no lora_A"),
     "shape": (set_tensor(FIRST, lambda first: first[:, :9].contiguous()), r"shape \[4, 9\]"),
@@ -124,8 +128,8 @@ MEDDLINGS: dict[str, tuple[Callable[[Path], object], str]] = {
         "lora_magnitude_vector in .* is not supported",
     ),
     "embedding": (
-        set_tensor("base_model.model.model.embed_tokens.lora_embedding_A", torch.clone),
-        "lora_embedding_A in .* is not supported",
+        lambda folder: change(folder, lambda tensors: tensors.update(EMBEDDING)),
+        "adapters of model.embed_tokens need --enable-lora-embeddings",
     ),
     "other model": (
         lambda folder: change(
@@ -149,6 +153,37 @@ def test_hostile_and_unsupported_folders_are_rejected(
     meddle, message = MEDDLINGS[name]
     meddle(folder)
     with pytest.raises(ValueError, match=message):
+        adapters.read(folder)
+
+
+def test_adapters_with_another_vocabulary_or_tied_ones_are_rejected(
+    base: Path, folder: Path
+) -> None:
+    model = build_without_weights(load_model_config(str(base)), 1)
+    adapters = ModelAdapters(model, max_loras=1, max_rank=16, with_vocabulary=True)
+    own = {"base_model.model.model.embed_tokens.base_layer.weight": torch.zeros(VOCAB_SIZE, 64)}
+    change(folder, lambda tensors: tensors.update(EMBEDDING | own))
+    found, _ = adapters.read(folder).vocabulary
+    assert found is not None
+    assert (found.a.shape, found.b.shape) == ((VOCAB_SIZE, 4), (4, 64))
+    configure(folder, ensure_weight_tying=True)
+    with pytest.raises(ValueError, match=r"ensure_weight_tying .* merge the adapter"):
+        adapters.read(folder)
+    configure(folder, ensure_weight_tying=False)
+    longer = {name: torch.zeros(VOCAB_SIZE + 3, 64) for name in own}
+    change(folder, lambda tensors: tensors.update(longer))
+    with pytest.raises(ValueError, match=r"embed_tokens .* \[512, 64\], .* another vocabulary"):
+        adapters.read(folder)
+    first, second = EMBEDDING
+    halves = {first.replace("embedding_A", "A.weight"): torch.ones(4, VOCAB_SIZE)}
+    halves[second.replace("embedding_B", "B.weight")] = torch.ones(64, 4)
+    change(folder, lambda tensors: [tensors.pop(name) for name in (*own, first, second)])
+    change(folder, lambda tensors: tensors.update(halves))
+    with pytest.raises(ValueError, match="embed_tokens has no lora_embedding_A"):
+        adapters.read(folder)
+    other = {"base_model.model.model.norm.base_layer.weight": torch.zeros(64)}
+    change(folder, lambda tensors: tensors.update(other))
+    with pytest.raises(ValueError, match=r"norm.base_layer.weight in .* is not supported"):
         adapters.read(folder)
 
 

@@ -204,3 +204,37 @@ def test_adapters_of_all_projections_equal_merged_weights(name: str, tmp_path: P
         assert request.tokens == other.tokens
         actual, wanted = torch.stack(request.logits), torch.stack(other.logits)
         torch.testing.assert_close(actual, wanted, atol=1e-3, rtol=0)
+
+
+def test_adapters_of_embedding_and_head_equal_merged_weights(tmp_path: Path) -> None:
+    """On one rank and on two, which share the vocabulary of odd size; beside rows without."""
+    base = tmp_path / "base"
+    write_checkpoint("qwen3", base, tie_word_embeddings=False)
+    targets = (("embed_tokens", "lm_head", "q_proj"), ("lm_head",), ("embed_tokens",), ("o_proj",))
+    folders = [
+        write_adapter(base, tmp_path / str(number), 3 + number, targets=own, seed=number)
+        for number, own in enumerate(targets)
+    ]
+    options = {**LORA, "enable_lora_embeddings": True, **OPTIONS}
+
+    def run(group: TensorParallelGroup | None = None) -> list[Request]:
+        size = 1 if group is None else group.world_size
+        runner = make_runner(str(base), group, tensor_parallel_size=size, **options)
+        load_adapters(runner, folders)
+        found = [requests(slot, slot, 1)[0] for slot in range(len(targets) + 1)]
+        generate(runner, found, chunk=24)
+        return found
+
+    found = run()
+    for number, (request, other) in enumerate(zip(found, run_ranks(2, run)[0], strict=True)):
+        folder = (
+            merge_adapter(base, folders[number - 1], tmp_path / f"m{number}") if number else base
+        )
+        expected = requests(0, number, 1)
+        expected[0].adapter = 0
+        generate(make_runner(str(folder), **OPTIONS), expected)
+        wanted = torch.stack(expected[0].logits)
+        for mine in (request, other):
+            assert mine.tokens == expected[0].tokens
+            torch.testing.assert_close(torch.stack(mine.logits), wanted, atol=1e-4, rtol=0)
+    assert len({str(request.tokens) for request in found}) == len(found)

@@ -21,6 +21,10 @@ CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 _MOST_CONFIG_BYTES = 1 << 20
 """Maximum size of adapter_config.json; usual ones have 1 kB."""
+_MOST_HEADER_BYTES = 1 << 24
+"""Maximum size of the header of adapter_model.safetensors: 100,000 tensors with 150 bytes each."""
+_FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
+"""Supported data types, as safetensors names them."""
 _MOST_PATTERN_CHARS = 256
 _MOST_QUANTIFIERS = 3
 """Maximum length of a pattern and number of its quantifiers, which bound the time of matching."""
@@ -56,6 +60,8 @@ class PeftConfig:
     """Numerator of the scale."""
     is_rank_stabilized: bool
     """Whether the scale is alpha / sqrt(rank) (rsLoRA) instead of alpha / rank."""
+    ties_weights: bool
+    """Whether adapters of tied layers are tied, too."""
     ranks: Mapping[str, int]
     """Ranks of modules that differ from `rank`, by pattern."""
     alphas: Mapping[str, float]
@@ -103,6 +109,7 @@ def read_peft_config(folder: Path, max_rank: int) -> PeftConfig:
         rank=_number("r", raw.get("r")),
         alpha=_alpha("lora_alpha", raw.get("lora_alpha", 8)),
         is_rank_stabilized=bool(raw.get("use_rslora")),
+        ties_weights=bool(raw.get("ensure_weight_tying")),
         ranks={k: _number(f"rank_pattern[{k!r}]", v) for k, v in _patterns(raw, "rank_pattern")},
         alphas={k: _alpha(f"alpha_pattern[{k!r}]", v) for k, v in _patterns(raw, "alpha_pattern")},
     )
@@ -112,6 +119,56 @@ def read_peft_config(folder: Path, max_rank: int) -> PeftConfig:
             f"rank {largest} in {CONFIG_NAME} exceeds --max-lora-rank ({max_rank}): raise it"
         )
     return config
+
+
+def check_header(folder: Path) -> None:
+    """Checks the header of an adapter's weights, in time that does not depend on their size. Names
+    and shapes, which must be the model's, are checked by the ranks.
+
+    Raises:
+        ValueError: the file is missing, malformed or truncated, or has unsupported data types.
+        OSError: it cannot be read.
+    """
+    path = folder / WEIGHTS_NAME
+    if not path.is_file():
+        raise ValueError(
+            f"{folder} has no {WEIGHTS_NAME}: save the adapter with safe_serialization"
+        )
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > _MOST_HEADER_BYTES:
+            raise ValueError(
+                f"the header of {WEIGHTS_NAME} has {length} bytes, but at most "
+                f"{_MOST_HEADER_BYTES} are supported: specify an adapter that PEFT has saved"
+            )
+        data = file.read(length)
+    try:
+        header = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not a safetensors file: {error}") from error
+    if not isinstance(header, dict):
+        raise ValueError(f"{path} is not a safetensors file: its header is not a JSON object")
+    end = 0
+    for name, entry in header.items():
+        if name != "__metadata__":
+            end = max(end, _check_entry(name, entry))
+    if (size := path.stat().st_size) != 8 + length + end:
+        raise ValueError(
+            f"{path} has {size} bytes, but its header specifies {8 + length + end}: copy it again"
+        )
+
+
+def _check_entry(name: str, entry: object) -> int:
+    """Checks a tensor's entry in the header; returns the end of its data."""
+    match entry:
+        case {"dtype": str(dtype), "shape": list(), "data_offsets": [int(), int(end)]}:
+            if dtype not in _FLOATS:
+                raise ValueError(
+                    f"{name:.200} in {WEIGHTS_NAME} has type {dtype:.20}, but only "
+                    f"{', '.join(sorted(_FLOATS))} are supported"
+                )
+            return end
+    raise ValueError(f"{WEIGHTS_NAME} is not a safetensors file: the entry of {name:.200}")
 
 
 def _read_json(folder: Path) -> dict[str, Any]:
@@ -124,7 +181,7 @@ def _read_json(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{CONFIG_NAME} is larger than {_MOST_CONFIG_BYTES} bytes")
     try:
         raw = msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{CONFIG_NAME} is not JSON: {error}") from error
     if not isinstance(raw, dict):
         raise ValueError(f"{CONFIG_NAME} must be a JSON object")

@@ -20,7 +20,7 @@ from worker.models.layers.linear_method import (
     WeightPart,
     WeightSlot,
 )
-from worker.models.layers.lora import LoraLayer
+from worker.models.layers.lora import LoraEmbedding, LoraLayer
 from worker.models.layers.sharing import divide
 
 Rows = torch.Tensor | Fp8Rows
@@ -275,7 +275,10 @@ class VocabParallelEmbedding:
 
     def __init__(self, vocab_size: int, hidden_size: int, options: LayerOptions) -> None:
         self._group = options.group
-        self._full_shape = (vocab_size, hidden_size)
+        self.shape = (vocab_size, hidden_size)
+        """Shape of the whole embedding."""
+        self.lora: LoraEmbedding | None = None
+        """LoRA adapters of the embedding; None without any."""
         self.local_size = -(-vocab_size // options.group.world_size)
         self.start = options.group.rank * self.local_size
         self._num_rows = max(0, min(self.local_size, vocab_size - self.start))
@@ -289,8 +292,8 @@ class VocabParallelEmbedding:
         yield WeightSlot(
             name=f"{name}.weight",
             destination=self.weight[: self._num_rows],
-            full_shape=self._full_shape,
-            start=min(self.start, self._full_shape[0]),
+            full_shape=self.shape,
+            start=min(self.start, self.shape[0]),
         )
 
     def drop(self) -> None:
@@ -301,11 +304,15 @@ class VocabParallelEmbedding:
         """Token ids [T] to embeddings [T, hidden]. Each rank looks up tokens of its part of the
         vocabulary, with zeros for others; results are summed over ranks."""
         if self._group.world_size == 1:
-            return self.weight.index_select(0, input_ids)
+            out = self.weight.index_select(0, input_ids)
+            return out if self.lora is None else self.lora.add_(out, input_ids)
         local = input_ids - self.start
         foreign = (local < 0) | (local >= self.local_size)
-        rows = self.weight.index_select(0, local.masked_fill(foreign, 0))
-        return self._group.all_reduce(rows.masked_fill_(foreign.unsqueeze(1), 0))
+        local = local.masked_fill(foreign, 0)
+        rows = self.weight.index_select(0, local).masked_fill_(foreign.unsqueeze(1), 0)
+        if self.lora is not None:
+            rows = self.lora.add_(rows, local, foreign)
+        return self._group.all_reduce(rows)
 
     def average(self, shares: torch.Tensor) -> torch.Tensor:
         """Shares of tokens [T, vocabulary], in the data type of the weight, to averages of their
@@ -335,14 +342,17 @@ class ParallelLMHead:
         tied: bool,
         has_bias: bool = False,
     ) -> None:
+        self.shape = (-(-vocab_size // options.group.world_size), hidden_size)
+        """Shape of the rank's weight, whose last rows may be padding."""
+        self.lora: LoraLayer | None = None
+        """LoRA adapters of the LM head; None without any."""
         self._group = options.group
         self._vocab_size = vocab_size
         self._batch_invariant = options.batch_invariant
         self._untied = None if tied else VocabParallelEmbedding(vocab_size, hidden_size, options)
         self._bias: torch.Tensor | None = None
         if has_bias:
-            local = -(-vocab_size // options.group.world_size)
-            self._bias = torch.zeros(local, dtype=options.dtype, device=options.device)
+            self._bias = torch.zeros(self.shape[0], dtype=options.dtype, device=options.device)
         self._packed: PackedLinear
 
     def weight_slots(self, name: str) -> Iterator[WeightSlot]:
@@ -375,7 +385,8 @@ class ParallelLMHead:
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states [R, hidden] to fp32 logits [R, vocab_size]."""
-        return self.gather(linear(hidden, self._packed, self._bias))
+        local = linear(hidden, self._packed, self._bias)
+        return self.gather(local if self.lora is None else self.lora.add_(local, hidden))
 
     def gather(self, local: torch.Tensor) -> torch.Tensor:
         """Gathers the ranks' logits [R, local vocabulary] to fp32 [R, vocab_size]."""

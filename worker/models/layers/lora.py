@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.lora import LoraTiles, LoraWeights, add_lora_
+from kernels.lora import LoraTiles, LoraWeights, add_lora_, token_slots
 
 
 class LoraRows:
@@ -49,7 +49,8 @@ class LoraFactors:
     """One adapter's weights of one layer on one rank, in host memory."""
 
     a: torch.Tensor
-    """[groups, r, in]: first factors by projection; zeros for projections without an adapter."""
+    """[groups, r, in]: first factors by projection; zeros for projections without an adapter. Of an
+    embedding [tokens, r]: transposed, of the rank's part of the vocabulary."""
     b: torch.Tensor
     """[r, out]: transposed second factors, times the adapter's scale."""
 
@@ -71,6 +72,11 @@ class LoraLayer:
         self.weights = weights
         self._rows = rows
 
+    @property
+    def num_bytes(self) -> int:
+        """Size of the buffers."""
+        return self.weights.num_bytes
+
     def add_(self, out: torch.Tensor, x: object) -> torch.Tensor:
         """Adds the products with the tokens' adapters to the layer's output [R, out], in place;
         x [R, in] is its input."""
@@ -85,3 +91,56 @@ class LoraLayer:
             self.weights.clear(slot)
         else:
             self.weights.load(slot, factors.a, factors.b)
+
+
+class LoraEmbedding:
+    """Adapters of an embedding: rows of A are looked up, then multiplied by B.
+
+    Args:
+        weights: buffers for B; the first factors are identities of the adapters' ranks.
+        num_tokens: size of the rank's part of the vocabulary.
+        rows: adapters of the step's tokens.
+    """
+
+    def __init__(self, weights: LoraWeights, num_tokens: int, rows: LoraRows) -> None:
+        self.weights = weights
+        self._rows = rows
+        b = weights.b
+        self._a = torch.zeros(len(b), num_tokens, weights.rank, dtype=b.dtype, device=b.device)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the buffers."""
+        return self.weights.num_bytes + self._a.numel() * self._a.element_size()
+
+    def add_(
+        self, out: torch.Tensor, tokens: torch.Tensor, foreign: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Adds the products with the tokens' adapters to their embeddings [T, hidden], in place.
+
+        Args:
+            out: the embeddings.
+            tokens: [T]: indices of the tokens in the rank's part of the vocabulary.
+            foreign: bool [T]: tokens of other ranks' parts; None if there are none.
+        """
+        tiles = self._rows.tiles(len(tokens))
+        if tiles is None:
+            return out
+        slots = token_slots(tiles, len(tokens))
+        cells = (slots - 1).clamp_(min=0) * self._a.shape[1] + tokens
+        x = self._a.flatten(0, 1).index_select(0, cells)
+        if foreign is not None:
+            x.masked_fill_(foreign.unsqueeze(1), 0)
+        return add_lora_(out, x, self.weights, tiles)
+
+    def load(self, slot: int, factors: LoraFactors | None) -> None:
+        """Copies an adapter to slot `slot`, from 1; None if it does not change the embedding. Does
+        not wait for the device."""
+        if factors is None:
+            self.weights.clear(slot)
+            return
+        rank = len(factors.b)
+        identity = torch.eye(rank, self.weights.rank, dtype=factors.b.dtype)
+        self.weights.load(slot, identity.unsqueeze(0), factors.b)
+        self._a[slot - 1, :, :rank].copy_(factors.a, non_blocking=True)
+        self._a[slot - 1, :, rank:].zero_()

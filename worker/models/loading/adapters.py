@@ -9,10 +9,10 @@ row-parallel layer its columns of A and all of B.
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,17 +20,15 @@ from safetensors import SafetensorError, safe_open
 from kernels.lora import LoraPart, LoraWeights
 from worker.models.architectures.decoder import DecoderModel
 from worker.models.config.multimodal import TensorNames
-from worker.models.config.peft import WEIGHTS_NAME, PeftConfig, read_peft_config
+from worker.models.config.peft import WEIGHTS_NAME, read_peft_config
 from worker.models.layers.linear import Linear
-from worker.models.layers.linear_method import VALUE_TYPES, WeightPart
+from worker.models.layers.linear_method import WeightPart
 from worker.models.layers.lora import LoraFactors, LoraLayer, LoraRows
+from worker.models.loading.adapter_tensors import LINEAR, AdapterTensors, shown
+from worker.models.loading.vocabulary_adapters import OPTION, VocabularyAdapters
 
-_PREFIX = "base_model.model."
-"""Prefix of the names of all tensors."""
-_FIRST, _SECOND = ".lora_A.weight", ".lora_B.weight"
 _BYTES_PER_TENSOR = 512
 """Maximum bytes of a tensor's entry in the header of a safetensors file; usual ones have 150."""
-_NAMES_SHOWN = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,11 +37,14 @@ class Adapter:
 
     layers: Sequence[LoraFactors | None]
     """Weights by layer that supports adapters; None for those that it does not change."""
+    vocabulary: Sequence[LoraFactors | None] = ()
+    """Weights of the embedding and the LM head, as of `layers`; empty if these have no adapters."""
 
     @property
     def num_bytes(self) -> int:
         """Size of all weights."""
-        return sum(layer.num_bytes for layer in self.layers if layer is not None)
+        layers = [*self.layers, *self.vocabulary]
+        return sum(layer.num_bytes for layer in layers if layer is not None)
 
 
 class _Projection(NamedTuple):
@@ -66,13 +67,20 @@ class ModelAdapters:
         max_loras: number of slots on the device.
         max_rank: maximum rank of an adapter.
         is_native: whether the compiled CPU library computes the products.
+        with_vocabulary: whether the embedding and the LM head may have adapters, too.
 
     Raises:
-        ValueError: no layer of the model supports adapters.
+        ValueError: no layer of the model supports adapters, or its embedding does not.
     """
 
     def __init__(
-        self, model: DecoderModel, *, max_loras: int, max_rank: int, is_native: bool = False
+        self,
+        model: DecoderModel,
+        *,
+        max_loras: int,
+        max_rank: int,
+        is_native: bool = False,
+        with_vocabulary: bool = False,
     ) -> None:
         self._max_rank = max_rank
         self._dtype = model.options.dtype
@@ -109,6 +117,14 @@ class ModelAdapters:
             raise ValueError(
                 f"--enable-lora is not supported for {model.config.architecture}: remove it"
             )
+        self._vocabulary_names = {model.embedding_name, model.head_name}
+        self.vocabulary: VocabularyAdapters | None = None
+        """Adapters of the embedding and the LM head; None if they are disabled."""
+        if with_vocabulary:
+            sizes = {"max_loras": max_loras, "max_rank": max_rank}
+            self.vocabulary = VocabularyAdapters(
+                model, **sizes, is_native=is_native, rows=self.rows
+            )
 
     @property
     def modules(self) -> Collection[str]:
@@ -118,12 +134,19 @@ class ModelAdapters:
     @property
     def num_bytes(self) -> int:
         """Size of the buffers on the device."""
-        return sum(layer.weights.num_bytes for layer in self._layers)
+        num_bytes = sum(layer.num_bytes for layer in self._layers)
+        if self.vocabulary is not None:
+            num_bytes += sum(layer.num_bytes for layer in self.vocabulary.layers.values())
+        return num_bytes
 
     def load(self, slot: int, adapter: Adapter) -> None:
         """Copies an adapter to slot `slot`, from 1. Does not wait for the device."""
         for layer, factors in zip(self._layers, adapter.layers, strict=True):
             layer.load(slot, factors)
+        if self.vocabulary is not None:
+            layers = self.vocabulary.layers.values()
+            for own, factors in zip(layers, adapter.vocabulary, strict=True):
+                own.load(slot, factors)
 
     def read(self, folder: Path) -> Adapter:
         """Reads this rank's part of an adapter to host memory.
@@ -137,7 +160,7 @@ class ModelAdapters:
         self._check_file(path)
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
-                return self._read(_Tensors(file, config))
+                return self._read(AdapterTensors(file, config))
         except SafetensorError as error:
             raise ValueError(f"{path} is not a safetensors file: {error}") from error
 
@@ -149,36 +172,52 @@ class ModelAdapters:
             )
         with path.open("rb") as file:
             head = file.read(8)
-        most = 2 * len(self._projections)
+        # Two per module, and the base weights of embedding and LM head.
+        most = 2 * len(self._projections) + 3 * len(self._vocabulary_names)
         if len(head) == 8 and struct.unpack("<Q", head)[0] > (most + 1) * _BYTES_PER_TENSOR:
-            raise ValueError(f"{WEIGHTS_NAME} has more than {most} tensors, two per module")
+            raise ValueError(
+                f"{WEIGHTS_NAME} has more than {most} tensors: the adapter is of another model"
+            )
 
-    def _read(self, tensors: _Tensors) -> Adapter:
+    def _read(self, tensors: AdapterTensors) -> Adapter:
         """The adapter with these tensors."""
         by_layer: dict[int, list[tuple[_Projection, str]]] = {}
-        unknown = list[str]()
-        for module in tensors.modules():
+        vocabulary, unknown = dict[str, str](), list[str]()
+        for module, factors in tensors.modules.items():
             name = self._internal_name(module)
             projection = self._projections.get(name)
-            if projection is None:
+            if name in self._vocabulary_names:
+                vocabulary[name] = module
+            elif projection is None or factors != LINEAR:
                 unknown.append(module)
             else:
                 by_layer.setdefault(projection.layer, []).append((projection, module))
         if unknown:
-            shown = ", ".join(unknown[:_NAMES_SHOWN]) + (" ..." * (len(unknown) > _NAMES_SHOWN))
             raise ValueError(
-                f"adapters of {shown} are not supported for this model, only those of projections "
-                "in attention and MLPs, not of experts: use an adapter of this model, train with "
-                "other target_modules, or merge the adapter into the model"
+                f"adapters of {shown(unknown)} are not supported for this model, only those of "
+                "projections in attention and MLPs, not of experts: use an adapter of this model, "
+                "train with other target_modules, or merge the adapter into the model"
             )
-        if not by_layer:
+        if not (by_layer or vocabulary):
             raise ValueError(f"{WEIGHTS_NAME} has no LoRA weights")
         return Adapter(
             layers=[
                 self._layer(index, by_layer[index], tensors) if index in by_layer else None
                 for index in range(len(self._layers))
-            ]
+            ],
+            vocabulary=self._read_vocabulary(vocabulary, tensors),
         )
+
+    def _read_vocabulary(
+        self, modules: Mapping[str, str], tensors: AdapterTensors
+    ) -> Sequence[LoraFactors | None]:
+        """Weights of the embedding and the LM head: `modules` has their names in the file."""
+        if self.vocabulary is not None:
+            return self.vocabulary.read(modules, tensors)
+        if modules or tensors.base_modules:
+            names = list(modules.values()) or tensors.base_modules
+            raise ValueError(f"adapters of {shown(names)} need {OPTION}")
+        return ()
 
     def _internal_name(self, module: str) -> str:
         if self._names is None:
@@ -187,7 +226,7 @@ class ModelAdapters:
         return name.removesuffix(".weight")
 
     def _layer(
-        self, index: int, found: Sequence[tuple[_Projection, str]], tensors: _Tensors
+        self, index: int, found: Sequence[tuple[_Projection, str]], tensors: AdapterTensors
     ) -> LoraFactors:
         """Weights of one layer, whose projections may differ in rank."""
         linear, lora = self._linears[index], self._layers[index]
@@ -198,8 +237,8 @@ class ModelAdapters:
         for projection, module in found:
             own = tensors.config.rank_of(module)
             out_size, in_size = projection.parts[0].full_shape
-            first = tensors.slice(module + _FIRST, (own, in_size))
-            second = tensors.slice(module + _SECOND, (out_size, own))
+            first = tensors.slice(module + LINEAR.a, (own, in_size))
+            second = tensors.slice(module + LINEAR.b, (out_size, own))
             columns = slice(None)
             for part in projection.parts:
                 rows = slice(None)
@@ -221,67 +260,20 @@ class ModelAdapters:
         return LoraFactors(a=a, b=b)
 
 
-class _Tensors:
-    """Tensors of an adapter's file.
-
-    Args:
-        file: the open file.
-        config: the adapter's configuration.
-    """
-
-    def __init__(self, file: Any, config: PeftConfig) -> None:
-        self._file = file
-        self.config = config
-
-    def modules(self) -> list[str]:
-        """Names of the modules that have an adapter, as in the checkpoint of the model.
-
-        Raises:
-            ValueError: a tensor is not one of LoRA, or one of a pair is missing.
-        """
-        halves: dict[str, set[str]] = {}
-        for name in self._file.keys():  # noqa: SIM118  # a file is no mapping
-            module = name.removeprefix(_PREFIX)
-            end = next((end for end in (_FIRST, _SECOND) if module.endswith(end)), None)
-            if end is None or module == name:
-                raise ValueError(
-                    f"tensor {name:.200} in {WEIGHTS_NAME} is not supported: only LoRA weights of "
-                    "linear layers are, without DoRA, embeddings and modules_to_save"
-                )
-            halves.setdefault(module.removesuffix(end), set()).add(end)
-        for module, ends in halves.items():
-            if len(ends) == 1:
-                raise ValueError(f"{module:.200} in {WEIGHTS_NAME} has no lora_A or no lora_B")
-        return list(halves)
-
-    def slice(self, name: str, shape: tuple[int, int]) -> Any:
-        """A tensor of which slices can be read.
-
-        Raises:
-            ValueError: it has another shape or an unsupported type.
-        """
-        found = self._file.get_slice(_PREFIX + name)
-        if tuple(found.get_shape()) != shape:
-            raise ValueError(
-                f"{name:.200} has shape {list(found.get_shape())}, but {list(shape)} is required: "
-                "the adapter is of another model, or its files disagree"
-            )
-        if found.get_dtype() not in VALUE_TYPES:
-            raise ValueError(
-                f"{name:.200} has type {found.get_dtype()}, but only {', '.join(VALUE_TYPES)} are "
-                "supported"
-            )
-        return found
-
-
 def _linears(model: DecoderModel) -> list[tuple[Linear, str]]:
-    """The linear layers that support adapters, each with the prefix of its parts' names."""
+    """The linear layers that support adapters, each with the prefix of its parts' names.
+
+    A head for multi-token prediction has none: its passes are of other tokens than the step's, and
+    its guesses are only drafts.
+    """
+    head = () if model.mtp is None else model.mtp.weight_slots()
+    of_head = {id(slot.module.layer) for slot in head if slot.module is not None}
     found: dict[int, tuple[Linear, str]] = {}
     for slot in model.weight_slots():
         if slot.module is not None:
             layer, prefix = slot.module
             assert isinstance(layer, Linear), "a module is a linear layer"
-            if layer.supports_lora:
+            if layer.supports_lora and id(layer) not in of_head:
                 found.setdefault(id(layer), (layer, prefix))
     return list(found.values())
 

@@ -135,10 +135,10 @@ def score_prompts(
     chunks: Sequence[PromptChunk],
     hidden: torch.Tensor,
     flat_tokens: torch.Tensor,
-    compute_logits: Callable[[torch.Tensor], torch.Tensor],
+    compute_logits: Callable[[torch.Tensor, int], torch.Tensor],
 ) -> dict[int, list[Scores]]:
     """Scores prompt tokens from the step's hidden states [T, hidden]; returns blocks of scores by
-    row of the Plan.
+    row of the Plan. `compute_logits` gets hidden states and their row.
 
     Every rank must call it: `compute_logits` is a collective.
     """
@@ -148,7 +148,7 @@ def score_prompts(
         for start in range(0, chunk.length, PROMPT_BLOCK):
             size = min(PROMPT_BLOCK, chunk.length - start)
             first, target = chunk.first_token + start, chunk.first_target + start
-            logits = compute_logits(hidden[first : first + size])
+            logits = compute_logits(hidden[first : first + size], chunk.index)
             tokens = flat_tokens[target : target + size].long()
             blocks.append(score(logits, tokens, [chunk.num_top] * size))
     return found

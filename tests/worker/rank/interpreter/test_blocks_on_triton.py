@@ -37,7 +37,7 @@ def test_tokens_and_rounds(tmp_path: Path, is_static: bool) -> None:
     ) as engine:
         runner = engine.runner
         if is_static:
-            steps = (runner.run_model, runner.model.compute_logits, runner._tables)
+            steps = (runner.run_model, runner.compute_logits, runner._tables)
             assert isinstance(runner._attention, CapturableBackend)
             runner._graphs = StepGraphs(
                 *steps, (1, 4), noting_replays(replayed), show_progress=False

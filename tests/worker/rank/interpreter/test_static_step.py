@@ -53,7 +53,7 @@ def test_padded_steps_on_static_buffers_draw_the_same(
 
     with torch.inference_mode():
         assert isinstance(static._attention, CapturableBackend)
-        steps = (static.run_model, static.model.compute_logits, static._tables)
+        steps = (static.run_model, static.compute_logits, static._tables)
         static._graphs = StepGraphs(
             *(*steps, GRAPH_SIZES, noting_replays(replayed)),
             token_sizes=token_sizes,

@@ -1,0 +1,118 @@
+"""Tensors of a LoRA adapter's file, by the modules that they adapt."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from worker.models.config.peft import WEIGHTS_NAME, PeftConfig
+from worker.models.layers.linear_method import VALUE_TYPES
+
+_PREFIX = "base_model.model."
+"""Prefix of the names of all tensors."""
+
+
+class Factors(NamedTuple):
+    """Ends of the names of a module's tensors."""
+
+    a: str
+    b: str
+
+
+LINEAR = Factors(".lora_A.weight", ".lora_B.weight")
+"""A [r, in] and B [out, r] of a linear layer."""
+EMBEDDING = Factors(".lora_embedding_A", ".lora_embedding_B")
+"""A [r, tokens] and B [hidden, r] of an embedding."""
+_BASE = ".base_layer.weight"
+"""End of the name of the model's own weight of an adapted embedding or LM head, which PEFT saves,
+too."""
+_ENDS = (*LINEAR, *EMBEDDING)
+
+
+class AdapterTensors:
+    """Tensors of an adapter's file.
+
+    Args:
+        file: the open file.
+        config: the adapter's configuration.
+
+    Raises:
+        ValueError: a tensor is not one of LoRA, or one of a pair is missing.
+    """
+
+    def __init__(self, file: Any, config: PeftConfig) -> None:
+        self._file = file
+        self.config = config
+        self.modules: dict[str, Factors] = {}
+        """Modules that have an adapter, by name as in the checkpoint of the model."""
+        self.base_modules: list[str] = []
+        """Modules whose weight in the model is in the file, too."""
+        halves: dict[str, set[str]] = {}
+        for name in file.keys():  # noqa: SIM118  # a file is no mapping
+            module = name.removeprefix(_PREFIX)
+            end = next((end for end in _ENDS if module.endswith(end)), None)
+            if module != name and module.endswith(_BASE):
+                self.base_modules.append(module.removesuffix(_BASE))
+            elif end is None or module == name:
+                raise ValueError(_unsupported(name))
+            else:
+                halves.setdefault(module.removesuffix(end), set()).add(end)
+        for module, ends in halves.items():
+            factors = next((pair for pair in (LINEAR, EMBEDDING) if ends == set(pair)), None)
+            if factors is None:
+                raise ValueError(f"{module:.200} in {WEIGHTS_NAME} has no lora_A or no lora_B")
+            self.modules[module] = factors
+
+    def slice(self, name: str, shape: tuple[int, int]) -> Any:
+        """A tensor of which slices can be read.
+
+        Raises:
+            ValueError: it has another shape or an unsupported type.
+        """
+        found = self._file.get_slice(_PREFIX + name)
+        if tuple(found.get_shape()) != shape:
+            raise ValueError(
+                f"{name:.200} has shape {list(found.get_shape())}, but {list(shape)} is required: "
+                "the adapter is of another model, or its files disagree"
+            )
+        if found.get_dtype() not in VALUE_TYPES:
+            raise ValueError(
+                f"{name:.200} has type {found.get_dtype()}, but only {', '.join(VALUE_TYPES)} are "
+                "supported"
+            )
+        return found
+
+    def check_base(self, modules: Collection[str], shape: tuple[int, int]) -> None:
+        """Checks the model's own weights in the file, which are not read.
+
+        Args:
+            modules: modules whose weights may be in it.
+            shape: shape of these weights.
+
+        Raises:
+            ValueError: a weight has another shape, as after the vocabulary was extended, or is of
+                another module.
+        """
+        for module in self.base_modules:
+            if module not in modules:
+                raise ValueError(_unsupported(f"{_PREFIX}{module}{_BASE}"))
+            found = self._file.get_slice(f"{_PREFIX}{module}{_BASE}").get_shape()
+            if tuple(found) != shape:
+                raise ValueError(
+                    f"{module} in {WEIGHTS_NAME} has shape {list(found)}, but the model's "
+                    f"has {list(shape)}: adapters with another vocabulary are not "
+                    "supported, merge the adapter into the model"
+                )
+
+
+def shown(names: Collection[str], limit: int = 4) -> str:
+    """The first names, for an error message."""
+    some = [f"{name:.200}" for name in list(names)[:limit]]
+    return ", ".join(some) + " ..." * (len(names) > limit)
+
+
+def _unsupported(name: str) -> str:
+    return (
+        f"tensor {name:.200} in {WEIGHTS_NAME} is not supported: only LoRA weights of linear "
+        "layers and embeddings are, without DoRA, modules_to_save and added tokens"
+    )
