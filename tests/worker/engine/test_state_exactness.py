@@ -50,28 +50,43 @@ def num_hit(engine: Engine, prompt: list[int], num_new: int = 1) -> tuple[int, l
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "ranks"),
     [
-        "qwen3-next",
+        ("qwen3-next", 1),
+        ("qwen3-5", 2),
         *(
-            pytest.param(name, marks=pytest.mark.long)
-            for name in ("nemotron-3", "lfm2", "granite-4", "falcon-h1", "kimi-linear")
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                ("qwen3-next", 2),
+                ("qwen3-5", 1),
+                ("nemotron-3", 1),
+                ("lfm2", 1),
+                ("granite-4", 1),
+                ("falcon-h1", 1),
+                ("kimi-linear", 1),
+            )
         ),
     ],
 )
-def test_outputs_are_bitwise_equal(name: str, tmp_path: Path) -> None:
+def test_outputs_are_bitwise_equal(name: str, ranks: int, tmp_path: Path) -> None:
+    """Alone, batched, with prefix hits, in chunks and after preemptions. Steps of two ranks take
+    longer: without the longest prompt, and only the longest one of the others runs alone."""
     torch.set_num_threads(1)
     write_specimen(name, tmp_path)
-    folder, prompts = tmp_path, make_prompts()
-    with StatesEngine(folder, enable_prefix_caching=False, overlap_depth=0) as engine:
-        pairs = zip(prompts, SAMPLING, strict=True)
+    some, number_alone = (slice(None), len(LENGTHS)) if ranks == 1 else (slice(-1), 1)
+    prompts, sampling = make_prompts()[some], SAMPLING[some]
+    options = {"tensor_parallel_size": ranks}
+    with StatesEngine(tmp_path, overlap_depth=1, **options) as engine:
+        batched = engine.outcomes(prompts, sampling)
+        assert engine.outcomes(prompts, sampling) == batched, "with hits"
+    cold = {"enable_prefix_caching": False, "overlap_depth": 0}
+    with StatesEngine(tmp_path, **cold, **options) as engine:
+        pairs = list(zip(prompts, sampling, strict=True))[-number_alone:]
         alone = [engine.outcomes([prompt], [params])[0] for prompt, params in pairs]
-    with StatesEngine(folder, overlap_depth=1) as engine:
-        assert engine.outcomes(prompts, SAMPLING) == alone
-        assert engine.outcomes(prompts, SAMPLING) == alone, "with hits"
+        assert alone == batched[-number_alone:]
     scarce = {"kv_cache_tokens": SCARCE_TOKENS, "max_num_batched_tokens": 13}
-    with StatesEngine(folder, overlap_depth=1, **scarce) as engine:
-        assert engine.outcomes(prompts, SAMPLING) == alone
+    with StatesEngine(tmp_path, overlap_depth=1, **scarce, **options) as engine:
+        assert engine.outcomes(prompts, sampling) == batched
         assert engine.num_preemptions > 0, "pages were not scarce"
 
 
