@@ -615,6 +615,27 @@ def fused_moe_case(device: str, dtype: torch.dtype) -> None:
             assert torch.equal(run(packed, slice(1, 2)), run(packed)[1:2])
 
 
+def quantized_experts_case(device: str, dtype: torch.dtype) -> None:
+    """Experts of all codes but those of `fused_moe_case` equal dequantized ones."""
+    x = _randn(5, 72, device=device, dtype=dtype)
+    choice = ExpertChoice(
+        torch.tensor([[0, 1], [1, 2], [0, 2], [2, 1], [1, 0]], device=device),
+        torch.rand(5, 2, device=device),
+    )
+    codes: tuple[WeightCode, ...] = ("e2m1", "uint4b8", "int8", "uint8", "uint8b128")
+    close = 2e-2 if dtype.itemsize == 2 else 1e-5
+    for code in codes if is_thorough(device) else codes[:3]:
+        quantized, dequantized = make_quantized_experts(
+            3, hidden=72, inner=48, code=code, device=device, dtype=dtype
+        )
+        with registry.using("torch"):
+            expected = fused_moe(x, dequantized, choice)
+        with registry.using("triton"):
+            packed = Experts(*(pack_quantized_experts(part, dtype) for part in quantized))
+            actual = fused_moe(x, packed, choice)
+        torch.testing.assert_close(actual, expected, rtol=close, atol=close, msg=code)
+
+
 def draft_ngrams_case(device: str, dtype: torch.dtype) -> None:
     """Rows with many, few and no repetitions, and short ones."""
     pool = torch.stack(
@@ -750,6 +771,7 @@ CASES: list[Case] = [
     choose_experts_case,
     align_case,
     fused_moe_case,
+    quantized_experts_case,
     invariance_case,
     row_invariance_case,
     invariant_pieces_case,
