@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -34,6 +35,9 @@ Forward = Callable[[Plan, torch.Tensor], torch.Tensor]
 Transform = Callable[[torch.Tensor], torch.Tensor]
 """A function of the rows of a tensor."""
 _Words = npt.NDArray[np.uint64]
+_MIN_LOGIT: Final = -3e4
+"""Lower bound of logits: finite in fp16, and so low that exp() of it is 0. If logits processors
+exclude all tokens of a position, infinite ones would make the signal of the whole canvas NaN."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -222,6 +226,7 @@ class CanvasDecoder:
         logits = self._score(hidden)
         self._process(row, logits)
         logits /= canvas.temperature(index, max_rounds)
+        logits.clamp_(min=_MIN_LOGIT)
         # Positions with the lowest entropies keep their samples, others are drawn again.
         shares = logits.softmax(dim=-1)
         entropy = torch.special.entr(shares).sum(dim=-1)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -147,6 +148,21 @@ def test_logits_processors_and_logprobs(case: Case) -> None:
     assert count > LENGTH + 3
     assert found.token_ids == expected.token_ids[:count] != free.token_ids[:count]
     assert found.logprobs == pytest.approx(expected.logprobs[:count], abs=1e-4)
+
+
+def test_a_position_without_any_allowed_token_spoils_no_other(case: Case) -> None:
+    sampling = SamplingParams(
+        seed=1,
+        max_tokens=LENGTH,
+        logprobs=0,
+        allowed_token_ids=(5,),
+        stop_token_ids=(5,),
+        min_tokens=2,
+    )
+    with BlockEngine(case.folder, **OPTIONS) as engine:
+        (found,) = engine.serve([PROMPTS[1]], sampling)
+    assert np.isfinite(found.logprobs).all()
+    assert (len(found.token_ids), found.token_ids[2]) == (3, 5)
 
 
 @pytest.mark.checks("TP 2", of=FAMILY, against="transformers")
