@@ -23,6 +23,7 @@ from worker.protocol.messages import Submit
 from worker.protocol.pooling import PoolingParams
 from worker.protocol.sampling import SamplingParams
 from worker.protocol.structured import StructuredOutputsParams, ThoughtTokens
+from worker.rank.diffusion.base import lowest
 
 WRITERS = {
     "DiffusionGemma": write_canvases,
@@ -131,3 +132,11 @@ def test_served_or_rejected_with_a_remedy(family: str, tmp_path: Path) -> None:
         assert len(output.logprobs) == len(output.token_ids) * (sampling.logprobs is not None)
         allowed = sampling.allowed_token_ids
         assert allowed is None or {*output.token_ids} <= {*allowed}, sampling
+
+
+def test_positions_without_any_allowed_token_are_decided_last() -> None:
+    values = np.array([[np.nan, 0.5, np.nan, 0.1]], dtype=np.float32)
+    undecided = np.array([[True, True, True, False]])
+    for count, expected in enumerate(([1], [0, 1], [0, 1, 2]), 1):
+        found = lowest(values, undecided, np.array([count]))
+        assert np.flatnonzero(found).tolist() == expected
