@@ -138,7 +138,7 @@ def lowest(values: FloatArray, undecided: BoolArray, counts: Counts) -> BoolArra
     """Mask [N, B] of the `counts` [N] undecided positions with the lowest values [N, B], the first
     ones of equals."""
     # NaN, of positions whose tokens are all excluded, would be sorted behind decided positions.
-    finite = np.nan_to_num(values, nan=np.finfo(np.float32).max)
+    finite = np.nan_to_num(values, nan=float(np.finfo(np.float32).max))
     order = np.where(undecided, finite, np.inf).argsort(axis=1, kind="stable")
     chosen = np.zeros_like(undecided)
     positions = np.arange(undecided.shape[1])
