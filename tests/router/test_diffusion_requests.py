@@ -99,10 +99,6 @@ async def test_moving_tokens_needs_a_model_that_does(rig) -> None:
 @pytest.mark.parametrize(
     ("fields", "name"),
     [
-        ({"min_tokens": 3}, "min_tokens"),
-        ({"logprobs": True}, "logprobs"),
-        ({"logit_bias": {"5": 1.0}}, "logit_bias"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty"),
         ({"response_format": {"type": "json_object"}}, "structured_outputs"),
         ({"diffusion": {"algorithm": "LowConfidence"}}, "diffusion.algorithm"),
         ({"diffusion": {"threshold": 0.5}}, "diffusion.threshold"),

@@ -224,8 +224,6 @@ def _unsuited(limits: Limits, sampling: SamplingParams) -> Problem | None:
             return None
         message = "diffusion requires a block-diffusion model, but this model is autoregressive"
         return Problem("diffusion", message)
-    if limits.dllm_algorithm == CANVAS_ALGORITHM:
-        return _unsuited_for_canvases(sampling)
     problems = {
         "bad_words": bool(sampling.bad_words or sampling.bad_words_token_ids),
         "prompt_logprobs": sampling.prompt_logprobs is not None,
@@ -239,6 +237,8 @@ def _unsuited(limits: Limits, sampling: SamplingParams) -> Problem | None:
                 f"{name} is not supported for block-diffusion models, which generate the tokens of "
                 "a block in no fixed order: remove it",
             )
+    if limits.dllm_algorithm == CANVAS_ALGORITHM:
+        return _unsuited_for_canvases(sampling)
     requested = sampling.diffusion.algorithm if sampling.diffusion is not None else None
     algorithm = requested or limits.dllm_algorithm
     if sampling.structured_outputs is not None and algorithm in EDITING:
@@ -277,27 +277,12 @@ def _pooling_problem(info: PoolingInfo | None, params: PoolingParams | None) -> 
 
 def _unsuited_for_canvases(sampling: SamplingParams) -> Problem | None:
     """Problem of the first parameter unsupported by models with canvases, or None."""
-    problems = {
-        "structured_outputs": sampling.structured_outputs is not None,
-        "bad_words": bool(sampling.bad_words or sampling.bad_words_token_ids),
-        "logit_bias": bool(sampling.logit_bias),
-        "allowed_token_ids": sampling.allowed_token_ids is not None,
-        "frequency_penalty": sampling.frequency_penalty != 0.0,
-        "presence_penalty": sampling.presence_penalty != 0.0,
-        "repetition_penalty": sampling.repetition_penalty != 1.0,
-        "min_tokens": sampling.min_tokens > 0,
-        "logprobs": sampling.logprobs is not None,
-        "prompt_logprobs": sampling.prompt_logprobs is not None,
-        "thinking_token_budget": sampling.thought is not None
-        and sampling.thought.budget is not None,
-    }
-    for name, is_requested in problems.items():
-        if is_requested:
-            return Problem(
-                name,
-                f"{name} is not supported for this model, which draws all tokens of a canvas again "
-                "in each round: remove it",
-            )
+    if sampling.structured_outputs is not None:
+        return Problem(
+            "structured_outputs",
+            "structured_outputs is not supported for this model, which samples all tokens of a "
+            "canvas again in each round: remove it, or use a model with another algorithm",
+        )
     params = sampling.diffusion
     for name in ("algorithm", "threshold", "edit_threshold", "max_post_edit_steps", "penalty"):
         if params is not None and getattr(params, name) is not None:

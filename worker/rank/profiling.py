@@ -79,7 +79,6 @@ def profile_plans(
         num_canvases = max_num_tokens // canvas_length
         prefill = [PlannedRow(slot, 0, chunk, 0) for slot in slots[:num_chunks]]
         sampling = [BlockRow(slot, 0, canvas_length) for slot in slots[:num_canvases]]
-        processed = admits
     prefills = [prefill]
     if 0 < short_row < chunk:
         count = -(-max_num_tokens // short_row)

@@ -211,7 +211,7 @@ def _canvas_steps(limits: WarmUpLimits) -> Iterator[Plan]:
         rows = [BlockRow(slot, 0, size) for slot in range(count)]
         yield Plan(0, [_admit(row, 0, block=block) for row in rows], [], rows)
     row = BlockRow(0, 0, size)
-    for options in (_RANDOM, _FILTERED):
+    for options in (_RANDOM, _FILTERED, _PROCESSED):
         yield Plan(0, [_admit(row, 0, options, block=block)], [], [row])
 
 

@@ -20,6 +20,7 @@ from kernels import Activation, gumbel_noise
 from kernels.attention import AttentionMetadata
 from tests.support.checkpoints.mutations import NO_EMBEDDING_SCALE, NO_HEAD_NORMS
 from tests.support.checkpoints.specimen import Mutation, Patch, draw
+from tests.support.engines.block_oracle import Processors, process_block
 from worker.models.architectures.decoder import DecoderModel
 from worker.models.architectures.diffusion_gemma import DiffusionGemmaLayer
 from worker.models.architectures.gemma4 import Gemma4Layer
@@ -99,6 +100,8 @@ class Answer:
     """Most likely tokens of each round that does not finish its canvas."""
     rounds: list[int]
     """Rounds of each canvas."""
+    logprobs: list[float]
+    """Log-probability of each token, in the raw distribution of its canvas's last round."""
 
 
 @dataclass(frozen=True)
@@ -109,10 +112,18 @@ class CanvasCheckpoint:
     model: Any
 
     def answer(
-        self, prompt: Sequence[int], *, seed: int, canvases: int, greedy: bool = False
+        self,
+        prompt: Sequence[int],
+        *,
+        seed: int,
+        canvases: int,
+        greedy: bool = False,
+        processors: Processors | None = None,
+        ends: Sequence[int] = (),
     ) -> Answer:
-        """What transformers generates with the draws of the request's seed."""
-        reference = _Reference(seed, len(prompt), greedy)
+        """What transformers generates with the draws of the request's seed; `ends` are the tokens
+        that `min_tokens` excludes."""
+        reference = _Reference(seed, list(prompt), greedy, processors, ends)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(self.model, "_prepare_sampler", reference.sampler)
             patch.setattr(generation.torch, "multinomial", reference.multinomial)
@@ -120,12 +131,14 @@ class CanvasCheckpoint:
                 torch.tensor([list(prompt)]),
                 max_new_tokens=canvases * LENGTH,
                 streamer=reference,
+                logits_processor=transformers.LogitsProcessorList([reference.process]),
             )
         rounds = [len(one) for one in reference.canvases]
         return Answer(
             token_ids=output.sequences[0, len(prompt) :].tolist(),
             drafts=[draft for one in reference.canvases for draft in one[:-1]],
             rounds=rounds,
+            logprobs=torch.cat(reference.logprobs).tolist(),
         )
 
 
@@ -134,10 +147,15 @@ class _Reference:
     """Draws of a request, in place of transformers', and its rounds."""
 
     seed: int
-    first: int
-    """First position of the first canvas."""
+    prompt: list[int]
     greedy: bool
+    processors: Processors | None
+    ends: Sequence[int]
     canvases: list[list[list[int]]] = field(default_factory=list)
+    tokens: torch.Tensor = field(default_factory=lambda: torch.zeros(1, LENGTH))
+    """[1, C]: tokens of the canvas before its next round."""
+    logprobs: list[torch.Tensor] = field(default_factory=list)
+    """[C] for each canvas: log-probabilities of its most likely tokens in its last round."""
 
     def sampler(self, config: Any) -> Any:
         """transformers' sampler with the draws."""
@@ -147,6 +165,18 @@ class _Reference:
         for name, method in parts.items():
             setattr(self._sampler, name, method)
         return self._sampler
+
+    def process(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """A round's logits [1, C, vocab] after logits processors."""
+        processed = scores.clone()
+        process_block(
+            *(self.processors, self.prompt, input_ids[0].tolist(), 0, self.ends),
+            *(processed[0], self.tokens[0].tolist()),
+        )
+        best = processed[0].argmax(dim=-1, keepdim=True)
+        del self.logprobs[len(self.canvases) - 1 :]
+        self.logprobs.append(scores[0].log_softmax(dim=-1).gather(1, best).squeeze(1))
+        return processed
 
     def multinomial(self, probs: torch.Tensor, num_samples: int) -> torch.Tensor:
         if self.greedy:
@@ -168,11 +198,13 @@ class _Reference:
 
     def _begin(self, batch_size: int, device: torch.device) -> torch.Tensor:
         self.canvases.append([])
-        return self._noise(0)
+        self.tokens = self._noise(0)
+        return self.tokens
 
     def _renoise(self, accepted: torch.Tensor, cur_step: Any) -> torch.Tensor:
         noise = self._noise(len(self.canvases[-1]) + 1)
-        return torch.where(self._sampler.accepted_token_mask, accepted, noise)
+        self.tokens = torch.where(self._sampler.accepted_token_mask, accepted, noise)
+        return self.tokens
 
     def _noise(self, index: int) -> torch.Tensor:
         tokens = random_tokens(
@@ -181,7 +213,7 @@ class _Reference:
         return torch.from_numpy(tokens)[None]
 
     def _positions(self) -> Any:
-        return self.first + (len(self.canvases) - 1) * LENGTH + np.arange(LENGTH)
+        return len(self.prompt) + (len(self.canvases) - 1) * LENGTH + np.arange(LENGTH)
 
 
 def write_canvases(folder: Path) -> CanvasCheckpoint:

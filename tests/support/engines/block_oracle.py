@@ -87,7 +87,7 @@ def answer(
                 del result.token_ids[count:]
                 return result
             continue
-        process = partial(_process, processors, prompt, known[:start], lead, ends)
+        process = partial(process_block, processors, prompt, known[:start], lead, ends)
         decided, logprobs = _decide(
             logits, known[:start], block, lead, mask, terms, process, result
         )
@@ -103,7 +103,7 @@ def _of_block(logits: Logits, before: list[int], ids: Sequence[int]) -> torch.Te
     return logits([*before, *ids])[-len(ids) :]
 
 
-def _process(
+def process_block(
     processors: Processors | None,
     prompt: Sequence[int],
     before: list[int],

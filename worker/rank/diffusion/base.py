@@ -137,7 +137,9 @@ class DiffusionAlgorithm(ABC):
 def lowest(values: FloatArray, undecided: BoolArray, counts: Counts) -> BoolArray:
     """Mask [N, B] of the `counts` [N] undecided positions with the lowest values [N, B], the first
     ones of equals."""
-    order = np.where(undecided, values, np.inf).argsort(axis=1, kind="stable")
+    # NaN, of positions whose tokens are all excluded, would be sorted behind decided positions.
+    finite = np.nan_to_num(values, nan=float(np.finfo(np.float32).max))
+    order = np.where(undecided, finite, np.inf).argsort(axis=1, kind="stable")
     chosen = np.zeros_like(undecided)
     positions = np.arange(undecided.shape[1])
     np.put_along_axis(chosen, order, positions < counts[:, None], axis=1)

@@ -10,7 +10,8 @@ likely tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -22,8 +23,10 @@ from worker.config import EngineConfig
 from worker.models.config.model_config import ModelConfig
 from worker.plan.plan import Admit, BlockOutcome, BlockRow, Plan, PlannedRow, Row
 from worker.protocol.diffusion import DiffusionParams
+from worker.protocol.messages import TokenLogprobs
 from worker.rank.diffusion.decoder import BlockResults
 from worker.rank.diffusion.proposal import random_positions
+from worker.rank.sampling.logprobs import score
 from worker.rank.tables import DeviceTables
 from worker.rank.transfer import to_device
 
@@ -32,6 +35,9 @@ Forward = Callable[[Plan, torch.Tensor], torch.Tensor]
 Transform = Callable[[torch.Tensor], torch.Tensor]
 """A function of the rows of a tensor."""
 _Words = npt.NDArray[np.uint64]
+_MIN_LOGIT: Final = -3e4
+"""Lower bound of logits: finite in fp16, and so low that exp() of it is 0. If logits processors
+exclude all tokens of a position, infinite ones would make the signal of the whole canvas NaN."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +64,10 @@ class RunningCanvas:
     num_rounds: int = 0
     """Rounds in this Plan."""
     is_done: bool = False
+    token_ids: list[int] = field(default_factory=list)
+    """Tokens of a canvas that is done."""
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    """Log-probabilities of `token_ids`; None for each of a request that does not return any."""
 
 
 class CanvasDecoder:
@@ -129,6 +139,7 @@ class CanvasDecoder:
         new = [row for row in rows if self._starts[row.slot] != row.start]
         for row in new:
             slot = row.slot
+            self._count_last(slot)
             self._starts[slot], self._rounds[slot] = row.start, 0
             self._signals[slot].zero_()
             self._num_equal[slot] = 0
@@ -147,12 +158,10 @@ class CanvasDecoder:
         if canvases:
             assert hidden is not None, "the step has rows"
             num_forwards = self._run_rounds(step.plan, canvases, hidden)
-        done = [canvas.row.slot for canvas in canvases if canvas.is_done]
-        token_ids = [token_id for slot in done for token_id in self._best[slot].tolist()]
         return BlockResults(
             outcomes=[self._outcome(canvas) for canvas in canvases],
-            token_ids=token_ids,
-            logprobs=[None] * len(token_ids),
+            token_ids=[token_id for canvas in canvases for token_id in canvas.token_ids],
+            logprobs=[logprobs for canvas in canvases for logprobs in canvas.logprobs],
             num_forwards=num_forwards,
         )
 
@@ -185,14 +194,19 @@ class CanvasDecoder:
         rows = [canvas.row for canvas in canvases]
         self._rounds[[row.slot for row in rows]] += 1
         noise, tokens, done = self._random_tokens(rows), [], []
-        for row, part, own in zip(rows, hidden.split(self._canvas.length), noise, strict=True):
+        parts = hidden.split(self._canvas.length)
+        for row, part, own in zip(rows, parts, noise, strict=True):
             kept, is_done = self._decide(row, part, own)
             tokens.append(kept)
             done.append(is_done)
         self._write(rows, torch.stack(tokens))
-        for canvas, is_done in zip(canvases, torch.stack(done).tolist(), strict=True):
+        are_done = torch.stack(done).tolist()
+        for canvas, part, is_done in zip(canvases, parts, are_done, strict=True):
             canvas.num_rounds += 1
             canvas.is_done = is_done
+            if is_done:
+                canvas.token_ids = self._best[canvas.row.slot].tolist()
+                canvas.logprobs = self._logprobs(canvas.row.slot, part)
 
     def _decide(
         self, row: BlockRow, hidden: torch.Tensor, noise: torch.Tensor
@@ -210,7 +224,9 @@ class CanvasDecoder:
         canvas, slot = self._canvas, row.slot
         index, max_rounds = int(self._rounds[slot]) - 1, int(self._max_rounds[slot])
         logits = self._score(hidden)
+        self._process(row, logits)
         logits /= canvas.temperature(index, max_rounds)
+        logits.clamp_(min=_MIN_LOGIT)
         # Positions with the lowest entropies keep their samples, others are drawn again.
         shares = logits.softmax(dim=-1)
         entropy = torch.special.entr(shares).sum(dim=-1)
@@ -245,6 +261,41 @@ class CanvasDecoder:
             self._tables.sampling, slots, positions, np.full(len(logits), index, dtype=np.int64)
         )
         return best if random is None else sample_tokens(logits, random)
+
+    def _process(self, row: BlockRow, logits: torch.Tensor) -> None:
+        """Applies logits processors to logits [C, vocab] in place.
+
+        A position is penalized for the tokens before its canvas, and for those to its left in the
+        canvas that the round has computed.
+        """
+        sampling = self._tables.sampling
+        if not sampling.has_processors(row.slot):
+            return
+        offsets = np.arange(len(logits))
+        slots = np.full(len(logits), row.slot, dtype=np.int64)
+        processed = sampling.gather_positions(slots, row.start + offsets, offsets)
+        assert processed is not None, "the slot has processors"
+        sampling.process(logits, processed, self._tables.token_pool)
+
+    def _logprobs(self, slot: int, hidden: torch.Tensor) -> list[TokenLogprobs | None]:
+        """Log-probabilities of a finished canvas's tokens in the raw distributions of its last
+        round, whose hidden states [C, hidden] are given; None for each token if the request does
+        not return any.
+
+        Logits are computed again: keeping those of all canvases would take C * vocab floats each.
+        """
+        params = self._tables.sampling.params.get(slot)
+        if params is None or params.num_logprobs < 0:
+            return [None] * self._canvas.length
+        num_top = [params.num_logprobs] * self._canvas.length
+        return [*score(self._score(hidden), self._best[slot], num_top).to_host()]
+
+    def _count_last(self, slot: int) -> None:
+        """Counts the tokens of a slot's finished canvas for penalties of the next one. Those of a
+        request that the Plan admits are counted at its admission."""
+        sampling = self._tables.sampling
+        if self._starts[slot] >= 0 and sampling.has_processors(slot):
+            sampling.count_block(slot, self._best[slot].int().cpu().numpy())
 
     def _random_tokens(self, rows: Sequence[BlockRow]) -> torch.Tensor:
         """Random tokens [R, C] int64 of canvases in their rounds: the first tokens of the canvases

@@ -3,8 +3,10 @@ features, broken on purpose, changes them."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +19,7 @@ from tests.support.checkpoints.canvases import (
 )
 from tests.support.checkpoints.mutations import broken
 from tests.support.engines.block_engine import BlockEngine, BlockOutput
+from tests.support.engines.block_oracle import Processors
 from worker.config import EngineConfig
 from worker.models.config.canvas_config import CanvasConfig
 from worker.protocol.diffusion import DiffusionParams
@@ -110,6 +113,56 @@ def test_chunks_and_scarce_pages(case: Case) -> None:
         # Preempted requests repeat rounds.
         assert [one.token_ids for one in found] == [one.token_ids for one in 2 * case.expected]
         assert engine.num_preemptions > 0, "pages were not scarce"
+
+
+def test_logits_processors_and_logprobs(case: Case) -> None:
+    """A position is penalized for the tokens to its left, those of its canvas included."""
+    ends = case.expected[1].token_ids[3:4]
+    processors = Processors(
+        frequency_penalty=0.4,
+        presence_penalty=0.3,
+        repetition_penalty=1.2,
+        min_tokens=LENGTH + 3,
+        logit_bias={ends[0]: 3.0},
+    )
+    prompt, seed = PROMPTS[1], 1
+    expected = case.checkpoint.answer(
+        *(prompt,), seed=seed, canvases=NUM_CANVASES, processors=processors, ends=ends
+    )
+    plain, restrained = (
+        SamplingParams(
+            temperature=1.0,
+            seed=seed,
+            max_tokens=NUM_CANVASES * LENGTH,
+            ignore_eos=True,
+            logprobs=2,
+            **options,  # type: ignore[arg-type]  # fields by name
+        )
+        for options in ({}, {"stop_token_ids": tuple(ends), **asdict(processors)})
+    )
+    with BlockEngine(case.folder, **OPTIONS) as engine:
+        free, found = engine.serve([prompt] * 2, [plain, restrained])
+    assert free.token_ids == case.expected[seed].token_ids
+    assert free.logprobs == pytest.approx(case.expected[seed].logprobs, abs=1e-4)
+    count = len(found.token_ids)
+    assert count > LENGTH + 3
+    assert found.token_ids == expected.token_ids[:count] != free.token_ids[:count]
+    assert found.logprobs == pytest.approx(expected.logprobs[:count], abs=1e-4)
+
+
+def test_a_position_without_any_allowed_token_spoils_no_other(case: Case) -> None:
+    sampling = SamplingParams(
+        seed=1,
+        max_tokens=LENGTH,
+        logprobs=0,
+        allowed_token_ids=(5,),
+        stop_token_ids=(5,),
+        min_tokens=2,
+    )
+    with BlockEngine(case.folder, **OPTIONS) as engine:
+        (found,) = engine.serve([PROMPTS[1]], sampling)
+    assert np.isfinite(found.logprobs).all()
+    assert (len(found.token_ids), found.token_ids[2]) == (3, 5)
 
 
 @pytest.mark.checks("TP 2", of=FAMILY, against="transformers")
