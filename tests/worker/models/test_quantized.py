@@ -226,6 +226,16 @@ def of_compressed(**weights: Any) -> dict[str, Any]:
     return compressed_config("pack-quantized", type="int", group_size=32, **weights)
 
 
+def with_transforms(transforms: dict[str, Any]) -> dict[str, Any]:
+    return {**of_compressed(strategy="group"), "transform_config": transforms}
+
+
+def rotated(*locations: str) -> dict[str, Any]:
+    """A rotation at these locations, in compressed-tensors' transform_config."""
+    applied = [{"location": one, "targets": ["re:.*q_proj$"]} for one in locations]
+    return {"config_groups": {"R1": {"type": "hadamard", "apply": applied}}}
+
+
 MIXED = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
@@ -255,7 +265,10 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
         (of_compressed(strategy="block"), "by 'block'"),
         (of_compressed(strategy="group", num_bits=3), "3-bit"),
         ({**of_compressed(strategy="group"), "format": "marlin-24"}, "format 'marlin-24'"),
-        ({**of_compressed(strategy="group"), "transform_config": {"a": 1}}, "transform_config"),
+        (with_transforms({"a": 1}), "the key a"),
+        (with_transforms({"config_groups": {"R1": {"type": "hadamard"}}}), "config_groups"),
+        (with_transforms(rotated("weight_input", "input")), "location 'input'"),
+        (with_transforms(rotated("k_cache")), "location 'k_cache'"),
         ({**of_compressed(strategy="group"), "config_groups": {}}, "config_groups"),
     ],
 )
@@ -265,6 +278,17 @@ def test_other_formats_are_rejected_with_their_name(
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=f"quantization_config in config.json has .*{named}"):
         ModelConfig.parse({**CONFIG, "quantization_config": settings}, tmp_path)
+
+
+def test_rotations_of_saved_weights_change_nothing(tmp_path: Path) -> None:
+    """As in Laguna's FP8 checkpoints: they were applied before the weights were saved."""
+    (tmp_path / "config.json").write_text("{}")
+    plain, rotation = of_compressed(strategy="group"), rotated("weight_output", "weight_input")
+    read = [
+        ModelConfig.parse({**CONFIG, "quantization_config": settings}, tmp_path)
+        for settings in (plain, with_transforms(rotation))
+    ]
+    assert read[0] == read[1]
 
 
 def test_modelopts_mixture_may_be_listed_beside_config_json(tmp_path: Path) -> None:

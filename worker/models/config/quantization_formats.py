@@ -267,9 +267,10 @@ def _parse_compressed(source: _Source) -> QuantizationConfig:
     """compressed-tensors, with one group of modules that have the same format."""
     source.check(
         words("quant_method config_groups format ignore kv_cache_scheme quantization_status")
-        | words("global_compression_ratio version"),
+        | words("global_compression_ratio version transform_config"),
         {},
     )
+    _check_transforms(source)
     groups = source.content.get("config_groups")
     if not isinstance(groups, dict) or len(groups) != 1:
         raise source.unsupported(f"config_groups {groups!r:.80} (it must be one group)")
@@ -287,6 +288,32 @@ def _parse_compressed(source: _Source) -> QuantizationConfig:
         skipped_ends=_NOT_OF_WEIGHTS,
         has_fp8_cache=source.has_fp8_cache(),
     )
+
+
+def _check_transforms(source: _Source) -> None:
+    """Checks that compressed-tensors applied all transforms (rotations such as SpinQuant's R1) to
+    the weights before it saved them, so that nothing is left to compute: `TransformLocation` in
+    `compressed_tensors.transform`. Raises ValueError for transforms of activations."""
+    transforms = source.content.get("transform_config") or {}
+    where = f"transform_config of {source.where}"
+    if not isinstance(transforms, dict):
+        raise source.unsupported(f"transform_config {transforms!r:.80} (it must be an object)")
+    config = _Source(where=where, content=transforms)
+    config.check(words("config_groups"), {})
+    groups = transforms.get("config_groups") or {}
+    for group in groups.values() if isinstance(groups, dict) else (groups,):
+        applied = group.get("apply") if isinstance(group, dict) else None
+        if not isinstance(applied, list):
+            raise config.unsupported(f"config_groups {groups!r:.80} (each must list apply)")
+        _Source(where=where, content=group).check(
+            words("type apply randomize head_dim precision"), {"requires_grad": (False,)}
+        )
+        for place in applied:
+            location = place.get("location") if isinstance(place, dict) else place
+            if location not in ("weight_input", "weight_output"):
+                raise config.unsupported(
+                    f"location {location!r:.80} (it must be 'weight_input' or 'weight_output')"
+                )
 
 
 def _compressed_weights(source: _Source, kind: object) -> WeightConfig:
