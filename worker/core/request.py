@@ -106,6 +106,7 @@ class Request:
         "gateway_id",
         "grammar",
         "has_canvases",
+        "is_pooled",
         "is_resubmitted",
         "lease",
         "level",
@@ -153,6 +154,8 @@ class Request:
         self.priority = submit.priority
         self.tenant = submit.tenant
         self.sampling = submit.sampling
+        self.is_pooled = submit.sampling.pooling is not None
+        """Whether it returns a vector, and ends when its last token is computed."""
         self.seed = submit.sampling.seed if submit.seed is None else submit.seed
         self.is_resubmitted = submit.is_resubmitted or submit.num_resumed > 0
         """Whether a previous worker failed after accepting the request."""
@@ -266,11 +269,6 @@ class Request:
             and self.grammar.is_complete
             and not (self.num_output and self.token_ids[-1] in self.end_token_ids)
         )
-
-    @property
-    def is_pooled(self) -> bool:
-        """Whether it returns a vector, and ends when its last token is computed."""
-        return self.sampling.pooling is not None
 
     @property
     def needs_prompt_logprobs(self) -> bool:

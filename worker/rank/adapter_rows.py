@@ -33,23 +33,26 @@ class AdapterRows:
 
 
 def adapter_rows(
-    tables: DeviceTables, slots: IntArray, lengths: IntArray, *, is_eager: bool, is_capture: bool
+    adapters: npt.NDArray[np.int32],
+    lengths: IntArray,
+    max_loras: int,
+    *,
+    is_eager: bool,
+    is_capture: bool,
 ) -> AdapterRows | None:
     """Adapters of the tokens of a step's rows; None if no token has one.
 
     Args:
-        tables: the rank's tables, with the adapters of slots.
-        slots: [R] slots of the rows.
+        adapters: [R] slot of each row's adapter; 0 without one.
         lengths: [R] numbers of tokens.
+        max_loras: number of adapter slots.
         is_eager: whether the step does not run on a graph.
         is_capture: whether to capture a graph for tokens with adapters, even if none has one.
     """
-    if tables.adapters is None:
-        return None
-    adapters = np.repeat(tables.adapters[slots], lengths)
+    adapters = np.repeat(adapters, lengths)
     if not is_capture and not adapters.any():
         return None
-    return AdapterRows(adapters, 0 if is_eager else count_tiles(len(adapters), tables.max_loras))
+    return AdapterRows(adapters, 0 if is_eager else count_tiles(len(adapters), max_loras))
 
 
 def adapter_tiles(staged: Tensors) -> LoraTiles:
@@ -59,9 +62,9 @@ def adapter_tiles(staged: Tensors) -> LoraTiles:
     return LoraTiles(slots=slots, tokens=tokens, groups=groups)
 
 
-def logits_tiles(selected: Tensors | None, tables: DeviceTables) -> LoraTiles | None:
+def logits_tiles(selected: Tensors, tables: DeviceTables) -> LoraTiles | None:
     """Adapters of the tokens `Batch.selected_adapters` for the LM head; None if it has none."""
-    return adapter_tiles(selected) if tables.adapts_logits and selected is not None else None
+    return adapter_tiles(selected) if tables.adapts_logits else None
 
 
 def row_tiles(slot: int, num_tokens: int, tables: DeviceTables) -> LoraTiles | None:

@@ -257,9 +257,13 @@ class _StagedBatch:
         slots, starts, lengths, num_samples = np.ascontiguousarray(table.T)
         query_ends = np.cumsum(lengths)
         self._num_tokens = int(query_ends[-1])
-        self._adapters = adapter_rows(
-            *(tables, slots, lengths), is_eager=size is None, is_capture=graph.has_adapters
-        )
+        self._adapters = None
+        if tables.adapters is not None:
+            self._adapters = adapter_rows(
+                *(tables.adapters[slots], lengths, tables.max_loras),
+                is_eager=size is None,
+                is_capture=graph.has_adapters,
+            )
         self._row_group = -1
         if not is_native:
             self._row_group = len(groups)

@@ -40,7 +40,6 @@ from worker.rank.speculation.drafter import DraftedStep, Drafter
 from worker.rank.speculation.factory import create_drafter, create_heads
 from worker.rank.speculation.heads import HeadProposer
 from worker.rank.speculation.native_heads import NativeHeadProposer
-from worker.rank.state_replays import StateReplays
 from worker.rank.states import RequestStates
 from worker.rank.steps import ForwardStep, SampledStep, fetch_output
 from worker.rank.streams import DeviceStreams, StepSlot
@@ -348,9 +347,9 @@ class ModelRunner:
             sampled = hidden
             if sampling.tokens is not None and batch.logits_indices is None:
                 sampled = hidden.index_select(0, sampling.tokens)
-            logits = self.compute_logits(
-                sampled, logits_tiles(batch.selected_adapters, self._tables)
-            )
+            adapters = batch.selected_adapters
+            tiles = None if adapters is None else logits_tiles(adapters, self._tables)
+            logits = self.compute_logits(sampled, tiles)
             output = sample(logits, sampling, self._tables, masks)
         if batch.prompts:
             scores = score_prompts(
@@ -378,7 +377,8 @@ class ModelRunner:
         elif drafted is not None:
             plan, speculative = drafted.plan, drafted.speculative
         # Layers with states: rows that drafts precede run on graphs that replay these.
-        drafts = None if self._replays is None else self._replays.next_rows(plan.rows)
+        replays = None if self._states is None else self._states.replays
+        drafts = None if replays is None else replays.next_rows(plan.rows)
         if drafted is None and drafts is None and self._graphs is not None:
             size = self._graphs.size_for(plan.rows)
         if self._graphs is not None and size is None:
@@ -511,10 +511,6 @@ class ModelRunner:
     def _captured_drafts(self) -> DeviceModelProposer | HeadProposer | None:
         """The proposer whose passes graphs contain."""
         return self._heads if isinstance(self._heads, HeadProposer) else self._drafts
-
-    @property
-    def _replays(self) -> StateReplays | None:
-        return None if self._states is None else self._states.replays
 
     def _draft_page_bytes(self) -> int:
         if self._draft_model is not None:

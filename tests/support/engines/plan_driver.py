@@ -133,7 +133,8 @@ def _run(runner: ModelRunner, plan: Plan, shares: list[tuple[Request, int]]) -> 
     if batch.sampling is not None:
         if batch.sampling.tokens is not None and batch.logits_indices is None:
             hidden = hidden.index_select(0, batch.sampling.tokens)
-        tiles = logits_tiles(batch.selected_adapters, runner._tables)
+        adapters = batch.selected_adapters
+        tiles = None if adapters is None else logits_tiles(adapters, runner._tables)
         logits = runner.compute_logits(hidden, tiles)
         output = sample(logits.clone(), batch.sampling, runner._tables)
         assert output.tokens is not None
