@@ -314,7 +314,10 @@ class ModelRunner:
         )
         if self._adapters is not None:
             self._adapters.follow(batch)
-        hidden = self.model.forward(inputs.input_ids, inputs.positions, inputs.context)
+        context = inputs.context
+        if self._pooler is not None and self.model_config.is_bidirectional:
+            context = replace(context, token_types=self._pooler.token_types(batch.rows))
+        hidden = self.model.forward(inputs.input_ids, inputs.positions, context)
         if self._drafts is not None:
             self._drafts.follow(batch)
         return hidden
