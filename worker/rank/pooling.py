@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from worker.models.architectures.decoder import DecoderModel
@@ -85,6 +87,7 @@ class Pooler:
         hidden_size: size of hidden states.
         num_slots: maximum number of running requests.
         device: the rank's device.
+        has_pair_types: whether the second text of a pair has another token type.
     """
 
     def __init__(
@@ -95,12 +98,16 @@ class Pooler:
         hidden_size: int,
         num_slots: int,
         device: torch.device,
+        has_pair_types: bool = False,
     ) -> None:
         self._info = info
         self._head = head
         self._device = device
+        self._has_pair_types = has_pair_types
         self._requests: dict[int, tuple[PoolingParams, int]] = {}
         """Parameters and number of prompt tokens by slot."""
+        self._second_texts: dict[int, int] = {}
+        """Index of the second text's first token by slot of a request with token types."""
         self._states: torch.Tensor | None = None
         """[slots, hidden]: sums in fixed point (mean), or those of the first tokens (cls)."""
         if info.pooling_type != "last":
@@ -110,11 +117,15 @@ class Pooler:
     @classmethod
     def of(cls, model: DecoderModel, pooling: PoolerConfig, num_slots: int) -> Self:
         """The pooler of a model; `num_slots` as above."""
+        extra = model.config.extra or {}
         return cls(
             *(pooling.info, model.pooling_head),
             hidden_size=model.config.hidden_size,
             num_slots=num_slots,
             device=model.options.device,
+            has_pair_types=pooling.info.task == "classify"
+            and bool(extra.get("has_pair_types"))
+            and extra["type_vocab_size"] > 1,
         )
 
     def prepare(self, plan: Plan) -> PooledRows:
@@ -123,6 +134,9 @@ class Pooler:
         for admit in plan.admits:
             if admit.pooling is not None:
                 self._requests[admit.slot] = admit.pooling, len(admit.token_ids) // 4
+                self._second_texts.pop(admit.slot, None)
+                if self._has_pair_types and admit.pooling.is_pair:
+                    self._second_texts[admit.slot] = _second_text(admit.token_ids)
         rows, first_token = list[_Row](), 0
         for index, row in enumerate(plan.rows):
             params, num_prompt = self._requests.get(row.slot, (None, 0))
@@ -171,6 +185,20 @@ class Pooler:
         indices = [row.index for row in last]
         return PooledVectors(indices=indices, vectors=vectors.float(), sizes=sizes)
 
+    def token_types(self, rows: npt.NDArray[np.int64]) -> torch.Tensor | None:
+        """Token types [T] int64 of a step's tokens; None if all are 0.
+
+        Args:
+            rows: [R, 3 or more]: slot, first position and number of tokens of each row.
+        """
+        if not self._second_texts:
+            return None
+        types = [
+            np.arange(start, start + length) >= self._second_texts.get(slot, start + length)
+            for slot, start, length in rows[:, :3].tolist()
+        ]
+        return to_device(torch.from_numpy(np.concatenate(types).astype(np.int64)), self._device)
+
     def _add(self, row: _Row, hidden: torch.Tensor) -> None:
         """Adds a row's hidden states [length, hidden] to the state of its slot."""
         assert self._states is not None, "only the last token is pooled"
@@ -209,3 +237,10 @@ class Pooler:
         sums = squares.sum(dim=1, keepdim=True).double() * 2.0**-_SQUARE_BITS
         unscaled = ~to_device(torch.tensor(scaled), self._device).unsqueeze(1)
         return pooled / (largest * sums.sqrt()).masked_fill(unscaled, 1.0)
+
+
+def _second_text(prompt: bytes) -> int:
+    """Index of the first token of a pair's second text: both texts end with the separator token, so
+    it follows the first token that equals the prompt's last one."""
+    token_ids = np.frombuffer(prompt, dtype="<i4")
+    return int(np.flatnonzero(token_ids == token_ids[-1])[0]) + 1

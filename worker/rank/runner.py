@@ -313,8 +313,11 @@ class ModelRunner:
             state_rows=None if states is None else states.rows(batch, self._tables.max_model_len),
             with_lengths=self.model_config.is_bidirectional,
         )
+        context = inputs.context
+        if self._pooler is not None and self.model_config.is_bidirectional:
+            context = replace(context, token_types=self._pooler.token_types(batch.rows))
         with nullcontext() if self._adapters is None else self._adapters.of(batch):
-            hidden = self.model.forward(inputs.input_ids, inputs.positions, inputs.context)
+            hidden = self.model.forward(inputs.input_ids, inputs.positions, context)
         if self._drafts is not None:
             self._drafts.follow(batch)
         return hidden

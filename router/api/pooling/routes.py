@@ -129,7 +129,7 @@ class PoolingRoutes:
 
     async def score(self, request: Request) -> GenerationResponse:
         """POST /score: relevance of texts to others. Raises ApiError."""
-        read = await self._read(request, ScoreRequest, _no_params, _DOCUMENTS)
+        read = await self._read(request, ScoreRequest, _pair_params, _DOCUMENTS)
         body = read.body
         first = _texts(body.text_1, body.queries, "text_1")
         second = _texts(body.text_2, body.documents, "text_2")
@@ -143,7 +143,7 @@ class PoolingRoutes:
 
     async def rerank(self, request: Request) -> GenerationResponse:
         """POST /v1/rerank: documents by relevance to a query. Raises ApiError."""
-        read = await self._read(request, RerankRequest, _no_params, _DOCUMENTS)
+        read = await self._read(request, RerankRequest, _pair_params, _DOCUMENTS)
         body = read.body
 
         def work() -> tuple[list[str], Pairs]:
@@ -279,6 +279,10 @@ class PoolingRoutes:
 
 def _no_params(_: PooledRequest) -> PoolingParams:
     return PoolingParams()
+
+
+def _pair_params(_: PooledRequest) -> PoolingParams:
+    return PoolingParams(is_pair=True)
 
 
 def _check_task(info: PoolingInfo, task: str, route: str) -> None:

@@ -112,7 +112,9 @@ class BertModel(DecoderModel):
         return LayerNorm(config.hidden_size, config.rms_norm_eps, self.options, has_bias=True)
 
     def build_pooling_head(self) -> DenseHead:
-        """The head of RoBERTa and XLM-RoBERTa."""
+        """The classification head: a dense layer, which BERT calls `pooler`, and a linear one."""
+        if self.extra("has_pair_types"):
+            return DenseHead(self.config, self.options, "pooler.dense", "classifier")
         return DenseHead(self.config, self.options, "classifier.dense", "classifier.out_proj")
 
     def weight_slots(self) -> Iterator[WeightSlot]:
@@ -131,7 +133,8 @@ class BertModel(DecoderModel):
         """Token ids [T] and positions [T] int64 to hidden states [T, hidden], or to those [S,
         hidden] of the context's `logits_indices`."""
         places, types = self._tables.values()
-        hidden = self.embed(input_ids) + types[0]
+        added = types[0] if ctx.token_types is None else types.index_select(0, ctx.token_types)
+        hidden = self.embed(input_ids) + added
         hidden = hidden + places.index_select(0, positions + self._first_position)
         hidden, _ = self.run_layers(self.norm.forward(hidden), positions, ctx)
         return hidden

@@ -13,6 +13,9 @@ class EncoderConfig(FamilyConfig):
 
     base: ClassVar[str]
     """Prefix of tensors' names in checkpoints with a head."""
+    has_pair_types: ClassVar[bool] = False
+    """Whether the second text of a pair has another token type, and the classification head
+    includes the encoder's `pooler`."""
 
 
 class BertConfig(EncoderConfig):
@@ -28,6 +31,7 @@ class BertConfig(EncoderConfig):
         """
     )
     base = "bert."
+    has_pair_types = True
 
     max_position_embeddings: Count = 512
     type_vocab_size: Count = 2
@@ -56,6 +60,7 @@ class BertConfig(EncoderConfig):
             "num_positions": self.first_position + self.max_position_embeddings,
             "first_position": self.first_position,
             "type_vocab_size": self.type_vocab_size,
+            "has_pair_types": self.has_pair_types,
         }
 
 
@@ -65,6 +70,7 @@ class RobertaConfig(BertConfig):
     architecture = "RobertaModel"
     model_types = ("roberta",)
     base = "roberta."
+    has_pair_types = False
 
     pad_token_id: Index = 1
     type_vocab_size: Count = 1

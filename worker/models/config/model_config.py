@@ -345,7 +345,7 @@ def _read_family(
         return read_family(raw)
     if pooler.info.is_bidirectional:
         encoder = ENCODERS[raw["architectures"][0]].read(raw)
-        return encoder, pooler.encoder_tensors(encoder.base)
+        return encoder, pooler.encoder_tensors(encoder)
     family, _ = read_family(raw)
     return family, pooler.tensors(tied=family.tie_word_embeddings)
 

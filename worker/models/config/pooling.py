@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from worker.models.config.checkpoint import read_json
-from worker.models.config.encoders import ENCODERS
+from worker.models.config.encoders import ENCODERS, EncoderConfig
 from worker.models.config.multimodal import TensorNames
 from worker.models.config.schema import RawConfig, architectures, words
 from worker.protocol.analyzed import analyzed
@@ -104,12 +104,14 @@ class PoolerConfig:
         renamed = tuple((part, f"model.{part}") for part in _PARTS)
         return TensorNames(renamed=renamed, skipped=tuple(skipped))
 
-    def encoder_tensors(self, base: str) -> TensorNames:
-        """Names of an encoder's tensors, without the prefix `base` of those with a head."""
-        skipped = ["cls.", "lm_head.", "decoder.", "pooler.", "embeddings.position_ids"]
+    def encoder_tensors(self, encoder: EncoderConfig) -> TensorNames:
+        """Names of an encoder's tensors, without the prefix of those with a head."""
+        skipped = ["cls.", "lm_head.", "decoder.", "embeddings.position_ids"]
         if self.info.task == "embed":
             skipped += ["classifier.", "head."]
-        return TensorNames(renamed=((base, ""),), skipped=tuple(skipped))
+        if self.info.task == "embed" or not encoder.has_pair_types:
+            skipped.append("pooler.")
+        return TensorNames(renamed=((encoder.base, ""),), skipped=tuple(skipped))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,11 +204,6 @@ def _chosen(
         if task == "auto" and suffix == _CAUSAL and not has_modules:
             return None
         task = "classify" if suffix == _CLASSIFIER else "embed"
-    if task != "embed" and architecture == "BertModel":
-        raise ValueError(
-            f"--task {task} is not supported for architectures {names} in config.json, whose pairs "
-            "of texts have token types: use --task embed, or an XLM-RoBERTa checkpoint"
-        )
     return _Chosen(task, architecture, suffix)
 
 

@@ -101,6 +101,8 @@ class ForwardContext:
     if the step computes known tokens."""
     row_lengths: Sequence[int] = ()
     """Tokens of each row, which is a whole prompt, for bidirectional encoders; empty for others."""
+    token_types: torch.Tensor | None = None
+    """[T] int64: token types of encoders; None if all are 0."""
     per_layer: torch.Tensor | None = None
     """[T, layers, size], or [S, layers, size] in layers that only compute the tokens of
     `logits_indices`: per-layer embeddings; None in models without."""
