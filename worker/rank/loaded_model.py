@@ -9,11 +9,18 @@ import torch
 from kernels.attention import AttentionBackend, AttentionSettings, create_attention_backend
 from worker.config import EngineConfig
 from worker.models.architectures.decoder import DecoderModel
+from worker.models.architectures.eagle import EagleHead
+from worker.models.config.eagle_config import read_eagle
 from worker.models.config.model_config import ModelConfig, load_model_config
 from worker.models.layers.kv_cache import KVCacheLayout, layout_of
 from worker.models.layers.linear_method import LayerOptions
 from worker.models.layers.tensor_parallel import TensorParallelGroup
-from worker.models.loading.loader import build_model, fill_dummy_weights, load_weights
+from worker.models.loading.loader import (
+    build_model,
+    fill_dummy_weights,
+    load_head,
+    load_weights,
+)
 from worker.rank.adapters import RankAdapters
 from worker.rank.cpu import native_options, tune_cpu_process
 from worker.rank.dtype import resolve_cache_dtype, resolve_dtype
@@ -46,6 +53,8 @@ class LoadedModel:
     """Positions of the longest request, with those after it that are computed, too."""
     num_replayed: int
     """Maximum number of tokens that are replayed into a state."""
+    eagle: EagleHead | None
+    """EAGLE-3 head; None without one."""
 
 
 def load_model(
@@ -75,6 +84,11 @@ def load_model(
     dtype = resolve_dtype(config, model.dtype, group)
     cache_dtype = resolve_cache_dtype(config, model, device, dtype)
     built = build_model(model, _layer_options(config, group, dtype, cache_dtype), num_positions)
+    eagle: EagleHead | None = None
+    if config.head_checkpoint:
+        head = read_eagle(config.head_checkpoint, model, weights=not is_dummy)
+        eagle = EagleHead(head, built, num_positions)
+        built.tap_reader = eagle
     adapters: RankAdapters | None = None
     if config.lora is not None:
         uses_library = config.execution.cpu_backend != "torch"
@@ -98,6 +112,8 @@ def load_model(
         fill_dummy_weights(built, native)
     else:
         load_weights(built, model, show_progress=group.rank == 0, native=native)
+    if eagle is not None:
+        load_head(*(eagle, eagle.config, device), show_progress=group.rank == 0, is_dummy=is_dummy)
     return LoadedModel(
         config=config,
         model_config=model,
@@ -109,6 +125,7 @@ def load_model(
         adapters=adapters,
         num_positions=num_positions,
         num_replayed=most_replayed,
+        eagle=eagle,
     )
 
 

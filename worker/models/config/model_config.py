@@ -141,6 +141,30 @@ class ModelConfig:
         ValueError, which names the key, for a value that is malformed or not supported."""
         raw, pooler = read_pooler(raw, folder, pooling, FAMILIES)
         family, tensors = _read_family(raw, pooler)
+        return cls.of_family(family, raw, folder, tensors=tensors, pooler=pooler)
+
+    @classmethod
+    def of_family(
+        cls,
+        family: FamilyConfig,
+        raw: RawConfig,
+        folder: Path,
+        *,
+        tensors: TensorNames | None = None,
+        pooler: PoolerConfig | None = None,
+    ) -> ModelConfig:
+        """The configuration of a checkpoint whose config.json was read with its family's schema.
+
+        Args:
+            family: the filled schema.
+            raw: the content of config.json.
+            folder: the checkpoint's folder.
+            tensors: other names of tensors in the checkpoint; None if they are the family's.
+            pooler: how hidden states are pooled; None for a model that generates text.
+
+        Raises:
+            ValueError: a value is not supported; the message names the key.
+        """
         check_files(folder)
         rope, window_rope = _ropes(family)
         quantization = read_quantization(_keys(family), folder, mxfp4=family.mxfp4_experts)

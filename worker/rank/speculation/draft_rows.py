@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,9 @@ class DraftingRows:
     """Rows of the graph; None for an eager pass."""
     filters: tuple[str, ...]
     max_top_k: int
+    on_host: tuple[IntArray, IntArray] | None = None
+    """`starts` and `last` on the host, for attention backends that need exact lengths; None if only
+    the device has them."""
 
     def cells(self, positions: torch.Tensor, tables: DeviceTables) -> torch.Tensor:
         """Cells [F] of the flat token pool for drafts at these positions [F], the next ones; those
@@ -41,6 +45,9 @@ class DraftingRows:
     def advance(self, positions: torch.Tensor) -> None:
         """Advances the rows to these positions [F], or to their last drafts."""
         self.starts.copy_(torch.minimum(positions, self.last))
+        if self.on_host is not None:
+            starts, last = self.on_host
+            np.minimum(starts + 1, last, out=starts)
 
 
 def drafting_arrays(
@@ -55,8 +62,14 @@ def drafting_arrays(
     return {"slots": slots, "query_start": np.arange(size + 1, dtype=np.int64)} | columns
 
 
-def decode_batch(rows: DraftingRows, positions: torch.Tensor, tables: DeviceTables) -> Batch:
-    """Batch of a decode step that computes one position [F] of each row."""
+def decode_batch(
+    rows: DraftingRows,
+    positions: torch.Tensor,
+    tables: DeviceTables,
+    ends: Sequence[int] | None = None,
+) -> Batch:
+    """Batch of a decode step that computes one position [F] of each row; `ends`: the positions
+    after these, if the host has them."""
     count = len(positions)
     table = np.zeros((count, 4), dtype=np.int64)
     table[:, 2] = 1
@@ -64,7 +77,7 @@ def decode_batch(rows: DraftingRows, positions: torch.Tensor, tables: DeviceTabl
         rows=table,
         num_rows=count,
         num_decodes=count,
-        ends=[rows.num_pages * tables.page_size] * count,
+        ends=ends or [rows.num_pages * tables.page_size] * count,
         staged=rows.staged,
         starts=positions,
         sampling=None,

@@ -18,7 +18,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -26,8 +26,7 @@ import torch
 from kernels.attention import AttentionBackend
 from kernels.sample_tokens import GREEDY_BELOW
 from worker.models.architectures.decoder import DecoderModel
-from worker.models.architectures.mtp import MtpHead
-from worker.models.layers.context import KVCache
+from worker.models.layers.context import ForwardContext, KVCache
 from worker.models.layers.kv_cache import KVCacheGroup
 from worker.plan.plan import DraftRow
 from worker.rank.batch import Batch, count_decodes, gather_inputs
@@ -41,6 +40,27 @@ from worker.rank.speculation.draft_rows import DraftingRows, decode_batch, draft
 from worker.rank.tables import DeviceTables
 from worker.rank.transfer import IntArray, stage, to_device
 from worker.rank.verification import AcceptedTokens
+
+
+class DraftingHead(Protocol):
+    """A head that drafts: an MTP head, or one of EAGLE-3."""
+
+    hidden_size: int
+
+    def forward(
+        self,
+        embedded: torch.Tensor,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
+        logits_indices: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Outputs of the head, as of MtpHead."""
+        ...
+
+    def before_logits(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Outputs [R, hidden] to the LM head's input."""
+        ...
 
 
 class HeadProposer(Proposer):
@@ -62,7 +82,7 @@ class HeadProposer(Proposer):
     def __init__(
         self,
         model: DecoderModel,
-        head: MtpHead,
+        head: DraftingHead,
         tables: DeviceTables,
         kv_caches: Mapping[int, KVCache],
         groups: Sequence[KVCacheGroup],
@@ -130,9 +150,10 @@ class HeadProposer(Proposer):
         CPU, stops once no request's next guess is worth verifying."""
         table = np.array(requests, dtype=np.int64)
         slots, newest = np.ascontiguousarray(table[:, 0]), table[:, 1] - 1
+        last = newest + table[:, 2]
         counts, device = table[:, 2].tolist(), self._tables.device
-        places = to_device(torch.from_numpy(np.stack((newest, newest + table[:, 2]))), device)
-        rows = self._rows(slots, places[0], places[1], int((newest + table[:, 2]).max()) + 1)
+        places = to_device(torch.from_numpy(np.stack((newest, last))), device)
+        rows = self._rows(slots, places[0], places[1], int(last.max()) + 1, (newest, last))
         outputs: torch.Tensor | None = None
         found: list[Guesses] = [Guesses([], [], 0)] * len(requests)
         columns: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -238,7 +259,20 @@ class HeadProposer(Proposer):
     ) -> None:
         """Computes the head for a batch's rows, and keeps the outputs of the tokens `latest` [R] by
         slot [R]."""
-        self._outputs.index_copy_(0, slots, self._forward(batch, hidden, latest))
+        outputs = self._forward(batch, self._inputs(hidden), latest)
+        self._outputs.index_copy_(0, slots, outputs)
+
+    def _inputs(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Inputs of the head [T, size] in a step whose final hidden states are `hidden`."""
+        return hidden
+
+    def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Token ids [T] to embeddings [T, hidden]."""
+        return self._model.embed(token_ids)
+
+    def _logits(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Outputs of the head [R, hidden] to fp32 logits [R, vocab]."""
+        return self._model.compute_logits(self._head.before_logits(outputs))
 
     def _worthwhile(
         self,
@@ -270,10 +304,15 @@ class HeadProposer(Proposer):
         return shares.gather(1, tokens.unsqueeze(1)).squeeze(1)
 
     def _rows(
-        self, slots: IntArray, newest: torch.Tensor, last: torch.Tensor, end: int
+        self,
+        slots: IntArray,
+        newest: torch.Tensor,
+        last: torch.Tensor,
+        end: int,
+        on_host: tuple[IntArray, IntArray] | None = None,
     ) -> DraftingRows:
         """Rows of `slots` [F] that draft after positions `newest` [F] up to `last` [F], all before
-        position `end`."""
+        position `end`; `on_host` as in DraftingRows."""
         tables = self._tables
         sampling = tables.sampling
         return DraftingRows(
@@ -284,6 +323,7 @@ class HeadProposer(Proposer):
             size=None,
             filters=sampling.filters(slots),
             max_top_k=int(sampling.top_k[slots].max()),
+            on_host=on_host,
         )
 
     def _guess(
@@ -304,8 +344,9 @@ class HeadProposer(Proposer):
             outputs = self._outputs.index_select(0, rows.staged["slots"])
         else:
             # The latest draft is the next token of the position before it.
-            outputs = self._forward(decode_batch(rows, rows.starts - 1, tables), outputs)
-        logits = self._model.compute_logits(self._head.before_logits(outputs))
+            ends = None if rows.on_host is None else rows.on_host[0].tolist()
+            outputs = self._forward(decode_batch(rows, rows.starts - 1, tables, ends), outputs)
+        logits = self._logits(outputs)
         positions = rows.starts + 1
         parameters = staged_parameters(rows.staged, positions, rows.filters, rows.max_top_k)
         tokens = sample_logits(logits, parameters, native=tables.native_sampling)
@@ -324,7 +365,7 @@ class HeadProposer(Proposer):
         slots, lengths = batch.staged["slots"], batch.staged["query_start"].diff()
         slots = slots.repeat_interleave(lengths, output_size=len(inputs.positions))
         cells = slots * tables.token_stride + inputs.positions + 1
-        embedded = self._model.embed(tables.flat_tokens.index_select(0, cells))
+        embedded = self._embed(tables.flat_tokens.index_select(0, cells))
         return self._head.forward(
             embedded, hidden, inputs.positions, inputs.context, logits_indices
         )
