@@ -25,7 +25,7 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDType = Literal["auto", "bfloat16", "fp8", "fp8_e4m3"]
 Quantization = Literal["auto", "fp8"]
 LoadFormat = Literal["auto", "dummy"]
-SpeculativeMethod = Literal["none", "ngram", "draft", "mtp"]
+SpeculativeMethod = Literal["none", "ngram", "draft", "mtp", "eagle3"]
 
 _SPECULATIVE = {"within": "--speculative-config"}
 _DLLM = {"within": "--dllm-config"}
@@ -167,15 +167,17 @@ class SpeculativeConfig:
     """Speculative decoding method, which does not change the output. ngram (prompt lookup) proposes
     the tokens that followed earlier occurrences of the latest tokens in the request's own text;
     draft uses the model of --speculative-model; mtp uses the head for multi-token prediction that
-    checkpoints such as DeepSeek-V3 and GLM-4.5 hold."""
+    checkpoints such as DeepSeek-V3 and GLM-4.5 hold; eagle3 uses the EAGLE-3 head of
+    --speculative-model, and implies --cpu-backend torch on CPU."""
     model: str = field(
         default="",
         metadata={"option": "speculative_model", "key": ("--speculative-config", "model")},
     )
     """Draft model for --speculative-method draft: folder or Hub repository of a smaller checkpoint
-    with the same tokenizer as the model."""
+    with the same tokenizer as the model. For eagle3, of an EAGLE-3 head that was trained for the
+    model."""
     revision: str = field(default="", metadata=_SPECULATIVE | {"option": "speculative_revision"})
-    """Branch, tag or commit of the draft model; the main branch if empty."""
+    """Branch, tag or commit of --speculative-model; the main branch if empty."""
     num_speculative_tokens: int = field(default=8, metadata=_SPECULATIVE)
     """Maximum number of draft tokens per request and step; speculative_adaptive lowers it if fewer
     are faster."""
@@ -192,10 +194,10 @@ class SpeculativeConfig:
     """Maximum priority of requests to draft for; steps with more urgent requests are kept short."""
 
     def __post_init__(self) -> None:
-        if (self.method == "draft") != bool(self.model):
+        if (self.method in ("draft", "eagle3")) != bool(self.model):
             raise ValueError(
-                "--speculative-method draft and --speculative-model must be set together, got "
-                f"{self.method} and {self.model!r}"
+                "--speculative-method draft or eagle3 and --speculative-model must be set "
+                f"together, got {self.method} and {self.model!r}"
             )
         if self.revision and not self.model:
             raise ValueError(
@@ -214,6 +216,11 @@ class SpeculativeConfig:
     def enabled(self) -> bool:
         """Whether a method is configured."""
         return self.method != "none"
+
+    @property
+    def checkpoint(self) -> str:
+        """The draft model or head, as NAME or NAME@REVISION; empty without one."""
+        return at_revision(self.model, self.revision)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -484,6 +491,11 @@ class EngineConfig:
                 "--cpu-backend native does not support --kv-cache-dtype "
                 f"{self.cache.kv_cache_dtype}: use auto for one of them"
             )
+        if self.execution.cpu_backend == "native" and self.head_checkpoint:
+            raise ValueError(
+                "--cpu-backend native does not support --speculative-method eagle3: use auto, or "
+                "ngram, draft or mtp"
+            )
         if self.execution.cpu_backend == "native" and self.lora is not None:
             raise ValueError(
                 "--cpu-backend native does not support --enable-lora: use auto, or remove "
@@ -492,11 +504,13 @@ class EngineConfig:
 
     @property
     def cpu_steps(self) -> CPUBackend:
-        """Backend for steps on CPU: torch if an attention backend, an FP8 cache or LoRA is set."""
+        """Backend for steps on CPU: torch if an attention backend, an FP8 cache, LoRA or an EAGLE-3
+        head is set."""
         needs_torch = (
-            self.execution.attention_backend != "auto" or self.cache.is_fp8 or self.lora is not None
+            *(self.execution.attention_backend != "auto", self.cache.is_fp8),
+            *(self.lora is not None, bool(self.head_checkpoint)),
         )
-        return "torch" if needs_torch else self.execution.cpu_backend
+        return "torch" if any(needs_torch) else self.execution.cpu_backend
 
     @property
     def checkpoint(self) -> str:
@@ -512,7 +526,13 @@ class EngineConfig:
     def draft_checkpoint(self) -> str:
         """Draft model to load, as NAME or NAME@REVISION; empty without one."""
         draft = self.speculative
-        return "" if draft is None else at_revision(draft.model, draft.revision)
+        return draft.checkpoint if draft is not None and draft.method == "draft" else ""
+
+    @property
+    def head_checkpoint(self) -> str:
+        """EAGLE-3 head to load, as NAME or NAME@REVISION; empty without one."""
+        draft = self.speculative
+        return draft.checkpoint if draft is not None and draft.method == "eagle3" else ""
 
     @property
     def uses_mtp(self) -> bool:
@@ -555,7 +575,7 @@ def pinned(config: EngineConfig) -> EngineConfig:
     """
     speculative = config.speculative
     if speculative is not None and speculative.model:
-        speculative = replace(speculative, revision=commit_of(config.draft_checkpoint))
+        speculative = replace(speculative, revision=commit_of(speculative.checkpoint))
     return replace(config, revision=commit_of(config.checkpoint), speculative=speculative)
 
 

@@ -34,6 +34,7 @@ from worker.memory import freeze_gc, trim_regularly
 from worker.metrics.collector import WorkerView, worker_metrics
 from worker.metrics.node import NodeMetrics, NodeMetricsConfig
 from worker.metrics.rank import RankOwner, belong_to
+from worker.models.config.eagle_config import read_eagle
 from worker.models.config.model_config import load_model_config
 from worker.plan.rendezvous import Rendezvous, published
 from worker.protocol.exposition import render
@@ -383,11 +384,12 @@ async def _run_rank(
 def _fetch_checkpoints(config: EngineConfig) -> None:
     """Downloads checkpoints from the Hub, rejecting unsupported ones and LoRA adapters. Raises
     ValueError."""
-    load_model_config(
-        config.checkpoint, weights=config.load_format != "dummy", pooling=config.pooling
-    )
+    weights = config.load_format != "dummy"
+    model = load_model_config(config.checkpoint, weights=weights, pooling=config.pooling)
     if config.draft_checkpoint:
-        load_model_config(config.draft_checkpoint, weights=config.load_format != "dummy")
+        load_model_config(config.draft_checkpoint, weights=weights)
+    if config.head_checkpoint:
+        read_eagle(config.head_checkpoint, model, weights=weights)
     if config.lora is not None:
         static_adapters(config.lora.folders, config.lora.max_lora_rank)
 

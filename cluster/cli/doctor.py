@@ -278,6 +278,8 @@ def check_loading(engine: EngineConfig) -> Finding:
     if engine.draft_checkpoint:  # each rank has the whole draft model
         draft = load_model_config(engine.draft_checkpoint, weights=False)
         checked = max(checked, check_tensors(engine, draft, world_size=1), key=CHECKED.index)
+    if engine.head_checkpoint:
+        checked = max(checked, check_head(engine, config), key=CHECKED.index)
     if engine.load_format == "dummy":
         return Finding("ok", f"{summary}: configuration and tokenizer are supported")
     if checked == "headers":
@@ -349,6 +351,24 @@ def check_tensors(
         check_names(model, config, names)
         return "names"
     check_weights(model, config)
+    return "headers"
+
+
+def check_head(engine: EngineConfig, config: ModelConfig) -> str:
+    """Checks an EAGLE-3 head for a model, as `check_tensors` does the model."""
+    from worker.models.architectures.eagle import EagleHead
+    from worker.models.config.checkpoint import weight_files
+    from worker.models.config.eagle_config import read_eagle
+    from worker.models.loading.loader import build_without_weights, check_weights
+    from worker.protocol.retry import Unavailable
+
+    eagle = read_eagle(engine.head_checkpoint, config, weights=False)
+    head = EagleHead(eagle, build_without_weights(config, engine.tensor_parallel_size), 1)
+    try:
+        weight_files(eagle.head.folder)
+    except Unavailable:  # in the Hub's cache, without weights yet
+        return "configuration"
+    check_weights(head, eagle.head)
     return "headers"
 
 

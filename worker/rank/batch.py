@@ -259,11 +259,9 @@ class _StagedBatch:
         self._num_tokens = int(query_ends[-1])
         self._adapters = None
         if tables.adapters is not None:
-            self._adapters = adapter_rows(
-                *(tables.adapters[slots], lengths, tables.max_loras),
-                is_eager=size is None,
-                is_capture=graph.has_adapters,
-            )
+            rows = tables.adapters[slots], lengths, tables.max_loras
+            is_capture = graph.has_adapters
+            self._adapters = adapter_rows(*rows, is_eager=size is None, is_capture=is_capture)
         self._row_group = -1
         if not is_native:
             self._row_group = len(groups)

@@ -9,11 +9,18 @@ import torch
 from kernels.attention import AttentionBackend, AttentionSettings, create_attention_backend
 from worker.config import EngineConfig
 from worker.models.architectures.decoder import DecoderModel
+from worker.models.architectures.eagle import EagleHead
+from worker.models.config.eagle_config import read_eagle
 from worker.models.config.model_config import ModelConfig, load_model_config
 from worker.models.layers.kv_cache import KVCacheLayout, layout_of
 from worker.models.layers.linear_method import LayerOptions
 from worker.models.layers.tensor_parallel import TensorParallelGroup
-from worker.models.loading.loader import build_model, fill_dummy_weights, load_weights
+from worker.models.loading.loader import (
+    build_model,
+    fill_dummy_weights,
+    load_head,
+    load_weights,
+)
 from worker.rank.adapters import RankAdapters
 from worker.rank.cpu import native_options, tune_cpu_process
 from worker.rank.dtype import resolve_cache_dtype, resolve_dtype
@@ -46,6 +53,8 @@ class LoadedModel:
     """Positions of the longest request, with those after it that are computed, too."""
     num_replayed: int
     """Maximum number of tokens that are replayed into a state."""
+    eagle: EagleHead | None
+    """EAGLE-3 head; None without one."""
 
 
 def load_model(
@@ -61,10 +70,9 @@ def load_model(
     Raises:
         ValueError: the checkpoint cannot be served with this configuration.
     """
-    device, is_dummy = group.device, config.load_format == "dummy"
-    model = model or load_model_config(
-        config.checkpoint, weights=not is_dummy, pooling=config.pooling
-    )
+    device, has_weights = group.device, config.load_format != "dummy"
+    pooling = config.pooling
+    model = model or load_model_config(config.checkpoint, weights=has_weights, pooling=pooling)
     if config.uses_mtp:
         model = model.with_mtp()
     if device.type == "cpu":
@@ -75,10 +83,9 @@ def load_model(
     dtype = resolve_dtype(config, model.dtype, group)
     cache_dtype = resolve_cache_dtype(config, model, device, dtype)
     built = build_model(model, _layer_options(config, group, dtype, cache_dtype), num_positions)
-    adapters: RankAdapters | None = None
-    if config.lora is not None:
-        uses_library = config.execution.cpu_backend != "torch"
-        adapters = RankAdapters(built, config.lora, is_native=uses_library)
+    eagle = _add_eagle(config, built, num_positions) if config.head_checkpoint else None
+    is_native = config.execution.cpu_backend != "torch"
+    adapters = config.lora and RankAdapters(built, config.lora, is_native=is_native)
     # Limits, and whether all options are supported.
     layout = layout_of(built.caching_layers)
     config = config.with_page_size(model.block_size)
@@ -94,10 +101,13 @@ def load_model(
     )
     # Weights.
     native = native_options(config, device, group.world_size)
-    if is_dummy:
-        fill_dummy_weights(built, native)
+    is_first = group.rank == 0
+    if has_weights:
+        load_weights(built, model, show_progress=is_first, native=native)
     else:
-        load_weights(built, model, show_progress=group.rank == 0, native=native)
+        fill_dummy_weights(built, native)
+    if eagle is not None:
+        load_head(*(eagle, eagle.config, device), show_progress=is_first, is_dummy=not has_weights)
     return LoadedModel(
         config=config,
         model_config=model,
@@ -109,7 +119,17 @@ def load_model(
         adapters=adapters,
         num_positions=num_positions,
         num_replayed=most_replayed,
+        eagle=eagle,
     )
+
+
+def _add_eagle(config: EngineConfig, model: DecoderModel, num_positions: int) -> EagleHead:
+    """The model's EAGLE-3 head, without weights, to which the model passes its taps."""
+    has_weights = config.load_format != "dummy"
+    head = read_eagle(config.head_checkpoint, model.config, weights=has_weights)
+    eagle = EagleHead(head, model, num_positions)
+    model.tap_reader = eagle
+    return eagle
 
 
 def _layer_options(

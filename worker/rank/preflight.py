@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from worker.config import EngineConfig
+from worker.models.config.eagle_config import read_eagle
 from worker.models.config.model_config import ModelConfig, load_model_config
 from worker.models.config.quantization import ScaledConfig
 from worker.models.layers.sharing import check_sharing
@@ -42,6 +43,8 @@ def check_engine(config: EngineConfig) -> ModelConfig:
     check_windows(config, model.windows_within(max_model_len))
     check_states(config, model)
     check_draft_model(config, model, max_model_len=max_model_len)
+    if config.head_checkpoint:
+        read_eagle(config.head_checkpoint, model, weights=False)
     return model.with_mtp() if config.uses_mtp else model
 
 

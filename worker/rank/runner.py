@@ -76,7 +76,7 @@ class ModelRunner:
         self.max_model_len = self.model_config.resolve_max_model_len(config.max_model_len)
         self._num_positions, self._num_replayed = loaded.num_positions, loaded.num_replayed
         self._layout, self._attention = loaded.layout, loaded.attention
-        self._adapters = loaded.adapters
+        self._adapters, self._eagle = loaded.adapters, loaded.eagle
         self._page_groups = page_groups(config, self._layout)
         self._draft_model: DeviceDraftModel | None = None
         if config.draft_checkpoint and self.device.type == "cuda":
@@ -484,9 +484,10 @@ class ModelRunner:
         if self.model_config.pooling is not None:
             num_slots = config.scheduling.max_num_seqs
             self._pooler = Pooler.of(self.model, self.model_config.pooling, num_slots)
-        if self.model.mtp is not None:
+        head = self.model.mtp or self._eagle
+        if head is not None:
             self._heads = create_heads(
-                *(config, self.model, self.model.mtp, self._tables),
+                *(config, self.model, head, self._tables),
                 *(self._kv_caches, self._layout.groups, self._attention),
             )
         self._builder = BatchBuilder(self._tables, is_native=self.model.native is not None)

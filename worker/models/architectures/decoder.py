@@ -91,6 +91,24 @@ class DecoderLayer(Module, Protocol):
         ...
 
 
+class TapReader(Protocol):
+    """A head that reads hidden states between layers of the model (`eagle.EagleHead`)."""
+
+    @property
+    def taps(self) -> Sequence[int]:
+        """Layers before which hidden states are read."""
+        ...
+
+    @property
+    def layer(self) -> CachingLayer:
+        """The head's decoder layer, which is cached like the model's."""
+        ...
+
+    def read(self, states: Sequence[torch.Tensor]) -> None:
+        """Receives the hidden states of a step, [T, hidden] for each of `taps`."""
+        ...
+
+
 class DecoderModel(ABC):
     """A decoder-only language model on one rank; its weights are unset until they are loaded.
 
@@ -160,6 +178,8 @@ class DecoderModel(ABC):
             assert config.mtp is not None, "with_mtp checks it"
             layer = self.build_head_layer()
             self.mtp = MtpHead(config.mtp, layer, self.build_norm, config, options)
+        self.tap_reader: TapReader | None = None
+        """EAGLE-3 head, which is loaded from a checkpoint of its own; None without one."""
 
     @abstractmethod
     def build_layer(self, index: int) -> DecoderLayer:
@@ -220,8 +240,9 @@ class DecoderModel(ABC):
 
     @property
     def caching_layers(self) -> Sequence[CachingLayer]:
-        """The layers by index, including the one of the MTP head."""
-        return self.layers if self.mtp is None else [*self.layers, self.mtp.layer]
+        """The layers by index, including the one of a head."""
+        head = self.mtp or self.tap_reader
+        return self.layers if head is None else [*self.layers, head.layer]
 
     def _check_head(self) -> None:
         """Raises ValueError if logits are more than products with rows of the LM head."""
@@ -280,9 +301,14 @@ class DecoderModel(ABC):
         """Runs all layers on the first layer's input [T, hidden]; output and residual as in
         DecoderLayer, of the context's `logits_indices` or of all tokens."""
         residual: torch.Tensor | None = None
-        for layer in self.layers:
+        reader, taps = self.tap_reader, dict[int, torch.Tensor]()
+        for index, layer in enumerate(self.layers):
+            if reader is not None and index in reader.taps:
+                taps[index] = hidden if residual is None else hidden + residual
             logits_indices = ctx.logits_indices if layer is self.layers[-1] else None
             hidden, residual = layer.forward(hidden, residual, positions, ctx, logits_indices)
+        if reader is not None:
+            reader.read([taps[index] for index in reader.taps])
         return hidden, residual
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -141,6 +141,20 @@ class ModelConfig:
         ValueError, which names the key, for a value that is malformed or not supported."""
         raw, pooler = read_pooler(raw, folder, pooling, FAMILIES)
         family, tensors = _read_family(raw, pooler)
+        return cls.of_family(family, raw, folder, tensors=tensors, pooler=pooler)
+
+    @classmethod
+    def of_family(
+        cls,
+        family: FamilyConfig,
+        raw: RawConfig,
+        folder: Path,
+        *,
+        tensors: TensorNames | None = None,
+        pooler: PoolerConfig | None = None,
+    ) -> ModelConfig:
+        """The configuration of a checkpoint in `folder` whose config.json `raw` was read with its
+        family's schema; raises ValueError, which names the key, for an unsupported value."""
         check_files(folder)
         rope, window_rope = _ropes(family)
         quantization = read_quantization(_keys(family), folder, mxfp4=family.mxfp4_experts)

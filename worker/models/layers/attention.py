@@ -114,6 +114,7 @@ class Attention:
         window: sliding window: number of positions that a query attends to, including its own; 0
             for full attention.
         traits: differences from Llama's attention.
+        input_size: size of the input; 0 for the hidden size.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class Attention:
         cos_sin: torch.Tensor,
         window: int = 0,
         traits: AttentionTraits,
+        input_size: int = 0,
     ) -> None:
         head_dim, value_dim = config.head_dim, config.value_dim or config.head_dim
         num_heads, num_kv_heads = local_heads(config, options.group.world_size)
@@ -166,7 +168,7 @@ class Attention:
             values=(f"{traits.names.v}.v_scale", "v_scale", "kv_scale"),
         )
         self.qkv = ColumnParallelLinear(
-            config.hidden_size,
+            input_size or config.hidden_size,
             _qkv_parts(config, options, traits, self._query_parts),
             bias=config.qkv_bias,
             options=options,

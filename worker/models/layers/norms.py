@@ -28,7 +28,9 @@ class HiddenNorm(ABC):
         self.weight = weight
         self.eps = eps
         """Added to the mean square, or to the variance."""
-        self._offset, self._block_scale = offset, block_scale
+        self.block_scale = block_scale
+        """Factor of a block's output in the residual sum."""
+        self._offset = offset
 
     def weight_slots(self, name: str) -> Iterator[WeightSlot]:
         """The slot of `name`.weight, replicated on every rank."""
@@ -82,7 +84,7 @@ class HiddenNorm(ABC):
             *(x, residual, self.norm(), self.eps),
             by_block=inputs.by_block,
             x_weight=_weight_of(after_block),
-            x_scale=1.0 if residual is None else self._block_scale,
+            x_scale=1.0 if residual is None else self.block_scale,
         )
 
     def _add(
@@ -92,7 +94,7 @@ class HiddenNorm(ABC):
         norms: tuple[Norm, ...],
         after_block: HiddenNorm | None = None,
     ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-        weight, scale = _weight_of(after_block), self._block_scale
+        weight, scale = _weight_of(after_block), self.block_scale
         return fused_add_norm(x, residual, norms, self.eps, x_weight=weight, x_scale=scale)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from rich.progress import DownloadColumn, TransferSpeedColumn
@@ -53,6 +53,18 @@ class _Contents:
     """File with an LM head that must equal the embedding, since the two are tied; else None."""
     tied_name: str
     """Name of the LM head's weight in that file."""
+
+
+class Loadable(Protocol):
+    """A model, or a head with a checkpoint of its own."""
+
+    def weight_slots(self) -> Iterator[WeightSlot]:
+        """Slots of all tensors that the checkpoint must hold."""
+        ...
+
+    def process_after_loading(self) -> None:
+        """Converts the loaded weights to the form in which they are used."""
+        ...
 
 
 def build_model(config: ModelConfig, options: LayerOptions, max_model_len: int) -> DecoderModel:
@@ -101,7 +113,7 @@ def build_without_weights(
     return build_model(config, options, max_model_len=config.block_size)
 
 
-def check_weights(model: DecoderModel, config: ModelConfig) -> None:
+def check_weights(model: Loadable, config: ModelConfig) -> None:
     """Checks a checkpoint as a rank does on loading, but only reads headers of weight files.
 
     Raises:
@@ -151,11 +163,51 @@ def load_weights(
     release_freed_memory()
 
 
+def load_head(
+    head: Loadable,
+    config: ModelConfig,
+    device: torch.device,
+    *,
+    show_progress: bool,
+    is_dummy: bool = False,
+) -> None:
+    """Reads all slots of a head from its own checkpoint, then packs the weights.
+
+    Args:
+        head: the head to load.
+        config: the configuration of its checkpoint.
+        device: device of its weights.
+        show_progress: whether to show a progress bar.
+        is_dummy: whether to fill in dummy weights instead.
+
+    Raises:
+        ValueError: as `load_weights`.
+    """
+    with torch.inference_mode():
+        if is_dummy:
+            _fill_dummy(head.weight_slots(), device)
+        else:
+            slots = _slots_by_name(head)
+            _read_slots(slots, _check_headers(slots, config), show_progress)
+            del slots  # they reference memory that packing frees
+        head.process_after_loading()
+    release_freed_memory()
+
+
 def _read(model: DecoderModel, config: ModelConfig, show_progress: bool) -> None:
     """Fills all slots of a model. No slot may outlive this call: slots reference memory that
     packing frees."""
     slots = _slots_by_name(model)
     contents = _check_headers(slots, config)
+    _read_slots(slots, contents, show_progress)
+    if contents.tied_file is not None:
+        embedding = slots[f"{model.embedding_name}.weight"][0]
+        _check_tied(contents.tied_file, contents.tied_name, embedding)
+
+
+def _read_slots(
+    slots: Mapping[str, Sequence[WeightSlot]], contents: _Contents, show_progress: bool
+) -> None:
     start = time.perf_counter()
     blocks = list(_blocks(contents, slots))
     num_bytes = sum(block.num_bytes for block in blocks)
@@ -164,12 +216,9 @@ def _read(model: DecoderModel, config: ModelConfig, show_progress: bool) -> None
     seconds = time.perf_counter() - start
     amount = f"{num_bytes / 1e6:.1f} MB of weights in {seconds:.1f} s"
     logger.info("loaded %s, %.2f GB/s", amount, num_bytes / 1e9 / seconds)
-    if contents.tied_file is not None:
-        embedding = slots[f"{model.embedding_name}.weight"][0]
-        _check_tied(contents.tied_file, contents.tied_name, embedding)
 
 
-def _slots_by_name(model: DecoderModel) -> dict[str, list[WeightSlot]]:
+def _slots_by_name(model: Loadable) -> dict[str, list[WeightSlot]]:
     slots: dict[str, list[WeightSlot]] = {}
     for slot in model.weight_slots():
         slots.setdefault(slot.name, []).append(slot)
@@ -179,16 +228,20 @@ def _slots_by_name(model: DecoderModel) -> dict[str, list[WeightSlot]]:
 def fill_dummy_weights(model: DecoderModel, native: NativeOptions | None = None) -> None:
     """Fills all slots with dummy (random) weights on their device, for benchmarks, then packs the
     weights as `load_weights` does."""
-    generator = torch.Generator(device=model.options.device).manual_seed(_SEED)
     with torch.inference_mode():
-        for slot in model.weight_slots():
-            if slot.fill_dummy is not None:
-                slot.fill_dummy(slot.destination)
-            elif len(slot.full_shape) > 1:
-                _fill_random(slot.destination, generator)
-            else:  # norms and biases
-                slot.destination.fill_(0.0 if slot.name.endswith("bias") else 1.0)
+        _fill_dummy(model.weight_slots(), model.options.device)
         pack_weights(model, native)
+
+
+def _fill_dummy(slots: Iterable[WeightSlot], device: torch.device) -> None:
+    generator = torch.Generator(device=device).manual_seed(_SEED)
+    for slot in slots:
+        if slot.fill_dummy is not None:
+            slot.fill_dummy(slot.destination)
+        elif len(slot.full_shape) > 1:
+            _fill_random(slot.destination, generator)
+        else:  # norms and biases
+            slot.destination.fill_(0.0 if slot.name.endswith("bias") else 1.0)
 
 
 def _fill_random(destination: torch.Tensor, generator: torch.Generator) -> None:

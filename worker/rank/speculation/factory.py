@@ -8,12 +8,14 @@ from kernels import registry
 from kernels.attention import AttentionBackend
 from worker.config import EngineConfig
 from worker.models.architectures.decoder import DecoderModel
+from worker.models.architectures.eagle import EagleHead
 from worker.models.architectures.mtp import MtpHead
 from worker.models.layers.context import KVCache
 from worker.models.layers.kv_cache import KVCacheGroup
 from worker.rank.speculation.device_model import DeviceModelProposer
 from worker.rank.speculation.draft_model import DraftModelProposer, load_draft_model
 from worker.rank.speculation.drafter import Drafter
+from worker.rank.speculation.eagle_heads import EagleProposer
 from worker.rank.speculation.heads import HeadProposer
 from worker.rank.speculation.native_heads import NativeHeadProposer
 from worker.rank.speculation.ngram import NgramProposer
@@ -54,23 +56,28 @@ def create_drafter(
 def create_heads(
     config: EngineConfig,
     model: DecoderModel,
-    head: MtpHead,
+    head: MtpHead | EagleHead,
     tables: DeviceTables,
     kv_caches: Mapping[int, KVCache],
     groups: Sequence[KVCacheGroup],
     backend: AttentionBackend,
 ) -> HeadProposer | NativeHeadProposer:
-    """The proposer that drafts with a model's own head.
+    """The proposer that drafts with a head.
 
     Args:
         config: the engine's configuration.
         model: the model.
-        head: its head, in torch or in the compiled library.
+        head: its MTP head, in torch or in the compiled library, or an EAGLE-3 head.
         tables: the rank's tables.
         kv_caches: KV caches by layer, the head's included.
         groups: groups of layers by KV cache.
         backend: attention backend of the model.
     """
+    if isinstance(head, EagleHead):
+        return EagleProposer(
+            *(model, head, tables, kv_caches, groups, backend),
+            most_tokens=config.scheduling.max_num_batched_tokens,
+        )
     if head.native is None:
         return HeadProposer(model, head, tables, kv_caches, groups, backend)
     assert config.speculative is not None, "a head is loaded to draft"

@@ -18,7 +18,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -26,8 +26,7 @@ import torch
 from kernels.attention import AttentionBackend
 from kernels.sample_tokens import GREEDY_BELOW
 from worker.models.architectures.decoder import DecoderModel
-from worker.models.architectures.mtp import MtpHead
-from worker.models.layers.context import KVCache
+from worker.models.layers.context import ForwardContext, KVCache
 from worker.models.layers.kv_cache import KVCacheGroup
 from worker.plan.plan import DraftRow
 from worker.rank.batch import Batch, count_decodes, gather_inputs
@@ -41,6 +40,29 @@ from worker.rank.speculation.draft_rows import DraftingRows, decode_batch, draft
 from worker.rank.tables import DeviceTables
 from worker.rank.transfer import IntArray, stage, to_device
 from worker.rank.verification import AcceptedTokens
+
+
+class DraftingHead(Protocol):
+    """A head that drafts: an MTP head, or one of EAGLE-3."""
+
+    hidden_size: int
+
+    def forward(
+        self,
+        embedded: torch.Tensor,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
+        logits_indices: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Outputs of the head, as of MtpHead."""
+        ...
+
+    def compute_logits(
+        self, outputs: torch.Tensor, shared: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """Outputs [R, hidden] to fp32 logits [R, vocab_size], as of MtpHead."""
+        ...
 
 
 class HeadProposer(Proposer):
@@ -62,7 +84,7 @@ class HeadProposer(Proposer):
     def __init__(
         self,
         model: DecoderModel,
-        head: MtpHead,
+        head: DraftingHead,
         tables: DeviceTables,
         kv_caches: Mapping[int, KVCache],
         groups: Sequence[KVCacheGroup],
@@ -239,7 +261,20 @@ class HeadProposer(Proposer):
     ) -> None:
         """Computes the head for a batch's rows, and keeps the outputs of the tokens `latest` [R] by
         slot [R]."""
-        self._outputs.index_copy_(0, slots, self._forward(batch, hidden, latest))
+        outputs = self._forward(batch, self._inputs(hidden), latest)
+        self._outputs.index_copy_(0, slots, outputs)
+
+    def _inputs(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Inputs of the head [T, size] in a step whose final hidden states are `hidden`."""
+        return hidden
+
+    def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Token ids [T] to embeddings [T, hidden]."""
+        return self._model.embed(token_ids)
+
+    def _logits(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Outputs of the head [R, hidden] to fp32 logits [R, vocab]."""
+        return self._head.compute_logits(outputs, self._model.compute_logits)
 
     def _worthwhile(
         self,
@@ -271,7 +306,11 @@ class HeadProposer(Proposer):
         return shares.gather(1, tokens.unsqueeze(1)).squeeze(1)
 
     def _rows(
-        self, slots: IntArray, newest: torch.Tensor, last: torch.Tensor, end: int
+        self,
+        slots: IntArray,
+        newest: torch.Tensor,
+        last: torch.Tensor,
+        end: int,
     ) -> DraftingRows:
         """Rows of `slots` [F] that draft after positions `newest` [F] up to `last` [F], all before
         position `end`."""
@@ -310,7 +349,7 @@ class HeadProposer(Proposer):
         else:
             # The latest draft is the next token of the position before it.
             outputs = self._forward(decode_batch(rows, rows.starts - 1, tables, ends), outputs)
-        logits = self._head.compute_logits(outputs, self._model.compute_logits)
+        logits = self._logits(outputs)
         positions = rows.starts + 1
         parameters = staged_parameters(rows.staged, positions, rows.filters, rows.max_top_k)
         tokens = sample_logits(logits, parameters, native=tables.native_sampling)
@@ -329,7 +368,7 @@ class HeadProposer(Proposer):
         slots, lengths = batch.staged["slots"], batch.staged["query_start"].diff()
         slots = slots.repeat_interleave(lengths, output_size=len(inputs.positions))
         cells = slots * tables.token_stride + inputs.positions + 1
-        embedded = self._model.embed(tables.flat_tokens.index_select(0, cells))
+        embedded = self._embed(tables.flat_tokens.index_select(0, cells))
         return self._head.forward(
             embedded, hidden, inputs.positions, inputs.context, logits_indices
         )

@@ -1,0 +1,250 @@
+"""Drafts of EAGLE-3 heads: they are those of the formulae, tokens equal plain decoding, and
+acceptance depends on nothing but the text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.checkpoints.eagle import (
+    SPECULATORS,
+    TAPS,
+    ReferenceHead,
+    write_head,
+    write_model,
+    write_predicting,
+)
+from tests.support.effort import IS_LONG
+from tests.support.engines.device_lengths import ByDeviceLengths
+from tests.support.engines.engine_driver import Engine, Outcome
+from worker.config import EngineConfig
+from worker.models.config.eagle_config import read_eagle
+from worker.models.config.model_config import load_model_config
+from worker.protocol.sampling import SamplingParams
+from worker.rank.speculation import factory
+from worker.rank.speculation.base import DraftRequest, Guesses
+from worker.rank.speculation.eagle_heads import EagleProposer
+
+SIZES: dict[str, Any] = {"max_model_len": 256, "batch_invariant": True, "cpu_backend": "torch"}
+NUM_PROMPTS = 24 if IS_LONG else 6
+UNCHANGED = 0.04
+"""Difference of acceptance that counts as none: a few of the drafts."""
+
+
+def eagle(head: Path, num_drafts: int = 3) -> dict[str, Any]:
+    """Options that draft with a head."""
+    return {
+        "speculative_method": "eagle3",
+        "speculative_model": str(head),
+        "speculative_adaptive": False,
+        "num_speculative_tokens": num_drafts,
+    }
+
+
+class EagleEngine(Engine):
+    """An engine that reports its acceptance."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        options = {"kv_cache_tokens": 4096, **options}
+        super().__init__(str(folder), **SIZES, **options)
+
+    def acceptance(self, before: tuple[int, int] = (0, 0)) -> float:
+        """Share of accepted drafts since the counts `before`."""
+        drafted, accepted = (now - old for now, old in zip(self.counts, before, strict=True))
+        assert drafted > 40, "too few drafts"
+        return accepted / drafted
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        gate = self.core.scheduler.steps.speculation
+        assert gate is not None
+        return gate.totals.num_draft_tokens, gate.totals.num_accepted_tokens
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model and a head that predicts nearly as well."""
+    torch.set_num_threads(1)
+    return write_predicting(tmp_path_factory.mktemp("eagle"))
+
+
+def prompts(count: int = NUM_PROMPTS) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(5)
+    lengths = [20 + 11 * (i % 5) for i in range(count)]
+    return [torch.randint(8, 97, (n,), generator=generator).tolist() for n in lengths]
+
+
+def settings(count: int = NUM_PROMPTS) -> list[SamplingParams]:
+    return [
+        SamplingParams(
+            temperature=(0.0, 0.0, 0.8)[i % 3], seed=i, max_tokens=30 + i % 4, ignore_eos=True
+        )
+        for i in range(count)
+    ]
+
+
+def plain(folder: Path, **options: Any) -> list[Outcome]:
+    with EagleEngine(folder, **options) as engine:
+        return engine.outcomes(prompts(), settings())
+
+
+FLAGS: list[tuple[str, dict[str, Any]]] = [
+    ("plain", {}),
+    ("plain", {"norm_before_residual": True, "fc_norm": True}),
+    ("plain", {"norm_before_fc": True, "norm_output": True}),
+    ("plain", {"eagle_aux_hidden_state_layer_ids": [0, 2], "draft_vocab_size": None}),
+    ("qwen3-moe", {"draft_vocab_size": 97}),
+    ("gpt-oss", {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        pytest.param(*case, marks=() if number in (1, 3, 4) else pytest.mark.long)
+        for number, case in enumerate(FLAGS)
+    ],
+    ids=str,
+)
+def test_drafts_are_those_of_the_formulae(
+    tmp_path: Path, name: str, keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.set_num_threads(1)
+    model = write_model(name, tmp_path)
+    tensors = write_head(tmp_path / "head", keys, prefix="layers.0." if keys else "midlayer.")
+    taps = keys.get("eagle_aux_hidden_state_layer_ids", TAPS)
+    reference = ReferenceHead(tensors, {**keys, "taps": taps}, model)
+    found: list[tuple[int, list[int]]] = []
+    propose = EagleProposer.propose
+
+    def noting(
+        self: EagleProposer, requests: Sequence[DraftRequest], threshold: float
+    ) -> list[Guesses]:
+        guesses = propose(self, requests, threshold)
+        found.append((requests[0].num_tokens, guesses[0].token_ids))
+        return guesses
+
+    monkeypatch.setattr(EagleProposer, "propose", noting)
+    prompt = prompts(2)[1]
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    with EagleEngine(tmp_path) as engine:
+        [expected] = engine.generate([prompt], params)
+    options = {**eagle(tmp_path / "head", 2), "max_num_batched_tokens": 16, "max_num_seqs": 8}
+    with EagleEngine(tmp_path, **options) as engine:
+        assert engine.generate([prompt], params) == [expected]
+    assert len(found) > 5
+    for num_tokens, drafts in found:
+        known = (prompt + expected)[:num_tokens]
+        assert drafts == reference.drafts(known, len(drafts)), num_tokens
+
+
+def test_chunks_and_scarce_pages_change_neither_tokens_nor_acceptance(
+    folders: tuple[Path, Path],
+) -> None:
+    model, head = folders
+    expected = plain(model)
+    with EagleEngine(model, **eagle(head, 1)) as engine:
+        assert engine.outcomes(prompts(), settings()) == expected
+        undisturbed = engine.acceptance()
+    assert undisturbed > 0.5, "the head does not predict what the model does"
+    chunks = {"max_num_batched_tokens": 24, "max_num_seqs": 16}
+    with EagleEngine(model, **eagle(head, 1), **chunks) as engine:
+        assert engine.outcomes(prompts(), settings()) == expected
+        assert engine.acceptance() == pytest.approx(undisturbed, abs=UNCHANGED)
+    with EagleEngine(model, **eagle(head), kv_cache_tokens=192) as engine:
+        assert engine.outcomes(prompts(), settings()) == expected
+        assert engine.num_preemptions > 0, "pages were not scarce"
+
+
+def test_prefix_hits_and_resumed_requests_keep_the_acceptance(
+    folders: tuple[Path, Path],
+) -> None:
+    model, head = folders
+    texts = [text * 3 for text in prompts()]
+    with EagleEngine(model, **eagle(head, 1)) as engine:
+        first = engine.outcomes(texts, settings())
+        undisturbed, before = engine.acceptance(), engine.counts
+        assert engine.outcomes(texts, settings()) == first
+        assert engine.acceptance(before) == pytest.approx(undisturbed, abs=UNCHANGED)
+    # Another worker, from half of the output on.
+    with EagleEngine(model, **eagle(head, 1)) as engine:
+        halves = [text + one.token_ids[:15] for text, one in zip(texts, first, strict=True)]
+        outputs = [
+            engine.submit(half, one, num_resumed=15)
+            for half, one in zip(halves, settings(), strict=True)
+        ]
+        engine.drain(dict(outputs))
+        for (_, outcome), whole in zip(outputs, first, strict=True):
+            assert outcome.token_ids == whole.token_ids[15:]
+        assert engine.acceptance() > undisturbed - 0.1
+
+
+def test_ranks_draft_alike(folders: tuple[Path, Path]) -> None:
+    model, head = folders
+    with EagleEngine(model, **eagle(head), tensor_parallel_size=2) as engine:
+        outcomes, acceptance = engine.outcomes(prompts(), settings()), engine.acceptance()
+    assert outcomes == plain(model, tensor_parallel_size=2)
+    assert acceptance > 0.2, "three drafts, most of them after a wrong one"
+
+
+def test_rows_that_the_device_places(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, head = folders
+    expected = plain(model)
+    monkeypatch.setattr(factory, "drafts_on_device", lambda *_: True)
+    with EagleEngine(model, **eagle(head)) as engine:
+        backend, heads = ByDeviceLengths(), engine.runner._heads
+        assert isinstance(heads, EagleProposer)
+        engine.runner._attention = heads._backend = backend
+        assert engine.outcomes(prompts(), settings()) == expected
+        assert engine.acceptance() > 0.2, "three drafts, most of them after a wrong one"
+
+
+def test_heads_in_the_format_of_speculators(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    write_head(tmp_path, SPECULATORS | {"draft_vocab_size": 90, "norm_before_residual": True})
+    found = read_eagle(str(tmp_path), load_model_config(str(folders[0])))
+    assert (found.taps, found.draft_vocab_size, found.is_reduced) == (TAPS, 90, True)
+    assert found.norm_before_residual
+    assert found.has_lm_head
+    assert not found.has_embedding
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"architectures": ["LlamaForCausalLM"]}, "not supported as EAGLE-3 head"),
+        ({"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, "not supported as EAGLE-3 head"),
+        ({"target_hidden_size": 128}, "target_hidden_size = 128, but the model's is 64"),
+        ({"vocab_size": 99}, "vocab_size = 99, but the model's is 97"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 3]}, "from 0 to 2"),
+        ({"num_hidden_layers": 2}, "num_hidden_layers = 2 .* must be 1"),
+        ({"num_key_value_heads": 4}, "4 KV heads of 16 dimensions"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state"),
+        ({"parallel_drafting": True}, "parallel_drafting"),
+    ],
+)
+def test_other_heads_are_rejected(
+    folders: tuple[Path, Path], tmp_path: Path, keys: Mapping[str, Any], message: str
+) -> None:
+    config = json.loads((folders[1] / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **keys}))
+    with pytest.raises(ValueError, match=rf"--speculative-model .*{message}"):
+        read_eagle(str(tmp_path), load_model_config(str(folders[0])), weights=False)
+
+
+def test_models_without_taps_and_other_options_are_rejected(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="eagle3 and --speculative-model must be set together"):
+        EngineConfig.of(model="m", speculative_method="eagle3")
+    with pytest.raises(ValueError, match="native does not support --speculative-method eagle3"):
+        EngineConfig.of(model="m", **eagle(folders[1]), cpu_backend="native")
+    write_model("granite", tmp_path)
+    with pytest.raises(ValueError, match="eagle3 is not supported for GraniteForCausalLM"):
+        EagleEngine(tmp_path, **eagle(folders[1]))

@@ -1,0 +1,202 @@
+"""Configuration of EAGLE-3 heads, from the config.json of their own checkpoint. Imports no torch.
+
+EAGLE-3: arXiv 2503.01840. Keys and defaults are those of vLLM, SpecForge and speculators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Self
+
+import msgspec
+
+from worker.models.config.checkpoint import find_shape, read_json, resolve_checkpoint
+from worker.models.config.family import Layers
+from worker.models.config.model_config import ModelConfig
+from worker.models.config.multimodal import TensorNames
+from worker.models.config.schema import Count, RawConfig, architectures, only, short, words
+from worker.models.config.vendors.meta import LlamaConfig
+
+_LLAMA_HEADS = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
+_SPECULATORS = ("Eagle3Speculator", "Eagle3DraftModel")
+"""Values of `architectures` that speculators writes; the layer's keys are in an object of their
+own."""
+_FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+_TENSORS = TensorNames(
+    renamed=(
+        ("model.midlayer.", "layers.0."),
+        ("midlayer.", "layers.0."),
+        ("model.", ""),
+    ),
+    skipped=("t2d",),  # the inverse of d2t, as a mask
+)
+
+
+class EagleSchema(LlamaConfig):
+    """config.json of an EAGLE-3 head with a Llama layer."""
+
+    harmless = LlamaConfig.harmless | words(
+        """
+        draft_model_type embed_requires_grad has_no_defaults_at_init modal_type
+        num_aux_hidden_states target_model_type use_sliding_window
+        """
+    )
+
+    num_hidden_layers: Annotated[Layers, only(1)] = 1
+    draft_vocab_size: Count | None = None
+    target_hidden_size: Count | None = None
+    eagle_aux_hidden_state_layer_ids: list[int] | None = None
+    use_aux_hidden_state: Annotated[bool, only(True)] = True
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+
+    @classmethod
+    def prepare(cls, raw: RawConfig) -> RawConfig:
+        """config.json with the keys of its objects `eagle_config` and `transformer_layer_config`
+        beside the others."""
+        merged = dict(raw)
+        layer = merged.pop("transformer_layer_config", None) or {}
+        for key in [key for key in merged if key.startswith("speculators_")]:
+            del merged[key]
+        eagle = merged.pop("eagle_config", None) or {}
+        if not isinstance(layer, dict) or not isinstance(eagle, dict):
+            raise ValueError(
+                "eagle_config and transformer_layer_config in config.json must be objects: fix them"
+            )
+        return super().prepare({**layer, **merged, **eagle})
+
+    @classmethod
+    def read(cls, raw: RawConfig) -> Self:
+        """Reads the content of config.json; raises ValueError like `FamilyConfig.read`, and for
+        other heads."""
+        names = architectures(raw)
+        if not set(names) & {*_LLAMA_HEADS, *_SPECULATORS}:
+            raise ValueError(
+                f"architectures {names} in config.json are not supported as EAGLE-3 head: use a "
+                f"checkpoint of one of {', '.join((*_LLAMA_HEADS, *_SPECULATORS))}, or "
+                "--speculative-method draft for a whole model"
+            )
+        return super().read({**raw, "model_type": "llama"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EagleConfig:
+    """An EAGLE-3 head: it predicts the token after the next one from hidden states between layers
+    of the model (taps) and the embedding of the next token."""
+
+    head: ModelConfig
+    """Sizes of its decoder layer, its folder, and its names of tensors."""
+    taps: tuple[int, ...]
+    """Layers of the model before which hidden states are read; vLLM's numbers."""
+    target_hidden_size: int
+    """Hidden size of the model."""
+    draft_vocab_size: int
+    """Number of tokens that the head can predict."""
+    has_embedding: bool
+    """Whether the head has an embedding; else it uses the model's."""
+    has_lm_head: bool
+    """Whether the head has an LM head; else it uses the model's."""
+    norm_before_residual: bool
+    """Whether the residual of its layer begins with the normalised hidden states."""
+    norm_before_fc: bool
+    """Whether all taps together are normalised before the projection."""
+    fc_norm: bool
+    """Whether each tap is normalised before the projection."""
+    norm_output: bool
+    """Whether the next prediction starts from the output of the final norm, and not from its
+    input."""
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether the head predicts only some tokens, which `d2t` maps to the model's."""
+        return self.draft_vocab_size < self.head.vocab_size
+
+
+def read_eagle(checkpoint: str, model: ModelConfig, *, weights: bool = True) -> EagleConfig:
+    """Reads the configuration of an EAGLE-3 head, and checks that it was trained for `model`.
+
+    Args:
+        checkpoint: folder or Hub repository of the head.
+        model: the model that the head drafts for.
+        weights: whether the head's weights are needed, too.
+
+    Raises:
+        Unavailable: there is no such folder, or the Hub is unreachable.
+        ValueError: the head is not supported, or is of another model.
+    """
+    folder = resolve_checkpoint(checkpoint, weights=False)
+    raw = read_json(folder / "config.json")
+    try:
+        schema = EagleSchema.read(raw)
+        head = ModelConfig.of_family(schema, raw, folder, tensors=_TENSORS)
+        if weights:
+            head = replace(head, folder=resolve_checkpoint(checkpoint))
+        config = _of(schema, head, model)
+        _check(config, model)
+    except ValueError as error:
+        raise ValueError(f"--speculative-model {checkpoint}: {error}") from error
+    return config
+
+
+def _of(schema: EagleSchema, head: ModelConfig, model: ModelConfig) -> EagleConfig:
+    taps, count = schema.eagle_aux_hidden_state_layer_ids, model.num_layers
+    if taps is None:
+        taps = [2, count // 2, count - 3]
+    flags: Mapping[str, Any] = msgspec.structs.asdict(schema)
+    return EagleConfig(
+        head=head,
+        taps=tuple(taps),
+        target_hidden_size=schema.target_hidden_size or head.hidden_size,
+        draft_vocab_size=schema.draft_vocab_size or head.vocab_size,
+        has_embedding=find_shape(head.folder, "embed_tokens.weight") is not None,
+        has_lm_head=find_shape(head.folder, "lm_head.weight") is not None,
+        **{name: flags[name] for name in _FLAGS},
+    )
+
+
+def _check(eagle: EagleConfig, model: ModelConfig) -> None:
+    """Raises ValueError if a head does not fit a model."""
+    head, full = eagle.head, model.for_full_layers()
+    pairs = {
+        "target_hidden_size": (eagle.target_hidden_size, model.hidden_size),
+        "vocab_size": (head.vocab_size, model.vocab_size),
+    }
+    for key, (own, other) in pairs.items():
+        if own != other:
+            raise ValueError(
+                f"{key} = {own}, but the model's is {other}: use a head that was trained for it"
+            )
+    if not eagle.taps or any(not 0 <= tap < model.num_layers for tap in eagle.taps):
+        raise ValueError(
+            f"eagle_aux_hidden_state_layer_ids = {short(list(eagle.taps))} must be indices of the "
+            f"model's layers, from 0 to {model.num_layers - 1}: use a head that was trained for it"
+        )
+    if eagle.draft_vocab_size > head.vocab_size:
+        raise ValueError(
+            f"draft_vocab_size = {eagle.draft_vocab_size} exceeds vocab_size = {head.vocab_size} "
+            "in config.json: fix it"
+        )
+    if head.quantization is not None:
+        raise ValueError("quantized heads are not supported: use the unquantized head")
+    # The head's keys and values are stored in the pages of the model's full-attention layers.
+    sizes = full.num_kv_heads, full.head_dim
+    heads = head.num_kv_heads, head.head_dim
+    is_like = model.mla is None and model.value_dim is None and None in model.windows
+    if not is_like or heads != sizes:
+        raise ValueError(
+            f"its layer has {heads[0]} KV heads of {heads[1]} dimensions, but the model's have "
+            "another KV cache, which is not supported: use a head with the model's KV heads, or "
+            "--speculative-method ngram"
+        )
+    for name, has, is_needed in (
+        ("embed_tokens", eagle.has_embedding, head.hidden_size != model.hidden_size),
+        ("lm_head", eagle.has_lm_head, head.hidden_size != model.hidden_size or eagle.is_reduced),
+    ):
+        if is_needed and not has and find_shape(head.folder, ".weight") is not None:
+            raise ValueError(
+                f"{name}.weight is missing, and the model's has another size: download the head "
+                "again"
+            )
