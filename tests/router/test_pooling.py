@@ -161,6 +161,9 @@ async def test_a_cross_encoder_gets_pairs(rig: Rig) -> None:
     [logit] = expected(rig, "one", 1)
     assert found["data"][0]["score"] == pytest.approx(1.0 / (1.0 + math.exp(-logit)))
     assert prompts(rig) == ["onetwo"]
+    [submit] = rig.submits()
+    assert submit.sampling.pooling is not None
+    assert submit.sampling.pooling.is_pair
 
 
 async def test_what_a_model_does_not_support(rig: Rig) -> None:

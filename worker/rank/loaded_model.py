@@ -70,8 +70,8 @@ def load_model(
     Raises:
         ValueError: the checkpoint cannot be served with this configuration.
     """
-    device, has_weights = group.device, config.load_format != "dummy"
-    pooling = config.pooling
+    device, pooling = group.device, config.pooling
+    has_weights = config.load_format != "dummy"
     model = model or load_model_config(config.checkpoint, weights=has_weights, pooling=pooling)
     if config.uses_mtp:
         model = model.with_mtp()
@@ -84,8 +84,8 @@ def load_model(
     cache_dtype = resolve_cache_dtype(config, model, device, dtype)
     built = build_model(model, _layer_options(config, group, dtype, cache_dtype), num_positions)
     eagle = _add_eagle(config, built, num_positions) if config.head_checkpoint else None
-    is_native = config.execution.cpu_backend != "torch"
-    adapters = config.lora and RankAdapters(built, config.lora, is_native=is_native)
+    lora, is_native = config.lora, config.execution.cpu_backend != "torch"
+    adapters = None if lora is None else RankAdapters(built, lora, is_native=is_native)
     # Limits, and whether all options are supported.
     layout = layout_of(built.caching_layers)
     config = config.with_page_size(model.block_size)
@@ -100,8 +100,7 @@ def load_model(
         max_model_len=max_model_len,
     )
     # Weights.
-    native = native_options(config, device, group.world_size)
-    is_first = group.rank == 0
+    native, is_first = native_options(config, device, group.world_size), group.rank == 0
     if has_weights:
         load_weights(built, model, show_progress=is_first, native=native)
     else:
