@@ -84,7 +84,7 @@ def test_steps_of_canvases() -> None:
             assert {row.length for row in plan.rows} == {16}
             assert all(admit.block and admit.block.params for admit in plan.admits)
             counts.append(len(plan.rows))
-    assert counts == [1, 2, 4, 5, 1, 1]
+    assert counts == [1, 2, 4, 5, 1, 1, 1], "sizes, then kinds of sampling and processors"
     assert max(sum(row.length for row in plan.rows) for plan, _ in ran) == 100
 
 
