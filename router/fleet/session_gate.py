@@ -387,7 +387,10 @@ class SessionGate:
         sets = self._sets.get(worker_id)
         if sets is None:
             sets = self._sets[worker_id] = WorkingSets()
-        use = context.use(self._live_s(context), visit.displaced)
+        # Without those that were admitted again before the request is retried.
+        found = [(key, self.sessions.get(key)) for key in visit.displaced]
+        displaced = tuple(key for key, other in found if other is None or other.is_displaced)
+        use = context.use(self._live_s(context), displaced)
         sets.begin(use)
         if visit.sets is not None:
             # Also if it is the same: the shared prefix has become known.

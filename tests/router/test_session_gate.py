@@ -220,6 +220,26 @@ def test_workers_and_other_gateways_no_longer_count_displaced_sessions() -> None
     assert worker.added_to(LoadSnapshot()).session_tokens == 400 == desk.gate.own_tokens["w0"]
 
 
+def test_a_retry_does_not_displace_sessions_that_were_admitted_again() -> None:
+    desk = Desk("w0")
+    first = desk.run("a", 600, 1)
+    overdue = desk.arrive("b", 400, 2)
+    desk.now += MAX_WAIT_S
+    desk.gate.admit()
+    choice = desk.fleet.reserve("r", desk.prompt("b", 400, 2), overdue.excluded)
+    assert choice is not None
+    use = desk.gate.placed(overdue, choice)
+    assert use is not None
+    assert use.displaced == (first.context.key,)
+    desk.gate.end(first)
+    again = desk.arrive("a", 600, 1)
+    desk.now += MAX_WAIT_S
+    assert desk.gate.admit() == [again]
+    retried = desk.gate.placed(overdue, choice)
+    assert retried is not None
+    assert retried.displaced == ()
+
+
 def test_sessions_with_long_gaps_are_not_displaced() -> None:
     desk = Desk("w0")
     for _ in range(20):
