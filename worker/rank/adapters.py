@@ -107,8 +107,10 @@ class RankAdapters:
                 int(batch.rows[:, 2].sum()),
                 None if selected is None else adapter_tiles(selected),
             )
-        yield
-        self._adapters.rows.set(None)
+        try:
+            yield
+        finally:
+            self._adapters.rows.set(None)
 
     @contextmanager
     def of_logits(self, tiles: LoraTiles | None, num_rows: int) -> Iterator[None]:
@@ -119,8 +121,10 @@ class RankAdapters:
             yield
             return
         rows.set(tiles, num_rows)
-        yield
-        rows.set(None)
+        try:
+            yield
+        finally:
+            rows.set(None)
 
     def take_ended(self) -> list[AdapterReadResult]:
         """Reads that have ended since the previous call."""

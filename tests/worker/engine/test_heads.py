@@ -165,7 +165,8 @@ def test_mixtures_change_no_bit(folder: Path) -> None:
         with drafting_engine(folder, on_device=on_device, page_size=8, **MTP, **options) as engine:
             for _ in range(NUM_MIXTURES):
                 assert Mixture(engine, cases, rng, 14).run() == []
-            assert engine.counts[1] > 20, "too few drafts were accepted"
+            # 21 to 45: a grammar that is compiled later changes the schedule.
+            assert engine.counts[1] > 10, "too few drafts were accepted"
             if not on_device:
                 check_scarcity(engine, folder)
 

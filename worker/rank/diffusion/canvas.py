@@ -224,9 +224,12 @@ class CanvasDecoder:
         canvas, slot = self._canvas, row.slot
         index, max_rounds = int(self._rounds[slot]) - 1, int(self._max_rounds[slot])
         logits = self._score(hidden)
-        self._process(row, logits)
+        is_processed = self._tables.sampling.has_processors(slot)
+        if is_processed:
+            self._process(row, logits)
         logits /= canvas.temperature(index, max_rounds)
-        logits.clamp_(min=_MIN_LOGIT)
+        if is_processed:
+            logits.clamp_(min=_MIN_LOGIT)
         # Positions with the lowest entropies keep their samples, others are drawn again.
         shares = logits.softmax(dim=-1)
         entropy = torch.special.entr(shares).sum(dim=-1)
@@ -269,8 +272,6 @@ class CanvasDecoder:
         canvas that the round has computed.
         """
         sampling = self._tables.sampling
-        if not sampling.has_processors(row.slot):
-            return
         offsets = np.arange(len(logits))
         slots = np.full(len(logits), row.slot, dtype=np.int64)
         processed = sampling.gather_positions(slots, row.start + offsets, offsets)

@@ -272,10 +272,6 @@ class HeadProposer(Proposer):
         """Token ids [T] to embeddings [T, hidden]."""
         return self._model.embed(token_ids)
 
-    def _logits(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Outputs of the head [R, hidden] to fp32 logits [R, vocab]."""
-        return self._head.compute_logits(outputs, self._model.compute_logits)
-
     def _worthwhile(
         self,
         requests: Sequence[DraftRequest],
@@ -306,11 +302,7 @@ class HeadProposer(Proposer):
         return shares.gather(1, tokens.unsqueeze(1)).squeeze(1)
 
     def _rows(
-        self,
-        slots: IntArray,
-        newest: torch.Tensor,
-        last: torch.Tensor,
-        end: int,
+        self, slots: IntArray, newest: torch.Tensor, last: torch.Tensor, end: int
     ) -> DraftingRows:
         """Rows of `slots` [F] that draft after positions `newest` [F] up to `last` [F], all before
         position `end`."""
@@ -349,7 +341,7 @@ class HeadProposer(Proposer):
         else:
             # The latest draft is the next token of the position before it.
             outputs = self._forward(decode_batch(rows, rows.starts - 1, tables, ends), outputs)
-        logits = self._logits(outputs)
+        logits = self._head.compute_logits(outputs, self._model.compute_logits)
         positions = rows.starts + 1
         parameters = staged_parameters(rows.staged, positions, rows.filters, rows.max_top_k)
         tokens = sample_logits(logits, parameters, native=tables.native_sampling)
