@@ -80,9 +80,9 @@ def _has_tiles() -> bool:
 @pytest.mark.parametrize(
     ("processor", "dtype", "effort"),
     [
-        ("AVX2", torch.float32, "-O1"),
+        ("AVX2", torch.float32, "-O0"),
         pytest.param(
-            *("AMX", torch.bfloat16, "-O1"),
+            *("AMX", torch.bfloat16, "-O0"),
             marks=pytest.mark.skipif(_has_tiles(), reason="all tests run on this one's tiles"),
         ),
         pytest.param("AVX512_CORE", torch.bfloat16, "-O3", marks=pytest.mark.long),

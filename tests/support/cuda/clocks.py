@@ -116,6 +116,8 @@ class _Uses:
     parts: npt.NDArray[np.int64] | None = None
     """[read or written, lane, unit]: uses of parts."""
     unit: int = 4
+    num_lanes: int = 0
+    """Lanes up to the last one that uses parts."""
     sites: dict[tuple[int, bool], str] = field(default_factory=dict)
 
     def latest(self, units: npt.NDArray[np.int64] | slice | None, is_write: int) -> Clock:
@@ -123,8 +125,13 @@ class _Uses:
         own: Clock = self.whole[is_write]
         if self.parts is None:
             return own
-        found = self.parts[is_write] if units is None else self.parts[is_write][:, units]
-        return np.maximum(own, found.max(axis=1)) if found.shape[1] else own
+        found = self.parts[is_write, : self.num_lanes]
+        if units is not None:
+            found = found[:, units]
+        latest = own.copy()
+        if found.size:
+            np.maximum(own[: self.num_lanes], found.max(axis=1), out=latest[: self.num_lanes])
+        return latest
 
 
 class Clocks:
@@ -225,6 +232,7 @@ class Clocks:
         if uses.parts is None:
             count = -(-memory.num_bytes // uses.unit)
             uses.parts = np.zeros((2, MAX_LANES, count), dtype=np.int64)
+        uses.num_lanes = max(uses.num_lanes, lane.number + 1)
         uses.parts[is_write, lane.number, units] = lane.clock[lane.number]
 
     def _find_race(
@@ -326,7 +334,7 @@ class Graph:
 
 
 def _units(region: Region, uses: _Uses) -> npt.NDArray[np.int64] | slice | None:
-    """Units of its memory that a region touches; None for all."""
+    """Units of its memory that a region touches, some of them repeatedly; None for all."""
     tensor, memory = region.tensor, region.memory
     if tensor.is_meta or (region.rows is None and tensor.nbytes == memory.num_bytes):
         return None
@@ -336,14 +344,22 @@ def _units(region: Region, uses: _Uses) -> npt.NDArray[np.int64] | slice | None:
     first = tensor.storage_offset() * size
     if region.rows is None and tensor.is_contiguous():
         return slice(first // unit, -(-(first + tensor.nbytes) // unit))
-    shape, strides = list(tensor.shape), [stride * size for stride in tensor.stride()]
+    strides = [stride * size for stride in tensor.stride()]
+    axes = list(zip(tensor.shape, strides, strict=True))
+    rows = None if region.rows is None else _array(region.rows)
+    span = size
+    while len(axes) > (rows is not None) and axes[-1][1] == span:
+        span *= axes.pop()[0]
     starts = np.full(1, first, dtype=np.int64)
-    for axis, (length, stride) in enumerate(zip(shape, strides, strict=True)):
-        rows = region.rows if axis == 0 else None
-        index = np.arange(length) if rows is None else _array(rows)
+    for axis, (length, stride) in enumerate(axes):
+        index = rows if axis == 0 and rows is not None else np.arange(length)
         starts = (starts[:, None] + index[None] * stride).reshape(-1)
-    spans = [(starts + byte) // unit for byte in range(0, size, 4)]
-    return np.unique(np.concatenate(spans))
+    firsts, lasts = starts // unit, (starts + span - 1) // unit
+    if not starts.size or span == 0:
+        return firsts[:0]
+    offsets = np.arange((lasts - firsts).max() + 1)
+    units: npt.NDArray[np.int64] = np.minimum(firsts[:, None] + offsets, lasts[:, None])
+    return units.reshape(-1)
 
 
 def _array(rows: torch.Tensor) -> npt.NDArray[np.int64]:

@@ -9,6 +9,7 @@ memory that they read and write, and of waits of the host, and computes immediat
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -226,9 +227,8 @@ class StandIn(TorchDispatchMode):
     def touches(self, func: Any, args: Any, kwargs: Any) -> tuple[list[Region], list[Region]]:
         """Device memory that an operation on contents reads and writes."""
         reads, writes = list[Region](), list[Region]()
-        for number, argument in enumerate(func._schema.arguments):
-            value = args[number] if number < len(args) else kwargs.get(argument.name)
-            is_written = argument.alias_info is not None and argument.alias_info.is_write
+        for number, (argument, is_written) in enumerate(_arguments(func)):
+            value = args[number] if number < len(args) else kwargs.get(argument)
             for tensor in _tensors(value):
                 memory = self._memories.get(tensor.untyped_storage()._cdata)
                 if memory is not None:
@@ -391,10 +391,24 @@ def site() -> str:
     return "a test"
 
 
+@functools.cache
+def _arguments(func: Any) -> list[tuple[str, bool]]:
+    """Name of each argument of an operation, and whether it is written to."""
+    return [
+        (one.name, one.alias_info is not None and one.alias_info.is_write)
+        for one in func._schema.arguments
+    ]
+
+
+_NO_TENSORS = (type(None), bool, int, float, str, torch.dtype, torch.device)
+
+
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     """All tensors in lists, dictionaries and dataclasses."""
     if isinstance(value, torch.Tensor):
         yield value
+    elif isinstance(value, _NO_TENSORS):
+        return  # the common case, before checks that take longer
     elif isinstance(value, dict):
         for part in value.values():
             yield from _tensors(part)
