@@ -23,7 +23,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,8 @@ class Step:
     servers: Sequence[Server] = ()
     is_json: bool = True
     """Whether it prints its result, one JSON object."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of the command, in addition to those of this process."""
 
 
 def make_steps(python: str, folder: Path, peer: str | None, num_gpus: int) -> list[Step]:
@@ -78,6 +80,7 @@ def make_steps(python: str, folder: Path, peer: str | None, num_gpus: int) -> li
     paths = {name: write_model(folder / name, config) for name, config in MODELS.items()}
     dense = paths["8b"]
     roofline = [*research, "roofline", *cuda]
+    decode = [*roofline, "--running", "1,32,128,256"]
     long = ["--models", dense, "--running", "1", "--input-len", "100000"]
     quantized = ["--models", paths["8b-fp8"], paths["8b-int4"], "--running", "1,32,128"]
     products = ["--ops", _PRODUCTS, "--rows", "1,32,128,8192"]
@@ -89,7 +92,8 @@ def make_steps(python: str, folder: Path, peer: str | None, num_gpus: int) -> li
         Step(name="tests", command=[python, "-m", "pytest", "-m", "gpu", "-q"], is_json=False),
         Step(name="kernels", command=[*research, "kernels", *cuda]),
         Step(name="products", command=[*research, "kernels", *cuda, *products]),
-        Step(name="decode", command=[*roofline, "--running", "1,32,128,256"]),
+        Step(name="decode", command=decode),
+        Step(name="decode-without-pdl", command=decode, environment={"RAYFLEET_DISABLE_PDL": "1"}),
         Step(name="decode-quantized", command=[*roofline, *quantized]),
         Step(name="decode-100k", command=[*roofline, *long]),
         *(_prefill(offline, paths, name, 8192, 32) for name in ("8b", "8b-fp8", "8b-int4")),
@@ -231,7 +235,8 @@ def run_steps(steps: Sequence[Step], out: Path) -> dict[str, Any]:
 def run_step(step: Step) -> dict[str, Any]:
     """Outcome of a step: its status is ok, missed (a goal), failed or hung."""
     began = time.monotonic()
-    found: dict[str, Any] = {"command": as_typed(step.command)}
+    settings = [f"{name}={value}" for name, value in step.environment.items()]
+    found: dict[str, Any] = {"command": as_typed([*settings, *step.command])}
     try:
         with contextlib.ExitStack() as at_last:
             for server in step.servers:
@@ -252,7 +257,7 @@ def as_typed(command: Sequence[str]) -> str:
 
 def _measure(step: Step) -> dict[str, Any]:
     with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as logged:
-        with _running(step.command, printed, logged) as process:
+        with _running(step.command, printed, logged, step.environment) as process:
             code = process.wait(step.limit_s)
         printed.seek(0)
         logged.seek(0)
@@ -290,10 +295,18 @@ def _answers(url: str) -> bool:
 
 
 @contextlib.contextmanager
-def _running(command: Sequence[str], out: Any, log: Any) -> Iterator[subprocess.Popen[str]]:
+def _running(
+    command: Sequence[str], out: Any, log: Any, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
     """Runs a program in its own session, and kills all its processes on exit."""
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=out, stderr=log, text=True, start_new_session=True
+        command,
+        env={**os.environ, **(environment or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=log,
+        text=True,
+        start_new_session=True,
     )
     try:
         yield process

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 
 from kernels.activate_fp8 import activate_fp8
 from kernels.activation.base import Activation
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.gate_and_mul.triton_kernel import activated
 from kernels.quantize_fp8 import Fp8Rows
 from kernels.quantize_fp8.base import BLOCK, empty_rows
@@ -36,12 +36,13 @@ def launch_activate_fp8(both: torch.Tensor, activation: Activation, *, by_block:
 
 
 # Not specialised on the number of rows.
-@triton.jit(do_not_specialize=["rows", "count"])
+@dependent_kernel(do_not_specialize=["rows", "count"])
 def _activate_fp8_kernel(
     x_ptr, code_ptr, scale_ptr, rows, count, x_stride,
     ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
     FEATURES: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     there = (column < FEATURES) & (row < rows)

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from kernels.activation import squared_relu, xielu
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.registry import implements
 from kernels.tiles import cdiv
 
@@ -42,11 +43,12 @@ def _activate(x: torch.Tensor, numbers: torch.Tensor | None) -> torch.Tensor:
     return out
 
 
-@triton.jit
+@dependent_kernel
 def _activation_kernel(
     x_ptr, out_ptr, numbers_ptr, x_stride,
     IS_XIELU: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH

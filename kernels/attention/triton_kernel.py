@@ -15,6 +15,7 @@ import triton.language as tl
 
 from kernels.attention.triton_config import dot_precision
 from kernels.attention.triton_schedule import _ITEM_WIDTH, Schedule
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.tiles import next_power_of_2
 
 _WIDTH = tl.constexpr(_ITEM_WIDTH)
@@ -76,7 +77,7 @@ def attend(
 
 # Arguments that change from step to step are not specialised on: each variant would be compiled in
 # the middle of serving.
-@triton.jit(
+@dependent_kernel(
     do_not_specialize=["table_stride"],
     do_not_specialize_on_alignment=[
         "page_table_ptr", "seq_len_ptr", "query_start_ptr", "page_row_ptr",
@@ -95,6 +96,7 @@ def _attention_kernel(
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, QUERIES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     item, kv_head = tl.program_id(0), tl.program_id(1)
     cell = items_ptr + item * _WIDTH
     row = tl.load(cell)

@@ -17,6 +17,7 @@ from kernels.attention.base import AttentionMetadata
 from kernels.attention.triton_config import MIN_DOT_ROWS, dot_precision, latent_blocks
 from kernels.attention.triton_kernel import LOG2E
 from kernels.attention.triton_schedule import TARGET_PROGRAMS
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.tiles import cdiv, next_power_of_2
 
 _MAX_SPLITS = 32
@@ -217,7 +218,7 @@ def _merge(
         store_rows(out_ptr, place, column, total / weights[:, None], kept, VALUE_DIM)
 
 
-@triton.jit(
+@dependent_kernel(
     do_not_specialize=["table_stride"],
     do_not_specialize_on_alignment=["page_table_ptr", "seq_len_ptr", "query_start_ptr"],
 )
@@ -229,6 +230,7 @@ def _latent_kernel(
     BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     HEAD_DIM: tl.constexpr = VALUE_DIM + ROTARY_DIM
     row = tl.program_id(1).to(tl.int64)
     seq_len = tl.load(seq_len_ptr + row)

@@ -20,6 +20,7 @@ from kernels.attention.triton_config import (
     MAX_INVARIANT_SPLITS,
     AttentionBlocks,
 )
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.tiles import cdiv
 
 TARGET_PROGRAMS = 512
@@ -166,7 +167,7 @@ def _pick(mine, values):
     return tl.sum(tl.where(mine, values[None, :], 0), axis=1)
 
 
-@triton.jit(
+@dependent_kernel(
     do_not_specialize=["num_rows", "num_items", "target"],
     do_not_specialize_on_alignment=["seq_len_ptr", "query_start_ptr"],
 )
@@ -176,6 +177,7 @@ def _schedule_kernel(
     KEYS: tl.constexpr, LEAST: tl.constexpr, MOST_SPLITS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr, ITEMS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
     total = tl.full((), 0, tl.int64)
     for first in range(0, num_rows, ROWS):

@@ -12,7 +12,6 @@ import math
 from typing import Final
 
 import torch
-import triton
 import triton.language as tl
 
 from kernels.attention.triton_config import dot_precision
@@ -25,6 +24,7 @@ from kernels.block_sparse_attention import (
     select_blocks,
     selection_of,
 )
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.qk_norm_rope_store.reference import rotate_heads
 from kernels.registry import implements
 from kernels.sparse_attention import SparseQueries
@@ -111,7 +111,7 @@ def launch_attend_to_blocks(
     return (out * shares.unsqueeze(-1)).sum(1).to(q.dtype)
 
 
-@triton.jit(
+@dependent_kernel(
     do_not_specialize=["length", "count", "tiles", "table_stride", "num_blocks"],
     do_not_specialize_on_alignment=["q_ptr", "position_ptr"],
 )
@@ -122,6 +122,7 @@ def _block_score_kernel(
     BLOCK_N: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     block = tl.program_id(0)
     row = tl.program_id(1) // tiles
     start = tl.program_id(1) % tiles * BLOCK_Q
@@ -142,13 +143,14 @@ def _block_score_kernel(
         tl.store(target, best, mask=head < NUM_HEADS)
 
 
-@triton.jit(do_not_specialize_on_alignment=["hidden_ptr"])
+@dependent_kernel(do_not_specialize_on_alignment=["hidden_ptr"])
 def _blocks_kernel(
     q_ptr, key_ptr, value_ptr, run_ptr, hidden_ptr, out_ptr, lse_ptr, scale, value_scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, RUNS: tl.constexpr, LENGTH: tl.constexpr,
     BLOCK_R: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     kv_head, query = tl.program_id(0), tl.program_id(1).to(tl.int64)
     own_ptr = run_ptr + (query * KV_HEADS + kv_head) * RUNS
     # The query's runs precede its entries of -1; tokens after the query are the last ones.

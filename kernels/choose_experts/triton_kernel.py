@@ -9,6 +9,7 @@ import triton.language as tl
 
 from kernels import rowwise
 from kernels.choose_experts import ExpertChoice, Routing, choose_experts, experts_of_blocks
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.registry import implements
 from kernels.tiles import next_power_of_2
 
@@ -57,7 +58,7 @@ def launch_choose_experts(
     return ExpertChoice(expert_ids, weights)
 
 
-@triton.jit
+@dependent_kernel
 def _choose_kernel(
     scores_ptr, bias_ptr, ids_ptr, weights_ptr, row_stride, scale, gate_ptr, gate_stride,
     factors_ptr, allowed_ptr,
@@ -67,6 +68,7 @@ def _choose_kernel(
     TOKENS_PER_BLOCK: tl.constexpr, NORMALIZE: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_CHOSEN: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     token = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, BLOCK_GROUPS)[:, None]
     place = tl.arange(0, BLOCK_SIZE)[None, :]

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.draft_ngrams import NgramLookup, draft_ngrams
 from kernels.registry import implements
 from kernels.tiles import next_power_of_2
@@ -34,7 +34,7 @@ def launch_draft_ngrams(
     return drafts, lengths
 
 
-@triton.jit(
+@dependent_kernel(
     do_not_specialize=["count", "num_tokens"],
     do_not_specialize_on_alignment=["slot_ptr", "newest_ptr"],
 )
@@ -42,6 +42,7 @@ def _draft_kernel(
     token_ptr, slot_ptr, newest_ptr, draft_ptr, length_ptr, token_stride, count, num_tokens,
     SHORTEST: tl.constexpr, LONGEST: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     row = tl.program_id(0).to(tl.int64)
     tokens = token_ptr + tl.load(slot_ptr + row) * token_stride
     newest = tl.load(newest_ptr + row)

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.fused_add_norm import Norm, fused_add_norm, fused_add_norm_fp8
 from kernels.fused_add_norm.base import check_norms
 from kernels.quantize_fp8 import Fp8Rows
@@ -97,7 +98,7 @@ def launch_fused_add_norm_fp8(
     return out, total
 
 
-@triton.jit
+@dependent_kernel
 def _fused_add_norm_kernel(
     x_ptr, residual_ptr, total_ptr, x_stride, residual_stride, eps, x_scale, total_scale_ptr,
     x_weight_ptr, residual_weight_ptr,
@@ -108,6 +109,7 @@ def _fused_add_norm_kernel(
     SUBTRACTS_MEAN: tl.constexpr, HAS_BIAS: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -138,7 +140,7 @@ def _fused_add_norm_kernel(
 
 
 # Not specialised on the number of rows.
-@triton.jit(do_not_specialize=["rows", "count"])
+@dependent_kernel(do_not_specialize=["rows", "count"])
 def _fused_add_norm_fp8_kernel(
     x_ptr, residual_ptr, total_ptr, x_stride, residual_stride, eps, x_scale, x_weight_ptr,
     weight_ptr, bias_ptr, code_ptr, scale_ptr, rows, count,
@@ -146,6 +148,7 @@ def _fused_add_norm_fp8_kernel(
     SUBTRACTS_MEAN: tl.constexpr, HAS_BIAS: tl.constexpr,
     WIDTH: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = (column < WIDTH) & (token < rows)

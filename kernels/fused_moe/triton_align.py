@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.tiles import next_power_of_2
 
 _BLOCK = 1024
@@ -48,13 +49,14 @@ def align_pairs(expert_ids: torch.Tensor, first_expert: int, num_experts: int, r
 
 
 # Not specialised on arguments that change with the number of tokens.
-@triton.jit(do_not_specialize=["num_pairs", "num_tiles", "first_expert"])
+@dependent_kernel(do_not_specialize=["num_pairs", "num_tiles", "first_expert"])
 def _align_kernel(
     ids_ptr, pairs_ptr, experts_ptr, num_pairs, num_tiles, first_expert,
     NUM_EXPERTS: tl.constexpr, BINS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program per expert. Each counts the pairs of all experts to find the offset of its
     expert's pairs, which it stores in order, so no program waits for another."""
+    wait_for_previous_kernel()
     expert = tl.program_id(0)
     number = tl.arange(0, BINS)
     counts = tl.zeros((BINS,), tl.int32)

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from kernels.attention.triton_config import compute_capability, dot_precision
 from kernels.choose_experts.base import ExpertChoice
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.fused_moe import (
     SILU,
     Activation,
@@ -267,7 +268,7 @@ def _finish(
 
 
 # Not specialised on arguments that change with the number of tokens.
-@triton.jit(do_not_specialize=["num_pairs"])
+@dependent_kernel(do_not_specialize=["num_pairs"])
 def _multiply_kernel(
     x_ptr, out_ptr, pairs_ptr, experts_ptr, bias_ptr, factors_ptr,
     num_pairs, size, depth, x_stride, weight_ptr, expert_stride, row_stride,
@@ -276,6 +277,7 @@ def _multiply_kernel(
     PAIRS_PER_ROW: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     expert, pair, first, column = _find_tile(
         pairs_ptr, experts_ptr, size, ACTIVATION, BLOCK_M, BLOCK_N
     )
@@ -303,7 +305,7 @@ def _multiply_kernel(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["num_pairs"])
+@dependent_kernel(do_not_specialize=["num_pairs"])
 def _packed_multiply_kernel(
     x_ptr, out_ptr, pairs_ptr, experts_ptr, bias_ptr, factors_ptr,
     num_pairs, size, depth, x_stride,
@@ -314,6 +316,7 @@ def _packed_multiply_kernel(
     HAS_ZEROS: tl.constexpr, IS_WHOLE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     expert, pair, first, column = _find_tile(
         pairs_ptr, experts_ptr, size, ACTIVATION, BLOCK_M, BLOCK_N
     )
@@ -333,7 +336,7 @@ def _packed_multiply_kernel(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["num_pairs", "num_rows"])
+@dependent_kernel(do_not_specialize=["num_pairs", "num_rows"])
 def _fp8_multiply_kernel(
     x_ptr, x_scale_ptr, out_ptr, pairs_ptr, experts_ptr, bias_ptr, factors_ptr,
     num_pairs, size, num_rows,
@@ -343,6 +346,7 @@ def _fp8_multiply_kernel(
     PAIRS_PER_ROW: tl.constexpr, BY_BLOCK: tl.constexpr, TILE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     expert, pair, first, column = _find_tile(
         pairs_ptr, experts_ptr, size, ACTIVATION, BLOCK_M, BLOCK_N
     )
@@ -378,7 +382,7 @@ def _fp8_multiply_kernel(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["first_expert"])
+@dependent_kernel(do_not_specialize=["first_expert"])
 def _sum_kernel(
     parts_ptr, ids_ptr, out_ptr, size, first_expert,
     shared_ptr, shared_stride, gate_ptr, gate_stride, x_ptr, x_stride, weights_ptr,
@@ -386,6 +390,7 @@ def _sum_kernel(
     HAS_SHARED: tl.constexpr, HAS_GATE: tl.constexpr, HAS_ZERO_EXPERTS: tl.constexpr,
     NUM_EXPERTS: tl.constexpr, NUM_CHOICES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < size

@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.gate_and_mul import (
     clamped_silu_and_mul,
     clamped_swiglu,
@@ -57,11 +58,12 @@ def _gate(x: torch.Tensor, activation: str, alpha: float = 0.0, limit: float = 0
     return out
 
 
-@triton.jit
+@dependent_kernel
 def _gate_and_mul_kernel(
     x_ptr, out_ptr, x_stride, ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.gated_delta_rule.base import LENGTH_EPS, DeltaLayer
 from kernels.states import StateCache, StateRows
 from kernels.tiles import cdiv, next_power_of_2
@@ -66,7 +67,7 @@ _ROW_ARRAYS = ["slot_ptr", "start_ptr", "piece_ptr", "piece_row_ptr", "row_piece
 one binary serves all."""
 
 
-@triton.jit(do_not_specialize_on_alignment=_ROW_ARRAYS)
+@dependent_kernel(do_not_specialize_on_alignment=_ROW_ARRAYS)
 def _inputs_kernel(
     x_ptr, x_stride, weight_ptr, conv_ptr, rate_ptr, bias_ptr, qk_ptr, v_ptr, gate_ptr,
     slot_ptr, start_ptr, piece_ptr, piece_row_ptr, row_piece_ptr, scale, length_eps,
@@ -76,6 +77,7 @@ def _inputs_kernel(
     BLOCK_HEADS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_ALL: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     piece, block = tl.program_id(0), tl.program_id(2)
     row = tl.load(piece_row_ptr + piece)
     row_first = tl.load(piece_ptr + tl.load(row_piece_ptr + row))

@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.gated_delta_rule.base import DeltaLayer
 from kernels.gated_delta_rule.triton_inputs import PreparedInputs
 from kernels.gated_delta_rule.triton_steps import COLUMNS, store_state
@@ -108,13 +109,14 @@ def multiply(a, b, DTYPE: tl.constexpr):
     return tl.dot(a.to(DTYPE), b.to(DTYPE), input_precision="ieee")
 
 
-@triton.jit(do_not_specialize_on_alignment=["piece_ptr", "piece_row_ptr", "row_piece_ptr"])
+@dependent_kernel(do_not_specialize_on_alignment=["piece_ptr", "piece_row_ptr", "row_piece_ptr"])
 def _solve_kernel(
     qk_ptr, v_ptr, gate_ptr, w_ptr, u_ptr, score_ptr, fade_ptr,
     piece_ptr, piece_row_ptr, row_piece_ptr,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
     LEAST_TOKENS: tl.constexpr, PIECE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     piece, head = tl.program_id(0), tl.program_id(1)
     first = tl.load(piece_ptr + piece)
     count = tl.load(piece_ptr + piece + 1) - first
@@ -190,7 +192,7 @@ def _multiply_exactly(a, b, DTYPE: tl.constexpr):
     return product
 
 
-@triton.jit(
+@dependent_kernel(
     do_not_specialize_on_alignment=[
         *("slot_ptr", "start_ptr", "piece_ptr", "target_ptr", "row_piece_ptr")
     ]
@@ -202,6 +204,7 @@ def _states_kernel(
     LEAST_TOKENS: tl.constexpr, PIECE: tl.constexpr, BLOCK_K: tl.constexpr,
     CHANNELS: tl.constexpr, TAPS: tl.constexpr, BLOCK_V: tl.constexpr, SHARE: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     row, head, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if count_tokens(row, piece_ptr, row_piece_ptr) < LEAST_TOKENS:
         return

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.gated_delta_rule.base import DeltaLayer
 from kernels.gated_delta_rule.triton_inputs import PreparedInputs
 from kernels.short_convolution.triton_kernel import store_window
@@ -47,7 +48,7 @@ def advance_by_position(
     )  # fmt: skip
 
 
-@triton.jit(
+@dependent_kernel(
     do_not_specialize_on_alignment=[
         *("slot_ptr", "start_ptr", "piece_ptr", "target_ptr", "row_piece_ptr", "kept_ptr")
     ]
@@ -59,6 +60,7 @@ def _steps_kernel(
     CHANNELS: tl.constexpr, TAPS: tl.constexpr, MOST_TOKENS: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, SHARE: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     row, head, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     piece, last_piece = tl.load(row_piece_ptr + row), tl.load(row_piece_ptr + row + 1)
     row_first, row_end = tl.load(piece_ptr + piece), tl.load(piece_ptr + last_piece)

@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.gumbel_noise import constants, gumbel_noise
 from kernels.registry import implements
 from kernels.tiles import cdiv
@@ -42,8 +43,9 @@ def hash_bits(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> 
     return bits
 
 
-@triton.jit
+@dependent_kernel
 def _gumbel_kernel(seed_ptr, position_ptr, noise_ptr, vocab_size, BLOCK: tl.constexpr):
+    wait_for_previous_kernel()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     noise = noise_of(tl.load(seed_ptr + row), tl.load(position_ptr + row), column)
@@ -65,8 +67,9 @@ def noise_of(seed, position, column):
     return -tl.log(exponential)
 
 
-@triton.jit
+@dependent_kernel
 def _hash_kernel(seed_ptr, position_ptr, bits_ptr, vocab_size, BLOCK: tl.constexpr):
+    wait_for_previous_kernel()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     bits = _hash(tl.load(seed_ptr + row), tl.load(position_ptr + row), column)

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.kimi_delta_attention.base import KimiDeltaLayer
 from kernels.states import StateRows
 from kernels.tiles import next_power_of_2
@@ -24,11 +24,12 @@ def gate_outputs(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize_on_alignment=["piece_ptr"])
+@dependent_kernel(do_not_specialize_on_alignment=["piece_ptr"])
 def _gate_by_sigmoid_kernel(
     gate_ptr, gate_stride, norm_ptr, out_ptr, piece_ptr, eps,
     HEADS: tl.constexpr, VALUE: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK: tl.constexpr = 16,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     piece, head = tl.program_id(0), tl.program_id(1)
     first, end = tl.load(piece_ptr + piece), tl.load(piece_ptr + piece + 1)
     value = tl.arange(0, BLOCK_V)[None, :]

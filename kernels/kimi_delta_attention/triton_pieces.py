@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.gated_delta_rule.base import LENGTH_EPS
 from kernels.gated_delta_rule.triton_pieces import count_tokens, inverse_of, multiply
 from kernels.kimi_delta_attention.base import KimiDeltaLayer, KimiGates
@@ -101,7 +101,7 @@ def advance_by_pieces(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize_on_alignment=["piece_ptr", "piece_row_ptr", "row_piece_ptr"])
+@dependent_kernel(do_not_specialize_on_alignment=["piece_ptr", "piece_row_ptr", "row_piece_ptr"])
 def _fade_kernel(
     x_ptr, decay_ptr, decay_stride, rate_ptr, bias_ptr,
     q_ptr, k_ptr, fade_ptr, since_ptr, until_ptr,
@@ -109,6 +109,7 @@ def _fade_kernel(
     HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, LEAST_TOKENS: tl.constexpr,
     PIECE: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     piece, head = tl.program_id(0), tl.program_id(1)
     first = tl.load(piece_ptr + piece)
     count = tl.load(piece_ptr + piece + 1) - first
@@ -139,7 +140,7 @@ def _fade_kernel(
     tl.store(until_ptr + cells, (k * tl.exp(tl.minimum(rest, 0.0))).to(DTYPE), mask=inside)
 
 
-@triton.jit(do_not_specialize_on_alignment=["piece_ptr", "piece_row_ptr", "row_piece_ptr"])
+@dependent_kernel(do_not_specialize_on_alignment=["piece_ptr", "piece_row_ptr", "row_piece_ptr"])
 def _pair_kernel(
     q_ptr, k_ptr, fade_ptr, share_ptr, share_stride, score_ptr, overlap_ptr,
     piece_ptr, piece_row_ptr, row_piece_ptr,
@@ -148,6 +149,7 @@ def _pair_kernel(
 ):  # fmt: skip
     """Products of the queries of a block of positions with the keys up to their own, and of keys
     with those before, faded; the latter times step sizes."""
+    wait_for_previous_kernel()
     piece, head, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = tl.load(piece_ptr + piece)
     count = tl.load(piece_ptr + piece + 1) - first
@@ -198,13 +200,14 @@ def _pair_kernel(
     tl.store(overlap_ptr + place, own_overlap * share[:, None], mask=here[:, None])
 
 
-@triton.jit(do_not_specialize_on_alignment=["piece_ptr", "piece_row_ptr", "row_piece_ptr"])
+@dependent_kernel(do_not_specialize_on_alignment=["piece_ptr", "piece_row_ptr", "row_piece_ptr"])
 def _solve_by_channel_kernel(
     x_ptr, k_ptr, fade_ptr, share_ptr, share_stride, overlap_ptr, w_ptr, u_ptr,
     piece_ptr, piece_row_ptr, row_piece_ptr,
     HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, LEAST_TOKENS: tl.constexpr,
     PIECE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     piece, head = tl.program_id(0), tl.program_id(1)
     first = tl.load(piece_ptr + piece)
     count = tl.load(piece_ptr + piece + 1) - first
@@ -236,7 +239,7 @@ def _solve_by_channel_kernel(
     tl.store(w_ptr + of_head * KEY + key, w.to(DTYPE), mask=in_key)
 
 
-@triton.jit(
+@dependent_kernel(
     do_not_specialize_on_alignment=[
         *("slot_ptr", "start_ptr", "piece_ptr", "target_ptr", "row_piece_ptr")
     ]
@@ -247,6 +250,7 @@ def _states_by_channel_kernel(
     HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, LEAST_TOKENS: tl.constexpr,
     PIECE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     row, head, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if count_tokens(row, piece_ptr, row_piece_ptr) < LEAST_TOKENS:
         return

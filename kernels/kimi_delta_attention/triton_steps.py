@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.gated_delta_rule.base import LENGTH_EPS
 from kernels.kimi_delta_attention.base import KimiDeltaLayer, KimiGates
 from kernels.states import StateRows
@@ -52,7 +53,7 @@ def decays_of(a, bias, rate):
     return -rate * tl.where(a > 20.0, a, tl.log(1.0 + tl.exp(tl.minimum(a, 20.0))))
 
 
-@triton.jit(
+@dependent_kernel(
     do_not_specialize_on_alignment=[
         *("slot_ptr", "start_ptr", "piece_ptr", "target_ptr", "row_piece_ptr", "kept_ptr")
     ]
@@ -64,6 +65,7 @@ def _steps_by_channel_kernel(
     HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, MOST_TOKENS: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     row, head, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     piece, last_piece = tl.load(row_piece_ptr + row), tl.load(row_piece_ptr + row + 1)
     row_first, row_end = tl.load(piece_ptr + piece), tl.load(piece_ptr + last_piece)

@@ -7,9 +7,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.tiles import cdiv
 
 
@@ -66,13 +66,14 @@ def num_processors(device: torch.device) -> int:
 
 
 # Not specialised on the number of rows: one binary serves all batches.
-@triton.jit(do_not_specialize=["rows"])
+@dependent_kernel(do_not_specialize=["rows"])
 def _matmul_kernel(
     x_ptr, weight_ptr, bias_ptr, out_ptr, rows, columns, depth,
     x_row_stride, x_depth_stride, weight_row_stride, weight_depth_stride,
     HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     row_tiles = tl.cdiv(rows, BLOCK_M)
     num_tiles = row_tiles * tl.cdiv(columns, BLOCK_N)
     for tile in range(tl.program_id(0), num_tiles, tl.num_programs(0)):

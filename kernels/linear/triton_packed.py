@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from kernels.attention.triton_config import compute_capability
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.linear.packed_codes import TILE_COLUMNS, TILE_DEPTH, PackedCodes
 from kernels.linear.triton_split import new_parts, split_steps, store_sum
 from kernels.tiles import cdiv
@@ -294,7 +295,7 @@ def packed_product(
 
 
 # Not specialised on the number of rows and what follows from it.
-@triton.jit(do_not_specialize=["rows", "steps"])
+@dependent_kernel(do_not_specialize=["rows", "steps"])
 def _packed_matmul_kernel(
     x_ptr, word_ptr, scale_ptr, zero_ptr, bias_ptr, out_ptr, partial_ptr, arrived_ptr,
     rows, columns, depth, x_stride, num_steps, steps,
@@ -302,6 +303,7 @@ def _packed_matmul_kernel(
     HAS_ZEROS: tl.constexpr, IS_WHOLE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     tile, first = tl.program_id(0), tl.program_id(1) * steps
     row_tiles = tl.cdiv(rows, BLOCK_M)  # consecutive programs share a tile of the weight
     row = (tile % row_tiles * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
@@ -317,12 +319,13 @@ def _packed_matmul_kernel(
     )  # fmt: skip
 
 
-@triton.jit
+@dependent_kernel
 def _unpack_kernel(
     word_ptr, scale_ptr, zero_ptr, out_ptr, columns, depth, num_steps,
     CODE: tl.constexpr, OFFSET: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     step = tl.program_id(1)
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     dtype: tl.constexpr = out_ptr.dtype.element_ty

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 
 from kernels.attention.triton_config import compute_capability
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.linear.packed_codes import TILE_COLUMNS
 from kernels.linear.triton_split import new_parts, split_steps, store_sum
 from kernels.tiles import cdiv
@@ -75,12 +75,13 @@ def _count_warps(sizes: _Sizes) -> int:
 
 
 # Not specialised on the number of rows and of steps: one binary serves all weights.
-@triton.jit(do_not_specialize=["rows", "num_steps", "steps"])
+@dependent_kernel(do_not_specialize=["rows", "num_steps", "steps"])
 def _skinny_matmul_kernel(
     x_ptr, weight_ptr, bias_ptr, out_ptr, partial_ptr, arrived_ptr,
     rows, columns, x_stride, weight_stride, num_steps, steps,
     HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     tile, first = tl.program_id(0), tl.program_id(1) * steps
     row, k = tl.arange(0, BLOCK_M).to(tl.int64), tl.arange(0, BLOCK_K)
     column = tile * BLOCK_N + tl.arange(0, BLOCK_N)

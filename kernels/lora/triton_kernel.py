@@ -12,9 +12,9 @@ on the others.
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.lora.base import TILE_TOKENS, LoraTiles, LoraWeights
 from kernels.lora.reference import add_lora_
 from kernels.registry import implements
@@ -62,7 +62,7 @@ def launch_add_lora(
     return out
 
 
-@triton.jit(
+@dependent_kernel(
     do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["slot_ptr", "token_ptr"]
 )
 def _shrink_kernel(
@@ -70,6 +70,7 @@ def _shrink_kernel(
     DEPTH: tl.constexpr, WIDTH: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     tile = tl.program_id(0)
     slot = tl.load(slot_ptr + tile)
     if slot == 0:
@@ -94,7 +95,7 @@ def _shrink_kernel(
     tl.store(shrunk_ptr + row[:, None] + rank[None, :], total, mask=is_token[:, None])
 
 
-@triton.jit(
+@dependent_kernel(
     do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["slot_ptr", "token_ptr"]
 )
 def _expand_kernel(
@@ -103,6 +104,7 @@ def _expand_kernel(
     PRECISION: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     tile = tl.program_id(0)
     slot = tl.load(slot_ptr + tile)
     if slot == 0:

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from kernels.attention.triton_config import compute_capability, dot_precision
 from kernels.attention.triton_kernel import _HIDDEN, LOG2E
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.mla_prefill import SoftmaxState, attend_to_expanded
 from kernels.mla_prefill.base import ExpandedRows, KeyPiece
 from kernels.registry import implements
@@ -74,7 +75,7 @@ def launch_attend_to_expanded(
     )  # fmt: skip
 
 
-@triton.jit(
+@dependent_kernel(
     do_not_specialize=["first_row", "first_key", "last_key"],
     do_not_specialize_on_alignment=["query_start_ptr", "seq_len_ptr", "key_start_ptr"],
 )
@@ -87,6 +88,7 @@ def _expanded_kernel(
     BLOCK_P: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     # Later queries have more keys: they come first, so that no long program starts last.
     begin = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     head, row = tl.program_id(1), first_row + tl.program_id(2)

@@ -7,9 +7,9 @@ Reads the vocabulary instead of the request's tokens: two threads would race for
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.penalties import PenaltyRows, apply_penalties_, count_tokens_
 from kernels.registry import implements
 from kernels.tiles import cdiv
@@ -57,12 +57,13 @@ _PER_ROW = [
 ]
 
 
-@triton.jit(do_not_specialize_on_alignment=_PER_ROW)
+@dependent_kernel(do_not_specialize_on_alignment=_PER_ROW)
 def _penalty_kernel(
     logits_ptr, in_prompt_ptr, counts_ptr, token_ptr, row_ptr, slot_ptr, end_ptr, draft_ptr,
     frequency_ptr, presence_ptr, repetition_ptr,
     vocab_size, row_stride, slot_stride, token_stride, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     index = tl.program_id(0).to(tl.int64)
     frequency = tl.load(frequency_ptr + index)
     presence = tl.load(presence_ptr + index)
@@ -87,8 +88,9 @@ def _penalty_kernel(
         tl.store(place, found, mask=seen)
 
 
-@triton.jit(do_not_specialize_on_alignment=["row_ptr", "slot_ptr", "token_ptr"])
+@dependent_kernel(do_not_specialize_on_alignment=["row_ptr", "slot_ptr", "token_ptr"])
 def _count_kernel(counts_ptr, row_ptr, slot_ptr, token_ptr, slot_stride):
+    wait_for_previous_kernel()
     index = tl.program_id(0).to(tl.int64)
     token = tl.load(token_ptr + tl.load(row_ptr + index))
     cell = counts_ptr + tl.load(slot_ptr + index) * slot_stride + token

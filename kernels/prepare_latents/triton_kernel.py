@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.prepare_latents import LatentRows, prepare_latents
 from kernels.qk_norm_rope_store.triton_kernel import to_cache
 from kernels.registry import implements
@@ -52,7 +53,7 @@ def launch_prepare_latents(
 
 
 # Slots and positions are views of the step's staged inputs: one binary serves all alignments.
-@triton.jit(do_not_specialize_on_alignment=["slot_ptr", "position_ptr"])
+@dependent_kernel(do_not_specialize_on_alignment=["slot_ptr", "position_ptr"])
 def _prepare_latents_kernel(
     q_ptr, queries_ptr, latent_ptr, rotating_ptr, weight_ptr, eps, cache_ptr, slot_ptr,
     position_ptr, table_ptr, scale_ptr,
@@ -61,6 +62,7 @@ def _prepare_latents_kernel(
     HALF: tl.constexpr, ROTATES: tl.constexpr, HAS_SCALE: tl.constexpr, IN_PLACE: tl.constexpr,
     BLOCK_PLAIN: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_HALF: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     KEPT: tl.constexpr = VALUE_DIM + 2 * HALF
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)

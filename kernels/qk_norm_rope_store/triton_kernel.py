@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.qk_norm_rope_store import HeadNorms, qk_norm_rope_store
 from kernels.registry import implements
 from kernels.tiles import cdiv, next_power_of_2
@@ -60,7 +61,7 @@ def launch_qk_norm_rope_store(
 
 
 # Slots and positions are views of the step's staged inputs: one binary serves all alignments.
-@triton.jit(do_not_specialize_on_alignment=["slot_ptr", "position_ptr"])
+@dependent_kernel(do_not_specialize_on_alignment=["slot_ptr", "position_ptr"])
 def _prepare_kernel(
     q_ptr, k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, slot_ptr, position_ptr, table_ptr,
     q_weight_ptr, k_weight_ptr, eps, scale_ptr,
@@ -71,6 +72,7 @@ def _prepare_kernel(
     NORM: tl.constexpr, OF_VALUES: tl.constexpr, HAS_SCALE: tl.constexpr,
     BLOCK_VALUE: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     cos = tl.full((BLOCK_HALF,), 1.0, tl.float32)

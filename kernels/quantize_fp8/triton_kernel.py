@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.quantize_fp8 import reference
 from kernels.quantize_fp8.base import BLOCK, LARGEST, LEAST_MAXIMUM, Fp8Rows, empty_rows
 from kernels.registry import implements
@@ -49,11 +50,12 @@ def count_fp8_warps(width: int) -> int:
 
 
 # Not specialised on the number of rows.
-@triton.jit(do_not_specialize=["rows", "count"])
+@dependent_kernel(do_not_specialize=["rows", "count"])
 def _quantize_kernel(
     x_ptr, code_ptr, scale_ptr, rows, count, x_stride,
     FEATURES: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     there = (column < FEATURES) & (row < rows)

@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.registry import implements
 from kernels.rms_norm import rms_norm, rms_norm_pair
 from kernels.tiles import count_warps, next_power_of_2
@@ -49,11 +50,12 @@ def launch_rms_norm_pair(
     return outs[0], outs[1]
 
 
-@triton.jit
+@dependent_kernel
 def _rms_norm_kernel(
     x_ptr, weight_ptr, out_ptr, token_stride, head_stride, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     row = token * tl.num_programs(1) + head
@@ -61,13 +63,14 @@ def _rms_norm_kernel(
     _normalise_row(source, weight_ptr, out_ptr + row * WIDTH, eps, WIDTH, BLOCK)
 
 
-@triton.jit
+@dependent_kernel
 def _rms_norm_pair_kernel(
     x_ptr, weight_ptr, out_ptr, x_stride,
     second_ptr, second_weight_ptr, second_out_ptr, second_stride, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     SECOND_WIDTH: tl.constexpr, SECOND_BLOCK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     token = tl.program_id(0).to(tl.int64)
     if tl.program_id(1) == 0:
         source, target = x_ptr + token * x_stride, out_ptr + token * WIDTH

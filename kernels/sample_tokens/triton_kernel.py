@@ -8,9 +8,9 @@ is computed when added, and never stored.
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.gumbel_noise.triton_kernel import noise_of
 from kernels.registry import implements
 from kernels.sample_tokens import GREEDY_BELOW, SamplingParameters, TokenCells, sample_tokens
@@ -55,7 +55,7 @@ def launch_sample_tokens(
     return out
 
 
-@triton.jit(
+@dependent_kernel(
     do_not_specialize_on_alignment=[
         "temperature_ptr", "seed_ptr", "position_ptr", "threshold_ptr", "maxima_ptr",
     ]
@@ -65,6 +65,7 @@ def _sample_kernel(
     token_ptr, vocab_size, row_stride,
     FILTERS: tl.constexpr, CHUNK: tl.constexpr, SEGMENT: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     column = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -95,11 +96,12 @@ def _sample_kernel(
     tl.store(token_ptr + cell, chunk * CHUNK + place)
 
 
-@triton.jit(do_not_specialize_on_alignment=["out_ptr", "cells_ptr"])
+@dependent_kernel(do_not_specialize_on_alignment=["out_ptr", "cells_ptr"])
 def _pick_kernel(
     best_ptr, token_ptr, out_ptr, tokens_ptr, cells_ptr, num_chunks,
     HAS_CELLS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.arange(0, BLOCK)
     best = tl.load(

@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.sample_tokens import base, thresholds
 from kernels.sample_tokens.base import SamplingParameters
 from kernels.tiles import cdiv, next_power_of_2
@@ -129,13 +130,14 @@ def tensors_of(parameters: SamplingParameters) -> list[torch.Tensor]:
     return [temperature, *(temperature if tensor is None else tensor for tensor in found)]
 
 
-@triton.jit(do_not_specialize_on_alignment=PARAMETERS[:3])
+@dependent_kernel(do_not_specialize_on_alignment=PARAMETERS[:3])
 def _maxima_kernel(
     logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, maxima_ptr, sums_ptr, vocab_size,
     row_stride, HAS_TOP_K: tl.constexpr, HAS_TOP_P: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Stores the largest logit of each segment and, for rows with top-p alone, the sum of the
     weights of its tokens relative to that of the largest."""
+    wait_for_previous_kernel()
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = chunk * CHUNK + tl.arange(0, CHUNK)
     value = tl.load(
@@ -154,7 +156,7 @@ def _maxima_kernel(
             tl.store(sums_ptr + cell, tl.sum(weight, axis=1))
 
 
-@triton.jit(do_not_specialize_on_alignment=PARAMETERS)
+@dependent_kernel(do_not_specialize_on_alignment=PARAMETERS)
 def _narrow_kernel(
     logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, maxima_ptr, sums_ptr,
     result_ptr, open_ptr, best_ptr, counts_ptr, weights_ptr, segments_ptr, candidates_ptr,
@@ -162,6 +164,7 @@ def _narrow_kernel(
     HAS_TOP_K: tl.constexpr, HAS_TOP_P: tl.constexpr, HAS_MIN_P: tl.constexpr,
     SEGMENTS_BLOCK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     row = tl.program_id(0).to(tl.int64)
     temperature = tl.load(temperature_ptr + row)
     top_k, top_p = filters_of_row(row, temperature, top_k_ptr, top_p_ptr, HAS_TOP_K, HAS_TOP_P)

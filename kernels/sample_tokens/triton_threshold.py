@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.sample_tokens.base import SamplingParameters
 from kernels.sample_tokens.triton_narrow import (
     BUCKETS,
@@ -66,13 +67,14 @@ def find_thresholds(logits: torch.Tensor, parameters: SamplingParameters) -> Thr
     return Thresholds(found.thresholds, found.maxima)
 
 
-@triton.jit(do_not_specialize_on_alignment=PARAMETERS)
+@dependent_kernel(do_not_specialize_on_alignment=PARAMETERS)
 def _histogram_kernel(
     logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, best_ptr, open_ptr,
     counts_ptr, weights_ptr, vocab_size, row_stride,
     HAS_TOP_K: tl.constexpr, HAS_TOP_P: tl.constexpr, HAS_MIN_P: tl.constexpr,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     row = tl.program_id(0).to(tl.int64)
     if tl.load(open_ptr + row) > 0:
         temperature = tl.load(temperature_ptr + row)
@@ -95,13 +97,14 @@ def _histogram_kernel(
                 tl.atomic_add(weights_ptr + cell, weight, mask=kept & (weight > 0), sem="relaxed")
 
 
-@triton.jit(do_not_specialize_on_alignment=PARAMETERS)
+@dependent_kernel(do_not_specialize_on_alignment=PARAMETERS)
 def _search_kernel(
     logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, best_ptr, open_ptr,
     counts_ptr, weights_ptr, candidates_ptr, result_ptr, vocab_size, row_stride,
     HAS_TOP_K: tl.constexpr, HAS_TOP_P: tl.constexpr, HAS_MIN_P: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     row = tl.program_id(0).to(tl.int64)
     if tl.load(open_ptr + row) > 0:
         temperature = tl.load(temperature_ptr + row)

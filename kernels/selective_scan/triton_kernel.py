@@ -7,9 +7,9 @@ from __future__ import annotations
 from typing import Final
 
 import torch
-import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.registry import implements
 from kernels.selective_scan import ScanLayer, selective_scan
 from kernels.states import StateRows
@@ -45,7 +45,7 @@ def launch_selective_scan(
     return out
 
 
-@triton.jit(
+@dependent_kernel(
     do_not_specialize_on_alignment=[
         *("slot_ptr", "start_ptr", "piece_ptr", "target_ptr", "row_piece_ptr", "kept_ptr")
     ]
@@ -56,6 +56,7 @@ def _scan_kernel(
     HEADS: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, STATE: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     row, head, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     piece, last_piece = tl.load(row_piece_ptr + row), tl.load(row_piece_ptr + row + 1)
     if tl.load(piece_ptr + piece) == tl.load(piece_ptr + last_piece):

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.registry import implements
 from kernels.short_convolution import short_convolution
 from kernels.states import StateRows
@@ -59,13 +60,16 @@ _ROW_ARRAYS = [
 """Views of the step's staged inputs: one binary serves all alignments."""
 
 
-@triton.jit(do_not_specialize_on_alignment=[name for name in _ROW_ARRAYS if name != "target_ptr"])
+@dependent_kernel(
+    do_not_specialize_on_alignment=[name for name in _ROW_ARRAYS if name != "target_ptr"]
+)
 def _convolution_kernel(
     x_ptr, x_stride, weight_ptr, bias_ptr, state_ptr, out_ptr,
     slot_ptr, start_ptr, piece_ptr, piece_row_ptr, row_piece_ptr,
     CHANNELS: tl.constexpr, TAPS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SILU: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     piece = tl.program_id(0)
     channel = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < CHANNELS
@@ -94,7 +98,7 @@ def _convolution_kernel(
         tl.store(out, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit(
+@dependent_kernel(
     do_not_specialize_on_alignment=[
         *(name for name in _ROW_ARRAYS if name != "piece_row_ptr"),
         "kept_ptr",
@@ -104,6 +108,7 @@ def _windows_kernel(
     x_ptr, x_stride, state_ptr, slot_ptr, start_ptr, piece_ptr, target_ptr, row_piece_ptr,
     kept_ptr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     row, block = tl.program_id(0), tl.program_id(1)
     piece, last_piece = tl.load(row_piece_ptr + row), tl.load(row_piece_ptr + row + 1)
     row_first, row_end = tl.load(piece_ptr + piece), tl.load(piece_ptr + last_piece)

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.registry import implements
 from kernels.soft_cap import soft_cap_
 from kernels.tiles import cdiv
@@ -24,8 +24,9 @@ def launch_soft_cap(logits: torch.Tensor, cap: float) -> torch.Tensor:
     return logits
 
 
-@triton.jit
+@dependent_kernel
 def _soft_cap_kernel(x_ptr, x_stride, cap, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    wait_for_previous_kernel()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 
 import torch
-import triton
 import triton.language as tl
 
 from kernels.attention.triton_config import dot_precision, latent_blocks
 from kernels.attention.triton_kernel import LOG2E
 from kernels.attention.triton_latent import count_splits, fold_block, load_rows, store_rows
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.qk_norm_rope_store.reference import rotate_heads
 from kernels.registry import implements
 from kernels.sparse_attention import (
@@ -126,11 +126,12 @@ def launch_attend_to_cells(
 
 
 # Slots and positions are views of the step's staged inputs: one binary serves all alignments.
-@triton.jit(do_not_specialize_on_alignment=["slot_ptr", "position_ptr"])
+@dependent_kernel(do_not_specialize_on_alignment=["slot_ptr", "position_ptr"])
 def _store_kernel(
     key_ptr, cache_ptr, slot_ptr, position_ptr, table_ptr, key_stride,
     DIM: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, BLOCK_HALF: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(position_ptr + token)
     key_ptrs = key_ptr + token * key_stride
@@ -151,7 +152,7 @@ def _store_kernel(
     tl.store(cell_ptrs + plain, tl.load(key_ptrs + plain, mask=kept, other=0.0), mask=kept)
 
 
-@triton.jit(
+@dependent_kernel(
     do_not_specialize=["length", "count", "tiles", "table_stride"],
     do_not_specialize_on_alignment=["q_ptr", "weight_ptr", "position_ptr"],
 )
@@ -162,6 +163,7 @@ def _score_kernel(
     BLOCK_N: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     row = tl.program_id(1) // tiles
     start = tl.program_id(1) % tiles * BLOCK_Q
     place = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -184,7 +186,7 @@ def _score_kernel(
         tl.store(score_ptr + query * length + place, scores, mask=exists)
 
 
-@triton.jit
+@dependent_kernel
 def _cells_kernel(
     q_ptr, cache_ptr, cell_ptr, out_ptr, lse_ptr, cell_stride, scale, value_scale,
     NUM_HEADS: tl.constexpr, TOP_K: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -192,6 +194,7 @@ def _cells_kernel(
     BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     HEAD_DIM: tl.constexpr = VALUE_DIM + ROTARY_DIM
     query = tl.program_id(1).to(tl.int64)
     own_ptr = cell_ptr + query * cell_stride

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.registry import implements
 from kernels.step_inputs import StepRows, StepTensors, gather_step_inputs, write_table_rows_
 from kernels.tiles import cdiv
@@ -50,8 +50,9 @@ def launch_gather_step_inputs(
     return out
 
 
-@triton.jit(do_not_specialize_on_alignment=["segment_ptr", "value_ptr"])
+@dependent_kernel(do_not_specialize_on_alignment=["segment_ptr", "value_ptr"])
 def _write_kernel(token_ptr, page_ptr, segment_ptr, value_ptr, BLOCK: tl.constexpr):
+    wait_for_previous_kernel()
     segment = segment_ptr + tl.program_id(0) * 4
     cell = tl.load(segment + 1)
     first = tl.load(segment + 2)
@@ -64,7 +65,7 @@ def _write_kernel(token_ptr, page_ptr, segment_ptr, value_ptr, BLOCK: tl.constex
         tl.store(page_ptr + cell + offset, value, mask=inside)
 
 
-@triton.jit(
+@dependent_kernel(
     do_not_specialize=["num_pages", "page_row_stride"],
     do_not_specialize_on_alignment=["slot_ptr", "start_ptr", "query_start_ptr"],
 )
@@ -74,6 +75,7 @@ def _gather_kernel(
     token_stride, page_stride, page_row_stride, num_pages,
     PAGE_SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_ptr + row)
     start = tl.load(start_ptr + row)

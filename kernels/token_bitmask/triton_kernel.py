@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.registry import implements
 from kernels.tiles import cdiv
 from kernels.token_bitmask import apply_token_bitmask
@@ -39,11 +39,12 @@ def launch_token_bitmask(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize_on_alignment=["bitmask_ptr", "row_ptr", "mask_row_ptr"])
+@dependent_kernel(do_not_specialize_on_alignment=["bitmask_ptr", "row_ptr", "mask_row_ptr"])
 def _bitmask_kernel(
     logits_ptr, bitmask_ptr, row_ptr, mask_row_ptr, vocab_size, row_stride, mask_stride,
     HAS_ROWS: tl.constexpr, HAS_MASK_ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     row = tl.program_id(0).to(tl.int64)
     mask_row = row
     if HAS_MASK_ROWS:

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.registry import implements
 from kernels.tiles import cdiv
 from kernels.token_edits import EditRows, TokenEdits, apply_token_edits_
@@ -39,7 +39,7 @@ _PER_ROW = [
 ]
 
 
-@triton.jit(
+@dependent_kernel(
     do_not_specialize=["bias_stride", "word_stride", "end_stride", "num_blocks"],
     do_not_specialize_on_alignment=_PER_ROW,
 )
@@ -48,6 +48,7 @@ def _edit_kernel(
     row_ptr, slot_ptr, cell_ptr, num_output_ptr, num_biases_ptr, num_words_ptr,
     row_stride, bias_stride, word_stride, end_stride, num_blocks, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     index = tl.program_id(0)
     part = tl.program_id(1)
     slot = tl.load(slot_ptr + index)

@@ -8,9 +8,9 @@ the second sums weights relative to the row's largest logit.
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.registry import implements
 from kernels.sample_tokens import thresholds
 from kernels.tiles import cdiv, next_power_of_2
@@ -44,11 +44,12 @@ def launch_token_scores(logits: torch.Tensor, tokens: torch.Tensor) -> TokenScor
     return TokenScores(token_logits=token_logits, best=best, weight=weight, rank=rank)
 
 
-@triton.jit(do_not_specialize_on_alignment=["token_ptr"])
+@dependent_kernel(do_not_specialize_on_alignment=["token_ptr"])
 def _rank_kernel(
     logits_ptr, token_ptr, token_logit_ptr, rank_ptr, best_ptr, vocab_size, row_stride, num_chunks,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     token_logits = tl.load(logits_ptr + row * row_stride + tl.load(token_ptr + row))
@@ -62,11 +63,12 @@ def _rank_kernel(
     tl.store(best_ptr + row * num_chunks + chunk, tl.max(logit, axis=0))
 
 
-@triton.jit
+@dependent_kernel
 def _weigh_kernel(
     logits_ptr, chunk_best_ptr, best_ptr, weight_ptr, vocab_size, row_stride, num_chunks,
     CHUNK: tl.constexpr, CHUNKS_BLOCK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous_kernel()
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.arange(0, CHUNKS_BLOCK)
     bests = tl.load(

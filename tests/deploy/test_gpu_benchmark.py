@@ -25,9 +25,9 @@ def python(script: str) -> list[str]:
 
 
 def test_every_command_is_one(tmp_path: Path) -> None:
-    assert len(gpu.make_steps("python", tmp_path / "one", "vllm", 1)) == 33
+    assert len(gpu.make_steps("python", tmp_path / "one", "vllm", 1)) == 34
     steps = gpu.make_steps("python", tmp_path, "vllm", 2)
-    assert len({step.name for step in steps}) == len(steps) == 34
+    assert len({step.name for step in steps}) == len(steps) == 35
     parsers = {"cluster.bench": add_commands, "deploy.benchmarks": benchmarks.add_commands}
     for step in steps:
         program, *rest = step.command
@@ -80,7 +80,13 @@ def test_whatever_fails_the_rest_is_measured(tmp_path: Path) -> None:
             ],
         ),
         gpu.Step(name="tests", command=python("print('3 passed')"), is_json=False),
-        gpu.Step(name="works", command=python("print('{\"tokens_per_second\": 10}')")),
+        gpu.Step(
+            name="works",
+            command=python(
+                "import os; print('{\"tokens_per_second\": ' + os.environ['SPEED'] + '}')"
+            ),
+            environment={"SPEED": "10"},
+        ),
     ]
     report = gpu.run_steps(steps, tmp_path / "results")
     assert {name: step["status"] for name, step in report["steps"].items()} == {
@@ -103,6 +109,7 @@ def test_whatever_fails_the_rest_is_measured(tmp_path: Path) -> None:
         "models.8b.us: 12.5",
         "does not respond: no port",
         "3 passed",
+        "`SPEED=10 python -S ",
         "tokens_per_second: 10",
     ):
         assert text in page, page

@@ -1,9 +1,20 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
-from kernels import qk_norm_rope_store, registry, sample_tokens, token_scores
+from kernels import (
+    Norm,
+    fused_add_norm,
+    qk_norm_rope_store,
+    registry,
+    rms_norm,
+    sample_tokens,
+    squared_relu,
+    token_scores,
+)
 from kernels.linear.tiled import TritonTiledWeight
 from tests.support.kernels.paged_cases import Paged, make_paged, naive_decode, naive_extend
 from tests.support.kernels.sampling_cases import FILTERS, make_logits, parameters
@@ -107,6 +118,30 @@ def test_a_captured_draw_takes_any_mixture_of_rows() -> None:
             getattr(fixed, name).copy_(getattr(own, name))
         graph.replay()
         assert torch.equal(out, sample_tokens(logits, own))
+
+
+def test_kernels_of_a_graph_wait_for_each_other() -> None:
+    """Kernels that start before the previous one has completed read what it stores, and do not
+    overwrite what it still reads: results are those of kernels that run one at a time."""
+    x = torch.randn(257, 8192).to("cuda", torch.bfloat16)
+    norm = Norm(torch.ones_like(x[0]))
+
+    def run(finish: Callable[[], None]) -> torch.Tensor:
+        residual, y = x, x
+        for _ in range(100):
+            (y,), residual = fused_add_norm(y, residual, (norm,), 1e-6)
+            finish()
+            y = rms_norm(squared_relu(y), norm.weight, 1e-6)
+            finish()
+        return residual + y
+
+    expected = run(torch.cuda.synchronize)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run(lambda: None)
+    for _ in range(50):
+        graph.replay()
+        assert torch.equal(out, expected)
 
 
 def test_a_cache_of_more_elements_than_32_bits_count() -> None:

@@ -18,6 +18,12 @@ from triton.runtime.jit import JITFunction
 
 _PRODUCTS = ("tcgen05.mma", "wgmma.mma_async", "mma.sync")
 """Matrix-multiply instructions, newest first."""
+_EARLY = re.compile(
+    r"(ld|st)\.(?!param)|(atom|red|cp|prefetch|applypriority|discard|mbarrier|tcgen05)\."
+    r"|@|\$L__BB|(bra|brx|call|ret|exit|trap|bar|barrier|fence|membar)\b"
+)
+"""Instructions that must not precede a wait for the previous kernel: accesses to memory other than
+parameters, and all that could make the wait conditional."""
 
 
 class Usage(NamedTuple):
@@ -37,6 +43,8 @@ class Binary:
     cubin: bytes = field(repr=False)
     tile_rows: int
     """Rows of a product's first factor; 0 for kernels without products."""
+    launches_dependent: bool
+    """Whether it is launched with PDL."""
 
     @property
     def instruction(self) -> str:
@@ -57,6 +65,29 @@ class Binary:
             int(value) for value in re.findall(r"(?:REG|STACK|LOCAL):(\d+)", output)
         )
         return Usage(registers, stack + local)
+
+
+def early_instructions(ptx: str) -> list[str]:
+    """Instructions that a kernel launched with PDL must only execute after its wait for the
+    previous kernel, and does before; all of its instructions if it does not wait."""
+    code = ptx.partition(".entry")[2].partition("{")[2]
+    before = code.partition("griddepcontrol.wait;")[0]
+    return [line.strip() for line in before.splitlines() if _EARLY.match(line.strip())]
+
+
+def check_order(binary: Binary, capability: int) -> None:
+    """Asserts that a kernel is launched with PDL, and waits for the previous one before anything
+    else; that it is not if it uses tensor memory; and that devices without PDL have no instructions
+    for it."""
+    if capability < 90:
+        assert "griddepcontrol" not in binary.ptx, binary
+        assert not binary.launches_dependent, binary
+        return
+    assert binary.ptx.count("griddepcontrol.launch_dependents;") == 1, binary
+    assert binary.launches_dependent == ("tcgen05.alloc" not in binary.ptx), binary
+    if binary.launches_dependent:
+        early = early_instructions(binary.ptx)
+        assert early == [], f"{binary}: before its wait, {early}"
 
 
 class Driver:
@@ -80,7 +111,8 @@ class Driver:
 def compiling_for(capability: int) -> Iterator[list[Binary]]:
     """Context in which a launch compiles a binary without running it; yields the launches so far.
 
-    Tensors on CPU replace those on the GPU; all else about a launch is unchanged.
+    Tensors on CPU replace those on the GPU; all else about a launch is unchanged. Each binary must
+    pass `check_order`.
     """
     compiled: list[Binary] = []
     launch = JITFunction.run
@@ -88,12 +120,13 @@ def compiling_for(capability: int) -> Iterator[list[Binary]]:
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         kernel = launch(self, *args, grid=grid, warmup=True, **kwargs)
         assert "cubin" in kernel.asm
-        compiled.append(
-            Binary(
-                *(self.fn.__name__, kernel.metadata.shared, kernel.hash),
-                *(kernel.asm["ptx"], kernel.asm["cubin"], kwargs.get("BLOCK_M", 0)),
-            )
+        binary = Binary(
+            *(self.fn.__name__, kernel.metadata.shared, kernel.hash),
+            *(kernel.asm["ptx"], kernel.asm["cubin"], kwargs.get("BLOCK_M", 0)),
+            kernel.metadata.launch_pdl,
         )
+        check_order(binary, capability)
+        compiled.append(binary)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
