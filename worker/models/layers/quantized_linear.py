@@ -352,6 +352,7 @@ class _PartCodes(ABC):
             name=name,
             destination=destination.T if is_transposed else destination,
             full_shape=full[::-1] if is_transposed else full,
+            stacked=self._part.stacked,
             dim=1 - dim if is_transposed else dim,
             start=self._part.first_block(per_cell[dim]),
             **extra,
@@ -534,6 +535,7 @@ class _Fp4Codes(_PartCodes):
                 name=f"{name}.weight_scale_2" if is_modelopt else f"{name}.weight_global_scale",
                 destination=self._global,
                 full_shape=(1,),
+                stacked=self._part.stacked,
                 may_lack_ones=True,
                 fill_dummy=_constant(spread if is_modelopt else 1.0 / spread),
             )
