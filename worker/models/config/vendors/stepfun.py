@@ -53,6 +53,7 @@ class Step3p5Config(FamilyConfig):
     layer_kinds = (FULL, SLIDING)
     window_theta = "sliding_rope_theta"
     has_layer_shares = True
+    unquantized = ("g_proj",)
 
     max_position_embeddings: Count = 128000
     num_key_value_heads: Count | None = 8
