@@ -144,9 +144,10 @@ def require_model(model: str, revision: str = "", *, weights: bool = True) -> No
 
 
 def _require_files(folder: Path, weights: bool) -> None:
-    from worker.models.config.checkpoint import weight_files
+    from worker.models.config.checkpoint import check_format, weight_files
 
     if not (folder / "config.json").is_file():
+        check_format(folder)
         raise ValueError(
             f"folder {folder} has no config.json\n"
             "use a folder written by transformers' save_pretrained or `hf download`"
@@ -191,7 +192,7 @@ def _require_repository(repository: str, revision: str) -> None:
         raise ValueError(
             f"Hub repository {repository} has no config.json\n"
             "use a repository in Hugging Face format with safetensors (GGUF is not supported, nor "
-            "is Mistral's params.json)"
+            "is Mistral's params.json: Mistral Large 3 has to be converted to Mistral4ForCausalLM)"
         ) from error
     except errors.HfHubHTTPError as error:
         _raise_for_status(repository, hub, error.response.status_code)

@@ -269,11 +269,16 @@ def test_incomplete_folders_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "config.json").write_text("{}")
+    for name, file in (("mistral", "params.json"), ("adapter", "adapter_config.json")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_text("{}")
     cases = (
         ("./nothing", "folder ./nothing does not exist", "ORGANIZATION/NAME"),
         ("mistyped", "folder mistyped does not exist", "ORGANIZATION/NAME"),
         ("./empty", "has no config.json", "hf download"),
         ("./bare", "has no *.safetensors file", ""),
+        ("./mistral", "in Mistral's own format", ""),
+        ("./adapter", "LoRA adapter: serve its base model", ""),
     )
     errors = serve_each(tmp_path, *(([name], "") for name, *_ in cases))
     for (_, problem, remedy), lines in zip(cases, errors, strict=True):

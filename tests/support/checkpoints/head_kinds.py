@@ -52,6 +52,18 @@ def _fused(tensors: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tens
     return fused
 
 
+def _with_encoders(tensors: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
+    """The same as in MiMo V2.5, with encoders of images and sound."""
+    names = ("visual.merger.ln_q", "audio_encoder.projection.mlp.0", "speech_embeddings.0")
+    return _fused(tensors, model) | {f"{name}.weight": torch.ones(8) for name in names}
+
+
+def _mimo_v2_5(config: dict[str, Any]) -> dict[str, Any]:
+    """config.json with the encoders' keys."""
+    parts = ("vision_config", "audio_config", "processor_config")
+    return {**config, **{part: {"hidden_size": 8} for part in parts}, "image_token_id": 5}
+
+
 _SAME = [
     "vocab_size",
     "hidden_size",
@@ -262,7 +274,8 @@ HEAD_KIND_SPECIMENS: dict[str, Specimen] = {
             "attention_projection_layout": "fused_qkv",
         },
         architecture="MiMoV2ForCausalLM",
-        rewrite=_fused,
+        rewrite=_with_encoders,
+        rewrite_config=_mimo_v2_5,
         covers=(),
         is_variant=True,
     ),

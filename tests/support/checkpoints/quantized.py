@@ -185,11 +185,22 @@ def nvfp4(rows: int, columns: int, modelopt: bool = True) -> Quantized:
     return tensors, values * wide
 
 
+def _exponents(rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Stored exponents of scales of 32 columns, and the scale of each column."""
+    exponents = torch.randint(118, 122, (rows, columns // 32))
+    return exponents.to(torch.uint8), 2.0 ** (exponents - 127)[:, _groups(columns, 32)]
+
+
+def mxfp8(rows: int, columns: int, end: str = "weight_scale_inv") -> Quantized:
+    values = torch.randn(rows, columns).mul_(50).to(torch.float8_e4m3fn)
+    exponents, scales = _exponents(rows, columns)
+    return {"weight": values, end: exponents}, values.float() * scales
+
+
 def mxfp4(rows: int, columns: int) -> Quantized:
     packed, values = _e2m1(rows, columns)
-    exponents = torch.randint(118, 122, (rows, columns // 32))
-    scales = 2.0 ** (exponents - 127)[:, _groups(columns, 32)]
-    return {"weight_packed": packed, "weight_scale": exponents.to(torch.uint8)}, values * scales
+    exponents, scales = _exponents(rows, columns)
+    return {"weight_packed": packed, "weight_scale": exponents}, values * scales
 
 
 def compressed_config(format_: str, **weights: Any) -> dict[str, Any]:
@@ -254,6 +265,18 @@ LAYOUTS: Mapping[str, Layout] = {
     "fp8-channel-of-rows": Layout(
         settings={"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"},
         draw=lambda rows, columns: fp8(rows, columns, torch.rand(rows) + 0.5),
+    ),
+    "mxfp8": Layout(
+        settings={
+            "quant_method": "mxfp8",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [1, 32],
+        },
+        draw=mxfp8,
+    ),
+    "mxfp8-modelopt": Layout(
+        settings={"quant_method": "modelopt", "quant_algo": "MXFP8"},
+        draw=partial(mxfp8, end="weight_scale"),
     ),
     "nvfp4": Layout(
         settings={"quantization": {"quant_algo": "NVFP4", "group_size": 16}},

@@ -29,6 +29,7 @@ VERDICTS = FOLDER / "verdicts" / "verdicts.json"
 README = ROOT / "README.md"
 SUMMARY = re.compile(r"Of the \d+ configurations of released models in the tests, \d+ \(\d+ %\)")
 """The acceptance rate in the README, on one line."""
+_RELEASE = re.compile(r"(\S+/\S+)( \([^)]*\))?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,13 +37,19 @@ class RealConfig:
     """The configuration files of one checkpoint."""
 
     name: str
-    """Name on the Hub, or a description of how it was made."""
+    """Name on the Hub, possibly with a note in parentheses, or a description of how it was made."""
     source: str
     """Source of its values: a row of the table in README.md."""
     config: Mapping[str, Any]
     """The content of config.json."""
     files: Mapping[str, Any]
     """The content of further JSON files, by name."""
+
+    @property
+    def release(self) -> str | None:
+        """Name on the Hub of the released model; None if it was changed."""
+        match = _RELEASE.fullmatch(self.name)
+        return None if match is None else match[1]
 
     def write(self, folder: Path) -> None:
         """Writes the files to a folder, without weights."""

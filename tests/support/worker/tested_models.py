@@ -114,13 +114,13 @@ def _marks_of(path: Path) -> Iterator[Any]:
 def _released() -> dict[str, list[str]]:
     """Released models that are accepted, by value of `architectures`."""
     verdicts = json.loads(VERDICTS.read_text(encoding="utf-8"))
-    released: dict[str, list[str]] = {}
+    released: dict[str, set[str]] = {}
     for real in load_corpus():
-        if " " not in real.name and "accepted" in verdicts[real.name]:
+        if real.release is not None and "accepted" in verdicts[real.name]:
             name = real.config["architectures"][0]
             if name not in MULTIMODAL:
                 name = verdicts[real.name]["accepted"]["architecture"]
-            released.setdefault(name, []).append(real.name)
+            released.setdefault(name, set()).add(real.release)
     return {family: sorted(names) for family, names in sorted(released.items())}
 
 

@@ -299,7 +299,7 @@ def test_an_adapter_alone_says_what_it_is(tmp_path: Path) -> None:
 
 def test_mistral_s_format_alone_is_refused(tmp_path: Path) -> None:
     (tmp_path / "params.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"params\.json .* use a checkpoint in the format of"):
+    with pytest.raises(ValueError, match=r"params\.json .* use the same model in the format of"):
         load_model_config(str(tmp_path))
 
 

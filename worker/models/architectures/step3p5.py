@@ -11,16 +11,15 @@ from kernels import SILU, Activation
 from worker.models.architectures.decoder import DecoderModel
 from worker.models.architectures.llama import LlamaLayer
 from worker.models.layers.attention import AttentionNames, AttentionTraits, GatedMLP
-from worker.models.layers.moe import MoeMLP, MoeNames, StackedNames
+from worker.models.layers.moe import MoeMLP, MoeNames
 
 _NAMES = AttentionNames(gate="g_proj")
 _MOE_NAMES = MoeNames(
     router="moe.gate",
     bias="moe.router_bias",
+    experts="moe",
+    stacks_projections=True,
     shared="share_expert",
-    stacked=StackedNames(
-        gate_up="moe.gate_proj.weight", up="moe.up_proj.weight", down="moe.down_proj.weight"
-    ),
 )
 
 

@@ -55,12 +55,12 @@ def resolve_checkpoint(model: str, *, weights: bool = True) -> Path:
             model, _HUB_FILES if weights else _HUB_FILES_WITHOUT_WEIGHTS, _HUB_IGNORED
         )
         if not (folder / "config.json").is_file():
-            _check_other_formats(folder)
+            check_format(folder)
         if weights and (problem := _lacking_weights(folder)):
             raise ValueError(f"{model} on the Hugging Face Hub: {problem}")
         return folder
     if not (folder / "config.json").is_file():
-        _check_other_formats(folder)
+        check_format(folder)
         raise Unavailable(
             f"{folder} has no config.json: specify the folder of a Hugging Face checkpoint"
         )
@@ -111,15 +111,20 @@ def check_files(folder: Path) -> None:
             raise ValueError(f"{folder} holds {name}, so {reason}")
 
 
-def _check_other_formats(folder: Path) -> None:
-    """Raises ValueError if a folder without config.json holds an adapter, or a model in Mistral's
-    own format, as Mistral Large 3 is released."""
+def check_format(folder: Path) -> None:
+    """Checks that a folder without config.json holds neither an adapter nor a model in Mistral's
+    own format, as Mistral Large 3 is released.
+
+    Raises:
+        ValueError: it does; the message has the remedy.
+    """
     check_files(folder)
     if (folder / "params.json").is_file():
         raise ValueError(
-            f"{folder} holds params.json without config.json: Mistral's format is not supported; "
-            "use a checkpoint in the format of transformers (model_type mistral4 for Mistral Large "
-            "3)"
+            f"{folder} holds params.json without config.json, so it is in Mistral's own format, "
+            "which is not supported: use the same model in the format of transformers, with "
+            "config.json, tokenizer.json and model*.safetensors; most of Mistral's repositories "
+            "hold both, Mistral Large 3 has to be converted to Mistral4ForCausalLM"
         )
 
 

@@ -116,6 +116,8 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Ends of such names."""
     renamed_ends: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Other ends of tensors' names in some checkpoints, and the family's."""
+    unquantized: ClassVar[tuple[str, ...]] = ()
+    """Modules that quantized checkpoints neither quantize nor list as left out."""
 
     vocab_size: Count
     hidden_size: Count
@@ -235,9 +237,10 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             return tuple(map(self.layer_kind, range(count)))
         kinds = [self.kind_aliases.get(kind, kind) for kind in kinds]
         if len(kinds) != count or any(kind not in self.layer_kinds for kind in kinds):
+            other = "".join(f" ({name})" for name, key in self.aliases if key == "layer_types")
             raise ValueError(
-                f"layer_types = {short(self.layer_types)} in config.json is not supported: it must "
-                f"be {' or '.join(self.layer_kinds)} for each of {count} layers"
+                f"layer_types{other} = {short(self.layer_types)} in config.json is not supported: "
+                f"it must be {' or '.join(self.layer_kinds)} for each of {count} layers"
             )
         return tuple(kinds)
 

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from worker.models.config.schema import short
 
+_FP32_MAX = 3.4028234663852886e38
+
 GateOrder = Literal["gate first", "norm first", "no norm"]
 """Whether outputs are gated before the norm over their group or after it, or have no norm."""
 
@@ -57,7 +59,8 @@ def checked_mamba(
             f"{heads_key} {config.num_heads} in config.json is not a multiple of {groups_key} "
             f"({config.num_groups}): fix it"
         )
-    if step_limit is not None and list(map(_number, step_limit)) != [0.0, math.inf]:
+    limits = [0.0, math.inf] if step_limit is None else list(map(_number, step_limit))
+    if limits != [0.0, math.inf]:
         raise ValueError(
             f"time_step_limit = {short(step_limit)} in config.json is not supported: it must be "
             "[0.0, Infinity]"
@@ -87,5 +90,8 @@ def mamba_head_dim(size: int, num_heads: int, head_dim: int | str, size_key: str
 
 
 def _number(value: Any) -> Any:
-    """A number in `time_step_limit`; transformers 5 writes infinity as an object."""
+    """A number in `time_step_limit`; transformers 5 writes infinity as an object, some checkpoints
+    as a number beyond FP32."""
+    if isinstance(value, float) and value > _FP32_MAX:
+        return math.inf
     return math.inf if value in ({"__float__": "Infinity"}, "Infinity", "inf") else value

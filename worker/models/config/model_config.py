@@ -157,7 +157,7 @@ class ModelConfig:
         family's schema; raises ValueError, which names the key, for an unsupported value."""
         check_files(folder)
         rope, window_rope = _ropes(family)
-        quantization = read_quantization(_keys(family), folder, mxfp4=family.mxfp4_experts)
+        quantization = _quantization(family, folder)
         mla, moe, mamba = family.mla(rope), _experts(family), family.mamba()
         windows, biases = family.windows(), family.biases()
         block_size, mask_token_id = family.block_diffusion()
@@ -464,6 +464,14 @@ def _eos_token_ids(raw: RawConfig, family: FamilyConfig, folder: Path) -> tuple[
     ]
     named = chain.from_iterable(map(eos_token_ids, sources))
     return tuple(dict.fromkeys(named)) or eos_token_ids(_keys(family))
+
+
+def _quantization(family: FamilyConfig, folder: Path) -> QuantizationConfig | None:
+    """The checkpoint's quantization, without modules that the family never quantizes."""
+    found = read_quantization(_keys(family), folder, mxfp4=family.mxfp4_experts)
+    if found is None or not family.unquantized:
+        return found
+    return replace(found, left_out=(*found.left_out, *family.unquantized))
 
 
 def _with_skipped_tensors(

@@ -28,6 +28,8 @@ class ScaledConfig:
     """Numbers of output and of input features that share a scale; 0 for all."""
     scale: str = "weight_scale"
     """Name of the scales in a checkpoint, within the module."""
+    has_exponents: bool = False
+    """Whether scales are powers of two, stored as exponents plus 127 (MXFP8)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,5 +1,5 @@
-"""Parsers of quantization formats: fp8, fbgemm_fp8, compressed-tensors, ModelOpt, AWQ, GPTQ and
-gpt-oss' mxfp4. Imports no torch.
+"""Parsers of quantization formats: fp8, mxfp8, fbgemm_fp8, compressed-tensors, ModelOpt, AWQ, GPTQ
+and gpt-oss' mxfp4. Imports no torch.
 
 Keys that are not read and may affect weights are rejected with an error that names them.
 """
@@ -37,6 +37,7 @@ _NOT_OF_WEIGHTS = (
 CACHE_SCALE_ENDS = (".k_scale", ".v_scale", ".kv_scale")
 """Suffixes of names of scales of keys and values, which only FP8 KV caches need."""
 _MIXED = "MIXED_PRECISION"
+_MXFP8_BLOCK = (1, 32)
 _MODELOPT_FILE = "hf_quant_config.json"
 _NEUTRAL_VALUES: tuple[object, ...] = (None, False, "", [], {})
 
@@ -186,6 +187,7 @@ def _parse_fp8(source: _Source) -> QuantizationConfig:
             "fmt": ("e4m3", "float8_e4m3fn"),
             "activation_scheme": ("dynamic", "static"),
             "dequantize": (False,),
+            "store_dtype": ("fp8",),
             # ue8m0: scales are powers of two, but stored as FP32, so nothing changes.
             "scale_fmt": ("ue8m0", "float"),
         },
@@ -200,6 +202,25 @@ def _parse_fp8(source: _Source) -> QuantizationConfig:
         renamed_ends=() if block is not None else ((".weight_scale_inv", ".weight_scale"),),
         skipped_ends=_NOT_OF_WEIGHTS,
         has_fp8_cache=source.has_fp8_cache(),
+    )
+
+
+def _parse_mxfp8(source: _Source) -> QuantizationConfig:
+    """FP8 of MiniMax, with a power of two as scale of 32 input features."""
+    source.check(
+        words("quant_method ignored_layers modules_to_not_convert"),
+        {
+            "fmt": ("e4m3", "float8_e4m3fn"),
+            "activation_scheme": ("dynamic",),
+            "weight_block_size": (list(_MXFP8_BLOCK),),
+        },
+    )
+    return QuantizationConfig(
+        weights=ScaledConfig(
+            block_shape=_MXFP8_BLOCK, scale="weight_scale_inv", has_exponents=True
+        ),
+        left_out=source.modules("modules_to_not_convert", "ignored_layers"),
+        skipped_ends=_NOT_OF_WEIGHTS,
     )
 
 
@@ -236,6 +257,7 @@ def _modelopt_weights(source: _Source) -> WeightConfig:
         "FP8": ScaledConfig(block_shape=(0, 0)),
         "FP8_PER_CHANNEL_PER_TOKEN": ScaledConfig(block_shape=(1, 0)),
         "NVFP4": Fp4Config(layout="modelopt"),
+        "MXFP8": ScaledConfig(block_shape=_MXFP8_BLOCK, has_exponents=True),
         # The same weights, for activations that are not quantized.
         "W4A16_NVFP4": Fp4Config(layout="modelopt"),
     }
@@ -445,6 +467,7 @@ def _parse_gpt_oss(source: _Source) -> QuantizationConfig:
 
 _PARSERS: Mapping[str, Callable[[_Source], QuantizationConfig]] = {
     "fp8": _parse_fp8,
+    "mxfp8": _parse_mxfp8,
     "fbgemm_fp8": _parse_fbgemm,
     "compressed-tensors": _parse_compressed,
     "modelopt": _parse_modelopt,

@@ -36,6 +36,17 @@ class LinearModule(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Stacked:
+    """One of several matrices, or of their scales, that a checkpoint stores as one tensor, along an
+    additional first dimension."""
+
+    index: int
+    """Place of the matrix in the tensor."""
+    count: int
+    """Number of matrices in the tensor."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class WeightSlot:
     """Slot for one tensor of the checkpoint: its destination, and this rank's slice."""
 
@@ -44,7 +55,9 @@ class WeightSlot:
     destination: torch.Tensor
     """View of the layer's tensor, with the shape of the slice."""
     full_shape: tuple[int, ...]
-    """Shape in the checkpoint."""
+    """Shape in the checkpoint, or of one of its matrices if the tensor stacks several."""
+    stacked: Stacked | None = None
+    """The matrix that is read from a tensor which stacks several; None for a tensor of one."""
     dim: int = 0
     """Dimension that is sliced."""
     start: int = 0
@@ -63,6 +76,11 @@ class WeightSlot:
     """Fills the destination with dummy weights; None for the loader's default."""
     module: LinearModule | None = None
     """Linear layer whose weight the tensor is a part of; None for other tensors."""
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Shape of the checkpoint's tensor."""
+        return self.full_shape if self.stacked is None else (self.stacked.count, *self.full_shape)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +101,8 @@ class WeightPart:
     section: int = 0
     """Number of rows in the checkpoint after which blocks of scales begin anew; 0 for none. A part
     is within one section."""
+    stacked: Stacked | None = None
+    """The weight's place in tensors that stack several, as an expert's; None for separate ones."""
 
     def first_block(self, size: int) -> int:
         """Number of blocks of `size` rows or columns before this rank's slice."""
@@ -175,6 +195,7 @@ class _UnquantizedWeight(LinearWeight):
                 name=f"{prefix}{part.name}.weight",
                 destination=self._values[part.rows],
                 full_shape=part.full_shape,
+                stacked=part.stacked,
                 dim=part.dim,
                 start=part.start,
             )

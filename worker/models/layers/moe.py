@@ -27,7 +27,13 @@ from worker.models.config.moe_config import MoeConfig
 from worker.models.layers.attention import GatedMLP
 from worker.models.layers.expert_share import ExpertShare, share_experts
 from worker.models.layers.linear import build_router
-from worker.models.layers.linear_method import LayerOptions, LinearWeight, WeightPart, WeightSlot
+from worker.models.layers.linear_method import (
+    LayerOptions,
+    LinearWeight,
+    Stacked,
+    WeightPart,
+    WeightSlot,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,10 +41,7 @@ class StackedNames:
     """Names in a checkpoint of two tensors with all of a layer's experts, unquantized."""
 
     gate_up: str = "experts.gate_up_proj"
-    """Name of the gate and up projections [experts, 2 * size, hidden]; with `up`, of the gate
-    projections [experts, size, hidden]."""
-    up: str = ""
-    """Name of the up projections [experts, size, hidden]; empty if one tensor has both."""
+    """Name of the gate and up projections [experts, 2 * size, hidden]."""
     down: str = "experts.down_proj"
     """Name of the down projections [experts, hidden, size]."""
     is_transposed: bool = False
@@ -54,15 +57,20 @@ class MoeNames:
     """Name of the router's bias per expert."""
     bias_is_matrix: bool = False
     """Whether the bias is [1, experts] in a checkpoint."""
+    experts: str = "experts"
+    """Name of the module that holds the experts."""
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    stacks_projections: bool = False
+    """Whether the gate projections of all experts are one tensor [experts, out, in], as are their
+    scales, the up and the down projections."""
     shared: str = "shared_experts"
     """Name of the shared expert."""
     shared_gate: str = ""
     """Name of the gate whose sigmoid multiplies the shared expert's output; empty for none."""
     stacked: StackedNames | None = None
-    """Names of tensors with all experts; None if each expert has separate tensors."""
+    """Names of tensors that also stack gate and up projections; None for separate ones."""
 
 
 def as_stored(names: MoeNames, config: ModelConfig) -> MoeNames:
@@ -113,7 +121,10 @@ class RoutedExperts:
         here = range(share.first, share.first + share.count)
         ups = (names.gate, names.up) if activation.is_gated else (names.up,)
         own = (share.size, hidden_size)
-        up_parts, down_parts = _expert_parts(full, share, (*ups, names.down), here, own)
+        projections = (*ups, names.down)
+        # Of tensors that stack all experts, each rank reads slices.
+        num_stacked = moe.num_experts if names.stacks_projections else 0
+        up_parts, down_parts = _expert_parts(full, share, projections, here, own, num_stacked)
         self._gate_up: LinearWeight | None = method.allocate(
             (len(ups) * count * share.size, hidden_size), up_parts, options
         )
@@ -121,8 +132,10 @@ class RoutedExperts:
             (count * hidden_size, share.size), down_parts, options
         )
         # Slots of other ranks' experts have no rows, but let the headers of all tensors be checked.
-        elsewhere = tuple(expert for expert in range(moe.num_experts) if expert not in here)
-        others = _expert_parts(full, share, (*ups, names.down), elsewhere, (0, 0))
+        elsewhere = tuple(
+            expert for expert in range(moe.num_experts) if not (num_stacked or expert in here)
+        )
+        others = _expert_parts(full, share, projections, elsewhere, (0, 0))
         self._elsewhere = [
             method.allocate((0, size), parts, options)
             for size, parts in zip((hidden_size, share.size), others, strict=True)
@@ -137,10 +150,8 @@ class RoutedExperts:
         if self._names.stacked is not None:
             yield from self._stacked_slots(prefix, self._names.stacked)
         else:
-            yield from self._gate_up.slots(f"{prefix}experts.")
-            yield from self._down.slots(f"{prefix}experts.")
-            for weight in self._elsewhere:
-                yield from weight.slots(f"{prefix}experts.")
+            for weight in (self._gate_up, self._down, *self._elsewhere):
+                yield from weight.slots(f"{prefix}{self._names.experts}.")
         if self._num_shared:
             yield from self._shared_slots(f"{prefix}{self._names.shared}.")
 
@@ -189,13 +200,9 @@ class RoutedExperts:
                 name=prefix + name, destination=part, full_shape=tuple(full), dim=dim, start=start
             )
 
-        if names.up:
-            for name, part in zip((names.gate_up, names.up), both.chunk(2, dim=1), strict=True):
-                yield slot(name, part, 1, full_size, share.start)
-        else:
-            # A rank's columns of gate and up are not contiguous in the checkpoint's tensor.
-            for index, part in enumerate(both.chunk(1 if share.is_whole else 2, dim=1)):
-                yield slot(names.gate_up, part, 1, 2 * full_size, index * full_size + share.start)
+        # A rank's columns of gate and up are not contiguous in the checkpoint's tensor.
+        for index, part in enumerate(both.chunk(1 if share.is_whole else 2, dim=1)):
+            yield slot(names.gate_up, part, 1, 2 * full_size, index * full_size + share.start)
         yield slot(names.down, down, 2, full_size, share.start)
 
     def process_after_loading(self) -> None:
@@ -372,6 +379,7 @@ def _expert_parts(
     names: tuple[str, ...],
     experts: range | tuple[int, ...],
     local: tuple[int, int],
+    num_stacked: int = 0,
 ) -> tuple[tuple[WeightPart, ...], tuple[WeightPart, ...]]:
     """Parts of a rank's weights: of gate and up projections, and of down projections.
 
@@ -381,15 +389,19 @@ def _expert_parts(
         names: names in a checkpoint of gate and up, or only of up, and of down.
         experts: the experts whose parts are listed.
         local: numbers of rows of each gate and of each down projection on this rank.
+        num_stacked: number of experts that a tensor of the checkpoint stacks; 0 for separate
+            tensors.
     """
     up_parts: list[WeightPart] = []
     down_parts: list[WeightPart] = []
     *ups, down = names
     for place, expert in enumerate(experts):
+        stacked = Stacked(index=expert, count=num_stacked) if num_stacked else None
         for index, name in enumerate(ups, start=len(ups) * place):
             up_parts.append(
                 WeightPart(
-                    name=f"{expert}.{name}",
+                    name=name if stacked else f"{expert}.{name}",
+                    stacked=stacked,
                     full_shape=full,
                     rows=slice(index * local[0], (index + 1) * local[0]),
                     dim=0,
@@ -398,7 +410,8 @@ def _expert_parts(
             )
         down_parts.append(
             WeightPart(
-                name=f"{expert}.{down}",
+                name=down if stacked else f"{expert}.{down}",
+                stacked=stacked,
                 full_shape=full[::-1],
                 rows=slice(place * local[1], (place + 1) * local[1]),
                 dim=0 if share.is_whole else 1,

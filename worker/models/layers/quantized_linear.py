@@ -39,6 +39,7 @@ from worker.models.config.quantization import (
 )
 from worker.models.layers.indexed_groups import IndexedCodes
 from worker.models.layers.linear_method import (
+    VALUE_TYPES,
     LayerOptions,
     LinearMethod,
     LinearWeight,
@@ -352,6 +353,7 @@ class _PartCodes(ABC):
             name=name,
             destination=destination.T if is_transposed else destination,
             full_shape=full[::-1] if is_transposed else full,
+            stacked=self._part.stacked,
             dim=1 - dim if is_transposed else dim,
             start=self._part.first_block(per_cell[dim]),
             **extra,
@@ -396,11 +398,20 @@ class _ScaledCodes(_PartCodes):
             self._scales,
             self.block,
             may_lack_ones=0 in self._config.block_shape,
-            fill_dummy=_constant(1.0 if is_float else _SPREAD / _INT8_SPREAD),
+            source_types=("U8",) if self._config.has_exponents else VALUE_TYPES,
+            fill_dummy=_constant(self._dummy_scale()),
         )
 
     def finish(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return self._rows(self._scales), None
+        scales = self._scales
+        if self._config.has_exponents:
+            scales = torch.exp2(scales - _EXPONENT_BIAS)
+        return self._rows(scales), None
+
+    def _dummy_scale(self) -> float:
+        if self._config.has_exponents:
+            return _EXPONENT_BIAS
+        return 1.0 if self._config.code == "e4m3" else _SPREAD / _INT8_SPREAD
 
 
 class _IntCodes(_PartCodes):
@@ -534,6 +545,7 @@ class _Fp4Codes(_PartCodes):
                 name=f"{name}.weight_scale_2" if is_modelopt else f"{name}.weight_global_scale",
                 destination=self._global,
                 full_shape=(1,),
+                stacked=self._part.stacked,
                 may_lack_ones=True,
                 fill_dummy=_constant(spread if is_modelopt else 1.0 / spread),
             )
@@ -544,7 +556,7 @@ class _Fp4Codes(_PartCodes):
                 return self._scales * self._global, None
             case "nvfp4":
                 return self._scales / self._global, None
-        return torch.exp2(self._scales - 127.0), None
+        return torch.exp2(self._scales - _EXPONENT_BIAS), None
 
 
 def _constant(value: float) -> Callable[[torch.Tensor], object]:
@@ -568,6 +580,8 @@ _INT_CODES: Mapping[tuple[int, bool], WeightCode] = {
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Index of the 4-bit field that holds each of 8 consecutive output features in a word of AWQ's
 layout."""
+_EXPONENT_BIAS = 127.0
+"""Difference of stored exponents from those of scales that are powers of two."""
 _SPREAD = 0.02
 """Standard deviation of dummy weights after dequantization."""
 _INT_SPREADS = {4: 4.6, 8: 73.9}

@@ -345,14 +345,15 @@ def _check_headers(slots: Mapping[str, Sequence[WeightSlot]], config: ModelConfi
 
 def _check_tensor(source: Any, slot: WeightSlot, path: Path) -> None:
     shape = tuple(source.get_shape())
-    is_right = shape == slot.full_shape
+    expected = slot.stored_shape
+    is_right = shape == expected
     if slot.may_lack_ones:
-        rest = slot.full_shape[len(shape) :]
-        is_right = (*shape, *rest) == slot.full_shape and set(rest) <= {1}
+        rest = expected[len(shape) :]
+        is_right = (*shape, *rest) == expected and set(rest) <= {1}
     if not is_right:
         raise ValueError(
             f"{slot.name} in {path.name} has shape {list(shape)}, but config.json implies "
-            f"{list(slot.full_shape)}: the checkpoint's files disagree"
+            f"{list(expected)}: the checkpoint's files disagree"
         )
     if source.get_dtype() not in slot.source_types:
         raise ValueError(

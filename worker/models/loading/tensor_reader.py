@@ -68,6 +68,9 @@ class TensorFile:
         words = np.dtype(f"i{dtype.itemsize}")
         count = math.prod(shape)
         values = np.frombuffer(self._map, words, count, begin).reshape(shape)
+        if slot.stacked is not None:
+            values, shape = values[slot.stacked.index, ...], shape[1:]
+            begin += slot.stacked.index * values.nbytes
         part = values[local_part(slot, len(shape))]
         destination = slot.destination
         if not part.size or not destination.numel():

@@ -145,7 +145,9 @@ class DeepseekV32Config(DeepseekV3Config):
 
     architecture = "DeepseekV32ForCausalLM"
     model_types = ("deepseek_v32",)
-    kind_aliases: ClassVar[Mapping[str, str]] = {"indexed_attention": FULL}
+    kind_aliases: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("indexed_attention", "deepseek_sparse_attention"), FULL
+    )
 
     max_position_embeddings: Count = 163840
     q_lora_rank: Count = 1536

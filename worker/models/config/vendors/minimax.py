@@ -238,7 +238,9 @@ MULTIMODAL = (
         keys=words(
             """
             vision_config image_token_index video_token_index image_token_id video_token_id
-            projector_hidden_size
+            image_grid_pinpoints image_seq_length img_token_compression_config process_image_mode
+            multimodal_projector_bias projector_hidden_act projector_hidden_size
+            vision_feature_layer vision_feature_select_strategy
             """
         ),
         tensors=TensorNames(

@@ -73,6 +73,8 @@ class NemotronHConfig(FamilyConfig):
     intermediate_size: Count = 21504
     max_position_embeddings: Count = 4096
     layer_norm_epsilon: Number = 1e-5
+    norm_eps: Number | None = None
+    """`layer_norm_epsilon` under another name, next to it."""
     eos_token_id: Any = 2
     mlp_bias: bool = False
     mlp_hidden_act: Literal["relu2"] = "relu2"
@@ -114,6 +116,11 @@ class NemotronHConfig(FamilyConfig):
     def derive(self) -> None:
         """Sets the types of layers and the epsilon of norms."""
         self.rms_norm_eps = self.layer_norm_epsilon
+        if self.norm_eps not in (None, self.layer_norm_epsilon):
+            raise ValueError(
+                f"norm_eps = {self.norm_eps} in config.json is not supported: it must be "
+                f"layer_norm_epsilon ({self.layer_norm_epsilon})"
+            )
         if self.layer_types is not None:
             return
         pattern, count = self.hybrid_override_pattern, self.num_hidden_layers

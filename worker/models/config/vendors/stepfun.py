@@ -53,6 +53,7 @@ class Step3p5Config(FamilyConfig):
     layer_kinds = (FULL, SLIDING)
     window_theta = "sliding_rope_theta"
     has_layer_shares = True
+    unquantized = ("g_proj",)
 
     max_position_embeddings: Count = 128000
     num_key_value_heads: Count | None = 8
@@ -123,11 +124,6 @@ class Step3p5Config(FamilyConfig):
     def derive(self) -> None:
         """Checks the lists by layer, and sets the types of layers from `moe_layers_enum`."""
         count, sparse = self.num_hidden_layers, self.moe_layers_enum
-        if self.quantization_config or self.compression_config:
-            raise ValueError(
-                "quantization_config in config.json is not supported, since experts are stacked in "
-                "one tensor: use the checkpoint's unquantized version"
-            )
         for key in ("swiglu_limits", "swiglu_limits_shared"):
             limits = getattr(self, key)
             if limits is not None and len(limits) not in (count, count + self.next_layers()):

@@ -56,7 +56,7 @@ class MiMoV2FlashConfig(FamilyConfig):
     window_theta = "swa_rope_theta"
     has_layer_shares = True
     has_sinks = True
-    skipped = ("model.mtp.",)
+    skipped: ClassVar[tuple[str, ...]] = ("model.mtp.",)
 
     max_position_embeddings: Count = 131072
     num_key_value_heads: Count | None = 4
@@ -219,10 +219,19 @@ class MiMoV2FlashConfig(FamilyConfig):
 
 
 class MiMoV2Config(MiMoV2FlashConfig):
-    """MiMo V2.5 Pro: MiMo V2 Flash, whose q, k and v may be one tensor."""
+    """MiMo V2.5 and V2.5 Pro: MiMo V2 Flash, whose q, k and v may be one tensor. Of V2.5, the
+    encoders of images, videos and sound are not loaded."""
 
     architecture = "MiMoV2ForCausalLM"
     model_types = ("mimo_v2", "mimo_v2_flash")
+    harmless = MiMoV2FlashConfig.harmless | words(
+        """
+        vision_config audio_config processor_config vision_model_type image_token_id video_token_id
+        audio_token_id vision_start_token_id vision_end_token_id audio_start_token_id
+        audio_end_token_id
+        """
+    )
+    skipped = (*MiMoV2FlashConfig.skipped, "visual.", "audio_encoder.", "speech_embeddings.")
 
     attention_projection_layout: Annotated[str, only("split", "fused_qkv")] = "split"
 

@@ -128,6 +128,8 @@ class GlmMoeDsaConfig(DeepseekV32Config):
     v_head_dim: Count = 256
     n_group: Index = 1
     topk_group: Index = 1
+    num_experts: Count | None = None
+    """`n_routed_experts` under another name, next to it."""
     index_n_heads: Count = 32
     indexer_rope_interleave: Annotated[bool, only(True)] = True
     moe_router_dtype: Literal["float32"] = "float32"
@@ -143,6 +145,11 @@ class GlmMoeDsaConfig(DeepseekV32Config):
 
     def derive(self) -> None:
         """`head_dim` is not used: released checkpoints have that of one part or the other."""
+        if self.num_experts not in (None, self.n_routed_experts):
+            raise ValueError(
+                f"num_experts = {self.num_experts} in config.json is not supported: it must be "
+                f"n_routed_experts ({self.n_routed_experts})"
+            )
         sizes = self.qk_rope_head_dim, self.qk_nope_head_dim
         if self.head_dim in (*sizes, sum(sizes)):
             self.head_dim = None
