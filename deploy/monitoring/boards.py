@@ -75,7 +75,7 @@ FLEET = Board(
             "KV cache in use",
             "percentunit",
             {"{{worker_id}}": f"rayfleet_kv_cache_usage_perc{{{M}}}"},
-            "Without cached pages that can be evicted.",
+            "Excludes cached pages that can be evicted.",
         ),
         Panel(
             "Rejected with 429 or 503",
@@ -90,7 +90,7 @@ FLEET = Board(
                     "http_requests_total", "route, status", ', route=~"/v1/.*|other"', of=F
                 )
             },
-            "Streams count when they start.",
+            "Streams are counted when they start.",
             stacked=True,
         ),
         Panel(
@@ -162,7 +162,7 @@ ROUTER = Board(
                     rate("routing_pooled_hit_tokens_total"), rate("prompt_tokens_total")
                 ),
             },
-            "The single shared cache is only known with --explain-routing.",
+            "The single shared cache requires --explain-routing.",
         ),
         Panel(
             "TTFT prediction error",
@@ -206,10 +206,10 @@ ROUTER = Board(
             "Submits retried on another worker", "reqps", {"retries": rate("routing_retries_total")}
         ),
         Panel(
-            "Regret: TTFT traded for other requests",
+            "Regret: TTFT given up in favor of other requests",
             "s",
             {"regret per second": rate("routing_regret_seconds_total")},
-            "With --explain-routing.",
+            "Requires --explain-routing.",
         ),
     ),
 )
@@ -248,7 +248,7 @@ SLO = Board(
             "Tokens per second by tenant",
             "short",
             {"{{tenant}}": rate("tenant_generation_tokens_total", "tenant")},
-            "Counted when a completion ends. --fairness-key defines tenants.",
+            "Counted when a completion ends. --fairness-key defines the tenants.",
             stacked=True,
         ),
         Panel(
@@ -266,7 +266,7 @@ SLO = Board(
             },
         ),
         Panel(
-            "Cached share of prompts by tenant",
+            "Cached share of prompt tokens by tenant",
             "percentunit",
             {
                 "{{tenant}}": share(

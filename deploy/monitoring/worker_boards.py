@@ -66,16 +66,16 @@ WORKER = Board(
             "Mean decode step by worker",
             "s",
             {"{{worker_id}}": mean("worker_step_seconds", "worker_id", ', kind="decode"')},
-            "Steps without prompt tokens: a slow GPU stands out.",
+            "Steps without prompt tokens. A slow GPU shows as an outlier.",
         ),
         Panel(
             "Mean time to first token by worker",
             "s",
             {"{{worker_id}}": mean("worker_time_to_first_token_seconds", "worker_id")},
-            "From the arrival at the worker.",
+            "Measured from the arrival at the worker.",
         ),
         Panel(
-            "Last start-up",
+            "Last startup",
             "s",
             {"{{phase}}": f"max by (phase) (rayfleet_worker_startup_seconds{{{M}}})"},
             "Maximum over the workers, by phase.",
@@ -102,7 +102,7 @@ WORKER = Board(
                     rate("spec_decode_num_decode_rows_total"),
                 )
             },
-            "With --speculative-method.",
+            "Requires --speculative-method.",
         ),
         Panel(
             "Drafting decisions by reason",

@@ -16,6 +16,8 @@ DOCUMENTS = sorted(
     for path in ROOT.glob(pattern)
 )
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
+MAX_ENTRY = 140
+"""Maximum number of characters of a line in CHANGELOG.md."""
 CODE_PATH = re.compile(r"`((?:cluster|deploy|helm|kernels|router|tests|worker)/[\w./-]*)`")
 
 
@@ -49,6 +51,11 @@ def test_messages_name_sections_of_the_readme_that_exist() -> None:
     }
     assert named
     assert named <= sections
+
+
+def test_entries_of_the_changelog_are_short_lines() -> None:
+    lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
+    assert [line for line in lines if len(line) > MAX_ENTRY] == []
 
 
 def _sections(path: Path) -> set[str]:

@@ -66,7 +66,7 @@ async def test_a_chat_is_streamed_stopped_and_begun_anew(agent_model: Model) -> 
         assert await watched.answers() == [rig.answer]
         figures = await page.inner_text(".figures")
         assert "prompt tokens" in figures
-        assert "first after" in figures
+        assert "first token after" in figures
         rig.answer = LONG
         await watched.say("more")
         await watched.shows("jumps")
@@ -302,7 +302,7 @@ async def test_tiles_follow_the_load(agent_model: Model) -> None:
         assert await row.count() == 1
         cells = await row.locator("td").all_inner_texts()
         assert cells[2] in ("w0", "w1")
-        assert cells[5] == "load: not cached"
+        assert cells[5] == "load: prompt not cached"
         rig.answer = LONG * 3
         chats = [asyncio.create_task(rig.chat(f"number {n}")) for n in range(6)]
         await page.wait_for_selector("#workers .dot.running >> nth=5", state="attached")
@@ -378,7 +378,7 @@ async def test_an_idle_fleet_shows_last_known_values(agent_model: Model) -> None
         await watched.say("hello")
         await watched.whole()
         await page.click("#tab-fleet")
-        cached = page.locator("#models dt:text-is('Prompt cached') + dd")
+        cached = page.locator("#models dt:text-is('Prompt tokens cached') + dd")
         for _ in range(3):
             async with page.expect_response("**/metrics"):
                 pass

@@ -35,5 +35,5 @@ def test_flags_routes_and_variables_are_ours(capsys: pytest.CaptureFixture[str])
 
 
 def test_it_says_who_is_trusted_and_how_to_report() -> None:
-    for section in ("Reporting", "Whom a fleet trusts", "What keys do", "Between nodes"):
+    for section in ("Reporting", "Trust model", "Access control", "Between nodes"):
         assert f"\n## {section}\n" in TEXT

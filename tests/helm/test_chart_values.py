@@ -14,7 +14,7 @@ DEMO = '{"name": "demo", "model": "m", "group": "cpu"'
 
 WRONG = {
     # what the schema says
-    "misspelt": (["--set", "gateways.replicas=2"], "gateways"),
+    "misspelled": (["--set", "gateways.replicas=2"], "gateways"),
     "no gateway": (["--set", "gateway.replicas=0"], "replicas"),
     "kind of service": (["--set", "service.type=Loadbalancer"], "type"),
     "strategy": (["--set", "upgradeStrategy.type=Recreate"], "type"),
@@ -46,7 +46,7 @@ WRONG = {
     "open to the world": (["--set", "ingress.enabled=true,ingress.host=a.b"], "set apiKeys, or allowOpenEndpoint=true"),
     "open load balancer": (["--set", "service.type=LoadBalancer"], "set apiKeys"),
     "admin key of the chart": (["--set-json", 'gateway.options={"admin_api_key": "k"}'], 'must not contain "admin_api_key"'),
-    "two sources of admin keys": (["--set-json", 'adminApiKeys={"existingSecret": "s", "keys": ["k"]}'], "adminApiKeys: give either"),
+    "two sources of admin keys": (["--set-json", 'adminApiKeys={"existingSecret": "s", "keys": ["k"]}'], "adminApiKeys: set either"),
     "two sources of keys": (["--set-json", 'apiKeys={"existingSecret": "s", "keys": ["k"]}'], "either existingSecret or keys"),
     "two tokens": (["--set", "huggingFace.token=a,huggingFace.existingSecret=b"], "either existingSecret or token"),
     "Ray open to all": (["--set", "rayAuth.enabled=false,networkPolicy.enabled=false"], "could run code"),
@@ -76,7 +76,7 @@ def test_wrong_values_fail_with_a_message(helm4: Helm, arguments: list[str], mes
         helm4.template(*arguments)
 
 
-@pytest.mark.parametrize("case", ["misspelt", "kind of service", "no such group", "no Redis"])
+@pytest.mark.parametrize("case", ["misspelled", "kind of service", "no such group", "no Redis"])
 def test_helm_3_refuses_alike(helm: Helm, case: str) -> None:
     arguments, message = WRONG[case]
     if helm.major == 3:

@@ -10,7 +10,7 @@
 -}}
 {{- $maxGateways := int (include "rayfleet.maxGateways" .) -}}
 {{- if gt $maxGateways 1 -}}
-{{- /* Otherwise the first pod to join would get two gateways, and keep them. */ -}}
+{{- /* Otherwise, the first pod to join would get two gateways and keep them. */ -}}
 {{- $_ := set $gateway "ray_actor_options" (dict "num_cpus" 0.1 "resources" (dict "rayfleet_gateway" 2)) -}}
 {{- $_ := set $gateway "max_surge_percent" 0 -}}
 {{- end -}}

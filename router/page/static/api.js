@@ -35,7 +35,7 @@ export class Api {
    *
    * @param begun is called with the response's headers, once.
    * @param take is called with each event.
-   * @param signal aborts it.
+   * @param signal aborts the stream.
    */
   async stream(path, body, { begun, take, signal }) {
     const answer = await this.#open(path, {
@@ -69,7 +69,7 @@ export class Api {
     }
     if (answer.ok) return answer;
     if (answer.status === 401) {
-      // Another request may have got the key meanwhile.
+      // Another request may have obtained the key in the meantime.
       const key = this.key === used ? await this.#askForKey() : this.key;
       if (key) {
         this.key = key;

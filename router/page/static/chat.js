@@ -156,7 +156,7 @@ class Column {
     this.log.replaceChildren();
   }
 
-  /** Sends messages after the previous ones; failed messages are removed from the chat. */
+  /** Adds messages to the chat and sends it; failed messages are removed from the chat. */
   async submit(...added) {
     const abort = new AbortController();
     this.#abort = abort;
@@ -227,7 +227,7 @@ class Column {
     }
   }
 
-  /** Applies a change, and stays at the end if the reader was there. */
+  /** Applies a change, and keeps the log scrolled to the end if it was there. */
   #following(change) {
     const { scrollHeight, scrollTop, clientHeight } = this.log;
     const wasAtEnd = scrollHeight - scrollTop - clientHeight < NEAR_END_PX;
@@ -280,7 +280,7 @@ class ReplyView {
       this.calls,
       this.figures,
     );
-    this.root.ariaBusy = "true"; // read out when complete
+    this.root.ariaBusy = "true"; // screen readers wait until it is complete
   }
 
   update() {

@@ -1,4 +1,4 @@
-// The fleet: a tile per model and worker, and the routing of this page's requests.
+// The fleet view: a tile per model and worker, and the routing of this page's requests.
 
 import { ApiError } from "./api.js";
 import { byId, element, notify } from "./dom.js";

@@ -7,7 +7,7 @@ import { FleetView } from "./fleet.js";
 
 const KEY = "rayfleet.key";
 const THEME = "rayfleet.theme";
-/** Ids of the views. The URL has them after #/, since # alone would move the focus there. */
+/** Ids of the views. They follow #/ in the URL, since # alone would move the focus to the view. */
 const VIEWS = ["chat", "fleet"];
 
 const api = new Api(askForKey);
@@ -98,7 +98,7 @@ function setUpTheme() {
   });
 }
 
-// Browsers may not store anything for this page; the key is then requested again.
+// Browsers may block storage for this page; the key is then requested again.
 
 function recall(storage, name) {
   try {

@@ -1,10 +1,11 @@
-// Renders Markdown as elements: model output is never parsed as HTML, and links only go to the web.
+// Renders Markdown as elements. Model output is never parsed as HTML, and links are only created
+// for web and mail addresses.
 
 import { element } from "./dom.js";
 
-/** Maximum nesting of quotes, lists and emphasis; deeper ones are shown as text. */
+/** Maximum nesting of quotes, lists and emphasis; deeper levels are shown as text. */
 const MAX_DEPTH = 6;
-// All patterns take linear time: a model may write anything.
+// All patterns match in linear time, because model output is arbitrary.
 const FENCE = /^ {0,3}(`{3,}|~{3,})/;
 const HEADING = /^ {0,3}(#{1,6}) +(.*)$/;
 const RULE = /^(-+|\*+|_+)$/;
@@ -18,7 +19,7 @@ const WORD = /[\p{L}\p{N}]/u;
 
 const sources = new WeakMap();
 
-/** Renders a text in an element. Blocks that have not changed since the last call are kept. */
+/** Renders text in an element. Blocks that have not changed since the last call are kept. */
 export function showMarkdown(root, text) {
   const blocks = blocksOf(text.split("\n"), 0);
   blocks.forEach(({ kind, lines }, index) => {
@@ -33,7 +34,7 @@ export function showMarkdown(root, text) {
   while (root.childNodes.length > blocks.length) root.lastChild.remove();
 }
 
-/** The blocks of some lines, each with its kind and lines. */
+/** Splits lines into blocks, each with its kind and lines. */
 function blocksOf(lines, depth) {
   const blocks = [];
   let start = 0;
@@ -104,7 +105,7 @@ function endOfCode(lines, start) {
   return Math.min(firstWhere(lines, start + 1, closes) + 1, lines.length);
 }
 
-/** A list continues with items and indented lines, also after empty lines. */
+/** A list continues with items and indented lines, even after empty lines. */
 function endOfList(lines, start) {
   const [, indent, mark] = ITEM.exec(lines[start]);
   let wasEmpty = false;
@@ -127,7 +128,7 @@ function elementOf(kind, lines, depth) {
   if (kind === "code") return codeOf(lines);
   if (kind === "heading") {
     const [, marks, text] = HEADING.exec(lines[0]);
-    // h1 and h2 are used by the page.
+    // The page itself uses h1 and h2.
     return filled(`h${Math.min(marks.length + 2, 6)}`, inlines(text, 0));
   }
   if (kind === "rule") return element("hr");
@@ -140,7 +141,7 @@ function elementOf(kind, lines, depth) {
   return filled("p", inlines(lines.join("\n"), 0));
 }
 
-/** An element with any number of children: calls support at most some ten thousand arguments. */
+/** An element with children, added one by one: the number of arguments of a call is limited. */
 function filled(tag, children) {
   const made = element(tag);
   for (const child of children) made.append(child);
@@ -226,7 +227,7 @@ function inlines(text, depth) {
   return nodes;
 }
 
-/** What starts at a position: an element or text, and its length; null if nothing does. */
+/** The element or text that starts at a position, with its length; null if there is none. */
 function inlineAt(text, at, depth, unclosed) {
   const first = text[at];
   if (first === "\\" && /[!-/:-@[-`{-~]/.test(text[at + 1] ?? "")) {
@@ -235,7 +236,7 @@ function inlineAt(text, at, depth, unclosed) {
   if (first === "`") return codeAt(text, at, unclosed);
   if (first === "[") return linkAt(text, at, depth, unclosed);
   if (first === "!" && text[at + 1] === "[") {
-    // Images of other hosts are not shown, only linked.
+    // Images are not loaded, only linked.
     const link = linkAt(text, at + 1, depth, unclosed);
     return link && { ...link, length: link.length + 1 };
   }
@@ -258,7 +259,7 @@ function codeAt(text, at, unclosed) {
 }
 
 function linkAt(text, at, depth, unclosed) {
-  const next = text.indexOf("[", at + 1); // an earlier one starts the link instead
+  const next = text.indexOf("[", at + 1); // if it precedes `](`, the link starts there
   const label = text.slice(at + 1, next < 0 ? undefined : next).split("](", 1)[0];
   const middle = at + 1 + label.length;
   if (!text.startsWith("](", middle) || unclosed.has(")")) return null;
@@ -283,7 +284,7 @@ function bareLinkAt(text, at) {
   return link && { node: link, length };
 }
 
-/** A link that opens in a new tab; null for anything but an absolute web URL. */
+/** A link that opens in a new tab; null unless the address is an http, https or mailto URL. */
 function linkTo(address, children) {
   const url = URL.canParse(address) ? new URL(address) : null;
   if (!url || !/^(https?|mailto):$/.test(url.protocol)) return null;

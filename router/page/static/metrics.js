@@ -5,7 +5,7 @@ const LABEL = /(\w+)="((?:[^"\\]|\\.)*)"/g;
 const ESCAPES = { "\\\\": "\\", '\\"': '"', "\\n": "\n" };
 /** Number of points in a rolling plot. */
 export const HISTORY = 120;
-/** Seconds without samples until a worker is removed; scrapes may be of different nodes. */
+/** Seconds without samples until a worker is removed; scrapes may come from different nodes. */
 const FORGOTTEN_S = 15;
 
 /** Series by name: lists of {labels, value}. */
@@ -29,8 +29,9 @@ export function parseMetrics(text) {
 /**
  * Current models and workers, from successive scrapes.
  *
- * A scrape has one node's processes, the next one perhaps another's: gateways and workers are each
- * compared with their previous samples, and a model is the sum of its gateways.
+ * A scrape contains the processes of one node, and the next one may contain those of another node.
+ * Each gateway and worker is compared with its own previous samples; a model is the sum of its
+ * gateways.
  */
 export class Fleet {
   #workers = new Map();
@@ -89,14 +90,14 @@ export class Fleet {
   }
 }
 
-/** Totals whose ratios are shown: both of a pair, by the name of the numerator. */
+/** Pairs of totals whose ratios are shown, by the name of the denominator. */
 const SHARES = { firsts: ["firsts", "firstSeconds"], queries: ["queries", "cached"] };
 
 /**
  * Records a process's samples, and the increase of its totals since the previous ones.
  *
- * `latest` has the increase in the last interval with any, so that an idle process shows its last
- * values; initially it has the totals since the process started.
+ * `latest` contains the increase in the last interval that had one, so that an idle process shows
+ * its last values. Initially, it contains the totals since the process started.
  */
 function update(table, key, now, item) {
   const id = JSON.stringify(key);
@@ -119,7 +120,7 @@ function update(table, key, now, item) {
 function together(gateways) {
   const sum = (read) => gateways.reduce((total, item) => total + read(item), 0);
   const [grown, latest] = [{}, {}];
-  // Gateways of other nodes have other intervals; rates are per second, so that they add up.
+  // Scrape intervals differ between nodes, so rates are per second and can be added.
   for (const name of Object.keys(gateways[0].grown)) {
     grown[name] = sum((item) => item.grown[name] / item.seconds);
     latest[name] = sum((item) => item.latest[name]);

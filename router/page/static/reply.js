@@ -43,7 +43,7 @@ export class Reply {
     this.draft = null;
   }
 
-  /** The message for the rest of the chat; calls of a stopped response are dropped. */
+  /** The message to add to the chat; calls of a stopped response are dropped. */
   message() {
     if (this.finishReason === null || this.toolCalls.length === 0) {
       return { role: "assistant", content: this.content };
@@ -51,7 +51,7 @@ export class Reply {
     return { role: "assistant", content: this.content || null, tool_calls: this.toolCalls };
   }
 
-  /** Token counts and times as a line; unknown ones are omitted. */
+  /** Token counts and times as one line; unknown ones are omitted. */
   figures() {
     const parts = [];
     const usage = this.usage;
@@ -60,12 +60,12 @@ export class Reply {
       parts.push(`${usage.prompt_tokens} prompt tokens${cached ? ` (${cached} cached)` : ""}`);
       parts.push(`${usage.completion_tokens} tokens`);
       const thoughts = usage.completion_tokens_details?.reasoning_tokens;
-      if (thoughts) parts.push(`${thoughts} for reasoning`);
+      if (thoughts) parts.push(`${thoughts} reasoning tokens`);
     }
     if (this.firstAt !== null) {
-      parts.push(`first after ${Math.round(this.firstAt - this.startedAt)} ms`);
+      parts.push(`first token after ${Math.round(this.firstAt - this.startedAt)} ms`);
       const seconds = ((this.endedAt ?? this.firstAt) - this.firstAt) / 1000;
-      // Calls arrive as a whole, so the speed of their tokens is unknown.
+      // Calls do not arrive token by token, so the speed of their tokens is unknown.
       const isPaced = seconds > 0 && this.toolCalls.length === 0;
       if (usage && usage.completion_tokens > 1 && isPaced) {
         parts.push(`${((usage.completion_tokens - 1) / seconds).toFixed(1)} tokens/s`);

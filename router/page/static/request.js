@@ -11,7 +11,7 @@ export class FieldError extends Error {}
  *
  * @param fields texts by name, as entered; empty ones use the model's defaults.
  * @param messages messages of the chat, without the system message.
- * @param showDrafts whether the model decides blocks of tokens, which are then streamed.
+ * @param showDrafts whether the model generates blocks of tokens, whose drafts are then streamed.
  */
 export function bodyOf(fields, messages, showDrafts = false) {
   const system = fields.system?.trim();

@@ -2,7 +2,7 @@
 
 const PREFIX = "x-rayfleet-";
 
-/** Values of the headers; numbers are null if the fleet does not explain its routing. */
+/** Values of the headers; numbers are null without --explain-routing. */
 export function explanationOf(headers) {
   const number = (name) => {
     const text = headers.get(PREFIX + name);
@@ -26,22 +26,22 @@ export function explanationOf(headers) {
 }
 
 /**
- * Describes a decision in a sentence.
+ * Describes a routing decision in one line.
  *
- * If the fleet does not explain its routing, the description uses `cached`, the number of prompt
- * tokens found by the worker, or null if unknown.
+ * Without --explain-routing, the description uses `cached`, the number of prompt tokens in the
+ * worker's cache, or null if unknown.
  */
 export function reasonOf({ hit, achievable, predictedMs, regretMs, terms, cached }) {
   if (hit === null) {
     if (cached === null) return "";
-    return cached > 0 ? `hit: ${cached} prompt tokens in its cache` : "load: not cached";
+    return cached > 0 ? `cache hit: ${cached} prompt tokens` : "load: prompt not cached";
   }
   const parts = [];
-  if (achievable > hit) parts.push(`load: ${hit} tokens predicted cached, ${achievable} elsewhere`);
-  else if (hit > 0) parts.push(`hit: longest cached prefix, ${hit} tokens predicted`);
-  else parts.push("load: not cached");
+  if (achievable > hit) parts.push(`load: predicted hit of ${hit} tokens, ${achievable} elsewhere`);
+  else if (hit > 0) parts.push(`cache hit: longest cached prefix, predicted ${hit} tokens`);
+  else parts.push("load: prompt not cached");
   if (predictedMs !== null) parts.push(`predicted time to first token ${predictedMs} ms`);
-  if (regretMs > 0) parts.push(`${regretMs} ms slower than elsewhere, to spare other requests`);
+  if (regretMs > 0) parts.push(`${regretMs} ms slower than elsewhere, in favor of other requests`);
   const weighed = terms.filter(([, value]) => value !== 0);
   if (weighed.length > 0) {
     parts.push(`cost ${weighed.map(([name, value]) => `${name} ${value.toFixed(4)}`).join(", ")}`);
