@@ -35,7 +35,7 @@ class RealAgentOptions:
     """Divisor of lengths, gaps, cache sizes and maximum waits of --agents --real. Workers process
     tokens at their real rate, so time is compressed as well. Above 3 prompts become too short for
     the gate."""
-    window_s: float = 120.0
+    window_s: float = 100.0
     """Seconds of load per variant of --agents --real, of which the first half is not measured."""
     host_share: float = 1.0
     """Size of the host tier relative to the KV cache of the device."""
