@@ -19,6 +19,7 @@ from deploy.benchmarks.routing.real.agents import (
     WordSpace,
     figures,
     order_checks,
+    ratios_to_default,
     table,
 )
 from deploy.benchmarks.routing.workload import DEFAULT_COSTS
@@ -120,13 +121,17 @@ def test_checks_are_of_the_order_and_of_the_best_variant() -> None:
     row = table(turns)[0]
     assert (row["turns_per_minute"], row["turns"], row["failed"]) == (10.0, 30, 0)
     assert row["interval_low"] < 10.0 < 20.0 < row["interval_high"]
+    gate, _ = ratios_to_default(turns)
+    assert (gate["arm"], gate["ratios"]) == ("gate", [1.5, 3.0, 4.0])
     alone = Turns({"default": turns["default"]})
-    assert order_checks(alone, "s") == []
+    assert order_checks(alone, "s") == ratios_to_default(alone) == []
 
 
 def test_options_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["router", "--agents", "--real", "--fleet", "pinned"]) == 2
     assert "choose from default, host, gate, gate-host" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="a single --sessions"):
+        RealAgentOptions(variant="gate", sessions=(3, 6))
     with pytest.raises(ValueError, match="--window-s must be above 0"):
         RealAgentOptions(window_s=0.0)
     with pytest.raises(ValueError, match="--compression"):

@@ -33,8 +33,8 @@ class RealAgentOptions:
     """Paced workers of each fleet."""
     compression: float = 3.0
     """Divisor of lengths, gaps, cache sizes and maximum waits of --agents --real. Workers process
-    tokens at their real rate, so time is compressed as well. Above 3 prompts become too short for
-    the gate."""
+    tokens at their real rate, so time is compressed as well. Above 3.7 first prompts can be too
+    short for the gate."""
     window_s: float = 100.0
     """Seconds of load per variant of --agents --real, of which the first half is not measured."""
     host_share: float = 1.0
@@ -53,6 +53,8 @@ class RealAgentOptions:
             raise ValueError(f"unknown variant {unknown[0]}: choose from {', '.join(FLEETS)}")
         if not self.sessions or min(self.sessions) < 1:
             raise ValueError(f"--sessions must be at least 1, got {self.sessions}")
+        if self.variant and len(self.sessions) > 1:
+            raise ValueError("--variant needs a single --sessions")
         for name in ("num_workers", "window_s", "host_share", "rounds"):
             if getattr(self, name) <= 0:
                 flag = name.replace("_", "-")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
@@ -99,6 +100,7 @@ def run_agents_real(options: RealAgentOptions) -> Result:
     if options.variant:
         return {"figures": msgspec.to_builtins(_turn(options))}
     rows: list[dict[str, Any]] = []
+    ratios: list[dict[str, Any]] = []
     checks: list[Check] = []
     for number in options.sessions:
         one = replace(options, sessions=(number,))
@@ -106,6 +108,7 @@ def run_agents_real(options: RealAgentOptions) -> Result:
             {variant: partial(turn_of, one, variant) for variant in options.fleets}, options.rounds
         )
         rows += [{"sessions": number, **row} for row in table(turns)]
+        ratios += [{"sessions": number, **row} for row in ratios_to_default(turns)]
         checks += order_checks(turns, f"sessions_{number}")
     failed = sum(row["failed"] for row in rows)
     checks.append(exactly("failed_requests", failed, "requests", 0))
@@ -113,6 +116,7 @@ def run_agents_real(options: RealAgentOptions) -> Result:
         **{name: getattr(options, name) for name in ("rounds", "num_workers", "compression")},
         "window_s": options.window_s,
         "rows": rows,
+        "ratios": ratios,
         "failed": failed,
         "checks": checks_json(checks),
     }
@@ -143,11 +147,19 @@ def table(turns: Turns[AgentFigures]) -> list[dict[str, Any]]:
     return rows
 
 
+def ratios_to_default(turns: Turns[AgentFigures]) -> list[dict[str, Any]]:
+    """Turns per minute of the other variants relative to the default, by round."""
+    if DEFAULT not in turns.by_variant:
+        return []
+    others = [variant for variant in turns.by_variant if variant != DEFAULT]
+    return [turns.comparison(variant, DEFAULT, _turns_per_minute) for variant in others]
+
+
 def order_checks(turns: Turns[AgentFigures], start: str) -> list[Check]:
     """Checks that variants are in the simulation's order by turns per minute, and of the gain."""
 
     def ratio(variant: str, baseline: str) -> float:
-        return turns.ratio(variant, baseline, lambda one: one.turns_per_minute).median
+        return turns.ratio(variant, baseline, _turns_per_minute).median
 
     checks = [
         at_least(f"{start}_{better}_of_{worse}".replace("-", "_"), ratio(better, worse), "x", 1.0)
@@ -159,6 +171,10 @@ def order_checks(turns: Turns[AgentFigures], start: str) -> list[Check]:
         best = max(ratio(variant, DEFAULT) for variant in others)
         checks.append(at_least(f"{start}_best_of_default", best, "x", _GOAL))
     return checks
+
+
+def _turns_per_minute(one: AgentFigures) -> float:
+    return one.turns_per_minute
 
 
 def figures(ended: Sequence[TurnRecord], oldest_s: float, window_s: float) -> AgentFigures:
@@ -213,7 +229,10 @@ def turn_of(options: RealAgentOptions, variant: str, number: int) -> AgentFigure
     command = [sys.executable, "-m", "deploy.benchmarks", "router", "--agents", "--real", "--json"]
     what = f"the turn of {variant}"
     result = run_measurement([*command, *_flags(one)], what, _START_S + options.window_s)
-    found = msgspec.convert(result["figures"], AgentFigures)
+    known = {
+        name: math.nan if value is None else value for name, value in result["figures"].items()
+    }
+    found = msgspec.convert(known, AgentFigures)
     note(
         f"{options.sessions[0]} sessions, {variant}, round {number}: "
         f"{found.turns_per_minute:.1f} turns per minute, hit rate {found.hit_rate:.3f}, "
