@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.effort import IS_LONG
+from tests.support.effort import cases
 from tests.support.router.agent import events_of, play
 from tests.support.router.agent_clients import CLAUDE_HISTORY, CLIENTS, DATA_URL
 from tests.support.router.rig import Rig
@@ -21,12 +21,13 @@ ANSWERS = {
     "broken": _CALL % ("get_weather", '{"city": "Be}'),
     "unknown": _CALL % ("rm", '{"path": "/"}'),
     "patch": _CALL % ("apply_patch", '{"input": "*** Begin Patch\\n*** End Patch"}'),
-    "text": "Done. " * 20,
+    "text": "Done. " * 40,
     "empty": "",
 }
 OUTPUT = "sunny in the hills " * 40
-_SHORT = 12
-"""Maximum tokens of an answer that is cut within its call."""
+_SHORT = 66
+"""Maximum tokens of an answer that is cut within the arguments of its call, with or without a
+thought before it."""
 
 
 class ChatSession:
@@ -192,14 +193,14 @@ async def test_a_long_session_never_ends(agent: Rig, name: str) -> None:
         answers = list(ANSWERS.values())
     maximum = next((name for name in client.body if name.startswith("max_")), session.maximum)
     history = session.first("read the files; " * 200)
-    num_overflows = num_cut = 0
-    was_overflow = False
-    for number in range(100 if IS_LONG else 16):
-        play(agent, answers[number % len(answers)])
+    num_overflows, was_overflow = 0, False
+    for number in range(cases(100, 6)):
+        is_cut = number % 5 == 0
+        play(agent, answers[0 if is_cut else number % len(answers)])
         if number % 3 == 0:
             history += session.image()
         body = {**client.body, session.field: history, "stream": number % 2 == 0}
-        if number % 7 == 0:
+        if is_cut:
             body[maximum] = _SHORT
         response = await agent.client.post(client.path, json=body, headers=dict(client.headers))
         if is_overflow(response):
@@ -210,9 +211,11 @@ async def test_a_long_session_never_ends(agent: Rig, name: str) -> None:
             continue
         was_overflow = False
         assert response.status_code == 200, response.text
-        num_cut += '"length"' in response.text or '"max_' in response.text
-        history += session.answered(response)
+        answer = session.answered(response)
+        if is_cut:
+            assert '"length"' in response.text or '"max_' in response.text
+            assert "tools" not in client.body or "get_weather" in json.dumps(answer)
+        history += answer
         if "tools" not in client.body:
             history += session.said(OUTPUT)
     assert num_overflows
-    assert num_cut
