@@ -31,11 +31,11 @@ class RealAgentOptions:
     """Number of sessions at a time; may be given several times."""
     num_workers: int = 2
     """Paced workers of each fleet."""
-    compression: float = 3.0
+    compression: float = 3.6
     """Divisor of lengths, gaps, cache sizes and maximum waits of --agents --real. Workers process
     tokens at their real rate, so time is compressed as well. Above 3.7 first prompts can be too
     short for the gate."""
-    window_s: float = 100.0
+    window_s: float = 120.0
     """Seconds of load per variant of --agents --real, of which the first half is not measured."""
     host_share: float = 1.0
     """Size of the host tier relative to the KV cache of the device."""
