@@ -14,8 +14,8 @@ _RECORDED = Path(__file__).parent / "recorded_turns.json"
 _SYSTEM_TOKENS = 15_186
 """Tokens of the system prompt with tools: the median of the recorded sessions."""
 _CALL_SHARE = 0.25
-"""Fraction of an answer's tokens that are a tool call: the median of TraceLab's example session
-(https://github.com/uw-syfi/TraceLab), at four characters per token."""
+"""Fraction of an answer's tokens that are a tool call: about that of the median turn in TraceLab's
+example session (https://github.com/uw-syfi/TraceLab), at four characters per token."""
 
 
 def recorded_agents(compression: float, seed: int, num_started: int) -> Iterator[AgentSession]:

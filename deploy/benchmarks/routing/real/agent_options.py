@@ -9,7 +9,7 @@ import msgspec
 
 from deploy.benchmarks.routing.workload import DEFAULT_COSTS, FleetShape
 
-PAGE: Final = 16
+_PAGE: Final = 16
 _CACHE_TOKENS: Final = 270_000
 """KV tokens of a worker without compression, as in the simulation."""
 _MAX_WAIT_S: Final = 600.0
@@ -75,7 +75,7 @@ class RealAgentOptions:
         prompts, answers and gaps are the same. Only attention would be too cheap, since contexts
         are shorter.
         """
-        num_pages = int(_CACHE_TOKENS / self.compression) // PAGE
+        num_pages = int(_CACHE_TOKENS / self.compression) // _PAGE
         has_host = self.variant in (HOST, GATE_HOST)
         return FleetShape(
             slowness=(1.0,) * self.num_workers,
@@ -84,7 +84,7 @@ class RealAgentOptions:
                 attended=DEFAULT_COSTS.attended * self.compression,
                 context_token=DEFAULT_COSTS.context_token * self.compression,
             ),
-            page_size=PAGE,
+            page_size=_PAGE,
             num_pages=num_pages,
             num_host_pages=int(self.host_share * num_pages) if has_host else 0,
         )

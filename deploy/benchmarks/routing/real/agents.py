@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Final
 
@@ -68,7 +68,8 @@ class AgentFigures(msgspec.Struct, frozen=True):
     """Median time to first token of turns that are not a session's first."""
     p99_running: float
     longest_wait: float
-    """Longest time to first token of all turns, including those without one at the end."""
+    """Longest time to first token of all turns, or the age of the oldest unfinished one at the
+    end."""
     mean_prompt_tokens: float
     num_turns: int
     num_failed: int
@@ -182,7 +183,7 @@ def figures(ended: Sequence[TurnRecord], oldest_s: float, window_s: float) -> Ag
 
     Args:
         ended: all turns.
-        oldest_s: seconds that the oldest request had been waiting at the end of the window.
+        oldest_s: age of the oldest unfinished request at the end of the window.
         window_s: length of the window.
     """
     measured = [turn for turn in ended if turn.ended_at >= window_s / 2]
@@ -212,7 +213,7 @@ def _turn(options: RealAgentOptions) -> AgentFigures:
 
 
 async def _loops(options: RealAgentOptions, base_url: str) -> tuple[list[TurnRecord], float]:
-    """All turns, and the seconds that the oldest request had been waiting at the end."""
+    """All turns, and the age of the oldest unfinished request at the end in seconds."""
     (num_sessions,) = options.sessions
     space = WordSpace(Vocabulary(load(options.model)))
     seed = options.first_seed
@@ -242,11 +243,10 @@ def turn_of(options: RealAgentOptions, variant: str, number: int) -> AgentFigure
 
 
 def _flags(options: RealAgentOptions) -> list[str]:
-    given = asdict(options)
-    names = [one.name for one in fields(options) if one.name not in ("fleets", "rounds")]
-    values = {name: given[name] for name in names} | {"sessions": options.sessions[0]}
+    values = asdict(options) | {"sessions": options.sessions[0]}
     return [
         word
         for name, value in values.items()
+        if name not in ("fleets", "rounds")
         for word in ("--" + name.replace("_", "-"), str(value))
     ]
