@@ -17,6 +17,7 @@ from deploy.benchmarks.routing.real.agent_options import RealAgentOptions
 from deploy.benchmarks.routing.real.agents import (
     AgentFigures,
     WordSpace,
+    drive_agents,
     figures,
     order_checks,
     ratios_to_default,
@@ -24,6 +25,7 @@ from deploy.benchmarks.routing.real.agents import (
 )
 from deploy.benchmarks.routing.workload import DEFAULT_COSTS
 from router.fleet.session_gate import PLAIN_TOKENS
+from tests.support.cluster.openai_backend import Backend
 
 
 def test_recorded_sessions_follow_the_seed_and_only_the_first_ones_are_partly_done() -> None:
@@ -125,6 +127,21 @@ def test_checks_are_of_the_order_and_of_the_best_variant() -> None:
     assert (gate["arm"], gate["ratios"]) == ("gate", [1.5, 3.0, 4.0])
     alone = Turns({"default": turns["default"]})
     assert order_checks(alone, "s") == ratios_to_default(alone) == []
+
+
+async def test_sessions_are_sent_with_tools_and_their_results(backend: Backend) -> None:
+    backend.pace_s = 0.001
+    model = find_demo_model()
+    options = RealAgentOptions(model=model, sessions=(3,), compression=300.0, window_s=0.4)
+    ended, _ = await drive_agents(options, backend.url)
+    assert len(ended) > 3
+    assert not any(turn.record.error for turn in ended)
+    sent = [body["messages"] for body in backend.bodies]
+    assert all(body["tools"] for body in backend.bodies)
+    assert len({messages[0]["content"] for messages in sent}) == 1
+    roles = {message["role"] for messages in sent for message in messages}
+    assert roles == {"system", "user", "assistant", "tool"}
+    assert any(len(messages) > 2 for messages in sent[:3]), "some are partly done"
 
 
 def test_options_are_checked(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,7 @@ class RealAgentOptions:
         default=(DEFAULT, GATE, GATE_HOST), metadata={"flag": "--fleet"}
     )
     """Variant to measure with --agents --real: default (neither gate nor host tier), host, gate or
-    gate-host; may be given several times. Default: default, gate and gate-host."""
+    gate-host; may be given several times."""
     sessions: tuple[int, ...] = (12,)
     """Number of sessions at a time; may be given several times."""
     num_workers: int = 2

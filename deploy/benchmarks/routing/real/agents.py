@@ -206,13 +206,13 @@ def _turn(options: RealAgentOptions) -> AgentFigures:
     """Starts a fleet and runs the closed loops of one number of sessions."""
     routing = RoutingConfig(max_session_wait_s=options.max_wait_s)
     with own_fleet(options.model, options.shape, 1.0, routing) as base_url:
-        ended, oldest_s = uvloop.run(_loops(options, base_url))
+        ended, oldest_s = uvloop.run(drive_agents(options, base_url))
     for reason in sorted({turn.record.error for turn in ended if turn.record.error})[:3]:
         note(f"failed: {reason}")
     return figures(ended, oldest_s, options.window_s)
 
 
-async def _loops(options: RealAgentOptions, base_url: str) -> tuple[list[TurnRecord], float]:
+async def drive_agents(options: RealAgentOptions, base_url: str) -> tuple[list[TurnRecord], float]:
     """All turns, and the age of the oldest unfinished request at the end in seconds."""
     (num_sessions,) = options.sessions
     space = WordSpace(Vocabulary(load(options.model)))
