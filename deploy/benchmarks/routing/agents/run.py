@@ -28,7 +28,7 @@ class AgentOptions:
     Code); may be given several times. Default: both."""
     sessions: tuple[int, ...] = (3, 6, 12, 18)
     """Number of sessions at a time; may be given several times. Two workers hold the contexts of
-    about six. Default with --real: 12."""
+    about six. Default with --real: 16."""
     policies: tuple[str, ...] = field(default=(), metadata={"flag": "--policy"})
     """Other routing policies to compare with, as in SimOptions."""
     seeds: int = 5

@@ -27,7 +27,7 @@ class RealAgentOptions:
     )
     """Variant to measure with --agents --real: default (neither gate nor host tier), host, gate or
     gate-host; may be given several times."""
-    sessions: tuple[int, ...] = (12,)
+    sessions: tuple[int, ...] = (16,)
     """Number of sessions at a time; may be given several times."""
     num_workers: int = 2
     """Paced workers of each fleet."""
