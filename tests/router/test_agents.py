@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -12,36 +11,19 @@ import msgspec
 import pytest
 
 from router.metrics.http import MAX_IGNORED_FIELDS, OTHER, IgnoredFields
-from tests.support.effort import IS_LONG, cases
-from tests.support.router.agent import prompt_of
+from tests.support.effort import cases
+from tests.support.router.agent import events_of, play, prompt_of
 from tests.support.router.agent_clients import (
-    CITY,
-    CLAUDE_HISTORY,
     CLIENTS,
-    CODEX_TOOLS,
-    DATA_URL,
     PATCH_GRAMMAR,
     PNG,
     SEARCH,
 )
 from tests.support.router.rig import Rig
-from worker.protocol.messages import Submit
 
 WEATHER = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern"}}\n</tool_call>'
 PATCH = '*** Begin Patch\n"ü🙂"\\\t\n*** End Patch'
 NOTE = "[image omitted: this model takes text only]"
-
-
-def play(rig: Rig, answer: str) -> None:
-    """Scripts the model's answer, after reasoning if the prompt has begun that."""
-
-    def script(submit: Submit) -> list[int]:
-        last = memoryview(submit.prompt).cast("i").tolist()[-32:]
-        is_thinking = rig.tokenizer.decode(last).endswith("<think>\n")
-        return [*rig.tokenizer.encode(f"hm\n</think>\n\n{answer}" if is_thinking else answer), 2]
-
-    for worker in rig.workers:
-        worker.script = script
 
 
 async def send(rig: Rig, name: str, **fields: Any) -> httpx.Response:
@@ -50,12 +32,6 @@ async def send(rig: Rig, name: str, **fields: Any) -> httpx.Response:
     response = await rig.client.post(client.path, json=body, headers=dict(client.headers))
     assert response.status_code == 200, response.text
     return response
-
-
-def events_of(response: httpx.Response) -> list[dict[str, Any]]:
-    lines = response.text.split("\n")
-    data = [line[6:] for line in lines if line.startswith("data: ")]
-    return [json.loads(text) for text in data if text != "[DONE]"]
 
 
 def answer_of(response: httpx.Response, path: str) -> tuple[str, list[tuple[str, Any]]]:
@@ -357,96 +333,3 @@ async def test_models_are_listed_for_discovery(agent: Rig) -> None:
     card = listed["data"][0]
     assert (card["context_length"], card["max_output_tokens"]) == (4096, 4095)
     assert (card["type"], card["display_name"]) == ("model", "stub")
-
-
-Session = Callable[[list[Any], int], dict[str, Any]]
-
-
-def _chat_turn(history: list[Any], number: int) -> dict[str, Any]:
-    if number % 3 == 0:
-        image = {"type": "image_url", "image_url": {"url": DATA_URL}}
-        history.append({"role": "user", "content": [{"type": "text", "text": "look"}, image]})
-    tools = [{"type": "function", "function": {"name": "get_weather", "parameters": CITY}}]
-    return {"messages": history, "tools": tools}
-
-
-def _codex_turn(history: list[Any], number: int) -> dict[str, Any]:
-    if number % 3 == 0:
-        image = {"type": "input_image", "image_url": DATA_URL}
-        history.append({"type": "message", "role": "user", "content": [image]})
-    if number % 10 == 9:
-        history.append({"type": "compaction", "encrypted_content": "x"})
-    return {"input": history, "tools": CODEX_TOOLS, "store": False}
-
-
-def _claude_turn(history: list[Any], number: int) -> dict[str, Any]:
-    if number % 3 == 0:
-        history += CLAUDE_HISTORY[:1]
-    return {"messages": history, "tools": CLIENTS["claude code"].body["tools"][:1]}
-
-
-def _chat_replay(history: list[Any], response: httpx.Response) -> None:
-    message = response.json()["choices"][0]["message"]
-    history.append(message)
-    for call in message.get("tool_calls", ()):
-        history.append({"role": "tool", "tool_call_id": call["id"], "content": "sunny"})
-
-
-def _codex_replay(history: list[Any], response: httpx.Response) -> None:
-    for item in response.json()["output"]:
-        history.append(item)
-        if "call_id" in item:
-            kind = f"{item['type']}_output"
-            history.append({"type": kind, "call_id": item["call_id"], "output": "sunny"})
-
-
-def _claude_replay(history: list[Any], response: httpx.Response) -> None:
-    content = response.json()["content"]
-    history.append({"role": "assistant", "content": content})
-    results = [
-        {"type": "tool_result", "tool_use_id": block["id"], "content": "sunny"}
-        for block in content
-        if block["type"] == "tool_use"
-    ]
-    history.append({"role": "user", "content": results or "go on"})
-
-
-SESSIONS = {
-    "/v1/chat/completions": (_chat_turn, _chat_replay, "max_completion_tokens"),
-    "/v1/responses": (_codex_turn, _codex_replay, "max_output_tokens"),
-    "/v1/messages": (_claude_turn, _claude_replay, "max_tokens"),
-}
-
-
-@pytest.mark.parametrize("path", SESSIONS)
-async def test_a_long_session_never_ends(agent: Rig, path: str) -> None:
-    """Images, calls cut off by max_tokens, and overflows, after which the client compacts."""
-    turn, replay, maximum = SESSIONS[path]
-    patch = json.dumps({"name": "apply_patch", "arguments": {"input": PATCH}})
-    custom = f"<tool_call>{patch}</tool_call>"
-    number = 0
-
-    def script(submit: Submit) -> list[int]:
-        text = custom if path == "/v1/responses" and number % 2 else f"hm\n{WEATHER}"
-        return [*agent.tokenizer.encode(text), 2]
-
-    for worker in agent.workers:
-        worker.script = script
-    history: list[Any] = [{"role": "user", "content": "read the files; " * 150}]
-    num_overflows = num_cut = 0
-    headers = dict(CLIENTS["claude code"].headers) if "messages" in path else {}
-    for number in range(100 if IS_LONG else 25):
-        limit = 40 if number % 5 == 4 else 400
-        body = {"model": "stub", **turn(history, number), maximum: limit}
-        response = await agent.client.post(path, json=body, headers=headers)
-        if response.status_code == 400:
-            text = response.json()["error"]["message"]
-            assert "maximum context length" in text or "prompt is too long" in text
-            num_overflows += 1
-            history = [{"role": "user", "content": "Summary: read."}]
-            continue
-        assert response.status_code == 200, response.text
-        num_cut += "length" in response.text or '"max_' in response.text
-        replay(history, response)
-    assert num_overflows >= 1
-    assert num_cut >= 3

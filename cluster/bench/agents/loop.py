@@ -18,6 +18,8 @@ from cluster.bench.prompts import PromptSpace
 
 SESSION_HEADER: Final = "x-session-id"
 """Header with the session's id, for routers that use one; servers ignore unknown headers."""
+TOOL: Final = "bash"
+"""Name of the tool that sessions with tool calls use."""
 _PAUSE_S: Final = 1.0
 """Seconds after a failed request, so that a server that rejects requests is not flooded."""
 
@@ -98,17 +100,22 @@ class AgentLoops:
         self._num_sessions += 1
         # Ids of an earlier run at the same endpoint would be sessions with other contexts.
         headers = {SESSION_HEADER: f"bench-{self._seed}-{self._num_sessions}"}
-        messages: list[dict[str, str]] = []
+        messages: list[dict[str, Any]] = []
         if session.num_system:
             messages.append({"role": "system", "content": await self._system(session)})
         num_context = session.num_system
         for number, turn in enumerate(session.turns):
-            num_context += turn.num_appended + turn.num_output
+            num_context += turn.num_appended + turn.num_call + turn.num_output
             if self._max_model_len is not None and num_context > self._max_model_len:
                 return
-            messages.append({"role": "user", "content": await self._text(turn.num_appended)})
+            await self._append(messages, turn)
+            if number < session.num_past:
+                answer = await self._text(turn.num_output)
+                messages.append({"role": "assistant", "content": answer})
+                continue
             record = await self._send(messages, turn, headers)
-            self.ended.append(TurnRecord(is_first=not number, record=record, ended_at=self._now()))
+            is_first = number == session.num_past
+            self.ended.append(TurnRecord(is_first=is_first, record=record, ended_at=self._now()))
             if record.error:
                 await asyncio.sleep(_PAUSE_S)
                 return
@@ -116,8 +123,20 @@ class AgentLoops:
             num_context = record.prompt_len + record.output_len
             await asyncio.sleep(turn.gap_s)
 
+    async def _append(self, messages: list[dict[str, Any]], turn: AgentTurn) -> None:
+        """Appends what a turn adds: the result of a tool, with its call, or a user's message."""
+        text = await self._text(turn.num_appended)
+        if not turn.num_call:
+            messages.append({"role": "user", "content": text})
+            return
+        call_id = f"call_{len(messages)}"
+        arguments = json.dumps({"command": await self._text(turn.num_call)})
+        function = {"name": TOOL, "arguments": arguments}
+        messages[-1]["tool_calls"] = [{"id": call_id, "type": "function", "function": function}]
+        messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+
     async def _send(
-        self, messages: list[dict[str, str]], turn: AgentTurn, headers: Mapping[str, str]
+        self, messages: list[dict[str, Any]], turn: AgentTurn, headers: Mapping[str, str]
     ) -> Record:
         number = self._num_requests = self._num_requests + 1
         body = {**self._fields, "messages": messages, "max_tokens": turn.num_output}

@@ -26,6 +26,9 @@ class AgentTurn:
     """Tokens of the answer, which stay in the context."""
     gap_s: float
     """Seconds from the end of the answer to the next turn: tools run, or a person reads."""
+    num_call: int = 0
+    """Tokens of the tool call in the answer before, whose result is appended; 0 for a message of
+    the user."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +40,8 @@ class AgentSession:
     num_system: int
     """Tokens of the system prompt."""
     turns: tuple[AgentTurn, ...]
+    num_past: int = 0
+    """Turns at the start that are part of the first request, with answers of their lengths."""
 
 
 def random_sessions(scale: float, seed: int) -> Iterator[AgentSession]:
@@ -62,14 +67,15 @@ def random_sessions(scale: float, seed: int) -> Iterator[AgentSession]:
             AgentTurn(
                 num_appended=tokens(1_000, 6_000) if number else tokens(2_000, 8_000),
                 num_output=max(1, round(scale * np.clip(random.lognormal(5.5, 0.6), 100, 800))),
-                gap_s=_random_gap_s(random),
+                gap_s=random_gap_s(random),
             )
             for number in range(int(random.integers(15, 41)))
         ]
         yield AgentSession(product=product, num_system=systems[product], turns=tuple(turns))
 
 
-def _random_gap_s(random: np.random.Generator) -> float:
+def random_gap_s(random: np.random.Generator) -> float:
+    """Seconds between two turns of an unattended agent, of which 86 % are within a second."""
     place, exponent = random.random(), random.random()
     if place < 0.86:
         return float(random.uniform(0.1, 1.0))

@@ -14,6 +14,7 @@ _SIMULATED_TOO = ("workloads", "scale", "first_seed", "plot")
 
 _GATEWAYS_TOO = ("workloads", "seeds", "first_seed", "scale", "traces")
 _AGENTS_TOO = ("policies", "seeds", "first_seed", "workers")
+_REAL_TOO = ("sessions", "num_workers", "host_share", "rounds", "first_seed", "model", "variant")
 
 
 def add_router_flags(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +23,7 @@ def add_router_flags(parser: argparse.ArgumentParser) -> None:
     from deploy.benchmarks.routing.compare import SimOptions
     from deploy.benchmarks.routing.gateways import GatewayOptions
     from deploy.benchmarks.routing.micro import MicroOptions
+    from deploy.benchmarks.routing.real.agent_options import RealAgentOptions
     from deploy.benchmarks.routing.real.options import RealOptions
     from deploy.benchmarks.routing.replay import ReplayOptions
     from deploy.benchmarks.routing.validate import ValidateOptions
@@ -43,9 +45,11 @@ def add_router_flags(parser: argparse.ArgumentParser) -> None:
         "--real",
         action="store_true",
         help="real processes instead of a simulation: this gateway and others' routers in turn, "
-        "in front of the same paced workers",
+        "in front of the same paced workers; with --agents, coding agents on this fleet, with and "
+        "without session gate and host tier",
     )
     add_options(parser.add_argument_group("real"), RealOptions, exclude=_SIMULATED_TOO)
+    add_options(parser.add_argument_group("real agents"), RealAgentOptions, exclude=_REAL_TOO)
     parser.add_argument(
         "--validate", action="store_true", help="compare the simulated worker with a real engine"
     )
@@ -68,6 +72,12 @@ def run_router(args: argparse.Namespace) -> Result:
         return run_validate(ValidateOptions(**given_options(args, ValidateOptions)))
     if getattr(args, "gateways", 1) > 1:
         return run_gateways(GatewayOptions(**given_options(args, GatewayOptions)))
+    if args.agents and args.real:
+        # Imported here: it imports Serve applications, which the others do not need.
+        from deploy.benchmarks.routing.real.agent_options import RealAgentOptions
+        from deploy.benchmarks.routing.real.agents import run_agents_real
+
+        return run_agents_real(RealAgentOptions(**given_options(args, RealAgentOptions)))
     if args.agents:
         return run_agents(AgentOptions(**given_options(args, AgentOptions)))
     if args.micro:

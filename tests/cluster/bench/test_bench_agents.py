@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from cluster.bench.agents.loop import SESSION_HEADER
-from cluster.bench.agents.sessions import AgentTurn, random_sessions, recorded_sessions
+from cluster.bench.agents.loop import SESSION_HEADER, AgentLoops
+from cluster.bench.agents.sessions import (
+    AgentSession,
+    AgentTurn,
+    random_sessions,
+    recorded_sessions,
+)
 from cluster.bench.cli import main
+from cluster.bench.client import open_session
+from cluster.bench.prompts import PromptSpace
+from cluster.bench.serve import CHAT
 
 if TYPE_CHECKING:
     from tests.support.cluster.openai_backend import Backend
@@ -93,3 +101,25 @@ def test_failed_requests_fail_the_benchmark(
     assert main([*command, "--sessions", "1", "--duration-s", "0.5", "--warmup-s", "0"]) == 1
     assert len(backend.bodies) == 1  # the next one waits
     assert "requests failed" in capsys.readouterr().err
+
+
+async def test_results_of_tools_follow_their_calls_and_past_turns_are_not_sent(
+    backend: Backend,
+) -> None:
+    turns = [AgentTurn(num_appended=9, num_output=3, gap_s=0.0, num_call=n and 4) for n in range(4)]
+    session = AgentSession(product=0, num_system=5, turns=tuple(turns), num_past=2)
+    fields = {"model": "m", "stream": True}
+    async with open_session({}) as http:
+        loops = AgentLoops(
+            http, backend.url + CHAT, fields, repeat(session), PromptSpace.load(MODEL), None, 0
+        )
+        await loops.run(1, 0.5)
+    assert [turn.is_first for turn in loops.ended][:3] == [True, False, True]
+    messages = backend.bodies[0]["messages"]
+    roles = ["system", "user", "assistant", "tool", "assistant", "tool"]
+    assert [message["role"] for message in messages] == roles
+    for call, result in (messages[2:4], messages[4:6]):
+        [made] = call["tool_calls"]
+        assert made["id"] == result["tool_call_id"]
+        assert json.loads(made["function"]["arguments"]).keys() == {"command"}
+    assert backend.bodies[1]["messages"][:6] == [*messages[:6]]

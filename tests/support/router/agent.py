@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
+import httpx
 import msgspec
 
 from tests.support.router.rig import Rig, build_checkpoint
+from worker.protocol.messages import Submit
 from worker.protocol.text.tokenizer import Tokenizer
 
 TEMPLATE = """\
@@ -55,3 +59,22 @@ def prompt_of(rig: Rig) -> str:
     """The last prompt as text."""
     ids = memoryview(rig.submits()[-1].prompt).cast("i").tolist()
     return rig.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def play(rig: Rig, answer: str) -> None:
+    """Scripts the model's answer, after reasoning if the prompt has begun that."""
+
+    def script(submit: Submit) -> list[int]:
+        last = memoryview(submit.prompt).cast("i").tolist()[-32:]
+        is_thinking = rig.tokenizer.decode(last).endswith("<think>\n")
+        return [*rig.tokenizer.encode(f"hm\n</think>\n\n{answer}" if is_thinking else answer), 2]
+
+    for worker in rig.workers:
+        worker.script = script
+
+
+def events_of(response: httpx.Response) -> list[dict[str, Any]]:
+    """The JSON events of a stream."""
+    lines = response.text.split("\n")
+    data = [line[6:] for line in lines if line.startswith("data: ")]
+    return [json.loads(text) for text in data if text != "[DONE]"]

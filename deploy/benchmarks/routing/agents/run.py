@@ -28,7 +28,7 @@ class AgentOptions:
     Code); may be given several times. Default: both."""
     sessions: tuple[int, ...] = (3, 6, 12, 18)
     """Number of sessions at a time; may be given several times. Two workers hold the contexts of
-    about six."""
+    about six. Default with --real: 16."""
     policies: tuple[str, ...] = field(default=(), metadata={"flag": "--policy"})
     """Other routing policies to compare with, as in SimOptions."""
     seeds: int = 5
@@ -38,7 +38,8 @@ class AgentOptions:
     workers: int = 2
     """Number of workers."""
     host_share: float = 0.0
-    """Size of the host-memory tier relative to the device's KV cache."""
+    """Size of the host-memory tier relative to the device's KV cache. Default with --real: 1, in
+    the variants with that tier."""
     minutes: float = 18.0
     """Simulated minutes, of which the first half is not measured. Sessions at the start are partly
     done but cached nowhere; most of their first prompts, which are long, are computed in it."""

@@ -23,8 +23,12 @@ from cluster.ports import free_ports
 from deploy.benchmarks.routing.paced import run_paced
 from deploy.benchmarks.routing.real.http_worker import HttpWorker
 from deploy.benchmarks.routing.real.options import OWN, RealOptions
+from deploy.benchmarks.routing.workload import FleetShape
+from router.config import RoutingConfig
 from worker.config import EngineConfig
 
+MODEL_NAME = "paced"
+"""Name of the model that paced workers serve."""
 _HOST = "127.0.0.1"
 _START_S = 180.0
 _STOP_S = 10.0
@@ -33,7 +37,7 @@ _STOP_S = 10.0
 def start(options: RealOptions) -> AbstractContextManager[str]:
     """Context with the router `options.variant` and its workers; yields the endpoint's base URL."""
     if options.variant == OWN:
-        return _rayfleet(options)
+        return own_fleet(options.model, options.shape, options.pace, RoutingConfig())
     if options.variant == "sglang-router":
         return _sglang_router(options)
     return _ray_serve(options, by_prefix=options.variant == "ray-prefix")
@@ -50,20 +54,27 @@ def missing(options: RealOptions, peer: str) -> str:
 
 
 @contextmanager
-def _rayfleet(options: RealOptions) -> Iterator[str]:
-    shape = options.shape
-    engine = EngineConfig.of(model=options.model, device="cpu", max_num_seqs=shape.max_num_seqs)
-    fleet_config = FleetConfig(num_workers=options.num_workers, served_model_name="paced")
+def own_fleet(model: str, shape: FleetShape, pace: float, routing: RoutingConfig) -> Iterator[str]:
+    """Context with a rayfleet of paced workers; yields the endpoint's base URL.
+
+    Args:
+        model: folder with a tokenizer.
+        shape: number, limits and speeds of the workers.
+        pace: factor for the step times.
+        routing: routing options of the gateway.
+    """
+    engine = EngineConfig.of(model=model, device="cpu", max_num_seqs=shape.max_num_seqs)
+    fleet_config = FleetConfig(num_workers=len(shape.slowness), served_model_name=MODEL_NAME)
     config = ServeConfig(
         endpoint=EndpointConfig(host=_HOST, port=free_ports(1)[0], log_level="warning"),
-        models=(ModelSpec(fleet=fleet_config, engine=engine),),
+        models=(ModelSpec(fleet=fleet_config, engine=engine, routing=routing),),
     )
 
     def build(config: ServeConfig) -> Any:
         # Imported here: Ray reads its environment when it is imported.
         from deploy.benchmarks.routing.paced_group import build_paced
 
-        return build_paced(config, partial(run_paced, options.shape, options.pace))
+        return build_paced(config, partial(run_paced, shape, pace))
 
     with LocalFleet(config, report=note, build=build) as fleet:
         yield fleet.base_url

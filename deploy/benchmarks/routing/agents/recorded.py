@@ -1,0 +1,55 @@
+"""Recorded sessions of coding agents as a load, with all lengths and gaps divided by a factor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from cluster.bench.agents.sessions import AgentSession, AgentTurn, random_gap_s
+
+_RECORDED = Path(__file__).parent / "recorded_turns.json"
+_SYSTEM_TOKENS = 15_186
+"""Tokens of the system prompt with tools: the median of the recorded sessions."""
+_CALL_SHARE = 0.25
+"""Fraction of an answer's tokens that are a tool call: about that of the median turn in TraceLab's
+example session (https://github.com/uw-syfi/TraceLab), at four characters per token."""
+
+
+def recorded_agents(compression: float, seed: int, num_started: int) -> Iterator[AgentSession]:
+    """Endless sessions in random order, with one system prompt and gaps of unattended agents.
+
+    Args:
+        compression: divisor of lengths and gaps.
+        seed: seed of all random numbers.
+        num_started: number of sessions at the beginning that are partly done.
+    """
+    random = np.random.default_rng(seed)
+    recorded: list[list[tuple[int, int, int]]] = json.loads(_RECORDED.read_text())["sessions"]
+
+    def scaled(tokens: float) -> int:
+        return max(1, round(tokens / compression))
+
+    number = 0
+    while True:
+        for place in random.permutation(len(recorded)).tolist():
+            turns, num_call = [], 0
+            for num_appended, num_answer, by_person in recorded[place]:
+                turns.append(
+                    AgentTurn(
+                        num_appended=scaled(num_appended),
+                        num_output=scaled((1.0 - _CALL_SHARE) * num_answer),
+                        gap_s=random_gap_s(random) / compression,
+                        num_call=0 if by_person else num_call,
+                    )
+                )
+                num_call = scaled(_CALL_SHARE * num_answer)
+            yield AgentSession(
+                product=0,
+                num_system=scaled(_SYSTEM_TOKENS),
+                turns=tuple(turns),
+                num_past=int(random.integers(len(turns))) if number < num_started else 0,
+            )
+            number += 1

@@ -1,0 +1,90 @@
+"""Options of `router --agents --real`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from deploy.benchmarks.routing.workload import DEFAULT_COSTS, FleetShape
+
+_PAGE: Final = 16
+_CACHE_TOKENS: Final = 270_000
+"""KV tokens of a worker without compression, as in the simulation."""
+_MAX_WAIT_S: Final = 600.0
+"""Maximum seconds at the gate without compression, as in the simulation."""
+DEFAULT, HOST, GATE, GATE_HOST = "default", "host", "gate", "gate-host"
+FLEETS: Final = (DEFAULT, HOST, GATE, GATE_HOST)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RealAgentOptions:
+    """Options of fleets, sessions and windows."""
+
+    fleets: tuple[str, ...] = field(
+        default=(DEFAULT, GATE, GATE_HOST), metadata={"flag": "--fleet"}
+    )
+    """Variant to measure with --agents --real: default (neither gate nor host tier), host, gate or
+    gate-host; may be given several times."""
+    sessions: tuple[int, ...] = (16,)
+    """Number of sessions at a time; may be given several times."""
+    num_workers: int = 2
+    """Paced workers of each fleet."""
+    compression: float = 3.6
+    """Divisor of lengths, gaps, cache sizes and maximum waits of --agents --real. Workers process
+    tokens at their real rate, so time is compressed as well. Above 3.7 first prompts can be too
+    short for the gate."""
+    window_s: float = 120.0
+    """Seconds of load per variant of --agents --real, of which the first half is not measured."""
+    host_share: float = 1.0
+    """Size of the host tier relative to the KV cache of the device."""
+    rounds: int = 3
+    """Turns of each variant, each with new processes and other sessions."""
+    first_seed: int = 1
+    """Seed of the first round."""
+    model: str = ""
+    """Folder with a tokenizer and a chat template for tools; default: the demo model."""
+    variant: str = ""
+    """Only variant to measure, once."""
+
+    def __post_init__(self) -> None:
+        if unknown := [one for one in (*self.fleets, self.variant) if one and one not in FLEETS]:
+            raise ValueError(f"unknown variant {unknown[0]}: choose from {', '.join(FLEETS)}")
+        if not self.sessions or min(self.sessions) < 1:
+            raise ValueError(f"--sessions must be at least 1, got {self.sessions}")
+        if self.variant and len(self.sessions) > 1:
+            raise ValueError("--variant needs a single --sessions")
+        for name in ("num_workers", "window_s", "host_share", "rounds"):
+            if getattr(self, name) <= 0:
+                flag = name.replace("_", "-")
+                raise ValueError(f"--{flag} must be above 0, got {getattr(self, name):g}")
+        if self.compression < 1.0:
+            raise ValueError(f"--compression must be at least 1, got {self.compression:g}")
+
+    @property
+    def max_wait_s(self) -> float:
+        """Maximum seconds at the gate of `variant`; 0 without one."""
+        return _MAX_WAIT_S / self.compression if self.variant in (GATE, GATE_HOST) else 0.0
+
+    @property
+    def shape(self) -> FleetShape:
+        """Limits and speeds of the paced workers of `variant`.
+
+        Steps take as long as at full lengths and process as many tokens, so that the ratios of
+        prompts, answers and gaps are the same. Only attention would be too cheap, since contexts
+        are shorter.
+        """
+        num_pages = int(_CACHE_TOKENS / self.compression) // _PAGE
+        has_host = self.variant in (HOST, GATE_HOST)
+        return FleetShape(
+            slowness=(1.0,) * self.num_workers,
+            costs=msgspec.structs.replace(
+                DEFAULT_COSTS,
+                attended=DEFAULT_COSTS.attended * self.compression,
+                context_token=DEFAULT_COSTS.context_token * self.compression,
+            ),
+            page_size=_PAGE,
+            num_pages=num_pages,
+            num_host_pages=int(self.host_share * num_pages) if has_host else 0,
+        )
