@@ -190,7 +190,8 @@ class EagleHead:
         if self._offsets is None or self._offsets.is_meta:
             return
         ids = self._offsets + torch.arange(len(self._offsets), device=self._offsets.device)
-        if int(ids.min()) < 0 or int(ids.max()) >= self._eagle.head.vocab_size:
+        lowest, highest = torch.stack(ids.aminmax()).tolist()
+        if lowest < 0 or highest >= self._eagle.head.vocab_size:
             raise ValueError(
                 f"d2t in {self._eagle.head.folder} maps tokens to ids outside of the vocabulary of "
                 f"{self._eagle.head.vocab_size}: download the head again"
