@@ -59,8 +59,8 @@ class EagleLayer:
             traits=AttentionTraits(),
             input_size=2 * size,
         )
+        assert self.attention.kv_cache_spec is not None, "attention has a KV cache"
         self.kv_cache_spec = self.attention.kv_cache_spec
-        self.state_spec = self.attention.state_spec
         self.mlp = GatedMLP(config, options)
         self.embedding_norm, self.hidden_norm, self.mlp_norm = (
             RMSNorm(size, eps, options) for _ in range(3)

@@ -147,6 +147,13 @@ class KVCacheLayout:
     """States by layer that keeps one; such a layer may be in a group, too."""
     index_keys: Mapping[int, IndexKeys] = field(default_factory=dict)
     """Index keys by layer that caches some. Layers of a group may differ in them."""
+    beside: tuple[KVCacheGroup, ...] = ()
+    """Layers of a draft head, each with planes of its own in the pages of the first group, as their
+    specs differ from those of the model's layers."""
+
+    def with_beside(self, layer: int, spec: KVCacheSpec) -> KVCacheLayout:
+        """This layout with another layer of `beside`."""
+        return replace(self, beside=(*self.beside, KVCacheGroup(layers=(layer,), spec=spec)))
 
     @property
     def state_bytes(self) -> int:
@@ -184,7 +191,8 @@ class KVCacheLayout:
     def page_bytes(self, page_size: int) -> int:
         """Bytes of one page, in all tensors and planes."""
         index_bytes = sum(keys.dim * keys.dtype.itemsize for keys in self.index_keys.values())
-        return self.group_size * self.spec.page_bytes(page_size) + index_bytes * page_size
+        beside = sum(group.spec.page_bytes(page_size) for group in self.beside)
+        return self.group_size * self.spec.page_bytes(page_size) + index_bytes * page_size + beside
 
 
 class CachingLayer(Protocol):

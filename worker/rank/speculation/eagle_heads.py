@@ -23,8 +23,8 @@ class EagleProposer(HeadProposer):
         head: its head.
         tables: the rank's tables; drafts are written to the token pool, which the model reads.
         kv_caches: KV caches by layer, the head's included.
-        groups: groups of layers in the KV cache.
-        backend: attention backend of the model.
+        groups: group of the head's layer, whose pages are those of the model's first group.
+        backend: attention backend of the head.
         most_tokens: maximum number of tokens in a step.
     """
 

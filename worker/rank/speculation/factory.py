@@ -70,8 +70,8 @@ def create_heads(
         head: its MTP head, in torch or in the compiled library, or an EAGLE-3 head.
         tables: the rank's tables.
         kv_caches: KV caches by layer, the head's included.
-        groups: groups of layers by KV cache.
-        backend: attention backend of the model.
+        groups: groups of layers by KV cache, the head's among them.
+        backend: attention backend of the head's layer.
     """
     if isinstance(head, EagleHead):
         return EagleProposer(

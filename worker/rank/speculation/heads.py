@@ -5,7 +5,8 @@
     draft 1                     └── predicts n + 1    output of the latest pair, kept by slot
     draft 2                           └─ n + 2        pair of that output and draft 1, and so on
 
-The head's layer is one more layer in the pages of the model: prefix hits, preemption, offloading to
+The layer of an MTP head is one more layer of the model in the KV cache, that of an EAGLE-3 head has
+planes of its own in the same pages (`KVCacheLayout.beside`): prefix hits, preemption, offloading to
 host memory keep its keys and values like those of other layers. After each step, `follow` computes
 the head for the step's rows, whose next tokens are then known: sampled, or the prompt's. So a
 position is cached with the pair of its request; only the last position of a prefix hit may have the
