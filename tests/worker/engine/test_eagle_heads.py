@@ -4,6 +4,7 @@ depend on nothing but the text before them."""
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from tests.support.checkpoints.eagle import (
 from tests.support.effort import IS_LONG
 from tests.support.engines.device_lengths import ByDeviceLengths
 from tests.support.engines.engine_driver import Engine, Outcome
+from tests.support.engines.mixtures import Mixture, cases_of, drafting_engine
 from worker.config import EngineConfig
 from worker.models.config.eagle_config import read_eagle
 from worker.models.config.model_config import load_model_config
@@ -207,6 +209,22 @@ def test_prefix_hits_and_resumed_requests_keep_the_drafts(
         for (_, outcome), whole in zip(outputs, first, strict=True):
             assert outcome.token_ids == whole.token_ids[15:]
     check_same(drafts, undisturbed, least=20)
+
+
+def test_mixtures_change_no_bit(folders: tuple[Path, Path]) -> None:
+    """With log-probabilities, penalties, grammars, aborted and resumed requests, on pages that are
+    also copied to the host."""
+    model, head = folders
+    cases = cases_of(model, 24 if IS_LONG else 8, cpu_backend="torch", page_size=8)
+    scarce = {"kv_cache_tokens": 256, "max_num_batched_tokens": 24}
+    host = {"host_cache_gib": 0.01, "host_cache_policy": "always"}
+    rng = random.Random(3)
+    for on_device, options in ((False, {**scarce, **host}), (True, {})):
+        own = {**eagle(head), "page_size": 8, **options}
+        with drafting_engine(model, on_device=on_device, **own) as engine:
+            for _ in range(12 if IS_LONG else 1):
+                assert Mixture(engine, cases, rng, 12).run() == []
+            assert engine.counts[1] > 10, "too few drafts were accepted"
 
 
 def test_ranks_draft_alike(folders: tuple[Path, Path]) -> None:
