@@ -489,8 +489,7 @@ class ModelRunner:
         if head is not None:
             self._heads = create_heads(
                 *(config, self.model, head, self._tables),
-                *(self._kv_caches, self._layout.beside or self._layout.groups),
-                self._head_attention,
+                *(self._kv_caches, self._layout, self._head_attention),
             )
         self._builder = BatchBuilder(self._tables, is_native=self.model.native is not None)
         self._blocks = self._create_blocks()

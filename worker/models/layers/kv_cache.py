@@ -122,6 +122,8 @@ class KVCacheGroup:
     """Specification of each layer in the group."""
     layers_per_page: int = 1
     """Number of layers that share a page of a tensor."""
+    page_table: int = 0
+    """Index of the page table with the group's pages."""
 
     @property
     def window(self) -> int:
@@ -274,4 +276,5 @@ def group_layers(
         raise ValueError(
             "unsupported layers: sparse attention requires that all layers have the same KV cache"
         )
-    return KVCacheLayout(groups=tuple(groups), spec=most, states=states, index_keys=index_keys)
+    numbered = tuple(replace(group, page_table=number) for number, group in enumerate(groups))
+    return KVCacheLayout(groups=numbered, spec=most, states=states, index_keys=index_keys)
