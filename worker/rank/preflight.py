@@ -44,9 +44,17 @@ def check_engine(config: EngineConfig) -> ModelConfig:
     check_states(config, model)
     check_draft_model(config, model, max_model_len=max_model_len)
     if config.head_checkpoint:
-        eagle = read_eagle(config.head_checkpoint, model, weights=False)
-        check_sharing(eagle.head, config.tensor_parallel_size)
+        _check_eagle(config, model)
     return model.with_mtp() if config.uses_mtp else model
+
+
+def _check_eagle(config: EngineConfig, model: ModelConfig) -> None:
+    """Checks that the configured EAGLE-3 head can draft for `model`."""
+    eagle = read_eagle(config.head_checkpoint, model, weights=False)
+    try:
+        check_sharing(eagle.head, config.tensor_parallel_size)
+    except ValueError as error:
+        raise ValueError(f"--speculative-model {config.head_checkpoint}: {error}") from error
 
 
 def check_options(

@@ -2,8 +2,7 @@
 
 Two engines of the same model, one of which drafts (by n-grams, a draft model, an MTP or an EAGLE-3
 head), take turns at the same requests, one engine at a time. The number of running requests is
-constant. A cell is one number of running requests with one
-kind of prompts.
+constant. A cell is one number of running requests with one kind of prompts.
 
     ratio     tokens per second with drafts / without, by pair of turns
     min_ratio lowest upper end of the confidence intervals of all cells' ratios

@@ -28,6 +28,7 @@ from worker.config import EngineConfig
 from worker.models.config.eagle_config import read_eagle
 from worker.models.config.model_config import load_model_config
 from worker.protocol.sampling import SamplingParams
+from worker.rank.preflight import check_engine
 from worker.rank.speculation import factory
 from worker.rank.speculation.base import DraftRequest, Guesses
 from worker.rank.speculation.eagle_heads import EagleProposer
@@ -278,6 +279,15 @@ def test_other_heads_are_rejected(
     (tmp_path / "config.json").write_text(json.dumps({**config, **keys}))
     with pytest.raises(ValueError, match=rf"--speculative-model .*{message}"):
         read_eagle(str(tmp_path), load_model_config(str(folders[0])), weights=False)
+
+
+def test_heads_that_ranks_cannot_share_are_rejected(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    write_head(tmp_path, {"num_attention_heads": 6, "num_key_value_heads": 3})
+    options = eagle(tmp_path) | {"tensor_parallel_size": 4}
+    with pytest.raises(ValueError, match=rf"--speculative-model {tmp_path}: .*heads \(6\)"):
+        check_engine(EngineConfig.of(model=str(folders[0]), **options))
 
 
 def test_models_without_taps_and_other_options_are_rejected(

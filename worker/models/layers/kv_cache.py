@@ -150,8 +150,8 @@ class KVCacheLayout:
     index_keys: Mapping[int, IndexKeys] = field(default_factory=dict)
     """Index keys by layer that caches some. Layers of a group may differ in them."""
     beside: tuple[KVCacheGroup, ...] = ()
-    """Layers of a draft head, each with planes of its own in the pages of the first group, as their
-    specs differ from those of the model's layers."""
+    """Layers of an EAGLE-3 head, each with planes of its own in the pages of the first group, since
+    their specs may differ from those of the model's layers."""
 
     def with_beside(self, layer: int, spec: KVCacheSpec) -> KVCacheLayout:
         """This layout with another layer of `beside`."""
