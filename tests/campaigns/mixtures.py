@@ -1,5 +1,5 @@
 """`make check-mixtures`: random mixtures of requests in engines with random options, while n-grams,
-a draft model or an MTP head draft.
+a draft model, an MTP head or an EAGLE-3 head draft.
 
 No token and no log-probability may differ from those of the request alone, and no request, page or
 state may be left behind. A few mixtures run in every test run: test_heads.py, test_state_drafts.py.
@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from cluster.cli.parser import CommandParser
+from tests.support.checkpoints.eagle import write_predicting
 from tests.support.checkpoints.families import write_specimen
 from tests.support.checkpoints.mtp import HEADS, write_with_head
 from tests.support.engines.mixtures import Case, Mixture, cases_of, drafting_engine
@@ -31,7 +32,7 @@ NUM_CASES = 32
 PER_ENGINE = 10
 """Mixtures of an engine; the later ones find cached prefixes of the earlier ones."""
 PAGE = 8
-METHODS = ("mtp", "ngram", "draft")
+METHODS = ("mtp", "eagle3", "ngram", "draft")
 NO_DRAFT_MODELS = ("mimo-v2",)
 """Checkpoints that draft models are not supported for (`preflight.check_windows`)."""
 DRAFT_FOR_THEMSELVES = ("mimo", "qwen3")
@@ -63,6 +64,8 @@ def options_of(rng: random.Random, method: str, draft: Path) -> dict[str, Any]:
         "on_device": rng.random() < 0.4,
         "page_size": PAGE,
     }
+    if method == "eagle3":
+        options |= {"speculative_model": str(draft)}
     if method == "draft":
         options |= {"speculative_model": str(draft), "page_size": 2 * PAGE}
     if rng.random() < 0.5:  # scarce pages, short chunks
@@ -77,7 +80,8 @@ def options_of(rng: random.Random, method: str, draft: Path) -> dict[str, Any]:
 def runs(
     names: Sequence[str], methods: Sequence[str], count: int, seed: int, folder: Path
 ) -> Iterator[Run]:
-    """Runs `count` mixtures, each with one of the checkpoints and methods.
+    """Runs `count` mixtures, each with one of the methods, and with one of the checkpoints or, for
+    an EAGLE-3 head, the model that it was made for.
 
     Args:
         names: checkpoints of HEADS.
@@ -95,22 +99,24 @@ def runs(
         name, method = rng.choice(names), rng.choice(methods)
         if method == "draft" and name in NO_DRAFT_MODELS:
             method = "mtp"
-        if not (folder / name).exists():
-            (folder / name).mkdir()
-            write_with_head(name, folder / name)
-        draft = folder / name if name in DRAFT_FOR_THEMSELVES else llama
+        if method == "eagle3":
+            name = method
+        model, draft = _written(name, folder)
+        if draft is None:
+            draft = model if name in DRAFT_FOR_THEMSELVES else llama
         options, number = options_of(rng, method, draft), min(PER_ENGINE, count - start)
         # Bits differ between torch and the compiled library, and there between page sizes.
-        key = name, options["on_device"], options["page_size"]
+        on_torch = options["on_device"] or method == "eagle3"
+        key = name, on_torch, options["page_size"]
         if key not in known:
-            own: dict[str, Any] = {"cpu_backend": "torch"} if options["on_device"] else {}
+            own: dict[str, Any] = {"cpu_backend": "torch"} if on_torch else {}
             own["page_size"] = options["page_size"]
-            known[key] = cases_of(folder / name, NUM_CASES, **own)
+            known[key] = cases_of(model, NUM_CASES, **own)
         counts, differences = Counter[str](), list[str]()
         texts = [[*case.prompt, *case.alone.token_ids] for case in known[key]]
         with (
             pytest.MonkeyPatch.context() as patch,
-            drafting_engine(folder / name, **options) as engine,
+            drafting_engine(model, **options) as engine,
         ):
             OracleDrafts(patch, texts)  # random texts repeat few n-grams
             for _ in range(number):
@@ -120,6 +126,17 @@ def runs(
             drafted, accepted = engine.counts
             counts.update(drafted=drafted, accepted=accepted, preempted=engine.num_preemptions)
         yield Run(f"{name}, mixture {start}", method, options, number, counts, differences)
+
+
+def _written(name: str, folder: Path) -> tuple[Path, Path | None]:
+    """The checkpoint `name` in a folder, which is written the first time, and its EAGLE-3 head;
+    None without one."""
+    own = folder / name
+    is_new = not own.exists()
+    own.mkdir(exist_ok=True)
+    if name == "eagle3":
+        return write_predicting(own) if is_new else (own / "model", own / "head")
+    return write_with_head(name, own) if is_new else own, None
 
 
 def main() -> None:

@@ -1,5 +1,5 @@
-"""MTP heads on fake devices: tokens equal plain decoding, no races, and the host never waits for
-drafts, with and without graphs."""
+"""MTP and EAGLE-3 heads on fake devices: tokens equal plain decoding, no races, and the host never
+waits for drafts, with and without graphs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from tests.support.checkpoints.eagle import write_predicting
 from tests.support.checkpoints.mtp import write_with_head
 from tests.support.cuda.serving import Served, on_cpu, on_cuda
 from worker.plan.plan import Plan
@@ -19,21 +20,38 @@ from worker.rank.runner import ModelRunner
 from worker.rank.speculation.heads import HeadProposer
 from worker.rank.steps import ForwardStep
 
-MTP: dict[str, Any] = {
-    "speculative_method": "mtp",
+DRAFTS: dict[str, Any] = {
     "speculative_adaptive": False,
     "speculative_max_utilization": 2.0,
     "num_speculative_tokens": 2,
+    "cudagraph_capture_sizes": (4, 32),
     "max_model_len": 128,
 }
 
 
+def write_model(method: str, folder: Path) -> tuple[str, dict[str, Any]]:
+    """Writes a model with a head; returns its folder and the options that draft with the head."""
+    if method == "mtp":
+        return str(write_with_head("mimo", folder)), {"speculative_method": method, **DRAFTS}
+    model, head = write_predicting(folder)
+    return str(model), {"speculative_method": method, "speculative_model": str(head), **DRAFTS}
+
+
+@pytest.mark.parametrize("method", ["mtp", "eagle3"])
 @pytest.mark.parametrize(
-    "options", [{}, pytest.param({"enforce_eager": True}, marks=pytest.mark.long)], ids=str
+    "options",
+    [
+        {},
+        pytest.param({"enforce_eager": True}, marks=pytest.mark.long),
+        pytest.param({"num_ranks": 2}, marks=pytest.mark.long),
+    ],
+    ids=str,
 )
-def test_heads_draft_without_waits_and_races(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_heads_draft_without_waits_and_races(
+    tmp_path: Path, method: str, options: dict[str, Any]
+) -> None:
     torch.set_num_threads(1)
-    folder = str(write_with_head("mimo", tmp_path))
+    folder, drafts = write_model(method, tmp_path)
     generator = torch.Generator().manual_seed(5)
     given = [torch.randint(8, 97, (n,), generator=generator).tolist() for n in (5, 30, 17, 90)]
     asked = [
@@ -53,9 +71,9 @@ def test_heads_draft_without_waits_and_races(tmp_path: Path, options: dict[str, 
 
         runner.forward = counting  # type: ignore[method-assign]
 
-    served: Served = on_cuda(folder, given, asked, meddle=note, **MTP, **options)
+    served: Served = on_cuda(folder, given, asked, meddle=note, **drafts, **options)
     assert served.tokens == on_cpu(folder, given, asked, max_model_len=128)
     assert served.findings == []
     assert served.waits == []
-    assert (counts["graphs"] > 0) == (not options)
+    assert (counts["graphs"] > 0) == ("enforce_eager" not in options)
     assert counts["steps"] < 12, "no draft was accepted: a request has 10 tokens after 3 chunks"

@@ -417,7 +417,7 @@ def gather_inputs(
         batch: the step's batch; its arrays are on the device.
         tables: the rank's tables, to which the Plan's writes have been applied.
         kv_caches: KV caches by layer.
-        groups: groups of layers, each with its own pages: those of the first page tables.
+        groups: groups of layers, each with its own pages.
         backend: attention backend; plans the step.
         states: state caches by linear-attention layer.
         state_rows: slots and snapshots of the rows for these layers.
@@ -447,8 +447,8 @@ def gather_inputs(
         query_start = (query_start - border if border else query_start).int()
     # Groups of layers: tokens and positions are the same for all, pages are not.
     by_layer: dict[int, AttentionInputs] = {}
-    for group, page_table in zip(groups, tables.group_tables[: len(groups)], strict=True):
-        step = gather_step_inputs(tables.token_pool, page_table, rows)
+    for group in groups:
+        step = gather_step_inputs(tables.token_pool, tables.group_tables[group.page_table], rows)
         parts = _attention_rows(batch, step, tables, query_start, group.spec)
         inputs = _attention_inputs(parts, step, group.spec, plan, is_eager=batch.size is None)
         by_layer.update(dict.fromkeys(group.layers, inputs))

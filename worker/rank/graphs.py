@@ -486,7 +486,7 @@ def create_capture(
     streams: DeviceStreams | None,
     backend: AttentionBackend,
     model: ModelConfig,
-    draft_backend: AttentionBackend | None = None,
+    draft_backend: AttentionBackend,
 ) -> StepCapture | None:
     """The capture of a rank's steps; None if all steps run eagerly: due to the configuration,
     collectives through the host, canvases, sparse attention, pooling, or an attention backend that
@@ -498,7 +498,8 @@ def create_capture(
         streams: the rank's streams; None on CPU.
         backend: attention backend.
         model: the model's configuration.
-        draft_backend: attention backend of a draft model on the device; None without one.
+        draft_backend: attention backend of a draft model on the device, or of a head that drafts;
+            the same backend without either.
     """
     can_capture = registry.uses_triton(group.device) and not group.is_through_host
     if streams is None or config.execution.enforce_eager or not can_capture:
@@ -511,8 +512,7 @@ def create_capture(
         return None  # a step's kernels depend on the lengths of its rows
     sizes = capture_sizes(config, model.block_size)
     token_sizes: Sequence[int] = ()
-    backends = [backend] if draft_backend is None else [backend, draft_backend]
-    captured = [one for one in backends if isinstance(one, CapturableBackend)]
+    captured = [one for one in (backend, draft_backend) if isinstance(one, CapturableBackend)]
     if model.block_size == 1 and all(one.captures_ragged for one in captured):
         token_sizes = token_capture_sizes(config, model.hidden_size)
     return StepCapture(sizes, token_sizes, streams, show_progress=group.rank == 0)

@@ -38,14 +38,15 @@ def allocate_planes(
 ) -> list[list[torch.Tensor]]:
     """Tensors of all pages, [num_pages, tokens, heads, head_dim] per tensor and plane of the
     layout; last, for each layer that caches index keys, their plane [num_pages, tokens, 1, dim].
-    Initialized to zeros, since attention reads unused slots of a page and masks them."""
-    spec = layout.spec
+    Layers of `layout.beside` follow. Initialized to zeros, since attention reads unused slots of a
+    page and masks them."""
+    specs = [layout.spec] * layout.group_size + [group.spec for group in layout.beside]
     tensors = [
         [
             lazy_zeros((num_pages, *shape), spec.dtype, device)
             for shape in spec.page_shapes(page_size)
         ]
-        for _ in range(layout.group_size)
+        for spec in specs
     ]
     for layer, keys in layout.index_keys.items():
         number = layout.groups[0].layers.index(layer)
@@ -74,6 +75,8 @@ def kv_caches(
             ]
             index_keys = tensors[number][len(shapes)] if layer in layout.index_keys else None
             by_layer[layer] = _make_cache(planes, group.spec, index_keys)
+    for group, own in zip(layout.beside, tensors[layout.group_size :], strict=True):
+        by_layer[group.layers[0]] = _make_cache(own, group.spec, None)
     return {layer: by_layer[layer] for layer in sorted(by_layer)}
 
 

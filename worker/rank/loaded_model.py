@@ -55,6 +55,8 @@ class LoadedModel:
     """Maximum number of tokens that are replayed into a state."""
     eagle: EagleHead | None
     """EAGLE-3 head; None without one."""
+    head_attention: AttentionBackend
+    """Attention backend of a head that drafts: the model's, unless it is an EAGLE-3 head."""
 
 
 def load_model(
@@ -88,25 +90,23 @@ def load_model(
     adapters = None if lora is None else RankAdapters(built, lora, is_native=is_native)
     # Limits, and whether all options are supported.
     layout = layout_of(built.caching_layers)
+    if eagle is not None:
+        layout = layout.with_beside(eagle.layer_index, eagle.layer.kv_cache_spec)
     config = config.with_page_size(model.block_size)
     most_replayed, given = num_replayed(config, layout), config.scheduling.max_num_batched_tokens
     config = resolve_limits(config, group, state_bytes=layout.slot_bytes(most_replayed))
     if model.is_bidirectional:
         config = with_whole_prompts(config, max_model_len, given)
     attention = _create_attention(config, model, num_positions, device, dtype, cache_dtype)
+    head_attention = attention
+    if eagle is not None:
+        head_attention = _create_eagle_attention(config, eagle, device, dtype, cache_dtype)
     check_options(
         *(config, model, [cached.window for cached in layout.groups]),
         layers_per_page=layout.groups[0].layers_per_page,
         max_model_len=max_model_len,
     )
-    # Weights.
-    native, is_first = native_options(config, device, group.world_size), group.rank == 0
-    if has_weights:
-        load_weights(built, model, show_progress=is_first, native=native)
-    else:
-        fill_dummy_weights(built, native)
-    if eagle is not None:
-        load_head(*(eagle, eagle.config, device), show_progress=is_first, is_dummy=not has_weights)
+    _load_weights(config, group, built, eagle)
     return LoadedModel(
         config=config,
         model_config=model,
@@ -119,7 +119,23 @@ def load_model(
         num_positions=num_positions,
         num_replayed=most_replayed,
         eagle=eagle,
+        head_attention=head_attention,
     )
+
+
+def _load_weights(
+    config: EngineConfig, group: TensorParallelGroup, model: DecoderModel, eagle: EagleHead | None
+) -> None:
+    """Loads the weights of the model and of its EAGLE-3 head, or fills them with dummy ones."""
+    device, is_first = group.device, group.rank == 0
+    is_dummy = config.load_format == "dummy"
+    native = native_options(config, device, group.world_size)
+    if is_dummy:
+        fill_dummy_weights(model, native)
+    else:
+        load_weights(model, model.config, show_progress=is_first, native=native)
+    if eagle is not None:
+        load_head(*(eagle, eagle.config, device), show_progress=is_first, is_dummy=is_dummy)
 
 
 def _add_eagle(config: EngineConfig, model: DecoderModel, num_positions: int) -> EagleHead:
@@ -180,5 +196,26 @@ def _create_attention(
             has_narrow_values=model.value_dim is not None,
             has_fp8_cache=cache_dtype is not None,
             has_bidirectional_rows=model.canvas is not None,
+        ),
+    )
+
+
+def _create_eagle_attention(
+    config: EngineConfig,
+    eagle: EagleHead,
+    device: torch.device,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype | None,
+) -> AttentionBackend:
+    """The attention backend of an EAGLE-3 head, whose layer is Llama's whatever the model's are."""
+    return create_attention_backend(
+        "auto",
+        AttentionSettings(
+            device=device,
+            dtype=dtype,
+            page_size=config.cache.page_size,
+            batch_invariant=config.batch_invariant,
+            head_dims=eagle.config.head_dims,
+            has_fp8_cache=cache_dtype is not None,
         ),
     )

@@ -44,8 +44,17 @@ def check_engine(config: EngineConfig) -> ModelConfig:
     check_states(config, model)
     check_draft_model(config, model, max_model_len=max_model_len)
     if config.head_checkpoint:
-        read_eagle(config.head_checkpoint, model, weights=False)
+        _check_eagle(config, model)
     return model.with_mtp() if config.uses_mtp else model
+
+
+def _check_eagle(config: EngineConfig, model: ModelConfig) -> None:
+    """Checks that the configured EAGLE-3 head can draft for `model`."""
+    eagle = read_eagle(config.head_checkpoint, model, weights=False)
+    try:
+        check_sharing(eagle.head, config.tensor_parallel_size)
+    except ValueError as error:
+        raise ValueError(f"--speculative-model {config.head_checkpoint}: {error}") from error
 
 
 def check_options(
@@ -184,10 +193,12 @@ def check_windows(
         remedy = f"{remedy}, or set --max-model-len {min(windows)}"
     if config.execution.cpu_backend == "native":
         raise ValueError(f"--cpu-backend native is not supported for {models}: {remedy}")
-    if not config.draft_checkpoint:
+    if not config.draft_checkpoint and not config.head_checkpoint:
         return
-    # The draft model's cache is in pages with the ids of the first group: it has all positions.
-    option = "--speculative-method draft"
+    # The cache of a draft model or an EAGLE-3 head is in pages with the ids of the first group: it
+    # has all positions.
+    assert config.speculative is not None, "the configuration has a checkpoint that drafts"
+    option = f"--speculative-method {config.speculative.method}"
     if all(layer_windows):
         models = f"models with sliding windows in all layers (this model's: {min(windows)} tokens)"
         raise ValueError(f"{option} is not supported for {models}: {remedy}")

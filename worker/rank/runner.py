@@ -76,7 +76,8 @@ class ModelRunner:
         self.max_model_len = self.model_config.resolve_max_model_len(config.max_model_len)
         self._num_positions, self._num_replayed = loaded.num_positions, loaded.num_replayed
         self._layout, self._attention = loaded.layout, loaded.attention
-        self._adapters, self._eagle = loaded.adapters, loaded.eagle
+        self._adapters = loaded.adapters
+        self._eagle, self._head_attention = loaded.eagle, loaded.head_attention
         self._page_groups = page_groups(config, self._layout)
         self._draft_model: DeviceDraftModel | None = None
         if config.draft_checkpoint and self.device.type == "cuda":
@@ -92,7 +93,7 @@ class ModelRunner:
         self._clock = DeviceClock()
         self._capture = create_capture(
             *(config, group, self._streams, self._attention, self.model_config),
-            None if self._draft_model is None else self._draft_model.backend,
+            self._head_attention if self._draft_model is None else self._draft_model.backend,
         )
         self._graphs: StepGraphs | None = None
         self._canvas_capture = create_canvas_capture(
@@ -488,7 +489,7 @@ class ModelRunner:
         if head is not None:
             self._heads = create_heads(
                 *(config, self.model, head, self._tables),
-                *(self._kv_caches, self._layout.groups, self._attention),
+                *(self._kv_caches, self._layout, self._head_attention),
             )
         self._builder = BatchBuilder(self._tables, is_native=self.model.native is not None)
         self._blocks = self._create_blocks()

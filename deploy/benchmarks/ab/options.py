@@ -97,8 +97,9 @@ class StructuredOptions(Comparison):
 class SpeculativeOptions(Comparison):
     """Options of benchmark `speculative`.
 
-    Unless --speculative-method is given, drafts come from n-grams, except for held-out prompts if
-    there is a draft model: a folder next to the model's, with "-draft" added to its name.
+    Unless --speculative-method or --speculative-config gives a method, drafts come from n-grams,
+    except for held-out prompts if there is a draft model: a folder next to the model's, with
+    "-draft" added to its name.
     """
 
     questions: str = ""
@@ -117,7 +118,9 @@ class SpeculativeOptions(Comparison):
 
     def __post_init__(self) -> None:
         if self.engine.speculative is None:
-            raise ValueError("--speculative-method none has no drafts: choose ngram or draft")
+            raise ValueError(
+                "--speculative-method none has no drafts: choose ngram, draft, mtp or eagle3"
+            )
         if self.turn_s < 0.0:
             raise ValueError("--turn-seconds must not be negative")
         if self.pairs < 1 or self.per_stream < 1 or not self.running or min(self.running) < 1:

@@ -139,7 +139,14 @@ PRESETS: Final[Mapping[str, Preset]] = {
     ),
     "speculative": Preset(
         measures="tokens per second with drafts, by kind of prompt and number of requests",
-        variants={"off": {"speculative_method": "none", "speculative_model": ""}, "on": {}},
+        variants={
+            "off": {
+                "speculative_method": "none",
+                "speculative_model": "",
+                "speculative_revision": "",
+            },
+            "on": {},
+        },
         goals=(
             Goal("ratio_heldout_1", ">=", 1.3),
             Goal("ratio_copy_1", ">=", 2.0),
@@ -148,7 +155,7 @@ PRESETS: Final[Mapping[str, Preset]] = {
             Goal("min_ratio", ">=", 0.98),
         ),
         options=SpeculativeOptions,
-        has_flags=frozenset({"speculative_method", "speculative_model"}),
+        has_flags=frozenset({"speculative_method", "speculative_model", "speculative_revision"}),
     ),
     "fdfo": Preset(
         measures="block diffusion: first done, first out, and further optimizations",

@@ -1,8 +1,8 @@
 """Benchmark `speculative`: tokens per second with and without drafts, in turn.
 
-Two engines of the same model, one of which drafts, take turns at the same requests, one engine at a
-time. The number of running requests is constant. A cell is one number of running requests with one
-kind of prompts.
+Two engines of the same model, one of which drafts (by n-grams, a draft model, an MTP or an EAGLE-3
+head), take turns at the same requests, one engine at a time. The number of running requests is
+constant. A cell is one number of running requests with one kind of prompts.
 
     ratio     tokens per second with drafts / without, by pair of turns
     min_ratio lowest upper end of the confidence intervals of all cells' ratios
@@ -48,7 +48,7 @@ def run(options: SpeculativeOptions) -> Result:
     checks: list[Check] = []
     highs: list[float] = []
     configs = {kind: _drafting(options, kind) for kind in options.kinds}
-    plain = _PRESET.config("off", configs[options.kinds[0]])
+    plain = plain_config(configs[options.kinds[0]])
     with Engines() as engines:
         off = engines.get(plain)
         for kind, config in configs.items():
@@ -69,6 +69,13 @@ def run(options: SpeculativeOptions) -> Result:
     result["min_ratio"] = min(highs)
     checks += _PRESET.checks({"min_ratio": min(highs)})
     return {**result, "checks": checks_json(checks)}
+
+
+def plain_config(drafting: EngineConfig) -> EngineConfig:
+    """Configuration of the engine that does not draft: on CPU, its backend is torch if that of the
+    other one must be, so that ratios do not compare backends."""
+    plain = _PRESET.config("off", drafting)
+    return plain.with_options(cpu_backend="torch") if drafting.head_checkpoint else plain
 
 
 def _drafting(options: SpeculativeOptions, kind: str) -> EngineConfig:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from cluster.bench.turns import Turns
+from cluster.cli.options import given_options
+from cluster.cli.parser import CommandParser
 from deploy.benchmarks.ab.options import SpeculativeOptions
-from deploy.benchmarks.ab.speculative import run, summarise
+from deploy.benchmarks.ab.speculative import plain_config, run, summarise
+from deploy.benchmarks.cli import add_commands
 from deploy.benchmarks.engine import Answer, Turn
 from tests.support.engines.forked_rank import forking_ranks
 from tests.support.paths import MODELS
@@ -53,6 +56,30 @@ def test_each_kind_has_the_method_that_suits_it_unless_one_is_given() -> None:
     assert best.questions == str(MODELS / "demo_heldout.jsonl")
     given = SpeculativeOptions.from_flags({**demo, "speculative_method": "ngram"}, {"pairs": 3})
     assert (given.draft_model, given.pairs) == ("", 3)
+
+
+@pytest.mark.parametrize(
+    ("config", "method", "plain_backend"),
+    [
+        ('{"method": "mtp", "num_speculative_tokens": 2}', "mtp", "auto"),
+        ('{"method": "eagle3", "model": "head", "speculative_revision": "v2"}', "eagle3", "torch"),
+    ],
+)
+def test_heads_are_given_by_a_config_and_compared_on_their_backend(
+    config: str, method: str, plain_backend: str
+) -> None:
+    parser = CommandParser()
+    add_commands(parser.add_subparsers())
+    args = parser.parse_args(["speculative", "--speculative-config", config])
+    demo = {"model": str(MODELS / "demo")}
+    options = SpeculativeOptions.from_flags(given_options(args, EngineConfig) | demo, {})
+    assert options.draft_model == "", "the head drafts for all kinds of prompts"
+    drafting = options.engine
+    assert drafting.speculative is not None
+    assert drafting.speculative.method == method
+    plain = plain_config(drafting)
+    assert plain.speculative is None
+    assert plain.execution.cpu_backend == plain_backend
 
 
 def test_what_is_expected_leaves_the_time_outside_of_the_rank_as_it_is() -> None:

@@ -31,13 +31,13 @@ _THETA = 500.0
 _EPS = 1e-5
 _LAYER: Mapping[str, tuple[int, int]] = {
     "self_attn.q_proj": (64, 128),
-    "self_attn.k_proj": (32, 128),
-    "self_attn.v_proj": (32, 128),
     "self_attn.o_proj": (64, 64),
     "mlp.gate_proj": (48, 64),
     "mlp.up_proj": (48, 64),
     "mlp.down_proj": (64, 48),
 }
+_KEYS_AND_VALUES = ("self_attn.k_proj", "self_attn.v_proj")
+"""Projections whose size depends on the number of KV heads."""
 _NORMS = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
 _CONFIG: Mapping[str, Any] = {
     "architectures": ["LlamaForCausalLMEagle3"],
@@ -84,6 +84,8 @@ def write_head(folder: Path, keys: Mapping[str, Any] = {}, *, prefix: str = "mid
 
     taps = config.get("eagle_aux_hidden_state_layer_ids", TAPS)
     tensors = {f"midlayer.{name}.weight": drawn(*shape) for name, shape in _LAYER.items()}
+    for name in _KEYS_AND_VALUES:
+        tensors[f"midlayer.{name}.weight"] = drawn(16 * config["num_key_value_heads"], 128)
     tensors |= {f"midlayer.{name}.weight": 1 + drawn(64) for name in _NORMS}
     tensors |= {"fc.weight": drawn(64, len(taps) * 64), "norm.weight": 1 + drawn(64)}
     if config.get("norm_before_fc"):
@@ -125,9 +127,9 @@ def write_predicting(folder: Path, keys: Mapping[str, Any] = {}) -> tuple[Path, 
     embedding *= 0.01 / embedding.square().mean(-1, keepdim=True).sqrt()
     save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
     drafting = write_head(head, keys)
-    for name in (*_LAYER, "input_layernorm", "post_attention_layernorm"):
+    for name in (*_LAYER, *_KEYS_AND_VALUES, "input_layernorm", "post_attention_layernorm"):
         own = tensors[f"{last}{name}.weight"]
-        if name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"):
+        if name in ("self_attn.q_proj", *_KEYS_AND_VALUES):
             own = torch.cat((own, 0.001 * torch.randn_like(own)), dim=1)
         drafting[f"midlayer.{name}.weight"] = own
     drafting["midlayer.hidden_norm.weight"].fill_(0.01)
@@ -188,7 +190,7 @@ class ReferenceHead:
             for name in "qkv"
         )
         q, k = _rotated(q), _rotated(k)
-        k, v = (one.repeat_interleave(2, dim=0) for one in (k, v))
+        k, v = (one.repeat_interleave(len(q) // len(one), dim=0) for one in (k, v))
         attended = scaled_dot_product_attention(q, k, v, is_causal=True)
         out = attended.transpose(0, 1).flatten(1) @ self._weight("self_attn.o_proj").T
         total = out + residual

@@ -109,6 +109,8 @@ def drafting_engine(
         runner = engine.runner
         if on_device:
             read_lengths_on_device(runner._attention)
+            if runner._head_attention is not runner._attention:
+                read_lengths_on_device(runner._head_attention)
             if runner._states is not None:
                 assert runner._states.replays is not None
                 runner._states.replays._uses_bounds = True

@@ -106,10 +106,11 @@ def test_layers_that_keep_less_share_pages() -> None:
     assert all((caches[layer].k[:2] == 0).all() for layer in (0, 1))
 
 
-def test_a_draft_model_needs_pages_of_all_positions() -> None:
+@pytest.mark.parametrize("method", ["draft", "eagle3"])
+def test_draft_models_and_eagle_heads_need_pages_of_all_positions(method: str) -> None:
     narrow = replace(FULL, num_kv_heads=1)
-    refusal = "--speculative-method draft is not supported"
-    config = EngineConfig.of(model="any", speculative_method="draft", speculative_model="any")
+    refusal = f"--speculative-method {method} is not supported"
+    config = EngineConfig.of(model="any", speculative_method=method, speculative_model="any")
 
     def check(*specs: KVCacheSpec) -> None:
         groups = group_layers(specs).groups
@@ -126,6 +127,20 @@ def test_a_draft_model_needs_pages_of_all_positions() -> None:
         check(WINDOW)
     with pytest.raises(ValueError, match=f"{refusal}.* have smaller pages than others: remove it$"):
         check(WINDOW, narrow)
+
+
+def test_a_head_beside_the_model_has_planes_of_its_own() -> None:
+    """Their pages are those of the first group, and copied to the host with them."""
+    latents = replace(FULL, num_kv_heads=1, head_dim=24, value_dim=16)
+    layout = group_layers([latents] * 2).with_beside(2, FULL)
+    assert layout.page_groups == PageGroups()
+    assert layout.page_bytes(4) == 2 * latents.page_bytes(4) + FULL.page_bytes(4)
+    planes = allocate_planes(3, 4, layout, torch.device("cpu"))
+    caches = kv_caches(planes, 4, layout)
+    assert list(caches) == [0, 1, 2]
+    assert caches[2].k.shape == caches[2].v.shape == (3, 4, 2, 64)
+    assert [len(tensors) for tensors in planes] == [1, 1, 2]
+    assert caches[2].k.data_ptr() == planes[2][0].data_ptr()
 
 
 def test_a_state_takes_as_much_memory_as_some_pages() -> None:

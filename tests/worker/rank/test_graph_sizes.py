@@ -164,7 +164,7 @@ def capture_of(
         *(EngineConfig.of(model="m", max_num_seqs=4, max_num_batched_tokens=64, **options),),
         *(TensorParallelGroup.alone(torch.device("cuda")), cast("DeviceStreams", object())),
         *(backend, cast("ModelConfig", model)),
-        draft_backend,
+        draft_backend or backend,
     )
 
 

@@ -99,11 +99,6 @@ class TapReader(Protocol):
         """Layers before which hidden states are read."""
         ...
 
-    @property
-    def layer(self) -> CachingLayer:
-        """The head's decoder layer, which is cached like the model's."""
-        ...
-
     def read(self, states: Sequence[torch.Tensor]) -> None:
         """Receives the hidden states of a step, [T, hidden] for each of `taps`."""
         ...
@@ -240,9 +235,8 @@ class DecoderModel(ABC):
 
     @property
     def caching_layers(self) -> Sequence[CachingLayer]:
-        """The layers by index, including the one of a head."""
-        head = self.mtp or self.tap_reader
-        return self.layers if head is None else [*self.layers, head.layer]
+        """The layers by index, including the one of an MTP head."""
+        return self.layers if self.mtp is None else [*self.layers, self.mtp.layer]
 
     def _check_head(self) -> None:
         """Raises ValueError if logits are more than products with rows of the LM head."""

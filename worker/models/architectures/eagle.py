@@ -59,8 +59,8 @@ class EagleLayer:
             traits=AttentionTraits(),
             input_size=2 * size,
         )
+        assert self.attention.kv_cache_spec is not None, "attention has a KV cache"
         self.kv_cache_spec = self.attention.kv_cache_spec
-        self.state_spec = self.attention.state_spec
         self.mlp = GatedMLP(config, options)
         self.embedding_norm, self.hidden_norm, self.mlp_norm = (
             RMSNorm(size, eps, options) for _ in range(3)
@@ -190,7 +190,8 @@ class EagleHead:
         if self._offsets is None or self._offsets.is_meta:
             return
         ids = self._offsets + torch.arange(len(self._offsets), device=self._offsets.device)
-        if int(ids.min()) < 0 or int(ids.max()) >= self._eagle.head.vocab_size:
+        lowest, highest = torch.stack(ids.aminmax()).tolist()
+        if lowest < 0 or highest >= self._eagle.head.vocab_size:
             raise ValueError(
                 f"d2t in {self._eagle.head.folder} maps tokens to ids outside of the vocabulary of "
                 f"{self._eagle.head.vocab_size}: download the head again"

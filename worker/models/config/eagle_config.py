@@ -159,7 +159,7 @@ def _of(schema: EagleSchema, head: ModelConfig, model: ModelConfig) -> EagleConf
 
 def _check(eagle: EagleConfig, model: ModelConfig) -> None:
     """Raises ValueError if a head does not fit a model."""
-    head, full = eagle.head, model.for_full_layers()
+    head = eagle.head
     pairs = {
         "target_hidden_size": (eagle.target_hidden_size, model.hidden_size),
         "vocab_size": (head.vocab_size, model.vocab_size),
@@ -181,16 +181,6 @@ def _check(eagle: EagleConfig, model: ModelConfig) -> None:
         )
     if head.quantization is not None:
         raise ValueError("quantized heads are not supported: use the unquantized head")
-    # The head's keys and values are stored in the pages of the model's full-attention layers.
-    sizes = full.num_kv_heads, full.head_dim
-    heads = head.num_kv_heads, head.head_dim
-    is_like = model.mla is None and model.value_dim is None and None in model.windows
-    if not is_like or heads != sizes:
-        raise ValueError(
-            f"its layer has {heads[0]} KV heads of {heads[1]} dimensions, but the model's have "
-            "another KV cache, which is not supported: use a head with the model's KV heads, or "
-            "--speculative-method ngram"
-        )
     for name, has, is_needed in (
         ("embed_tokens", eagle.has_embedding, head.hidden_size != model.hidden_size),
         ("lm_head", eagle.has_lm_head, head.hidden_size != model.hidden_size or eagle.is_reduced),

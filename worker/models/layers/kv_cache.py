@@ -122,6 +122,8 @@ class KVCacheGroup:
     """Specification of each layer in the group."""
     layers_per_page: int = 1
     """Number of layers that share a page of a tensor."""
+    page_table: int = 0
+    """Index of the page table with the group's pages."""
 
     @property
     def window(self) -> int:
@@ -147,6 +149,13 @@ class KVCacheLayout:
     """States by layer that keeps one; such a layer may be in a group, too."""
     index_keys: Mapping[int, IndexKeys] = field(default_factory=dict)
     """Index keys by layer that caches some. Layers of a group may differ in them."""
+    beside: tuple[KVCacheGroup, ...] = ()
+    """Layers of an EAGLE-3 head, each with planes of its own in the pages of the first group, since
+    their specs may differ from those of the model's layers."""
+
+    def with_beside(self, layer: int, spec: KVCacheSpec) -> KVCacheLayout:
+        """This layout with another layer of `beside`."""
+        return replace(self, beside=(*self.beside, KVCacheGroup(layers=(layer,), spec=spec)))
 
     @property
     def state_bytes(self) -> int:
@@ -184,7 +193,8 @@ class KVCacheLayout:
     def page_bytes(self, page_size: int) -> int:
         """Bytes of one page, in all tensors and planes."""
         index_bytes = sum(keys.dim * keys.dtype.itemsize for keys in self.index_keys.values())
-        return self.group_size * self.spec.page_bytes(page_size) + index_bytes * page_size
+        beside = sum(group.spec.page_bytes(page_size) for group in self.beside)
+        return self.group_size * self.spec.page_bytes(page_size) + index_bytes * page_size + beside
 
 
 class CachingLayer(Protocol):
@@ -266,4 +276,5 @@ def group_layers(
         raise ValueError(
             "unsupported layers: sparse attention requires that all layers have the same KV cache"
         )
-    return KVCacheLayout(groups=tuple(groups), spec=most, states=states, index_keys=index_keys)
+    numbered = tuple(replace(group, page_table=number) for number, group in enumerate(groups))
+    return KVCacheLayout(groups=numbered, spec=most, states=states, index_keys=index_keys)

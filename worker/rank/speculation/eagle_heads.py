@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 
@@ -23,8 +23,8 @@ class EagleProposer(HeadProposer):
         head: its head.
         tables: the rank's tables; drafts are written to the token pool, which the model reads.
         kv_caches: KV caches by layer, the head's included.
-        groups: groups of layers in the KV cache.
-        backend: attention backend of the model.
+        group: group of the head's layer, whose pages are those of the model's first group.
+        backend: attention backend of the head.
         most_tokens: maximum number of tokens in a step.
     """
 
@@ -34,12 +34,12 @@ class EagleProposer(HeadProposer):
         head: EagleHead,
         tables: DeviceTables,
         kv_caches: Mapping[int, KVCache],
-        groups: Sequence[KVCacheGroup],
+        group: KVCacheGroup,
         backend: AttentionBackend,
         *,
         most_tokens: int,
     ) -> None:
-        super().__init__(model, head, tables, kv_caches, groups, backend)
+        super().__init__(model, head, tables, kv_caches, group, backend)
         self._eagle = head
         head.allocate(most_tokens)
 

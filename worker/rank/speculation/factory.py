@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from kernels import registry
 from kernels.attention import AttentionBackend
@@ -11,7 +11,7 @@ from worker.models.architectures.decoder import DecoderModel
 from worker.models.architectures.eagle import EagleHead
 from worker.models.architectures.mtp import MtpHead
 from worker.models.layers.context import KVCache
-from worker.models.layers.kv_cache import KVCacheGroup
+from worker.models.layers.kv_cache import KVCacheLayout
 from worker.rank.speculation.device_model import DeviceModelProposer
 from worker.rank.speculation.draft_model import DraftModelProposer, load_draft_model
 from worker.rank.speculation.drafter import Drafter
@@ -59,7 +59,7 @@ def create_heads(
     head: MtpHead | EagleHead,
     tables: DeviceTables,
     kv_caches: Mapping[int, KVCache],
-    groups: Sequence[KVCacheGroup],
+    layout: KVCacheLayout,
     backend: AttentionBackend,
 ) -> HeadProposer | NativeHeadProposer:
     """The proposer that drafts with a head.
@@ -70,16 +70,17 @@ def create_heads(
         head: its MTP head, in torch or in the compiled library, or an EAGLE-3 head.
         tables: the rank's tables.
         kv_caches: KV caches by layer, the head's included.
-        groups: groups of layers by KV cache.
-        backend: attention backend of the model.
+        layout: KV caches of the model's layers and the head's.
+        backend: attention backend of the head's layer.
     """
     if isinstance(head, EagleHead):
         return EagleProposer(
-            *(model, head, tables, kv_caches, groups, backend),
+            *(model, head, tables, kv_caches, layout.beside[0], backend),
             most_tokens=config.scheduling.max_num_batched_tokens,
         )
     if head.native is None:
-        return HeadProposer(model, head, tables, kv_caches, groups, backend)
+        group = next(group for group in layout.groups if head.layer_index in group.layers)
+        return HeadProposer(model, head, tables, kv_caches, group, backend)
     assert config.speculative is not None, "a head is loaded to draft"
     most = config.speculative.num_speculative_tokens
     return NativeHeadProposer(head.native, tables, kv_caches[head.layer_index], most)

@@ -5,7 +5,8 @@
     draft 1                     └── predicts n + 1    output of the latest pair, kept by slot
     draft 2                           └─ n + 2        pair of that output and draft 1, and so on
 
-The head's layer is one more layer in the pages of the model: prefix hits, preemption, offloading to
+The layer of an MTP head is one more layer of the model in the KV cache, that of an EAGLE-3 head has
+planes of its own in the same pages (`KVCacheLayout.beside`): prefix hits, preemption, offloading to
 host memory keep its keys and values like those of other layers. After each step, `follow` computes
 the head for the step's rows, whose next tokens are then known: sampled, or the prompt's. So a
 position is cached with the pair of its request; only the last position of a prefix hit may have the
@@ -75,8 +76,8 @@ class HeadProposer(Proposer):
         head: its head.
         tables: the rank's tables; drafts are written to the token pool, which the model reads.
         kv_caches: KV caches by layer, the head's included.
-        groups: groups of layers in the KV cache.
-        backend: attention backend of the model.
+        group: group of the head's layer.
+        backend: attention backend of the head.
     """
 
     needs_pages = True
@@ -87,13 +88,13 @@ class HeadProposer(Proposer):
         head: DraftingHead,
         tables: DeviceTables,
         kv_caches: Mapping[int, KVCache],
-        groups: Sequence[KVCacheGroup],
+        group: KVCacheGroup,
         backend: AttentionBackend,
     ) -> None:
         num_slots = len(tables.token_pool)
         super().__init__(Calibration(num_slots, PRIORS, PRIOR_WEIGHT))
         self._model, self._head, self._tables = model, head, tables
-        self._caches, self._groups, self._backend = kv_caches, groups, backend
+        self._caches, self._group, self._backend = kv_caches, group, backend
         self._outputs = torch.zeros(
             num_slots, head.hidden_size, dtype=model.options.dtype, device=tables.device
         )
@@ -355,7 +356,7 @@ class HeadProposer(Proposer):
         """Outputs of the head for a batch's rows, [T, hidden] or [S, hidden] of `logits_indices`.
         Next tokens are those of the token pool."""
         tables = self._tables
-        inputs = gather_inputs(batch, tables, self._caches, self._groups, self._backend)
+        inputs = gather_inputs(batch, tables, self._caches, [self._group], self._backend)
         assert batch.staged is not None, "gather_inputs reads the arrays"
         slots, lengths = batch.staged["slots"], batch.staged["query_start"].diff()
         slots = slots.repeat_interleave(lengths, output_size=len(inputs.positions))
@@ -407,7 +408,9 @@ class _StaticBuffers(NamedTuple):
 
 
 def _unpadded(batch: Batch, tables: DeviceTables) -> Batch:
-    """The rows of a batch, without padding, for an eager pass over them."""
+    """The rows of a batch, without padding and with their arrays, for an eager pass over them."""
+    if batch.size is None and batch.staged is not None:
+        return batch
     table = batch.rows[: batch.num_rows]
     slots, starts, lengths = (np.ascontiguousarray(column) for column in table.T[:3])
     query_start = np.append(0, np.cumsum(lengths))
