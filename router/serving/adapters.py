@@ -91,6 +91,12 @@ class AdapterRegistry:
         """Adapters of the configuration, by name; None until a worker has reported its version."""
         return self._static
 
+    @property
+    def versions(self) -> dict[str, str]:
+        """Versions by name of all adapters whose version is known."""
+        refs = (self.find(name) for name in self.names)
+        return {ref.name: ref.version for ref in refs if ref is not None}
+
     def __contains__(self, name: object) -> bool:
         return name in self._static or name in self._loaded
 
