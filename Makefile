@@ -14,7 +14,7 @@
 # make check-browser  user journeys on the page at /, in Chromium (two minutes)
 # make check-agents   agent loops with tools, 50 times each: OpenAI's, Anthropic's and LangChain's clients (two minutes)
 # make check-vllm-tests VLLM_TESTS=FOLDER  vLLM's own API tests, from its source
-# make check-conformance  OpenAI's and Anthropic's clients, LangChain's tests, LiteLLM and others; our OpenAPI document
+# make check-conformance  OpenAI's, Anthropic's and Cohere's clients, LangChain's tests, LlamaIndex, LiteLLM and others; our OpenAPI document
 # make check-real     the serve-chat model against transformers: tokens, drafts, schemas, tensor parallelism (15 minutes)
 # make check-gateway  CPU time per token of proxy, gateway and worker frontend (two minutes)
 # make families     after a change of models: verdicts on released ones, launch budgets, table of tests (a minute)
