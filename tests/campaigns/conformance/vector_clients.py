@@ -41,7 +41,8 @@ _DIMENSIONS = 16
 SKIPPED = {
     "LangChain: check_embedding_ctx_length": "sends token ids of OpenAI's tokenizer, which is not "
     "the model's",
-    "Cohere: embed": "vectors are served by /v1/embeddings",
+    "LangChain: Cohere's embeddings": "sent to /v1/embed, of the first version of the API",
+    "LlamaIndex: Cohere's embeddings": "only accepts names of Cohere's own models",
     "Cohere: images": "text only",
 }
 
@@ -53,6 +54,19 @@ def _expected(endpoint: Endpoint, texts: Sequence[str]) -> list[list[float]]:
     request = urllib.request.Request(f"{endpoint.base_url}/v1/embeddings", body, headers)
     with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
         return [item["embedding"] for item in json.load(response)["data"]]
+
+
+def _shortened(endpoint: Endpoint) -> list[float]:
+    """Leading dimensions of the first text's vector, scaled to length 1."""
+    [whole] = _expected(endpoint, TEXTS[:1])
+    length = math.hypot(*whole[:_DIMENSIONS])
+    return [value / length for value in whole[:_DIMENSIONS]]
+
+
+def _packed(vector: Sequence[float]) -> list[int]:
+    """Signs of a vector: eight dimensions per byte, the first one in the highest bit."""
+    bits = "".join("1" if value >= 0.0 else "0" for value in vector)
+    return [int(bits[start : start + 8], 2) for start in range(0, len(bits), 8)]
 
 
 def _ranking(endpoint: Endpoint) -> list[tuple[int, float]]:
@@ -97,9 +111,7 @@ def openai_dimensions(endpoint: Endpoint) -> None:
         .embeddings.create(model=endpoint.model, input=TEXTS[0], dimensions=_DIMENSIONS)
         .data
     )
-    [whole] = _expected(endpoint, TEXTS[:1])
-    length = math.hypot(*whole[:_DIMENSIONS])
-    _assert_vectors([item.embedding], [[value / length for value in whole[:_DIMENSIONS]]])
+    _assert_vectors([item.embedding], [_shortened(endpoint)])
 
 
 def langchain_vectors(endpoint: Endpoint) -> None:
@@ -122,6 +134,37 @@ def llamaindex_vectors(endpoint: Endpoint) -> None:
     )
     _assert_vectors(embeddings.get_text_embedding_batch(TEXTS), _expected(endpoint, TEXTS))
     _assert_vectors([embeddings.get_query_embedding(QUERY)], _expected(endpoint, [QUERY]))
+
+
+def cohere_vectors(endpoint: Endpoint) -> None:
+    answer = _cohere(endpoint).embed(
+        model=endpoint.model,
+        input_type="search_document",
+        texts=TEXTS,
+        embedding_types=["float", "ubinary", "binary"],
+    )
+    expected = _expected(endpoint, TEXTS)
+    assert answer.embeddings.float_ is not None
+    _assert_vectors(answer.embeddings.float_, expected)
+    assert answer.texts == TEXTS
+    signs = [_packed(vector) for vector in expected]
+    assert answer.embeddings.ubinary == signs
+    assert answer.embeddings.binary == [[value - 128 for value in one] for one in signs]
+    assert answer.meta is not None
+    assert answer.meta.billed_units is not None
+    assert answer.meta.billed_units.input_tokens
+
+
+def cohere_dimensions(endpoint: Endpoint) -> None:
+    answer = _cohere(endpoint).embed(
+        model=endpoint.model,
+        input_type="search_query",
+        texts=TEXTS[:1],
+        output_dimension=_DIMENSIONS,
+        embedding_types=["float"],
+    )
+    assert answer.embeddings.float_ is not None
+    _assert_vectors(answer.embeddings.float_, [_shortened(endpoint)])
 
 
 def cohere_ranking(endpoint: Endpoint) -> None:
@@ -199,6 +242,8 @@ CASES: Mapping[str, Case] = {
     "LangChain: ranking": langchain_ranking,
     "LlamaIndex: vectors": llamaindex_vectors,
     "LlamaIndex: ranking": llamaindex_ranking,
+    "Cohere: vectors": cohere_vectors,
+    "Cohere: dimensions": cohere_dimensions,
     "Cohere: ranking": cohere_ranking,
     "Cohere: top_n": cohere_top,
     "Cohere: ranking, version 1 of the API": cohere_first_version,
