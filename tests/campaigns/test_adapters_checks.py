@@ -211,3 +211,5 @@ def test_adapters_exclude_other_modes() -> None:
     for other in ({"cancels": 5}, {"soak_s": 5.0}, {"diffusion_model": "x"}):
         with pytest.raises(ValueError, match="--adapters"):
             ChaosOptions(adapters=2, **other)
+    with pytest.raises(ValueError, match="--adapters must be at least 2"):
+        ChaosOptions(adapters=1)

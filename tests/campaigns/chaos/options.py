@@ -77,6 +77,8 @@ class ChaosOptions:
         modes = (self.adapters, self.cancels, self.soak_s)
         if min(modes) < 0 or sum(map(bool, modes)) > 1:
             raise ValueError("set only one of --adapters, --cancels and --soak, above 0")
+        if self.adapters == 1:
+            raise ValueError("--adapters must be at least 2, so that one is loaded at any time")
         if self.adapters and self.diffusion_model:
             raise ValueError("--adapters are of --model: remove --diffusion-model")
         if not 0.0 < self.soak_load < 1.0:
