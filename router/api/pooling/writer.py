@@ -6,7 +6,7 @@ import base64
 import time
 from abc import abstractmethod
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,18 +138,15 @@ class CohereWriter(WholeWriter):
         self._kinds = kinds
 
     def whole(self) -> Iterator[bytes]:
-        """JSON of the response, a vector at a time."""
-        head = {
-            "id": self._response.response_id,
-            "response_type": "embeddings_by_type",
-            "texts": self._texts,
-        }
-        yield encode(head)[:-1] + b',"embeddings":{'
+        """JSON of the response, a text or vector at a time."""
+        head = {"id": self._response.response_id, "response_type": "embeddings_by_type"}
+        yield encode(head)[:-1] + b',"texts":'
+        yield from _listed(self._texts)
+        yield b',"embeddings":{'
         for number, kind in enumerate(self._kinds):
-            yield b"%b%b:[" % (b"," if number else b"", encode(kind))
-            for index, completion in enumerate(self._generation.completions):
-                yield (b"," if index else b"") + encode(_in_form(completion.pooled, kind))
-            yield b"]"
+            yield b"%b%b:" % (b"," if number else b"", encode(kind))
+            vectors = (_in_form(one.pooled, kind) for one in self._generation.completions)
+            yield from _listed(vectors)
         tokens = {"input_tokens": self._generation.num_prompt_tokens}
         meta = {"api_version": {"version": "2"}, "billed_units": tokens, "tokens": tokens}
         yield b'},"meta":' + encode(meta) + b"}"
@@ -249,6 +246,16 @@ class RerankWriter(ScoreWriter):
             if self._documents is not None:
                 item["document"] = {"text": self._documents[index]}
             yield encode(item)
+
+
+def _listed(items: Iterable[Any]) -> Iterator[bytes]:
+    """JSON of a list, an item at a time."""
+    yield b"["
+    before = b""
+    for item in items:
+        yield before + encode(item)
+        before = b","
+    yield b"]"
 
 
 def _in_form(pooled: bytes, kind: CohereFormat) -> str | list[float] | list[int]:
