@@ -14,7 +14,7 @@
 # make check-browser  user journeys on the page at /, in Chromium (two minutes)
 # make check-agents   agent loops with tools, 50 times each: OpenAI's, Anthropic's and LangChain's clients (two minutes)
 # make check-vllm-tests VLLM_TESTS=FOLDER  vLLM's own API tests, from its source
-# make check-conformance  OpenAI's and Anthropic's clients, LangChain's tests, LiteLLM and others; our OpenAPI document
+# make check-conformance  OpenAI's, Anthropic's and Cohere's clients, LangChain's tests, LlamaIndex, LiteLLM and others; our OpenAPI document
 # make check-real     the serve-chat model against transformers: tokens, drafts, schemas, tensor parallelism (15 minutes)
 # make check-gateway  CPU time per token of proxy, gateway and worker frontend (two minutes)
 # make families     after a change of models: verdicts on released ones, launch budgets, table of tests (a minute)
@@ -24,6 +24,7 @@
 # make check-proxy    kills HAProxy and its manager under load, five times each (three minutes)
 # make check-overload ten times the sustainable load over HTTP for a minute
 # make check-chaos    kills and stops processes under load for twenty minutes
+# make check-adapters  LoRA adapters are loaded, replaced and unloaded while gateways and workers are killed (five minutes)
 # make check-cancels  ten thousand clients disconnect at random times (two minutes)
 # make check-soak     an hour of steady load, a small part of it hostile
 # make check-autoscale  workers follow a load step and ten minutes of noisy load (15 minutes)
@@ -61,7 +62,7 @@ SLOW_FILES = $(shell grep -rlx --include='*.py' 'pytestmark = pytest.mark.slow' 
 # Without bytecode files, each of the hundreds of processes that tests start would compile all sources.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install serve serve-chat unit test lint style lock check-install check-supply check-agents check-autoscale \
+.PHONY: help install serve serve-chat unit test lint style lock check-install check-supply check-adapters check-agents check-autoscale \
 	check-browser check-cancels check-chaos check-conformance check-cuda check-gateway check-hostile check-long check-nodes check-overload check-proxy check-real \
 	check-rolling-update check-scale check-soak check-tenants check-vllm-tests demo-models check-speculative check-mixtures families \
 	trace-token closest-family head-inputs
@@ -213,6 +214,9 @@ check-proxy: $(STAMP)
 
 check-chaos: $(STAMP)
 	$(BIN)/python -m tests.campaigns.chaos.main --json $(ARGS)
+
+check-adapters: $(STAMP)
+	$(BIN)/python -m tests.campaigns.chaos.main --adapters 4 --duration 180 --output-len 128 --tensor-parallel-size 1 --json $(ARGS)
 
 check-cancels: $(STAMP)
 	$(BIN)/python -m tests.campaigns.chaos.main --cancels 10000 --json $(ARGS)

@@ -40,14 +40,13 @@ class RaySettings:
     def _read(self) -> dict[str, bytes]:
         from ray.experimental import internal_kv
 
-        found = {}
-        for key in internal_kv._internal_kv_list(self._prefix, namespace=NAMESPACE):
-            name = key[len(self._prefix) :].decode()
-            value = internal_kv._internal_kv_get(key, namespace=NAMESPACE)
-            # With a slash it is a setting of another model, whose name starts with this one's.
-            if "/" not in name and value is not None:
-                found[name] = value
-        return found
+        keys = internal_kv._internal_kv_list(self._prefix, namespace=NAMESPACE)
+        # One call: thousands of adapters, each with a call of its own, would take seconds.
+        client = internal_kv.internal_kv_get_gcs_client()
+        values = client.internal_kv_multi_get(keys, namespace=NAMESPACE.encode())
+        names = {key[len(self._prefix) :].decode(): value for key, value in values.items()}
+        # With a slash it is a setting of another model, whose name starts with this one's.
+        return {name: value for name, value in names.items() if "/" not in name}
 
     def _write(self, values: Mapping[str, bytes]) -> None:
         from ray.experimental import internal_kv

@@ -168,7 +168,10 @@ class Gateway:
 
     def metrics(self, content_type: str) -> bytes:
         """Metrics of this gateway as Prometheus text."""
-        sources = [Source(name, model.stats, model.fleet) for name, model in self._models.items()]
+        sources = [
+            Source(name, model.stats, model.fleet, model.adapters.versions)
+            for name, model in self._models.items()
+        ]
         created = float(self.created) if content_type == OPENMETRICS else None
         collector = GatewayCollector(self.gateway_id, sources, self.http, created)
         return render(collector.collect(), content_type)

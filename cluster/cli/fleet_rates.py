@@ -32,6 +32,10 @@ class WorkerRow:
     """KV cache usage, 0 to 1."""
     host_usage: float | None
     """Usage of offloaded KV memory on the host, 0 to 1; None without offloading."""
+    adapters: int
+    """LoRA adapters on the device."""
+    adapter_slots: int
+    """Maximum number of them; 0 if they are disabled."""
     hit_rate: float | None
     """Prefix cache hit rate of prompt tokens, 0 to 1; None without prompts."""
     tokens_per_s: float
@@ -85,12 +89,17 @@ class SessionRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterRow:
-    """Rates of a LoRA adapter since the previous scrape, by the gateways' metrics."""
+    """Workers that have a LoRA adapter, and its rates since the previous scrape, by the gateways'
+    metrics."""
 
     model: str
     """Name of its base model."""
     adapter: str
-    """Name of the adapter; `other` for those without a label of their own."""
+    """Name of the adapter; `other` for the rates of those without a label of their own."""
+    on_device: tuple[str, ...]
+    """IDs of the workers that have it on the device."""
+    on_host: tuple[str, ...]
+    """IDs of the workers that have it in host memory."""
     requests_per_s: float
     """Requests per second."""
     tokens_per_s: float
@@ -202,9 +211,14 @@ def model_rows(before: Scrape | None, now: Scrape) -> list[ModelRow]:
 
 
 def adapter_rows(before: Scrape | None, now: Scrape) -> list[AdapterRow]:
-    """Rows of the LoRA adapters in a scrape that have had requests, sorted by model and name."""
-    name = "rayfleet_lora_requests_total"
-    used = {(label["model_name"], label["lora_adapter"]) for label, n in now.items(name) if n}
+    """Rows of the LoRA adapters in a scrape that have had requests or are in the memory of workers,
+    sorted by model and name."""
+    used = {
+        (label["model_name"], label["lora_adapter"])
+        for name in ("rayfleet_lora_requests_total", "rayfleet_lora_resident")
+        for label, value in now.items(name)
+        if value
+    }
     return [_adapter_row(before, now, *names) for names in sorted(used)]
 
 
@@ -252,6 +266,8 @@ def _worker_row(before: Scrape | None, now: Scrape, labels: Mapping[str, str]) -
         waiting=int(now.total("rayfleet_num_requests_waiting", **key)),
         kv_usage=now.total("rayfleet_kv_cache_usage_perc", **key),
         host_usage=now.total("rayfleet_cpu_cache_usage_perc", **key) if has_host else None,
+        adapters=int(now.total("rayfleet_lora_adapters", memory="device", **key)),
+        adapter_slots=int(now.total("rayfleet_lora_slots", **key)),
         hit_rate=min(hits / queries, 1.0) if queries else None,
         tokens_per_s=_rate(tokens, before, now),
         ttft_ms=_ms(first),
@@ -281,15 +297,22 @@ def _model_row(before: Scrape | None, now: Scrape, model: str) -> ModelRow:
 
 
 def _adapter_row(before: Scrape | None, now: Scrape, model: str, adapter: str) -> AdapterRow:
+    labels = {"model_name": model, "lora_adapter": adapter}
+
     def since(name: str) -> float:
-        labels = {"model_name": model, "lora_adapter": adapter}
         return now.since(before, f"rayfleet_lora_{name}", **labels)
+
+    def workers(memory: str) -> tuple[str, ...]:
+        found = now.items("rayfleet_lora_resident", memory=memory, **labels)
+        return tuple(sorted({label["worker_id"] for label, _ in found}))  # all gateways report them
 
     first_tokens = since("time_to_first_token_seconds_count")
     seconds = since("time_to_first_token_seconds_sum")
     return AdapterRow(
         model=model,
         adapter=adapter,
+        on_device=workers("device"),
+        on_host=workers("host"),
         requests_per_s=_rate(since("requests_total"), before, now),
         tokens_per_s=_rate(since("generation_tokens_total"), before, now),
         ttft_ms=_ms(seconds / first_tokens) if first_tokens else None,

@@ -45,9 +45,10 @@ HISTORY = 30
 _FLAG = {"argparse": {"action": "store_true"}}
 MODEL_HEADS = ("MODEL", "WORKERS", "PENDING", "REQ/S", "TOK/S", "TTFT-P50", "P95", "SLO-MET")
 WORKER_HEADS = (
-    *("MODEL", "WORKER", "RUN", "WAIT", "KV", "HOST", "HIT", "TOK/S", "TTFT-P50", "PREEMPTED"),
+    *("MODEL", "WORKER", "RUN", "WAIT", "KV", "HOST", "LORA", "HIT", "TOK/S", "TTFT-P50"),
+    "PREEMPTED",
 )
-ADAPTER_HEADS = ("MODEL", "ADAPTER", "REQ/S", "TOK/S", "TTFT-MEAN")
+ADAPTER_HEADS = ("MODEL", "ADAPTER", "DEVICE", "HOST", "REQ/S", "TOK/S", "TTFT-MEAN")
 SESSION_HEADS = ("MODEL", "SESSIONS", "WAITING", "LONGEST-WAIT", "KV")
 
 
@@ -114,7 +115,7 @@ class FleetWatch:
         self.workers: list[WorkerRow] = []
         """Rows of workers as of the last scrape."""
         self.adapters: list[AdapterRow] = []
-        """Rows of LoRA adapters with requests as of the last scrape."""
+        """Rows of LoRA adapters with requests, or on workers, as of the last scrape."""
         self.sessions: list[SessionRow] = []
         """Rows of models whose agent sessions may wait, if the key may list them."""
         self.rates: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=HISTORY))
@@ -182,6 +183,7 @@ def worker_cells(row: WorkerRow) -> tuple[str, ...]:
         str(row.waiting),
         _percent(row.kv_usage),
         _percent(row.host_usage),
+        f"{row.adapters}/{row.adapter_slots}" if row.adapter_slots else "-",
         _percent(row.hit_rate),
         f"{row.tokens_per_s:.0f}",
         _milliseconds(row.ttft_ms),
@@ -191,8 +193,9 @@ def worker_cells(row: WorkerRow) -> tuple[str, ...]:
 
 def adapter_cells(row: AdapterRow) -> tuple[str, ...]:
     """Cells of a LoRA adapter's row, in the order of ADAPTER_HEADS."""
+    places = (str(len(row.on_device)), str(len(row.on_host)))
     rates = (f"{row.requests_per_s:.1f}", f"{row.tokens_per_s:.0f}")
-    return (row.model, row.adapter, *rates, _milliseconds(row.ttft_ms))
+    return (row.model, row.adapter, *places, *rates, _milliseconds(row.ttft_ms))
 
 
 def session_cells(row: SessionRow) -> tuple[str, ...]:

@@ -142,6 +142,7 @@ def _routes(
         Route("/v1/responses/{response_id}", responses.delete, methods=["DELETE"]),
         Route("/v1/responses/{response_id}/cancel", responses.cancel, methods=["POST"]),
         Route("/v1/embeddings", pooling.embed, methods=["POST"]),
+        Route("/v2/embed", pooling.embed_cohere, methods=["POST"]),
         Route("/pooling", pooling.pool, methods=["POST"]),
         Route("/classify", pooling.classify, methods=["POST"]),
         *[Route(path, pooling.score, methods=["POST"]) for path in SCORE_PATHS],

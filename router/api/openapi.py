@@ -20,14 +20,16 @@ from router.api.openai.protocol import (
     TokenizeRequest,
     UnloadAdapterRequest,
 )
-from router.api.pooling.protocol import KNOWN as POOLING
 from router.api.pooling.protocol import (
+    COHERE,
     ClassifyRequest,
+    CohereEmbedRequest,
     EmbeddingRequest,
     PoolingRequest,
     RerankRequest,
     ScoreRequest,
 )
+from router.api.pooling.protocol import KNOWN as POOLING
 from router.api.responses.protocol import KNOWN as RESPONSES
 from router.api.responses.protocol import ResponsesRequest
 from router.errors import ANTHROPIC_PATH
@@ -45,6 +47,7 @@ _POSTED: tuple[tuple[str, str, type[msgspec.Struct], bool], ...] = (
     ),
     ("/v1/responses", "Creates a response", ResponsesRequest, True),
     ("/v1/embeddings", "Creates embeddings", EmbeddingRequest, False),
+    ("/v2/embed", "Creates embeddings (Cohere)", CohereEmbedRequest, False),
     ("/pooling", "Returns the vectors of texts", PoolingRequest, False),
     ("/classify", "Classifies texts", ClassifyRequest, False),
     *((path, "Scores pairs of texts", ScoreRequest, False) for path in SCORE_PATHS),
@@ -65,6 +68,7 @@ _IGNORED = {
         (EmbeddingRequest, PoolingRequest, ClassifyRequest, ScoreRequest, RerankRequest),
         POOLING.ignored,
     ),
+    CohereEmbedRequest: COHERE.ignored,
 }
 """Fields that are accepted and ignored, by type of the body."""
 _BODILESS = (

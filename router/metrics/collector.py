@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from prometheus_client.core import (
@@ -18,6 +19,7 @@ from router.fleet import Fleet
 from router.metrics.http import HttpStats
 from router.metrics.stats import LatencyStats, ModelStats
 from router.metrics.tenants import TenantBook, TenantStats
+from worker.protocol.adapters import AdapterTotals
 from worker.protocol.exports import AsCounter, AsGauge, AsHistogram, exported
 from worker.protocol.exposition import Histogram
 
@@ -31,6 +33,8 @@ class Source(NamedTuple):
     model_name: str
     stats: ModelStats
     fleet: Fleet
+    adapters: Mapping[str, str] = MappingProxyType({})
+    """Versions of its LoRA adapters by name."""
 
 
 _COUNTERS = exported(ModelStats, AsCounter)
@@ -104,6 +108,7 @@ class GatewayCollector(Collector):
         yield from self._endings()
         yield from self._tenants()
         yield from self._workers()
+        yield self._resident_adapters()
 
     def _gauges(self) -> Iterator[Metric]:
         for field, (name, text) in _GAUGES.items():
@@ -255,6 +260,25 @@ class GatewayCollector(Collector):
                 states.add_metric([*labels, state], count)
             wait.add_metric(labels, fleet.expected_wait_s())
         yield from (states, wait, routed, blocks)
+
+    def _resident_adapters(self) -> Metric:
+        resident = GaugeMetricFamily(
+            "rayfleet_lora_resident",
+            "1 if the current version of a LoRA adapter is in the memory of a worker.",
+            labels=[*MODEL, "worker_id", "lora_adapter", "memory"],
+        )
+        for source in self._sources:
+            names: dict[str, list[str]] = {}
+            for name, version in source.adapters.items():
+                names.setdefault(version, []).append(name)
+            for worker in source.fleet.workers:
+                totals = worker.load.adapters or AdapterTotals()
+                places = (("device", totals.on_device), ("host", totals.on_host))
+                for memory, version in ((m, v) for m, versions in places for v in versions):
+                    for name in names.get(version, ()):
+                        values = [*self._of(source), worker.worker_id, name, memory]
+                        resident.add_metric(values, 1)
+        return resident
 
     def _of(self, source: Source) -> list[str]:
         return [source.model_name, self._gateway_id]

@@ -72,6 +72,9 @@ class AdapterRegistry:
         """Whether the store has been read: until then, any name may be that of an adapter."""
         if peers is not None:
             peers.handle_call(self._method, self._on_call)
+            # A gateway that changes the store only calls those that it knows. One that has just
+            # started missed the changes between its first read and this event.
+            peers.on_change(self._shared.read_soon)
 
     @property
     def names(self) -> Sequence[str]:
@@ -87,6 +90,12 @@ class AdapterRegistry:
     def configured(self) -> Mapping[str, AdapterRef | None]:
         """Adapters of the configuration, by name; None until a worker has reported its version."""
         return self._static
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Versions by name of all adapters whose version is known."""
+        refs = (self.find(name) for name in self.names)
+        return {ref.name: ref.version for ref in refs if ref is not None}
 
     def __contains__(self, name: object) -> bool:
         return name in self._static or name in self._loaded
@@ -131,6 +140,7 @@ class AdapterRegistry:
             raise bad_request(f"{MAX_ADAPTERS} adapters are loaded: unload one first")
         version = await _checked_version(folder, checks)
         async with self._shared.lock:
+            await self._shared.refresh()
             known = self._loaded.get(name)
             if known is not None and (known.folder, known.version) == (folder, version):
                 return
@@ -157,6 +167,7 @@ class AdapterRegistry:
         if name in self._static:
             raise bad_request(f"{name} is configured by --lora-modules: remove it there")
         async with self._shared.lock:
+            await self._shared.refresh()
             if name not in self._loaded:
                 raise ApiError(404, f"The lora adapter '{name}' cannot be found.")
             if (store := self._shared.store) is not None:
@@ -210,7 +221,8 @@ async def _checked_version(folder: str, checks: Sequence[CheckFolder]) -> str:
         if isinstance(result, AdapterCheck):
             if result.problem:
                 raise bad_request(result.problem, "lora_path")
-            versions[result.version] = None
+            if result.version:
+                versions[result.version] = None
         elif not isinstance(result, (ConnectionError, TimeoutError)):
             raise result
     if not versions:

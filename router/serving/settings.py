@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from router.errors import ApiError
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 POLL_S = 5.0
 """Seconds between reads of the store, each a call to Ray: the maximum delay until a gateway
@@ -54,6 +56,7 @@ class SharedSettings:
         self._apply = apply
         self._follower: asyncio.Task[None] | None = None
         self._reachable = True
+        self._is_due = asyncio.Event()
 
     async def start(self) -> None:
         """Reads the store, and applies changes of other gateways until `close`."""
@@ -84,17 +87,30 @@ class SharedSettings:
             self._reachable = True
             self._apply(values)
 
-    async def changed(self, change: Coroutine[Any, Any, None]) -> None:
-        """Waits for a write or delete of the store. Raises ApiError (503) if it may not have been
-        made."""
+    def read_soon(self) -> None:
+        """Makes `start` read the store again now, not only at its next turn."""
+        self._is_due.set()
+
+    async def refresh(self) -> None:
+        """Applies what the store holds before a change that depends on it, with `lock` held. Raises
+        ApiError (503) if the store is unreachable."""
+        if self.store is not None:
+            self._apply(await self.changed(self.store.read()))
+
+    async def changed(self, change: Coroutine[Any, Any, T]) -> T:
+        """Waits for a call of the store that is part of a change. Raises ApiError (503) if it may
+        have failed."""
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                await change
+                return await change
         except Exception as error:
             problem = f"{self._title} unchanged, storing the change failed: {error!r}"
             raise ApiError(503, problem, retry_after_s=1) from error
 
     async def _follow(self) -> None:
         while True:
-            await asyncio.sleep(POLL_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S):
+                    await self._is_due.wait()
+            self._is_due.clear()
             await self.read()

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from router.config import RoutingConfig
 from tests.campaigns.browser.pages import SERIOUS, Watched, chromium, opened, told_with_workers
 from tests.support.router.agent import agent_rig, build_agent
 from tests.support.router.rig import Rig, build_checkpoint
+from worker.protocol.adapters import AdapterTotals
 from worker.protocol.text.tokenizer import Tokenizer, load_tokenizer
 
 pytestmark = pytest.mark.long
@@ -331,6 +333,31 @@ async def test_agent_sessions_are_shown(
         await page.wait_for_selector("#sessions td:text-matches('^idle')")
         assert (await cells.all_inner_texts())[3] in ("w0", "w1")
         assert "1 live" in await page.inner_text("#sessions-summary")
+
+
+async def test_adapters_are_shown_with_the_workers_that_have_them(agent_model: Model) -> None:
+    rig = agent_rig(*agent_model)
+    route = replace(rig.config.models[0], enable_lora=True)
+    rig.config = replace(rig.config, models=(route,))
+    for worker in rig.workers:
+        worker.folders["/french"] = "v1"
+        worker.info.max_loras = 4
+        worker.adapters = AdapterTotals(on_device=["v1"], on_host=["v1"])
+    rig.workers[1].adapters = AdapterTotals(on_host=["v1"])
+    async with (
+        serving(rig, admin_api_key="omega") as (url, browser),
+        opened(browser, url) as watched,
+    ):
+        page = watched.page
+        await page.click("#tab-fleet")
+        await page.wait_for_selector("#workers dd:text-is('1 of 4')")
+        assert await page.is_hidden("#lora")
+        body = {"lora_name": "french", "lora_path": "/french"}
+        headers = {"authorization": "Bearer omega"}
+        await rig.client.post("/v1/load_lora_adapter", json=body, headers=headers)
+        await page.wait_for_selector("#lora", state="visible")
+        cells = await page.locator("#adapters td").all_inner_texts()
+        assert cells == ["french", "stub", "w0", "w0, w1"]
 
 
 SCRAPE = """\

@@ -71,6 +71,7 @@ async def test_top_has_a_row_per_adapter_and_keys_see_those_they_may_use(
     keys.write_text(
         '[all]\nkey = "all"\nmonitoring = true\n[one]\nkey = "one"\nmodels = ["stub", "french"]\n'
     )
+    rig.workers[0].adapters = AdapterTotals(on_device=["v1"], on_host=["v0", "v1"])
     await rig.start(admin_api_key="omega", api_key_file=str(keys))
     for name in ("french", "secret"):
         body = {"lora_name": name, "lora_path": FOLDER}
@@ -92,7 +93,8 @@ async def test_top_has_a_row_per_adapter_and_keys_see_those_they_may_use(
     assert (french.model, french.adapter, secret.adapter) == ("stub", "french", "secret")
     assert (french.requests_per_s, french.tokens_per_s) == (2.0, 2 * tokens)
     assert french.ttft_ms is not None
-    assert adapter_cells(secret)[:4] == ("stub", "secret", "1.0", str(tokens))
+    assert (french.on_device, french.on_host) == (("w0",), ("w0",))
+    assert adapter_cells(secret)[:6] == ("stub", "secret", "1", "1", "1.0", str(tokens))
     assert [row.adapter for row in adapter_rows(None, await scrape(3.0, "one"))] == ["french"]
     watch = FleetWatch(TopOptions())
     watch.update(now)

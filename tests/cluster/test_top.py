@@ -10,6 +10,7 @@ import termios
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 from rich.console import Console
@@ -38,6 +39,7 @@ from tests.support.router.rig import Rig, build_checkpoint
 from tests.support.worker.played_engine import INFO
 from worker.metrics.collector import WorkerView, worker_metrics
 from worker.metrics.latency import WorkerLatency
+from worker.protocol.adapters import AdapterTotals
 from worker.protocol.exposition import TEXT, render
 from worker.protocol.host_cache import HostCacheTotals
 from worker.protocol.messages import EngineInfo, LoadSnapshot
@@ -169,7 +171,14 @@ def test_the_table_has_a_line_for_each_worker() -> None:
     text = console.export_text()
     assert all(head in text for head in WORKER_HEADS)
     [line] = [line for line in text.splitlines() if "demo" in line]
-    assert line.split() == ["demo", "w", "3", "2", "75%", "-", "25%", "250", "-", "3", "█"]
+    assert line.split() == ["demo", "w", "3", "2", "75%", "-", "-", "25%", "250", "-", "3", "█"]
+
+
+def test_workers_show_the_slots_of_adapters_that_are_used() -> None:
+    load = LoadSnapshot(adapters=AdapterTotals(on_device=["a", "b"], on_host=["a", "b", "c"]))
+    info = msgspec.structs.replace(INFO, max_loras=4)
+    [row] = worker_rows(None, scrape_of(1.0, load, 0, info=info))
+    assert worker_cells(row)[WORKER_HEADS.index("LORA")] == "2/4"
 
 
 def test_agent_sessions_have_a_line_per_model() -> None:
@@ -199,7 +208,7 @@ def test_idle_rows_keep_their_last_values() -> None:
     [idle] = fleet.workers
     assert (idle.ttft_ms, idle.hit_rate) == (since_start.ttft_ms, since_start.hit_rate)
     assert idle.tokens_per_s == 0.0
-    assert "-" not in worker_cells(idle)[6:]
+    assert "-" not in worker_cells(idle)[7:]
 
 
 @pytest.mark.parametrize(("keys", "quits"), [(b"q", True), (b"xQ", True), (b"x", False)])

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import httpx
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,13 +15,16 @@ from hypothesis import strategies as st
 
 from router.api.app import create_app
 from router.config import AccessConfig, GatewayConfig
+from router.errors import ApiError
 from router.fleet import BlockKey, PromptBlocks
 from router.gateway import Gateway
 from router.serving import settings as settings_module
+from router.serving.adapters import AdapterRegistry, LoadedAdapter
 from tests.support.router.peer_network import PeerNetwork
 from tests.support.router.settings_store import Store
 from tests.support.router.worker_loss import finish, lost_after
-from worker.protocol.adapters import AdapterRef
+from worker.frontend.adapters import AdapterChecks
+from worker.protocol.adapters import AdapterCheck, AdapterRef
 
 ADMIN = "omega"
 AS_ADMIN = {"authorization": f"Bearer {ADMIN}"}
@@ -254,7 +258,9 @@ async def test_all_gateways_have_the_adapters_of_one_also_later_ones(lora, monke
     request = {"model": "team/french", "prompt": "hi", "max_tokens": 2}
     unknown = await late.post("/v1/completions", json=request)
     assert unknown.status_code == 503, "not a 404: the adapter exists"
+    num_reads = store.num_reads
     network.leave("late")
+    await lora.until(lambda: store.num_reads == num_reads + 3)  # since the set has changed
     assert (await post(second, "unload", lora_name="team/french")).status_code == 503
     assert names(0) == names(1) == ["team/french"]
     store.failure = None
@@ -263,6 +269,63 @@ async def test_all_gateways_have_the_adapters_of_one_also_later_ones(lora, monke
     assert (names(0), names(1), names(2)) == (["team/french"], [], [])
     for gateway in gateways:
         await gateway.close()
+
+
+async def test_changes_start_from_the_store_and_not_from_what_a_gateway_last_read():
+    store = Store()
+    first, second = (AdapterRegistry("m", [], store) for _ in range(2))
+    await second.start()
+
+    async def loaded(registry: AdapterRegistry, folder: str, *, replace: bool = False) -> None:
+        async def check(folder: str) -> AdapterCheck:
+            return AdapterCheck(version=f"v-{folder}")
+
+        await registry.load("french", folder, [check], replace=replace)
+
+    await loaded(first, "/old")
+    with pytest.raises(ApiError, match="has already been loaded"):
+        await loaded(second, "/new")
+    await loaded(first, "/new", replace=True)
+    await loaded(second, "/old", replace=True)  # which it may still take for the current one
+    await first.unload("french")
+    with pytest.raises(ApiError, match="cannot be found"):
+        await second.unload("french")
+    await loaded(first, "/new")
+    await second.unload("french")
+    assert store.values == {}
+    store.failure = ConnectionError("the GCS is gone")
+    with pytest.raises(ApiError) as raised:
+        await second.unload("french")
+    assert raised.value.status == 503
+    await second.close()
+
+
+async def test_a_gateway_reads_the_adapters_again_once_others_know_it(monkeypatch):
+    monkeypatch.setattr(settings_module, "POLL_S", 60.0)
+    network, store = PeerNetwork(), Store()
+    registry = AdapterRegistry("m", [], store, network.join("late"))
+    await registry.start()
+    store.values["french"] = msgspec.msgpack.encode(LoadedAdapter(FRENCH, "v", 1))
+    network.join("other")
+    async with asyncio.timeout(10):
+        while "french" not in registry:
+            await asyncio.sleep(0)
+    await registry.close()
+
+
+async def test_workers_that_are_loading_do_not_reject_adapters():
+    async def check(folder: str) -> AdapterCheck:
+        return AdapterCheck(version="v")
+
+    async def loading(folder: str) -> AdapterCheck:
+        return await AdapterChecks().check(folder, None)
+
+    registry = AdapterRegistry("m", [], None)
+    await registry.load("french", FRENCH, [check, loading], replace=False)
+    assert registry.find("french") == AdapterRef("french", FRENCH, "v")
+    with pytest.raises(ApiError, match="try again") as raised:
+        await registry.load("other", FRENCH, [loading], replace=False)
+    assert raised.value.status == 503
 
 
 @given(

@@ -245,6 +245,7 @@ async def test_a_key_without_the_right_to_a_model_gets_no_work_on_the_body(
         "/v1/messages": {"messages": wrong, "max_tokens": 1},
         "/detokenize": {"tokens": [1]},
         **{path: {"input": [{}]} for path in ("/v1/embeddings", "/pooling", "/classify")},
+        "/v2/embed": {"texts": []},
         **{path: {"text_1": "a"} for path in SCORE_PATHS},
         **{path: {"query": "a", "documents": []} for path in RERANK_PATHS},
     }

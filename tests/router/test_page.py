@@ -15,6 +15,7 @@ from tests.support.paths import ROOT
 from tests.support.worker.played_engine import INFO
 from worker.metrics.collector import WorkerView, worker_metrics
 from worker.metrics.latency import WorkerLatency
+from worker.protocol.adapters import AdapterRef, AdapterTotals
 from worker.protocol.exposition import TEXT, render
 from worker.protocol.messages import LoadSnapshot
 
@@ -97,7 +98,9 @@ async def test_metrics_that_the_page_and_top_read_are_exported(rig: Any) -> None
     read = set(re.findall(r'"(rayfleet_\w+)"', SOURCES["metrics.js"]))
     read |= set(re.findall(r'"(rayfleet_\w+)"', Path(fleet_rates.__file__).read_text()))
     assert len(read) > 15
-    route = replace(rig.config.models[0], enable_lora=True)
+    route = replace(rig.config.models[0], enable_lora=True, lora_modules=("french",))
+    rig.workers[0].info.adapters = [AdapterRef("french", "/french", "v")]
+    rig.workers[0].adapters = AdapterTotals(on_device=["v"])
     await rig.start(models=(route,))
     await rig.chat(slo={"ttft_ms": 60000})
     view = WorkerView("stub", "w", 1, INFO, LoadSnapshot(), WorkerLatency())

@@ -110,6 +110,52 @@ async def test_the_official_client(rig: Rig) -> None:
     assert (card.task, card.embedding_size) == ("embed", 8)  # type: ignore[attr-defined]
 
 
+async def test_embeddings_as_in_cohere_s_api(rig: Rig) -> None:
+    await start(rig, EMBED)
+    texts = ["hello", "one"]
+    kinds = ["float", "base64", "binary", "ubinary"]
+    found = await post(
+        rig, "/v2/embed", model="stub", texts=texts, input_type="document", embedding_types=kinds
+    )
+    assert found["id"].startswith("embd-")
+    assert (found["response_type"], found["texts"]) == ("embeddings_by_type", texts)
+    vectors = [expected(rig, text) for text in texts]
+    assert list(found["embeddings"]) == kinds
+    assert found["embeddings"]["float"] == vectors
+    decoded = [base64.b64decode(text) for text in found["embeddings"]["base64"]]
+    assert [array("f", octets).tolist() for octets in decoded] == vectors
+    assert found["embeddings"]["ubinary"] == [[255], [255]], "no value is negative"
+    assert found["embeddings"]["binary"] == [[127], [127]]
+    tokens = sum(len(rig.tokenizer.encode(text)) for text in texts)
+    assert found["meta"] == {
+        "api_version": {"version": "2"},
+        "billed_units": {"input_tokens": tokens},
+        "tokens": {"input_tokens": tokens},
+    }
+    short = await post(rig, "/v2/embed", texts=["hello"], output_dimension=4, truncate="END")
+    assert short["embeddings"] == {"float": [expected(rig, "hello", 4)]}
+
+
+@pytest.mark.parametrize(
+    ("input_type", "prefix"),
+    [
+        (None, "any: "),
+        ("query", "fox: "),
+        ("search_query", "fox: "),
+        ("search_document", "doc: "),
+        ("classification", "any: "),
+    ],
+)
+async def test_input_types_of_cohere_s_api_select_prefixes(
+    rig: Rig, input_type: str | None, prefix: str
+) -> None:
+    prompts_by_name = (("query", "fox: "), ("passage", "doc: "), ("default", "any: "))
+    pooling = msgspec.structs.replace(EMBED, prompts=prompts_by_name, default_prompt="default")
+    await start(rig, pooling)
+    await post(rig, "/v2/embed", texts=["hello"], input_type=input_type)
+    assert prompts(rig) == [rig.tokenizer.decode(rig.tokenizer.encode(f"{prefix}hello"))]
+
+
 async def test_scores_of_embeddings_are_cosines(rig: Rig) -> None:
     await start(rig, EMBED)
     found = await post(rig, "/score", text_1="one", text_2=["one", "hello there"])
@@ -177,6 +223,19 @@ async def test_what_a_model_does_not_support(rig: Rig) -> None:
         ("/v1/embeddings", {"input": "x" * 300}, "maximum context length is 256"),
         ("/v1/embeddings", {"input": "x", "temperature": 1}, "unknown field temperature"),
         ("/score", {"text_1": ["a", "b"], "text_2": ["c"]}, "got 2 queries for 1 documents"),
+        ("/v2/embed", {}, "texts is missing"),
+        ("/v2/embed", {"inputs": [{"content": []}]}, "use texts"),
+        ("/v2/embed", {"texts": []}, "texts must not be empty"),
+        ("/v2/embed", {"texts": ["x"], "input_type": "y"}, "unknown input_type 'y'"),
+        ("/v2/embed", {"texts": ["x"], "embedding_types": ["int8"]}, "embedding_types"),
+        ("/v2/embed", {"texts": ["x"], "images": ["y"]}, "only text is supported"),
+        ("/v2/embed", {"texts": ["x" * 300], "truncate": "END"}, "maximum context length is 256"),
+        ("/v2/embed", {"texts": ["x"], "output_dimension": 9}, "must be at most 8, got 9"),
+        (
+            "/v2/embed",
+            {"texts": ["x"], "output_dimension": 4, "embedding_types": ["binary"]},
+            "a multiple of 8 dimensions, got 4",
+        ),
         ("/rerank", {"query": "a", "documents": []}, "got 1 queries for 0 documents"),
         ("/rerank", {"query": "a", "documents": ["b"], "instruction": "c"}, "no instruction"),
     ):

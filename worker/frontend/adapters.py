@@ -24,9 +24,9 @@ class AdapterChecks:
         self._checked: dict[AdapterRef, None] = {}
 
     async def check(self, folder: str, info: EngineInfo | None) -> AdapterCheck:
-        """Checks a folder for an engine; None if it is loading."""
+        """Checks a folder for an engine; an empty result if that is None, which means loading."""
         if info is None:
-            return AdapterCheck(problem="this worker is loading")
+            return AdapterCheck()
         if not info.max_loras:
             return AdapterCheck(problem="adapters are disabled: use --enable-lora")
         return await asyncio.to_thread(check_adapter, folder, info.max_lora_rank)
@@ -53,7 +53,9 @@ class AdapterChecks:
 
     async def _problem(self, ref: AdapterRef, info: EngineInfo | None) -> str:
         """Why an adapter cannot be used; empty if it can."""
-        if info is None or ref not in info.adapters:
+        if info is None:
+            return "this worker is loading"
+        if ref not in info.adapters:
             check = await self.check(ref.folder, info)
             if check.problem:
                 return f"LoRA adapter {ref.name}: {check.problem}"

@@ -51,6 +51,10 @@ _GAUGES: dict[str, tuple[str, Callable[[WorkerView], float]]] = {
         "1 if the worker accepts requests, 0 while it is loading.",
         lambda v: float(v.info is not None),
     ),
+    "lora_slots": (
+        "Maximum number of LoRA adapters on the device.",
+        lambda v: 0 if v.info is None else v.info.max_loras,
+    ),
     "num_requests_waiting": (
         "Requests waiting at the worker.",
         lambda v: v.load.num_waiting + v.load.num_reserved,

@@ -25,9 +25,9 @@ class AdapterCheck(msgspec.Struct, array_like=True, frozen=True):
     """A worker's check of an adapter's folder."""
 
     version: str = ""
-    """Digest of the content; empty if there is a problem."""
+    """Digest of the content; empty if there is a problem, or while the worker is loading."""
     problem: str = ""
-    """Why the adapter cannot be served; empty if it can."""
+    """Why the adapter cannot be served; empty if it can, or while the worker is loading."""
 
 
 class AdapterTotals(msgspec.Struct, array_like=True):

@@ -25,7 +25,7 @@ RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
 """Paths of reranking, as in vLLM and in Cohere's APIs."""
 LIMITED_PATHS = (
     *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"),
-    *("/v1/embeddings", "/pooling", "/classify", *SCORE_PATHS, *RERANK_PATHS),
+    *("/v1/embeddings", "/v2/embed", "/pooling", "/classify", *SCORE_PATHS, *RERANK_PATHS),
 )
 """Paths that count against a key's limits, since they use workers."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -15,6 +16,8 @@ _SHORTER = UnsupportedField(instead="shorten the input")
 KNOWN = KnownFields(
     IGNORED | {"client_name"},
     {
+        "images": UnsupportedField(([],), "only text is supported"),
+        "inputs": UnsupportedField((), "use texts"),
         "max_chunks_per_doc": UnsupportedField(instead="split the documents"),
         "max_tokens_per_doc": _SHORTER,
         "mm_processor_kwargs": UnsupportedField(({},), "only text is supported"),
@@ -25,9 +28,28 @@ KNOWN = KnownFields(
     },
 )
 """Fields of these APIs that are not supported."""
+COHERE = KnownFields(
+    KNOWN.ignored | {"truncate"},
+    {name: field for name, field in KNOWN.unsupported.items() if name != "truncate"},
+)
+"""Fields of /v2/embed that are not supported. Clients send `truncate` by default; it only concerns
+inputs that are rejected for their length."""
 
 Format = Literal["float", "base64"]
 """Form of a vector: JSON numbers, or little-endian float32 in base64."""
+
+
+CohereFormat = Literal["float", "base64", "binary", "ubinary"]
+"""Form of a vector, or of its signs: a bit per dimension, 1 for values from 0 on, as signed or
+unsigned bytes."""
+COHERE_PREFIXES: Mapping[str, Sequence[str]] = {
+    "search_query": ("query",),
+    "search_document": ("document", "passage", "corpus"),
+    "classification": (),
+    "clustering": (),
+}
+"""Names that checkpoints give to the prefixes of Cohere's types of input, in the order in which
+sentence-transformers looks for them."""
 
 
 class PooledRequest(msgspec.Struct, kw_only=True, frozen=True):
@@ -58,6 +80,19 @@ class EmbeddingRequest(InputRequest, kw_only=True, frozen=True):
     """Whether embeddings are scaled to length 1; None for the model's default."""
     prompt_name: str | None = None
     """Prefix of the texts, by its name in the checkpoint; None for the default one."""
+
+
+class CohereEmbedRequest(PooledRequest, kw_only=True, frozen=True):
+    """Body of Cohere's /v2/embed."""
+
+    texts: list[str]
+    input_type: str | None = None
+    """Name of a prefix in the checkpoint, or one of COHERE_PREFIXES; None for the default
+    prefix."""
+    embedding_types: list[CohereFormat] | None = None
+    """Forms of the vectors, each of which is returned; None for float."""
+    output_dimension: Annotated[int, Meta(ge=1)] | None = None
+    """Number of leading dimensions to return; None for all."""
 
 
 class PoolingRequest(InputRequest, kw_only=True, frozen=True):

@@ -1,4 +1,4 @@
-"""PoolingRoutes: POST /v1/embeddings, /pooling, /classify, /score and /v1/rerank."""
+"""PoolingRoutes: POST /v1/embeddings, /v2/embed, /pooling, /classify, /score and /v1/rerank."""
 
 from __future__ import annotations
 
@@ -13,12 +13,18 @@ from router.api.http.account import Account, account_of
 from router.api.http.body import Bodies
 from router.api.openai import params
 from router.api.openai.completions import CheckedParams, CompletionRoutes, Prepared, request_id_of
+from router.api.openai.fields import KnownFields
 from router.api.openai.protocol import CommonRequest, parse_body
 from router.api.openai.response import GenerationResponse
+from router.api.openai.whole import WholeWriter
 from router.api.pooling.pairs import Pairs, check_num_prompts, pairs_of
 from router.api.pooling.protocol import (
+    COHERE,
+    COHERE_PREFIXES,
     KNOWN,
     ClassifyRequest,
+    CohereEmbedRequest,
+    CohereFormat,
     EmbeddingRequest,
     InputRequest,
     PooledRequest,
@@ -28,6 +34,7 @@ from router.api.pooling.protocol import (
 )
 from router.api.pooling.writer import (
     ClassWriter,
+    CohereWriter,
     PooledWriter,
     RerankWriter,
     Response,
@@ -100,6 +107,32 @@ class PoolingRoutes:
             prefix=prefix,
         )
 
+    async def embed_cohere(self, request: Request) -> GenerationResponse:
+        """POST /v2/embed: embeddings as in Cohere's API. Raises ApiError."""
+
+        def params_of(body: CohereEmbedRequest) -> PoolingParams:
+            return PoolingParams(dimensions=body.output_dimension)
+
+        names = {"prompt": "texts", "dimensions": "output_dimension"}
+        read = await self._read(request, CohereEmbedRequest, params_of, names, COHERE)
+        _check_task(read.info, "embed", "/v2/embed")
+        texts = read.body.texts
+        if not texts:
+            raise bad_request("texts must not be empty", "texts")
+        check_num_prompts(len(texts), "texts")
+        kinds = list(dict.fromkeys(read.body.embedding_types or ("float",)))
+        _check_packable(kinds, read.body.output_dimension or read.info.size)
+        prefix = _cohere_prefix(read.info, read.body.input_type)
+        prompts = await self._run(read, lambda: [prefix + text for text in texts])
+        return await self._respond(
+            read,
+            prompts,
+            lambda generation, response: CohereWriter(
+                generation, response, texts=texts, kinds=kinds
+            ),
+            add_special_tokens=True,
+        )
+
     async def pool(self, request: Request) -> GenerationResponse:
         """POST /pooling: embeddings, or logits of labels. Raises ApiError."""
 
@@ -169,6 +202,7 @@ class PoolingRoutes:
         kind: type[Body],
         params_of: Callable[[Body], PoolingParams],
         names: Mapping[str, str],
+        known: KnownFields = KNOWN,
     ) -> _Read[Body]:
         """Decodes a body and validates all fields but its texts.
 
@@ -177,6 +211,7 @@ class PoolingRoutes:
             kind: type of the body.
             params_of: pooling parameters of a body.
             names: the client's field names where they differ from those of SamplingParams.
+            known: fields of the API that are not supported.
 
         Raises:
             ApiError: a field is invalid, no worker is available, or the model generates text.
@@ -186,7 +221,7 @@ class PoolingRoutes:
         account.request_id = request_id_of(request)
         async with self._bodies.read(request) as payload:
             body = await self._gateway.pool.run_if_large(
-                lambda: parse_body(payload, kind, KNOWN), size=len(payload), owner=account.name
+                lambda: parse_body(payload, kind, known), size=len(payload), owner=account.name
             )
         model = account.permitted(self._gateway, body.model)
         info: EngineInfo = await model.ready_info()
@@ -235,7 +270,7 @@ class PoolingRoutes:
         self,
         read: _Read[Body],
         prompts: Sequence[Prompt],
-        make_writer: Callable[[Generation, Response], PooledWriter],
+        make_writer: Callable[[Generation, Response], WholeWriter],
         *,
         add_special_tokens: bool,
     ) -> GenerationResponse:
@@ -301,6 +336,27 @@ def _prefix(info: PoolingInfo, name: str | None) -> str:
         known = ", ".join(prompts) or "none"
         raise bad_request(f"unknown prompt_name {name!r}: this model has {known}", "prompt_name")
     return prompts[name]
+
+
+def _cohere_prefix(info: PoolingInfo, input_type: str | None) -> str:
+    """The prefix for a type of input of Cohere's API. Raises ApiError (400) if the type is neither
+    Cohere's nor the name of a prefix."""
+    prompts = dict(info.prompts)
+    if input_type is None:
+        return _prefix(info, None)
+    if input_type not in prompts and input_type not in COHERE_PREFIXES:
+        known = ", ".join(dict.fromkeys((*prompts, *COHERE_PREFIXES)))
+        raise bad_request(f"unknown input_type {input_type!r}: use one of {known}", "input_type")
+    names = (input_type, *COHERE_PREFIXES.get(input_type, ()))
+    return _prefix(info, next((name for name in names if name in prompts), None))
+
+
+def _check_packable(kinds: Sequence[CohereFormat], size: int) -> None:
+    """Raises ApiError (400) if bits of vectors do not fill bytes."""
+    if size % 8 and not {"binary", "ubinary"}.isdisjoint(kinds):
+        raise bad_request(
+            f"binary and ubinary need a multiple of 8 dimensions, got {size}", "embedding_types"
+        )
 
 
 def _texts(first: str | list[str] | None, second: str | list[str] | None, name: str) -> list[str]:

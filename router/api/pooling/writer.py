@@ -6,13 +6,15 @@ import base64
 import time
 from abc import abstractmethod
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from router.api.http.slices import encode
 from router.api.openai.whole import WholeWriter
-from router.api.pooling.protocol import Format
+from router.api.pooling.protocol import CohereFormat, Format
 from router.api.pooling.scores import activated, cosine
 from router.serving import Completion, Generation
 from worker.protocol.pooling import PoolingInfo
@@ -112,6 +114,44 @@ class VectorWriter(PooledWriter):
                 yield start + encode(vector(completion)) + b"}"
 
 
+class CohereWriter(WholeWriter):
+    """Writes vectors in one or more forms, as Cohere's /v2/embed.
+
+    Args:
+        generation: the generation, with a vector per text.
+        response: properties of the response.
+        texts: the texts.
+        kinds: forms of the vectors.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        response: Response,
+        *,
+        texts: Sequence[str],
+        kinds: Sequence[CohereFormat],
+    ) -> None:
+        self._generation = generation
+        self._response = response
+        self._texts = texts
+        self._kinds = kinds
+
+    def whole(self) -> Iterator[bytes]:
+        """JSON of the response, a text or vector at a time."""
+        head = {"id": self._response.response_id, "response_type": "embeddings_by_type"}
+        yield encode(head)[:-1] + b',"texts":'
+        yield from _listed(self._texts)
+        yield b',"embeddings":{'
+        for number, kind in enumerate(self._kinds):
+            yield b"%b%b:" % (b"," if number else b"", encode(kind))
+            vectors = (_in_form(one.pooled, kind) for one in self._generation.completions)
+            yield from _listed(vectors)
+        tokens = {"input_tokens": self._generation.num_prompt_tokens}
+        meta = {"api_version": {"version": "2"}, "billed_units": tokens, "tokens": tokens}
+        yield b'},"meta":' + encode(meta) + b"}"
+
+
 class ClassWriter(PooledWriter):
     """Writes the labels of texts, as vLLM's /classify.
 
@@ -206,6 +246,27 @@ class RerankWriter(ScoreWriter):
             if self._documents is not None:
                 item["document"] = {"text": self._documents[index]}
             yield encode(item)
+
+
+def _listed(items: Iterable[Any]) -> Iterator[bytes]:
+    """JSON of a list, an item at a time."""
+    yield b"["
+    before = b""
+    for item in items:
+        yield before + encode(item)
+        before = b","
+    yield b"]"
+
+
+def _in_form(pooled: bytes, kind: CohereFormat) -> str | list[float] | list[int]:
+    """A vector of little-endian float32 in a form of Cohere's API."""
+    if kind == "base64":
+        return base64.b64encode(pooled).decode()
+    if kind == "float":
+        return array("f", pooled).tolist()
+    packed = np.packbits(np.frombuffer(pooled, "<f4") >= 0.0)
+    signs: list[int] = packed.tolist()
+    return signs if kind == "ubinary" else [value - 128 for value in signs]
 
 
 def vector(completion: Completion) -> list[float]:

@@ -63,6 +63,7 @@ export class FleetView {
       this.#fleet.take(text, performance.now() / 1000);
       this.#update("models", this.#fleet.models, ModelTile);
       this.#update("workers", this.#fleet.workers, WorkerTile);
+      showAdapters(this.#fleet.adapters);
       showSessions(await this.#sessions());
       notify("");
     } catch (error) {
@@ -150,7 +151,7 @@ class WorkerTile {
   }
 
   show(worker) {
-    const { used, kept, host, running, waiting } = worker;
+    const { used, kept, host, running, waiting, adapters, adapterSlots } = worker;
     this.root.dataset.used = used.toFixed(4);
     this.state.textContent = worker.ready ? "" : "loading";
     this.pages.show([used, kept, Math.max(1 - used - kept, 0)]);
@@ -161,6 +162,7 @@ class WorkerTile {
       ["Running, waiting", `${running}, ${waiting}`],
       ["KV cache used, cached", `${percent(used)}, ${percent(kept)}`],
       ...(host === null ? [] : [["Host memory", percent(host)]]),
+      ...(adapterSlots > 0 ? [["LoRA slots used", `${adapters} of ${adapterSlots}`]] : []),
       ["Prompt tokens cached", percent(worker.hitRate)],
       ["Time to first token", worker.ttftMs === null ? "–" : `${worker.ttftMs.toFixed(0)} ms`],
       ["Requests sent", worker.routed],
@@ -168,6 +170,17 @@ class WorkerTile {
     ]);
     this.rates.show(worker.rates);
   }
+}
+
+/** Shows which workers have which LoRA adapters, if any has one. */
+function showAdapters(adapters) {
+  byId("lora").hidden = adapters.length === 0;
+  byId("adapters").replaceChildren(
+    ...adapters.map(({ adapter, model, device, host }) => {
+      const cells = [adapter, model, device.join(", ") || "–", host.join(", ") || "–"];
+      return element("tr", {}, ...cells.map((text) => element("td", {}, text)));
+    }),
+  );
 }
 
 /** Shows agent sessions if a model makes them wait. */

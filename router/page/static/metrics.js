@@ -69,6 +69,23 @@ export class Fleet {
     return sorted([...groups.values()].map((group) => this.#summary(together(group))));
   }
 
+  /** LoRA adapters in the memory of workers, by model and name. */
+  get adapters() {
+    const rows = new Map();
+    for (const { resident } of this.#gateways.values()) {
+      for (const { model_name: model, lora_adapter: adapter, memory, worker_id } of resident) {
+        const name = `${model} ${adapter}`;
+        const row = rows.get(name) ?? { name, model, adapter, device: new Set(), host: new Set() };
+        rows.set(name, row);
+        row[memory].add(worker_id);
+      }
+    }
+    const ids = (workers) => [...workers].sort();
+    return sorted([...rows.values()]).map((row) => {
+      return { ...row, device: ids(row.device), host: ids(row.host) };
+    });
+  }
+
   #summary(item) {
     const { firsts, firstSeconds, queries, cached, met, missed } = item.latest;
     return {
@@ -157,6 +174,8 @@ function workerOf(metrics, key, ready) {
     kept: pages > 0 ? Math.min(Math.max(indexed / pages - used, 0), 1 - used) : 0,
     pages,
     host: Number(cache.num_cpu_blocks ?? 0) > 0 ? sum("rayfleet_cpu_cache_usage_perc") : null,
+    adapters: sum("rayfleet_lora_adapters", { memory: "device" }),
+    adapterSlots: sum("rayfleet_lora_slots"),
     preemptions: sum("rayfleet_num_preemptions_total"),
     routed: sum("rayfleet_routed_requests_total"),
     totals: {
@@ -178,6 +197,7 @@ function gatewayOf(metrics, key) {
     workersReady: sum("rayfleet_num_workers_ready"),
     workersWanted: sum("rayfleet_num_workers_wanted"),
     pending: sum("rayfleet_gateway_pending_requests"),
+    resident: matching(metrics, "rayfleet_lora_resident", key).map(({ labels }) => labels),
     totals: {
       tokens: sum("rayfleet_generation_tokens_total"),
       queries: sum("rayfleet_prompt_tokens_total"),

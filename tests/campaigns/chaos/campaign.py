@@ -38,7 +38,7 @@ _MAX_EXAMPLES = 20
 class Run:
     """Record of a run."""
 
-    calm: list[Outcome]
+    calm: list[Outcome] = field(default_factory=list)
     """Outcomes of a second pass without faults."""
     outcomes: list[Outcome] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
@@ -67,11 +67,11 @@ def run_faults(options: ChaosOptions) -> Result:
         moved_before = _moved(watch)
         clients = ChaosLoad(fleet.base_url, itertools.cycle(requests), options.num_streams)
         with clients as load:
-            _sabotage(run, watch, load, options)
+            sabotage(run, watch, load, options)
             run.outcomes = load.stop()
         run.end = time.monotonic()
         run.num_moved = _moved(watch) - moved_before
-        _wait_empty(run, watch)
+        wait_empty(run, watch)
     return result_of(run, right, options)
 
 
@@ -90,7 +90,8 @@ def reference(
     return {outcome.request.index: outcome.answer for outcome in outcomes}
 
 
-def _sabotage(run: Run, watch: FleetWatch, load: ChaosLoad, options: ChaosOptions) -> None:
+def sabotage(run: Run, watch: FleetWatch, load: ChaosLoad, options: ChaosOptions) -> None:
+    """Injects faults one after another, each once the fleet has recovered, and records them."""
     kinds = list(options.faults or KINDS)
     run.not_run |= _NOT_HERE
     began = time.monotonic()
@@ -156,7 +157,7 @@ def _moved(watch: FleetWatch) -> float:
     return sum(watch.resubmissions.values())
 
 
-def _wait_empty(run: Run, watch: FleetWatch) -> None:
+def wait_empty(run: Run, watch: FleetWatch) -> None:
     """Records load that remains in the fleet when no client sends requests."""
     deadline = time.monotonic() + _EMPTY_S
     while True:

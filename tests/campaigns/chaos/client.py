@@ -59,6 +59,8 @@ class Outcome:
     """Time of the first attempt."""
     begun: float = 0.0
     """Time of the attempt that was answered."""
+    head_at: float = 0.0
+    """Time at which its status and headers were received."""
     ended: float = 0.0
     end: End = "open"
     error: str = ""
@@ -166,6 +168,7 @@ class Client:
             async with response:
                 self._response = response
                 outcome.status, outcome.port = response.status, self._port()
+                outcome.head_at = time.monotonic()
                 outcome.worker = response.headers.get("x-rayfleet-worker", "")
                 await self._read(response, outcome)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:

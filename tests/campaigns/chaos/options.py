@@ -46,6 +46,9 @@ class ChaosOptions:
     """Same as in `rayfleet serve`."""
     seed: int = 0
     """Seed of the order of faults and of the processes they hit."""
+    adapters: int = 0
+    """Number of LoRA adapters that are loaded, replaced and unloaded meanwhile, and used by the
+    requests. Only gateways and workers are killed by default."""
     cancels: int = 0
     """Instead of faults: number of requests whose clients disconnect at random moments."""
     soak_s: float = field(default=0.0, metadata={"flag": "--soak"})
@@ -71,8 +74,13 @@ class ChaosOptions:
             if getattr(self, name) <= 0.0:
                 flag = "--" + name.removesuffix("_s").replace("_", "-")
                 raise ValueError(f"{flag} must be above 0, got {getattr(self, name)}")
-        if self.cancels < 0 or self.soak_s < 0.0 or (self.cancels and self.soak_s):
-            raise ValueError("set only one of --cancels and --soak, above 0")
+        modes = (self.adapters, self.cancels, self.soak_s)
+        if min(modes) < 0 or sum(map(bool, modes)) > 1:
+            raise ValueError("set only one of --adapters, --cancels and --soak, above 0")
+        if self.adapters == 1:
+            raise ValueError("--adapters must be at least 2, so that one is loaded at any time")
+        if self.adapters and self.diffusion_model:
+            raise ValueError("--adapters are of --model: remove --diffusion-model")
         if not 0.0 < self.soak_load < 1.0:
             raise ValueError(f"--soak-load must be between 0 and 1, got {self.soak_load}")
         if not 0.0 <= self.hostile_share <= 0.5:

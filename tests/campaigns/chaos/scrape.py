@@ -11,7 +11,12 @@ from dataclasses import dataclass, field
 _TIMEOUT_S = 5.0
 _SERIES = re.compile(r"^rayfleet_(\w+?)(?:_total)?\{([^}]*)\} (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
-LOADS = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+LOADS = (
+    "num_requests_running",
+    "num_requests_waiting",
+    "num_requests_waiting_for_lora",
+    "kv_cache_usage_perc",
+)
 """Worker gauges that are 0 without load."""
 PENDING = "gateway_pending_requests"
 

@@ -98,10 +98,10 @@ def _verdict(outcome: Outcome, faults: Sequence[Fault], right: Mapping[int, Answ
     if outcome.end == "whole":
         is_right = difference(right[outcome.request.index], outcome.answer) is None
         return "completed" if is_right else "wrong"
-    return "cut" if _is_cut(outcome, faults) else "failed"
+    return "cut" if is_cut(outcome, faults) else "failed"
 
 
-def _is_cut(outcome: Outcome, faults: Sequence[Fault]) -> bool:
+def is_cut(outcome: Outcome, faults: Sequence[Fault]) -> bool:
     """Whether its connection went through a process that was hit by a fault."""
     if outcome.end != "broken" and outcome.status < _SERVER_ERROR:
         return False

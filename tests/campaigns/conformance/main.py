@@ -2,7 +2,8 @@
 
 The official clients of OpenAI and Anthropic validate all responses against their types; LangChain's
 standard tests, LiteLLM, instructor and pydantic-ai run in an environment of their own; Schemathesis
-generates requests from the OpenAPI document; and streamed responses must equal whole ones. Each
+generates requests from the OpenAPI document; and streamed responses must equal whole ones. Clients
+of vectors (OpenAI's, Cohere's, LangChain's, LlamaIndex') use the same model for embeddings. Each
 omission has a reason in the report. Calls and output schemas are forced, since the model's choices
 are not under test.
 """
@@ -12,9 +13,11 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cluster.bench.report import Check, Result, at_least, checks_json, exactly, note
 from cluster.launch import LocalFleet
@@ -27,7 +30,7 @@ from tests.support.paths import ROOT
 
 MODEL = "demo"
 KEY = "conformance"
-PARTS = ("official", "clients", "langchain", "twins", "document")
+PARTS = ("official", "clients", "langchain", "twins", "document", "vectors")
 _PROGRAMS = "tests.campaigns.conformance"
 _SHOWN_FAULTS = 20
 
@@ -41,7 +44,7 @@ class ConformanceOptions:
     clients: str = str(ROOT / "build" / "conformance")
     """Environment with the other clients, which `make check-conformance` creates."""
     parts: tuple[str, ...] = PARTS
-    """Parts to run: official, clients, langchain, twins, document."""
+    """Parts to run: official, clients, langchain, twins, document, vectors."""
     num_twins: int = 210
     """Number of requests that are sent both with and without streaming."""
     num_examples: int = 200
@@ -61,26 +64,19 @@ class ConformanceOptions:
 
 
 def run_conformance(options: ConformanceOptions) -> Result:
-    """Starts a fleet with one worker and runs all parts against it."""
+    """Starts fleets with one worker and runs all parts against them."""
+    outcomes: list[Outcome] = []
+    document = None
     with tempfile.TemporaryDirectory() as directory:
         model = str(model_with_tools(options.model, Path(directory)))
-        config = serve_config(
-            MODEL,
-            model,
-            max_num_seqs=8,
-            kv_cache_tokens=8192,
-            max_model_len=1024,
-            batch_invariant=True,  # a seed gives the same answer regardless of the batch
-            endpoint={"api_keys": (KEY,)},
-        )
-        with LocalFleet(config, report=note) as fleet:
-            endpoint = Endpoint(base_url=fleet.base_url, model=MODEL, key=KEY)
-            outcomes = []
-            for outcome in _tried(options, endpoint):
-                outcomes.append(outcome)
-                if outcome.verdict == "failed":
-                    note(f"{outcome.name}: {outcome.text}")
-            document = _document(options, endpoint) if "document" in options.parts else None
+        if set(options.parts) - {"vectors"}:
+            with _serving(model) as endpoint:
+                outcomes += _noted(_tried(options, endpoint))
+                document = _document(options, endpoint) if "document" in options.parts else None
+        if "vectors" in options.parts:
+            program = f"{_PROGRAMS}.vector_clients"
+            with _serving(model, task="embed") as endpoint:
+                outcomes += _noted(outcomes_of(_program(options, "python"), program, endpoint))
     return {
         "passed": dict(Counter(_group(one) for one in outcomes if one.verdict == "passed")),
         "skipped": {one.name: one.text for one in outcomes if one.verdict == "skipped"},
@@ -90,6 +86,31 @@ def run_conformance(options: ConformanceOptions) -> Result:
         "document": None if document is None else {**document._asdict(), "unchecked": UNCHECKED},
         "checks": checks_json(judge(outcomes, document, min_cases=options.min_cases)),
     }
+
+
+@contextmanager
+def _serving(model: str, **engine: Any) -> Iterator[Endpoint]:
+    """A fleet with one worker; ends with the context."""
+    config = serve_config(
+        MODEL,
+        model,
+        max_num_seqs=8,
+        kv_cache_tokens=8192,
+        max_model_len=1024,
+        batch_invariant=True,  # a seed gives the same answer regardless of the batch
+        endpoint={"api_keys": (KEY,)},
+        **engine,
+    )
+    with LocalFleet(config, report=note) as fleet:
+        yield Endpoint(base_url=fleet.base_url, model=MODEL, key=KEY)
+
+
+def _noted(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
+    """The same outcomes; failures are printed when they occur."""
+    for outcome in outcomes:
+        if outcome.verdict == "failed":
+            note(f"{outcome.name}: {outcome.text}")
+        yield outcome
 
 
 def judge(outcomes: Sequence[Outcome], document: Report | None, *, min_cases: int) -> list[Check]:

@@ -210,6 +210,7 @@ ROUTES: dict[str, dict[str, Shape]] = {
     "/v1/score": {},
     "/rerank": _DOCUMENTS,
     "/v1/rerank": {},
+    "/v2/embed": {"texts": filled('{"texts":[', '"a"', "]}")},
     "/v2/rerank": {},
     "/tokenize": {**_TOKENS, "a long prompt": _PROMPTS["a long prompt"]},
     "/detokenize": {"token ids": filled('{"tokens":[', "1", "]}")},
@@ -218,7 +219,7 @@ ROUTES: dict[str, dict[str, Shape]] = {
     "/v1/unload_lora_adapter": {},
 }
 """Shapes of bodies by route, in addition to ANY."""
-POOLING = ("/v1/embeddings", "/pooling", "/classify", "/score", "/rerank")
+POOLING = ("/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/score", "/rerank")
 """Routes of pooling models."""
 NO_BODY = ("/v1/responses/{response_id}/cancel", "/ping")
 """POST routes that do not read a body."""

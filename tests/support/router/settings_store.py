@@ -11,8 +11,10 @@ class Store:
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
         self.failure: Exception | None = None
+        self.num_reads = 0
 
     async def read(self) -> dict[str, bytes]:
+        self.num_reads += 1
         if self.failure is not None:
             raise self.failure
         return dict(self.values)

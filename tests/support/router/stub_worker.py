@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 import msgspec
 
-from worker.protocol.adapters import AdapterCheck
+from worker.protocol.adapters import AdapterCheck, AdapterTotals
 from worker.protocol.blocks import block_hashes, root_hash
 from worker.protocol.diffusion import BlockTotals
 from worker.protocol.messages import (
@@ -90,6 +90,8 @@ class StubWorker:
         self.refuses: set[str] = set()
         self.folders: dict[str, str] = {}
         """Versions of the adapters in this worker's folders."""
+        self.adapters: AdapterTotals | None = None
+        """Adapters in memory that it reports."""
         self.protocol_version = PROTOCOL_VERSION
         self.blocks: dict[int, None] = {}
         self.batches: list[SubmitBatch] = []
@@ -286,6 +288,7 @@ class StubWorker:
             num_submits_seen=self.num_submits,
             step_times=StepTimes(num_steps=8, forward=0.5),
             blocks=BlockTotals(5, 12, 14, 60) if self.info.block_size > 1 else None,
+            adapters=self.adapters,
         )
 
     def snapshot(self) -> AttachSnapshot:

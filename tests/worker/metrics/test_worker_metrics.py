@@ -34,7 +34,8 @@ def samples(info: EngineInfo | None, load: LoadSnapshot) -> dict[str, float]:
 
 
 def test_adapters_are_counted_by_memory() -> None:
-    view = WorkerView("demo", "w", 1, INFO, LoadSnapshot(), WorkerLatency())
+    info = msgspec.structs.replace(INFO, max_loras=2)
+    view = WorkerView("demo", "w", 1, info, LoadSnapshot(), WorkerLatency())
     totals = AdapterTotals(on_device=["a"], on_host=["a", "b"], num_waiting=3, num_loads=4)
     for load, values in ((LoadSnapshot(), (0, 0, 0)), (LoadSnapshot(adapters=totals), (1, 2, 4))):
         text = render(worker_metrics(view._replace(load=load)), TEXT).decode()
@@ -46,6 +47,7 @@ def test_adapters_are_counted_by_memory() -> None:
         }
         assert (found["device"], found["host"], found["rayfleet_lora_loads_total"]) == values
         assert found["rayfleet_num_requests_waiting_for_lora"] == load_waiting(load)
+        assert found["rayfleet_lora_slots"] == 2
 
 
 def load_waiting(load: LoadSnapshot) -> int:
