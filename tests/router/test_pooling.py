@@ -6,49 +6,13 @@ import asyncio
 import base64
 import math
 from array import array
-from typing import Any
 
 import httpx
-import msgspec
 import pytest
 
 from tests.support.router.official_client import client_of
+from tests.support.router.pooling_rig import CLASSIFY, CROSS, EMBED, RERANK, post, start
 from tests.support.router.rig import Rig
-from worker.protocol.pooling import PoolingInfo
-
-EMBED = PoolingInfo(
-    task="embed",
-    pooling_type="last",
-    size=8,
-    prompts=(("query", "fox: "), ("document", "")),
-)
-RERANK = PoolingInfo(
-    task="classify",
-    pooling_type="last",
-    size=2,
-    activation="softmax",
-    labels=("no", "yes"),
-    pair_template="<{instruction}> {query} {document}",
-    instruction="rank",
-)
-CLASSIFY = PoolingInfo(
-    task="classify", pooling_type="last", size=2, activation="softmax", labels=("bad", "good")
-)
-CROSS = PoolingInfo(
-    task="classify", pooling_type="last", size=1, activation="sigmoid", labels=("LABEL_0",)
-)
-
-
-async def start(rig: Rig, pooling: PoolingInfo, **config: Any) -> None:
-    for worker in rig.workers:
-        worker.info = msgspec.structs.replace(worker.info, pooling=pooling)
-    await rig.start(**config)
-
-
-async def post(rig: Rig, path: str, **body: Any) -> Any:
-    response = await rig.client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
 
 
 def prompts(rig: Rig) -> list[str]:
@@ -161,9 +125,6 @@ async def test_a_cross_encoder_gets_pairs(rig: Rig) -> None:
     [logit] = expected(rig, "one", 1)
     assert found["data"][0]["score"] == pytest.approx(1.0 / (1.0 + math.exp(-logit)))
     assert prompts(rig) == ["onetwo"]
-    [submit] = rig.submits()
-    assert submit.sampling.pooling is not None
-    assert submit.sampling.pooling.is_pair
 
 
 async def test_what_a_model_does_not_support(rig: Rig) -> None:

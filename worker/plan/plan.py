@@ -84,6 +84,9 @@ class Admit(msgspec.Struct, array_like=True, frozen=True):
     the last token returns the vector. None for a request that generates text."""
     adapter: int = 0
     """Slot on the device, from 1, of the request's LoRA adapter; 0 without one."""
+    second_text: int = 0
+    """Index of the first token of a pair's second text, whose token type is 1; 0 if there is
+    none."""
 
 
 class AdapterRead(msgspec.Struct, array_like=True, frozen=True):
