@@ -44,6 +44,8 @@ class LogitsParams(msgspec.Struct, array_like=True, frozen=True):
     """Number of most likely tokens to report with each sampled one; -1 for no log-probabilities."""
     num_prompt_logprobs: int = -1
     """Number of most likely tokens to report per prompt token after the first; -1 for none."""
+    logprob_token_ids: list[int] = []
+    """Tokens to report with each sampled one instead of the most likely ones; empty for these."""
 
 
 class BlockAdmit(msgspec.Struct, array_like=True, frozen=True):

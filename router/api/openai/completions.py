@@ -121,6 +121,8 @@ class CompletionRoutes:
         body, tokenizer = chat.body, chat.checked.model.tokenizer
         by_id = bool(body.return_tokens_as_token_ids)
         num_top = params.chat_logprobs(body)
+        if num_top is not None and body.logprob_token_ids:
+            num_top = len(body.logprob_token_ids)
         extras = Extras(
             tokenizer=tokenizer,
             return_token_ids=bool(body.return_token_ids),
