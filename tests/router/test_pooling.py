@@ -8,6 +8,7 @@ import math
 from array import array
 
 import httpx
+import msgspec
 import pytest
 
 from tests.support.router.official_client import client_of
@@ -59,6 +60,14 @@ async def test_base64_dimensions_and_prefixes(rig: Rig) -> None:
     assert prompts(rig) == ["fox: hello"]
     found = await post(rig, "/pooling", input="hello")
     assert found["data"][0]["data"] == expected(rig, "hello")
+
+
+async def test_the_default_prefix_is_for_texts_without_a_name(rig: Rig) -> None:
+    await start(rig, msgspec.structs.replace(EMBED, default_prompt="query"))
+    ids = rig.tokenizer.encode("ids")
+    for body in ({"input": "one"}, {"input": "two", "prompt_name": "document"}, {"input": ids}):
+        await post(rig, "/v1/embeddings", **body)
+    assert {*prompts(rig)} == {"fox: one", "two", "ids"}
 
 
 async def test_the_official_client(rig: Rig) -> None:
