@@ -21,6 +21,7 @@ _TYPES = {
     415: "invalid_request_error",
     429: "rate_limit_error",
     500: "internal_server_error",
+    501: "not_implemented_error",
     503: "service_unavailable_error",
 }
 

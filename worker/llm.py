@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypedDict
+from typing import Any, NamedTuple, NotRequired, Self, TypedDict
 
 import numpy as np
 
@@ -76,6 +76,8 @@ class TokensPrompt(TypedDict):
     """A tokenized prompt."""
 
     prompt_token_ids: list[int]
+    token_type_ids: NotRequired[list[int]]
+    """Token types of a pair for BERT cross-encoders: 0 for the first text, then 1."""
 
 
 Prompt = str | TokensPrompt
@@ -316,9 +318,10 @@ class LLM:
         adapter: AdapterRef | None,
     ) -> _Pending:
         if isinstance(prompt, str):
-            token_ids = self.get_tokenizer().encode(prompt)
+            token_ids, second_text = self.get_tokenizer().encode(prompt), 0
         else:
             token_ids = list(prompt["prompt_token_ids"])
+            second_text = _second_text(index, prompt)
         vocab_size = self._core.info.vocab_size
         outside = [token for token in token_ids if not 0 <= token < vocab_size]
         if outside:
@@ -349,6 +352,7 @@ class LLM:
                 grammar=grammar,
                 cache_salt=cache_scope(adapter="" if adapter is None else adapter.version),
                 adapter=adapter,
+                second_text=second_text,
             )
             rejection = refuse(submit, self._core.info)
             if rejection is not None:
@@ -391,6 +395,15 @@ def _assemble(item: _Pending) -> RequestOutput:
         num_cached_tokens=item.choices[0].num_cached_tokens,
         prompt_logprobs=item.choices[0].prompt_logprobs,
     )
+
+
+def _second_text(index: int, prompt: TokensPrompt) -> int:
+    """Index of the first token of type 1; 0 if there is none. Raises ValueError."""
+    types = prompt.get("token_type_ids") or [0] * len(prompt["prompt_token_ids"])
+    num_first = types.index(1) if 1 in types else len(types)
+    if types != [0] * num_first + [1] * (len(prompt["prompt_token_ids"]) - num_first):
+        raise ValueError(f"prompt {index}: token_type_ids must be zeros, then ones, one per token")
+    return num_first if 1 in types else 0
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.api.adapters import AdapterRoutes
 from router.api.admin import AdminAccess, AdminRoutes
 from router.api.anthropic.routes import AnthropicRoutes
+from router.api.decisions.routes import DecisionRoutes
 from router.api.http.account import account_of
 from router.api.http.audit import AuditLog
 from router.api.http.auth import RERANK_PATHS, SCORE_PATHS, ApiKeys
@@ -123,6 +124,7 @@ def _routes(
     anthropic = AnthropicRoutes(gateway, bodies, completions)
     responses = ResponsesRoutes(gateway, bodies, completions)
     pooling = PoolingRoutes(gateway, bodies, completions)
+    decisions = DecisionRoutes(gateway, bodies, completions)
     tokens = TokenRoutes(gateway, bodies)
     monitor = MonitorRoutes(gateway, keys)
     sessions = SessionRoutes(gateway)
@@ -147,6 +149,8 @@ def _routes(
         Route("/classify", pooling.classify, methods=["POST"]),
         *[Route(path, pooling.score, methods=["POST"]) for path in SCORE_PATHS],
         *[Route(path, pooling.rerank, methods=["POST"]) for path in RERANK_PATHS],
+        Route("/v1/decisions", decisions.decide, methods=["POST"]),
+        Route("/v1/systemone", decisions.systemone, methods=["POST"]),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
         Route("/v1/models", monitor.models),

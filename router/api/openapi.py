@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 
 from router.api.anthropic.protocol import COUNTED, KNOWN, CountTokensRequest, MessagesRequest
+from router.api.decisions.protocol import KNOWN as DECISIONS
+from router.api.decisions.protocol import DecisionRequest, SystemOneRequest
 from router.api.http.auth import OPEN_PATHS, RERANK_PATHS, SCORE_PATHS
 from router.api.openai.fields import IGNORED
 from router.api.openai.protocol import (
@@ -52,6 +54,8 @@ _POSTED: tuple[tuple[str, str, type[msgspec.Struct], bool], ...] = (
     ("/classify", "Classifies texts", ClassifyRequest, False),
     *((path, "Scores pairs of texts", ScoreRequest, False) for path in SCORE_PATHS),
     *((path, "Ranks documents by relevance", RerankRequest, False) for path in RERANK_PATHS),
+    ("/v1/decisions", "Answers questions by probabilities (OpenAI)", DecisionRequest, False),
+    ("/v1/systemone", "Answers questions by probabilities", SystemOneRequest, False),
     ("/tokenize", "Tokenizes a prompt or a chat", TokenizeRequest, False),
     ("/detokenize", "Converts token ids to text", DetokenizeRequest, False),
     ("/v1/load_lora_adapter", "Loads a LoRA adapter (admin key)", LoadAdapterRequest, False),
@@ -69,6 +73,7 @@ _IGNORED = {
         POOLING.ignored,
     ),
     CohereEmbedRequest: COHERE.ignored,
+    **dict.fromkeys((DecisionRequest, SystemOneRequest), DECISIONS.ignored),
 }
 """Fields that are accepted and ignored, by type of the body."""
 _BODILESS = (
@@ -126,6 +131,7 @@ _PROBLEMS = {
     "415": "Unsupported content type or encoding",
     "429": "A queue is full, or a limit of the key is reached",
     "500": "Internal server error",
+    "501": "The model does not support the route",
     "503": "No worker is available",
 }
 

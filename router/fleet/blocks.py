@@ -52,6 +52,7 @@ class PromptBlocks:
         "has_tools",
         "largest_token",
         "priority",
+        "second_text",
         "session",
         "token_ids",
     )
@@ -78,6 +79,8 @@ class PromptBlocks:
         """Whether the request has tools."""
         self.priority = DEFAULT_PRIORITY
         """Priority of the request."""
+        self.second_text = 0
+        """Index of the first token of a pair's second text; 0 if the prompt has none."""
         self._memo = memo
         self._hashes: dict[BlockKey, BlockHashes] = {}
 

@@ -249,6 +249,7 @@ class Completion:
             is_resubmitted=self.num_losses > 0,
             traceparent=self.spec.traceparent,
             adapter=self.spec.prompt.adapter,
+            second_text=self.spec.prompt.second_text,
         )
 
     def begin_again(self) -> None:

@@ -20,7 +20,8 @@ from worker.protocol.limits import Limits
 from worker.protocol.messages import EngineInfo, TokenizerFingerprint
 from worker.protocol.sampling import SamplingParams, with_bad_words
 from worker.protocol.text.detokenizer import RequestText
-from worker.protocol.text.tokenizer import Tokenizer
+from worker.protocol.text.tokenizer import EncodedTexts, Tokenizer
+from worker.protocol.text.truncation import Truncation
 from worker.protocol.tokenizer_fingerprint import difference, fingerprint
 
 T = TypeVar("T")
@@ -39,7 +40,17 @@ class TextPair(NamedTuple):
     second: str
 
 
-Prompt = str | Sequence[int] | TextPair
+class TemplatedPair(NamedTuple):
+    """A prompt made of a template and two texts, of which only the document may be truncated."""
+
+    head: str
+    """Text up to the document, including the query."""
+    document: str
+    tail: str
+    """Text after the document."""
+
+
+Prompt = str | Sequence[int] | TextPair | TemplatedPair
 
 
 class PromptEncoder:
@@ -101,7 +112,7 @@ class PromptEncoder:
             text = chat.render(self._tokenizer)
             check_length(len(text))  # templates may repeat messages and add their own text
             token_ids = self._pieces.encode(text, cache_scope(cache_salt, tenant=tenant), accept)
-            return blocks(_last(token_ids, last))
+            return blocks(_last(token_ids, last), 0)
 
         num_seen = num_characters(chat.texts, per_value=_PER_VALUE, enough=_SHORT)
         return await self._run(work, num_seen, owner, num_bytes)
@@ -117,43 +128,66 @@ class PromptEncoder:
         adapter: AdapterRef | None = None,
         owner: str = "",
         add_special_tokens: bool = True,
-        last: int | None = None,
+        truncation: Truncation | None = None,
     ) -> list[PromptBlocks]:
         """Encodes prompts that are texts, pairs of texts or token ids. See `chat` for the other
         arguments.
 
         Args:
             add_special_tokens: whether to add the tokenizer's special tokens.
+            truncation: maximum length of prompts; None for no truncation.
 
         Raises:
             ApiError: 429 if too much work is waiting; 400 if a token id is outside the vocabulary,
-                or no worker can run one of the prompts.
+                `truncation` leaves no room for text, or no worker can run one of the prompts.
         """
-        accept = self._check(feasibility, last)
+        accept = self._check(feasibility, None if truncation is None else truncation.maximum)
         check_length = self._check_characters(feasibility)
         info = self._fleet.info
         vocab_size = info.vocab_size if info is not None else self._tokenizer.vocab_size
         blocks = self._blocks(cache_salt, tenant, session, adapter)
 
         def work() -> list[PromptBlocks]:
-            checked: list[str | TextPair | Tokens] = []
+            checked: list[str | TextPair | TemplatedPair | Tokens] = []
             for prompt in prompts:
-                if isinstance(prompt, str | TextPair):
-                    check_length(_length(prompt))
+                if isinstance(prompt, str | TextPair | TemplatedPair):
+                    if truncation is None:
+                        check_length(_length(prompt))
                     checked.append(prompt)
                 else:
                     accept(len(prompt))
                     checked.append(_in_vocabulary(prompt, vocab_size))
-            encoded: list[Sequence[int] | Tokens] = []
+            encoded: list[tuple[Sequence[int] | Tokens, int]] = []
             for given in checked:
-                if not isinstance(given, str | TextPair):
-                    encoded.append(given)
-                    continue
-                encoded.append(self._tokenizer.encode(given, add_special_tokens=add_special_tokens))
-                accept(len(encoded[-1]))
-            return [blocks(_last(ids, last)) for ids in encoded]
+                if isinstance(given, str | TextPair | TemplatedPair):
+                    texts = _encoded(self._tokenizer, given, add_special_tokens, truncation)
+                    accept(len(texts.token_ids))
+                    encoded.append(texts)
+                else:
+                    encoded.append((given if truncation is None else given[truncation.cut], 0))
+            return [blocks(*one) for one in encoded]
 
         return await self._run(work, sum(map(_length, prompts)), owner)
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Maximum tokens of a prompt that some worker supports."""
+        return max(kind.max_prompt_tokens for kind in self._kinds())
+
+    async def shortened(
+        self, texts: Sequence[str], max_tokens: int, *, owner: str = ""
+    ) -> list[str]:
+        """Texts without what follows their first `max_tokens` tokens, special tokens not counted.
+
+        Raises:
+            ApiError: 429 if too much work is waiting.
+        """
+
+        def cut(text: str) -> str:
+            starts = self._tokenizer.offsets(text, add_special_tokens=False)
+            return text if len(starts) <= max_tokens else text[: starts[max_tokens]]
+
+        return await self._run(lambda: [cut(text) for text in texts], sum(map(len, texts)), owner)
 
     async def tokens(
         self,
@@ -353,11 +387,12 @@ class PromptEncoder:
 
     def _blocks(
         self, cache_salt: str, tenant: str, session: str, adapter: AdapterRef | None
-    ) -> Callable[[Sequence[int] | Tokens], PromptBlocks]:
-        """A function that hashes the tokens of a prompt for all kinds of ready workers."""
+    ) -> Callable[[Sequence[int] | Tokens, int], PromptBlocks]:
+        """A function that hashes the tokens of a prompt for all kinds of ready workers; its second
+        argument is the index of a pair's second text, or 0."""
         keys = self._fleet.block_keys()
 
-        def blocks(token_ids: Sequence[int] | Tokens) -> PromptBlocks:
+        def blocks(token_ids: Sequence[int] | Tokens, second_text: int) -> PromptBlocks:
             data = np.asarray(token_ids, dtype="<i4").tobytes()
             prompt = PromptBlocks(
                 *(data, cache_salt),
@@ -366,6 +401,7 @@ class PromptEncoder:
                 session=session,
                 memo=self._fleet.memo,
             )
+            prompt.second_text = second_text
             for key in keys:
                 prompt.hashes(key)
             return prompt
@@ -473,7 +509,52 @@ def num_characters(data: Any, *, per_value: int = 0, enough: float = inf) -> int
 
 def _length(prompt: Prompt) -> int:
     """Characters or tokens of a prompt."""
-    return sum(map(len, prompt)) if isinstance(prompt, TextPair) else len(prompt)
+    if isinstance(prompt, TextPair | TemplatedPair):
+        return sum(len(text) for text in prompt)
+    return len(prompt)
+
+
+def _encoded(
+    tokenizer: Tokenizer,
+    prompt: str | TextPair | TemplatedPair,
+    add_special_tokens: bool,
+    truncation: Truncation | None,
+) -> EncodedTexts:
+    """Tokens of a text or of a pair. Raises ApiError (400) if truncation leaves no room for it."""
+    try:
+        if isinstance(prompt, TemplatedPair):
+            return EncodedTexts(_templated(tokenizer, prompt, truncation))
+        return tokenizer.encode_texts(
+            prompt, add_special_tokens=add_special_tokens, truncation=truncation
+        )
+    except ValueError as error:
+        assert truncation is not None, "only truncation can fail"
+        field = "truncate_prompt_tokens"
+        raise bad_request(f"{field} is {truncation.maximum}, but {error}", field) from error
+
+
+def _templated(
+    tokenizer: Tokenizer, pair: TemplatedPair, truncation: Truncation | None
+) -> list[int]:
+    """Tokens of a templated pair, as Qwen3-Reranker's: everything after the document is kept.
+
+    Raises:
+        ValueError: truncation leaves no room for the document, or is on the left.
+    """
+    whole = tokenizer.encode("".join(pair), add_special_tokens=False)
+    if truncation is None or len(whole) <= truncation.maximum:
+        return whole
+    if truncation.side == "left":
+        raise ValueError("truncation on the left would remove the model's instruction: use right")
+    tail = tokenizer.encode(pair.tail, add_special_tokens=False)
+    num_kept = len(tokenizer.encode(pair.head, add_special_tokens=False)) + len(tail)
+    if truncation.maximum <= num_kept:
+        raise ValueError(
+            f"the model's prompt and the query have {num_kept} tokens, which leaves no room for "
+            "the document: increase it or shorten the query"
+        )
+    body = tokenizer.encode(pair.head + pair.document, add_special_tokens=False)
+    return [*body[: truncation.maximum - len(tail)], *tail]
 
 
 def _last(token_ids: Sequence[int] | Tokens, maximum: int | None) -> Sequence[int] | Tokens:

@@ -236,7 +236,7 @@ async def test_a_key_without_the_right_to_a_model_gets_no_work_on_the_body(
     keys.write_text('[elsewhere]\nkey = "elsewhere"\nmodels = ["another"]\n')
     await rig.start(api_key_file=str(keys))
     tokenizer = rig.gateway.model("stub").tokenizer
-    for name in ("encode", "decode", "render_chat", "pieces"):
+    for name in ("encode", "encode_texts", "decode", "render_chat", "pieces"):
         monkeypatch.setattr(tokenizer, name, lambda *_, **__: pytest.fail("work before rights"))
     wrong = [{"role": "nobody", "content": "a"}, {"role": "user", "content": "a"}]
     special: dict[str, dict[str, Any]] = {
@@ -244,6 +244,8 @@ async def test_a_key_without_the_right_to_a_model_gets_no_work_on_the_body(
         "/v1/responses": {"input": wrong, "truncation": "auto"},
         "/v1/messages": {"messages": wrong, "max_tokens": 1},
         "/detokenize": {"tokens": [1]},
+        "/v1/decisions": {"input": [], "questions": [{"type": "predicate", "instructions": "a"}]},
+        "/v1/systemone": {"state": "a", "questions": {"": {"type": "noul"}}},
         **{path: {"input": [{}]} for path in ("/v1/embeddings", "/pooling", "/classify")},
         "/v2/embed": {"texts": []},
         **{path: {"text_1": "a"} for path in SCORE_PATHS},

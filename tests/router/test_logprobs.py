@@ -66,6 +66,23 @@ async def test_completion_logprobs(rig):
     assert [t for part in parts for t in part.logprobs.tokens] == logprobs.tokens
 
 
+async def test_log_probabilities_of_named_tokens(rig: Any) -> None:
+    await rig.start()
+    fields = {"logprob_token_ids": [9, 7], "max_tokens": 1}
+    chat = (await rig.chat(logprobs=True, **fields)).json()["choices"][0]["logprobs"]
+    [entry] = chat["content"]
+    assert [top["logprob"] for top in entry["top_logprobs"]] == pytest.approx([-0.9, -0.7])
+    response = await rig.complete(logprobs=0, return_tokens_as_token_ids=True, **fields)
+    [top] = response.json()["choices"][0]["logprobs"]["top_logprobs"]
+    sampled = rig.script(None)[0]
+    expected = {f"token_id:{token}": -0.1 * token for token in (sampled, 9, 7)}
+    assert top == pytest.approx(expected)
+    for wrong in ({}, {"logprobs": 0, "logprob_token_ids": [1000]}):
+        response = await rig.complete(**{**fields, **wrong})
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "logprob_token_ids"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_echo(rig, events, stream):
     await rig.start()

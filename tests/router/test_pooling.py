@@ -6,49 +6,14 @@ import asyncio
 import base64
 import math
 from array import array
-from typing import Any
 
 import httpx
 import msgspec
 import pytest
 
 from tests.support.router.official_client import client_of
+from tests.support.router.pooling_rig import CLASSIFY, CROSS, EMBED, RERANK, post, start
 from tests.support.router.rig import Rig
-from worker.protocol.pooling import PoolingInfo
-
-EMBED = PoolingInfo(
-    task="embed",
-    pooling_type="last",
-    size=8,
-    prompts=(("query", "fox: "), ("document", "")),
-)
-RERANK = PoolingInfo(
-    task="classify",
-    pooling_type="last",
-    size=2,
-    activation="softmax",
-    labels=("no", "yes"),
-    pair_template="<{instruction}> {query} {document}",
-    instruction="rank",
-)
-CLASSIFY = PoolingInfo(
-    task="classify", pooling_type="last", size=2, activation="softmax", labels=("bad", "good")
-)
-CROSS = PoolingInfo(
-    task="classify", pooling_type="last", size=1, activation="sigmoid", labels=("LABEL_0",)
-)
-
-
-async def start(rig: Rig, pooling: PoolingInfo, **config: Any) -> None:
-    for worker in rig.workers:
-        worker.info = msgspec.structs.replace(worker.info, pooling=pooling)
-    await rig.start(**config)
-
-
-async def post(rig: Rig, path: str, **body: Any) -> Any:
-    response = await rig.client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
 
 
 def prompts(rig: Rig) -> list[str]:
@@ -95,6 +60,14 @@ async def test_base64_dimensions_and_prefixes(rig: Rig) -> None:
     assert prompts(rig) == ["fox: hello"]
     found = await post(rig, "/pooling", input="hello")
     assert found["data"][0]["data"] == expected(rig, "hello")
+
+
+async def test_the_default_prefix_is_for_texts_without_a_name(rig: Rig) -> None:
+    await start(rig, msgspec.structs.replace(EMBED, default_prompt="query"))
+    ids = rig.tokenizer.encode("ids")
+    for body in ({"input": "one"}, {"input": "two", "prompt_name": "document"}, {"input": ids}):
+        await post(rig, "/v1/embeddings", **body)
+    assert {*prompts(rig)} == {"fox: one", "two", "ids"}
 
 
 async def test_the_official_client(rig: Rig) -> None:
@@ -207,9 +180,6 @@ async def test_a_cross_encoder_gets_pairs(rig: Rig) -> None:
     [logit] = expected(rig, "one", 1)
     assert found["data"][0]["score"] == pytest.approx(1.0 / (1.0 + math.exp(-logit)))
     assert prompts(rig) == ["onetwo"]
-    [submit] = rig.submits()
-    assert submit.sampling.pooling is not None
-    assert submit.sampling.pooling.is_pair
 
 
 async def test_what_a_model_does_not_support(rig: Rig) -> None:
@@ -229,7 +199,7 @@ async def test_what_a_model_does_not_support(rig: Rig) -> None:
         ("/v2/embed", {"texts": ["x"], "input_type": "y"}, "unknown input_type 'y'"),
         ("/v2/embed", {"texts": ["x"], "embedding_types": ["int8"]}, "embedding_types"),
         ("/v2/embed", {"texts": ["x"], "images": ["y"]}, "only text is supported"),
-        ("/v2/embed", {"texts": ["x" * 300], "truncate": "END"}, "maximum context length is 256"),
+        ("/v2/embed", {"texts": ["x" * 300], "truncate": "NONE"}, "maximum context length is 256"),
         ("/v2/embed", {"texts": ["x"], "output_dimension": 9}, "must be at most 8, got 9"),
         (
             "/v2/embed",

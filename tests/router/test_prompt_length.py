@@ -53,7 +53,7 @@ async def watched(rig: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     tokenizer = rig.gateway.model("stub").tokenizer
     monkeypatch.setattr(tokenizer, "_template", ChatTemplate(PRINTS_ALL, {}))
     rig.calls = []
-    for name in ("encode", "encode_pieces", "render_chat"):
+    for name in ("encode", "encode_texts", "encode_pieces", "render_chat"):
         plain = getattr(tokenizer, name)
 
         def call(*args: Any, name: str = name, plain: Any = plain, **kwargs: Any) -> Any:
@@ -130,7 +130,7 @@ async def test_without_workers_the_checkpoint_limits_prompts(
     await rig.start(attached=0, models=(served,))
     model = rig.gateway.model("stub")
     tokenized: list[str] = []
-    for name in ("encode", "encode_pieces", "render_chat"):
+    for name in ("encode", "encode_texts", "encode_pieces", "render_chat"):
         monkeypatch.setattr(
             model.tokenizer, name, lambda *_, name=name, **__: tokenized.append(name)
         )

@@ -351,13 +351,13 @@ async def test_fields_are_checked_before_any_work_on_the_prompt(
 
         monkeypatch.setattr(owner, name, watched)
 
-    for name in ("encode", "encode_pieces", "decode"):
+    for name in ("encode", "encode_texts", "encode_pieces", "decode"):
         watch(model.tokenizer, name)
     watch(model.fleet.memo, "hashes")
     for name, kind in KINDS.items():
         work.clear()
         await refused(busy, kind)
-        allowed = {"encode", "encode_pieces"} if kind.tokenized else set()
+        allowed = {"encode", "encode_texts", "encode_pieces"} if kind.tokenized else set()
         assert set(work) <= allowed, f"{name}: {work}"
 
 

@@ -125,6 +125,7 @@ class Request:
         "rejection",
         "request_id",
         "sampling",
+        "second_text",
         "seed",
         "speculation",
         "state",
@@ -156,6 +157,8 @@ class Request:
         self.sampling = submit.sampling
         self.is_pooled = submit.sampling.pooling is not None
         """Whether it returns a vector, and ends when its last token is computed."""
+        self.second_text = submit.second_text
+        """Index of the first token of a pair's second text; 0 if there is none."""
         self.seed = submit.sampling.seed if submit.seed is None else submit.seed
         self.is_resubmitted = submit.is_resubmitted or submit.num_resumed > 0
         """Whether a previous worker failed after accepting the request."""

@@ -44,6 +44,8 @@ class LogitsParams(msgspec.Struct, array_like=True, frozen=True):
     """Number of most likely tokens to report with each sampled one; -1 for no log-probabilities."""
     num_prompt_logprobs: int = -1
     """Number of most likely tokens to report per prompt token after the first; -1 for none."""
+    logprob_token_ids: list[int] = []
+    """Tokens to report with each sampled one instead of the most likely ones; empty for these."""
 
 
 class BlockAdmit(msgspec.Struct, array_like=True, frozen=True):
@@ -84,6 +86,9 @@ class Admit(msgspec.Struct, array_like=True, frozen=True):
     the last token returns the vector. None for a request that generates text."""
     adapter: int = 0
     """Slot on the device, from 1, of the request's LoRA adapter; 0 without one."""
+    second_text: int = 0
+    """Index of the first token of a pair's second text, whose token type is 1; 0 if there is
+    none."""
 
 
 class AdapterRead(msgspec.Struct, array_like=True, frozen=True):

@@ -191,6 +191,7 @@ def sampling_problem(limits: Limits, sampling: SamplingParams) -> Problem | None
         ("logit_bias", sampling.logit_bias or ()),
         ("allowed_token_ids", sampling.allowed_token_ids or ()),
         ("stop_token_ids", sampling.stop_token_ids),
+        ("logprob_token_ids", sampling.logprob_token_ids),
         ("bad_words_token_ids", [token for word in sampling.bad_words_token_ids for token in word]),
     ):
         if (token_id := max(token_ids, default=0)) >= limits.vocab_size:
@@ -227,6 +228,7 @@ def _unsuited(limits: Limits, sampling: SamplingParams) -> Problem | None:
     problems = {
         "bad_words": bool(sampling.bad_words or sampling.bad_words_token_ids),
         "prompt_logprobs": sampling.prompt_logprobs is not None,
+        "logprob_token_ids": bool(sampling.logprob_token_ids),
         "thinking_token_budget": sampling.thought is not None
         and sampling.thought.budget is not None,
     }

@@ -29,7 +29,7 @@ from worker.protocol.speculation import SpeculationTotals
 from worker.protocol.times import FirstTokenTimes, StepTimes
 from worker.protocol.working_sets import SessionUse
 
-PROTOCOL_VERSION = 17
+PROTOCOL_VERSION = 18
 """Incremented whenever a message changes shape or meaning; both sides reject other versions."""
 
 DEFAULT_PRIORITY = 4
@@ -95,6 +95,9 @@ class Submit(msgspec.Struct, kw_only=True, omit_defaults=True):
     none."""
     adapter: AdapterRef | None = None
     """LoRA adapter, whose version is part of `cache_salt`; None for the base model."""
+    second_text: int = 0
+    """Index in `prompt` of the first token of a pair's second text, for token types; 0 if there is
+    none."""
 
     @property
     def is_guided(self) -> bool:

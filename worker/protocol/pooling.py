@@ -81,9 +81,6 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     again; None for all."""
     normalize: bool | None = None
     """Whether the embedding is scaled to length 1; None for the model's default."""
-    is_pair: bool = False
-    """Whether the prompt is a pair of texts that end with the separator token each. Token types of
-    BERT cross-encoders depend on it; other models ignore it."""
 
     def __post_init__(self) -> None:
         if self.dimensions is not None and self.dimensions < 1:

@@ -22,6 +22,8 @@ MAX_TOKEN_ID = _INT32_MAX = 2**31 - 1
 MAX_LOGPROBS = 20
 """Maximum number of alternatives reported per token. This many are always computed, so that the
 choice among equally likely tokens does not depend on other requests."""
+MAX_LOGPROB_TOKENS = 128
+"""Maximum number of named tokens reported per token, as in vLLM."""
 MAX_LOGIT_BIASES = 1024
 """Maximum number of biased tokens per request: ranks reserve 8 bytes for each in every slot.
 OpenAI's clients send up to 300."""
@@ -94,6 +96,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Number of most likely tokens to report with each generated token, with log-probabilities;
     None disables it. They are computed from the model's logits, before temperature, penalties
     and other processing."""
+    logprob_token_ids: tuple[int, ...] = ()
+    """Tokens to report with each generated token instead of the most likely ones, in this order;
+    requires `logprobs`."""
     prompt_logprobs: int | None = None
     """Number of most likely tokens to report per prompt token except the first; None disables
     it."""
@@ -122,6 +127,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         self._check_end()
         _check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         _check_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        self._check_logprob_tokens()
 
     def amended(self, **changes: object) -> SamplingParams:
         """Copy with other values, which are not validated.
@@ -157,7 +163,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def _normalize(self) -> None:
         """Converts shorthands such as stop="a" or stop=["a", "b"] to tuples."""
-        changed: dict[str, object] = {"stop_token_ids": tuple(self.stop_token_ids)}
+        changed: dict[str, object] = {
+            "stop_token_ids": tuple(self.stop_token_ids),
+            "logprob_token_ids": tuple(dict.fromkeys(self.logprob_token_ids)),
+        }
         for name in ("stop", "bad_words"):
             words: Iterable[str] | str = getattr(self, name)
             changed[name] = (words,) if isinstance(words, str) else tuple(words)
@@ -201,6 +210,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise InvalidParameter("bad_words", "bad_words must not contain empty strings")
         for token_ids in self.bad_words_token_ids:
             _check_tokens("bad_words_token_ids", token_ids)
+
+    def _check_logprob_tokens(self) -> None:
+        name, token_ids = "logprob_token_ids", self.logprob_token_ids
+        if token_ids and self.logprobs is None:
+            raise InvalidParameter(name, f"{name} requires logprobs")
+        if len(token_ids) > MAX_LOGPROB_TOKENS:
+            raise InvalidParameter(
+                name, f"{name} has {len(token_ids)} tokens; the maximum is {MAX_LOGPROB_TOKENS}"
+            )
+        _check_tokens(name, token_ids)
 
     def _check_end(self) -> None:
         _check_range("max_tokens", self.max_tokens, 1, _INT32_MAX)

@@ -135,8 +135,8 @@ class Pooler:
             if admit.pooling is not None:
                 self._requests[admit.slot] = admit.pooling, len(admit.token_ids) // 4
                 self._second_texts.pop(admit.slot, None)
-                if self._has_pair_types and admit.pooling.is_pair:
-                    self._second_texts[admit.slot] = _second_text(admit.token_ids)
+                if self._has_pair_types and admit.second_text:
+                    self._second_texts[admit.slot] = admit.second_text
         rows, first_token = list[_Row](), 0
         for index, row in enumerate(plan.rows):
             params, num_prompt = self._requests.get(row.slot, (None, 0))
@@ -237,10 +237,3 @@ class Pooler:
         sums = squares.sum(dim=1, keepdim=True).double() * 2.0**-_SQUARE_BITS
         unscaled = ~to_device(torch.tensor(scaled), self._device).unsqueeze(1)
         return pooled / (largest * sums.sqrt()).masked_fill(unscaled, 1.0)
-
-
-def _second_text(prompt: bytes) -> int:
-    """Index of the first token of a pair's second text: both texts end with the separator token, so
-    it follows the first token that equals the prompt's last one."""
-    token_ids = np.frombuffer(prompt, dtype="<i4")
-    return int(np.flatnonzero(token_ids == token_ids[-1])[0]) + 1

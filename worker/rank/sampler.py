@@ -91,7 +91,7 @@ def sample(
     return SamplerOutput(
         tokens=tokens,
         acceptance=acceptance,
-        scores=score(raw, scored, processed.logprobs.num_top),
+        scores=score(raw, scored, processed.logprobs.num_top, processed.logprobs.given),
         scored_rows=processed.logprobs.rows_host,
     )
 

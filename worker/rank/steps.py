@@ -156,4 +156,7 @@ def fetch_output(output: SamplerOutput, slot: StepSlot, *, with_logprobs: bool) 
 
 def _fetch_scores(scores: Scores, slot: StepSlot) -> Scores:
     fetched = {name: slot.fetch(getattr(scores, name)) for name in _SCORE_TENSORS}
-    return Scores(num_top=scores.num_top, **fetched)
+    given = scores.given
+    if given is not None:
+        given = replace(given, values=slot.fetch(given.values))
+    return Scores(num_top=scores.num_top, given=given, **fetched)

@@ -26,6 +26,7 @@ RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
 LIMITED_PATHS = (
     *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"),
     *("/v1/embeddings", "/v2/embed", "/pooling", "/classify", *SCORE_PATHS, *RERANK_PATHS),
+    *("/v1/decisions", "/v1/systemone"),
 )
 """Paths that count against a key's limits, since they use workers."""
 

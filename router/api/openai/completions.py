@@ -43,6 +43,7 @@ from router.tracing import RequestSpan
 from worker.protocol.sampling import SamplingParams
 from worker.protocol.slo import Slo
 from worker.protocol.structured import StructuredOutputsParams
+from worker.protocol.text.truncation import Truncation
 
 LAST_TOKENS = 32
 """Number of last prompt tokens searched for a marker that opens reasoning."""
@@ -120,6 +121,8 @@ class CompletionRoutes:
         body, tokenizer = chat.body, chat.checked.model.tokenizer
         by_id = bool(body.return_tokens_as_token_ids)
         num_top = params.chat_logprobs(body)
+        if num_top is not None and body.logprob_token_ids:
+            num_top = len(body.logprob_token_ids)
         extras = Extras(
             tokenizer=tokenizer,
             return_token_ids=bool(body.return_token_ids),
@@ -246,7 +249,7 @@ class CompletionRoutes:
             session=_session(request, body, account),
             adapter=await model.adapter(account.adapter),
             add_special_tokens=body.add_special_tokens is not False,
-            last=body.truncate_prompt_tokens,
+            truncation=_truncation(body),
         )
         num_top, by_id = body.logprobs, bool(body.return_tokens_as_token_ids)
         extras = Extras(
@@ -409,6 +412,11 @@ def request_id_of(request: Request) -> str:
     """The client's X-Request-Id if it is printable and short, else a new id."""
     given = request.headers.get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
+
+
+def _truncation(body: CompletionRequest) -> Truncation | None:
+    maximum = body.truncate_prompt_tokens
+    return None if maximum is None else Truncation(maximum, "left")
 
 
 def _session(request: Request, body: CommonRequest, account: Account) -> str:

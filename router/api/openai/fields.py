@@ -126,7 +126,6 @@ REFUSED: dict[str, UnsupportedField] = {
     "kv_transfer_params": UnsupportedField(),
     "length_penalty": UnsupportedField((1,)),
     "logits_processors": UnsupportedField(([],)),
-    "logprob_token_ids": UnsupportedField(([],), "use top_logprobs"),
     "media_io_kwargs": UnsupportedField(({},), _NO_IMAGES.instead),
     "mm_processor_kwargs": UnsupportedField(({},), _NO_IMAGES.instead),
     "prompt_embeds": UnsupportedField(instead="use prompt"),

@@ -22,7 +22,12 @@ from router.api.openai.structured import check_grammar_sizes
 from router.api.openai.values import check_num_values
 from router.errors import ApiError, bad_request
 from worker.protocol.analyzed import analyzed
-from worker.protocol.sampling import MAX_LOGIT_BIASES, MAX_LOGPROBS, MAX_TOKEN_ID
+from worker.protocol.sampling import (
+    MAX_LOGIT_BIASES,
+    MAX_LOGPROB_TOKENS,
+    MAX_LOGPROBS,
+    MAX_TOKEN_ID,
+)
 from worker.protocol.slo import Slo
 
 MAX_CHOICES = 128
@@ -88,6 +93,8 @@ class CommonRequest(msgspec.Struct, kw_only=True, frozen=True):
     bad_words: Annotated[list[str], Meta(max_length=MAX_BAD_WORDS)] | None = None
     allowed_token_ids: list[int] | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_LOGPROB_TOKENS)] | None = None
+    """Tokens whose log-probabilities are reported instead of those of the most likely ones."""
     stop_token_ids: Annotated[list[int], Meta(max_length=MAX_STOP_TOKENS)] | None = None
     ignore_eos: bool | None = False
     include_stop_str_in_output: bool | None = False

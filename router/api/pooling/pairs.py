@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from router.api.openai.params import MAX_COMPLETIONS
 from router.errors import bad_request
-from router.tokens.encoder import Prompt, TextPair
+from router.tokens.encoder import Prompt, TemplatedPair, TextPair
 from worker.protocol.pooling import PoolingInfo
 
 
@@ -64,9 +64,14 @@ def pairs_of(
             add_special_tokens=True,
         )
     if info.pair_template:
-        fields = {"instruction": info.instruction if instruction is None else instruction}
-        prompts: list[Prompt] = [
-            info.pair_template.format(query=query, document=document, **fields)
+        instruction = info.instruction if instruction is None else instruction
+        head, _, tail = info.pair_template.partition("{document}")
+        prompts = [
+            TemplatedPair(
+                head.format(instruction=instruction, query=query),
+                document,
+                tail.format(instruction=instruction, query=query),
+            )
             for query, document in zip(queries, second, strict=True)
         ]
         return Pairs(prompts=prompts, indices=(), add_special_tokens=False)

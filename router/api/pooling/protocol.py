@@ -11,29 +11,28 @@ from msgspec import Meta
 from router.api.openai.fields import IGNORED, KnownFields, UnsupportedField
 from router.api.openai.protocol import MAX_CACHE_SALT
 from worker.protocol.slo import Slo
+from worker.protocol.text.truncation import Side
 
-_SHORTER = UnsupportedField(instead="shorten the input")
+_MAX_TOKENS = 2**31 - 1
+_TRUNCATED = "use truncate_prompt_tokens"
 KNOWN = KnownFields(
     IGNORED | {"client_name"},
     {
         "images": UnsupportedField(([],), "only text is supported"),
         "inputs": UnsupportedField((), "use texts"),
-        "max_chunks_per_doc": UnsupportedField(instead="split the documents"),
-        "max_tokens_per_doc": _SHORTER,
+        "max_chunks_per_doc": UnsupportedField(instead="use max_tokens_per_doc"),
         "mm_processor_kwargs": UnsupportedField(({},), "only text is supported"),
         "rank_fields": UnsupportedField((["text"],), "only the text of documents is ranked"),
-        "truncate": UnsupportedField((False, "NONE"), "shorten the input"),
-        "truncate_prompt_tokens": _SHORTER,
-        "truncation": UnsupportedField((False,), "shorten the input"),
+        "truncate": UnsupportedField((False, "NONE"), _TRUNCATED),
+        "truncation": UnsupportedField((False,), _TRUNCATED),
     },
 )
 """Fields of these APIs that are not supported."""
 COHERE = KnownFields(
-    KNOWN.ignored | {"truncate"},
+    KNOWN.ignored,
     {name: field for name, field in KNOWN.unsupported.items() if name != "truncate"},
 )
-"""Fields of /v2/embed that are not supported. Clients send `truncate` by default; it only concerns
-inputs that are rejected for their length."""
+"""Fields of /v2/embed that are not supported."""
 
 Format = Literal["float", "base64"]
 """Form of a vector: JSON numbers, or little-endian float32 in base64."""
@@ -60,6 +59,11 @@ class PooledRequest(msgspec.Struct, kw_only=True, frozen=True):
     priority: Annotated[int, Meta(ge=0, le=9)] | None = None
     slo: Slo | None = None
     cache_salt: Annotated[str, Meta(max_length=MAX_CACHE_SALT)] | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=_MAX_TOKENS)] | None = None
+    """Maximum tokens of a prompt, special tokens included, to which longer ones are truncated; -1
+    for the model's maximum, None to reject prompts that exceed it."""
+    truncation_side: Side | None = None
+    """Side from which tokens are removed; None for right."""
 
 
 class InputRequest(PooledRequest, kw_only=True, frozen=True):
@@ -93,6 +97,9 @@ class CohereEmbedRequest(PooledRequest, kw_only=True, frozen=True):
     """Forms of the vectors, each of which is returned; None for float."""
     output_dimension: Annotated[int, Meta(ge=1)] | None = None
     """Number of leading dimensions to return; None for all."""
+    truncate: Literal["NONE", "START", "END"] | None = None
+    """End at which texts that exceed the model's maximum are truncated; None for END, as in
+    Cohere's API. With NONE they are rejected."""
 
 
 class PoolingRequest(InputRequest, kw_only=True, frozen=True):
@@ -110,7 +117,18 @@ class ClassifyRequest(InputRequest, kw_only=True, frozen=True):
     """Whether probabilities are returned; if false, logits."""
 
 
-class ScoreRequest(PooledRequest, kw_only=True, frozen=True):
+class PairRequest(PooledRequest, kw_only=True, frozen=True):
+    """Fields of routes for pairs of texts."""
+
+    max_tokens_per_query: Annotated[int, Meta(ge=0, le=_MAX_TOKENS)] | None = None
+    """Maximum tokens of a query, to which longer ones are truncated; None or 0 for all."""
+    max_tokens_per_doc: Annotated[int, Meta(ge=0, le=_MAX_TOKENS)] | None = None
+    """Maximum tokens of a document, to which longer ones are truncated; None or 0 for all."""
+    instruction: str | None = None
+    """Instruction of rerankers whose prompt has one; None for the model's default."""
+
+
+class ScoreRequest(PairRequest, kw_only=True, frozen=True):
     """Body of /score: one text with several, or pairs of texts."""
 
     text_1: str | list[str] | None = None
@@ -119,8 +137,6 @@ class ScoreRequest(PooledRequest, kw_only=True, frozen=True):
     """Same as `text_1`."""
     documents: str | list[str] | None = None
     """Same as `text_2`."""
-    instruction: str | None = None
-    """Instruction of rerankers whose prompt has one; None for the model's default."""
 
 
 class RerankDocument(msgspec.Struct, frozen=True):
@@ -129,7 +145,7 @@ class RerankDocument(msgspec.Struct, frozen=True):
     text: str
 
 
-class RerankRequest(PooledRequest, kw_only=True, frozen=True):
+class RerankRequest(PairRequest, kw_only=True, frozen=True):
     """Body of /v1/rerank."""
 
     query: str
@@ -137,5 +153,3 @@ class RerankRequest(PooledRequest, kw_only=True, frozen=True):
     top_n: Annotated[int, Meta(ge=0)] | None = None
     """Number of results; None or 0 for all."""
     return_documents: bool | None = True
-    instruction: str | None = None
-    """Instruction of rerankers whose prompt has one; None for the model's default."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
+import msgspec
 from starlette.requests import Request
 
 from router.api.http.account import Account, account_of
@@ -17,7 +18,7 @@ from router.api.openai.fields import KnownFields
 from router.api.openai.protocol import CommonRequest, parse_body
 from router.api.openai.response import GenerationResponse
 from router.api.openai.whole import WholeWriter
-from router.api.pooling.pairs import Pairs, check_num_prompts, pairs_of
+from router.api.pooling.pairs import check_num_prompts, pairs_of
 from router.api.pooling.protocol import (
     COHERE,
     COHERE_PREFIXES,
@@ -27,6 +28,7 @@ from router.api.pooling.protocol import (
     CohereFormat,
     EmbeddingRequest,
     InputRequest,
+    PairRequest,
     PooledRequest,
     PoolingRequest,
     RerankRequest,
@@ -49,9 +51,11 @@ from router.tokens.encoder import Prompt
 from worker.protocol.messages import EngineInfo
 from worker.protocol.pooling import PoolingInfo, PoolingParams
 from worker.protocol.sampling import SamplingParams
+from worker.protocol.text.truncation import Side, Truncation
 
 Body = TypeVar("Body", bound=PooledRequest)
 Inputs = TypeVar("Inputs", bound=InputRequest)
+Pairing = TypeVar("Pairing", bound=PairRequest)
 T = TypeVar("T")
 _INPUT = {"prompt": "input"}
 _DOCUMENTS = {"prompt": "documents"}
@@ -115,6 +119,7 @@ class PoolingRoutes:
 
         names = {"prompt": "texts", "dimensions": "output_dimension"}
         read = await self._read(request, CohereEmbedRequest, params_of, names, COHERE)
+        read = replace(read, body=_truncating(read.body))
         _check_task(read.info, "embed", "/v2/embed")
         texts = read.body.texts
         if not texts:
@@ -162,10 +167,11 @@ class PoolingRoutes:
 
     async def score(self, request: Request) -> GenerationResponse:
         """POST /score: relevance of texts to others. Raises ApiError."""
-        read = await self._read(request, ScoreRequest, _pair_params, _DOCUMENTS)
+        read = await self._read(request, ScoreRequest, _no_params, _DOCUMENTS)
         body = read.body
         first = _texts(body.text_1, body.queries, "text_1")
         second = _texts(body.text_2, body.documents, "text_2")
+        first, second = await self._shortened(read, first, second)
         pairs = await self._run(read, lambda: pairs_of(read.info, first, second, body.instruction))
         return await self._respond(
             read,
@@ -176,14 +182,15 @@ class PoolingRoutes:
 
     async def rerank(self, request: Request) -> GenerationResponse:
         """POST /v1/rerank: documents by relevance to a query. Raises ApiError."""
-        read = await self._read(request, RerankRequest, _pair_params, _DOCUMENTS)
+        read = await self._read(request, RerankRequest, _no_params, _DOCUMENTS)
         body = read.body
 
-        def work() -> tuple[list[str], Pairs]:
-            texts = [item if isinstance(item, str) else item.text for item in body.documents]
-            return texts, pairs_of(read.info, [body.query], texts, body.instruction)
+        def work() -> list[str]:
+            return [item if isinstance(item, str) else item.text for item in body.documents]
 
-        texts, pairs = await self._run(read, work)
+        texts = await self._run(read, work)
+        first, second = await self._shortened(read, [body.query], texts)
+        pairs = await self._run(read, lambda: pairs_of(read.info, first, second, body.instruction))
         shown = None if body.return_documents is False else texts
         return await self._respond(
             read,
@@ -245,6 +252,18 @@ class PoolingRoutes:
         pool, owner = self._gateway.pool, read.account.name
         return await pool.run_if_large(work, size=read.num_bytes, owner=owner)
 
+    async def _shortened(
+        self, read: _Read[Pairing], first: list[str], second: list[str]
+    ) -> tuple[list[str], list[str]]:
+        """Queries and documents, truncated to the request's maximum of each. Raises ApiError."""
+        check_num_prompts(max(len(first), len(second)), "documents")
+        encoder, owner = read.model.encoder, read.account.name
+        if maximum := read.body.max_tokens_per_query:
+            first = await encoder.shortened(first, maximum, owner=owner)
+        if maximum := read.body.max_tokens_per_doc:
+            second = await encoder.shortened(second, maximum, owner=owner)
+        return first, second
+
     async def _inputs(
         self,
         read: _Read[Inputs],
@@ -294,6 +313,7 @@ class PoolingRoutes:
             cache_salt=checked.cache_salt,
             tenant=account.tenant(body.user, tenants.cache_isolation),
             add_special_tokens=add_special_tokens,
+            truncation=_truncation(body, model.encoder.max_prompt_tokens),
         )
         prepared = Prepared(
             body=CommonRequest(user=body.user),
@@ -316,8 +336,22 @@ def _no_params(_: PooledRequest) -> PoolingParams:
     return PoolingParams()
 
 
-def _pair_params(_: PooledRequest) -> PoolingParams:
-    return PoolingParams(is_pair=True)
+def _truncation(body: PooledRequest, longest: int) -> Truncation | None:
+    """The requested truncation; None for none. Raises ApiError (400) for an invalid maximum.
+
+    Args:
+        body: the body.
+        longest: maximum tokens of a prompt.
+    """
+    number = body.truncate_prompt_tokens
+    if number is None:
+        return None
+    if not (number == -1 or 1 <= number <= longest):
+        raise bad_request(
+            f"truncate_prompt_tokens must be 1 to {longest}, or -1 for this maximum, got {number}",
+            "truncate_prompt_tokens",
+        )
+    return Truncation(longest if number == -1 else number, body.truncation_side or "right")
 
 
 def _check_task(info: PoolingInfo, task: str, route: str) -> None:
@@ -349,6 +383,14 @@ def _cohere_prefix(info: PoolingInfo, input_type: str | None) -> str:
         raise bad_request(f"unknown input_type {input_type!r}: use one of {known}", "input_type")
     names = (input_type, *COHERE_PREFIXES.get(input_type, ()))
     return _prefix(info, next((name for name in names if name in prompts), None))
+
+
+def _truncating(body: CohereEmbedRequest) -> CohereEmbedRequest:
+    """The body with vLLM's fields for its `truncate`."""
+    if body.truncate == "NONE" or body.truncate_prompt_tokens is not None:
+        return body
+    side: Side = "left" if body.truncate == "START" else "right"
+    return msgspec.structs.replace(body, truncate_prompt_tokens=-1, truncation_side=side)
 
 
 def _check_packable(kinds: Sequence[CohereFormat], size: int) -> None:

@@ -42,6 +42,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "include_stop_str_in_output": st.booleans(),
     "return_token_ids": st.booleans(),
     "return_tokens_as_token_ids": st.booleans(),
+    "logprob_token_ids": token_ids,
     "truncate_prompt_tokens": numbers,
     "cache_salt": texts,
     "priority": numbers,

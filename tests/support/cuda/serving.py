@@ -32,6 +32,7 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 0.8, "frequency_penalty": 0.7, "logprobs": 2},
     {"temperature": 0.7, "top_k": 20, "stop_token_ids": [*range(0, VOCAB_SIZE, 40)]},
     {"temperature": 0.0, "repetition_penalty": 1.2, "min_tokens": 4},
+    {"temperature": 0.6, "logprobs": 0, "logprob_token_ids": (7, 3)},
     {"temperature": 0.9, "min_p": 0.05, "prompt_logprobs": 1},
 ]
 CAPTURED = (1, 2, 4, 32) if IS_LONG else (1, 4, 32)

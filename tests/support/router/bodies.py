@@ -212,6 +212,25 @@ ROUTES: dict[str, dict[str, Shape]] = {
     "/v1/rerank": {},
     "/v2/embed": {"texts": filled('{"texts":[', '"a"', "]}")},
     "/v2/rerank": {},
+    "/v1/decisions": {
+        "questions": filled(
+            '{"input":"a","questions":[', '{"type":"predicate","instructions":"a"}', "]}"
+        ),
+        "choices": filled(
+            '{"input":"a","questions":[{"type":"choice","instructions":"a","choices":[',
+            '{"value":"c#"}',
+            "]}]}",
+        ),
+        "a long state": long_text(
+            '{"questions":[{"type":"predicate","instructions":"a"}],"input":"', "ab c ", '"}'
+        ),
+    },
+    "/v1/systemone": {
+        "named questions": filled('{"state":"a","questions":{', '"q#":{"type":"noul"}', "}}"),
+        "a long state as JSON": filled(
+            '{"questions":{"q":{"type":"score","criteria":["a","b"]}},"state":[', '"a"', "]}"
+        ),
+    },
     "/tokenize": {**_TOKENS, "a long prompt": _PROMPTS["a long prompt"]},
     "/detokenize": {"token ids": filled('{"tokens":[', "1", "]}")},
     "/admin/admission": {"names": filled("{", '"prefill_max_batch_size#":1', "}")},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +42,7 @@ CORPUS = [
 ]
 
 
-def build_checkpoint(folder: Path) -> None:
+def build_checkpoint(folder: Path, corpus: Sequence[str] = CORPUS) -> None:
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -52,7 +52,7 @@ def build_checkpoint(folder: Path) -> None:
         special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
         show_progress=False,
     )
-    backend.train_from_iterator(CORPUS, trainer)
+    backend.train_from_iterator(corpus, trainer)
     backend.save(str(folder / "tokenizer.json"))
     config = {"bos_token": "<|endoftext|>", "eos_token": {"content": "<|im_end|>"}}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 import msgspec
@@ -43,6 +43,11 @@ def scored(token_id: int, num_top: int) -> TokenLogprobs:
     likeliest = [token_id + 1, token_id, *range(300, 320)][:num_top]
     logprobs = [-0.5, -1.0, *(-2.0 - rank for rank in range(20))][:num_top]
     return TokenLogprobs.pack([token_id, *likeliest], [-1.0, *logprobs], 2)
+
+
+def named(token_id: int, given: Sequence[int]) -> TokenLogprobs:
+    """The log-probability of a named token is a tenth of its negated id."""
+    return TokenLogprobs.pack([token_id, *given], [-0.1 * token for token in (token_id, *given)], 2)
 
 
 class Running:
@@ -238,7 +243,11 @@ class StubWorker:
                 running.num_rounds += 3
                 delta.num_rounds, delta.num_forwards = running.num_rounds, running.num_rounds + 1
             if sampling.logprobs is not None:
-                delta.logprobs = [scored(token_id, sampling.logprobs) for token_id in token_ids]
+                given = sampling.logprob_token_ids
+                delta.logprobs = [
+                    named(token_id, given) if given else scored(token_id, sampling.logprobs)
+                    for token_id in token_ids
+                ]
             if sampling.prompt_logprobs is not None and cached >= 0:
                 rest = self._prompt_chunk(running, slice(1 + running.num_scored, None))
                 delta.prompt_logprobs = rest.prompt_logprobs

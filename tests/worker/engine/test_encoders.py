@@ -25,6 +25,8 @@ from transformers import (
 
 from tests.support.engines.engine_driver import Engine
 from tests.support.engines.family_checks import make_prompts
+from tests.support.engines.forked_rank import forking_ranks
+from worker.llm import LLM, TokensPrompt
 from worker.models.config.model_config import ModelConfig
 from worker.protocol.pooling import PoolingParams
 from worker.protocol.sampling import SamplingParams
@@ -140,8 +142,8 @@ def test_labels_equal_those_of_transformers(
     np.testing.assert_allclose(found, logits, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("is_pair", [True, False])
-def test_token_types_of_pairs(tmp_path: Path, is_pair: bool) -> None:
+def test_token_types_of_pairs(tmp_path: Path) -> None:
+    """Separators within a text do not end it."""
     write("bert", tmp_path)
     model = BertForSequenceClassification.from_pretrained(tmp_path, num_labels=1).eval()
     with torch.no_grad():
@@ -149,19 +151,30 @@ def test_token_types_of_pairs(tmp_path: Path, is_pair: bool) -> None:
             if "pooler" in name or name.startswith("classifier"):
                 parameter.normal_(0.1, 0.3)
     model.save_pretrained(tmp_path)
-    pairs = [([5, 6, 7], [8, 9]), ([11], list(range(20, 80))), (list(range(30, 90)), [4, 4])]
-    prompts, logits = list[list[int]](), list[np.ndarray]()
+    pairs = [([5, 3, 6, 7], [8, 9]), ([11], list(range(20, 80))), (list(range(30, 90)), [])]
+    prompts, second_texts, logits = list[list[int]](), list[int](), list[np.ndarray]()
     for first, second in pairs:
         prompts.append([2, *first, 3, *second, 3])
-        types = [0] * (len(first) + 2) + [int(is_pair)] * (len(second) + 1)
+        second_texts.append(len(first) + 2 if second else 0)
+        types = [int(0 < second_texts[-1] <= place) for place in range(len(prompts[-1]))]
         with torch.inference_mode():
             found = model(torch.tensor(prompts[-1:]), token_type_ids=torch.tensor([types]))
         logits.append(found.logits[0].numpy())
-    sampling = SamplingParams(pooling=PoolingParams(is_pair=is_pair))
+    sampling = SamplingParams(pooling=PoolingParams())
     with Engine(str(tmp_path), **OPTIONS) as engine:
-        results = engine.outcomes(prompts, sampling)
-        values = [np.frombuffer(one.pooled or b"", "<f4") for one in results]
+        results = dict(
+            engine.submit(prompt, sampling, second_text=second_text)
+            for prompt, second_text in zip(prompts, second_texts, strict=True)
+        )
+        engine.drain(results)
+        values = [np.frombuffer(one.pooled or b"", "<f4") for one in results.values()]
     np.testing.assert_allclose(values, logits, rtol=1e-4, atol=1e-4)
+    types = [0] * second_texts[0] + [1] * (len(prompts[0]) - second_texts[0])
+    with forking_ranks(), LLM(str(tmp_path), cpu_threads=1, **OPTIONS) as llm:
+        offline = TokensPrompt(prompt_token_ids=prompts[0], token_type_ids=types)
+        np.testing.assert_allclose(llm.encode(offline)[0].outputs.data, logits[0], atol=1e-4)
+        with pytest.raises(ValueError, match="must be zeros, then ones"):
+            llm.encode(TokensPrompt(prompt_token_ids=prompts[0], token_type_ids=types[::-1]))
 
 
 def test_what_is_not_supported(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ FEATURES: tuple[dict[str, object], ...] = (
     {"temperature": 1.2, "allowed_token_ids": (5, 9, 100, 101, 102), "presence_penalty": 1.5},
     {"temperature": 0.9, "min_tokens": 17, "stop_token_ids": STOPS, "top_k": 300},
     {"temperature": 0.7, "bad_words_token_ids": BAD, "logprobs": 20},
+    {"temperature": 0.9, "logprobs": 0, "logprob_token_ids": (7, 508, 0)},
     {"temperature": 1.0, "prompt_logprobs": 3, "logprobs": 4},
     {
         "temperature": 1.0,
@@ -176,9 +177,12 @@ def test_logprobs_are_the_models_own(checkpoint: tuple[str, PreTrainedModel], ch
     sampling = SamplingParams(
         seed=1, max_tokens=8, ignore_eos=True, logprobs=5, prompt_logprobs=2, presence_penalty=2.0
     )
-    with Engine(folder, kv_cache_tokens=80, max_num_batched_tokens=chunk) as engine:
+    named = SamplingParams(
+        temperature=0.0, max_tokens=1, ignore_eos=True, logprobs=0, logprob_token_ids=(7, 508, 0)
+    )
+    with Engine(folder, kv_cache_tokens=160, max_num_batched_tokens=chunk) as engine:
         engine.generate([prompt], SamplingParams(max_tokens=1))  # cached prefixes skip nothing
-        [outcome] = engine.outcomes([prompt], sampling)
+        outcome, read = engine.outcomes([prompt, prompt], [sampling, named])
     tokens = prompt + outcome.token_ids
     raw = last_logits(model, tokens, 1)
     assert outcome.prompt_logprobs is not None
@@ -187,3 +191,7 @@ def test_logprobs_are_the_models_own(checkpoint: tuple[str, PreTrainedModel], ch
     for index, found in enumerate(outcome.prompt_logprobs + outcome.logprobs):
         num_top = 2 if index < len(prompt) - 1 else 5
         check_logprobs(found, raw[index], tokens[index + 1], num_top)
+    [found] = read.logprobs
+    assert found.token_ids == [*read.token_ids, 7, 508, 0]
+    expected = raw[len(prompt) - 1].log_softmax(-1)[found.token_ids]
+    np.testing.assert_allclose(found.logprobs, expected, atol=1e-4)

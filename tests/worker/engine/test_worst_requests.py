@@ -26,6 +26,7 @@ from worker.core.executor_local import LocalExecutor
 from worker.protocol.sampling import (
     MAX_BAD_WORDS_TOKENS,
     MAX_LOGIT_BIASES,
+    MAX_LOGPROB_TOKENS,
     MAX_LOGPROBS,
     SamplingParams,
 )
@@ -64,6 +65,7 @@ WORST: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "allowed_token_ids": ({"allowed_token_ids": tuple(range(VOCAB))},),
     "logprobs": ({"logprobs": MAX_LOGPROBS},),
+    "logprob_token_ids": ({"logprobs": 0, "logprob_token_ids": tuple(range(MAX_LOGPROB_TOKENS))},),
     "prompt_logprobs": ({"prompt_logprobs": MAX_LOGPROBS},),
     "stop_token_ids": (
         {"stop_token_ids": tuple(range(VOCAB - MAX_STOP_TOKENS, VOCAB)), "min_tokens": LENGTH},

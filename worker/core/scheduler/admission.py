@@ -357,6 +357,7 @@ def _admit(request: Request, lease: Lease) -> Admit:
         end_token_ids=[] if sampling.min_tokens else sorted(request.end_token_ids),
         pooling=sampling.pooling,
         adapter=0 if request.adapter is None else request.adapter.slot,
+        second_text=request.second_text,
     )
 
 

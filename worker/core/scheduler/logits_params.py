@@ -35,6 +35,7 @@ def logits_params(request: Request) -> LogitsParams | None:
         min_tokens=sampling.min_tokens,
         stop_token_ids=sorted(request.end_token_ids) if sampling.min_tokens else [],
         num_logprobs=_count(sampling.logprobs),
+        logprob_token_ids=list(sampling.logprob_token_ids),
         num_prompt_logprobs=(
             _count(sampling.prompt_logprobs) if request.needs_prompt_logprobs else -1
         ),

@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 
@@ -23,11 +23,20 @@ from worker.protocol.text.detokenizer import (
     pending_of,
 )
 from worker.protocol.text.separators import separators
+from worker.protocol.text.truncation import Truncation
 
 SHORT_TEXT = 1024
 """Maximum length in characters of texts that are encoded inline (within a millisecond)."""
 
 SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
+
+
+class EncodedTexts(NamedTuple):
+    """Tokens of a text, or of a pair of texts."""
+
+    token_ids: list[int]
+    second_text: int = 0
+    """Index of the first token of type 1, which is the second text's; 0 if all types are 0."""
 
 
 class Tokenizer:
@@ -100,15 +109,42 @@ class Tokenizer:
         """Same tokenizer with another template. Raises ValueError if it has a syntax error."""
         return Tokenizer(self._backend, chat_template=source, special_tokens=self.special_tokens)
 
-    def encode(self, text: str | tuple[str, str], *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`, or of a pair of texts joined as the checkpoint specifies, by default
-        with the special tokens that the checkpoint adds."""
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`, by default with the special tokens that the checkpoint adds."""
         # HAZARD: the library's `encode` holds the GIL: for a long prompt it would block every
         # stream of the process, whatever thread runs it. Batch encoding does not.
-        if isinstance(text, str) and len(text) <= SHORT_TEXT:
+        if len(text) <= SHORT_TEXT:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding.ids
+
+    def encode_texts(
+        self,
+        texts: str | tuple[str, str],
+        *,
+        add_special_tokens: bool = True,
+        truncation: Truncation | None = None,
+    ) -> EncodedTexts:
+        """Tokens of a text, or of a pair of texts joined as the checkpoint specifies.
+
+        Args:
+            texts: the text or the pair.
+            add_special_tokens: whether to add the checkpoint's special tokens.
+            truncation: maximum length; None for no truncation.
+
+        Raises:
+            ValueError: `truncation` leaves no room for text.
+        """
+        # HAZARD: `encode_batch_fast` loses the types of pairs that no post-processor joins.
+        is_text = isinstance(texts, str)
+        encode = self._backend.encode_batch_fast if is_text else self._backend.encode_batch
+        [encoding] = encode([texts], add_special_tokens=add_special_tokens)
+        token_ids = encoding.ids
+        types = [] if is_text else encoding.type_ids
+        if truncation is not None and len(token_ids) > truncation.maximum:
+            kept = truncation.kept(encoding.sequence_ids)
+            token_ids, types = [token_ids[i] for i in kept], [types[i] for i in kept if types]
+        return EncodedTexts(token_ids, types.index(1) if 1 in types else 0)
 
     def offsets(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Index in `text` at which the text of each token of `encode` begins.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,9 +17,29 @@ from kernels import TokenScores, registry, token_scores
 from kernels.sample_tokens.thresholds import WEIGHT_BITS, total_weight
 from worker.protocol.messages import TokenLogprobs
 from worker.protocol.sampling import MAX_LOGPROBS
+from worker.rank.transfer import to_device
 
 PROMPT_BLOCK = 64
 """Number of prompt positions scored at once, which bounds the memory for their logits."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GivenTokens:
+    """Tokens that requests have named, which are reported instead of the most likely ones."""
+
+    token_ids: Sequence[Sequence[int]]
+    """Tokens of each row; empty for rows that report the most likely ones."""
+    values: torch.Tensor
+    """[n, k], padded: the tokens (int64), or their logits."""
+
+
+def given_tokens(token_ids: Sequence[Sequence[int]], device: torch.device) -> GivenTokens | None:
+    """Named tokens of rows, on the device; None if no row has any."""
+    width = max(map(len, token_ids), default=0)
+    if not width:
+        return None
+    padded = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in token_ids])
+    return GivenTokens(token_ids=token_ids, values=to_device(padded, device))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +52,8 @@ class LogprobRows:
     """The same rows on the host."""
     num_top: Sequence[int]
     """Number of most likely tokens to report per row."""
+    given: GivenTokens | None = None
+    """Named tokens of the rows; None without any."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +91,8 @@ class Scores:
     """[n, k]: logits of the most likely tokens."""
     num_top: Sequence[int]
     """[n]: number of most likely tokens to report."""
+    given: GivenTokens | None = None
+    """Logits of named tokens; None without any."""
 
     def to_host(self) -> list[TokenLogprobs]:
         """Log-probabilities of each token; waits for the device."""
@@ -88,14 +112,29 @@ class Scores:
             logprobs = (logits - np.array(norms)[:, None]).astype("<f4")
         # Packed row by row: lists of numbers would take three times as long.
         rows = zip(tokens.astype("<i4"), logprobs, self.num_top, self.rank.tolist(), strict=True)
-        return [
+        found = [
             TokenLogprobs(ids[: top + 1].tobytes(), values[: top + 1].tobytes(), rank)
             for ids, values, top, rank in rows
         ]
+        if self.given is not None:
+            for row, ids in enumerate(self.given.token_ids):
+                if ids:
+                    own, logits_of = found[row], self.given.values[row, : len(ids)].double()
+                    found[row] = TokenLogprobs.pack(
+                        [own.token_ids[0], *ids],
+                        [own.logprobs[0], *(logits_of - norms[row]).tolist()],
+                        own.rank,
+                    )
+        return found
 
 
-def score(logits: torch.Tensor, tokens: torch.Tensor, num_top: Sequence[int]) -> Scores:
-    """Scores tokens [n] under fp32 logits [n, vocab]; `num_top` as in Scores."""
+def score(
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    num_top: Sequence[int],
+    given: GivenTokens | None = None,
+) -> Scores:
+    """Scores tokens [n] and `given` ones under fp32 logits [n, vocab]; `num_top` as in Scores."""
     top = logits.topk(min(MAX_LOGPROBS, logits.shape[-1]), dim=-1)
     if registry.uses_triton(logits.device):
         scores = token_scores(logits, tokens)
@@ -116,6 +155,7 @@ def score(logits: torch.Tensor, tokens: torch.Tensor, num_top: Sequence[int]) ->
         top_tokens=top.indices,
         top_logits=top.values,
         num_top=num_top,
+        given=None if given is None else replace(given, values=logits.gather(1, given.values)),
     )
 
 

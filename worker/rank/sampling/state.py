@@ -23,7 +23,7 @@ from worker.rank.sampling.logits_processors import (
     gather_penalty_rows,
     penalizes,
 )
-from worker.rank.sampling.logprobs import LogprobRows, PromptChunk
+from worker.rank.sampling.logprobs import LogprobRows, PromptChunk, given_tokens
 from worker.rank.transfer import IntArray, Tensors, stage, to_device
 
 FILTERS = ("top_k", "top_p", "log_min_p")
@@ -217,6 +217,7 @@ class SamplingState:
             rows=to_device(torch.tensor(rows), self._device),
             rows_host=rows,
             num_top=[row.params.num_logprobs for row in scored],
+            given=given_tokens([row.params.logprob_token_ids for row in scored], self._device),
         )
 
     def _prompt_chunk(

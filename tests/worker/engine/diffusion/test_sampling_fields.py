@@ -47,6 +47,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "bad_words_token_ids": (((5,),), ((5, 7),)),
     "allowed_token_ids": ((5,), (5, 7, 9)),
     "logprobs": (0, 20),
+    "logprob_token_ids": ((5, 7),),
     "prompt_logprobs": (0,),
     "stop": (("word",),),
     "stop_token_ids": ((5, 7),),
@@ -59,6 +60,8 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "pooling": (PoolingParams(),),
 }
 """Values of each field of SamplingParams besides its default."""
+NEEDS: Mapping[str, Mapping[str, Any]] = {"logprob_token_ids": {"logprobs": 0}}
+"""Values of other fields that a field needs."""
 DIFFUSION: Mapping[str, tuple[Any, ...]] = {
     "algorithm": get_args(DllmAlgorithm),
     "threshold": (0.0, 1.0),
@@ -77,7 +80,7 @@ NUM_RANDOM = 200 if IS_LONG else 24
 def every_field() -> list[SamplingParams]:
     """Each value of each field by itself."""
     found = [
-        SamplingParams(**{name: value})  # type: ignore[arg-type]  # fields by name
+        SamplingParams(**{name: value, **NEEDS.get(name, {})})  # type: ignore[arg-type]
         for name, values in VALUES.items()
         for value in values
     ]
@@ -92,6 +95,8 @@ def combinations(count: int) -> list[SamplingParams]:
         own = {n: rng.choice(DIFFUSION[n]) for n in rng.sample(sorted(DIFFUSION), 2)}
         names = rng.sample(sorted(set(VALUES) - {"diffusion"}), 5)
         fields = {name: rng.choice(VALUES[name]) for name in names}
+        for name in names:
+            fields = {**NEEDS.get(name, {}), **fields}
         diffusion = rng.choice([None, DiffusionParams(**own)])
         found.append(SamplingParams(diffusion=diffusion, **fields))
     return found

@@ -30,7 +30,13 @@ RULES = [
         bias_token_ids=[31],
         biases=[2.0],
     ),
-    LogitsParams(3, min_tokens=2, stop_token_ids=list(range(0, VOCAB, 2)), num_logprobs=0),
+    LogitsParams(
+        3,
+        min_tokens=2,
+        stop_token_ids=list(range(0, VOCAB, 2)),
+        num_logprobs=0,
+        logprob_token_ids=[4299, 0, 17],
+    ),
     LogitsParams(3, min_tokens=40, stop_token_ids=list(range(1, VOCAB, 2)), num_logprobs=20),
     None,
 ]

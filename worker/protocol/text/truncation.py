@@ -1,0 +1,59 @@
+"""Truncation of tokenized texts, as by transformers' `truncation=True`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Side = Literal["left", "right"]
+"""Side from which tokens are removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """Maximum length of a prompt, and the side from which tokens beyond it are removed."""
+
+    maximum: int
+    """Maximum tokens, including special tokens."""
+    side: Side = "right"
+
+    @property
+    def cut(self) -> slice:
+        """The tokens that remain of a prompt sent as token ids."""
+        return slice(self.maximum) if self.side == "right" else slice(-self.maximum, None)
+
+    def kept(self, sequences: Sequence[int | None]) -> list[int]:
+        """Indices of the tokens that remain of a text, or of a pair of texts.
+
+        Special tokens that the tokenizer has added are kept. Of a pair, the longer text loses
+        tokens until both have the same length, then both do (transformers' `longest_first`).
+
+        Args:
+            sequences: text (0 or 1) of each token; None for an added special token.
+
+        Raises:
+            ValueError: the maximum leaves no room for text.
+        """
+        texts = [[i for i, text in enumerate(sequences) if text == one] for one in (0, 1)]
+        first, second = map(len, texts)
+        num_special = len(sequences) - first - second
+        room = self.maximum - num_special
+        if room < 1:
+            raise ValueError(
+                f"special tokens take {num_special} of them, which leaves no room for text: set it "
+                f"to at least {num_special + 1}"
+            )
+        if first + second <= room:
+            return list(range(len(sequences)))
+        if first <= second:
+            first = min(first, room // 2)
+            second = room - first
+        else:
+            second = min(second, room // 2)
+            first = room - second
+        kept = {i for i, text in enumerate(sequences) if text is None}
+        for indices, number in zip(texts, (first, second), strict=True):
+            removed = len(indices) - number
+            kept.update(indices[removed:] if self.side == "left" else indices[:number])
+        return sorted(kept)
