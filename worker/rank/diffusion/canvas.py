@@ -24,8 +24,8 @@ from worker.models.config.model_config import ModelConfig
 from worker.plan.plan import Admit, BlockOutcome, BlockRow, Plan, PlannedRow, Row
 from worker.protocol.diffusion import DiffusionParams
 from worker.protocol.messages import TokenLogprobs
-from worker.rank.diffusion.decoder import BlockResults
 from worker.rank.diffusion.proposal import random_positions
+from worker.rank.diffusion.results import BlockResults
 from worker.rank.sampling.logprobs import score
 from worker.rank.tables import DeviceTables
 from worker.rank.transfer import to_device
