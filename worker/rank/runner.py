@@ -204,7 +204,9 @@ class ModelRunner:
                 self._adapters.apply(plan)
             drafted = None if self._drafter is None else self._drafter.place(plan)
             # Inputs: tables are updated, arrays sent to the device.
-            num_canvases = len(blocks.canvases) if isinstance(blocks, CanvasStep) else 0
+            num_canvases = 0  # of a step without other rows
+            if isinstance(blocks, CanvasStep) and len(blocks.canvases) == len(plan.rows):
+                num_canvases = len(plan.rows)
             batch = self._build(plan, drafted, slot, num_canvases)
             pooled = None
             if self._pooler is not None:
@@ -418,7 +420,9 @@ class ModelRunner:
         if isinstance(blocks, BlockStep) and blocks.ahead is not None:
             blocks.ahead.place(batch)
         if isinstance(blocks, CanvasStep) and blocks.signal is not None:
-            return self._run_canvases(batch, blocks.signal)
+            if blocks.logits_indices is None:
+                return self._run_canvases(batch, blocks.signal)
+            batch = replace(batch, signal=blocks.signal)
         return self._run(batch, None if blocks is None else blocks.logits_indices)
 
     def _skips_unread(self) -> bool:
