@@ -88,11 +88,16 @@ class BlocksAhead:
     def suits(self, plan: Plan) -> bool:
         """Whether the Plan can be a round ahead: all of its rows are windows, it fits a graph, and
         the requests need nothing from the host between rounds."""
-        rows = plan.rows
-        if not 0 < len(rows) < self._max_blocks() or self.tables.adapters is not None:
+        if not 0 < len(plan.rows) < self._max_blocks() or self.tables.adapters is not None:
             return False
-        return all(
-            isinstance(row, BlockRow) and row.is_window and self._suits(row.slot) for row in rows
+        if not all(isinstance(row, BlockRow) and row.is_window for row in plan.rows):
+            return False
+        table, slots = self.table, [row.slot for row in plan.rows]
+        return (
+            all(table.algorithm_name(slot) in ON_DEVICE for slot in slots)
+            and not any(map(self.tables.sampling.has_processors, slots))
+            and not table.streams_drafts[slots].any()
+            and not table.params(slots).penalty.any()
         )
 
     def start(self, plan: Plan) -> RoundAhead:
@@ -118,15 +123,6 @@ class BlocksAhead:
         self._launched.popleft()
         for slot, block in launched.slot_blocks():
             self.table.put(slot, block)
-
-    def _suits(self, slot: int) -> bool:
-        table, sampling = self.table, self.tables.sampling
-        return (
-            table.algorithm_name(slot) in ON_DEVICE
-            and not table.params([slot]).penalty.any()
-            and not table.streams_drafts[slot]
-            and not sampling.has_processors(slot)
-        )
 
     def _enter(self, slots: Sequence[int]) -> None:
         """Copies blocks from the block table; the tokens are on the device already."""
