@@ -25,7 +25,7 @@ def create_executor(
 ) -> Executor:
     """Creates the executor for the configured device and model.
 
-    Steps of a block-diffusion model wait for the device between rounds, which would block a
+    Many steps of a block-diffusion model wait for the device between rounds, which would block a
     scheduler in the same process: so rank 0's step runs in its own process, as on CPU.
 
     Args:

@@ -1,4 +1,4 @@
-"""Executor for CPU: every rank's step runs in a separate process.
+"""Executor for CPU, and for block diffusion: every rank's step runs in a separate process.
 
 An eager step that shares the GIL with a busy scheduler thread is 1.5 to 100 times slower
 (measured), so rank 0's scheduler and rank 0's step never share a process here.
@@ -13,7 +13,7 @@ from worker.config import EngineConfig
 from worker.core.executor import AwaitResult, Executor
 from worker.core.info import begin_salt, build_engine_info, slowest, start_of
 from worker.core.ranks import RankGroup
-from worker.plan.messages import Drafts, PlanMessage, Result, Sample
+from worker.plan.messages import Drafts, Fetch, PlanMessage, Result, Sample
 from worker.plan.plan import Plan, StepResult
 from worker.protocol.messages import EngineInfo
 
@@ -35,12 +35,16 @@ class ProcessExecutor(Executor):
     ) -> None:
         self._config = config
         self._group = RankGroup(config, directory, range(config.tensor_parallel_size), spawn, host)
+        self._is_cuda = False
+        self._last_ahead = 0
+        """Number of the last Plan if its step may be a round ahead; else 0."""
 
     def start(self) -> EngineInfo:
         """Waits until all ranks have loaded their shards; all allocate the same number of pages."""
         salt = begin_salt(self._config)
         hellos = list(self._group.collect_hellos().values())
         info = build_engine_info(self._config, hellos, salt())
+        self._is_cuda = hellos[0].device == "cuda"
         self._group.send(start_of(info))
         info.startup |= slowest(self._group.collect_readies())
         return info
@@ -48,6 +52,7 @@ class ProcessExecutor(Executor):
     def launch(self, plan: Plan) -> AwaitResult:
         """Sends the Plan; the ranks run it while the caller continues."""
         self._group.send(PlanMessage(plan=plan))
+        self._last_ahead = plan.seq if self._is_cuda and plan.has_windows else 0
         return partial(self._result, plan.seq)
 
     def drafts(self, seq: int) -> list[list[int]]:
@@ -76,6 +81,9 @@ class ProcessExecutor(Executor):
 
     def _result(self, seq: int) -> StepResult:
         """Waits for the result of step `seq`, the oldest in flight."""
+        if seq == self._last_ahead:
+            self._group.send(Fetch(seq=seq))
+            self._last_ahead = 0
         message = self._group.receive()
         assert isinstance(message, Result), f"expected a result, got {message!r}"
         assert message.step.seq == seq, f"result of step {message.step.seq}, expected {seq}"

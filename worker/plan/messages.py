@@ -1,6 +1,6 @@
 """Messages between the coordinator of a worker group and its ranks.
 
-rank ──Hello──> coordinator ──Start──> rank ──Ready──> coordinator ──(Plan Sample?)*──> rank
+rank ──Hello──> coordinator ──Start──> rank ──Ready──> coordinator ──(Plan Sample? Fetch?)*──> rank
 rank 0 ──(Drafts? Result)*──> coordinator;   any rank ──Failure──> coordinator
 """
 
@@ -101,9 +101,18 @@ class Sample(msgspec.Struct, tag="sample", frozen=True):
     int32 words, in which bit 1 allows a token."""
 
 
+class Fetch(msgspec.Struct, tag="fetch", frozen=True):
+    """Request for rank 0's result of the last Plan if that is a round ahead. Rank 0 does not wait
+    for such a step by itself: it may have to launch the next Plan first, whose message is then
+    the request."""
+
+    seq: int
+    """Number of the Plan."""
+
+
 class Stop(msgspec.Struct, tag="stop", frozen=True):
     """Request for the rank to exit."""
 
 
-ToRank = Start | PlanMessage | Sample | Stop
+ToRank = Start | PlanMessage | Sample | Fetch | Stop
 FromRank = Hello | Ready | Failure | Result | Drafts

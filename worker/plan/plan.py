@@ -264,6 +264,12 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
     """Copies of LoRA adapters to slots on the device, made before the admits and rows."""
 
     @property
+    def has_windows(self) -> bool:
+        """Whether the result of the previous step determines which positions its rows compute
+        (block diffusion)."""
+        return any(isinstance(row, BlockRow) and row.is_window for row in self.rows)
+
+    @property
     def drafts_under_grammar(self) -> bool:
         """Whether masked rows may draft: then the masks depend on the drafts."""
         sampling = [row for row in self.rows if row.num_samples]

@@ -14,7 +14,7 @@ is written to the second cell of that slot. It writes nothing that a real row re
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -42,6 +42,7 @@ from worker.models.layers.context import (
 from worker.models.layers.kv_cache import KVCacheGroup, KVCacheSpec
 from worker.plan.plan import Plan, StateStore
 from worker.rank.adapter_rows import adapter_rows
+from worker.rank.canvas_rows import canvas_rows, num_known_rows
 from worker.rank.padding import pad_rows, split_blocks
 from worker.rank.sampling.logprobs import PromptChunk
 from worker.rank.sampling.state import ProcessedRows, staged_parameters
@@ -125,8 +126,7 @@ class Batch:
     selected_adapters: Tensors | None = None
     """Adapters of the sampled tokens, as in `staged`; None without any, or if a graph samples."""
     signal: torch.Tensor | None = None
-    """[T, hidden]: self-conditioning signal if the rows are canvases, which attend in both
-    directions; else None."""
+    """[C, hidden]: self-conditioning signal of the last rows, which are canvases; else None."""
 
     @property
     def has_replay(self) -> bool:
@@ -441,9 +441,10 @@ def gather_inputs(
     if batch.size is not None:
         assert isinstance(backend, CapturableBackend), "this backend runs eager steps only"
         plan = backend.prepare_for_capture
+    last = num_known_rows(batch.rows, batch.signal)
     border, query_start = batch.num_decodes, None
-    if border < len(batch.rows):
-        query_start = batch.staged["query_start"][border:]
+    if border < last:
+        query_start = batch.staged["query_start"][border : last + 1]
         query_start = (query_start - border if border else query_start).int()
     # Groups of layers: tokens and positions are the same for all, pages are not.
     by_layer: dict[int, AttentionInputs] = {}
@@ -451,6 +452,10 @@ def gather_inputs(
         step = gather_step_inputs(tables.token_pool, tables.group_tables[group.page_table], rows)
         parts = _attention_rows(batch, step, tables, query_start, group.spec)
         inputs = _attention_inputs(parts, step, group.spec, plan, is_eager=batch.size is None)
+        if batch.signal is not None:
+            rows_of_all = (batch.rows, batch.ends, last, batch.staged["query_start"])
+            canvases = plan(canvas_rows(*rows_of_all, batch.num_tokens, step, tables, group.spec))
+            inputs = replace(inputs, canvases=canvases, num_canvas_tokens=len(batch.signal))
         by_layer.update(dict.fromkeys(group.layers, inputs))
     context = ForwardContext(
         kv_caches=kv_caches,
@@ -547,11 +552,7 @@ def _attention_rows(
 ) -> _Parts:
     """Attention metadata of the rows of one token, which come first, and of the longer ones; None
     for a part without rows. `query_start`: offsets of the longer rows' tokens among these."""
-    border, ends, window = batch.num_decodes, batch.ends, spec.window
-    is_bidirectional = batch.signal is not None
-    if is_bidirectional and window:
-        # The window of a canvas is that of its first token; all its tokens attend as its last.
-        window += int(batch.rows[0, 2]) - 1
+    border, ends, last = batch.num_decodes, batch.ends, num_known_rows(batch.rows, batch.signal)
     decode, extend = None, None
     if border:
         decode = AttentionMetadata(
@@ -564,17 +565,16 @@ def _attention_rows(
         )
     if query_start is not None:
         extend = AttentionMetadata(
-            page_table=step.page_rows[border:],
-            seq_lens=step.seq_lens[border:],
-            seq_lens_host=ends[border:],
+            page_table=step.page_rows[border:last],
+            seq_lens=step.seq_lens[border:last],
+            seq_lens_host=ends[border:last],
             query_start=query_start,
-            query_lens_host=() if batch.num_tokens else batch.rows[border:, 2].tolist(),
+            query_lens_host=() if batch.num_tokens else batch.rows[border:last, 2].tolist(),
             num_queries=batch.num_tokens,
             page_size=tables.page_size,
             block_size=tables.block_size,
-            window=window,
+            window=spec.window,
             is_chunked=spec.is_chunked,
-            is_bidirectional=is_bidirectional,
         )
     return decode, extend
 

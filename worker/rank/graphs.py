@@ -194,6 +194,11 @@ class StepGraphs:
         if self._drafts is not None:
             self._drafts.close()
 
+    @property
+    def max_rows(self) -> int:
+        """Rows of the largest graph for rows of one token, or one block."""
+        return self._sizes[-1]
+
     def size_for(self, rows: Sequence[Row]) -> int | None:
         """The number of rows that a step of these rows is padded to; None if no graph can run
         it."""

@@ -19,6 +19,7 @@ from worker.plan.channel import RankChannel
 from worker.plan.messages import (
     Drafts,
     Failure,
+    Fetch,
     PlanMessage,
     Result,
     Sample,
@@ -31,7 +32,7 @@ from worker.protocol.log import log_as
 from worker.protocol.retry import may_heal
 
 if TYPE_CHECKING:
-    from worker.rank.rank import Rank
+    from worker.rank.rank import Rank, RankStep
 
 logger = logging.getLogger(__name__)
 
@@ -103,8 +104,10 @@ def _close(rank: Rank) -> None:
 
 
 def _execute_plans(number: int, rank: Rank, channel: RankChannel) -> None:
+    held: RankStep | None = None  # a round ahead, whose result is sent after the next launch
     while True:
         message = channel.receive()
+        step: RankStep | None = None
         match message:
             case PlanMessage(plan=plan):
                 step = rank.launch(plan)
@@ -112,11 +115,20 @@ def _execute_plans(number: int, rank: Rank, channel: RankChannel) -> None:
                     channel.send(Drafts(seq=plan.seq, token_ids=rank.drafts(plan.seq)))
             case Sample(seq=seq, masks=masks):
                 step = rank.sample(seq, masks)
+            case Fetch():
+                pass
             case Stop():
                 return
             case _:
                 raise AssertionError(f"unexpected message to rank {number}: {message!r}")
-        if number == 0 and step.sampled is not None:
+        if number != 0:
+            continue
+        if held is not None:
+            channel.send(Result(step=held.result()))
+            held = None
+        if step is not None and step.is_ahead:
+            held = step
+        elif step is not None and step.sampled is not None:
             channel.send(Result(step=step.result()))
 
 

@@ -24,6 +24,7 @@ from worker.models.config.model_config import load_model_config
 from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.plan.messages import Hello, Ready, Start
 from worker.plan.plan import Plan, StepResult
+from worker.rank.diffusion.ahead import RoundAhead
 from worker.rank.dtype import MIN_CAPABILITY
 from worker.rank.guard import PlanGuard
 from worker.rank.runner import ModelRunner
@@ -232,6 +233,11 @@ class RankStep:
     def seq(self) -> int:
         """Number of the step's Plan."""
         return self.forwarded.plan.seq
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the step is a round ahead, which was launched without waiting for the device."""
+        return self.sampled is not None and isinstance(self.sampled.blocks, RoundAhead)
 
     def result(self) -> StepResult:
         """The step's result; waits for the step. Call it on rank 0, once per step, in launch

@@ -22,6 +22,7 @@ from worker.rank.adapter_rows import logits_tiles, row_tiles
 from worker.rank.batch import Batch, BatchBuilder, gather_inputs
 from worker.rank.canvas_graphs import CanvasGraphs, create_canvas_capture
 from worker.rank.device_clock import DeviceClock
+from worker.rank.diffusion.ahead import RoundAhead
 from worker.rank.diffusion.canvas import CanvasDecoder, CanvasStep
 from worker.rank.diffusion.decoder import BlockDecoder, BlockStep
 from worker.rank.graphs import StepGraphs, create_capture
@@ -204,7 +205,9 @@ class ModelRunner:
                 self._adapters.apply(plan)
             drafted = None if self._drafter is None else self._drafter.place(plan)
             # Inputs: tables are updated, arrays sent to the device.
-            num_canvases = len(blocks.canvases) if isinstance(blocks, CanvasStep) else 0
+            num_canvases = 0  # of a step without other rows
+            if isinstance(blocks, CanvasStep) and len(blocks.canvases) == len(plan.rows):
+                num_canvases = len(plan.rows)
             batch = self._build(plan, drafted, slot, num_canvases)
             pooled = None
             if self._pooler is not None:
@@ -268,6 +271,8 @@ class ModelRunner:
                 accepted = accepted and accepted.fetch(slot)
                 if pooled is not None:
                     pooled = replace(pooled, vectors=slot.fetch(pooled.vectors))
+                if isinstance(blocks, RoundAhead):
+                    blocks.fetch(slot)
                 slot.close()
         finished = time.monotonic()
         started, prepared, forwarded = step.times
@@ -413,8 +418,12 @@ class ModelRunner:
 
     def _run_blocks(self, batch: Batch, blocks: BlockStep | CanvasStep | None) -> torch.Tensor:
         """Hidden states that running blocks or canvases need; without any, as `_run`."""
+        if isinstance(blocks, BlockStep) and blocks.ahead is not None:
+            blocks.ahead.place(batch)
         if isinstance(blocks, CanvasStep) and blocks.signal is not None:
-            return self._run_canvases(batch, blocks.signal)
+            if blocks.logits_indices is None:
+                return self._run_canvases(batch, blocks.signal)
+            batch = replace(batch, signal=blocks.signal)
         return self._run(batch, None if blocks is None else blocks.logits_indices)
 
     def _skips_unread(self) -> bool:
@@ -501,6 +510,7 @@ class ModelRunner:
                 *(self.config, self.model_config, self._tables),
                 forward=self._forward_plan,
                 score=self.model.compute_logits,
+                max_graph_blocks=lambda: 0 if self._graphs is None else self._graphs.max_rows,
             )
         if self.model_config.canvas is not None:
             return CanvasDecoder(

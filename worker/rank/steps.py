@@ -12,8 +12,10 @@ from worker.plan.plan import Plan, RankTimes, StepResult
 from worker.rank.adapters import RankAdapters
 from worker.rank.batch import Batch
 from worker.rank.device_clock import DeviceClock
+from worker.rank.diffusion.ahead import RoundAhead
 from worker.rank.diffusion.canvas import CanvasStep
-from worker.rank.diffusion.decoder import BlockResults, BlockStep
+from worker.rank.diffusion.decoder import BlockStep
+from worker.rank.diffusion.results import BlockResults
 from worker.rank.host_pages import HostPages
 from worker.rank.pooling import PooledRows, PooledVectors
 from worker.rank.sampler import SamplerOutput
@@ -84,8 +86,9 @@ class SampledStep:
     """Whether this rank reports log-probabilities; true on rank 0 only."""
     accepted: AcceptedTokens | None = None
     """Acceptance of drafts; None without speculative rows."""
-    blocks: BlockResults | None = None
-    """Outcomes of running blocks, already on the host; None for autoregressive models."""
+    blocks: BlockResults | RoundAhead | None = None
+    """Outcomes of running blocks, those of a round ahead on the host once the slot's step has
+    completed; None for autoregressive models."""
     pooled: PooledVectors | None = None
     """Vectors that rank 0 reports; None without any, and on other ranks."""
     host_pages: HostPages | None = None

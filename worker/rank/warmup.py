@@ -210,6 +210,10 @@ def _canvas_steps(limits: WarmUpLimits) -> Iterator[Plan]:
     for count in _doubling(1, min(limits.max_num_seqs, limits.max_num_tokens // size)):
         rows = [BlockRow(slot, 0, size) for slot in range(count)]
         yield Plan(0, [_admit(row, 0, block=block) for row in rows], [], rows)
+    # Both: canvases after a known token, and after several.
+    for count in range(1, 1 + min(2, limits.max_num_seqs, limits.max_num_tokens // (size + 2))):
+        rows = [BlockRow(slot, 0, slot + 1 + size) for slot in range(count)]
+        yield Plan(0, [_admit(row, row.length - size, block=block) for row in rows], [], rows)
     row = BlockRow(0, 0, size)
     for options in (_RANDOM, _FILTERED, _PROCESSED):
         yield Plan(0, [_admit(row, 0, options, block=block)], [], [row])

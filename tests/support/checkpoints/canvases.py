@@ -262,7 +262,7 @@ def _without_last_norm(
 
 def _attended(change: Callable[[dict[str, Any]], Mapping[str, Any]]) -> Patch:
     return Patch(
-        target="worker.rank.batch:AttentionMetadata",
+        target="worker.rank.canvas_rows:AttentionMetadata",
         value=lambda **options: AttentionMetadata(**{**options, **change(options)}),
     )
 

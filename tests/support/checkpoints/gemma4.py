@@ -28,7 +28,6 @@ from tests.support.checkpoints.specimen import VOCAB_SIZE, Mutation, Patch, Spec
 from worker.models.architectures.gemma4 import Gemma4Layer, Gemma4Router, ParallelExperts
 from worker.models.config.rope_config import RopeConfig
 from worker.models.layers.attention import AttentionTraits
-from worker.models.layers.norms import HiddenNorm
 from worker.models.layers.per_layer_embedding import PerLayerEmbedding
 from worker.models.layers.rope import cos_sin_table
 from worker.models.layers.shared_cache import SharedCacheAttention
@@ -107,17 +106,20 @@ def _without_router_norm(
     return (outputs[0], summed * norms[1].weight, outputs[2]), total
 
 
-def _behind_the_mlp(
-    self: ParallelExperts, mlp_output: torch.Tensor, _: Sequence[torch.Tensor], after: HiddenNorm
-) -> torch.Tensor:
+def _behind_the_mlp(self: Gemma4Layer, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Passes the MLP's output to the experts."""
-    inputs = [rms_norm(mlp_output, norm.weight, after.eps) for norm in self.norms()]
-    return _EXPERTS(self, mlp_output, inputs, after)
+    mlp_output, experts = self.mlp.forward(inputs[0]), self._experts
+    if experts is None:
+        return (mlp_output,)
+    eps = self.norms[-1].eps
+    return mlp_output, experts.forward(
+        [rms_norm(mlp_output, norm.weight, eps) for norm in experts.norms()]
+    )
 
 
 def _with_swapped_norms(self: ParallelExperts, *args: Any) -> torch.Tensor:
     with swapped_for(self, _norms=self._norms[::-1]):
-        return _EXPERTS(self, *args)
+        return _ADD(self, *args)
 
 
 def with_unused_keys(tensors: dict[str, torch.Tensor], _: Any) -> dict[str, torch.Tensor]:
@@ -176,7 +178,7 @@ PER_LAYER_MUTATIONS: dict[str, Mutation] = {
     ),
 }
 """Mutations of layers with per-layer embeddings that read other layers' caches."""
-_EXPERTS, _PROCESS = ParallelExperts.forward, Gemma4Layer.process_after_loading
+_ADD, _PROCESS = ParallelExperts.add, Gemma4Layer.process_after_loading
 
 _UNIFIED = Specimen(
     name="Gemma4Unified",
@@ -280,11 +282,11 @@ GEMMA4_SPECIMENS: dict[str, Specimen] = {
             "number of experts": {"top_k_experts": 2},
             "experts": {"enable_moe_block": False},
             "experts behind the MLP": Patch(
-                target="worker.models.architectures.gemma4:ParallelExperts.forward",
+                target="worker.models.architectures.gemma4:Gemma4Layer.run_blocks",
                 value=_behind_the_mlp,
             ),
             "norms beside": Patch(
-                target="worker.models.architectures.gemma4:ParallelExperts.forward",
+                target="worker.models.architectures.gemma4:ParallelExperts.add",
                 value=_with_swapped_norms,
             ),
             "cap of logits": {"final_logit_softcapping": None},

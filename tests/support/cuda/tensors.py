@@ -518,6 +518,7 @@ def patched_tensors() -> Iterator[None]:
         patch.setattr(torch, "tensor", tensor)
         patch.setattr(torch.Tensor, "__getitem__", getitem)
         patch.setattr(torch.Tensor, "__setitem__", setitem)
+        patch.setattr(torch.Tensor, "__invert__", torch.Tensor.bitwise_not)
         patch.setattr(torch.Tensor, "copy_", copy_)
         patch.setattr(torch.Tensor, "tolist", tolist)
         patch.setattr(torch.Tensor, "numpy", numpy)

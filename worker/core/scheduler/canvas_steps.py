@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from worker.core.request import Request
 from worker.core.scheduler.admission import Admitted
 from worker.core.scheduler.block_policy import MAX_ROUNDS
@@ -19,39 +17,48 @@ class CanvasSteps(BlockSteps):
         │ in KV cache    │ prompt, or a finished      │ canvas
         │                │ canvas                     │
 
-    A step computes either known tokens, in rows of any length, or canvases in rounds: known tokens
-    are computed once, causally, and canvases in both directions. Keys and values of a canvas are
-    overwritten once its tokens are known. A preempted request repeats its canvas, with the same
-    result.
+    Known tokens are computed once, causally, and canvases in both directions, in rounds. A step
+    computes both: a prompt or a finished canvas, and the first round of the canvas after it, if
+    there are enough tokens and pages, share a row. Keys and values of a canvas are overwritten once
+    its tokens are known. A preempted request repeats its canvas, with the same result.
     """
 
     def _build(self, builder: StepBuilder, now: float) -> None:
         state, size = self._state, self._policy.size
-        # Known tokens: prompts and finished canvases come first, since canvases wait for them.
+        # Tokens: requests that generate come first, prompts never stall them.
         left = state.config.max_num_batched_tokens
-        known = [(r, r.num_pending - size) for r in state.running if r.num_pending > size]
-        lengths = []
-        for _, pending in known:
-            lengths.append(min(pending, left))
-            left -= lengths[-1]
-        # New requests: those whose tokens are all cached have no known tokens to compute.
-        admitted = self._admitted(left, builder, now, is_shared=bool(known))
+        lengths: dict[str, int] = {}
+        is_prompt = {r.request_id: r.num_pending > 2 * size for r in state.running}
+        for prompts in (False, True):
+            for request in state.running:
+                if is_prompt[request.request_id] == prompts:
+                    lengths[request.request_id] = self._width(request.num_pending, left)
+                    left -= lengths[request.request_id]
+        admitted = self._admitted(left, builder, now, is_shared=any(is_prompt.values()))
         new_lengths = []
         for new in admitted:
-            new_lengths.append(min(new.cost - size, left))
+            new_lengths.append(self._width(new.cost, left))
             left -= new_lengths[-1]
-        self._add_rows(known, lengths, builder)
-        if builder.num_tokens or any(new_lengths):
-            for new, length in zip(admitted, new_lengths, strict=True):
-                self._admission.launch(new, length, builder)
-        else:
-            self._add_canvases(admitted, builder)
+        # Rows: running requests in their order, since pages are taken from the last ones.
+        new_ids = {new.request.request_id for new in admitted}
+        for request in list(state.running):
+            if request.request_id not in new_ids:
+                self._add(request, lengths[request.request_id], builder)
+        for new, length in zip(admitted, new_lengths, strict=True):
+            self._admission.launch(new, length, builder)
         self._lifecycle.deferred.clear()
+        if not builder.has_rows_without_samples and not self._any_watched():
+            builder.max_rounds = MAX_ROUNDS
+
+    def _width(self, num_pending: int, left: int) -> int:
+        """Positions of a request to compute, of which the last ones are a whole canvas or known
+        tokens, given the number of tokens left in the step."""
+        return num_pending if num_pending <= left else min(num_pending - self._policy.size, left)
 
     def _admitted(
         self, tokens: int, builder: StepBuilder, now: float, *, is_shared: bool
     ) -> list[Admitted]:
-        """Requests admitted to the step, which has room for this number of known tokens."""
+        """Requests admitted to the step, which has room for this number of tokens."""
         state = self._state
         if not state.queue.num_requests:
             return []
@@ -67,32 +74,18 @@ class CanvasSteps(BlockSteps):
             state.cache.load_now(builder.seq)
         return admitted
 
-    def _add_canvases(self, admitted: Sequence[Admitted], builder: StepBuilder) -> None:
-        """Adds the canvases of running requests, then those of admitted ones, as far as there are
-        tokens."""
-        state, size = self._state, self._policy.size
-        num_left = state.config.max_num_batched_tokens // size
-        new = {one.request.request_id for one in admitted}
-        for request in list(state.running):
-            if num_left and request.request_id not in new and self._add_canvas(request, builder):
-                num_left -= 1
-        for one in admitted:
-            self._admission.launch(one, size if num_left > 0 else 0, builder)
-            num_left -= 1
-        if not self._any_watched():
-            builder.max_rounds = MAX_ROUNDS
-
-    def _add_canvas(self, request: Request, builder: StepBuilder) -> bool:
-        """Adds the canvas of a running request if there are pages; returns whether there are."""
-        lease, size = request.lease, self._policy.size
-        if lease is None or request.num_pending != size:
-            return False
-        if request.request_id in self._lifecycle.deferred:
-            return False
-        if not self._claims.extend(request, lease, size, builder):
-            return False
-        builder.add_row(request, lease, size)
-        return True
+    def _add(self, request: Request, length: int, builder: StepBuilder) -> None:
+        """Adds a row of a running request; without its canvas if there are too few pages."""
+        lease, num_known = request.lease, request.num_pending - self._policy.size
+        if lease is None or request.request_id in self._lifecycle.deferred:
+            return
+        if length > num_known:
+            if self._claims.extend(request, lease, length, builder):
+                builder.add_row(request, lease, length)
+                return
+            length = num_known
+        if length and request.lease is lease and request.request_id not in self._lifecycle.deferred:
+            self._claims.add_row(request, lease, length, builder)
 
     def _commit_pages(self, planned: InFlightRow, num_computed: int) -> None:
         """Commits the full pages of known tokens to the prefix cache, and gives back pages behind

@@ -66,9 +66,28 @@ class DiffusionGemmaLayer(Gemma4Layer):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Output of the last block, and the residual to which it has yet to be added; arguments and
         shapes as in DecoderLayer."""
-        if ctx.signal is None and self._encoder is not None:
-            return self._encoder.forward(hidden, residual, positions, ctx, logits_indices)
-        return super().forward(hidden, residual, positions, ctx, logits_indices)
+        hidden, residual = self.mix(hidden, residual, positions, ctx, logits_indices)
+        num_known = len(hidden) - (0 if ctx.signal is None else len(ctx.signal))
+        encoder = self._encoder
+        if not num_known or encoder is None:
+            return self.after_mixer(hidden, residual) if len(hidden) else (hidden, residual)
+        if ctx.signal is None:
+            return encoder.after_mixer(hidden, residual)
+        # Both: only the factors differ, so MLP and experts run once.
+        parts = zip(
+            *(
+                (encoder, self),
+                hidden.tensor_split([num_known]),
+                residual.tensor_split([num_known]),
+            ),
+            strict=True,
+        )
+        before = [layer.before_blocks(rows, before) for layer, rows, before in parts]
+        inputs = [torch.cat(pair) for pair in zip(*(rows for rows, _ in before), strict=True)]
+        outputs = [rows.tensor_split([num_known]) for rows in self.run_blocks(inputs)]
+        known, canvases = zip(*outputs, strict=True)
+        after = encoder.after_blocks(known), self.after_blocks(canvases)
+        return torch.cat(after), torch.cat([residual for _, residual in before])
 
 
 class DiffusionGemmaForBlockDiffusion(Gemma4ForCausalLM):
@@ -99,9 +118,11 @@ class DiffusionGemmaForBlockDiffusion(Gemma4ForCausalLM):
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
     ) -> torch.Tensor:
-        """Computes known tokens, or canvases if the context has their signal; arguments and result
+        """Computes known tokens, and canvases if the context has their signal; arguments and result
         as in DecoderModel."""
         hidden = self.embed(input_ids)
         if ctx.signal is not None:
-            hidden = self._conditioning.forward(hidden, ctx.signal)
+            num_known = len(hidden) - len(ctx.signal)
+            canvases = self._conditioning.forward(hidden[num_known:], ctx.signal)
+            hidden = torch.cat((hidden[:num_known], canvases)) if num_known else canvases
         return self.forward_embedded(hidden, positions, ctx)

@@ -116,25 +116,18 @@ class ParallelExperts:
         self._router.process_after_loading()
         self._experts.process_after_loading()
 
-    def forward(
-        self,
-        mlp_output: torch.Tensor,
-        inputs: Sequence[torch.Tensor],
-        after_both: HiddenNorm,
-    ) -> torch.Tensor:
-        """Adds the outputs of MLP and experts, each after its norm, and normalises the sum.
-
-        Args:
-            mlp_output: [T, hidden].
-            inputs: [T, hidden] each: the residual after each of `norms`.
-            after_both: norm of the sum.
-
-        Returns:
-            [T, hidden].
-        """
-        after_mlp, _, after_experts = self._norms
+    def forward(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Output of the experts [T, hidden]; `inputs`: the residual after each of `norms`, [T,
+        hidden] each."""
         routing_input, experts_input = inputs
-        routed = self._experts.forward(experts_input, self._router.forward(routing_input))
+        return self._experts.forward(experts_input, self._router.forward(routing_input))
+
+    def add(
+        self, mlp_output: torch.Tensor, routed: torch.Tensor, after_both: HiddenNorm
+    ) -> torch.Tensor:
+        """Adds the outputs of MLP and experts, each after its norm, and normalises the sum by
+        `after_both`; [T, hidden] each."""
+        after_mlp, _, after_experts = self._norms
         (normed,), _ = fused_add_norm(
             *(mlp_output, routed, (after_both.norm(),), after_both.eps),
             x_weight=after_mlp.weight,
@@ -213,17 +206,35 @@ class Gemma4Layer(PreNormLayer):
         self, hidden: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """MLP, and experts if there are any, after attention; as in PreNormLayer."""
-        _, after_attention, before_mlp, after_mlp = self.norms
+        inputs, residual = self.before_blocks(hidden, residual)
+        return self.after_blocks(self.run_blocks(inputs)), residual
+
+    def before_blocks(
+        self, hidden: torch.Tensor, residual: torch.Tensor
+    ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+        """Inputs of MLP and experts, and the residual, from attention's output and the residual
+        before it; [T, hidden] each."""
+        _, after_attention, before_mlp, _ = self.norms
         others = () if self._experts is None else self._experts.norms()
-        (hidden, *inputs), residual = fused_add_norm(
+        return fused_add_norm(
             *(hidden, residual, (before_mlp.norm(), *others), before_mlp.eps),
             x_weight=after_attention.weight,
             total_scale=self._scalar if self._per_layer is None else None,
         )
-        hidden = self.mlp.forward(hidden)
+
+    def run_blocks(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Outputs of MLP, and of experts if there are any, [T, hidden] each."""
+        mlp_output = self.mlp.forward(inputs[0])
         if self._experts is None:
-            return after_mlp.forward(hidden), residual
-        return self._experts.forward(hidden, inputs, after_mlp), residual
+            return (mlp_output,)
+        return mlp_output, self._experts.forward(inputs[1:])
+
+    def after_blocks(self, outputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The layer's output from those of `run_blocks`."""
+        if self._experts is None:
+            return self.norms[-1].forward(outputs[0])
+        mlp_output, routed = outputs
+        return self._experts.add(mlp_output, routed, self.norms[-1])
 
 
 class SharingModel(Gemma2ForCausalLM):

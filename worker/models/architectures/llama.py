@@ -127,6 +127,19 @@ class PreNormLayer:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Output of the feed-forward block, and the residual to which it has yet to be added;
         arguments and shapes as in DecoderLayer."""
+        hidden, residual = self.mix(hidden, residual, positions, ctx, logits_indices)
+        return self.after_mixer(hidden, residual) if len(hidden) else (hidden, residual)
+
+    def mix(
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
+        logits_indices: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Output of the mixer, and the residual to which it has yet to be added; arguments and
+        shapes as in DecoderLayer."""
         before, step = self.norms[0], (positions, ctx, logits_indices)
         if self._fp8_mixer is not None and len(hidden) >= self._fp8_mixer[1].min_rows:
             mixer, inputs = self._fp8_mixer
@@ -139,9 +152,7 @@ class PreNormLayer:
             hidden = self._mixer.forward(hidden, *step)
         if logits_indices is not None:
             residual = residual.index_select(0, logits_indices)
-            if not len(logits_indices):
-                return hidden, residual
-        return self.after_mixer(hidden, residual)
+        return hidden, residual
 
     def after_mixer(
         self, hidden: torch.Tensor, residual: torch.Tensor

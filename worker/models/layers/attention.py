@@ -364,14 +364,17 @@ def attend_to_rows(
     def forward(step: AttentionStep, q: torch.Tensor) -> torch.Tensor:
         return step.forward(q, cache.k, cache.v, scale=scale, sinks=sinks, value_scale=value_scale)
 
-    decode, extend = inputs.decode, inputs.extend
-    if extend is None:
-        assert decode is not None, "a step has rows"
-        return forward(decode, q)
-    if decode is None:
-        return forward(extend, q)
-    found = forward(decode, q[:num_decodes]), forward(extend, q[num_decodes:])
-    return torch.cat(found)
+    decode, extend, canvases = inputs.decode, inputs.extend, inputs.canvases
+    found: list[torch.Tensor] = []
+    if canvases is not None:
+        border = len(q) - inputs.num_canvas_tokens
+        found, q = [forward(canvases, q[border:])], q[:border]
+    if decode is not None and extend is not None:
+        found = [forward(decode, q[:num_decodes]), forward(extend, q[num_decodes:]), *found]
+    elif (known := extend if decode is None else decode) is not None:
+        found = [forward(known, q), *found]
+    assert found, "a step has rows"
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
 class MLP:

@@ -77,6 +77,9 @@ class AttentionInputs:
     """Rows in expanded form, which `extend` then excludes; None without any."""
     dense: AttentionInputs | None = None
     """Inputs of the group's layers that attend to all tokens; None if `sparse` is."""
+    canvases: AttentionStep | None = None
+    """Planned attention of canvases, whose rows come last; None without any."""
+    num_canvas_tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,8 +100,8 @@ class ForwardContext:
     state_rows: StateRows | None = None
     """Rows of the step for linear-attention layers; None without such layers."""
     signal: torch.Tensor | None = None
-    """[T, hidden]: self-conditioning signal of the step's tokens, which are those of canvases; None
-    if the step computes known tokens."""
+    """[C, hidden]: self-conditioning signal of the tokens of canvases, the last ones of the step;
+    None if it only computes known tokens."""
     row_lengths: Sequence[int] = ()
     """Tokens of each row, which is a whole prompt, for bidirectional encoders; empty for others."""
     token_types: torch.Tensor | None = None

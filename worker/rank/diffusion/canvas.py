@@ -24,8 +24,8 @@ from worker.models.config.model_config import ModelConfig
 from worker.plan.plan import Admit, BlockOutcome, BlockRow, Plan, PlannedRow, Row
 from worker.protocol.diffusion import DiffusionParams
 from worker.protocol.messages import TokenLogprobs
-from worker.rank.diffusion.decoder import BlockResults
 from worker.rank.diffusion.proposal import random_positions
+from worker.rank.diffusion.results import BlockResults
 from worker.rank.sampling.logprobs import score
 from worker.rank.tables import DeviceTables
 from worker.rank.transfer import to_device
@@ -42,17 +42,17 @@ exclude all tokens of a position, infinite ones would make the signal of the who
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CanvasStep:
-    """A Plan whose rows are either canvases or known tokens."""
+    """A Plan with rows of known tokens and of canvases."""
 
     plan: Plan
-    """The Plan with rows that sample nothing, also for canvases."""
+    """The Plan with rows that sample nothing, those of canvases last."""
     canvases: Sequence[BlockRow] = ()
-    """Canvases of the Plan; empty for known tokens."""
+    """Canvases of the Plan."""
     logits_indices: torch.Tensor | None = None
-    """Indices of the first pass's tokens whose hidden states are needed: none for known tokens;
-    None for all."""
+    """Indices of the first pass's tokens whose hidden states are needed, those of canvases; None
+    for all, and without rows."""
     signal: torch.Tensor | None = None
-    """[T, hidden]: self-conditioning signal of the first pass; None without canvases."""
+    """[C, hidden]: self-conditioning signal of the canvases in the first pass; None without any."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -131,11 +131,7 @@ class CanvasDecoder:
         """
         for admit in plan.admits:
             self._admit(admit)
-        rows = [row for row in plan.rows if isinstance(row, BlockRow)]
-        if not rows:
-            nothing = torch.zeros(0, dtype=torch.int64, device=self._tables.device)
-            return CanvasStep(plan=plan, logits_indices=nothing if plan.rows else None)
-        assert len(rows) == len(plan.rows), "canvases and known tokens in one step"
+        known, rows = self._split(plan.rows)
         new = [row for row in rows if self._starts[row.slot] != row.start]
         for row in new:
             slot = row.slot
@@ -145,8 +141,14 @@ class CanvasDecoder:
             self._num_equal[slot] = 0
         if new:
             self._write(new, self._random_tokens(new))
-        plan = msgspec.structs.replace(plan, rows=_without_samples(rows))
-        return CanvasStep(plan=plan, canvases=rows, signal=self._signal(rows))
+        logits_indices = None
+        if known:
+            num_known = sum(row.length for row in known)
+            num_tokens = num_known + len(rows) * self._canvas.length
+            logits_indices = torch.arange(num_known, num_tokens, device=self._tables.device)
+        plan = msgspec.structs.replace(plan, rows=[*known, *_without_samples(rows)])
+        signal = self._signal(rows) if rows else None
+        return CanvasStep(plan=plan, canvases=rows, logits_indices=logits_indices, signal=signal)
 
     def run(
         self, step: CanvasStep, hidden: torch.Tensor | None, masks: bytes = b""
@@ -321,6 +323,24 @@ class CanvasDecoder:
         self._tables.flat_tokens.index_copy_(
             0, to_device(torch.from_numpy(cells), self._tables.device), tokens.int().flatten()
         )
+
+    def _split(self, rows: Sequence[Row]) -> tuple[list[Row], list[BlockRow]]:
+        """Rows of known tokens, those of one token first, and of canvases, each of which may share
+        a row of the Plan with the known tokens before it.
+
+        Both are computed in one pass: a layer stores the keys of all tokens before any query reads
+        them.
+        """
+        length = self._canvas.length
+        known, canvases = list[Row](), list[BlockRow]()
+        for row in rows:
+            end = row.start + row.length
+            if isinstance(row, BlockRow):
+                canvases.append(BlockRow(row.slot, end - length, length))
+                end -= length
+            if end > row.start:
+                known.append(PlannedRow(row.slot, row.start, end - row.start, 0))
+        return sorted(known, key=lambda row: row.length > 1), canvases
 
     def _admit(self, admit: Admit) -> None:
         assert admit.block is not None, "a request of a model with canvases has a BlockAdmit"

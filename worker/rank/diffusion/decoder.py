@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 import msgspec
 import numpy as np
@@ -15,11 +14,12 @@ import torch
 
 from worker.config import EngineConfig
 from worker.models.config.model_config import ModelConfig
-from worker.plan.plan import BlockOutcome, BlockRow, Plan, Row, StepResult
+from worker.plan.plan import BlockOutcome, BlockRow, Plan, Row
 from worker.protocol.diffusion import DllmAlgorithm
-from worker.protocol.messages import TokenLogprobs
+from worker.rank.diffusion.ahead import BlocksAhead, RoundAhead
 from worker.rank.diffusion.base import BlockBatch, BoolArray, IntArray, scored_positions
 from worker.rank.diffusion.proposal import propose, propose_edits, random_positions
+from worker.rank.diffusion.results import NOT_RUN, BlockResults
 from worker.rank.diffusion.running import RunningBlock, index_logits, logits_rows
 from worker.rank.diffusion.scoring import ScoredPositions
 from worker.rank.diffusion.table import BlockTable
@@ -45,27 +45,9 @@ class BlockStep:
     """[S] int64: indices of the first pass's tokens whose logits are needed; None without rows."""
     left_out: tuple[int, ...] = ()
     """Indices, among the BlockRows of the original Plan, of windows whose requests had ended."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BlockResults:
-    """Outcomes and tokens of one Plan's rounds."""
-
-    outcomes: list[BlockOutcome]
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs | None]
-    """Log-probabilities of `token_ids`; None for each of a request that does not return any."""
-    num_forwards: int
-
-    def add_to(self, result: StepResult) -> StepResult:
-        """The step's result with these outcomes and tokens."""
-        return msgspec.structs.replace(
-            result,
-            token_ids=self.token_ids,
-            blocks=self.outcomes,
-            logprobs=self.logprobs if any(self.logprobs) else None,
-            num_forwards=self.num_forwards,
-        )
+    ahead: RoundAhead | None = None
+    """The Plan's round if it is launched before the outcome of the previous step is known; it has
+    the blocks then. None for other steps."""
 
 
 class BlockDecoder:
@@ -79,6 +61,8 @@ class BlockDecoder:
         tables: the rank's tables, from which forward passes read tokens.
         forward: runs a Plan's rows, whose tokens are in the tables.
         score: computes logits from hidden states.
+        max_graph_blocks: returns the number of blocks of the largest CUDA graph; 0 without graphs,
+            in which case no round is launched ahead.
     """
 
     def __init__(
@@ -89,6 +73,7 @@ class BlockDecoder:
         *,
         forward: Forward,
         score: Score,
+        max_graph_blocks: Callable[[], int] = lambda: 0,
     ) -> None:
         assert model.mask_token_id is not None, "an autoregressive model has no blocks"
         self._tables = tables
@@ -110,6 +95,15 @@ class BlockDecoder:
             algorithm=config.dllm.algorithm,
             threshold=config.dllm.threshold,
         )
+        self._ahead: BlocksAhead | None = None
+        """Blocks on the device; None on CPU, and if blocks wait for each other."""
+        if tables.device.type == "cuda" and config.dllm.fdfo:
+            self._ahead = BlocksAhead(
+                *(self.table, tables),
+                score=score,
+                max_blocks=max_graph_blocks,
+                features=features,
+            )
 
     def prepare(self, plan: Plan) -> BlockStep:
         """Admits the Plan's requests, resolves windows, and writes the tokens of new blocks to the
@@ -118,6 +112,12 @@ class BlockDecoder:
         HAZARD: no cell may be written both here and by the Plan's own writes, which come later.
         This holds since an admission writes known tokens, and undecided positions come after these.
         """
+        if self._ahead is not None:
+            if self._ahead.suits(plan):
+                ahead = self._ahead.start(plan)
+                plan = msgspec.structs.replace(plan, rows=ahead.planned)
+                return BlockStep(plan=plan, ahead=ahead)
+            self._ahead.absorb()
         for accept in plan.accepts:
             self.table.accept(accept.slot, accept.end)
         # Before the next block is entered: this one is not committed yet.
@@ -152,8 +152,11 @@ class BlockDecoder:
             self._tables.sampling.count_block(slot, table.new_ids(slot))
         return table.enter(slot, start)
 
-    def run(self, step: BlockStep, hidden: torch.Tensor | None, masks: bytes = b"") -> BlockResults:
-        """Runs the Plan's rounds, after their first forward pass.
+    def run(
+        self, step: BlockStep, hidden: torch.Tensor | None, masks: bytes = b""
+    ) -> BlockResults | RoundAhead:
+        """Runs the Plan's rounds, after their first forward pass; those of a round ahead are only
+        launched.
 
         Args:
             step: the step as `prepare` returned it.
@@ -162,8 +165,12 @@ class BlockDecoder:
             masks: bitmasks of the blocks in `Plan.masked`, as in a Sample message.
         """
         plan = step.plan
+        if step.ahead is not None:
+            assert hidden is not None, "the step has rows"
+            step.ahead.run(hidden)
+            return step.ahead
         if hidden is None:
-            outcomes = [_NOT_RUN] * len(step.left_out)
+            outcomes = [NOT_RUN] * len(step.left_out)
             return BlockResults(outcomes=outcomes, token_ids=[], logprobs=[], num_forwards=0)
         blocks = step.blocks
         if not blocks:
@@ -174,7 +181,7 @@ class BlockDecoder:
         num_forwards = self._run_rounds(plan, blocks, hidden)
         outcomes = [self._outcome(block) for block in blocks]
         for index in step.left_out:
-            outcomes.insert(index, _NOT_RUN)
+            outcomes.insert(index, NOT_RUN)
         return BlockResults(
             outcomes=outcomes,
             token_ids=[token_id for block in blocks for token_id in block.token_ids],
@@ -394,7 +401,3 @@ class BlockDecoder:
 
     def _block_start(self, row: BlockRow) -> int:
         return row.start + row.length - self._block_size
-
-
-_NOT_RUN: Final = BlockOutcome(num_tokens=0, is_committed=False, num_rounds=0, num_forwards=0)
-"""Outcome of a window whose request had ended: no forward pass computed it."""

@@ -13,7 +13,7 @@ from kernels.sample_tokens.reference import masked_logits
 from worker.rank.diffusion.base import BoolArray, EditProposal, Proposal, SpecialTokens
 from worker.rank.sampling.state import SamplingState
 
-_ROUND_STRIDE = np.int64(0x9E3779B97F4A7C15 - 2**64)
+ROUND_STRIDE = np.int64(0x9E3779B97F4A7C15 - 2**64)
 """Difference of the keys of two successive rounds. Odd, so that keys do not repeat modulo
 2**64."""
 
@@ -40,11 +40,10 @@ def propose(
     entropy = np.full(scored.shape, np.inf, dtype=np.float32) if with_entropy else None
     if len(logits):
         logits[:, mask_token_id] = -torch.inf
-        tokens, shares = _choose(logits, random)
+        tokens, shares = choose(logits, random)
         columns = [tokens, shares.gather(1, tokens.unsqueeze(1)).squeeze(1)]
         if with_entropy:
-            # HAZARD(invariance): a sum would depend on the number of rows.
-            columns.append(torch.special.entr(shares).cumsum(dim=-1)[:, -1])
+            columns.append(entropies(shares))
         found = torch.stack([column.double() for column in columns]).cpu().numpy()
         token_ids[scored] = found[0].astype(np.int32)
         confidence[scored] = found[1].astype(np.float32)
@@ -67,7 +66,7 @@ def propose_edits(
         np.full(scored.shape, -1.0, dtype=np.float32) for _ in range(2)
     )
     if len(logits):
-        tokens, shares = _choose(logits, random)
+        tokens, shares = choose(logits, random)
         kept = logits.clone()
         kept[:, special.mask] = -torch.inf
         unmasked = kept.argmax(dim=-1)
@@ -92,10 +91,19 @@ def random_positions(
     A sample is keyed by the request's seed, the position and the round of its block (`slots`,
     `positions` and `rounds`, [S] each), so it does not depend on the rest of the batch.
     """
-    return state.parameters(slots, positions, keys=rounds * _ROUND_STRIDE)
+    return state.parameters(slots, positions, keys=rounds * ROUND_STRIDE)
 
 
-def _choose(
+def entropies(shares: torch.Tensor) -> torch.Tensor:
+    """Entropies [S], in nats, of distributions [S, vocab].
+
+    HAZARD(invariance): a sum would depend on the number of rows.
+    """
+    sums: torch.Tensor = torch.special.entr(shares).cumsum(dim=-1)
+    return sums[:, -1]
+
+
+def choose(
     logits: torch.Tensor, random: SamplingParameters | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Chosen tokens [S], and the distributions [S, vocab] that they are chosen from.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from enum import IntEnum
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from worker.plan.plan import Admit, BlockAdmit
 from worker.protocol.analyzed import analyzed
@@ -27,6 +29,36 @@ entropies in nats; the threshold has a default per algorithm."""
 Logprobs = list[TokenLogprobs | None]
 """Log-probabilities of a block's tokens; None at positions that have none."""
 _DECODER: Final = msgspec.msgpack.Decoder(type=analyzed(Logprobs))
+
+
+class Phase(IntEnum):
+    """Progress of a slot's block."""
+
+    RUNNING = 0
+    FINISHED = 1
+    """Done, but the KV cache lacks its final tokens."""
+    COMMITTED = 2
+    """Done, and the KV cache holds its final tokens."""
+    ENDED = 3
+    """Done, and its request has ended."""
+
+
+class SlotBlock(NamedTuple):
+    """A slot's block, as a round ahead starts with it or leaves it."""
+
+    start: int
+    """First position."""
+    num_fixed: int
+    """Number of tokens at its beginning that the request had before."""
+    rounds: int
+    """Completed rounds."""
+    phase: Phase
+    state: Sequence[int]
+    """State of an editing algorithm, two numbers."""
+    ids: Sequence[int]
+    """Token ids."""
+    undecided: Sequence[int]
+    """1 for positions without a token, else 0."""
 
 
 class BlockTable:
@@ -180,6 +212,43 @@ class BlockTable:
         if not self._is_done[slot]:
             return start, start + size
         return start + size * int(self._is_committed[slot]), start + 2 * size
+
+    def get(self, slot: int) -> SlotBlock:
+        """The slot's running block."""
+        phase = Phase.RUNNING
+        if self._is_done[slot]:
+            phase = Phase.COMMITTED if self._is_committed[slot] else Phase.FINISHED
+        return SlotBlock(
+            start=int(self.starts[slot]),
+            num_fixed=self.num_fixed(slot),
+            rounds=int(self.rounds[slot]),
+            phase=Phase.ENDED if self._has_ended[slot] else phase,
+            state=self.states[slot, :2].tolist(),
+            ids=self.ids[slot].tolist(),
+            undecided=self.undecided[slot].tolist(),
+        )
+
+    def put(self, slot: int, block: SlotBlock) -> None:
+        """Sets the slot's running block, whose tokens are on the device already."""
+        self.starts[slot], self.rounds[slot] = block.start, block.rounds
+        self.fixed[slot] = np.arange(self.block_size) < block.num_fixed
+        self.states[slot, :2] = block.state
+        self.ids[slot], self.undecided[slot] = block.ids, block.undecided
+        self._fresh[slot] = False
+        self._is_done[slot] = block.phase != Phase.RUNNING
+        self._is_committed[slot] = block.phase == Phase.COMMITTED
+        self._has_ended[slot] = block.phase == Phase.ENDED
+
+    def limits(self, slots: Sequence[int]) -> tuple[npt.NDArray[np.int64], IntArray]:
+        """Lengths [N] at which the requests of these slots end, and their end tokens [N, E],
+        padded with -1."""
+        admits = [admit for slot in slots if (admit := self._admits[slot]) is not None]
+        assert len(admits) == len(slots), "a slot without a request"
+        most = max(1, *(len(admit.end_token_ids) for admit in admits))
+        ends = np.full((len(slots), most), -1, dtype=np.int32)
+        for row, admit in zip(ends, admits, strict=True):
+            row[: len(admit.end_token_ids)] = admit.end_token_ids
+        return np.array([admit.limit for admit in admits], dtype=np.int64), ends
 
     def algorithm_name(self, slot: int) -> DllmAlgorithm:
         """Name of the algorithm of the slot's request."""

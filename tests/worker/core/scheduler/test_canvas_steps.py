@@ -50,6 +50,8 @@ class Device:
     cache: dict[tuple[int, int], int] = field(default_factory=dict)
     slots: dict[int, Slot] = field(default_factory=dict)
     num_forwards: int = 0
+    num_mixed: int = 0
+    """Steps with rows of known tokens beside those of canvases."""
 
     def run(self, plan: Plan) -> StepResult:
         for admit in plan.admits:
@@ -58,13 +60,16 @@ class Device:
         for write in plan.page_writes:
             pages = self.slots[write.slot].pages[write.group]
             pages.update(enumerate(write.page_ids, write.start))
-        is_canvas = [isinstance(row, BlockRow) for row in plan.rows]
-        assert all(is_canvas) or not any(is_canvas)
-        if not any(is_canvas):
-            for row in plan.rows:
-                self._compute(self.slots[row.slot], row.start, row.length)
-            return StepResult(plan.seq, [], 1.0, blocks=[])
-        return self._run_rounds(plan)
+        canvases = []
+        for row in plan.rows:
+            length = row.length
+            if isinstance(row, BlockRow):
+                length -= CANVAS
+                canvases.append(BlockRow(row.slot, row.start + length, CANVAS))
+            if length:
+                self._compute(self.slots[row.slot], row.start, length)
+        self.num_mixed += 0 < len(canvases) < len(plan.rows)
+        return self._run_rounds(plan, canvases)
 
     def _compute(self, slot: Slot, start: int, length: int) -> None:
         self._check(slot, start)
@@ -72,13 +77,13 @@ class Device:
             self._write(slot, position, content(slot.tokens[: position + 1]))
         assert start + length <= len(slot.tokens)
 
-    def _run_rounds(self, plan: Plan) -> StepResult:
+    def _run_rounds(self, plan: Plan, rows: Sequence[BlockRow]) -> StepResult:
         done: dict[int, list[int]] = {}
-        num_rounds = dict.fromkeys((row.slot for row in plan.rows), 0)
-        num_forwards = 0
-        while len(done) < len(plan.rows):
+        num_rounds = dict.fromkeys((row.slot for row in rows), 0)
+        num_forwards = int(not rows)
+        while len(done) < len(rows):
             num_forwards += 1
-            for row in plan.rows:
+            for row in rows:
                 if row.slot in done:
                     continue
                 slot = self.slots[row.slot]
@@ -105,9 +110,9 @@ class Device:
                 num_rounds=num_rounds[row.slot],
                 num_forwards=num_rounds[row.slot],
             )
-            for row in plan.rows
+            for row in rows
         ]
-        token_ids = [token for row in plan.rows for token in done.get(row.slot, ())]
+        token_ids = [token for row in rows for token in done.get(row.slot, ())]
         return StepResult(plan.seq, token_ids, 1.0, blocks=outcomes, num_forwards=num_forwards)
 
     def _check(self, slot: Slot, end: int) -> None:
@@ -222,4 +227,5 @@ def test_first_done_first_out_takes_fewer_rounds(max_num_seqs: int) -> None:
         while engine.step():
             pass
         found.append(engine.device.num_forwards)
+        assert engine.device.num_mixed > 0
     assert found[1] > 1.3 * found[0]
