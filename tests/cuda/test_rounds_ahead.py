@@ -38,6 +38,17 @@ ASKED = [
 ]
 
 
+@pytest.mark.long  # ranks as threads
+def test_two_ranks_place_the_same_rounds(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    folder = write_sdar(tmp_path, 4).folder
+    given, asked = [GIVEN[0], GIVEN[2]], [ASKED[0], ASKED[2]]
+    options: dict[str, Any] = {"kv_cache_tokens": 512, "cudagraph_capture_sizes": (4,)}
+    served = on_cuda(folder, given, asked, kind=AheadEngine, num_ranks=2, **options)
+    assert served.findings == []
+    assert served.tokens == on_cpu(folder, given, asked, kind=BlockEngine, kv_cache_tokens=512)
+
+
 def test_the_host_does_not_wait_between_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

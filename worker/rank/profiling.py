@@ -83,5 +83,12 @@ def profile_plans(
     if 0 < short_row < chunk:
         count = -(-max_num_tokens // short_row)
         prefills.append([PlannedRow(slot, 0, short_row, 1) for slot in slots[:count]])
-    plans = *(Plan(0, admits, [], rows) for rows in prefills), Plan(0, processed, [], sampling)
-    return ProfilePlans(plans=plans, num_tokens=max(chunk, canvas_length) + 1)
+    samplings = [sampling]
+    if num_mixed := canvas_length and max_num_tokens // (2 * canvas_length):
+        # Layers hold the inputs of known tokens and canvases twice.
+        samplings.append([BlockRow(slot, 0, 2 * canvas_length) for slot in slots[:num_mixed]])
+    plans = (
+        *(Plan(0, admits, [], rows) for rows in prefills),
+        *(Plan(0, processed, [], rows) for rows in samplings),
+    )
+    return ProfilePlans(plans=plans, num_tokens=max(chunk, 2 * canvas_length) + 1)

@@ -209,6 +209,7 @@ class Rank:
             step.sampled = self._runner.sample(step.forwarded, masks)
         except torch.OutOfMemoryError as error:
             raise _out_of_memory(error, "for sampling", _SMALLER_CACHE) from error
+        step.is_ahead = isinstance(step.sampled.blocks, RoundAhead)
         if self._guard is not None and self._runner.group.rank:
             self._guard.follow(step.sampled)
 
@@ -228,16 +229,13 @@ class RankStep:
     """The rank's guard; None for a single rank."""
     sampled: SampledStep | None = None
     """The step including sampling; None while it waits for masks."""
+    is_ahead: bool = False
+    """Whether the step is a round ahead, which was launched without waiting for the device."""
 
     @property
     def seq(self) -> int:
         """Number of the step's Plan."""
         return self.forwarded.plan.seq
-
-    @property
-    def is_ahead(self) -> bool:
-        """Whether the step is a round ahead, which was launched without waiting for the device."""
-        return self.sampled is not None and isinstance(self.sampled.blocks, RoundAhead)
 
     def result(self) -> StepResult:
         """The step's result; waits for the step. Call it on rank 0, once per step, in launch

@@ -26,7 +26,8 @@ class BlockPolicy:
     scheduler until one of the batch is finished."""
     mixed_rounds: bool = True
     """Whether prompts (many blocks at once) are computed together with running blocks; otherwise
-    one block at a time in separate rounds before all running blocks."""
+    one block at a time in separate rounds before all running blocks. With canvases, whether that
+    is also the case if tokens do not suffice for all."""
     fused_commit: bool = True
     """Whether a row can have a running block preceded by earlier positions: the last pass over a
     finished block is then combined with the first one of the next block."""
@@ -37,7 +38,8 @@ class BlockPolicy:
     def of(cls, config: DllmConfig, size: int, *, has_canvases: bool = False) -> Self:
         """Policy for an engine whose model has blocks, or canvases, of `size` positions."""
         if has_canvases:
-            return cls(size=size, mixed_rounds=False, fused_commit=False, has_canvases=True)
+            mixed = config.fdfo
+            return cls(size=size, mixed_rounds=mixed, fused_commit=False, has_canvases=True)
         features = config.features
         return cls(
             size=size,

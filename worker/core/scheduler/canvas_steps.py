@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from worker.core.request import Request
 from worker.core.scheduler.admission import Admitted
 from worker.core.scheduler.block_policy import MAX_ROUNDS
@@ -21,34 +23,73 @@ class CanvasSteps(BlockSteps):
     computes both: a prompt or a finished canvas, and the first round of the canvas after it, if
     there are enough tokens and pages, share a row. Keys and values of a canvas are overwritten once
     its tokens are known. A preempted request repeats its canvas, with the same result.
+
+    A synchronous step runs all rounds of its canvases, so none may be left out: if tokens do not
+    suffice for known tokens and all canvases, known tokens are computed first, without canvases.
     """
 
     def _build(self, builder: StepBuilder, now: float) -> None:
-        state, size = self._state, self._policy.size
-        # Tokens: requests that generate come first, prompts never stall them.
-        left = state.config.max_num_batched_tokens
-        lengths: dict[str, int] = {}
-        is_prompt = {r.request_id: r.num_pending > 2 * size for r in state.running}
-        for prompts in (False, True):
-            for request in state.running:
-                if is_prompt[request.request_id] == prompts:
-                    lengths[request.request_id] = self._width(request.num_pending, left)
-                    left -= lengths[request.request_id]
-        admitted = self._admitted(left, builder, now, is_shared=any(is_prompt.values()))
-        new_lengths = []
-        for new in admitted:
-            new_lengths.append(self._width(new.cost, left))
-            left -= new_lengths[-1]
+        running = list(self._state.running)
+        divide = self._divide if self._policy.mixed_rounds else self._divide_synchronously
+        admitted, lengths = divide(running, builder, now)
         # Rows: running requests in their order, since pages are taken from the last ones.
-        new_ids = {new.request.request_id for new in admitted}
-        for request in list(state.running):
-            if request.request_id not in new_ids:
-                self._add(request, lengths[request.request_id], builder)
-        for new, length in zip(admitted, new_lengths, strict=True):
-            self._admission.launch(new, length, builder)
+        for request in running:
+            self._add(request, lengths[request.request_id], builder)
+        for new in admitted:
+            self._admission.launch(new, lengths[new.request.request_id], builder)
         self._lifecycle.deferred.clear()
         if not builder.has_rows_without_samples and not self._any_watched():
             builder.max_rounds = MAX_ROUNDS
+
+    def _divide(
+        self, running: Sequence[Request], builder: StepBuilder, now: float
+    ) -> tuple[list[Admitted], dict[str, int]]:
+        """Admits requests, and divides the step's tokens: positions to compute by request id.
+
+        Requests that generate come first, then prompts, then canvases after finished ones, which
+        would otherwise take the tokens of prompts in every step.
+        """
+        size, left = self._policy.size, self._state.config.max_num_batched_tokens
+        generating = [request for request in running if request.num_pending <= 2 * size]
+        prompts = [request for request in running if request.num_pending > 2 * size]
+        lengths: dict[str, int] = {}
+        for request in generating:
+            num_known = request.num_pending - size
+            length = min(num_known, left) if num_known else size * (left >= size)
+            lengths[request.request_id] = length
+            left -= length
+        for request in prompts:
+            lengths[request.request_id] = self._width(request.num_pending, left)
+            left -= lengths[request.request_id]
+        for request in generating:
+            known = lengths[request.request_id]
+            if size < request.num_pending == known + size and left >= size:
+                lengths[request.request_id] += size
+                left -= size
+        admitted = self._admitted(left, builder, now, is_shared=bool(prompts))
+        for new in admitted:
+            lengths[new.request.request_id] = self._width(new.cost, left)
+            left -= lengths[new.request.request_id]
+        return admitted, lengths
+
+    def _divide_synchronously(
+        self, running: Sequence[Request], builder: StepBuilder, now: float
+    ) -> tuple[list[Admitted], dict[str, int]]:
+        """As `_divide`, for synchronous steps."""
+        size, budget = self._policy.size, self._state.config.max_num_batched_tokens
+        num_known = sum(request.num_pending - size for request in running)
+        tokens = max(0, budget - num_known)
+        admitted = self._admitted(tokens, builder, now, is_shared=num_known > 0)
+        pending = {request.request_id: request.num_pending for request in running}
+        pending |= {new.request.request_id: new.cost for new in admitted}
+        has_known = any(number > size for number in pending.values())
+        is_split = has_known and sum(pending.values()) > budget
+        left, lengths = budget, dict[str, int]()
+        for request_id, number in pending.items():
+            length = min(number - size, left) if is_split else self._width(number, left)
+            lengths[request_id] = length
+            left -= length
+        return admitted, lengths
 
     def _width(self, num_pending: int, left: int) -> int:
         """Positions of a request to compute, of which the last ones are a whole canvas or known

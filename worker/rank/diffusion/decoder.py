@@ -114,6 +114,7 @@ class BlockDecoder:
         """
         if self._ahead is not None:
             if self._ahead.suits(plan):
+                assert not (plan.accepts or plan.admits), "a Plan of windows changes no request"
                 ahead = self._ahead.start(plan)
                 plan = msgspec.structs.replace(plan, rows=ahead.planned)
                 return BlockStep(plan=plan, ahead=ahead)
