@@ -66,7 +66,7 @@ LAYERS = {
     STATES: 3,
     "Qwen/Qwen3-30B-A3B-FP8": 2,
     "Qwen/Qwen3-8B-AWQ": 1,
-    "RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8": 1,
+    "RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8": 2,
 }
 """Numbers of layers that include each kind of layer before the last one, which only computes tokens
 whose logits are needed."""

@@ -114,7 +114,8 @@ class BlockDecoder:
         """
         if self._ahead is not None:
             if self._ahead.suits(plan):
-                assert not (plan.accepts or plan.admits), "a Plan of windows changes no request"
+                assert not plan.accepts, "a Plan of windows accepts no tokens"
+                assert not plan.admits, "a Plan of windows admits no request"
                 ahead = self._ahead.start(plan)
                 plan = msgspec.structs.replace(plan, rows=ahead.planned)
                 return BlockStep(plan=plan, ahead=ahead)
