@@ -222,7 +222,8 @@ def resolve_device(engine: EngineConfig, *, nodes_may_join: bool = False) -> Eng
     num_gpus = ray.cluster_resources().get("GPU", 0)
     if engine.device == "cuda" and not num_gpus:
         raise ValueError(
-            "--device cuda: no node of the Ray cluster has a GPU: add one, or use --device cpu"
+            "--device cuda requires a GPU, but no node of the Ray cluster has one: add a node with "
+            "a GPU, or use --device cpu"
         )
     return replace(engine, device="cuda" if num_gpus else "cpu")
 

@@ -45,7 +45,7 @@ NODE_WRAPPER = "rayfleet-haproxy"
 ENABLE_HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
 """Serve's environment variable: 1 enables HAProxy in place of its Python proxy."""
 NO_HAPROXY = (
-    "Ray Serve's Python proxy is used, which takes several times the CPU per token of HAProxy"
+    "Ray Serve's Python proxy is used, which takes several times as much CPU time per token"
 )
 
 

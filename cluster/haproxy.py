@@ -110,7 +110,7 @@ ERRORS = (
     (408, BAD, "request_timeout", "timeout while receiving the request: retry"),
     (413, BAD, 413, "the request exceeds the size limit of the proxy"),
     (500, BROKEN, 500, "the proxy failed: retry"),
-    (502, BROKEN, "bad_gateway", "the gateway ended before it responded: retry"),
+    (502, BROKEN, "bad_gateway", "the gateway exited before it responded: retry"),
     (
         503,
         "service_unavailable_error",

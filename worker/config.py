@@ -382,8 +382,8 @@ class ExecutionConfig:
     def __post_init__(self) -> None:
         if self.cpu_backend == "native" and self.attention_backend != "auto":
             raise ValueError(
-                "--cpu-backend native has its own attention: remove --attention-backend "
-                f"{self.attention_backend}"
+                "--cpu-backend native cannot be combined with --attention-backend "
+                f"{self.attention_backend}: remove one of them"
             )
         if self.overlap_depth not in (0, 1):
             raise ValueError(f"--overlap-depth must be 0 or 1, got {self.overlap_depth}")

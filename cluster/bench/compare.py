@@ -166,8 +166,8 @@ def run_compare(options: CompareOptions, load: ServeOptions | None = None) -> Re
     runs_a, runs_b = (max(len(runs) for runs in found.values()) for found in (a, b))
     if min(runs_a, runs_b) < _MIN_RUNS:
         note(
-            f"At least {_MIN_RUNS} runs per side are required for a verdict. Measure A and B in "
-            "turn several times, with a folder of results for each."
+            f"At least {_MIN_RUNS} runs per side are required for a verdict. Measure A and B "
+            "alternately several times, and pass a folder of results for each."
         )
     return {
         "a": options.a,
@@ -341,7 +341,7 @@ def _require_completed(origin: str, found: _Runs) -> None:
         return
     errors = _errors_of(found)
     raise ValueError(
-        f"{origin} has no completed request" + (f": {describe_failures(errors)}" if errors else "")
+        f"{origin} has no completed requests" + (f": {describe_failures(errors)}" if errors else "")
     )
 
 

@@ -275,8 +275,8 @@ class WorkerChannel:
     def _on_snapshot(self, snapshot: AttachSnapshot) -> None:
         if snapshot.protocol_version != PROTOCOL_VERSION:
             raise ConnectionError(
-                f"worker {self.worker_id} uses protocol {snapshot.protocol_version}, this gateway "
-                f"{PROTOCOL_VERSION}: run the same release on both"
+                f"worker {self.worker_id} uses protocol {snapshot.protocol_version}, but this "
+                f"gateway uses {PROTOCOL_VERSION}: run the same release on both"
             )
         if snapshot.epoch != self._epoch:
             self._orphaned.clear()

@@ -170,7 +170,7 @@ class Fleet:
         problem = self._parity(info) if self._parity and info is not None else None
         if problem is not None:
             logger.error(
-                "rejecting worker %s, its cache could never be hit: %s", worker_id, problem
+                "rejecting worker %s, since its cache could never be hit: %s", worker_id, problem
             )
             info = None
         worker = self._workers.get(worker_id)

@@ -227,8 +227,8 @@ class GatewayCollector(Collector):
         )
         wait = GaugeMetricFamily(
             "rayfleet_expected_wait_seconds",
-            "Minimum time that the next request is expected to wait at a worker; infinite without "
-            "workers.",
+            "Expected wait of the next request at the best worker, in seconds; infinite if there "
+            "are no workers.",
             labels=MODEL,
         )
         routed = CounterMetricFamily(

@@ -75,7 +75,7 @@ class Isolation:
             num_attempts = max(num_attempts, completion.num_losses)
         if num_attempts < self._max_attempts:
             return None
-        return f"failed after {num_attempts} attempts, the last error: {reason}"
+        return f"failed after {num_attempts} attempts; last error: {reason}"
 
     def excluded(self, completion: Completion) -> list[str]:
         """Ids of workers on which the completion must not be placed now."""

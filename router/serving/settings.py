@@ -78,7 +78,9 @@ class SharedSettings:
                     values = await self.store.read()
             except Exception as error:
                 if self._reachable:  # logged once, not with each read
-                    logger.warning("failed to read %s, keeping known ones: %r", self._title, error)
+                    logger.warning(
+                        "failed to read %s, keeping the previous values: %r", self._title, error
+                    )
                 self._reachable = False
                 return
             self._reachable = True
@@ -91,7 +93,7 @@ class SharedSettings:
             async with asyncio.timeout(TIMEOUT_S):
                 await change
         except Exception as error:
-            problem = f"{self._title} unchanged, storing the change failed: {error!r}"
+            problem = f"{self._title} unchanged: failed to store the change: {error!r}"
             raise ApiError(503, problem, retry_after_s=1) from error
 
     async def _follow(self) -> None:

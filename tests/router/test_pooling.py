@@ -178,7 +178,11 @@ async def test_what_a_model_does_not_support(rig: Rig) -> None:
         ("/v1/embeddings", {"input": "x", "temperature": 1}, "unknown field temperature"),
         ("/score", {"text_1": ["a", "b"], "text_2": ["c"]}, "got 2 queries for 1 documents"),
         ("/rerank", {"query": "a", "documents": []}, "got 1 queries for 0 documents"),
-        ("/rerank", {"query": "a", "documents": ["b"], "instruction": "c"}, "no instruction"),
+        (
+            "/rerank",
+            {"query": "a", "documents": ["b"], "instruction": "c"},
+            "does not support instruction",
+        ),
     ):
         response = await rig.client.post(path, json=body)
         assert response.status_code == 400, (path, body, response.text)

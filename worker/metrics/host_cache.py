@@ -20,7 +20,7 @@ def host_cache_metrics(labels: Sequence[str], totals: HostCacheTotals) -> Iterat
     """
     usage = GaugeMetricFamily(
         "rayfleet_cpu_cache_usage_perc",
-        "Fraction of the host memory for KV pages in use; 1 means all.",
+        "Fraction of the host memory for KV pages that is in use; 1 means all of it.",
         labels=_LABELS,
     )
     usage.add_metric(labels, totals.num_used / max(1, totals.num_pages))

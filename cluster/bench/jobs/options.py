@@ -59,7 +59,7 @@ class JobOptions:
                 raise ValueError(f"{flag} must not be negative, got {getattr(self, name)}")
         if self.kind == "mooncake" and not self.trace:
             raise ValueError(
-                "mooncake needs --trace FILE.jsonl: download FAST25-release/traces of "
+                "mooncake needs --trace FILE.jsonl: download FAST25-release/traces from "
                 "kvcache-ai/Mooncake"
             )
         find_slo(self.slo)

@@ -39,7 +39,7 @@ class Generators:
             ray.get([actor.ready.remote() for actor in self._actors], timeout=_PLACEMENT_TIMEOUT_S)
         except ray.exceptions.GetTimeoutError as error:
             raise ValueError(
-                f"not enough CPUs for {count} load generators of {_CPUS} CPUs: lower "
+                f"not enough CPUs for {count} load generators with {_CPUS} CPUs each: lower "
                 "--load-tasks, or add CPUs to the cluster"
             ) from error
 

@@ -61,7 +61,7 @@ class ApiKeys:
             self._limits.keep(self._entries)
         if entry is None:
             if scope["type"] == "http":
-                error = await failed_attempt(self._attempts, scope, "no valid API key")
+                error = await failed_attempt(self._attempts, scope, "missing or invalid API key")
                 await send_error(send, error, path=path)
             else:
                 await send({"type": "websocket.close", "code": 1008})

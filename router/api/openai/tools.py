@@ -114,7 +114,7 @@ def tool_use(body: ChatRequest, dialect: Dialect, template: ChatTemplate | None)
     choice = body.tool_choice
     if not body.tools:
         if choice not in (None, "none"):
-            raise bad_request("tool_choice is only allowed with tools", "tool_choice")
+            raise bad_request("tool_choice is only allowed when tools are specified", "tool_choice")
         return ToolUse()
     functions = _functions(body.tools)
     choice, names = _choice(choice, functions)

@@ -52,7 +52,9 @@ def pairs_of(
             "documents",
         )
     if instruction is not None and not info.pair_template:
-        raise bad_request("this model has no instruction: omit it", "instruction")
+        raise bad_request(
+            "this model does not support instruction: remove the field", "instruction"
+        )
     check_num_prompts(len(second), "documents")
     queries = list(first) * (len(second) if len(first) == 1 else 1)
     if info.task == "embed":
@@ -72,7 +74,8 @@ def pairs_of(
         return Pairs(prompts=prompts, indices=(), add_special_tokens=False)
     if info.size > 1:
         raise bad_request(
-            f"this model has {info.size} labels, but scores need a model with one: use /classify",
+            f"this model has {info.size} labels, but scoring requires a model with one: use "
+            "/classify",
             "model",
         )
     pairs = [TextPair(*pair) for pair in zip(queries, second, strict=True)]

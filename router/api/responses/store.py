@@ -137,7 +137,7 @@ class ResponseStore:
         self.num_entries += number
 
     def _unknown(self, response_id: str, field: str | None) -> ApiError:
-        why = "it was never stored, was deleted, belongs to another key, or was evicted"
+        why = "it was never stored, was deleted or evicted, or belongs to another API key"
         if not self.is_open:
             why = "this server does not store responses (--responses-store-mib is 0)"
         return _not_found(response_id, why, field)

@@ -192,7 +192,7 @@ class EagleHead:
         ids = self._offsets + torch.arange(len(self._offsets), device=self._offsets.device)
         if int(ids.min()) < 0 or int(ids.max()) >= self._eagle.head.vocab_size:
             raise ValueError(
-                f"d2t in {self._eagle.head.folder} maps tokens to ids outside of the vocabulary of "
+                f"d2t in {self._eagle.head.folder} maps tokens to ids outside the vocabulary of "
                 f"{self._eagle.head.vocab_size}: download the head again"
             )
         self._token_ids = ids

@@ -117,9 +117,8 @@ def _check_other_formats(folder: Path) -> None:
     check_files(folder)
     if (folder / "params.json").is_file():
         raise ValueError(
-            f"{folder} holds params.json without config.json: Mistral's format is not supported; "
-            "use a checkpoint in the format of transformers (model_type mistral4 for Mistral Large "
-            "3)"
+            f"{folder} has params.json but no config.json: Mistral's format is not supported; use "
+            "a checkpoint in the format of transformers (model_type mistral4 for Mistral Large 3)"
         )
 
 

@@ -75,9 +75,9 @@ class EagleSchema(LlamaConfig):
         names = architectures(raw)
         if not set(names) & {*_LLAMA_HEADS, *_SPECULATORS}:
             raise ValueError(
-                f"architectures {names} in config.json are not supported as EAGLE-3 head: use a "
+                f"architectures {names} in config.json are not supported as an EAGLE-3 head: use a "
                 f"checkpoint of one of {', '.join((*_LLAMA_HEADS, *_SPECULATORS))}, or "
-                "--speculative-method draft for a whole model"
+                "--speculative-method draft for a complete model"
             )
         return super().read({**raw, "model_type": "llama"})
 
@@ -187,9 +187,9 @@ def _check(eagle: EagleConfig, model: ModelConfig) -> None:
     is_like = model.mla is None and model.value_dim is None and None in model.windows
     if not is_like or heads != sizes:
         raise ValueError(
-            f"its layer has {heads[0]} KV heads of {heads[1]} dimensions, but the model's have "
-            "another KV cache, which is not supported: use a head with the model's KV heads, or "
-            "--speculative-method ngram"
+            f"its layer has {heads[0]} KV heads of size {heads[1]}, which differ from the model's "
+            "and are not supported: use a head with the model's KV heads, or --speculative-method "
+            "ngram"
         )
     for name, has, is_needed in (
         ("embed_tokens", eagle.has_embedding, head.hidden_size != model.hidden_size),
@@ -197,6 +197,6 @@ def _check(eagle: EagleConfig, model: ModelConfig) -> None:
     ):
         if is_needed and not has and find_shape(head.folder, ".weight") is not None:
             raise ValueError(
-                f"{name}.weight is missing, and the model's has another size: download the head "
-                "again"
+                f"{name}.weight is missing, and the model's has a different size: download the "
+                "head again"
             )

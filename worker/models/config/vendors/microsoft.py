@@ -37,8 +37,9 @@ class PhiConfig(FamilyConfig):
         keys and tensors of Phi's first releases."""
         if raw.get("model_type") == "phi-msft":
             raise ValueError(
-                "model_type 'phi-msft' in config.json is not supported: it is the format before "
-                "transformers had this model; use the current revision of the repository"
+                "model_type 'phi-msft' in config.json is not supported: it is the format from "
+                "before transformers supported this model; use the current revision of the "
+                "repository"
             )
         return super().read(raw)
 
