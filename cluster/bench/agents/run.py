@@ -46,8 +46,8 @@ class AgentOptions:
     warmup_s: float = 30.0
     """Warm-up time in seconds per number of sessions, which is not measured."""
     scale: float = 1.0
-    """Factor for all lengths in tokens. Contexts reach 20,000 to 150,000 tokens with 1; use less
-    for a model with a shorter context, such as 0.02 for the demo."""
+    """Factor for all lengths in tokens. Contexts reach 20,000 to 150,000 tokens with 1; use a
+    smaller factor for models with a shorter context, such as 0.02 for the demo."""
     trace: str | None = None
     """CSV file with recorded sessions, as in TraceLab; random sessions if unset."""
     seed: int = 0

@@ -20,8 +20,8 @@ class JobOptions:
     then without; mooncake: replays a trace; scenario: steady, burst, mixed_priority and long_short
     in turn; soak: one rate for a long time."""
     rate: float = 1.0
-    """Requests per second: of the first stage for sweep and goodput, the rate that the endpoint
-    sustains for scenario, and of all stages otherwise."""
+    """Requests per second: in the first stage for sweep and goodput, the endpoint's sustainable
+    rate for scenario, and in all stages otherwise."""
     duration: float = 30.0
     """Duration of each stage in seconds."""
     max_stages: int = 8

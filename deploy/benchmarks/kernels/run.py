@@ -88,7 +88,7 @@ class Peaks:
     read_gb_s: float
     """Bandwidth of a sum, which only reads, in GB/s."""
     matmul_tflop_s: float
-    """Rate of a large matrix product in TFLOP/s."""
+    """Rate of a large matmul in TFLOP/s."""
 
     @property
     def bandwidth(self) -> float:

@@ -40,8 +40,8 @@ class AgentOptions:
     host_share: float = 0.0
     """Size of the host-memory tier relative to the device's KV cache."""
     minutes: float = 18.0
-    """Simulated minutes, of which the first half is not measured. Sessions at the start are partly
-    done but cached nowhere; most of their first prompts, which are long, are computed in it."""
+    """Simulated minutes, of which the first half is not measured. At the start, sessions are partly
+    done but not cached; most of their long first prompts are computed in that half."""
     session_wait_s: float = 600.0
     """Maximum seconds at the gate."""
 
