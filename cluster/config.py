@@ -161,7 +161,8 @@ _METRICS = {"within": "--metrics-config"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EndpointConfig:
-    """Options of the endpoint and of the whole fleet: address, metrics, logs, and two groups."""
+    """Options of the endpoint and of the whole fleet: address, metrics, logs, access and
+    tenants."""
 
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 for all interfaces."""

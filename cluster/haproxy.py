@@ -20,8 +20,8 @@ it unnecessary. No upstream issue is known unless one is cited.
    connections. Needed until Serve has options for both.
 3. `limit_connections`: HAProxy waits for an incomplete request as long as for a stream, and admits
    few clients. A client has REQUEST_TIMEOUT_S to send a request, and the number of clients is only
-   limited by file descriptors. Idle connections could use up all of these: from IDLE_SHARE on, each
-   response closes its connection; from RESERVE_SHARE on, only health checks are served. While
+   limited by file descriptors. Idle connections could use up all of these: above IDLE_SHARE, each
+   response closes its connection; above RESERVE_SHARE, only health checks are served. While
    SCARCE_SHARE of the connections are in use, another machine may have at most SOURCE_SHARE of
    them. The last ones are reserved for this machine's own probes. Needed for as long as HAProxy
    cannot adapt `timeout http-keep-alive` to the number of connections. Serve fails on a request id
@@ -190,7 +190,7 @@ def confine(configuration: str, host: str | None = None, port: int | None = None
 
 
 def serve_tls(configuration: str, certificate: str) -> str:
-    """The configuration with TLS on the API port; unchanged without a certificate.
+    """The configuration with TLS on the API port; unchanged if there is no certificate.
 
     Args:
         configuration: text of Serve's configuration.

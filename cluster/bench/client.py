@@ -108,11 +108,11 @@ class Record:
     usage_seen: bool = False
     """Whether lengths are from the server's usage; otherwise `output_len` counts text events."""
     worker: str = ""
-    """Worker ID from the header x-rayfleet-worker; empty without it."""
+    """Worker ID from the header x-rayfleet-worker; empty if it is missing."""
     status: int = 0
-    """HTTP status; 0 without a response."""
+    """HTTP status; 0 if there was no response."""
     retry_after: str = ""
-    """Header Retry-After; empty without it."""
+    """Header Retry-After; empty if it is missing."""
     error: str = ""
     """Reason of the failure; empty for a completed request."""
     text: str = ""

@@ -98,7 +98,7 @@ class _Run:
     """One stage of one result file."""
 
     figures: Mapping[str, float]
-    """Latencies in ms and throughput in tokens/s, by name; NaN without data."""
+    """Latencies in ms and throughput in tokens/s, by name; NaN if there is no data."""
     seed: int | None
     """Seed of the run's prompts and arrivals; None if unknown."""
     errors: Mapping[str, int]
@@ -127,7 +127,7 @@ class _Row:
     runs: str
     """Text with the number of runs, or of pairs of runs."""
     log_ratio: Estimate | None
-    """Estimate of ln(B / A); None with too few runs."""
+    """Estimate of ln(B / A); None if there are too few runs."""
 
     def p_value(self, *, worse: bool, tolerance: float) -> float:
         """One-sided p-value of B being worse (or better) than A by at most the tolerance."""

@@ -47,7 +47,7 @@ class Turns(Generic[T]):
     def comparison(
         self, variant: str, baseline: str, figure: Callable[[T], float]
     ) -> dict[str, Any]:
-        """Ratios in the format of results; `losing_rounds` are the rounds, from 0, with a ratio
+        """Ratios in the format of results; `losing_rounds` are the 0-based rounds with a ratio
         below 1."""
         found = self.ratios(variant, baseline, figure)
         return {
@@ -65,8 +65,8 @@ def take_turns(
     """Calls each variant once per round with the round's number; drops the results of warm-ups.
 
     The order of the variants is reversed in every second round (A B, B A, ...), so that a trend
-    cancels out in the ratios. Warm-up rounds come first, with numbers from `rounds` on, so that
-    prompts sampled with the number as seed are new in the measured rounds.
+    cancels out in the ratios. Warm-up rounds come first, with the numbers that follow `rounds - 1`,
+    so that prompts sampled with the number as seed are new in the measured rounds.
 
     Raises:
         ValueError: `rounds` is less than 1.

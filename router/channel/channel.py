@@ -92,7 +92,8 @@ class WorkerChannel:
         self._orphaned: dict[str, int] = {}
         """Aborted attempts whose end the worker has not reported yet, by request id."""
         self.leaving = False
-        """Whether the worker has left the set: it finishes its requests, then the stream ends."""
+        """Whether the worker was removed from the set: it finishes its requests, then the stream
+        ends."""
         self._epoch: int | None = None
         """Epoch of the last snapshot; None while not attached."""
         self._oldest_epoch = 0
@@ -195,7 +196,7 @@ class WorkerChannel:
             self._listener.on_closed(self.worker_id)
 
     async def _attach_once(self) -> str:
-        """Reads one attach stream to its end; returns the reason of the end."""
+        """Reads one attach stream until it ends; returns the reason."""
         self._epoch, self._seq = None, 0
         self._heartbeat_timeout.received = True
         pump = asyncio.create_task(self._pump())
@@ -262,8 +263,8 @@ class WorkerChannel:
     def _on_orphaned(self, delta: TokenDelta) -> None:
         """Handles tokens of a request that is not open: it was aborted or failed.
 
-        Aborts it at the worker, once: if the reply to its submit was lost, or the submit arrived
-        after its abort, the worker would generate it to the end.
+        Aborts it on the worker, once: if the reply to its submit was lost, or the submit arrived
+        after its abort, the worker would otherwise generate it to completion.
         """
         request_id, attempt = delta.request_id, delta.attempt
         if delta.finish_reason is not None:

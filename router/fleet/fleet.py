@@ -58,8 +58,8 @@ class Choice(msgspec.Struct, frozen=True):
     explanation: Explanation | None = None
     """Explanation of the decision; None unless enabled in RoutingConfig."""
     sampled_blocks: bytes = b""
-    """Block hashes for other gateways, see PromptInFlight; empty without other gateways, or if
-    hits cover most of the prompt."""
+    """Block hashes for other gateways, see PromptInFlight; empty if there are no other gateways, or
+    if hits cover most of the prompt."""
     shared_block: int = 0
     """Hash of the last block of the longest prefix that any worker has, for other gateways; 0 for
     none."""
@@ -431,7 +431,7 @@ class Fleet:
         table.set_active(row, worker.num_active)
 
     def _update_ready(self, worker: WorkerState, before: EngineInfo | None) -> None:
-        """Updates the sets of ready workers; `before` is this one's engine if it was ready."""
+        """Updates the sets of ready workers; `before` is this worker's engine if it was ready."""
         self._table.eligible[worker.row] = worker.ready
         self._ready_workers.change(before, worker.info if worker.ready else None)
         self._compare_speeds()

@@ -37,9 +37,8 @@ EXCEED_S = 10.0
 """Seconds between two such sessions, whose prompts must first show in the workers' reports."""
 _MIN_RETURNS = 0.5
 _END_WEIGHT, _RETURN_WEIGHT = 1 / 32, 1 / 16
-"""A new context counts from its first request on if at least half of the recent new ones were
-followed by a second request. So single requests with tools, which are not an agent's, soon stop
-counting."""
+"""A new context counts from its first request if at least half of the recent new ones were followed
+by a second request, so single requests with tools, which are not an agent's, soon stop counting."""
 MAX_WAITING = 4096
 """Maximum number of waiting requests; further ones are not delayed."""
 

@@ -39,7 +39,7 @@ class Session:
 
     def __init__(self, name: str, born: float) -> None:
         self.name = name
-        """The client's id; empty without one."""
+        """The client's id; empty if it sent none."""
         self.born = born
         self.contexts: dict[int, Context] = {}
         self.gaps = GapHistogram()

@@ -121,8 +121,8 @@ class KeyLimits:
                 self._settle(use)
 
     def _handover(self, use: KeyUse) -> tuple[float, float] | None:
-        """Estimate of the requests and tokens left, for a new owner; None without an estimate, or
-        if the owner is unchanged."""
+        """Estimate of the requests and tokens left, for a new owner; None if there is no estimate,
+        or if the owner is unchanged."""
         if use.owner == use.reported_to:
             return None
         counters = self._counters.get(use.entry.name)

@@ -61,7 +61,7 @@ class TenantStats:
             first_token_s: seconds to its first token; negative if it had none.
             generation_tokens: number of tokens generated.
             cached_tokens: prompt tokens found in the prefix cache.
-            met: whether its SLO was met; None without an SLO.
+            met: whether its SLO was met; None if it has none.
         """
         self.num_open -= 1
         self.generation_tokens += generation_tokens

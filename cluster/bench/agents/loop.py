@@ -19,7 +19,8 @@ from cluster.bench.prompts import PromptSpace
 SESSION_HEADER: Final = "x-session-id"
 """Header with the session's id, for routers that use one; servers ignore unknown headers."""
 _PAUSE_S: Final = 1.0
-"""Seconds after a failed request, so that a server that rejects requests is not flooded."""
+"""Pause in seconds after a failed request, so that a server that rejects requests is not
+flooded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +95,7 @@ class AgentLoops:
             await self._run(next(self._sessions))
 
     async def _run(self, session: AgentSession) -> None:
-        """Runs a session to its end; a failed request also ends it."""
+        """Runs a session to completion; a failed request also ends it."""
         self._num_sessions += 1
         # Ids of an earlier run at the same endpoint would be sessions with other contexts.
         headers = {SESSION_HEADER: f"bench-{self._seed}-{self._num_sessions}"}

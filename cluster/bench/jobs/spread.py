@@ -44,7 +44,7 @@ class Generators:
             ) from error
 
     def run(self, load: Load) -> LoadResult:
-        """Runs a load to its end, split by `split_load`."""
+        """Runs a load to completion, split by `split_load`."""
         count = min(len(self._actors), len(load.requests), load.max_concurrency or 10**9)
         parts = split_load(load, max(count, 1))
         start_at = time.time() + _LEAD_S

@@ -48,8 +48,8 @@ class Account:
         self.adapter = ""
         """Name of the requested LoRA adapter; empty for none."""
         self.is_held = False
-        """Whether the request continues in the background after its response, and ends with
-        both."""
+        """Whether the request continues in the background after its response; it ends when both
+        have ended."""
         self.prompt_tokens = 0
         self.cached_tokens = 0
         """Prompt tokens found in prefix caches."""
@@ -62,7 +62,7 @@ class Account:
 
     @property
     def name(self) -> str:
-        """Name of the API key; empty without one."""
+        """Name of the API key; empty if none is required."""
         return self.use.entry.name if self.use is not None else ""
 
     async def begin_request(self) -> None:
@@ -169,7 +169,7 @@ class Account:
         self._spend(num_tokens)
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Rate-limit headers (x-ratelimit-*) of the key; empty without limits."""
+        """Rate-limit headers (x-ratelimit-*) of the key; empty if it has no limits."""
         if self.use is None:
             return []
         return self.use.headers()

@@ -21,7 +21,8 @@ class StreamLimits:
     """Limits on clients that read responses slowly, and intervals of pings."""
 
     stalled_s: float = 60.0
-    """Seconds without any reading until a client is disconnected; the same as HAProxy's timeout."""
+    """Seconds after which a client that reads nothing is disconnected; the same as HAProxy's
+    timeout."""
     unread_bytes: int = 16 * 2**20
     """Maximum unread bytes of a stream; only many completions with log-probabilities reach it."""
     total_unread_bytes: int = 64 * 2**20

@@ -242,7 +242,7 @@ def _ignore_hints(value: Any, ignored: Ignored | None) -> None:
 
 
 def _strict_type(kind: Any) -> type[msgspec.Struct] | None:
-    """The type of an optional field that is a struct without unknown fields, else None."""
+    """The type of an optional field if it is a struct that forbids unknown fields, else None."""
     for option in (kind, *get_args(kind)):
         if isinstance(option, type) and issubclass(option, msgspec.Struct):
             return option if option.__struct_config__.forbid_unknown_fields else None

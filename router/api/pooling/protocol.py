@@ -55,7 +55,7 @@ class EmbeddingRequest(InputRequest, kw_only=True, frozen=True):
     dimensions: Annotated[int, Meta(ge=1)] | None = None
     """Number of leading dimensions to return; None for all."""
     normalize: bool | None = None
-    """Whether embeddings are scaled to length 1; None for the model's default."""
+    """Whether to L2-normalize embeddings; None for the model's default."""
     prompt_name: str | None = None
     """Prefix of the texts, by its name in the checkpoint; None for the default one."""
 

@@ -68,8 +68,8 @@ class _Read(Generic[Body]):
 class PoolingRoutes:
     """Handlers of the routes of pooling models.
 
-    Their requests take the way of completions: admission, placement, retries on another worker,
-    metrics. Models that generate text are rejected with 400.
+    Their requests go through the same admission, placement, retries and metrics as completions.
+    Models that generate text are rejected with 400.
 
     Args:
         gateway: the gateway of the models.
