@@ -284,7 +284,7 @@ class ToolTraining(CausalTraining):
     """Training of ``demo`` in its second phase: conversations that declare functions."""
 
     def __init__(self, config: TrainingConfig, output: Path, state: Path | None = None) -> None:
-        assert config.start is not None, "nothing to go on with"
+        assert config.start is not None, "there is no checkpoint to continue from"
         self.start = config.start
         super().__init__(config, output, state)
 
@@ -318,7 +318,7 @@ class DraftTraining(CausalTraining):
     """Training of ``demo-draft``, a small model distilled from a trained one."""
 
     def __init__(self, config: TrainingConfig, output: Path, state: Path | None = None) -> None:
-        assert config.teacher is not None, "nobody to learn from"
+        assert config.teacher is not None, "distillation requires a teacher"
         self.teacher_path = config.teacher
         self.teacher = _loaded(config.teacher)
         super().__init__(config, output, state)

@@ -72,10 +72,10 @@ WORKER = Board(
             "Mean time to first token by worker",
             "s",
             {"{{worker_id}}": mean("worker_time_to_first_token_seconds", "worker_id")},
-            "From the arrival at the worker.",
+            "From arrival at the worker.",
         ),
         Panel(
-            "Last start-up",
+            "Last startup",
             "s",
             {"{{phase}}": f"max by (phase) (rayfleet_worker_startup_seconds{{{M}}})"},
             "Maximum over the workers, by phase.",

@@ -121,7 +121,7 @@ class _Step:
     ) -> torch.Tensor:
         value_dim = v_cache.shape[3]
         if has_latents(k_cache, v_cache):
-            assert self.arrived is not None, "latents are announced in the settings"
+            assert self.arrived is not None, "the settings must specify latents"
             return attend_to_latents(
                 q, k_cache, value_dim, self.metadata, scale, self.arrived, value_scale
             )

@@ -142,9 +142,11 @@ class Attention:
         """Specification of the layer's KV cache."""
         self.state_spec: StateSpec | None = None
         """Attention keeps no state."""
-        assert traits.has_gate or not traits.names.gate, "a name of what there is"
+        assert traits.has_gate or not traits.names.gate, "a gate name requires a gate"
         self._query_parts = 2 if traits.has_gate and not traits.names.gate else 1
-        assert traits.has_value_norm or not traits.values_are_keys, "keys rotate in place"
+        assert traits.has_value_norm or not traits.values_are_keys, (
+            "values that are keys require a norm"
+        )
         kept = (head_dim,) if traits.values_are_keys else (head_dim, value_dim)
         self._widths = [
             self._query_parts * num_heads * head_dim,
@@ -366,7 +368,7 @@ def attend_to_rows(
 
     decode, extend = inputs.decode, inputs.extend
     if extend is None:
-        assert decode is not None, "a step has rows"
+        assert decode is not None, "a step must have rows"
         return forward(decode, q)
     if decode is None:
         return forward(extend, q)
