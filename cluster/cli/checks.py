@@ -81,7 +81,8 @@ def check_gpu(index: int, gpu: Gpu) -> Finding:
     if gpu.capability and gpu.capability < MIN_CAPABILITY:
         minimum, found = (".".join(map(str, pair)) for pair in (MIN_CAPABILITY, gpu.capability))
         return Finding(
-            "bad", f"{text}: compute capability {found} is not supported, {minimum} is required"
+            "bad",
+            f"{text}: compute capability {found} is not supported: {minimum} or higher is required",
         )
     return Finding("ok", text)
 

@@ -192,7 +192,7 @@ class WorkerChannel:
                 await asyncio.sleep(backoff)
                 backoff = min(backoff * 2, LAST_BACKOFF_S)
         finally:
-            self._lose("the worker has left the set")
+            self._lose("the worker was removed")
             self._listener.on_closed(self.worker_id)
 
     async def _attach_once(self) -> str:
@@ -212,7 +212,7 @@ class WorkerChannel:
                 if reason is not None:
                     return reason
                 if self.leaving and not self._in_flight:
-                    return "the worker has left the set"
+                    return "the worker was removed"
         finally:
             self._heartbeat_timeout.close()
             pump.cancel()

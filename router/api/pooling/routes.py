@@ -307,5 +307,5 @@ def _texts(first: str | list[str] | None, second: str | list[str] | None, name: 
     """The texts of one of two fields of the same meaning. Raises ApiError (400)."""
     given = first if second is None else second
     if given is None or (first is not None and second is not None):
-        raise bad_request(f"set either {name} or its synonym, once", name)
+        raise bad_request(f"set {name} or its synonym, but not both", name)
     return [given] if isinstance(given, str) else given

@@ -221,7 +221,7 @@ def _weight_map(index: Path) -> dict[str, str]:
         if not isinstance(name, str) or not _PLAIN_NAME.fullmatch(name):
             raise ValueError(
                 f"{index} names the weight file {name!r:.200}, but weights must be *.safetensors "
-                "files next to it: this checkpoint is corrupt or malicious, use another copy"
+                "files next to it: this checkpoint is corrupt or malicious; use another copy"
             )
     return weight_map
 

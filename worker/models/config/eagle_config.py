@@ -171,8 +171,8 @@ def _check(eagle: EagleConfig, model: ModelConfig) -> None:
             )
     if not eagle.taps or any(not 0 <= tap < model.num_layers for tap in eagle.taps):
         raise ValueError(
-            f"eagle_aux_hidden_state_layer_ids = {short(list(eagle.taps))} must be indices of the "
-            f"model's layers, from 0 to {model.num_layers - 1}: use a head that was trained for it"
+            f"eagle_aux_hidden_state_layer_ids = {short(list(eagle.taps))} must be layer indices "
+            f"of the model, in [0, {model.num_layers - 1}]: use a head that was trained for it"
         )
     if eagle.draft_vocab_size > head.vocab_size:
         raise ValueError(

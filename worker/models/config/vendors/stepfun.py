@@ -277,7 +277,7 @@ def _tables(keys: RawConfig, kinds: list[Any]) -> dict[str, dict[str, Any]]:
                 raise ValueError(
                     f"{key} = {short(values)} in config.json is not supported: it must have one "
                     f"number in (0, {most:g}] for each of the {len(kinds)} layers, equal for all "
-                    "layers of a type; use another checkpoint"
+                    "layers of one type in layer_types; use another checkpoint"
                 )
             if own:
                 table[name] = own[0]
