@@ -299,8 +299,8 @@ def _judged(rows: Sequence[_Row], options: CompareOptions) -> list[dict[str, Any
 def _reported(row: _Row, verdict: Verdict | None, options: CompareOptions) -> dict[str, Any]:
     low = high = math.nan
     if row.log_ratio is not None:
-        centre, half = row.log_ratio.value, row.log_ratio.half
-        low, high = math.exp(centre - half), math.exp(centre + half)
+        center, half = row.log_ratio.value, row.log_ratio.half
+        low, high = math.exp(center - half), math.exp(center + half)
         if verdict is None and 1.0 - options.tolerance <= low <= high <= 1.0 + options.tolerance:
             verdict = "within tolerance"
     return {

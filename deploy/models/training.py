@@ -50,7 +50,7 @@ class TrainingConfig:
     """Batches computed concurrently; each step sums over that many batches."""
     vocab_size: int = 2560
     tokenizer_conversations: int = 20_000
-    """Conversations from which the tokenizer's merges are learnt."""
+    """Conversations from which the tokenizer's merges are learned."""
     batch_tokens: int = 1536
     """Positions in the batch of one thread, including padding."""
     max_length: int = 2048

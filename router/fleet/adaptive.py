@@ -30,7 +30,7 @@ class AdaptivePolicy(RoutingPolicy):
       as many copies as its share of all requests justifies.
 
     Args:
-        utilisation: utilisation of the workers.
+        utilisation: utilization of the workers.
     """
 
     tolerance = TOLERANCE

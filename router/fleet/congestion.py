@@ -14,7 +14,7 @@ _ONE, _BUSIEST = np.array(1.0), np.array(BUSIEST)
 
 
 class Congestion:
-    """Computes delayed requests from utilisation ρ, queue W (s) and mean work S (s) per request.
+    """Computes delayed requests from utilization ρ, queue W (s) and mean work S (s) per request.
 
     `anywhere`: requests that could run on any worker, β = ρ/(1 - ρ)·(P + W/S), with the mean ρ and
     the shortest queue W. Work at the end of a queue delays all requests that arrive before the
@@ -49,7 +49,7 @@ class Congestion:
         """Requests that could run on any worker and are delayed by a second of work on one.
 
         Args:
-            utilisation: mean utilisation of the workers, 0 to 1.
+            utilisation: mean utilization of the workers, 0 to 1.
             num_workers: number of workers that can take a request.
             queue_s: seconds of their shortest queue.
         """

@@ -8,7 +8,7 @@ from.
 from __future__ import annotations
 
 WINDOW_S = 10.0
-"""Time constant in seconds of all moving averages: utilisation, speed, work per request and uses of
+"""Time constant in seconds of all moving averages: utilization, speed, work per request and uses of
 prefixes. It covers 100 steps of 0.1 s: a mean over n steps has a relative error of about 1/√n, here
 a tenth, similar to the error of work estimates."""
 UNKNOWN_S = 1.0

@@ -42,7 +42,7 @@ class Utilisation:
         self._at[row] = now
 
     def of_workers(self, size: int, now: float) -> Floats:
-        """Utilisation of each of the first `size` rows, 0 to 1; rows without a worker tend to 0."""
+        """Utilization of each of the first `size` rows, 0 to 1; rows without a worker tend to 0."""
         known = min(size, len(self._at))
         kept = self._at[:known] - now
         kept /= _WINDOW
