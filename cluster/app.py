@@ -114,12 +114,12 @@ class GatewayReplica:
         return loads
 
     async def answer_peer(self, request: bytes, peer_id: str) -> bytes:
-        """Answers a call of another gateway, which PinnedRouter routes by `peer_id`. An empty
+        """Handles a call from another gateway, which PinnedRouter routes by `peer_id`. An empty
         request only sets up the caller's router."""
         return await self._peers.answer_call(request) if request else b""
 
     async def stream_to_peer(self, request: bytes, peer_id: str) -> AsyncIterator[bytes]:
-        """Answers a streaming call of another gateway, as `answer_peer` does."""
+        """Handles a streaming call from another gateway; see `answer_peer`."""
         async for item in self._peers.answer_stream(request):
             yield item
 

@@ -140,7 +140,7 @@ def bundled_binary() -> str:
     """Path of the HAProxy binary in Ray's wheel.
 
     Raises:
-        SystemExit: the wheel is not installed; the message has the remedy.
+        SystemExit: the wheel is not installed; the message names the remedy.
     """
     # HAZARD: Ray's own search begins with this variable, which names the program that runs this.
     os.environ.pop(BINARY_VARIABLE, None)

@@ -44,7 +44,7 @@ class Gateway:
         tracing: creates spans; None if there is none.
         settings: store shared by a model's gateways, by model name; empty if this gateway is the
             only one.
-        adapters: store of adapters loaded at run time, likewise.
+        adapters: store of adapters loaded at run time, by model name.
         peers: the other gateways; None if there are none.
 
         Raises:

@@ -94,7 +94,7 @@ class Record:
     requested_len: int
     """Number of requested output tokens."""
     start: float = 0.0
-    """Time of sending by `time.perf_counter`, which is shared by all processes of a machine."""
+    """Send time by `time.perf_counter`, a clock that all processes of a machine share."""
     latency: float = 0.0
     """Seconds to the last event with choices; for a failed request to the failure."""
     ttft: float = 0.0
@@ -114,7 +114,7 @@ class Record:
     retry_after: str = ""
     """Header Retry-After; empty if it is missing."""
     error: str = ""
-    """Reason of the failure; empty for a completed request."""
+    """Reason for the failure; empty for a completed request."""
     text: str = ""
     """Content of the response's message, if the request keeps it."""
 

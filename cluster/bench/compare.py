@@ -188,7 +188,7 @@ def run_compare(options: CompareOptions, load: ServeOptions | None = None) -> Re
 
 
 def _measure(options: CompareOptions, load: ServeOptions) -> tuple[_Runs, _Runs]:
-    """Measures both endpoints in turn at each concurrency; their runs by stage."""
+    """Measures both endpoints alternately at each concurrency; returns their runs by stage."""
     a = replace(load, base_url=options.a, save_detailed=True)
     b = replace(
         a,

@@ -46,7 +46,7 @@ class ThroughputOptions:
     """Number of measured rounds, each with new prompts; the median is reported. 1 if unset, or 5
     with --batch-invariant-cost."""
     batch_invariant_cost: bool = False
-    """Measure batch-invariant and normal mode in turn, and report their ratio."""
+    """Measure batch-invariant and normal mode alternately, and report the ratio."""
 
     def __post_init__(self) -> None:
         if self.num_prompts < 1 or self.num_warmups < 0 or self.num_rounds < 1:

@@ -1,4 +1,5 @@
-"""Measurement of variants in turn, so that a drift of the machine affects all of them equally."""
+"""Alternating measurements of variants, so that a drift of the machine affects all of them
+equally."""
 
 from __future__ import annotations
 

@@ -45,9 +45,9 @@ from worker.protocol.messages import (
 logger = logging.getLogger(__name__)
 
 CHECK_TIMEOUT_S = 60.0
-"""Seconds for a worker to read an adapter of up to tens of GB."""
+"""Timeout in seconds of a worker that reads an adapter of up to tens of GB."""
 FIRST_BACKOFF_S = 0.05
-"""Seconds between attach streams; doubled while attaching fails."""
+"""Seconds between attempts to attach; doubled after each failure."""
 LAST_BACKOFF_S = 2.0
 """Maximum seconds between attempts to attach."""
 
@@ -350,7 +350,7 @@ class WorkerChannel:
         """Ends open requests of epochs before `before`, or all of them if that is None.
 
         Args:
-            reason: reason of the failure.
+            reason: reason for the failure.
             before: first epoch that is not lost.
             unsent: ids of requests that were never sent to the worker.
         """

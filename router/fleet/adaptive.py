@@ -1,4 +1,4 @@
-"""AdaptivePolicy, the default: costs are the seconds that this and other requests wait."""
+"""AdaptivePolicy, the default: a cost is the time in seconds that this and other requests wait."""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ from worker.protocol.messages import AttachSnapshot, EngineInfo, LoadSnapshot, W
 logger = logging.getLogger(__name__)
 
 _MOST_UNPRICED = 16
-"""Maximum number of reports priced at the next decision: 5 us each, as long as a decision."""
+"""Maximum number of reports priced at the next decision: 5 us each, which takes as long as a
+decision."""
 
 Parity = Callable[[EngineInfo], "str | None"]
 """Check that returns the difference between a worker and this gateway in rendering, tokenizing
@@ -98,7 +99,8 @@ class Fleet:
         self.in_flight = InFlight()
         self.others = OtherGatewaysPrompts()
         self.has_other_gateways = False
-        """Whether other gateways use the workers; only then choices have hashes for them."""
+        """Whether other gateways use the workers. If not, choices have no hashes for other
+        gateways."""
         self.memo = HashMemo()
         self._table = WorkerTable()
         self.pace = FleetPace()

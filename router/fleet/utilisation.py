@@ -25,7 +25,7 @@ class Utilisation:
         self._busy_s = np.zeros(0)
         """Seconds spent on prefills, decaying with WINDOW_S, as of `_at`."""
         self._seen_s = np.zeros(0)
-        """Seconds observed, busy or idle, decaying likewise: WINDOW_S in the long run."""
+        """Seconds observed, busy or idle, with the same decay: WINDOW_S in the long run."""
         self._at = np.zeros(0)
         """Time on the fleet's clock of the last report."""
 

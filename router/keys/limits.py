@@ -138,7 +138,7 @@ class KeyLimits:
         return counters.take(gateway_id, report, self._clock())
 
     async def _handle(self, payload: bytes) -> bytes:
-        """Answers the reports of another gateway."""
+        """Handles the reports of another gateway."""
         reports = msgspec.msgpack.decode(payload, type=analyzed(_Reports))
         answers = [self._take(reports.gateway_id, report) for report in reports.reports]
         return msgspec.msgpack.encode(answers)

@@ -123,7 +123,7 @@ class CompletionTimes:
         """Records the end of the completion.
 
         Args:
-            reason: reason of the end.
+            reason: finish reason.
             now: time of the end.
             num_tokens: number of tokens generated.
             num_cached: number of prompt tokens found in the prefix cache.

@@ -36,11 +36,11 @@ class SettingsStore(Protocol):
 
 
 class SharedSettings:
-    """Applies what a store holds, at the start and whenever it changes.
+    """Applies the contents of a store, at startup and whenever they change.
 
     Args:
         store: store of the model's gateways; None if this gateway is the only one.
-        title: what the settings are, for messages: "admission rules".
+        title: name of the settings in messages, such as "admission rules".
         apply: applies the store's values. It runs with `lock` held.
     """
 
@@ -69,7 +69,7 @@ class SharedSettings:
                 await self._follower
 
     async def read(self) -> None:
-        """Reads the store and applies its values; keeps the known ones if it is unreachable."""
+        """Reads the store and applies its values; keeps the previous ones if it is unreachable."""
         if self.store is None:
             return
         async with self.lock:

@@ -38,7 +38,7 @@ class KnownFields(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """Handling of request parts that have no effect on this server."""
+    """Handles request parts that have no effect on this server."""
 
     count: Callable[[str], None]
     """Counts an ignored part by its field, or `FIELD.TYPE`, in the metrics."""

@@ -30,8 +30,8 @@ from worker.protocol.text.chat_template import ChatTemplate
 MAX_COMPLETIONS = 2048
 """Maximum completions of a request: prompts times n."""
 MAX_ENTRIES = 2**20
-"""Maximum texts and tokens in a request's parameters, times its completions: the engine copies
-some of them per completion. A million take 0.1 s and 50 MB."""
+"""Maximum number of texts and tokens in a request's parameters, times its completions, since the
+engine copies some of them per completion. A million take 0.1 s and 50 MB."""
 MAX_STOP_CHARACTERS = 8192
 """Maximum characters of all stop strings together, which are searched in each choice's text, and
 of all bad words together."""
@@ -201,7 +201,8 @@ def continues_message(request: ChatRequest) -> bool:
 
 
 def stream_options(request: CommonRequest) -> StreamOptions | None:
-    """Options of the stream; None for the defaults. Raises ApiError (400) without a stream."""
+    """Options of the stream; None for the defaults. Raises ApiError (400) if the request is not
+    streamed."""
     if request.stream_options is not None and not request.stream:
         raise bad_request("stream_options is only allowed when stream is true", "stream_options")
     return request.stream_options

@@ -1,4 +1,4 @@
-"""Prompts for the scores of pairs of texts, as each kind of model needs them."""
+"""Prompts that score pairs of texts, in the format that each kind of model needs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_num_prompts(number: int, field: str) -> None:
 def pairs_of(
     info: PoolingInfo, first: Sequence[str], second: Sequence[str], instruction: str | None
 ) -> Pairs:
-    """Pairs of one text with several others, or of as many texts as others.
+    """Pairs one text with several others, or texts with as many others.
 
     Args:
         info: the model: scores are cosines of embeddings, logits of pairs, or answers to a prompt.

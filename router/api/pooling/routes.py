@@ -286,7 +286,7 @@ def _pair_params(_: PooledRequest) -> PoolingParams:
 
 
 def _check_task(info: PoolingInfo, task: str, route: str) -> None:
-    """Raises ApiError (400) if the model is one for another route."""
+    """Raises ApiError (400) if the model needs another route."""
     if info.task != task:
         others = "/classify, /score or /v1/rerank" if task == "embed" else "/v1/embeddings"
         raise bad_request(f"this model does not support {route}: use {others}", "model")
@@ -304,7 +304,8 @@ def _prefix(info: PoolingInfo, name: str | None) -> str:
 
 
 def _texts(first: str | list[str] | None, second: str | list[str] | None, name: str) -> list[str]:
-    """The texts of one of two fields of the same meaning. Raises ApiError (400)."""
+    """The texts of one of two synonymous fields. Raises ApiError (400) unless exactly one is
+    set."""
     given = first if second is None else second
     if given is None or (first is not None and second is not None):
         raise bad_request(f"set {name} or its synonym, but not both", name)

@@ -14,7 +14,7 @@ from router.peers import ID_PREFIX
 MAX_ENTRIES = 4096
 """Maximum number of responses of all keys together."""
 OVERHEAD = 1024
-"""Overhead in bytes that each response counts as, besides its size."""
+"""Overhead in bytes that is added to the size of each response."""
 PREFIX = "resp_"
 """Prefix of response ids."""
 _ID = re.compile(PREFIX + r"([a-z0-9]{1,32})[0-9a-f]{32}")

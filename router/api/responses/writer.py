@@ -18,8 +18,8 @@ from router.errors import ApiError
 from router.parsers import Content, Dialect, Piece, closed
 
 KEEPALIVE = 12
-"""Number of pings of which one is an event instead of a comment: with the usual period, one in two
-minutes."""
+"""One in this many pings is an event instead of a comment: one every two minutes, with the usual
+period."""
 CUT = ("length", "abort", "error")
 """Finish reasons that leave the last item incomplete."""
 _PREFIXES = {"thought": "rs", "text": "msg", "call": "fc"}
