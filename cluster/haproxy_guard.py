@@ -497,7 +497,7 @@ def handle_signals(stop: Callable[[int], None]) -> None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process has not ended; one that has ended may still be listed in /proc."""
+    """Whether a process is running; one that has ended may still be listed in /proc."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:

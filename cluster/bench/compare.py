@@ -1,9 +1,9 @@
-"""`rayfleet bench compare A B`: tests whether B is slower or faster than A, by several runs of
+"""`rayfleet bench compare A B`: tests whether B is slower or faster than A, using several runs of
 each.
 
 A and B are results of `bench job`, of `bench serve --json --save-detailed`, or of vLLM's serving
-benchmark with --save-detailed, of any endpoint; or the URLs of two endpoints, which are measured in
-turn under the same load.
+benchmark with --save-detailed, of any endpoint; or the URLs of two endpoints, which are measured
+alternately under the same load.
 
 Each run is one observation: its requests queue behind each other and share the state of the
 machine, so their number does not determine the variation between runs. Ratios are those of the

@@ -42,9 +42,9 @@ class _Sheet:
     facts: dict[Path, dict[str, Any]] = field(default_factory=dict)
     """Scalar values, keyed by the path of the enclosing object."""
     rows: dict[Path, Sequence[Facts]] = field(default_factory=dict)
-    """Lists of rows by path."""
+    """Lists of rows, keyed by path."""
     intervals: dict[Path, Facts] = field(default_factory=dict)
-    """Intervals by path."""
+    """Intervals, keyed by path."""
 
     def add(self, path: Path, result: Facts) -> None:
         """Adds an object at `path` with all nested objects."""

@@ -26,7 +26,7 @@ class Turns(Generic[T]):
         return self.by_variant[variant]
 
     def pairs(self, variant: str, other: str) -> list[tuple[T, T]]:
-        """Turns of a variant and another one, paired by round."""
+        """Turns of a variant and of a baseline, paired by round."""
         return list(zip(self[variant], self[other], strict=True))
 
     def values(self, variant: str, figure: Callable[[T], float]) -> list[float]:

@@ -77,7 +77,7 @@ def _random_gap_s(random: np.random.Generator) -> float:
 
 
 def recorded_sessions(file: Path, scale: float) -> Iterator[AgentSession]:
-    """The sessions of a file in their order, over and over.
+    """The sessions of a file in order, repeated endlessly.
 
     Args:
         file: CSV as in TraceLab (https://github.com/uw-syfi/TraceLab): a row per turn with

@@ -82,8 +82,9 @@ class CutJson:
 
 
 def _long_strings(body: Payload) -> Iterator[tuple[int, int]]:
-    """Positions of the strings with more than LONG_BYTES bytes, without quotes, in order. numpy
-    releases the GIL while searching.
+    """Positions of the strings with more than LONG_BYTES bytes, without quotes, in order.
+
+    numpy releases the GIL while searching.
     """
     opening = np.empty(0, np.int64)  # place of the quote before the chunk that is still open
     is_escaped = False
