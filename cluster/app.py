@@ -114,12 +114,12 @@ class GatewayReplica:
         return loads
 
     async def answer_peer(self, request: bytes, peer_id: str) -> bytes:
-        """Answers a call of another gateway, which PinnedRouter routes by `peer_id`. An empty
+        """Handles a call from another gateway, which PinnedRouter routes by `peer_id`. An empty
         request only sets up the caller's router."""
         return await self._peers.answer_call(request) if request else b""
 
     async def stream_to_peer(self, request: bytes, peer_id: str) -> AsyncIterator[bytes]:
-        """Answers a streaming call of another gateway, as `answer_peer` does."""
+        """Handles a streaming call from another gateway; see `answer_peer`."""
         async for item in self._peers.answer_stream(request):
             yield item
 
@@ -222,7 +222,8 @@ def resolve_device(engine: EngineConfig, *, nodes_may_join: bool = False) -> Eng
     num_gpus = ray.cluster_resources().get("GPU", 0)
     if engine.device == "cuda" and not num_gpus:
         raise ValueError(
-            "--device cuda: no node of the Ray cluster has a GPU: add one, or use --device cpu"
+            "--device cuda requires a GPU, but no node of the Ray cluster has one: add a node with "
+            "a GPU, or use --device cpu"
         )
     return replace(engine, device="cuda" if num_gpus else "cpu")
 

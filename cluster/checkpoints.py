@@ -59,7 +59,7 @@ def with_commits(engine: EngineConfig) -> EngineConfig:
         return _in_time(lambda: pinned(engine), PIN_TIMEOUT_S)
     except (ValueError, OSError) as error:
         logger.warning(
-            "cannot pin %s to a commit, gateways and workers may load different ones: %s",
+            "cannot pin %s to a commit, so gateways and workers may load different versions: %s",
             engine.checkpoint,
             " ".join(str(error).split()),
         )
@@ -91,7 +91,7 @@ def check_model(engine: EngineConfig) -> None:
     try:
         _in_time(lambda: check_engine(engine), PIN_TIMEOUT_S)
     except (Unavailable, OSError) as error:
-        logger.warning("model not checked before the start: %s", " ".join(str(error).split()))
+        logger.warning("skipped the model check before startup: %s", " ".join(str(error).split()))
 
 
 def example_request(engine: EngineConfig) -> Example:
@@ -191,8 +191,8 @@ def _require_repository(repository: str, revision: str) -> None:
     except errors.RemoteEntryNotFoundError as error:
         raise ValueError(
             f"Hub repository {repository} has no config.json\n"
-            "use a repository in Hugging Face format with safetensors (GGUF is not supported, nor "
-            "is Mistral's params.json: Mistral Large 3 has to be converted to Mistral4ForCausalLM)"
+            "use a repository in Hugging Face format with safetensors (GGUF and Mistral's "
+            "params.json are not supported; convert Mistral Large 3 to Mistral4ForCausalLM)"
         ) from error
     except errors.HfHubHTTPError as error:
         _raise_for_status(repository, hub, error.response.status_code)

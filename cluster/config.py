@@ -161,7 +161,8 @@ _METRICS = {"within": "--metrics-config"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EndpointConfig:
-    """Options of the endpoint and of the whole fleet: address, metrics, logs, and two groups."""
+    """Options of the endpoint and of the whole fleet: address, metrics, logs, access and
+    tenants."""
 
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 for all interfaces."""
@@ -175,8 +176,8 @@ class EndpointConfig:
     num_gateways: int = 1
     """Number of gateway processes, which handle HTTP, tokenization and routing."""
     max_gateways: int = 0
-    """Maximum number of gateway processes. If set, their number is scaled with CPU usage, from
-    --num-gateways up; 0 disables scaling."""
+    """Maximum number of gateway processes. If set, gateways are scaled with CPU usage, starting
+    with --num-gateways; 0 disables scaling."""
     responses_store_mib: int = 64
     """Maximum size in MiB of the responses (/v1/responses) stored by each gateway process, for
     `previous_response_id` and retrieval by ID; 0 disables storage."""
@@ -186,7 +187,7 @@ class EndpointConfig:
     """Minimum level of log messages."""
 
     metrics_host: str = field(default="127.0.0.1", metadata=_METRICS)
-    """Address for --metrics-port to listen on, on each node; no API key is required there."""
+    """Address on each node that --metrics-port listens on; no API key is required there."""
     metrics_port: int = 0
     """Port on each node that exports the metrics of all its processes at /metrics; 0 disables it.
     The endpoint's /metrics covers only the node of the gateway that handles the request."""
@@ -204,7 +205,7 @@ class EndpointConfig:
     access: AccessConfig = field(default_factory=AccessConfig, metadata=group("access"))
     """Keys, accepted hosts and origins, and the audit log."""
     tenants: TenantConfig = field(default_factory=TenantConfig, metadata=group("tenants"))
-    """What tenants share."""
+    """How tenants share workers, caches and metrics."""
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 65536:

@@ -1,4 +1,4 @@
-"""Fixes of HTTP handling by Serve and uvicorn, in gateways and Serve's Python proxy."""
+"""Workarounds for HTTP handling in Serve and uvicorn, for gateways and Serve's Python proxy."""
 
 from __future__ import annotations
 

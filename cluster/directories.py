@@ -1,4 +1,4 @@
-"""Private directories of fleets in /tmp: created at the start, removed at the end or by a later
+"""Private directories of fleets in /tmp: created at startup, removed at shutdown or by a later
 start.
 
 Each contains a lock file, which is locked while the process that created it is running. A directory
@@ -91,7 +91,7 @@ def _stale_directories(parent: Path) -> Iterator[Path]:
 
 
 def _is_stale(directory: Path) -> bool:
-    """Whether the process that created a private directory and all of its cluster have ended."""
+    """Whether the process that created a private directory and its whole cluster have ended."""
     descriptor = os.open(directory / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -5,8 +5,8 @@ another node, routes no more requests to the replica, and lets it finish the run
 command returns when no replica is left on this node, the deadline has passed, or Ray cannot be
 reached; the caller stops the node afterwards. The Helm chart runs it before a pod is stopped.
 
-Replicas are found among this machine's processes, not by Ray, whose control plane may stop
-meanwhile.
+Replicas are found among this machine's processes rather than through Ray, whose control plane may
+stop meanwhile.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ NODE_WRAPPER = "rayfleet-haproxy"
 ENABLE_HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
 """Serve's environment variable: 1 enables HAProxy in place of its Python proxy."""
 NO_HAPROXY = (
-    "Ray Serve's Python proxy is used, which takes several times the CPU per token of HAProxy"
+    "Ray Serve's Python proxy is used, which takes several times as much CPU time per token"
 )
 
 
@@ -250,7 +250,8 @@ def haproxy_settings(
     directory: Path, host: str, port: int, first_gateway_port: int
 ) -> dict[str, str]:
     """Settings of a local cluster's HAProxy: its files in `directory`, free ports for statistics,
-    metrics and fallback, and the PORTS_PER_FLEET ports from `first_gateway_port` on for gateways.
+    metrics and fallback, and the PORTS_PER_FLEET ports starting with `first_gateway_port` for
+    gateways.
 
     Serve starts a wrapper (`cluster.haproxy`) in place of the binary. It binds the ports of
     statistics and metrics, which Serve's template opens to all, to loopback, and `port` to `host`.

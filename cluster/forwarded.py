@@ -1,4 +1,4 @@
-"""Client addresses behind HAProxy: gateways read X-Forwarded-For only if its sender is trusted.
+"""Client addresses behind HAProxy: gateways use X-Forwarded-For only if its sender is trusted.
 
 HAProxy and a gateway may be on different nodes, so a gateway cannot recognize HAProxy by its
 address. HAProxy sends a secret of the fleet in PROOF_HEADER instead, which every node derives from

@@ -20,8 +20,8 @@ it unnecessary. No upstream issue is known unless one is cited.
    connections. Needed until Serve has options for both.
 3. `limit_connections`: HAProxy waits for an incomplete request as long as for a stream, and admits
    few clients. A client has REQUEST_TIMEOUT_S to send a request, and the number of clients is only
-   limited by file descriptors. Idle connections could use up all of these: from IDLE_SHARE on, each
-   response closes its connection; from RESERVE_SHARE on, only health checks are served. While
+   limited by file descriptors. Idle connections could use up all of these: above IDLE_SHARE, each
+   response closes its connection; above RESERVE_SHARE, only health checks are served. While
    SCARCE_SHARE of the connections are in use, another machine may have at most SOURCE_SHARE of
    them. The last ones are reserved for this machine's own probes. Needed for as long as HAProxy
    cannot adapt `timeout http-keep-alive` to the number of connections. Serve fails on a request id
@@ -110,7 +110,7 @@ ERRORS = (
     (408, BAD, "request_timeout", "timeout while receiving the request: retry"),
     (413, BAD, 413, "the request exceeds the size limit of the proxy"),
     (500, BROKEN, 500, "the proxy failed: retry"),
-    (502, BROKEN, "bad_gateway", "the gateway ended before it responded: retry"),
+    (502, BROKEN, "bad_gateway", "the gateway exited before it responded: retry"),
     (
         503,
         "service_unavailable_error",
@@ -140,7 +140,7 @@ def bundled_binary() -> str:
     """Path of the HAProxy binary in Ray's wheel.
 
     Raises:
-        SystemExit: the wheel is not installed; the message has the remedy.
+        SystemExit: the wheel is not installed; the message names the remedy.
     """
     # HAZARD: Ray's own search begins with this variable, which names the program that runs this.
     os.environ.pop(BINARY_VARIABLE, None)
@@ -190,7 +190,7 @@ def confine(configuration: str, host: str | None = None, port: int | None = None
 
 
 def serve_tls(configuration: str, certificate: str) -> str:
-    """The configuration with TLS on the API port; unchanged without a certificate.
+    """The configuration with TLS on the API port; unchanged if there is no certificate.
 
     Args:
         configuration: text of Serve's configuration.

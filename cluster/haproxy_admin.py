@@ -15,7 +15,8 @@ exits when that connection is closed."""
 
 
 def query(path: Path, command: bytes, timeout_s: float = ANSWER_TIMEOUT_S) -> bytes:
-    """Response to a command sent to a Unix socket; empty without a response within `timeout_s`."""
+    """Response to a command sent to a Unix socket; empty if there is no response within
+    `timeout_s`."""
     try:
         with contextlib.closing(connect(path, timeout_s)) as connection:
             connection.sendall(command + b"\n")

@@ -222,7 +222,7 @@ class Guard:
         now = time.monotonic()
         if self._patience_s <= 0.0:
             waited_s = now - (self._unanswered_since or now)
-            _log(f"killing HAProxy: no answer for {waited_s:.1f} s")
+            _log(f"killing HAProxy: no response for {waited_s:.1f} s")
             self._forget_question()
             assert self._target is not None
             signal.pidfd_send_signal(self._target, signal.SIGKILL)
@@ -315,7 +315,7 @@ class Guard:
         else:
             self._pause_s = min(max(2 * self._pause_s, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
         self._start_at = time.monotonic() + self._pause_s
-        _log(f"HAProxy ended after {ran_s:.1f} s ({code}): restarting in {self._pause_s:.2f} s")
+        _log(f"HAProxy exited after {ran_s:.1f} s ({code}): restarting in {self._pause_s:.2f} s")
 
     def _adopt(self) -> bool:
         """Adopts the running guard if only its configuration has routes; returns whether it did."""
@@ -342,7 +342,7 @@ class Guard:
             self._link()
             self._listen()
             self._is_new = False
-            _log(f"the configuration has no routes yet: adopted the HAProxy of process {other}")
+            _log(f"the configuration has no routes yet: keeping the HAProxy of process {other}")
             return True
         return False
 
@@ -497,7 +497,7 @@ def handle_signals(stop: Callable[[int], None]) -> None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process has not ended; one that has ended may still be listed in /proc."""
+    """Whether a process is running; one that has ended may still be listed in /proc."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:

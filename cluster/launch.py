@@ -307,7 +307,7 @@ def require_free_port(host: str, port: int) -> None:
 
 def root_cause_last(text: str) -> str:
     """`text` with the line of the root cause, the last that names an error, repeated at the end."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", text)  # Ray colours parts of its messages
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text)  # Ray colors parts of its messages
     lines = [line for line in text.strip().splitlines() if line.strip()]
     named = ("Error: ", "RankFailure: ", "Unavailable: ")
     causes = [line for line in lines if any(name in line for name in named)]

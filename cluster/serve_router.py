@@ -244,7 +244,7 @@ class _AssumedCache:
 
 
 def _prompt_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-    """Prompt of a call as token IDs, little-endian int32 of its UTF-8; empty without one."""
+    """Prompt of a call as token IDs, little-endian int32 of its UTF-8; empty if it has none."""
     for source in (kwargs, *args):
         for name in ("messages", "prompt"):
             value = source.get(name) if isinstance(source, Mapping) else getattr(source, name, None)

@@ -66,7 +66,8 @@ def publish(name: str, delay: StartDelay | None) -> None:
 
 
 def read() -> list[Waiting]:
-    """All waiting replicas; blocks for some milliseconds. Removes entries whose actor has ended."""
+    """All waiting replicas; blocks for a few milliseconds. Removes entries whose actor has
+    ended."""
     found = []
     for key in sorted(_internal_kv_list("", namespace=NAMESPACE)):
         value = _internal_kv_get(key, namespace=NAMESPACE)

@@ -25,7 +25,7 @@ STOPPED_S = 2.0
 """Seconds in the stopped state after which a replica is killed. Gateways wait equally long for a
 silent worker before they resume its requests on another one."""
 TITLE = b"ray::ServeReplica:"
-"""Start of a replica's process title."""
+"""Prefix of a replica's process title."""
 _STOPPED = "T"
 """State of proc_pid_stat(5)."""
 
@@ -92,7 +92,7 @@ def _title(pid: int) -> bytes:
 
 
 def _read(path: Path) -> bytes:
-    """The bytes of a file; none if its process has ended."""
+    """The contents of a file in /proc; empty if its process has ended."""
     try:
         return path.read_bytes()
     except OSError:

@@ -1,7 +1,7 @@
 """Target number of workers of each model, read from Serve's controller for the gateways' metrics.
 
-It is set by the autoscaling policy or a Serve config in the controller, which does not send it to
-replicas. Gateways query the details shown by Serve's dashboard.
+It is set in the controller, by the autoscaling policy or a Serve config, and not sent to replicas.
+Gateways query the details shown by Serve's dashboard.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class RayTransport:
         return reply
 
     async def heartbeat(self, worker_id: str) -> bytes | None:
-        """Last heartbeat of a worker whose event loop is blocked; None without one.
+        """Last heartbeat of a worker whose event loop is blocked; None if there is none.
 
         Raises Exception if the GCS is not reachable.
         """

@@ -32,7 +32,7 @@ class PrefixScoreConfig:
     utilisation_weight: float = field(
         default=100.0, metadata=_RARE | {"option": "prefix_score_utilisation_weight"}
     )
-    """prefix-score: weight of the batch utilisation, which is subtracted from the score."""
+    """prefix-score: weight of the batch utilization, which is subtracted from the score."""
     kv_free_weight: float = field(
         default=0.1, metadata=_RARE | {"option": "prefix_score_kv_free_weight"}
     )
@@ -82,14 +82,14 @@ class RoutingConfig:
     """Logs of all routing decisions; None if they are disabled."""
 
     max_session_wait_s: float = field(default=0.0, metadata=_RARE)
-    """Maximum seconds that a new agent session waits while the KV caches are full with the contexts
-    of live sessions, such as 600. 0 disables the wait; see `fleet/session_gate.py`."""
+    """Maximum seconds that a new agent session waits while the contexts of live sessions fill the
+    KV caches, such as 600. 0 disables the wait; see `fleet/session_gate.py`."""
     max_request_attempts: int = field(default=3, metadata=_RARE)
     """Worker failures a request may be involved in without producing a token before it is failed as
     their probable cause; until then it is resumed on another worker. 1 disables retries."""
     no_worker_timeout_s: float = field(default=120.0, metadata=_RARE)
-    """Seconds a request waits for a worker if its worker failed, or if none is left and another is
-    loading or started on demand; then it fails with a 503."""
+    """Seconds that a request waits for a worker if its worker failed, or if no worker is left and
+    another one is loading or started on demand. After that it fails with a 503."""
 
     def __post_init__(self) -> None:
         for name, minimum in (
@@ -131,17 +131,17 @@ class AccessConfig:
     """Keys, hosts and origins that an endpoint accepts, its path, and the audit log."""
 
     api_keys: tuple[str, ...] = field(default=(), repr=False, metadata={"flag": "--api-key"})
-    """API key that clients must send as `Authorization: Bearer KEY`; may be repeated, and without
-    any key everyone has access. The flag is visible in the process list: prefer RAYFLEET_API_KEY or
+    """API key that clients must send as `Authorization: Bearer KEY`; may be repeated. If there are
+    no keys, anyone has access. The flag is visible in the process list: prefer RAYFLEET_API_KEY or
     --api-key-file."""
     api_key_file: str = ""
     """File, or folder of files, with API keys on the gateways' nodes: one key per line, or TOML
     with a name, limits and an expiry for each (`rayfleet keys new` prints an entry). Reloaded when
     it changes, so that keys can be rotated while serving."""
     admin_api_key: str = field(default="", repr=False)
-    """Key for /admin and for loading LoRA adapters, which change running workers and accept no
-    other key; visible in the process list, unlike the environment variable RAYFLEET_ADMIN_API_KEY.
-    These routes are disabled unless one of these or --admin-api-key-file is set."""
+    """Key for /admin and for loading LoRA adapters, which accept no other key. The flag is visible
+    in the process list, unlike the environment variable RAYFLEET_ADMIN_API_KEY. These routes are
+    disabled unless one of the two or --admin-api-key-file is set."""
     admin_api_key_file: str = ""
     """File of admin keys, in the format of --api-key-file."""
     allowed_origins: tuple[str, ...] = field(default=(), metadata={"separator": ","})

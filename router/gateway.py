@@ -44,7 +44,7 @@ class Gateway:
         tracing: creates spans; None if there is none.
         settings: store shared by a model's gateways, by model name; empty if this gateway is the
             only one.
-        adapters: store of adapters loaded at run time, likewise.
+        adapters: store of adapters loaded at run time, by model name.
         peers: the other gateways; None if there are none.
 
         Raises:
@@ -80,11 +80,12 @@ class Gateway:
         self.tracing = tracing
         self.gather: Callable[[str], Awaitable[tuple[bytes, str]]] | None = None
         """Collects the metrics of all processes of this node for an Accept header; returns text and
-        content type. None without a node."""
+        content type. None if only this process has metrics."""
         self.report: StartReport = lambda delay: None
         """Called with a description of what `start` is waiting for."""
         self.delayed: Callable[[], Awaitable[list[dict[str, Any]]]] | None = None
-        """Returns the failed worker starts that the cluster will retry. None without a cluster."""
+        """Returns the failed worker starts that the cluster will retry; None if there is no
+        cluster."""
 
     @property
     def models(self) -> Iterable[ServedModel]:

@@ -17,7 +17,7 @@ Stream = Callable[[bytes], AsyncIterator[bytes]]
 
 
 class PeerRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A call of one gateway to another."""
+    """A call from one gateway to another."""
 
     method: str
     payload: bytes

@@ -40,7 +40,7 @@ class RotatedFile:
             _remove_left_files(path.parent, others, 2 * max_bytes)
 
     def has_room(self, num_bytes: int = 0) -> bool:
-        """Whether the file has room for `num_bytes` more; an empty file always has."""
+        """Whether the file has room for `num_bytes` more; always true for an empty file."""
         return not self._num_bytes or self._num_bytes + num_bytes < self._max_bytes
 
     def turn_over(self) -> None:

@@ -1,4 +1,4 @@
-"""Slices of work: one request's long work on the event loop, in short parts."""
+"""Slices of work: splits one request's long work on the event loop into short parts."""
 
 from __future__ import annotations
 

@@ -70,8 +70,8 @@ class SchedulingConfig:
     preemption by priority."""
     deadline_margin_ms: float = field(default=50.0, metadata=IN_SCHEDULER_CONFIG)
     """Milliseconds before a waiting request would miss its SLO at which its priority is raised by
-    2. Running requests whose next token is due within this time are not given draft tokens, since
-    these make a step longer."""
+    2. Running requests whose next token is due within this time get no draft tokens, since these
+    make a step longer."""
     max_queued_requests: int = field(default=4096, metadata=IN_SCHEDULER_CONFIG)
     """Maximum number of waiting requests per worker; further ones are rejected with HTTP 429 unless
     they are more urgent than a waiting one. 0 for no limit."""
@@ -166,8 +166,8 @@ class SpeculativeConfig:
     )
     """Speculative decoding method, which does not change the output. ngram (prompt lookup) proposes
     the tokens that followed earlier occurrences of the latest tokens in the request's own text;
-    draft uses the model of --speculative-model; mtp uses the head for multi-token prediction that
-    checkpoints such as DeepSeek-V3 and GLM-4.5 hold; eagle3 uses the EAGLE-3 head of
+    draft uses the model of --speculative-model; mtp uses the multi-token prediction head of
+    checkpoints such as DeepSeek-V3 and GLM-4.5; eagle3 uses the EAGLE-3 head of
     --speculative-model, and implies --cpu-backend torch on CPU."""
     model: str = field(
         default="",
@@ -229,7 +229,7 @@ class DllmConfig:
 
     algorithm: DllmAlgorithm = field(default="LowConfidence", metadata={"option": "dllm_algorithm"})
     """Decoding algorithm of block-diffusion models for requests that do not specify one. Models
-    with canvases (DiffusionGemma) have an algorithm of their own."""
+    with canvases (DiffusionGemma) have their own algorithm."""
     fdfo: bool = field(default=True, metadata=_DLLM | {"option": "dllm_fdfo"})
     """First done, first out: remove a finished block from its batch immediately. If false, all
     blocks of a batch wait for the last one."""
@@ -268,7 +268,7 @@ class LoraModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: str
     """Folder with adapter_config.json and adapter_model.safetensors, as PEFT saves them."""
     base_model_name: str | None = None
-    """Accepted as in vLLM, and not used: all adapters are of the served model."""
+    """Accepted for compatibility with vLLM and ignored: all adapters are for the served model."""
 
 
 MAX_LORA_RANK = 512
@@ -289,7 +289,8 @@ class LoraConfig:
     folder contains adapter_config.json and adapter_model.safetensors, as PEFT saves them. Put the
     model before this flag."""
     max_loras: int = 1
-    """Maximum number of different adapters in one batch, which device memory is reserved for."""
+    """Maximum number of different adapters in one batch; device memory is reserved for all of
+    them."""
     max_lora_rank: int = 16
     """Maximum rank of adapters, at most 512. Device memory is reserved for it, so do not set it
     higher than the adapters need."""
@@ -382,8 +383,8 @@ class ExecutionConfig:
     def __post_init__(self) -> None:
         if self.cpu_backend == "native" and self.attention_backend != "auto":
             raise ValueError(
-                "--cpu-backend native has its own attention: remove --attention-backend "
-                f"{self.attention_backend}"
+                "--cpu-backend native cannot be combined with --attention-backend "
+                f"{self.attention_backend}: remove one of them"
             )
         if self.overlap_depth not in (0, 1):
             raise ValueError(f"--overlap-depth must be 0 or 1, got {self.overlap_depth}")
@@ -436,8 +437,8 @@ class EngineConfig:
     except for JSON schemas (including those of tools) and patterns that only guidance can
     enforce."""
     quantization: Quantization = field(default="auto", metadata={"aliases": ("-q",)})
-    """Quantization of linear weights: fp8 quantizes an unquantized checkpoint on loading, to half
-    of bfloat16's memory. auto keeps the checkpoint's format (FP8, INT8, AWQ, GPTQ, ...)."""
+    """Quantization of linear weights: fp8 quantizes an unquantized checkpoint while loading it, to
+    half the memory of bfloat16. auto keeps the checkpoint's format (FP8, INT8, AWQ, GPTQ, ...)."""
     load_format: LoadFormat = "auto"
     """Source of the weights: auto loads the checkpoint's safetensors files, dummy initializes
     random weights for benchmarking."""

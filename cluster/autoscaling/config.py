@@ -21,23 +21,23 @@ class AutoscalingConfig:
     """Minimum number of workers, with --max-workers. 0 scales an idle model to zero: the next
     request waits for a new worker, up to `no_worker_timeout_s` of --routing-config."""
     target_load: float = field(default=0.7, metadata=_RARE)
-    """Target utilization of workers: time to process the arriving tokens in full batches, by step
-    times fitted to recent steps, as a fraction of the workers' time."""
+    """Target utilization of workers: the time to process arriving tokens in full batches, estimated
+    from recent steps, as a fraction of the workers' time."""
     target_queue_delay_ms: float = field(default=1000.0, metadata=_RARE)
-    """Maximum acceptable queueing delay expected for the next request, in milliseconds. While it is
-    exceeded, workers count as saturated, and their throughput is measured."""
+    """Maximum acceptable expected queueing delay of the next request, in milliseconds. While it is
+    exceeded, workers are treated as saturated, and their throughput is measured."""
     target_kv_usage: float = field(default=0.85, metadata=_RARE)
     """Target fraction of the KV caches used by running and waiting requests."""
     backlog_horizon_s: float = field(default=30.0, metadata=_RARE)
-    """Seconds in which the backlog should be worked off once new workers run. After a start of T
-    seconds this is extended to T * target_load / (1 - target_load), the time that workers at the
-    target load need for it, if that is longer."""
+    """Seconds in which the backlog should be cleared once new workers run. If a start takes T
+    seconds, this is at least T * target_load / (1 - target_load), the time that workers at the
+    target load need to clear it."""
     upscale_delay_s: float = field(default=3.0, metadata=_RARE)
-    """Seconds for which more workers must be needed before they are started, increased in
-    proportion if a start takes more than 30 s. A first worker is started without delay."""
+    """Seconds that more workers must be needed before they are started, increased in proportion if
+    a start takes more than 30 s. The first worker is started without delay."""
     downscale_delay_s: float = field(default=300.0, metadata=_RARE)
-    """Seconds for which far fewer workers must suffice before running ones are stopped, and four
-    times as long if fewer only just suffice. Doubled, up to eightfold, each time workers are needed
+    """Seconds that far fewer workers must suffice before running ones are stopped, and four times
+    as long if fewer workers barely suffice. Doubled (up to 8 times) whenever workers are needed
     again soon after some were stopped."""
     downscale_to_zero_delay_s: float = field(default=600.0, metadata=_RARE)
     """Seconds without requests before the last worker is stopped, with --min-workers 0."""

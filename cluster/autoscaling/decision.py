@@ -21,7 +21,7 @@ _AMPLE = 0.6
 """Maximum utilization of fewer workers, relative to the targets, at which they are more than
 enough: the others are stopped after one downscale delay."""
 _JUST_ENOUGH_DELAYS = 4.0
-"""Number of downscale delays before stopping workers if fewer only just suffice, since noise of the
+"""Number of downscale delays before stopping workers if fewer barely suffice, since noise of the
 load would soon start them again."""
 _MAX_BACKOFF = 8.0
 """Maximum factor of the downscale delay."""
@@ -68,7 +68,7 @@ class Autoscaler:
         self._rose_at: float | None = None
         """Time of the last decision for more workers."""
         self._surpluses: list[_Surplus | None] = [None, None]
-        """Periods in which fewer workers are more than enough, and in which they just suffice."""
+        """Periods in which fewer workers are more than enough, and in which they barely suffice."""
         self._idle_since: float | None = None
         self._fell_at: float | None = None
         """Time at which running workers were last stopped; None if more were started since."""
@@ -76,8 +76,7 @@ class Autoscaler:
         """Factor of the downscale delay."""
 
     def observe(self, target: int, running: int, now: float) -> None:
-        """Updates only the start-up times, while the load is unknown; `decide` does this as
-        well."""
+        """Updates only the startup times, while the load is unknown; `decide` does this as well."""
         self._starts.observe(target, running, now)
 
     def decide(self, load: FleetLoad, target: int, now: float, running: int | None = None) -> int:
@@ -130,12 +129,12 @@ class Autoscaler:
 
     @property
     def start_s(self) -> float:
-        """Usual start-up time of a worker in seconds, see `StartTimes`."""
+        """Usual startup time of a worker in seconds, see `StartTimes`."""
         return self._starts.usual_s
 
     @property
     def _upscale_delay_s(self) -> float:
-        """Upscale delay in seconds, in proportion to the start-up time."""
+        """Upscale delay in seconds, in proportion to the startup time."""
         return self._config.upscale_delay_s * max(self.start_s / SHORT_S, 1.0)
 
     def _higher(self, lasting: float | None, target: int, now: float) -> int:

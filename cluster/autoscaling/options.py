@@ -45,7 +45,7 @@ def _autoscaling(
         interval_s: interval of a replica's metric reports in seconds.
     """
     with warnings.catch_warnings():
-        # Serve deprecates the interval in favour of an environment variable, but still uses it.
+        # Serve deprecates the interval in favor of an environment variable, but still uses it.
         warnings.simplefilter("ignore", DeprecationWarning)
         return ServeAutoscaling(
             min_replicas=minimum,

@@ -16,11 +16,11 @@ _LEARN_S = 6.0 * WINDOW_S
 """Time constant in seconds of the measured service rate; long compared with the meter's window,
 which smooths steps of the load."""
 _MEAN = 0.5
-"""Time constant of the mean of arriving work, in start-up times: new workers cannot serve work that
+"""Time constant of the mean of arriving work, in startup times: new workers cannot serve work that
 comes and goes within one start, and a lasting rise should not wait for a second start."""
 _MAX_UTILIZATION = 0.9
 """Upper bound of the utilization in the horizon's formula: at 1.0 there would be no idle time to
-work off a backlog."""
+clear a backlog."""
 
 
 class ServiceRate:
@@ -71,7 +71,7 @@ class ServiceRate:
 class SteadyWork:
     """Arriving work without bursts that are shorter than the start of a worker.
 
-    It is the mean over half a start-up time, or the current work if that is less. Faster rises are
+    It is the mean over half a startup time, or the current work if that is less. Faster rises are
     covered by the headroom of `target_load`.
     """
 
@@ -82,7 +82,7 @@ class SteadyWork:
         self._last: float | None = None
 
     def observe(self, work: float, start_s: float, now: float) -> None:
-        """Updates the mean with the current arriving work; `start_s` is the usual start-up time."""
+        """Updates the mean with the current arriving work; `start_s` is the usual startup time."""
         if self._last is None:
             self._mean = work
         elif now > self._last:
@@ -99,18 +99,18 @@ def workers_needed(
 
     It is the maximum of three numbers: for steady work, the workers busy for `target_load` of their
     time; for KV caches, those filled to `target_kv_usage`; for the backlog, those that complete all
-    work that is queued now or arrives within one start-up time plus one horizon. In that time a
+    work that is queued now or arrives within one startup time plus one horizon. In that time a
     ready worker serves throughout, a starting one for the remainder, and a new one for the horizon.
 
     The horizon is at least `backlog_horizon_s`, and long enough that a step of the load needs no
     more workers for the backlog than for steady work: at the target a fraction `1 - target_load` of
-    each worker is idle, which works off the arrivals during a start of T seconds within
+    each worker is idle, which clears the arrivals during a start of T seconds within
     `T * target_load / (1 - target_load)`.
 
     Args:
         load: current load.
         steady: steady part of its work, see `SteadyWork`.
-        starts: starting workers, and the usual start-up time.
+        starts: starting workers, and the usual startup time.
         rate: service rate of a worker, see `ServiceRate`.
         config: targets and horizon.
     """

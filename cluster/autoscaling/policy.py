@@ -71,7 +71,7 @@ class WorkerPolicy:
         if decided != target:
             # The logger of Serve's controller.
             logging.getLogger("ray.serve").info(
-                "%s: scaling from %d workers (%d running) to %d; start-up time %.0f s; %s",
+                "%s: scaling from %d workers (%d running) to %d; startup time %.0f s; %s",
                 context.deployment_name,
                 target,
                 running,

@@ -62,7 +62,7 @@ class LoadRegistry:
         self._reported = reported
 
     def load(self, deployment: str, now: float) -> FleetLoad | None:
-        """Load of the model with this deployment; None without a recent report."""
+        """Load of the model with this deployment; None if there is no recent report."""
         names = [f"{deployment}/{field}" for field in LoadReport._fields]
         reports = [
             LoadReport(*(reported.values[name] for name in names))
@@ -73,7 +73,7 @@ class LoadRegistry:
         return combined(reports) if reports else None
 
     def total(self, name: str, now: float) -> float | None:
-        """Sum of a metric over the gateways with a recent report; None without any."""
+        """Sum of a metric over the gateways with a recent report; None if there is none."""
         values = [
             reported.values[name]
             for reported in self._reported.values()
@@ -83,5 +83,5 @@ class LoadRegistry:
 
 
 REGISTRIES: Final[defaultdict[str, LoadRegistry]] = defaultdict(LoadRegistry)
-"""Registries of this process by application, written by the gateways' policy and read by those of
-models."""
+"""Registries of this process by application, written by the gateways' autoscaling policy, read by
+the models' policies."""

@@ -1,4 +1,4 @@
-"""Starting workers, and their start-up time."""
+"""Starting workers, and their startup time."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from math import inf
 
 SHORT_S = 30.0
-"""Assumed start-up time in seconds until one has been measured: `rayfleet serve` takes 25 to 57 s
+"""Assumed startup time in seconds until one has been measured: `rayfleet serve` takes 25 to 57 s
 with a small model on a running node, including Ray's start."""
 _HISTORY = 8
 """Number of measured starts to keep: enough to be robust against one outlier, and few enough to
 adapt to another image, model or kind of node within one scale-up."""
 _OVERDUE = 3.0
-"""Multiple of the usual start-up time after which a start counts as stuck: the first timeout of RFC
+"""Multiple of the usual startup time after which a start counts as stuck: the first timeout of RFC
 6298 (section 2.2), the mean plus four times a deviation that is assumed to be half of it."""
 _STUCK_S = 600.0
 """Seconds after which a start counts as stuck before any has been measured: the default
@@ -30,7 +30,7 @@ class _Start:
 
 
 class StartTimes:
-    """Starting workers, and the usual start-up time by previous starts.
+    """Starting workers, and the usual startup time of previous starts.
 
     A start is a worker of the target that is not running, including replacements of failed ones.
     Only numbers of workers are known: a new running worker counts as the oldest start that is not
@@ -39,7 +39,7 @@ class StartTimes:
 
     def __init__(self) -> None:
         self.usual_s = SHORT_S
-        """Usual start-up time in seconds: the lower median of the last measured starts and of
+        """Usual startup time in seconds: the lower median of the last measured starts and of
         current ones that have already taken longer than that median. Before the first measurement
         it is the age of the oldest start that is not stuck, and at least SHORT_S."""
         self._starts: list[_Start] = []

@@ -50,8 +50,8 @@ def phased_arrival_times(phases: Sequence[tuple[float, float]], seed: int) -> li
     for number, (seconds, rate) in enumerate(phases):
         if seconds <= 0.0 or rate < 0.0:
             raise ValueError(
-                "phases need a positive duration and a rate of at least 0, got "
-                f"{seconds:g} s at {rate:g} requests/s"
+                f"phases must have a positive duration and a rate of at least 0, got {seconds:g} s "
+                f"at {rate:g} requests/s"
             )
         count = max(1, round(seconds * rate)) if rate else 0
         arrivals = arrival_times(count, count / seconds, 1.0, seed + number) if count else []

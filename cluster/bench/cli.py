@@ -58,7 +58,7 @@ def add_commands(commands: Subparsers) -> None:
     _add_throughput_flags(
         add("throughput", "benchmark the offline throughput of the engine", _throughput)
     )
-    _add_agent_flags(add("agents", "benchmark sessions of coding agents in closed loops", _agents))
+    _add_agent_flags(add("agents", "benchmark coding-agent sessions in closed loops", _agents))
     add_job_commands(add)
     for name, now in _MOVED.items():
         reject_command(commands.add_parser(name), f"bench {name} is now {now}")

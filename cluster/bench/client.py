@@ -94,7 +94,7 @@ class Record:
     requested_len: int
     """Number of requested output tokens."""
     start: float = 0.0
-    """Time of sending by `time.perf_counter`, which is shared by all processes of a machine."""
+    """Send time by `time.perf_counter`, a clock that all processes of a machine share."""
     latency: float = 0.0
     """Seconds to the last event with choices; for a failed request to the failure."""
     ttft: float = 0.0
@@ -108,13 +108,13 @@ class Record:
     usage_seen: bool = False
     """Whether lengths are from the server's usage; otherwise `output_len` counts text events."""
     worker: str = ""
-    """Worker ID from the header x-rayfleet-worker; empty without it."""
+    """Worker ID from the header x-rayfleet-worker; empty if it is missing."""
     status: int = 0
-    """HTTP status; 0 without a response."""
+    """HTTP status; 0 if there was no response."""
     retry_after: str = ""
-    """Header Retry-After; empty without it."""
+    """Header Retry-After; empty if it is missing."""
     error: str = ""
-    """Reason of the failure; empty for a completed request."""
+    """Reason for the failure; empty for a completed request."""
     text: str = ""
     """Content of the response's message, if the request keeps it."""
 

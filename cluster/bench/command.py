@@ -64,7 +64,8 @@ def run_measurement(command: Sequence[str], name: str, timeout_s: float | None =
     Variants need different environments, which Ray reads only once per process.
 
     Raises:
-        ValueError: the process failed, or took longer than `timeout_s`; the message has `name`.
+        ValueError: the process failed, or took longer than `timeout_s`; the message contains
+            `name`.
     """
     # In a new session, so that its child processes are killed after a timeout as well.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)

@@ -1,9 +1,9 @@
-"""`rayfleet bench compare A B`: tests whether B is slower or faster than A, by several runs of
+"""`rayfleet bench compare A B`: tests whether B is slower or faster than A, using several runs of
 each.
 
 A and B are results of `bench job`, of `bench serve --json --save-detailed`, or of vLLM's serving
-benchmark with --save-detailed, of any endpoint; or the URLs of two endpoints, which are measured in
-turn under the same load.
+benchmark with --save-detailed, of any endpoint; or the URLs of two endpoints, which are measured
+alternately under the same load.
 
 Each run is one observation: its requests queue behind each other and share the state of the
 machine, so their number does not determine the variation between runs. Ratios are those of the
@@ -98,7 +98,7 @@ class _Run:
     """One stage of one result file."""
 
     figures: Mapping[str, float]
-    """Latencies in ms and throughput in tokens/s, by name; NaN without data."""
+    """Latencies in ms and throughput in tokens/s, by name; NaN if there is no data."""
     seed: int | None
     """Seed of the run's prompts and arrivals; None if unknown."""
     errors: Mapping[str, int]
@@ -127,7 +127,7 @@ class _Row:
     runs: str
     """Text with the number of runs, or of pairs of runs."""
     log_ratio: Estimate | None
-    """Estimate of ln(B / A); None with too few runs."""
+    """Estimate of ln(B / A); None if there are too few runs."""
 
     def p_value(self, *, worse: bool, tolerance: float) -> float:
         """One-sided p-value of B being worse (or better) than A by at most the tolerance."""
@@ -166,8 +166,8 @@ def run_compare(options: CompareOptions, load: ServeOptions | None = None) -> Re
     runs_a, runs_b = (max(len(runs) for runs in found.values()) for found in (a, b))
     if min(runs_a, runs_b) < _MIN_RUNS:
         note(
-            f"At least {_MIN_RUNS} runs per side are required for a verdict. Measure A and B in "
-            "turn several times, with a folder of results for each."
+            f"At least {_MIN_RUNS} runs per side are required for a verdict. Measure A and B "
+            "alternately several times, and pass a folder of results for each."
         )
     return {
         "a": options.a,
@@ -188,7 +188,7 @@ def run_compare(options: CompareOptions, load: ServeOptions | None = None) -> Re
 
 
 def _measure(options: CompareOptions, load: ServeOptions) -> tuple[_Runs, _Runs]:
-    """Measures both endpoints in turn at each concurrency; their runs by stage."""
+    """Measures both endpoints alternately at each concurrency; returns their runs by stage."""
     a = replace(load, base_url=options.a, save_detailed=True)
     b = replace(
         a,
@@ -299,8 +299,8 @@ def _judged(rows: Sequence[_Row], options: CompareOptions) -> list[dict[str, Any
 def _reported(row: _Row, verdict: Verdict | None, options: CompareOptions) -> dict[str, Any]:
     low = high = math.nan
     if row.log_ratio is not None:
-        centre, half = row.log_ratio.value, row.log_ratio.half
-        low, high = math.exp(centre - half), math.exp(centre + half)
+        center, half = row.log_ratio.value, row.log_ratio.half
+        low, high = math.exp(center - half), math.exp(center + half)
         if verdict is None and 1.0 - options.tolerance <= low <= high <= 1.0 + options.tolerance:
             verdict = "within tolerance"
     return {
@@ -341,7 +341,7 @@ def _require_completed(origin: str, found: _Runs) -> None:
         return
     errors = _errors_of(found)
     raise ValueError(
-        f"{origin} has no completed request" + (f": {describe_failures(errors)}" if errors else "")
+        f"{origin} has no completed requests" + (f": {describe_failures(errors)}" if errors else "")
     )
 
 

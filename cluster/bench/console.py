@@ -1,6 +1,6 @@
 """Console tables for the result of any benchmark.
 
-Tables are chosen by the structure of the result; lists of plain values are only shown by --json.
+Tables are chosen by the structure of the result; lists of scalars are only shown by --json.
 
     intervals   {median, interval_low, interval_high, ...}: a row, with the number of lost rounds
     latencies   mean_ttft_ms, p99_ttft_ms, ...: a row per metric
@@ -40,11 +40,11 @@ class _Sheet:
     """Parts of a result, grouped by structure."""
 
     facts: dict[Path, dict[str, Any]] = field(default_factory=dict)
-    """Plain values by path of their object."""
+    """Scalar values, keyed by the path of the enclosing object."""
     rows: dict[Path, Sequence[Facts]] = field(default_factory=dict)
-    """Lists of rows by path."""
+    """Lists of rows, keyed by path."""
     intervals: dict[Path, Facts] = field(default_factory=dict)
-    """Intervals by path."""
+    """Intervals, keyed by path."""
 
     def add(self, path: Path, result: Facts) -> None:
         """Adds an object at `path` with all nested objects."""
@@ -98,7 +98,7 @@ def print_result(result: Facts, title: str, console: Console) -> None:
 
 
 def readable(value: Any) -> str:
-    """Formatted value; a dash without data."""
+    """Formatted value; a dash if there is no data."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None or (isinstance(value, float) and not math.isfinite(value)):

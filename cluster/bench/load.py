@@ -67,7 +67,8 @@ def choose_processes(
 
 
 def run_load(load: Load, num_processes: int) -> LoadResult:
-    """Runs a load to its end, split by `split_load` between processes that start simultaneously."""
+    """Runs a load to completion, split by `split_load` between processes that start
+    simultaneously."""
     num_processes = max(1, min(num_processes, len(load.requests), load.max_concurrency or 10**9))
     if num_processes == 1:
         freeze_gc()  # pauses of the client would count as latency of the server

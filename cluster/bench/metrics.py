@@ -47,8 +47,8 @@ class MetricOptions:
 
 
 def summarize(load: LoadResult, options: MetricOptions, *, fixed_output: bool) -> Result:
-    """Metrics of a load as a result; with `fixed_output`, a check fails if outputs are shorter than
-    requested."""
+    """Computes the metrics of a load. With `fixed_output`, adds a check that fails if outputs are
+    shorter than requested."""
     done = [record for record in load.records if not record.error]
     num_input = sum(record.prompt_len for record in done)
     num_output = sum(record.output_len for record in done)

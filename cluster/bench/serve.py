@@ -139,7 +139,7 @@ def run_serve(options: ServeOptions) -> Result:
 
 def resolve(options: ServeOptions) -> tuple[ServeOptions, PromptSpace]:
     """Options with model and tokenizer from the server's list of models, and the tokenizer.
-    Raises ValueError without a model, or if prompts cannot be generated."""
+    Raises ValueError if there is no model, or if prompts cannot be generated."""
     card = model_card(options)
     model = options.model or card.get("id")
     if model is None:
@@ -156,7 +156,7 @@ def resolve(options: ServeOptions) -> tuple[ServeOptions, PromptSpace]:
 
 
 def _check_token_ids(options: ServeOptions, card: Mapping[str, Any]) -> None:
-    """Reports the token IDs that are used without a tokenizer.
+    """Reports the token IDs that are used if there is no tokenizer.
 
     Raises:
         ValueError: the server is not known to support token ID prompts.
@@ -241,7 +241,8 @@ def request_headers(options: ServeOptions) -> dict[str, str]:
 
 
 def server_version(options: ServeOptions) -> str | None:
-    """Server version from GET /version, supported by vLLM and rayfleet; None without it."""
+    """Server version from GET /version, supported by vLLM and rayfleet; None if the route is
+    missing."""
     request = urllib.request.Request(
         options.base_url.rstrip("/") + "/version", headers=request_headers(options)
     )
@@ -253,7 +254,7 @@ def server_version(options: ServeOptions) -> str | None:
 
 
 def model_card(options: ServeOptions) -> dict[str, Any]:
-    """The server's entry for the model, or its first one; empty without any.
+    """The server's entry for the model, or its first one; empty if it lists none.
 
     Raises:
         ValueError: the server is not reachable, or rejects the API key.

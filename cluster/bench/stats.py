@@ -1,6 +1,6 @@
 """Statistics of measurements: percentiles, means with confidence intervals, paired ratios.
 
-Statistics without values are NaN: checks fail, tables show "–", and JSON has null.
+Statistics of no values are NaN: checks fail, tables show "–", and JSON has null.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ def percentile(values: Values, q: float) -> float:
 
 
 def mean(values: Values) -> float:
-    """Arithmetic mean; NaN without values."""
+    """Arithmetic mean; NaN if there are no values."""
     return float(np.mean(values)) if len(values) else math.nan
 
 
 def std(values: Values) -> float:
-    """Population standard deviation; NaN without values."""
+    """Population standard deviation; NaN if there are no values."""
     return float(np.std(values)) if len(values) else math.nan
 
 
@@ -129,7 +129,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def spread_of_ratios(values: Sequence[float]) -> Spread:
-    """Median, range, and confidence interval of the geometric mean (NaN with a ratio of 0)."""
+    """Median, range, and confidence interval of the geometric mean (NaN if a ratio is 0)."""
     found = spread(values)
     if found.low <= 0.0:
         return replace(found, interval_low=math.nan, interval_high=math.nan)

@@ -1,4 +1,4 @@
-"""`rayfleet bench throughput`: benchmarks the engine offline by `LLM`, without HTTP and Ray."""
+"""`rayfleet bench throughput`: benchmarks the engine offline with `LLM`, without HTTP and Ray."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ThroughputOptions:
     """Number of measured rounds, each with new prompts; the median is reported. 1 if unset, or 5
     with --batch-invariant-cost."""
     batch_invariant_cost: bool = False
-    """Measure batch-invariant and normal mode in turn, and report their ratio."""
+    """Measure batch-invariant and normal mode alternately, and report the ratio."""
 
     def __post_init__(self) -> None:
         if self.num_prompts < 1 or self.num_warmups < 0 or self.num_rounds < 1:

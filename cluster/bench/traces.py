@@ -67,7 +67,7 @@ class TraceFile(NamedTuple):
                 return [decoder.decode(line) for line in file if line.strip()]
         except (OSError, msgspec.DecodeError) as error:
             raise ValueError(
-                f"cannot read trace {self.path} ({error}): download FAST25-release/traces of "
+                f"cannot read trace {self.path} ({error}): download FAST25-release/traces from "
                 "kvcache-ai/Mooncake"
             ) from error
 

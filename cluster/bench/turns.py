@@ -1,4 +1,5 @@
-"""Measurement of variants in turn, so that a drift of the machine affects all of them equally."""
+"""Alternating measurements of variants, so that a drift of the machine affects all of them
+equally."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ class Turns(Generic[T]):
         return self.by_variant[variant]
 
     def pairs(self, variant: str, other: str) -> list[tuple[T, T]]:
-        """Turns of a variant and another one, paired by round."""
+        """Turns of a variant and of a baseline, paired by round."""
         return list(zip(self[variant], self[other], strict=True))
 
     def values(self, variant: str, figure: Callable[[T], float]) -> list[float]:
@@ -47,7 +48,7 @@ class Turns(Generic[T]):
     def comparison(
         self, variant: str, baseline: str, figure: Callable[[T], float]
     ) -> dict[str, Any]:
-        """Ratios in the format of results; `losing_rounds` are the rounds, from 0, with a ratio
+        """Ratios in the format of results; `losing_rounds` are the 0-based rounds with a ratio
         below 1."""
         found = self.ratios(variant, baseline, figure)
         return {
@@ -65,8 +66,8 @@ def take_turns(
     """Calls each variant once per round with the round's number; drops the results of warm-ups.
 
     The order of the variants is reversed in every second round (A B, B A, ...), so that a trend
-    cancels out in the ratios. Warm-up rounds come first, with numbers from `rounds` on, so that
-    prompts sampled with the number as seed are new in the measured rounds.
+    cancels out in the ratios. Warm-up rounds come first, with the numbers that follow `rounds - 1`,
+    so that prompts sampled with the number as seed are new in the measured rounds.
 
     Raises:
         ValueError: `rounds` is less than 1.

@@ -69,8 +69,8 @@ def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
     """Fills the parser of `rayfleet chat`."""
     commands = ", ".join(f"{name}: {text}" for name, text in COMMANDS.items())
     parser.description = (
-        "Interactive chat with a model. Each line is a message; responses are streamed, and "
-        f"previous messages are sent along. Commands: {commands}. Ctrl-C stops a response."
+        "Interactive chat with a model. Each line is sent as a message with the chat history, and "
+        f"responses are streamed. Commands: {commands}. Ctrl-C stops a response."
     )
     parser.add_argument("message", nargs="?", help="send this message only, then exit")
     add_options(parser, ChatOptions)
@@ -79,7 +79,7 @@ def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_complete_arguments(parser: argparse.ArgumentParser) -> None:
     """Fills the parser of `rayfleet complete`."""
-    parser.description = "Completes a prompt, or each line of standard input without one."
+    parser.description = "Completes a prompt, or each line of standard input if no prompt is given."
     parser.add_argument("prompt", nargs="?", help="the prompt")
     add_options(parser, GenerationOptions)
     parser.set_defaults(run=run_complete)

@@ -81,7 +81,8 @@ def check_gpu(index: int, gpu: Gpu) -> Finding:
     if gpu.capability and gpu.capability < MIN_CAPABILITY:
         minimum, found = (".".join(map(str, pair)) for pair in (MIN_CAPABILITY, gpu.capability))
         return Finding(
-            "bad", f"{text}: compute capability {found} is not supported, {minimum} is required"
+            "bad",
+            f"{text}: compute capability {found} is not supported: {minimum} or higher is required",
         )
     return Finding("ok", text)
 
@@ -115,7 +116,7 @@ def check_driver(built_for: str | None, driver: str | None) -> Finding:
 
     Args:
         built_for: CUDA version that torch was built for; None for a CPU build.
-        driver: version of the driver; None without one.
+        driver: version of the driver; None if there is none.
     """
     if built_for is None and driver is None:
         return Finding("note", "no NVIDIA driver, and torch is a CPU build: models run on the CPU")
@@ -150,10 +151,10 @@ def check_launchers(
     """Checks that Triton can compile its driver and launchers, which it does at the first kernel.
 
     Args:
-        compiler: C compiler that Triton uses; None without one.
+        compiler: C compiler that Triton uses; None if there is none.
         header: path of Python.h.
         has_header: whether it exists.
-        gpus: GPUs of this machine; without any, Triton is not used.
+        gpus: GPUs of this machine; if empty, Triton is not used.
     """
     missing = []
     if compiler is None:

@@ -81,7 +81,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def _explain(word: str) -> str:
-    """What to use instead of an argument that other commands have."""
+    """Suggestion for an argument that belongs to another command."""
     if word == "--url" or re.match("https?://", word):
         return "running servers are not checked: use `rayfleet top --url URL`"
     return "" if word.startswith("-") else f"did you mean --model {word}?"

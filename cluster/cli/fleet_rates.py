@@ -31,17 +31,18 @@ class WorkerRow:
     kv_usage: float
     """KV cache usage, 0 to 1."""
     host_usage: float | None
-    """Usage of offloaded KV memory on the host, 0 to 1; None without offloading."""
+    """Usage of the host memory for KV offloading, 0 to 1; None if offloading is disabled."""
     adapters: int
     """LoRA adapters on the device."""
     adapter_slots: int
     """Maximum number of them; 0 if they are disabled."""
     hit_rate: float | None
-    """Prefix cache hit rate of prompt tokens, 0 to 1; None without prompts."""
+    """Prefix cache hit rate of prompt tokens, 0 to 1; None if there were no prompts."""
     tokens_per_s: float
     """Tokens generated per second."""
     ttft_ms: float | None
-    """Median time from arrival at the worker to the first token in ms; None without tokens."""
+    """Median time from arrival at the worker to the first token in ms; None if there were no
+    tokens."""
     preemptions: int
     """Preemptions since the previous scrape."""
 
@@ -64,11 +65,12 @@ class ModelRow:
     tokens_per_s: float
     """Tokens generated per second, including those of unfinished requests."""
     ttft_p50_ms: float | None
-    """Median time from arrival at the gateway to the first token in ms; None without tokens."""
+    """Median time from arrival at the gateway to the first token in ms; None if there were no
+    tokens."""
     ttft_p95_ms: float | None
-    """95th percentile of that time in ms; None without tokens."""
+    """95th percentile of that time in ms; None if there were no tokens."""
     slo_attainment: float | None
-    """Fraction of requests with an SLO that met it, 0 to 1; None without such requests."""
+    """Fraction of requests with an SLO that met it, 0 to 1; None if there were none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +86,7 @@ class SessionRow:
     longest_wait_s: float | None
     """Longest time in seconds that one of them has been waiting; None if none waits."""
     cache_share: float | None
-    """Contexts of live sessions as a fraction of the KV cache; None without workers."""
+    """Contexts of live sessions as a fraction of the KV cache; None if there are no workers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +97,7 @@ class AdapterRow:
     model: str
     """Name of its base model."""
     adapter: str
-    """Name of the adapter; `other` for the rates of those without a label of their own."""
+    """Name of the adapter; `other` for the rates of those without their own label."""
     on_device: tuple[str, ...]
     """IDs of the workers that have it on the device."""
     on_host: tuple[str, ...]
@@ -105,8 +107,8 @@ class AdapterRow:
     tokens_per_s: float
     """Generated tokens of finished requests per second."""
     ttft_ms: float | None
-    """Mean time from arrival at the gateway to the first token in ms, of finished requests; None
-    without any."""
+    """Mean time from arrival at the gateway to the first token in ms, of finished requests; None if
+    there were none."""
 
 
 class Scrape:
@@ -142,7 +144,7 @@ class Scrape:
                 yield dict(key), value
 
     def total(self, name: str, **labels: str) -> float:
-        """Sum of the values of `items`; 0 without any."""
+        """Sum of the values of `items`; 0 if there are none."""
         return sum(value for _, value in self.items(name, **labels))
 
     def since(self, before: Scrape | None, name: str, **labels: str) -> float:
@@ -152,7 +154,7 @@ class Scrape:
 
     def quantile(self, before: Scrape | None, name: str, q: float, **labels: str) -> float | None:
         """Quantile `q` of a histogram's observations since the scrape `before`, interpolated within
-        its buckets; None without observations."""
+        its buckets; None if there are no observations."""
         counts: dict[float, float] = defaultdict(float)
         for key, grown in self._growths(before, f"{name}_bucket", labels):
             counts[float(dict(key)["le"])] += grown
@@ -176,14 +178,14 @@ class Scrape:
 
 
 def _process_of(key: Labels) -> str:
-    """ID of the gateway or worker that exports a series; empty without either label."""
+    """ID of the gateway or worker that exports a series; empty if it has neither label."""
     labels = dict(key)
     return labels.get("gateway_id") or labels.get("worker_id", "")
 
 
 def quantile_of(counts: Sequence[tuple[float, float]], q: float) -> float | None:
     """Quantile `q` from cumulative counts by upper bound, as Prometheus' histogram_quantile does;
-    None without counts."""
+    None if there are no counts."""
     if not counts or counts[-1][1] <= 0.0:
         return None
     rank = q * counts[-1][1]

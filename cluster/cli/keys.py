@@ -36,7 +36,10 @@ def run_new(arguments: argparse.Namespace) -> int:
     key = f"rf-{secrets.token_urlsafe(KEY_BYTES)}"
     table = {"key": PREFIX + digest_of(key.encode()).hex()}
     named(arguments.name, table)
-    print(f"API key of {arguments.name}, which is not stored anywhere: {key}", file=sys.stderr)
+    print(
+        f"API key for {arguments.name} (save it now, it is not stored anywhere): {key}",
+        file=sys.stderr,
+    )
     print(f'[{_quoted(arguments.name)}]\nkey = "{table["key"]}"')
     if arguments.monitoring:
         print("monitoring = true")

@@ -32,8 +32,8 @@ class LoraOptions(EndpointOptions):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Fills the parser of `rayfleet lora`."""
     parser.description = (
-        "Lists, loads and unloads LoRA adapters of a running fleet; requires the admin key. All "
-        "gateways and workers apply changes, also those that start later."
+        "Lists, loads and unloads LoRA adapters of a running fleet; requires the admin key. "
+        "Changes apply to all gateways and workers, including those that start later."
     )
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     listing = actions.add_parser("list", help="list adapters, and how many workers have each")

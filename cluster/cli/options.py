@@ -109,7 +109,7 @@ def _add_flags(
         if others:
             keys = " and ".join(one.field.metadata["key"][1] for one in others)
             flags = " and ".join(map(flag_name, others))
-            lines = f"{lines}; {keys}: the same as {flags}, with vLLM's names"
+            lines = f"{lines}; {keys}: vLLM's names for {flags}"
         parser.add_argument(
             flag,
             dest=_destination(flag),

@@ -40,7 +40,7 @@ class CommandParser(argparse.ArgumentParser):
         self.common: frozenset[str] = frozenset()
         """Flags listed by plain `--help`; empty for all."""
         self.explain: Callable[[str], str] = lambda word: ""
-        """Returns what to use instead of an unknown flag or argument; empty if nothing fits."""
+        """Returns a replacement for an unknown flag or argument; empty if there is none."""
 
     def parse_known_args(  # type: ignore[override]  # argparse overloads it for other namespaces
         self, args: Sequence[str] | None = None, namespace: Any = None
@@ -60,7 +60,7 @@ class CommandParser(argparse.ArgumentParser):
         return namespace, unknown
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """Flags that a word may abbreviate: none.
+        """Returns no flags, since flags cannot be abbreviated.
 
         Even without `allow_abbrev`, which only applies to flags with two dashes, argparse would
         accept -t for -tp.

@@ -117,7 +117,7 @@ class FleetWatch:
         self.adapters: list[AdapterRow] = []
         """Rows of LoRA adapters with requests, or on workers, as of the last scrape."""
         self.sessions: list[SessionRow] = []
-        """Rows of models whose agent sessions may wait, if the key may list them."""
+        """Rows of models whose agent sessions may wait; empty if the key may not list them."""
         self.rates: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=HISTORY))
         """Tokens per second at the last scrapes, oldest first, by worker."""
         self._before: Scrape | None = None

@@ -30,7 +30,9 @@ def main() -> None:
     parser.add_argument(
         "directory", type=Path, help="checkpoint folder, with its questions next to it"
     )
-    parser.add_argument("--thinking", action="store_true", help="generate a thought before answers")
+    parser.add_argument(
+        "--thinking", action="store_true", help="generate reasoning before each answer"
+    )
     parser.add_argument(
         "--first-words",
         action="store_true",

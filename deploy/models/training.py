@@ -50,7 +50,7 @@ class TrainingConfig:
     """Batches computed concurrently; each step sums over that many batches."""
     vocab_size: int = 2560
     tokenizer_conversations: int = 20_000
-    """Conversations from which the tokenizer's merges are learnt."""
+    """Conversations from which the tokenizer's merges are learned."""
     batch_tokens: int = 1536
     """Positions in the batch of one thread, including padding."""
     max_length: int = 2048
@@ -284,7 +284,7 @@ class ToolTraining(CausalTraining):
     """Training of ``demo`` in its second phase: conversations that declare functions."""
 
     def __init__(self, config: TrainingConfig, output: Path, state: Path | None = None) -> None:
-        assert config.start is not None, "nothing to go on with"
+        assert config.start is not None, "there is no checkpoint to continue from"
         self.start = config.start
         super().__init__(config, output, state)
 
@@ -318,7 +318,7 @@ class DraftTraining(CausalTraining):
     """Training of ``demo-draft``, a small model distilled from a trained one."""
 
     def __init__(self, config: TrainingConfig, output: Path, state: Path | None = None) -> None:
-        assert config.teacher is not None, "nobody to learn from"
+        assert config.teacher is not None, "distillation requires a teacher"
         self.teacher_path = config.teacher
         self.teacher = _loaded(config.teacher)
         super().__init__(config, output, state)

@@ -155,7 +155,7 @@ ROUTER = Board(
             {
                 "actual": share(rate("prompt_tokens_cached_total"), rate("prompt_tokens_total")),
                 "expected": share(rate("routing_hit_tokens_total"), rate("prompt_tokens_total")),
-                "at the best worker": share(
+                "on the best worker": share(
                     rate("routing_achievable_hit_tokens_total"), rate("prompt_tokens_total")
                 ),
                 "single shared cache": share(

@@ -61,7 +61,7 @@ def check_locks(
     """
     for name, lock in locks.items():
         others = [
-            f"{package} {locked.version}, the pin is {constraints[package]}"
+            f"{package} {locked.version} instead of {constraints[package]}"
             for package, locked in lock.items()
             # Builds for a device have the version with a suffix (+cpu).
             if package in constraints and locked.version.partition("+")[0] != constraints[package]
@@ -69,9 +69,11 @@ def check_locks(
         missing = [f"no {package}" for package in required if package not in lock]
         if others or missing:
             problems = ", ".join(others + missing)
-            yield Outcome("failed", f"the lock of {name} has {problems}: run `make lock`")
+            yield Outcome("failed", f"the lock file of {name} has {problems}: run `make lock`")
         else:
-            yield Outcome("passed", f"the lock of {name}: {len(lock)} distributions, all by hash")
+            yield Outcome(
+                "passed", f"the lock file of {name}: {len(lock)} distributions, all with hashes"
+            )
 
 
 def install_tools() -> None:
@@ -106,7 +108,9 @@ def write_sbom(device: str) -> Outcome:
     missing = sorted(set(parse_lock(read_device(device))) - listed)
     if missing:
         return Outcome("failed", f"{path} lacks {', '.join(missing)}")
-    return Outcome("passed", f"bill of materials: {path.relative_to(ROOT)}, {len(listed)} parts")
+    return Outcome(
+        "passed", f"bill of materials: {path.relative_to(ROOT)}, {len(listed)} components"
+    )
 
 
 def audit(program: str, lock: Lock) -> list[str]:

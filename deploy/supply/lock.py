@@ -1,7 +1,7 @@
-"""`make lock`: writes the locks of images, with versions and hashes.
+"""`make lock`: writes the images' lock files, with versions and hashes.
 
-cuda.txt has torch of the public index and its CUDA dependencies, cpu.txt torch of PyTorch's own
-index, common.txt everything else; an image installs the last and one of the others. Versions are
+cuda.txt has torch from PyPI and its CUDA dependencies, cpu.txt torch from PyTorch's index, and
+common.txt everything else. An image installs common.txt and one of the other two. Versions are
 those of constraints.txt; other distributions keep their version unless --upgrade is given.
 tools.txt has the tools of `make check-supply`.
 """
@@ -108,7 +108,7 @@ def update_torch(home: Path, index: str, common: Lock) -> None:
     """
     name = index.rstrip("/").rpartition("/")[2]
     try:
-        write(name, resolve_torch(home, index, common), f"torch of PyTorch's index of {name}.")
+        write(name, resolve_torch(home, index, common), f"torch from PyTorch's index for {name}.")
     except IndexUnreachableError as error:
         kept = read(name).get("torch")
         torch_version = pins(ROOT / "constraints.txt")["torch"]
@@ -128,7 +128,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--torch-index",
         default=TORCH_INDEX,
-        help="PyTorch's index of a device; its last part names the file (default: %(default)s)",
+        help="PyTorch's index for a device; its last part names the file (default: %(default)s)",
     )
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
@@ -137,11 +137,11 @@ def main(argv: list[str] | None = None) -> int:
         kept_tools = {} if arguments.upgrade else read("tools")
         try:
             common, cuda = resolve_project(home, kept)
-            write("common", common, "All but torch and what comes with it.")
-            write("cuda", cuda, "torch of the public index, with CUDA.")
+            write("common", common, "All distributions except torch and its CUDA dependencies.")
+            write("cuda", cuda, "torch from PyPI, and its CUDA dependencies.")
             update_torch(home, arguments.torch_index, common)
             tools = resolve([], home, kept_tools, "\n".join(TOOLS))
-            write("tools", tools, "What `make check-supply` runs.")
+            write("tools", tools, "Tools that `make check-supply` runs.")
         except (IndexUnreachableError, NoSolutionError) as error:
             print(error, file=sys.stderr)
             return 1

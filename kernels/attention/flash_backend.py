@@ -81,8 +81,8 @@ def _check(settings: AttentionSettings) -> None:
     if not all(_is_supported(size, settings, major) for size in settings.head_dims):
         sizes = " and ".join(map(str, settings.head_dims))
         raise ValueError(
-            f"{option} needs head sizes {_HEAD_DIMS[major]} on this GPU; this model has {sizes}: "
-            "use auto"
+            f"{option} needs head sizes {_HEAD_DIMS[major]} on this GPU, but this model has "
+            f"{sizes}: use auto"
         )
 
 

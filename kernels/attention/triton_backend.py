@@ -39,8 +39,8 @@ def create(settings: AttentionSettings) -> TritonAttention:
         )
     if not settings.has_latents and max(settings.head_dims, default=0) > MAX_HEAD_DIM:
         raise ValueError(
-            f"--attention-backend triton supports head sizes up to {MAX_HEAD_DIM}, this model's "
-            f"is {max(settings.head_dims)}: use torch"
+            f"--attention-backend triton supports head sizes up to {MAX_HEAD_DIM}, but this "
+            f"model's is {max(settings.head_dims)}: use torch"
         )
     arrived = None
     if settings.has_latents:
@@ -121,7 +121,7 @@ class _Step:
     ) -> torch.Tensor:
         value_dim = v_cache.shape[3]
         if has_latents(k_cache, v_cache):
-            assert self.arrived is not None, "latents are announced in the settings"
+            assert self.arrived is not None, "the settings must specify latents"
             return attend_to_latents(
                 q, k_cache, value_dim, self.metadata, scale, self.arrived, value_scale
             )

@@ -80,7 +80,7 @@ class ModelTensors:
     def unsupported(self, page_size: int) -> str | None:
         """Reason why the library cannot run this model; None if it can."""
         if self.embedding.dtype not in (torch.float32, torch.bfloat16):
-            return f"{self.embedding.dtype} is not supported, only fp32 and bf16"
+            return f"{self.embedding.dtype} is not supported: only fp32 and bf16 are"
         sizes = {
             "hidden size": self.embedding.shape[1],
             "head size": self.head_dim,

@@ -44,7 +44,9 @@ class AdminAccess:
             )
         entry = self._keys.find(request.scope)
         if entry is None:
-            raise await failed_attempt(self._attempts, request.scope, "no valid admin API key")
+            raise await failed_attempt(
+                self._attempts, request.scope, "missing or invalid admin API key"
+            )
         attach(request.scope, Account(self._limits.of(entry)))
 
 

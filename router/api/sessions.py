@@ -25,7 +25,7 @@ MAX_LISTED = 64
 """Maximum number of sessions listed per model."""
 
 _RANKS = {"running": 0, "waiting": 1, "idle": 2}
-"""A session that several gateways have served is shown in the first of these states."""
+"""States of a session; one served by several gateways is shown in the first of its states."""
 
 SessionLists = dict[str, SessionList]
 """Sessions of a gateway by model."""
@@ -76,7 +76,7 @@ class SessionRoutes:
         return {name: sessions for name, sessions in found.items() if sessions is not None}
 
     async def _call(self, peer_id: str) -> SessionLists:
-        """Sessions of another gateway; none if it does not respond."""
+        """Sessions of another gateway; empty if it does not respond."""
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 answer = await self._peers.call(peer_id, METHOD, b"")
@@ -85,7 +85,7 @@ class SessionRoutes:
         return msgspec.msgpack.decode(answer, type=analyzed(SessionLists))
 
     async def _handle(self, _: bytes) -> bytes:
-        """Answers the call of another gateway."""
+        """Handles a call from another gateway."""
         return msgspec.msgpack.encode(self._own())
 
 

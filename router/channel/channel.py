@@ -45,9 +45,9 @@ from worker.protocol.messages import (
 logger = logging.getLogger(__name__)
 
 CHECK_TIMEOUT_S = 60.0
-"""Seconds for a worker to read an adapter of up to tens of GB."""
+"""Timeout in seconds of a worker that reads an adapter of up to tens of GB."""
 FIRST_BACKOFF_S = 0.05
-"""Seconds between attach streams; doubled while attaching fails."""
+"""Seconds between attempts to attach; doubled after each failure."""
 LAST_BACKOFF_S = 2.0
 """Maximum seconds between attempts to attach."""
 
@@ -92,7 +92,8 @@ class WorkerChannel:
         self._orphaned: dict[str, int] = {}
         """Aborted attempts whose end the worker has not reported yet, by request id."""
         self.leaving = False
-        """Whether the worker has left the set: it finishes its requests, then the stream ends."""
+        """Whether the worker was removed from the set: it finishes its requests, then the stream
+        ends."""
         self._epoch: int | None = None
         """Epoch of the last snapshot; None while not attached."""
         self._oldest_epoch = 0
@@ -191,11 +192,11 @@ class WorkerChannel:
                 await asyncio.sleep(backoff)
                 backoff = min(backoff * 2, LAST_BACKOFF_S)
         finally:
-            self._lose("the worker has left the set")
+            self._lose("the worker was removed")
             self._listener.on_closed(self.worker_id)
 
     async def _attach_once(self) -> str:
-        """Reads one attach stream to its end; returns the reason of the end."""
+        """Reads one attach stream until it ends; returns the reason."""
         self._epoch, self._seq = None, 0
         self._heartbeat_timeout.received = True
         pump = asyncio.create_task(self._pump())
@@ -211,7 +212,7 @@ class WorkerChannel:
                 if reason is not None:
                     return reason
                 if self.leaving and not self._in_flight:
-                    return "the worker has left the set"
+                    return "the worker was removed"
         finally:
             self._heartbeat_timeout.close()
             pump.cancel()
@@ -262,8 +263,8 @@ class WorkerChannel:
     def _on_orphaned(self, delta: TokenDelta) -> None:
         """Handles tokens of a request that is not open: it was aborted or failed.
 
-        Aborts it at the worker, once: if the reply to its submit was lost, or the submit arrived
-        after its abort, the worker would generate it to the end.
+        Aborts it on the worker, once: if the reply to its submit was lost, or the submit arrived
+        after its abort, the worker would otherwise generate it to completion.
         """
         request_id, attempt = delta.request_id, delta.attempt
         if delta.finish_reason is not None:
@@ -275,8 +276,8 @@ class WorkerChannel:
     def _on_snapshot(self, snapshot: AttachSnapshot) -> None:
         if snapshot.protocol_version != PROTOCOL_VERSION:
             raise ConnectionError(
-                f"worker {self.worker_id} uses protocol {snapshot.protocol_version}, this gateway "
-                f"{PROTOCOL_VERSION}: run the same release on both"
+                f"worker {self.worker_id} uses protocol {snapshot.protocol_version}, but this "
+                f"gateway uses {PROTOCOL_VERSION}: run the same release on both"
             )
         if snapshot.epoch != self._epoch:
             self._orphaned.clear()
@@ -349,7 +350,7 @@ class WorkerChannel:
         """Ends open requests of epochs before `before`, or all of them if that is None.
 
         Args:
-            reason: reason of the failure.
+            reason: reason for the failure.
             before: first epoch that is not lost.
             unsent: ids of requests that were never sent to the worker.
         """

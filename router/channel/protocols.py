@@ -102,5 +102,5 @@ class ChannelListener(Protocol):
         ...
 
     def on_closed(self, worker_id: str) -> None:
-        """The channel of a worker that left the set has ended."""
+        """The channel of a worker that was removed from the set has ended."""
         ...

@@ -25,10 +25,10 @@ ABORT_RETRY_S = 1.0
 """Seconds until aborts of a failed call are sent again, if no other call is made before."""
 
 MAX_KNOWN_GRAMMARS = 64
-"""Grammars assumed to be compiled at the worker, which keeps many more. If it has dropped one
-anyway, a batch waits while it is compiled."""
+"""Number of grammars assumed to be cached by the worker, which caches many more. If it has dropped
+one anyway, a batch waits while it is compiled."""
 MAX_KNOWN_ADAPTERS = 1024
-"""LoRA adapters assumed to be checked by the worker, likewise."""
+"""Number of LoRA adapters assumed to be checked by the worker already."""
 
 Novelty = StructuredOutputsParams | AdapterRef
 """A grammar that the worker must compile, or an adapter that it must check, before it replies."""
@@ -174,7 +174,7 @@ class SubmitQueue:
         self._sender = None
 
     def _keep(self, change: AdmissionChange | None) -> None:
-        """Puts a change of a failed call before later ones."""
+        """Puts the changes of a failed call before later ones."""
         if change is not None:
             later = self._admission
             self._admission = change if later is None else change.then(later)

@@ -25,9 +25,9 @@ MAX_BLOCKS = 8192
 _HASH_BYTES = 8
 _MIN_SECRET_BYTES = 16
 _SPEED_EVERY = 256
-"""Decisions between lines with the fleet's speeds."""
+"""Number of decisions between two lines with the fleet's speeds."""
 _BUFFER = 1 << 16
-"""Bytes of buffered lines."""
+"""Size in bytes of the line buffer."""
 
 
 class DecisionLog:
@@ -79,7 +79,8 @@ class DecisionLog:
             )
 
     def decided(self, line: DecisionLine, fleet: Fleet) -> None:
-        """Logs the decision of an ended completion, periodically preceded by the fleet's speeds."""
+        """Logs the decision of a finished completion, periodically preceded by the fleet's
+        speeds."""
         if self._file is not None and not self._file.has_room():
             self._turn_over(self._file, fleet)
         if self._num_decided % _SPEED_EVERY == 0:

@@ -1,4 +1,4 @@
-"""Where LoRA adapters are, and the time until a worker has one on the device."""
+"""Locations of LoRA adapters, and the time until a worker has one on the device."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def adapter_load_s(
 
 
 def _num_coming(worker: WorkerState, now: float) -> int:
-    """Adapters that this gateway's requests make a worker read, one after the other."""
+    """Adapters that a worker reads for requests of this gateway, one after another."""
     totals = worker.load.adapters
     assert totals is not None
     return sum(

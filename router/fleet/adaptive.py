@@ -1,4 +1,4 @@
-"""AdaptivePolicy, the default: costs are the seconds that this and other requests wait."""
+"""AdaptivePolicy, the default: a cost is the time in seconds that this and other requests wait."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class AdaptivePolicy(RoutingPolicy):
       as many copies as its share of all requests justifies.
 
     Args:
-        utilisation: utilisation of the workers.
+        utilisation: utilization of the workers.
     """
 
     tolerance = TOLERANCE

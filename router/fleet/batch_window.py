@@ -36,12 +36,12 @@ class BatchWindow:
         self._waiting: list[_Waiting] = []
         self._batch: list[_Waiting] = []
         self._choices: Iterator[tuple[int, Choice | None]] | None = None
-        """Choices for `_batch` that are still to be made; None if nothing waits."""
+        """Remaining choices for `_batch`; None if no request waits."""
 
     async def place(
         self, request_id: str, prompt: PromptBlocks, excluded: Collection[str] = ()
     ) -> Choice | None:
-        """`Fleet.reserve`, together with other requests that arrive meanwhile."""
+        """`Fleet.reserve`, batched with other requests that arrive at about the same time."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Choice | None] = loop.create_future()
         if not self._waiting and self._choices is None:
@@ -56,7 +56,7 @@ class BatchWindow:
             raise
 
     def _place(self) -> None:
-        """Places for up to SLICE_S, and continues in the next iteration."""
+        """Places requests for up to SLICE_S, and continues in the next iteration."""
         if self._choices is None:
             self._next_batch()
         assert self._choices is not None

@@ -14,7 +14,7 @@ _ONE, _BUSIEST = np.array(1.0), np.array(BUSIEST)
 
 
 class Congestion:
-    """Computes delayed requests from utilisation ρ, queue W (s) and mean work S (s) per request.
+    """Computes delayed requests from utilization ρ, queue W (s) and mean work S (s) per request.
 
     `anywhere`: requests that could run on any worker, β = ρ/(1 - ρ)·(P + W/S), with the mean ρ and
     the shortest queue W. Work at the end of a queue delays all requests that arrive before the
@@ -22,8 +22,8 @@ class Congestion:
     as one, since such requests go to the shortest queue. Without a queue, requests that arrive
     during the work are delayed only if all other workers are busy too: with n workers this has a
     probability of about P = ρ^(√(2(n + 1)) - 2), 1 for n = 1 (Sakasegawa 1977, An approximation
-    formula Lq ≈ αρ^β/(1 - ρ)). In a half idle fleet, recomputing a prefix therefore costs little
-    more than its time.
+    formula Lq ≈ αρ^β/(1 - ρ)). In a half-idle fleet, recomputing a prefix therefore costs little
+    more than the time it takes.
 
     `at_workers`: requests routed to a worker for its cache, ρ·(1 + W/S), with each worker's own ρ
     and W: λ·(W + S) of them arrive until its queue is empty, even if other workers are idle. New
@@ -49,7 +49,7 @@ class Congestion:
         """Requests that could run on any worker and are delayed by a second of work on one.
 
         Args:
-            utilisation: mean utilisation of the workers, 0 to 1.
+            utilisation: mean utilization of the workers, 0 to 1.
             num_workers: number of workers that can take a request.
             queue_s: seconds of their shortest queue.
         """

@@ -8,14 +8,14 @@ from.
 from __future__ import annotations
 
 WINDOW_S = 10.0
-"""Time constant in seconds of all moving averages: utilisation, speed, work per request and uses of
+"""Time constant in seconds of all moving averages: utilization, speed, work per request and uses of
 prefixes. It covers 100 steps of 0.1 s: a mean over n steps has a relative error of about 1/√n, here
 a tenth, similar to the error of work estimates."""
 UNKNOWN_S = 1.0
 """Seconds of assumed observation before the first one: half busy for a new worker; one second of
 requests for others for a new prefix. Small compared to ten steps of 0.1 s, or ten requests."""
 BUSIEST = 0.98
-"""Maximum utilisation used: 1 - 0.2 s / WINDOW_S. The running step is not reported yet, and a full
+"""Maximum utilization used: 1 - 0.2 s / WINDOW_S. The running step is not reported yet, and a full
 chunk takes 0.2 s."""
 BURST_S = 0.005
 """Seconds within which uses of a prefix are one burst and count once: the time that a gateway works
@@ -53,5 +53,5 @@ ADAPTER_HOST_COPY = 0.1
 """Time to load a LoRA adapter from host memory, as a fraction of the time to read it from disk:
 PCIe transfers ten times the bytes per second of an NVMe disk."""
 ADAPTER_REPORT_S = 2.0
-"""Seconds for which a LoRA adapter counts as on its way to the worker of a request: after as long,
-it has been read, and reported by the worker."""
+"""Seconds for which a LoRA adapter is assumed to be loading on the worker of a request: by then the
+worker has read and reported it."""

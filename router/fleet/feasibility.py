@@ -74,8 +74,7 @@ class Feasibility:
         return self._of_all([too_long(found, num_tokens, longest.max_tokens, longest)])
 
     def at(self, kind: Limits, prompt: PromptBlocks, num_resumed: int) -> Problem | None:
-        """Reason why no worker of one kind can resume the completion after `prompt`; None if it
-        can.
+        """Why workers of this kind cannot resume the completion after `prompt`; None if they can.
 
         Args:
             kind: limits of the worker.

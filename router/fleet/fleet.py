@@ -34,7 +34,8 @@ from worker.protocol.messages import AttachSnapshot, EngineInfo, LoadSnapshot, W
 logger = logging.getLogger(__name__)
 
 _MOST_UNPRICED = 16
-"""Maximum number of reports priced at the next decision: 5 us each, as long as a decision."""
+"""Maximum number of reports priced at the next decision: 5 us each, which takes as long as a
+decision."""
 
 Parity = Callable[[EngineInfo], "str | None"]
 """Check that returns the difference between a worker and this gateway in rendering, tokenizing
@@ -58,8 +59,8 @@ class Choice(msgspec.Struct, frozen=True):
     explanation: Explanation | None = None
     """Explanation of the decision; None unless enabled in RoutingConfig."""
     sampled_blocks: bytes = b""
-    """Block hashes for other gateways, see PromptInFlight; empty without other gateways, or if
-    hits cover most of the prompt."""
+    """Block hashes for other gateways, see PromptInFlight; empty if there are no other gateways, or
+    if hits cover most of the prompt."""
     shared_block: int = 0
     """Hash of the last block of the longest prefix that any worker has, for other gateways; 0 for
     none."""
@@ -98,7 +99,8 @@ class Fleet:
         self.in_flight = InFlight()
         self.others = OtherGatewaysPrompts()
         self.has_other_gateways = False
-        """Whether other gateways use the workers; only then choices have hashes for them."""
+        """Whether other gateways use the workers. If not, choices have no hashes for other
+        gateways."""
         self.memo = HashMemo()
         self._table = WorkerTable()
         self.pace = FleetPace()
@@ -170,7 +172,7 @@ class Fleet:
         problem = self._parity(info) if self._parity and info is not None else None
         if problem is not None:
             logger.error(
-                "rejecting worker %s, its cache could never be hit: %s", worker_id, problem
+                "rejecting worker %s, since its cache could never be hit: %s", worker_id, problem
             )
             info = None
         worker = self._workers.get(worker_id)
@@ -431,7 +433,7 @@ class Fleet:
         table.set_active(row, worker.num_active)
 
     def _update_ready(self, worker: WorkerState, before: EngineInfo | None) -> None:
-        """Updates the sets of ready workers; `before` is this one's engine if it was ready."""
+        """Updates the sets of ready workers; `before` is this worker's engine if it was ready."""
         self._table.eligible[worker.row] = worker.ready
         self._ready_workers.change(before, worker.info if worker.ready else None)
         self._compare_speeds()

@@ -21,8 +21,8 @@ _MAX_SEGMENTS = 16_384
 class HashMemo:
     """LRU cache of the block hashes of prompt prefixes, looked up by their tokens.
 
-    A segment of a prompt is looked up by a digest of it and all before it, which is about thirty
-    times faster than computing its block hashes. Thread-safe.
+    A segment is looked up by a digest of the prompt up to its end, which is about thirty times
+    faster than computing its block hashes. Thread-safe.
 
     Args:
         max_segments: maximum number of cached segments.

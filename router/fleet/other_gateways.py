@@ -14,8 +14,8 @@ from worker.protocol.blocks import BlockHashes
 from worker.protocol.messages import PromptInFlight
 
 MIN_TOKENS = 256
-"""Minimum tokens to compute for which other gateways receive a prompt: fewer take as long as some
-decode steps, about the time that the message is on its way."""
+"""Minimum uncached tokens for a prompt to be announced to other gateways. A shorter prefill is done
+by about the time that the message arrives."""
 _PER_OCTAVE = 512
 """Sampled lengths between a length and twice that: common prefixes are found exactly up to 1,024
 blocks, and to within 1/512 of their length beyond. In simulations of cold caches, the mean time to
@@ -59,7 +59,8 @@ class OtherGatewaysPrompts:
                 self.has_prompts = True
 
     def remove(self, row: int, ordinals: Iterable[int]) -> None:
-        """Removes prompts that are computed; other ordinals, such as own prompts', are ignored."""
+        """Removes prompts that are computed; other ordinals, such as those of own prompts, are
+        ignored."""
         nodes = self._nodes.get(row)
         if nodes:
             for ordinal in ordinals:

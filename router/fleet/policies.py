@@ -113,7 +113,8 @@ class RoundRobinPolicy(RoutingPolicy):
     def terms(
         self, request: RequestView, estimate: Estimate, workers: WorkerTable, now: float
     ) -> Terms:
-        """Ranks of workers by their last choice, the oldest 0; see RoutingPolicy.terms."""
+        """Ranks of workers by the time they were last chosen, 0 for the oldest; see
+        RoutingPolicy.terms."""
         # Ranks, since workers that were never chosen must be chosen by row, not as ties.
         return {"rank": workers.last_chosen.argsort(kind="stable").argsort().astype(np.float64)}
 
@@ -127,7 +128,7 @@ class SessionPolicy(RoundRobinPolicy):
     def terms(
         self, request: RequestView, estimate: Estimate, workers: WorkerTable, now: float
     ) -> Terms:
-        """Ranks of workers by their hash with the session; see RoutingPolicy.terms."""
+        """Ranks of workers by their rendezvous hash with the session; see RoutingPolicy.terms."""
         if not request.session:
             return super().terms(request, estimate, workers, now)
         values = rendezvous(workers.seeds, xxh3_64_intdigest(request.session.encode()))

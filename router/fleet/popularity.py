@@ -1,4 +1,5 @@
-"""PrefixPopularity: how often requests share a prefix, and its share of all such requests."""
+"""PrefixPopularity: how often requests share a prefix, as a number and as a fraction of all
+uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prices of reports: the seconds a worker needs for its load, by the step-time model."""
+"""Prices of reports: the time that a worker needs for its load, by the step-time model."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class QueueView(NamedTuple):
 class QueueOrder:
     """Seconds and numbers of this gateway's prompts in flight, by priority and worker.
 
-    They keep an urgent request from avoiding a long queue that it overtakes in favour of a short
+    They keep an urgent request from avoiding a long queue that it overtakes in favor of a short
     queue of its own priority.
     """
 

@@ -42,7 +42,8 @@ class RequestView(msgspec.Struct):
     queue: QueueView | None = None
     """Prompts in flight at the workers by priority; None if the request overtakes none of them."""
     adapter_s: Floats | None = None
-    """Seconds until the worker has the request's LoRA adapter on the device; None without one."""
+    """Seconds until the worker has the request's LoRA adapter on the device; None if it uses
+    none."""
 
 
 class Estimate(NamedTuple):

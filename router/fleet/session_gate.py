@@ -34,12 +34,12 @@ IDLE = 0.25
 its cache is full: it has time to recompute evicted pages. Interactive sessions, with pauses of a
 minute, fill caches without keeping workers busy."""
 EXCEED_S = 10.0
-"""Seconds between two such sessions, whose prompts must first show in the workers' reports."""
+"""Seconds between two such sessions: the prompt of the first must show up in the workers' reports
+before the next."""
 _MIN_RETURNS = 0.5
 _END_WEIGHT, _RETURN_WEIGHT = 1 / 32, 1 / 16
-"""A new context counts from its first request on if at least half of the recent new ones were
-followed by a second request. So single requests with tools, which are not an agent's, soon stop
-counting."""
+"""A new context counts from its first request if at least half of the recent new ones were followed
+by a second request, so single requests with tools, which are not an agent's, soon stop counting."""
 MAX_WAITING = 4096
 """Maximum number of waiting requests; further ones are not delayed."""
 
@@ -81,9 +81,9 @@ class Visit:
         self.displaced: tuple[int, ...] = ()
         """Keys of the contexts that it displaced from its worker."""
         self.sets: WorkingSets | None = None
-        """Working sets of the worker on which it counts; None if there is none."""
+        """Working sets of the worker on which it is counted; None if there is none."""
         self.on_over: Callable[[], None] | None = None
-        """Called at the end of a wait: it is admitted, or has ended."""
+        """Called when a wait ends: the request is admitted or has ended."""
 
 
 class SessionGate:

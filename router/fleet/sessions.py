@@ -39,7 +39,7 @@ class Session:
 
     def __init__(self, name: str, born: float) -> None:
         self.name = name
-        """The client's id; empty without one."""
+        """The client's id; empty if it sent none."""
         self.born = born
         self.contexts: dict[int, Context] = {}
         self.gaps = GapHistogram()
@@ -85,12 +85,13 @@ class Context:
         self.has_returned = False
         """Whether there was a request after the end of the first one."""
         self.is_displaced = False
-        """Whether an overdue request took its place: it is not live after its requests in flight.
+        """Whether an overdue request displaced it: it is no longer live once its requests in flight
+        end.
         """
         self.home = ""
         """Worker of the last request; empty before the first."""
         self.num_open = 0
-        """Number of requests at workers."""
+        """Number of requests on workers."""
         self.num_turns = 0
         """Number of requests that were placed."""
         self.ended_at = 0.0
@@ -108,14 +109,14 @@ class Context:
         self.tail_block = -1
         """Number of that block; -1 for none."""
         self.slot = -1
-        """Place among the contexts that are found by their tails; -1 for none."""
+        """Index among the contexts that are found by their tails; -1 for none."""
 
     def is_live(self, now: float) -> bool:
         """Whether it has requests in flight, or ended recently."""
         return self.num_open > 0 or now < self.live_until
 
     def use(self, live_s: float = 0.0, displaced: tuple[int, ...] = ()) -> SessionUse:
-        """Its use of the worker's cache; for the arguments see SessionUse."""
+        """Its use of the worker's cache; see SessionUse for the arguments."""
         unshared = max(self.num_tokens - self.shared_tokens, 0)
         return SessionUse(
             self.key, unshared, self.shared_key, self.shared_tokens, live_s, displaced

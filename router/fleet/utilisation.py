@@ -25,7 +25,7 @@ class Utilisation:
         self._busy_s = np.zeros(0)
         """Seconds spent on prefills, decaying with WINDOW_S, as of `_at`."""
         self._seen_s = np.zeros(0)
-        """Seconds observed, busy or idle, decaying likewise: WINDOW_S in the long run."""
+        """Seconds observed, busy or idle, with the same decay: WINDOW_S in the long run."""
         self._at = np.zeros(0)
         """Time on the fleet's clock of the last report."""
 
@@ -42,7 +42,7 @@ class Utilisation:
         self._at[row] = now
 
     def of_workers(self, size: int, now: float) -> Floats:
-        """Utilisation of each of the first `size` rows, 0 to 1; rows without a worker tend to 0."""
+        """Utilization of each of the first `size` rows, 0 to 1; rows without a worker tend to 0."""
         known = min(size, len(self._at))
         kept = self._at[:known] - now
         kept /= _WINDOW

@@ -7,7 +7,7 @@ import math
 from collections import OrderedDict
 
 BURST = 10
-"""Failed attempts per source that are answered immediately: a client with a wrong key retries a
+"""Failed attempts per source that get an immediate response: a client with a wrong key retries a
 few times, and its user should see the error."""
 PAUSE_S = 1.0
 """Seconds between responses to further failed attempts of a source."""
@@ -27,7 +27,7 @@ class FailedAttempts:
 
     def __init__(self) -> None:
         self._next: OrderedDict[str, float] = OrderedDict()
-        """Time from which a source's next failed attempt is answered, by source."""
+        """Time of the response to the next failed attempt, by source."""
 
     def delay_s(self, address: str, now: float) -> float | None:
         """Seconds by which to delay the response to a failed attempt; None to reject it because too

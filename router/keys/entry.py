@@ -81,7 +81,7 @@ def named(name: str, table: object) -> KeyEntry:
             f"not {', '.join(sorted(RESERVED_NAMES))}"
         )
     if not isinstance(table, Mapping):
-        raise ValueError(f"{name} is outside of any [NAME] table")
+        raise ValueError(f"{name} must be inside a [NAME] table")
     options = {f.name for f in fields(KeyEntry)} - {"name", "digests", "is_named"}
     unknown = sorted(set(table) - options - {"key", "keys"})
     if unknown:

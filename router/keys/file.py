@@ -109,7 +109,7 @@ class KeyFile:
                 raise ValueError(f"{where}: {error}") from error
         if not entries:
             raise ValueError(
-                f"{self._path} contains no API key: put one per line or omit the option"
+                f"{self._path} contains no API keys: add one per line, or remove the option"
             )
         check_unique(entries)
         return tuple(entries)

@@ -121,8 +121,8 @@ class KeyLimits:
                 self._settle(use)
 
     def _handover(self, use: KeyUse) -> tuple[float, float] | None:
-        """Estimate of the requests and tokens left, for a new owner; None without an estimate, or
-        if the owner is unchanged."""
+        """Estimate of the requests and tokens left, for a new owner; None if there is no estimate,
+        or if the owner is unchanged."""
         if use.owner == use.reported_to:
             return None
         counters = self._counters.get(use.entry.name)
@@ -138,7 +138,7 @@ class KeyLimits:
         return counters.take(gateway_id, report, self._clock())
 
     async def _handle(self, payload: bytes) -> bytes:
-        """Answers the reports of another gateway."""
+        """Handles the reports of another gateway."""
         reports = msgspec.msgpack.decode(payload, type=analyzed(_Reports))
         answers = [self._take(reports.gateway_id, report) for report in reports.reports]
         return msgspec.msgpack.encode(answers)

@@ -40,7 +40,7 @@ class KeyRing:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are neither keys nor a file of keys."""
+        """Whether no keys and no key file are configured."""
         return not self._given and self._file is None
 
     @property

@@ -16,7 +16,7 @@ gateways: the end of a request at another gateway is reported within 1 to 5 ms o
 and a client may send its next request sooner."""
 
 Waiting = asyncio.Future[KeyAnswer | None]
-"""A request waiting for admission: the result is None, or the answer that rejects it."""
+"""A request that waits for admission: the result is None, or the reply that rejects it."""
 
 
 class KeyUse:
@@ -42,9 +42,9 @@ class KeyUse:
         self.num_open = 0
         """Number of open requests."""
         self.owner = ""
-        """Id of the gateway that counts for all gateways."""
+        """Id of the gateway that counts requests for all gateways."""
         self.reported_to = ""
-        """Id of the owner that answered last."""
+        """Id of the owner that replied last."""
         self._waiting: list[Waiting] = []
         self._num_tokens = 0
         """Tokens not reported yet."""

@@ -192,12 +192,12 @@ class GatewayCollector(Collector):
     def _groups(
         self, prefix: str, label: str, word: str, books: Sequence[tuple[list[str], TenantBook]]
     ) -> Iterator[Metric]:
-        """Metrics per tenant or adapter, which `word` means in helps.
+        """Metrics per tenant or per adapter; `word` names the group in help texts.
 
         Args:
             prefix: prefix of the metrics' names.
             label: label for the tenant or adapter.
-            word: what a group is, for helps.
+            word: name of the kind of group, for help texts.
             books: labels of models, and their counters.
         """
         labels = [*MODEL, label]
@@ -232,8 +232,8 @@ class GatewayCollector(Collector):
         )
         wait = GaugeMetricFamily(
             "rayfleet_expected_wait_seconds",
-            "Minimum time that the next request is expected to wait at a worker; infinite without "
-            "workers.",
+            "Expected wait of the next request at the best worker, in seconds; infinite if there "
+            "are no workers.",
             labels=MODEL,
         )
         routed = CounterMetricFamily(

@@ -1,5 +1,5 @@
-"""HttpStats: HTTP responses of a gateway by route, method and status, including rejections.
-IgnoredFields: parts of requests that a gateway has ignored."""
+"""HttpStats: HTTP responses of a gateway by route, method and status. IgnoredFields: ignored parts
+of requests."""
 
 from __future__ import annotations
 

@@ -148,7 +148,8 @@ class ModelStats:
         int,
         AsCounter(
             "routing_pooled_hit_tokens",
-            "Prompt tokens that would hit in a single cache for all workers (--explain-routing).",
+            "Prompt tokens that would be hits in a single cache shared by all workers "
+            "(--explain-routing).",
         ),
     ] = 0
     regret_s: Annotated[
@@ -169,10 +170,13 @@ class ModelStats:
     unplaced: int = 0
     """Completions rejected because no worker was available."""
     pending_requests: Annotated[
-        int, AsGauge("gateway_pending_requests", "Completions not on a worker yet.")
+        int, AsGauge("gateway_pending_requests", "Completions not yet assigned to a worker.")
     ] = 0
     pending_tokens: Annotated[
-        int, AsGauge("gateway_pending_tokens", "Prompt tokens of completions not on a worker yet.")
+        int,
+        AsGauge(
+            "gateway_pending_tokens", "Prompt tokens of completions not yet assigned to a worker."
+        ),
     ] = 0
     waiting_sessions: Annotated[
         int,

@@ -18,7 +18,7 @@ IDLE_S = 600.0
 @dataclass(slots=True)
 class TenantStats:
     """Counters of one tenant or LoRA adapter. Annotated ones are exported with the prefix `tenant_`
-    or `lora_`; `{}` in their helps is "tenant" or "LoRA adapter"."""
+    or `lora_`; `{}` in their help texts is "tenant" or "LoRA adapter"."""
 
     requests: Annotated[int, AsCounter("requests", "Completions requested, per {}.")] = 0
     prompt_tokens: Annotated[int, AsCounter("prompt_tokens", "Prompt tokens per {}.")] = 0
@@ -61,7 +61,7 @@ class TenantStats:
             first_token_s: seconds to its first token; negative if it had none.
             generation_tokens: number of tokens generated.
             cached_tokens: prompt tokens found in the prefix cache.
-            met: whether its SLO was met; None without an SLO.
+            met: whether its SLO was met; None if it has none.
         """
         self.num_open -= 1
         self.generation_tokens += generation_tokens
@@ -77,11 +77,11 @@ class TenantStats:
 class TenantBook:
     """Counters by tenant; tenants beyond `max_tenants` share the label "other".
 
-    The first tenants get a label each. A new tenant may replace one that has been idle for long,
-    whose counts are added to those of "other", so that sums over all labels never decrease.
+    The first tenants get a label each. A new tenant may replace one that has been idle for long;
+    its counts are added to those of "other", so that sums over all labels never decrease.
 
     Args:
-        max_tenants: maximum number of tenants with a label of their own.
+        max_tenants: maximum number of tenants with their own label.
     """
 
     def __init__(self, max_tenants: int) -> None:

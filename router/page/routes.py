@@ -1,4 +1,5 @@
-"""PageRoutes: the page at / and its files, which are public; data of the fleet requires a key."""
+"""PageRoutes: the page at / and its files, which are public. Data of the fleet requires an API
+key."""
 
 from __future__ import annotations
 

@@ -168,8 +168,8 @@ def _tools_of(template: ChatTemplate | None, response: object) -> ToolFormat | N
     if found is not None or not template.reads("tools"):
         return found
     logger.warning(
-        "unknown tool call format in the chat template: tool calls are parsed as JSON lists, "
-        "others are content; set --tool-call-parser to the model's format"
+        "unknown tool call format in the chat template: only JSON lists are parsed as tool calls; "
+        "set --tool-call-parser to the model's format"
     )
     return FORMATS["json"]
 

@@ -146,7 +146,7 @@ _TAG_NAME = rf"[^\S\n]{{0,8}}{_NAME}[^\S\n]{{0,8}}"
 
 
 def _json_calls(opening: str) -> re.Pattern[str]:
-    """Pattern of a JSON call, or of the first of a list, after a marker; without it for others."""
+    """Pattern of a JSON call, or of the first call of a list, after an optional opening marker."""
     return re.compile(rf"(?:{re.escape(opening)})?\s{{0,32}}\[?\s{{0,32}}{_JSON_CALL}")
 
 

@@ -54,8 +54,8 @@ class JsonObject:
         self.num_given = 0
         """Number of characters returned."""
         self.sound = 0
-        """Number of returned characters up to the last place at which `closings` would complete the
-        object: the end of a value, or the start of an object or array."""
+        """Number of returned characters up to the last position at which `closings` would complete
+        the object: the end of a value, or the start of an object or array."""
 
     @property
     def is_complete(self) -> bool:

@@ -61,7 +61,7 @@ def cost_headers(explanation: Explanation) -> dict[str, str]:
 
 
 def decision_line(completion: Completion) -> DecisionLine | None:
-    """The decision-log line of an ended completion; None if it never reached a worker."""
+    """The decision-log line of a finished completion; None if it never reached a worker."""
     choice, spec = completion.choice, completion.spec
     if choice is None or choice.explanation is None:
         return None

@@ -228,5 +228,8 @@ async def _checked_version(folder: str, checks: Sequence[CheckFolder]) -> str:
     if not versions:
         raise ApiError(503, "no worker could check the adapter: try again", retry_after_s=1)
     if len(versions) > 1:
-        raise bad_request(f"{folder} has different contents on the workers' nodes", "lora_path")
+        raise bad_request(
+            f"{folder} differs between the workers' nodes: copy the same files to all of them",
+            "lora_path",
+        )
     return next(iter(versions))

@@ -1,4 +1,5 @@
-"""AdmissionRules: workers' admission rules changed by an operator, shared by all gateways."""
+"""AdmissionRules: changes of the workers' admission rules by an operator, shared by all
+gateways."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ class Completion:
         """The last worker's rejection: its queue is full and no other worker has accepted the
         request since, or the request contradicts itself."""
         self.slo: SloOutcome | None = None
-        """Whether the SLO was met; None before the end or without an SLO."""
+        """Whether the SLO was met; None before the end, or if there is no SLO."""
 
     @property
     def family(self) -> str:

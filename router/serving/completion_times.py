@@ -123,13 +123,13 @@ class CompletionTimes:
         """Records the end of the completion.
 
         Args:
-            reason: reason of the end.
+            reason: finish reason.
             now: time of the end.
             num_tokens: number of tokens generated.
             num_cached: number of prompt tokens found in the prefix cache.
 
         Returns:
-            Whether the SLO was met; None without an SLO, and for an aborted completion.
+            Whether the SLO was met; None if there is none, or if the completion was aborted.
         """
         spec, stats = self._spec, self._stats
         stats.finished[reason] += 1

@@ -1,4 +1,5 @@
-"""Isolation: retries requests that may have crashed workers alone on a worker, then fails them."""
+"""Isolation: retries requests that may have crashed workers, each alone on a worker, then fails
+them."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from router.channel import WorkerChannel
 from router.serving.completion import Completion
 
 APART_FROM = 2
-"""Worker failures that make a request a suspect. One is forgiven, since most failures are
-unrelated to a request."""
+"""Number of worker failures after which a request is suspected. One is ignored, since most failures
+are unrelated to a request."""
 PATIENCE_S = 10.0
 """Maximum seconds that a suspect waits for an idle worker. A busy fleet may have none, and this
 bounds the delay of an innocent request."""
@@ -32,7 +33,7 @@ class Changes:
         self._event.clear()
 
     async def wait_until(self, is_over: Callable[[], bool], seconds: float) -> None:
-        """Waits until `is_over` returns true, at most `seconds`; it is called after each change."""
+        """Waits up to `seconds` until `is_over` returns true, which is called after each change."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not is_over():
@@ -75,7 +76,7 @@ class Isolation:
             num_attempts = max(num_attempts, completion.num_losses)
         if num_attempts < self._max_attempts:
             return None
-        return f"failed after {num_attempts} attempts, the last error: {reason}"
+        return f"failed after {num_attempts} attempts; last error: {reason}"
 
     def excluded(self, completion: Completion) -> list[str]:
         """Ids of workers on which the completion must not be placed now."""
@@ -90,8 +91,8 @@ class Isolation:
         return [*held, *(worker for worker in self._channels if self._has_others(worker, family))]
 
     def enter(self, completion: Completion, worker_id: str) -> bool:
-        """Reserves a worker for a suspect; False if it would not be alone there. True for
-        non-suspects."""
+        """Reserves a worker for a suspect; False if it would share the worker. True for other
+        requests."""
         if not _is_suspect(completion):
             return True
         family = completion.family

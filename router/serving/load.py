@@ -25,8 +25,8 @@ _MOST_WAIT_S = 3600.0
 
 
 class LoadReport(NamedTuple):
-    """Load at one moment as plain numbers, as required for Ray Serve's autoscaling metrics; times
-    in seconds.
+    """Load at one point in time as plain numbers, the format of Ray Serve's autoscaling metrics;
+    times in seconds.
 
     A worker-second is the time of one worker of average speed.
     """
@@ -36,7 +36,7 @@ class LoadReport(NamedTuple):
     work: float = 0.0
     """Worker-seconds per second for the requests that have recently arrived at this gateway."""
     pending_s: float = 0.0
-    """Worker-seconds for the pending requests, which are not on a worker yet."""
+    """Worker-seconds for the pending requests, which are not assigned to a worker yet."""
     pending_kv: float = 0.0
     """KV cache for the prompts of pending requests, in units of a worker's cache."""
     waiting_s: float = 0.0
@@ -46,7 +46,7 @@ class LoadReport(NamedTuple):
     kv: float = 0.0
     """KV cache used and needed by prompts waiting on workers, in units of a worker's cache."""
     num_pending: float = 0.0
-    """Number of requests that are not on a worker yet."""
+    """Number of requests that are not assigned to a worker yet."""
     num_active: float = 0.0
     """Number of requests on workers."""
     num_new: float = 0.0

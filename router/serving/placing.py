@@ -106,7 +106,7 @@ class Placer:
             self._changes.notify()
 
     def all_left(self) -> None:
-        """The set of workers has become empty."""
+        """The set of workers is empty now."""
         self._vacant = True
 
     def lose_sessions(self, worker_id: str) -> None:
@@ -161,7 +161,7 @@ class Placer:
             task.add_done_callback(self._resuming.pop)
 
     def ended(self, completion: Completion) -> None:
-        """Releases the booking of an ended completion, and logs its decision."""
+        """Releases the booking of a finished completion, and logs its decision."""
         self._release(completion)
         if self.entrance is not None:
             self.entrance.ended(completion)

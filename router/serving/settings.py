@@ -38,11 +38,11 @@ class SettingsStore(Protocol):
 
 
 class SharedSettings:
-    """Applies what a store holds, at the start and whenever it changes.
+    """Applies the contents of a store, at startup and whenever they change.
 
     Args:
         store: store of the model's gateways; None if this gateway is the only one.
-        title: what the settings are, for messages: "admission rules".
+        title: name of the settings in messages, such as "admission rules".
         apply: applies the store's values. It runs with `lock` held.
     """
 
@@ -72,7 +72,7 @@ class SharedSettings:
                 await self._follower
 
     async def read(self) -> None:
-        """Reads the store and applies its values; keeps the known ones if it is unreachable."""
+        """Reads the store and applies its values; keeps the previous ones if it is unreachable."""
         if self.store is None:
             return
         async with self.lock:
@@ -81,7 +81,9 @@ class SharedSettings:
                     values = await self.store.read()
             except Exception as error:
                 if self._reachable:  # logged once, not with each read
-                    logger.warning("failed to read %s, keeping known ones: %r", self._title, error)
+                    logger.warning(
+                        "failed to read %s, keeping the previous values: %r", self._title, error
+                    )
                 self._reachable = False
                 return
             self._reachable = True
@@ -104,7 +106,7 @@ class SharedSettings:
             async with asyncio.timeout(TIMEOUT_S):
                 return await change
         except Exception as error:
-            problem = f"{self._title} unchanged, storing the change failed: {error!r}"
+            problem = f"{self._title} unchanged: failed to store the change: {error!r}"
             raise ApiError(503, problem, retry_after_s=1) from error
 
     async def _follow(self) -> None:

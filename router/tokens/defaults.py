@@ -23,7 +23,8 @@ DEFAULT_LENGTH = 131_072
 
 
 def load_sampling_defaults(model: str) -> dict[str, Any]:
-    """Default sampling parameters of a checkpoint's generation_config.json; empty without one."""
+    """Default sampling parameters of a checkpoint's generation_config.json; empty if there is
+    none."""
     config = read_json(checkpoint_folder(model) / "generation_config.json")
     for name, neutral in NEUTRAL.items():
         if config.get(name) not in (None, neutral):

@@ -34,7 +34,8 @@ thread may wait 5 ms for the GIL next to a busy event loop."""
 
 
 class TextPair(NamedTuple):
-    """Two texts that the tokenizer joins to one prompt, as a checkpoint for pairs is trained."""
+    """Two texts that the tokenizer joins into one prompt, as in the training of checkpoints for
+    pairs."""
 
     first: str
     second: str

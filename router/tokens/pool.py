@@ -26,7 +26,8 @@ size, or most of a minute of a thread."""
 RATE = 2_500_000
 """Characters per second and thread: tokenizing a prompt of 33 MB took 13 s."""
 LEAST = 1024
-"""Minimum characters that any work counts as, to bound the number of waiting works too."""
+"""Minimum size in characters that any work counts as, which also bounds the number of waiting
+tasks."""
 
 
 @dataclass(order=True, slots=True)
@@ -60,14 +61,14 @@ class WorkPool:
         self._running = {False: 0, True: 0}
         """Number of running tasks: short ones by False, long ones by True."""
         self._queues: dict[bool, list[_Waiting]] = {False: [], True: []}
-        """Heaps of waiting works, by whether they are long."""
+        """Heaps of waiting work, by whether it is long."""
         self._order = itertools.count()
         self._clock = 0.0
-        """Virtual time: the greatest start tag of started works."""
+        """Virtual time: the greatest start tag of started work."""
         self._ends: dict[str, float] = {}
         """Finish tag of an owner's last waiting work, by owner."""
         self._held: dict[str, int] = {}
-        """Characters of waiting works, by owner."""
+        """Characters of waiting work, by owner."""
 
     async def run(self, work: Callable[[], T], *, size: int, owner: str = "") -> T:
         """Runs `work` in a thread, and returns its result.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from tests.support.sources import FLOORS, Source, sources
@@ -15,6 +16,15 @@ RELATIONS = frozenset(
     }
 )
 """First words that relate something to another thing instead of saying what it is."""
+PHRASES = {
+    r"\b(?:None|NaN|0|[Ee]mpty|False|[Ii]nfinite) without\b": "None if there is no ...",
+    r"\b[Rr]uns .{0,20} to its end\b": "to completion",
+    r"\bfrom [A-Z0-9_`]+ on\b": "starting with ..., for ... or more",
+    r"\bevents? without effect\b": "no-op event",
+    r"\btakes? the (?:way|path) of\b": "goes through the same ... as",
+    r"\blength 1\b": "unit norm, L2-normalized",
+}
+"""Phrases that docstrings of gateways and of the cluster package avoid, and what to say."""
 
 
 def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
@@ -23,6 +33,17 @@ def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
         for source in sources(*FLOORS, "deploy", "tests/campaigns", "tests/support")
         for line, text in _docstrings(source)
         if text.split(maxsplit=1)[0].strip(".,:;") in RELATIONS
+    ]
+    assert found == []
+
+
+def test_docstrings_have_no_untranslated_phrases() -> None:
+    found = [
+        f"{source.path}:{line}: {match.group()!r}, say: {PHRASES[pattern]}"
+        for source in sources("cluster", "router")
+        for line, text in _docstrings(source)
+        for pattern in PHRASES
+        for match in re.finditer(pattern, " ".join(text.split()))
     ]
     assert found == []
 

@@ -214,8 +214,8 @@ def test_unsupported_gpus_are_reported() -> None:
     t4 = checks.check_gpu(0, Gpu("Tesla T4", 16 * GIB, (7, 5)))
     assert t4.verdict == "bad"
     assert (
-        t4.text
-        == "GPU 0: Tesla T4, 16 GiB: compute capability 7.5 is not supported, 8.0 is required"
+        t4.text == "GPU 0: Tesla T4, 16 GiB: compute capability 7.5 is not supported: 8.0 or "
+        "higher is required"
     )
     assert checks.check_gpu(1, Gpu("NVIDIA A100", 80 * GIB, (8, 0))).verdict == "ok"
     assert checks.check_gpu(1, H100).verdict == "ok"

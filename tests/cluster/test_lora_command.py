@@ -55,7 +55,9 @@ async def test_adapters_are_listed_loaded_and_unloaded(
         with pytest.raises(ValueError, match="cannot be found"):
             await run("lora", "unload", "french", *at)
         monkeypatch.delenv("RAYFLEET_ADMIN_API_KEY")
-        with pytest.raises(ValueError, match=r"no valid admin API key.*RAYFLEET_ADMIN_API_KEY or"):
+        with pytest.raises(
+            ValueError, match=r"missing or invalid admin API key.*RAYFLEET_ADMIN_API_KEY or"
+        ):
             await run("lora", "list", *at)
     loaded, heads, row, unloaded = capsys.readouterr().out.splitlines()
     assert loaded == "Success: LoRA adapter 'french' added successfully."

@@ -204,7 +204,7 @@ def test_heads_that_no_program_holds_are_refused() -> None:
         create("triton", head_dims=(576,), has_latents=True)
         with pytest.raises(ValueError, match="--batch-invariant is not supported on CUDA"):
             create("triton", head_dims=(576,), has_latents=True, batch_invariant=True)
-        with pytest.raises(ValueError, match="up to 512, this model's is 640"):
+        with pytest.raises(ValueError, match="up to 512, but this model's is 640"):
             create("triton", head_dims=(128, 640))
 
 

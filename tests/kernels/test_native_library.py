@@ -279,7 +279,7 @@ def test_what_it_cannot_run() -> None:
         make_model(torch.float32, block_size=32).unsupported(16)
     )
     half = make_model(torch.float16)
-    assert half.unsupported(16) == "torch.float16 is not supported, only fp32 and bf16"
+    assert half.unsupported(16) == "torch.float16 is not supported: only fp32 and bf16 are"
 
 
 def test_it_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,7 +188,7 @@ async def test_a_folder_must_have_the_same_adapter_at_all_workers(lora):
     lora.workers[1].folders[FRENCH] = "another"
     response = await load(lora)
     assert response.status_code == 400
-    assert "different contents" in response.json()["error"]["message"]
+    assert "differs between the workers' nodes" in response.json()["error"]["message"]
     del lora.workers[1].folders[FRENCH]
     assert (await load(lora)).status_code == 400
     lora.workers[1].reachable = False  # the others decide

@@ -94,7 +94,7 @@ def test_tables_say_what_a_key_may_do() -> None:
         ({"key": "a", "slo": 1}, "true or false"),
         ({"key": "a", "monitoring": "yes"}, r"monitoring of \[x\] must be true or false"),
         ({"key": "a", "models": "demo"}, "list of names"),
-        ("key", "outside of any"),
+        ("key", "must be inside"),
     ],
 )
 def test_what_is_wrong_is_named_and_no_key_is_shown(table: object, says: str) -> None:

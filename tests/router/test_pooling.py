@@ -207,7 +207,11 @@ async def test_what_a_model_does_not_support(rig: Rig) -> None:
             "a multiple of 8 dimensions, got 4",
         ),
         ("/rerank", {"query": "a", "documents": []}, "got 1 queries for 0 documents"),
-        ("/rerank", {"query": "a", "documents": ["b"], "instruction": "c"}, "no instruction"),
+        (
+            "/rerank",
+            {"query": "a", "documents": ["b"], "instruction": "c"},
+            "does not support instruction",
+        ),
     ):
         response = await rig.client.post(path, json=body)
         assert response.status_code == 400, (path, body, response.text)

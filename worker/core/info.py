@@ -109,8 +109,8 @@ def _max_total_tokens(
     max_total_tokens = groups.max_tokens(num_pages, page_size, most) - num_ahead
     if max_total_tokens < 1:
         raise ValueError(
-            f"the KV cache has less than a canvas of {num_ahead} tokens and a prompt: "
-            "increase --gpu-memory-utilization or --tensor-parallel-size, or set --kv-cache-tokens"
+            f"the KV cache is too small for a canvas of {num_ahead} tokens and a prompt: increase "
+            "--gpu-memory-utilization or --tensor-parallel-size, or set --kv-cache-tokens"
         )
     return max_total_tokens
 

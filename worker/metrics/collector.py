@@ -64,7 +64,7 @@ _GAUGES: dict[str, tuple[str, Callable[[WorkerView], float]]] = {
         lambda v: v.load.queued_prefill_tokens + v.load.reserved_prefill_tokens,
     ),
     "kv_cache_usage_perc": (
-        "Fraction of KV cache pages in use, without evictable cached pages; 1 means all.",
+        "Fraction of KV cache pages in use, excluding evictable cached pages; 1 means all pages.",
         lambda v: _share_in_use(v.load),
     ),
 }

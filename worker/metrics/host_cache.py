@@ -20,7 +20,7 @@ def host_cache_metrics(labels: Sequence[str], totals: HostCacheTotals) -> Iterat
     """
     usage = GaugeMetricFamily(
         "rayfleet_cpu_cache_usage_perc",
-        "Fraction of the host memory for KV pages in use; 1 means all.",
+        "Fraction of the host memory for KV pages that is in use; 1 means all of it.",
         labels=_LABELS,
     )
     usage.add_metric(labels, totals.num_used / max(1, totals.num_pages))
@@ -39,7 +39,7 @@ def host_cache_metrics(labels: Sequence[str], totals: HostCacheTotals) -> Iterat
             "Tokens whose KV was loaded from host memory.",
             totals.num_hit_tokens,
         ),
-        ("kv_offload_load_time_seconds", "Time of loads from host memory.", totals.load_s),
+        ("kv_offload_load_time_seconds", "Time to load KV pages from host memory.", totals.load_s),
         (
             "kv_offload_evicted_pages",
             "KV pages evicted from host memory without reuse.",

@@ -183,7 +183,7 @@ class NodeMetrics:
 def _processes(num_answered: int, num_silent: int) -> Metric:
     processes = GaugeMetricFamily(
         "rayfleet_node_processes",
-        "Processes of this node that responded or did not respond to this scrape.",
+        "Processes of this node, by whether they responded to this scrape.",
         labels=["state"],
     )
     processes.add_metric(["answered"], num_answered)

@@ -46,10 +46,10 @@ class AdapterTotals(msgspec.Struct, array_like=True):
     num_loads: Annotated[
         int, AsCounter("lora_loads", "LoRA adapters copied from host memory to the device.")
     ] = 0
-    num_reads: Annotated[int, AsCounter("lora_reads", "LoRA adapters read to host memory.")] = 0
+    num_reads: Annotated[int, AsCounter("lora_reads", "LoRA adapters read into host memory.")] = 0
     num_failures: Annotated[
         int, AsCounter("lora_read_failures", "LoRA adapters that could not be read.")
     ] = 0
     read_time_s: Annotated[
-        float, AsCounter("lora_read_time_seconds", "Time of reads of LoRA adapters.")
+        float, AsCounter("lora_read_time_seconds", "Time to read a LoRA adapter into host memory.")
     ] = 0.0

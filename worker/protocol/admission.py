@@ -49,21 +49,22 @@ class AdmissionOptions:
     """Maximum prompt tokens per step; 0 for no limit other than --max-num-batched-tokens."""
     default_tpot_ms: int = field(default=80, metadata=IN_SCHEDULER_CONFIG)
     """Target time per output token in milliseconds of requests without `slo.tpot_ms`; 0 for none.
-    Steps with prefills take at most the smallest target of their decodes (predicted), but prefills
-    get at least 1/16 of --max-num-batched-tokens. The default is 80 % of the limit of MLPerf
-    Inference's server scenario for an 8B model, since steps on CPUs that ranks share with gateways
-    take longer than predicted."""
+    The predicted time of a step with prefills is at most the smallest target of its decodes, but
+    prefills get at least 1/16 of --max-num-batched-tokens. The default is 80 % of the limit of
+    MLPerf Inference's server scenario for an 8B model, since steps take longer than predicted if
+    ranks and gateways share CPUs."""
     prefill_max_batch_size: int = field(default=0, metadata=IN_SCHEDULER_CONFIG)
-    """Maximum requests admitted per step; 0 for no limit."""
+    """Maximum number of requests admitted per step; 0 for no limit."""
     max_prefill_share: float = field(default=0.5, metadata=IN_SCHEDULER_CONFIG)
-    """Fraction of a step's prompt tokens for one prompt while others wait; 1 for no limit."""
+    """Maximum fraction of a step's prompt tokens that one prompt may use while others wait; 1 for
+    no limit."""
     prefill_first_steps: int = field(default=0, metadata=IN_SCHEDULER_CONFIG)
     """Maximum consecutive prefill-only steps while prefills of at least equal urgency fill the
     token budget. Lowers TTFT, raises inter-token latency; 0 always includes decodes."""
     urgent_first_steps: int = field(default=4, metadata=IN_SCHEDULER_CONFIG)
-    """Maximum consecutive steps without decodes that a prompt outranks by `preempt_priority_gap`,
-    if these would take 1/8 or more of the step's tokens or predicted time. 0 always includes
-    decodes."""
+    """Maximum consecutive prefill-only steps for a prompt that outranks the decodes by
+    `preempt_priority_gap`, if the decodes would take at least 1/8 of the step's tokens or predicted
+    time. 0 always includes decodes."""
 
     def __post_init__(self) -> None:
         for option in fields(AdmissionOptions):

@@ -268,7 +268,11 @@ def _pooling_problem(info: PoolingInfo | None, params: PoolingParams | None) -> 
     if size is None:
         return None
     if info.task != "embed":
-        return Problem("dimensions", "dimensions is for embeddings, but this model classifies")
+        return Problem(
+            "dimensions",
+            "dimensions is only supported for embeddings, but this model is a classifier: remove "
+            "it",
+        )
     if size > info.size or (info.dimensions and size not in info.dimensions):
         allowed = f"at most {info.size}"
         if info.dimensions:

@@ -48,7 +48,7 @@ def _stream() -> tuple[TextIO, str | None]:
         try:
             return open(path, "a", encoding="utf-8", buffering=1), None
         except OSError as error:
-            problem = f"cannot append log lines to {path} ({error.strerror}): logging to stderr"
+            problem = f"cannot write the log to {path} ({error.strerror}): logging to stderr"
     return sys.__stderr__ or sys.stderr, problem
 
 

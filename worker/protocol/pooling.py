@@ -42,7 +42,7 @@ class PoolingOptions:
     """Pooling: hidden state of the last token, mean of all, or of the first token (cls). The
     checkpoint's pooling configuration, or last, if unset."""
     normalize: bool | None = field(default=None, metadata=_IN_POOLER_CONFIG)
-    """Whether embeddings have length 1. As the checkpoint specifies, or true, if unset."""
+    """Whether to L2-normalize embeddings. If unset, as the checkpoint specifies, or true."""
 
     def __post_init__(self) -> None:
         is_converted = self.convert not in ("auto", "none")
@@ -80,7 +80,7 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Number of leading dimensions of the embedding to return (matryoshka), which are normalized
     again; None for all."""
     normalize: bool | None = None
-    """Whether the embedding is scaled to length 1; None for the model's default."""
+    """Whether to L2-normalize the embedding; None for the model's default."""
 
     def __post_init__(self) -> None:
         if self.dimensions is not None and self.dimensions < 1:
@@ -94,9 +94,9 @@ class PoolingInfo(msgspec.Struct, array_like=True, frozen=True):
     """embed returns the pooled hidden state, classify the logits of a head."""
     pooling_type: PoolingType
     size: int
-    """Numbers of a vector: the hidden size, or the number of labels."""
+    """Size of a vector: the hidden size, or the number of labels."""
     normalize: bool = True
-    """Whether embeddings have length 1 by default."""
+    """Whether embeddings are L2-normalized by default."""
     activation: Activation = "none"
     """Function that converts logits to scores."""
     labels: tuple[str, ...] = ()
@@ -113,7 +113,7 @@ class PoolingInfo(msgspec.Struct, array_like=True, frozen=True):
     instruction: str = ""
     """Default instruction of `pair_template`."""
     is_bidirectional: bool = False
-    """Whether tokens attend to later ones, too (encoders): prompts are computed in one step, and
+    """Whether tokens also attend to later ones (encoders): prompts are computed in one step, and
     prefixes are not cached."""
 
     @property

@@ -191,7 +191,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             )
         _check_range("min_p", self.min_p, 0.0, 1.0)
         if self.seed is not None and not -(2**63) <= self.seed < 2**64:
-            raise InvalidParameter("seed", f"seed must fit 64 bits, got {self.seed}")
+            raise InvalidParameter("seed", f"seed must fit in 64 bits, got {self.seed}")
         _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         if not 0.0 < self.repetition_penalty <= 100.0:
@@ -257,7 +257,8 @@ def _clamped(logit_bias: Mapping[int, float]) -> dict[int, float]:
     for token_id, bias in logit_bias.items():
         if math.isnan(bias):
             raise InvalidParameter(
-                "logit_bias", f"logit_bias must be numbers, got {bias} for token {token_id}"
+                "logit_bias",
+                f"values of logit_bias must be numbers, got {bias} for token {token_id}",
             )
         biases[int(token_id)] = max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, float(bias)))
     return biases

@@ -118,9 +118,10 @@ def plan_pages(
         pages = min(useful + 1, pages)
     if pages <= page_groups.num_groups:
         raise ValueError(
-            f"no room for a KV cache: {max(0, available) / 1e6:.0f} MB available, one page needs "
-            f"{page_groups.num_groups * page_bytes / 1e6:.1f} MB. Raise --gpu-memory-utilization, "
-            "lower --max-num-batched-tokens or --max-num-seqs, or set --kv-cache-tokens"
+            f"no room for a KV cache: {max(0, available) / 1e6:.0f} MB available, but one page "
+            f"needs {page_groups.num_groups * page_bytes / 1e6:.1f} MB. Raise "
+            "--gpu-memory-utilization, lower --max-num-batched-tokens or --max-num-seqs, or set "
+            "--kv-cache-tokens"
         )
     return pages
 

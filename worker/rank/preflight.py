@@ -244,8 +244,8 @@ def check_draft_model(config: EngineConfig, model: ModelConfig, *, max_model_len
         )
     if draft.vocab_size != model.vocab_size:
         raise ValueError(
-            f"--speculative-model has a vocabulary of {draft.vocab_size} tokens, the model "
-            f"{model.vocab_size}: use one with the same tokenizer"
+            f"--speculative-model has a vocabulary of {draft.vocab_size} tokens, but the model's "
+            f"has {model.vocab_size}: use a draft model with the same tokenizer"
         )
     if draft.linear_layers:
         raise ValueError(f"--speculative-model: {_STATEFUL} are not supported; use another model")

@@ -435,12 +435,12 @@ class ModelRunner:
 
     def _forward_plan(self, plan: Plan, logits_indices: torch.Tensor) -> torch.Tensor:
         batch = self._build(plan, None, None)
-        assert batch is not None, "a round has rows"
+        assert batch is not None, "a round must have rows"
         return self._run(batch, logits_indices)
 
     def _forward_canvases(self, plan: Plan, signal: torch.Tensor) -> torch.Tensor:
         batch = self._build(plan, None, None, len(plan.rows))
-        assert batch is not None, "a round has rows"
+        assert batch is not None, "a round must have rows"
         return self._run_canvases(batch, signal)
 
     def _run_canvases(self, batch: Batch, signal: torch.Tensor) -> torch.Tensor:

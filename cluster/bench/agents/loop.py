@@ -21,7 +21,8 @@ SESSION_HEADER: Final = "x-session-id"
 TOOL: Final = "bash"
 """Name of the tool that sessions with tool calls use."""
 _PAUSE_S: Final = 1.0
-"""Seconds after a failed request, so that a server that rejects requests is not flooded."""
+"""Pause in seconds after a failed request, so that a server that rejects requests is not
+flooded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +60,7 @@ class AgentLoops:
         seed: int,
     ) -> None:
         self.ended: list[TurnRecord] = []
-        """Turns in the order of their ends."""
+        """Turns in the order in which they ended."""
         self._session, self._url, self._fields = session, url, fields
         self._sessions, self._space, self._max_model_len = sessions, space, max_model_len
         self._random = np.random.default_rng(seed)
@@ -69,11 +70,12 @@ class AgentLoops:
         self._systems: dict[int, asyncio.Future[str]] = {}
         self._started = 0.0
         self._waiting: dict[int, float] = {}
-        """Start of each request in flight, by its number."""
+        """Start time of each request in flight, by its number."""
         self._num_requests = 0
 
     async def run(self, num_sessions: int, duration_s: float) -> float:
-        """Runs for `duration_s`; returns the seconds that the oldest request had been waiting then.
+        """Runs for `duration_s`; returns how many seconds the oldest request had been waiting at
+        the end.
 
         Requests in flight at the end are cancelled.
         """
@@ -96,7 +98,7 @@ class AgentLoops:
             await self._run(next(self._sessions))
 
     async def _run(self, session: AgentSession) -> None:
-        """Runs a session to its end; a failed request also ends it."""
+        """Runs a session to completion; a failed request also ends it."""
         self._num_sessions += 1
         # Ids of an earlier run at the same endpoint would be sessions with other contexts.
         headers = {SESSION_HEADER: f"bench-{self._seed}-{self._num_sessions}"}
@@ -162,6 +164,6 @@ class AgentLoops:
         return await self._systems[session.product]
 
     async def _text(self, num_tokens: int) -> str:
-        """A random text; made in a thread, since a long one would delay the streams of others."""
+        """A random text, created in a thread, since a long one would delay other streams."""
         ids = self._random.choice(self._vocabulary, num_tokens).tolist()
         return await asyncio.to_thread(self._space.as_text, ids)

@@ -46,8 +46,8 @@ class AgentOptions:
     warmup_s: float = 30.0
     """Warm-up time in seconds per number of sessions, which is not measured."""
     scale: float = 1.0
-    """Factor for all lengths in tokens. Contexts reach 20,000 to 150,000 tokens with 1; use less
-    for a model with a shorter context, such as 0.02 for the demo."""
+    """Factor for all lengths in tokens. Contexts reach 20,000 to 150,000 tokens with 1; use a
+    smaller factor for models with a shorter context, such as 0.02 for the demo."""
     trace: str | None = None
     """CSV file with recorded sessions, as in TraceLab; random sessions if unset."""
     seed: int = 0
@@ -120,7 +120,8 @@ async def _measure(
     num_sessions: int,
     seed: int,
 ) -> tuple[list[TurnRecord], float]:
-    """Turns of one number of sessions, and the seconds that the oldest request waits at the end."""
+    """Turns with this number of sessions, and how many seconds the oldest request waits at the
+    end."""
     if options.trace is None:
         sessions = random_sessions(options.scale, seed)
     else:
@@ -141,7 +142,7 @@ async def _measure(
 def _figures(
     options: AgentOptions, measured: Sequence[TurnRecord], oldest_s: float
 ) -> dict[str, Any]:
-    """Figures of one number of sessions; times in ms, as in `bench serve`."""
+    """Metrics with this number of sessions; times in ms, as in `bench serve`."""
     done = [turn for turn in measured if not turn.record.error]
     num_input = sum(turn.record.prompt_len for turn in done)
     figures: dict[str, Any] = {

@@ -83,7 +83,7 @@ def random_gap_s(random: np.random.Generator) -> float:
 
 
 def recorded_sessions(file: Path, scale: float) -> Iterator[AgentSession]:
-    """The sessions of a file in their order, over and over.
+    """The sessions of a file in order, repeated endlessly.
 
     Args:
         file: CSV as in TraceLab (https://github.com/uw-syfi/TraceLab): a row per turn with
@@ -98,7 +98,7 @@ def recorded_sessions(file: Path, scale: float) -> Iterator[AgentSession]:
             rows = list(csv.DictReader(lines))
         missing = [name for name in _COLUMNS if rows and name not in rows[0]]
         if missing or not rows:
-            what = f"no column {missing[0]}" if missing else "no rows"
+            what = f"column {missing[0]} is missing" if missing else "the file has no rows"
             raise ValueError(what)
         sessions = _sessions_of(rows, scale)
     except (OSError, ValueError, TypeError) as error:

@@ -104,7 +104,7 @@ def bar_chart(
 
 
 def _figure(title: str, draw: Callable[[Axes], None] | None) -> str:
-    """The chart with its caption, or the text "no data" without `draw`."""
+    """The chart with its caption, or the text "no data" if `draw` is None."""
     body = "<p>no data</p>" if draw is None else _svg(draw)
     return f"<figure><figcaption>{escape(title)}</figcaption>{body}</figure>"
 

@@ -20,8 +20,8 @@ class JobOptions:
     then without; mooncake: replays a trace; scenario: steady, burst, mixed_priority and long_short
     in turn; soak: one rate for a long time."""
     rate: float = 1.0
-    """Requests per second: of the first stage for sweep and goodput, the rate that the endpoint
-    sustains for scenario, and of all stages otherwise."""
+    """Requests per second: in the first stage for sweep and goodput, the endpoint's sustainable
+    rate for scenario, and in all stages otherwise."""
     duration: float = 30.0
     """Duration of each stage in seconds."""
     max_stages: int = 8
@@ -59,7 +59,7 @@ class JobOptions:
                 raise ValueError(f"{flag} must not be negative, got {getattr(self, name)}")
         if self.kind == "mooncake" and not self.trace:
             raise ValueError(
-                "mooncake needs --trace FILE.jsonl: download FAST25-release/traces of "
+                "mooncake needs --trace FILE.jsonl: download FAST25-release/traces from "
                 "kvcache-ai/Mooncake"
             )
         find_slo(self.slo)

@@ -28,7 +28,7 @@ class ScenarioOptions:
     duration: float = 20.0
     """Duration of the load in seconds, per round and fleet."""
     rounds: int = LEAST_ROUNDS
-    """Number of rounds per fleet; goals are checked from 3 rounds."""
+    """Number of rounds per fleet; goals are checked if there are at least 3."""
     seed: int = 0
     """Seed of arrivals and prompts, from which the seed of each round is derived."""
     compare_fifo: bool = False

@@ -39,12 +39,12 @@ class Generators:
             ray.get([actor.ready.remote() for actor in self._actors], timeout=_PLACEMENT_TIMEOUT_S)
         except ray.exceptions.GetTimeoutError as error:
             raise ValueError(
-                f"not enough CPUs for {count} load generators of {_CPUS} CPUs: lower "
+                f"not enough CPUs for {count} load generators with {_CPUS} CPUs each: lower "
                 "--load-tasks, or add CPUs to the cluster"
             ) from error
 
     def run(self, load: Load) -> LoadResult:
-        """Runs a load to its end, split by `split_load`."""
+        """Runs a load to completion, split by `split_load`."""
         count = min(len(self._actors), len(load.requests), load.max_concurrency or 10**9)
         parts = split_load(load, max(count, 1))
         start_at = time.time() + _LEAD_S

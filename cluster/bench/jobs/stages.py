@@ -67,8 +67,8 @@ class StageMaker:
         unshared = DatasetOptions(
             random_input_len=length, random_output_len=shared.prefix_repetition_output_len
         )
-        yield self._poisson("prefixes in common", self._options.rate, shared)
-        yield self._poisson("nothing in common", self._options.rate, unshared)
+        yield self._poisson("shared prefixes", self._options.rate, shared)
+        yield self._poisson("no shared prefixes", self._options.rate, unshared)
 
     def _poisson(self, label: str, rate: float, dataset: DatasetOptions) -> Stage:
         seed = self._next_seed()

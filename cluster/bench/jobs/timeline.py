@@ -18,7 +18,8 @@ def timeline(records: Sequence[Record], began: float) -> Result:
     """Output tokens per second, running requests and hit rate per bin of time since `began`.
 
     Running requests are counted at the end of the bin. The hit rate covers completed requests sent
-    within the bin; None without any. Tokens are distributed evenly over the events of a request.
+    within the bin; None if there are none. Tokens are distributed evenly over the events of a
+    request.
     """
     if not records:
         return {"seconds": [], "tokens_per_s": [], "running": [], "hit_rate": []}

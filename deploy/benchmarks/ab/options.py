@@ -172,7 +172,7 @@ class FdfoOptions(Comparison):
     """Histogram of rounds per block, as ROUNDS:BLOCKS,..., to replay instead of questions, with
     any weights (--load-format dummy for random ones)."""
     shares: bool = False
-    """Also compare `full` with `full` without each one of its features."""
+    """Also compare `full` with variants that each lack one of its features."""
 
     def __post_init__(self) -> None:
         counts = (self.pairs, self.repeats, self.max_tokens, *self.running)

@@ -25,7 +25,7 @@ class Case:
     num_bytes: float
     """Bytes to read each input once and write each output once."""
     num_flops: float = 0.0
-    """Floating-point operations of matrix products; 0 for ops without any."""
+    """Floating-point operations of matmuls; 0 for ops that have none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,9 +14,9 @@ class KernelOptions:
     on CPU."""
 
     device: Device = "auto"
-    """Device; auto is cuda where a CUDA device is visible, else cpu."""
+    """Device; auto selects cuda if a CUDA device is visible, otherwise cpu."""
     dtype: DType = "auto"
-    """Data type; auto is bfloat16 on CUDA and float32 on CPU."""
+    """Data type; auto selects bfloat16 on CUDA and float32 on CPU."""
     rows: tuple[int, ...] = field(default=(), metadata={"separator": ","})
     """Numbers of requests in a step, separated by commas; default: 1,32,128 on CUDA, 1,8 on CPU."""
     context: int = 0
@@ -50,9 +50,9 @@ class RooflineOptions:
     )
     """Engine options of all models; `model` is replaced."""
     running: tuple[int, ...] = field(default=(1, 32, 128), metadata={"separator": ","})
-    """Numbers of requests that decode at once."""
+    """Numbers of requests that decode concurrently."""
     turns: int = 3
-    """Number of measurements, of which the median is reported."""
+    """Number of measurements; their median is reported."""
     steps: int = 64
     """Measured steps per turn."""
     input_len: int = 512

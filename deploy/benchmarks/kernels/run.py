@@ -43,8 +43,10 @@ def run_kernels(options: KernelOptions) -> Result:
         note(f"skipped {name}: {reason}")
     names = [op for op in options.ops or (*registry, *OTHER_OPS) if op not in skipped]
     peaks = measure_peaks(device, dtype, options.seconds)
-    note(f"copy {peaks.copy_gb_s:.0f} GB/s, read {peaks.read_gb_s:.0f} GB/s, "
-         f"matrix product {peaks.matmul_tflop_s:.2f} TFLOP/s")  # fmt: skip
+    note(
+        f"copy {peaks.copy_gb_s:.0f} GB/s, read {peaks.read_gb_s:.0f} GB/s, matmul "
+        f"{peaks.matmul_tflop_s:.2f} TFLOP/s"
+    )  # fmt: skip
     measured: list[Result] = []
     failures: list[str] = []
     for num_rows in options.rows or ([1, 32, 128] if is_cuda else [1, 8]):
@@ -86,7 +88,7 @@ class Peaks:
     read_gb_s: float
     """Bandwidth of a sum, which only reads, in GB/s."""
     matmul_tflop_s: float
-    """Rate of a large matrix product in TFLOP/s."""
+    """Rate of a large matmul in TFLOP/s."""
 
     @property
     def bandwidth(self) -> float:

@@ -60,11 +60,10 @@ class SimOptions:
     """Folder with Mooncake's conversation_trace.jsonl and synthetic_trace.jsonl; without it these
     workloads are skipped."""
     sweep: bool = True
-    """Also run each router that has settings with the best ones of a fixed grid, selected with
-    other seeds."""
+    """Also run each configurable router with the best settings of a fixed grid, selected with other
+    seeds."""
     resume: str = ""
-    """File to which each simulation is added when it ends; a run with the same code takes
-    simulations from there."""
+    """File that stores each finished simulation; a run with the same code reuses them."""
     plot: str = ""
     """PNG file to write, with the ratios of all routers."""
 

@@ -21,7 +21,7 @@ class Figures(NamedTuple):
     p50_ttft: float
     p99_ttft: float
     hit_rate: float
-    """Fraction of the prompt tokens that were cached at their worker."""
+    """Fraction of the prompt tokens that were cached on their worker."""
     pooled_hit_rate: float = 0.0
     """Hit rate of one cache as large as all workers' together; 0 if not computed."""
 

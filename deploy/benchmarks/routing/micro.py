@@ -51,7 +51,7 @@ class MicroOptions:
     in_flight: int = 4
     """Reserved requests per worker."""
     decisions: int = 300
-    """Decisions per figure, whose median is reported."""
+    """Decisions per measurement; their median is reported."""
     page_size: int = 16
     """Tokens per block."""
     growth: bool = True

@@ -58,7 +58,7 @@ class SimulatedRouter(ABC):
 
     @abstractmethod
     def place(self, arrivals: Sequence[Arrival]) -> list[Placement | None]:
-        """Chooses workers for requests that arrive at the same time; None without any worker."""
+        """Chooses workers for requests that arrive together; None if there are no workers."""
 
     @abstractmethod
     def submitted(self, worker: SimWorker, submit: Submit, ordinal: int) -> None:

@@ -15,7 +15,7 @@ DEFAULT_COSTS = StepCosts(
     decode_row=5e-5,
     context_token=5e-9,
 )
-"""Approximate step costs of a model with 70 billion weights on a group of data-centre GPUs."""
+"""Approximate step costs of a model with 70 billion weights on a group of data-center GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

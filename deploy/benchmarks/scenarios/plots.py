@@ -109,7 +109,7 @@ def draw_timelines(depths: Sequence[Sequence[StepRecord]], path: str) -> None:
 
 
 def _draw_steps(axes: Axes, records: Sequence[StepRecord]) -> None:
-    # Phases of neighbouring steps overlap: the origin is the start of the first one on rank 0.
+    # Phases of neighboring steps overlap: the origin is the start of the first one on rank 0.
     origin = min(record.rank.started for record in records)
     for record in records:
         for lane, phase, start, end in _spans(record):

@@ -192,7 +192,7 @@ class ScenarioBench:
         return self._alone([one for one in traffic if one.priority >= URGENT])
 
     def _alone(self, traffic: Sequence[Planned]) -> float:
-        """p99 time to the first token of requests one at a time, in seconds; 0 without requests."""
+        """p99 time to first token of requests one at a time, in seconds; 0 if there are none."""
         urgent = [replace(one, priority=URGENT, arrival_s=0.0) for one in traffic]
         if not urgent:
             return 0.0

@@ -33,7 +33,7 @@ BILLING = "x-anthropic-billing-header"
 """Prefix of a text that Anthropic's clients put before the system prompt. It is dropped because it
 differs per request, which would defeat the prefix cache."""
 BUDGETS: Sequence[tuple[int, Effort]] = ((1024, "low"), (2048, "medium"))
-"""Reasoning effort by maximum `budget_tokens`; high above."""
+"""Maximum `budget_tokens` of each reasoning effort; more tokens mean high effort."""
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -175,7 +175,7 @@ def _tool(index: int, given: Mapping[str, Any], ignored: Ignored) -> dict[str, A
 
 
 def _system(system: str | Sequence[Mapping[str, Any]] | None, note: str) -> list[dict[str, Any]]:
-    """The system message as a list; empty without one. A `note` is appended unless empty."""
+    """The system message as a list; empty if there is none. A `note` is appended unless empty."""
     if isinstance(system, str):
         texts = [system]
     else:

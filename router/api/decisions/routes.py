@@ -55,8 +55,9 @@ class _Asked(Generic[Body]):
 class DecisionRoutes:
     """Handlers of the routes for decisions, which read the probabilities of label tokens.
 
-    Each question is a completion of one token. Their prompts begin with the same text, which is
-    computed once, and take the way of other completions: admission, placement, retries, metrics.
+    Each question is a completion of one token. The prompts begin with the same text, which is
+    computed once. They go through the same admission, placement, retries and metrics as other
+    completions.
 
     Args:
         gateway: the gateway of the models.

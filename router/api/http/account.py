@@ -48,8 +48,8 @@ class Account:
         self.adapter = ""
         """Name of the requested LoRA adapter; empty for none."""
         self.is_held = False
-        """Whether the request continues in the background after its response, and ends with
-        both."""
+        """Whether the request continues in the background after its response; it ends when both
+        have ended."""
         self.prompt_tokens = 0
         self.cached_tokens = 0
         """Prompt tokens found in prefix caches."""
@@ -62,7 +62,7 @@ class Account:
 
     @property
     def name(self) -> str:
-        """Name of the API key; empty without one."""
+        """Name of the API key; empty if none is required."""
         return self.use.entry.name if self.use is not None else ""
 
     async def begin_request(self) -> None:
@@ -71,7 +71,8 @@ class Account:
             await self.use.begin_request()
 
     def end_request(self) -> None:
-        """Ends the request for the key's limits; a background request ends with the second call."""
+        """Ends the request with respect to the key's limits; a background request ends at the
+        second call."""
         if self.is_held:
             self.is_held = False
         elif self.use is not None:
@@ -82,8 +83,9 @@ class Account:
         return self.key is None or self.key.may_use(*route.names)
 
     def names(self, model: ServedModel) -> list[str]:
-        """Names of a model and its adapters that the API key, if any, may use. A key for a model
-        allows no adapters, which may belong to other customers, unless it names them, too."""
+        """Names of a model and its adapters that the API key, if any, may use. A key that names a
+        model does not allow its adapters, which may belong to other customers, unless it names them
+        as well."""
         names = [*(model.route.names if self.may_use(model.route) else ())]
         key = self.key
         return names + [n for n in model.adapters.names if key is None or key.may_use(n)]
@@ -159,7 +161,7 @@ class Account:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def spend_prompt(self, num_tokens: int) -> None:
-        """Charges the tokens of the request's prompts, which have been sent to workers."""
+        """Charges the prompt tokens of the request, once its prompts have been sent to workers."""
         self.prompt_tokens = num_tokens
         self._spend(num_tokens)
 
@@ -169,7 +171,7 @@ class Account:
         self._spend(num_tokens)
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Rate-limit headers (x-ratelimit-*) of the key; empty without limits."""
+        """Rate-limit headers (x-ratelimit-*) of the key; empty if it has no limits."""
         if self.use is None:
             return []
         return self.use.headers()

@@ -27,7 +27,7 @@ MAX_PATH = 200
 class AuditLog:
     """ASGI middleware that writes a line of JSON per request to FOLDER/audit-GATEWAY.jsonl.
 
-    The latest 512 MiB of ended gateways' files are kept. The client is the address in the ASGI
+    The latest 512 MiB of files from exited gateways are kept. The client is the address in the ASGI
     scope, which the server's middleware takes from X-Forwarded-For of trusted proxies.
 
     Args:

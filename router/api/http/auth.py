@@ -15,12 +15,12 @@ from router.keys.attempts import MAX_WAIT_S, FailedAttempts
 from router.page.routes import PAGE, PAGE_FILES
 
 OPEN_PATHS = ("/health", "/ready", "/ping", PAGE)
-"""Paths without a key: probes send none, and the page prompts its user for one."""
+"""Paths that require no API key: probes send none, and the web page prompts its user for one."""
 ADMIN_PATHS = ("/admin/", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 """Prefixes of paths whose routes check admin keys themselves. Other spellings of them do not match
 and so require an API key."""
 SCORE_PATHS = ("/score", "/v1/score")
-"""Paths of scores of pairs, as in vLLM."""
+"""Paths of the scoring API, as in vLLM."""
 RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
 """Paths of reranking, as in vLLM and in Cohere's APIs."""
 LIMITED_PATHS = (
@@ -62,7 +62,7 @@ class ApiKeys:
             self._limits.keep(self._entries)
         if entry is None:
             if scope["type"] == "http":
-                error = await failed_attempt(self._attempts, scope, "no valid API key")
+                error = await failed_attempt(self._attempts, scope, "missing or invalid API key")
                 await send_error(send, error, path=path)
             else:
                 await send({"type": "websocket.close", "code": 1008})

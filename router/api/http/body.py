@@ -16,8 +16,8 @@ MAX_BODY_BYTES = 32 * 2**20
 """Maximum bytes of a body, which is kept in memory while its request waits for tokenization."""
 
 PIECE_BYTES = 2**18
-"""Bytes of a compressed body that are decompressed at once, in a millisecond; other requests run
-in between."""
+"""Bytes of a compressed body that are decompressed at a time, in about a millisecond; other
+requests run in between."""
 MAX_DIGITS = 18
 """Maximum digits of content-length: Python rejects integers of thousands of digits."""
 Payload = bytes | bytearray
@@ -129,8 +129,8 @@ class Bodies:
             loop.call_later(period, self._sweep, loop.time() + 2 * period)
 
     def _sweep(self, latest: float) -> None:
-        """Aborts bodies past their deadlines; none if called after `latest`, since the event loop
-        itself is then late."""
+        """Aborts bodies past their deadlines, unless called after `latest`: then the event loop
+        itself is late."""
         self._is_sweeping = False
         now = asyncio.get_running_loop().time()
         for timeout, deadline in self._deadlines.items():

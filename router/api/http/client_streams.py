@@ -21,9 +21,11 @@ class StreamLimits:
     """Limits on clients that read responses slowly, and intervals of pings."""
 
     stalled_s: float = 60.0
-    """Seconds without any reading until a client is disconnected; the same as HAProxy's timeout."""
+    """Seconds after which a client that reads nothing is disconnected; the same as HAProxy's
+    timeout."""
     unread_bytes: int = 16 * 2**20
-    """Maximum unread bytes of a stream; only many completions with log-probabilities reach it."""
+    """Maximum unread bytes of a stream, which only many completions with log-probabilities
+    reach."""
     total_unread_bytes: int = 64 * 2**20
     """Maximum unread bytes of all blocked streams; above it, the largest ones are aborted."""
     period_s: float = 1.0
@@ -32,8 +34,8 @@ class StreamLimits:
     """Seconds without output, after a worker has accepted the request, until the head of the stream
     is sent with a first ping. Errors before that have their own HTTP status."""
     unplaced_ping_s: float = 6.0
-    """The same for requests that wait for a worker; above the 5 s after which a request is rejected
-    if no worker becomes ready (router.serving.placing.ATTACH_S)."""
+    """Like `accepted_ping_s`, for requests that wait for a worker; more than the 5 s after which a
+    request is rejected if no worker becomes ready (router.serving.placing.ATTACH_S)."""
     ping_s: float = 10.0
     """Seconds of silence between pings. Some versions of Claude Code give up after 15 s without an
     event, others report a delay after 20 s."""

@@ -17,7 +17,7 @@ encode = msgspec.json.Encoder().encode
 
 
 class SharedItems:
-    """Common first items of several JSON arrays, created and encoded once.
+    """First items that several JSON arrays share, created and encoded once.
 
     The first array must be written completely before the next starts.
 
@@ -39,7 +39,7 @@ class SharedItems:
 
 
 class Rows:
-    """A JSON array whose items are created while they are encoded, which is possible once.
+    """A JSON array whose items are created while they are encoded; it can be encoded only once.
 
     Args:
         items: the items, in order.

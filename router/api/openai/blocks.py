@@ -84,7 +84,7 @@ class BlockWriter(ABC):
         return b""
 
     def ping(self) -> bytes:
-        """Events without effect, which keep a stream alive; the first ones begin the response."""
+        """No-op events that keep a stream alive; the first ones begin the response."""
         if self.is_begun:
             return self.idle()
         self.is_begun = True
@@ -131,7 +131,7 @@ class BlockWriter(ABC):
 
     @abstractmethod
     def idle(self) -> bytes:
-        """An event without effect, which keeps a stream alive."""
+        """A no-op event that keeps a stream alive."""
 
     @abstractmethod
     def opened(self, block: Block) -> bytes:

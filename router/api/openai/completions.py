@@ -438,8 +438,8 @@ def _writer(
 
 
 def ignored_parts(gateway: Gateway, request: Request, api: str) -> Ignored:
-    """Handling of request parts without effect: they are counted. Unknown fields are also ignored
-    if the client uses beta features of an API, which add fields.
+    """Counts ignored parts of requests. Unknown fields are also ignored if the client uses beta
+    features of an API, which add fields.
 
     Args:
         gateway: the gateway.

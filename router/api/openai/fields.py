@@ -38,7 +38,7 @@ class KnownFields(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """Handling of request parts that have no effect on this server."""
+    """Handles request parts that have no effect on this server."""
 
     count: Callable[[str], None]
     """Counts an ignored part by its field, or `FIELD.TYPE`, in the metrics."""
@@ -241,7 +241,7 @@ def _ignore_hints(value: Any, ignored: Ignored | None) -> None:
 
 
 def _strict_type(kind: Any) -> type[msgspec.Struct] | None:
-    """The type of an optional field that is a struct without unknown fields, else None."""
+    """The type of an optional field if it is a struct that forbids unknown fields, else None."""
     for option in (kind, *get_args(kind)):
         if isinstance(option, type) and issubclass(option, msgspec.Struct):
             return option if option.__struct_config__.forbid_unknown_fields else None

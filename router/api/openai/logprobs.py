@@ -16,7 +16,7 @@ LEAST_LOGPROB = -9999.0
 """Replaces minus infinity, which JSON cannot represent."""
 
 Scored = tuple[int, TokenLogprobs | None]
-"""A token id and its log-probabilities; None for the first prompt token, which has none."""
+"""A token id and its log-probabilities, which are None for the first prompt token."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

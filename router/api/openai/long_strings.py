@@ -14,10 +14,11 @@ from router.api.http.body import Payload
 from router.api.openai.values import CHUNK_BYTES, delimiting_quotes
 
 CUT_BYTES: Final = 1 << 22
-"""Bytes of a text from which its long strings are cut out. Decoding holds the GIL, so that all
-streams of the gateway halt, for 2 to 8 ms per MiB: up to 270 ms for the largest body."""
+"""Minimum bytes of a text whose long strings are cut out before decoding. Decoding holds the GIL,
+so that all streams of the gateway halt, for 2 to 8 ms per MiB: up to 270 ms for the largest
+body."""
 LONG_BYTES: Final = 1 << 19
-"""Bytes from which a string in such a text is decoded in pieces."""
+"""Minimum bytes of a string in such a text that is decoded in pieces."""
 _PIECE_BYTES: Final = 12 << 15
 """Bytes of a string decoded at a time: a multiple of 1, 2, 3, 4, 6 and 12, the lengths that a
 character may have, so that a cut through a run of equal characters is rarely within one."""
@@ -36,14 +37,15 @@ class CutJson:
     def __init__(self, body: Payload) -> None:
         self._body = body
         self._marks: dict[str, tuple[int, int]] = {}
-        """Places of the long strings in the text, without quotes, by the string in their place."""
+        """Positions of the long strings in the text, without quotes, by the string that replaces
+        them."""
         self.skeleton: Payload = body
         """The text with a short string in place of each long one."""
         if len(body) > CUT_BYTES:
             self._cut()
 
     def num_bytes(self, part: memoryview) -> int:
-        """Bytes that a part of the skeleton has in the text."""
+        """Size in bytes of a part of the skeleton in the original text."""
         octets = bytes(part) if self._marks else b""
         cut = (end - begin for mark, (begin, end) in self._marks.items() if mark.encode() in octets)
         return len(part) + sum(cut)
@@ -80,9 +82,9 @@ class CutJson:
 
 
 def _long_strings(body: Payload) -> Iterator[tuple[int, int]]:
-    """Places of the strings with more than LONG_BYTES bytes, without quotes, in order.
+    """Positions of the strings with more than LONG_BYTES bytes, without quotes, in order.
 
-    numpy releases the GIL meanwhile.
+    numpy releases the GIL while searching.
     """
     opening = np.empty(0, np.int64)  # place of the quote before the chunk that is still open
     is_escaped = False
@@ -109,12 +111,12 @@ def _string(body: Payload, begin: int, end: int) -> str:
 
 
 def _boundary(body: Payload, begin: int, cut: int) -> int:
-    """The last place up to `cut` that is not within a character.
+    """The last position up to `cut` that is not within a character.
 
     Args:
         body: JSON.
         begin: start of a character of the string, at least 15 bytes before `cut`.
-        cut: a place in the same string.
+        cut: a position in the same string.
     """
     for _ in range(3):  # UTF-8 has up to three further bytes
         if body[cut] & 0xC0 == 0x80:

@@ -19,7 +19,7 @@ from worker.protocol.text.chat_template import ChatTemplate
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 LEADING = ("system", "developer")
-"""Roles of messages before the conversation."""
+"""Roles of messages that precede the conversation."""
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Field with the text of a content part, by the part's type."""
 REASONING_FIELDS = ("reasoning", "reasoning_content", "thinking")

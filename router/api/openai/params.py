@@ -30,8 +30,8 @@ from worker.protocol.text.chat_template import ChatTemplate
 MAX_COMPLETIONS = 2048
 """Maximum completions of a request: prompts times n."""
 MAX_ENTRIES = 2**20
-"""Maximum texts and tokens in a request's parameters, times its completions: the engine copies
-some of them per completion. A million take 0.1 s and 50 MB."""
+"""Maximum number of texts and tokens in a request's parameters, times its completions, since the
+engine copies some of them per completion. A million take 0.1 s and 50 MB."""
 MAX_STOP_CHARACTERS = 8192
 """Maximum characters of all stop strings together, which are searched in each choice's text, and
 of all bad words together."""
@@ -139,7 +139,7 @@ def chat_logprobs(request: ChatRequest) -> int | None:
     """
     if not request.logprobs:
         if request.top_logprobs:
-            raise bad_request("top_logprobs is only allowed with logprobs", "top_logprobs")
+            raise bad_request("top_logprobs is only allowed when logprobs is true", "top_logprobs")
         return None
     return request.top_logprobs or 0
 
@@ -151,7 +151,7 @@ def prompt_logprobs(request: CommonRequest) -> int | None:
         ApiError: 400 for streams, whose chunks have no field for them.
     """
     if request.prompt_logprobs is not None and request.stream:
-        raise bad_request("prompt_logprobs is not supported with stream", "prompt_logprobs")
+        raise bad_request("prompt_logprobs is not supported when stream is true", "prompt_logprobs")
     return request.prompt_logprobs
 
 
@@ -169,8 +169,8 @@ def check_num_completions(num_prompts: int, sampling: SamplingParams) -> None:
     field = "n" if n > 1 else "prompt"
     if num_prompts * n > MAX_COMPLETIONS:
         raise bad_request(
-            f"{num_prompts} prompts with n = {n} make {num_prompts * n} completions; the maximum "
-            f"per request is {MAX_COMPLETIONS}",
+            f"{num_prompts} prompts with n = {n} require {num_prompts * n} completions; the "
+            f"maximum per request is {MAX_COMPLETIONS}",
             field,
         )
     if num_prompts * n * sampling.num_entries > MAX_ENTRIES:
@@ -201,9 +201,10 @@ def continues_message(request: ChatRequest) -> bool:
 
 
 def stream_options(request: CommonRequest) -> StreamOptions | None:
-    """Options of the stream; None for the defaults. Raises ApiError (400) without a stream."""
+    """Options of the stream; None for the defaults. Raises ApiError (400) if the request is not
+    streamed."""
     if request.stream_options is not None and not request.stream:
-        raise bad_request("stream_options is only allowed with stream", "stream_options")
+        raise bad_request("stream_options is only allowed when stream is true", "stream_options")
     return request.stream_options
 
 

@@ -44,9 +44,9 @@ class Pings:
         self.sent_at: float | None = None
         """Time of the last part on the event loop's clock; None before the first."""
         self.task: asyncio.Task[None] | None = None
-        """Sends a ping; None if `finish` has awaited it."""
+        """Task that sends a ping; None once `finish` has awaited it."""
         self._first_at = self._loop.time() + limits.unplaced_ping_s
-        """Time of the first ping if nothing is sent before."""
+        """Time of the first ping, if nothing is sent before it."""
         self._handle = self._loop.call_at(self._first_at, self._due)
 
     def accepted(self) -> None:
@@ -62,7 +62,7 @@ class Pings:
             self.task = None
 
     def close(self) -> None:
-        """Sends no more pings."""
+        """Stops sending pings."""
         self._handle.cancel()
         if self.task is not None and not self.task.cancel() and not self.task.cancelled():
             self.task.exception()  # the client has disconnected

@@ -50,7 +50,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options of a stream (OpenAI's `stream_options`)."""
 
     include_usage: bool | None = False
-    """Whether a last chunk has the token counts."""
+    """Whether an additional last chunk has the token counts."""
     continuous_usage_stats: bool | None = False
     """Whether every chunk has the token counts so far; requires `include_usage`."""
     include_obfuscation: bool | None = False
@@ -137,7 +137,7 @@ class ChatRequest(CommonRequest, kw_only=True, frozen=True):
     enable_thinking: bool | None = None
     """Whether the model reasons, as in Qwen's API; ignored if the template does not support it."""
     thinking: bool | dict[str, Any] | None = None
-    """The same as in the APIs of DeepSeek, Z.ai and Moonshot: `{"type": "enabled"}`."""
+    """`enable_thinking` as in the APIs of DeepSeek, Z.ai and Moonshot: `{"type": "enabled"}`."""
     include_reasoning: bool | None = True
     """Whether responses include the reasoning."""
     thinking_token_budget: Annotated[int, Meta(ge=0)] | None = None

@@ -93,7 +93,7 @@ class OutputParsing:
         return (p for p in pieces if self.shows_thoughts or not isinstance(p, Thought))
 
     def num_thought_tokens(self, tokenizer: Tokenizer, token_ids: Sequence[int]) -> int:
-        """Number of reasoning tokens: up to the marker that ends reasoning, or all without a
+        """Number of reasoning tokens: up to the marker that ends reasoning, or all if there is no
         marker."""
         if self.dialect.is_harmony:
             return num_thought_tokens(tokenizer, token_ids)
@@ -114,7 +114,7 @@ def tool_use(body: ChatRequest, dialect: Dialect, template: ChatTemplate | None)
     choice = body.tool_choice
     if not body.tools:
         if choice not in (None, "none"):
-            raise bad_request("tool_choice is only allowed with tools", "tool_choice")
+            raise bad_request("tool_choice is only allowed when tools are specified", "tool_choice")
         return ToolUse()
     functions = _functions(body.tools)
     choice, names = _choice(choice, functions)

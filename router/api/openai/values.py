@@ -41,7 +41,7 @@ def check_num_values(*texts: Payload) -> None:
 
 
 def num_values(body: Payload) -> int:
-    """Number of values as counted for the limit; numpy releases the GIL meanwhile."""
+    """Number of values as counted for the limit; numpy releases the GIL while counting."""
     total, is_inside, is_escaped = 0, False, False
     for start in range(0, len(body), CHUNK_BYTES):
         data = np.frombuffer(body, np.uint8, min(CHUNK_BYTES, len(body) - start), start)

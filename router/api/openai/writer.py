@@ -119,7 +119,7 @@ class ResponseWriter(ABC):
         return b""
 
     def ping(self) -> bytes:
-        """An event without effect, which keeps a stream alive."""
+        """A no-op event that keeps a stream alive."""
         return COMMENT
 
     def chunk(self, completion: Completion) -> Iterable[bytes]:

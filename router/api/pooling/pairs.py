@@ -1,4 +1,4 @@
-"""Prompts for the scores of pairs of texts, as each kind of model needs them."""
+"""Prompts that score pairs of texts, in the format that each kind of model needs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_num_prompts(number: int, field: str) -> None:
 def pairs_of(
     info: PoolingInfo, first: Sequence[str], second: Sequence[str], instruction: str | None
 ) -> Pairs:
-    """Pairs of one text with several others, or of as many texts as others.
+    """Pairs one text with several others, or texts with as many others.
 
     Args:
         info: the model: scores are cosines of embeddings, logits of pairs, or answers to a prompt.
@@ -52,7 +52,9 @@ def pairs_of(
             "documents",
         )
     if instruction is not None and not info.pair_template:
-        raise bad_request("this model has no instruction: omit it", "instruction")
+        raise bad_request(
+            "this model does not support instruction: remove the field", "instruction"
+        )
     check_num_prompts(len(second), "documents")
     queries = list(first) * (len(second) if len(first) == 1 else 1)
     if info.task == "embed":
@@ -77,7 +79,8 @@ def pairs_of(
         return Pairs(prompts=prompts, indices=(), add_special_tokens=False)
     if info.size > 1:
         raise bad_request(
-            f"this model has {info.size} labels, but scores need a model with one: use /classify",
+            f"this model has {info.size} labels, but scoring requires a model with one: use "
+            "/classify",
             "model",
         )
     pairs = [TextPair(*pair) for pair in zip(queries, second, strict=True)]

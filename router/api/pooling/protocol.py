@@ -39,8 +39,8 @@ Format = Literal["float", "base64"]
 
 
 CohereFormat = Literal["float", "base64", "binary", "ubinary"]
-"""Form of a vector, or of its signs: a bit per dimension, 1 for values from 0 on, as signed or
-unsigned bytes."""
+"""Form of a vector, or of its signs: one bit per dimension, 1 for values of at least 0, packed into
+signed or unsigned bytes."""
 COHERE_PREFIXES: Mapping[str, Sequence[str]] = {
     "search_query": ("query",),
     "search_document": ("document", "passage", "corpus"),
@@ -81,7 +81,7 @@ class EmbeddingRequest(InputRequest, kw_only=True, frozen=True):
     dimensions: Annotated[int, Meta(ge=1)] | None = None
     """Number of leading dimensions to return; None for all."""
     normalize: bool | None = None
-    """Whether embeddings are scaled to length 1; None for the model's default."""
+    """Whether to L2-normalize embeddings; None for the model's default."""
     prompt_name: str | None = None
     """Prefix of the texts, by its name in the checkpoint; None for the default one."""
 

@@ -79,8 +79,8 @@ class _Read(Generic[Body]):
 class PoolingRoutes:
     """Handlers of the routes of pooling models.
 
-    Their requests take the way of completions: admission, placement, retries on another worker,
-    metrics. Models that generate text are rejected with 400.
+    Their requests go through the same admission, placement, retries and metrics as completions.
+    Models that generate text are rejected with 400.
 
     Args:
         gateway: the gateway of the models.
@@ -355,7 +355,7 @@ def _truncation(body: PooledRequest, longest: int) -> Truncation | None:
 
 
 def _check_task(info: PoolingInfo, task: str, route: str) -> None:
-    """Raises ApiError (400) if the model is one for another route."""
+    """Raises ApiError (400) if the model needs another route."""
     if info.task != task:
         others = "/classify, /score or /v1/rerank" if task == "embed" else "/v1/embeddings"
         raise bad_request(f"this model does not support {route}: use {others}", "model")
@@ -402,8 +402,9 @@ def _check_packable(kinds: Sequence[CohereFormat], size: int) -> None:
 
 
 def _texts(first: str | list[str] | None, second: str | list[str] | None, name: str) -> list[str]:
-    """The texts of one of two fields of the same meaning. Raises ApiError (400)."""
+    """The texts of one of two synonymous fields. Raises ApiError (400) unless exactly one is
+    set."""
     given = first if second is None else second
     if given is None or (first is not None and second is not None):
-        raise bad_request(f"set either {name} or its synonym, once", name)
+        raise bad_request(f"set {name} or its synonym, but not both", name)
     return [given] if isinstance(given, str) else given

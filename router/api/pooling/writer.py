@@ -1,4 +1,4 @@
-"""Writers of the responses of pooling models, each as the API that it belongs to has it."""
+"""Writers of the responses of pooling models, each in the format of its API."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class PooledWriter(WholeWriter):
 
 
 class VectorWriter(PooledWriter):
-    """Writes vectors, as /v1/embeddings and /pooling.
+    """Writes vectors in the format of /v1/embeddings and /pooling.
 
     Args:
         generation: the generation.
@@ -153,7 +153,7 @@ class CohereWriter(WholeWriter):
 
 
 class ClassWriter(PooledWriter):
-    """Writes the labels of texts, as vLLM's /classify.
+    """Writes the labels of texts in the format of vLLM's /classify.
 
     Args:
         generation: the generation.
@@ -176,7 +176,7 @@ class ClassWriter(PooledWriter):
 
 
 class ScoreWriter(PooledWriter):
-    """Writes the scores of pairs, as vLLM's /score.
+    """Writes the scores of pairs in the format of vLLM's /score.
 
     Args:
         generation: the generation.

@@ -74,7 +74,7 @@ class EventLog:
 
 
 class BackgroundRun:
-    """Runs a response to its end; meanwhile it counts as an open request of its API key.
+    """Runs a response to completion; until then it counts as an open request of its API key.
 
     Args:
         response: the response, not started yet.

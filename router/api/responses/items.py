@@ -13,11 +13,11 @@ from router.api.responses.tools import arguments_of, function_name
 
 ROLES = ("system", "developer", "user", "assistant")
 _OUTPUT = "_output"
-"""End of the types of items with the result of a call."""
+"""Suffix of the types of items that hold the result of a call."""
 _CALL = "_call"
-"""End of the types of items with a call."""
+"""Suffix of the types of items that hold a call."""
 _NOT_ARGUMENTS = ("type", "id", "call_id", "name", "namespace", "status")
-"""Fields of other calls than function calls that are not arguments of the tool."""
+"""Fields of calls other than function calls that are not arguments of the tool."""
 
 Messages = list[dict[str, Any]]
 

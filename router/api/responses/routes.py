@@ -79,7 +79,7 @@ class ResponsesRoutes:
 
             body, model = await run(read, size=len(payload), owner=account.name)
             if body.background and (body.store is False or not self._store.is_open):
-                raise bad_request("background requires store", "background")
+                raise bad_request("background: true requires store: true", "background")
             before = b"[]"
             if body.previous_response_id is not None:
                 before = await self._messages(account.name, body.previous_response_id)
@@ -112,7 +112,7 @@ class ResponsesRoutes:
         after = query.get("starting_after")
         is_stream = query.get("stream", "false").lower() == "true"
         if after is not None and not is_stream:
-            raise bad_request("starting_after is only allowed with stream", "starting_after")
+            raise bad_request("starting_after requires stream: true", "starting_after")
         if after is not None and not (after.isascii() and after.isdigit() and len(after) < 16):
             raise bad_request(
                 "starting_after must be the sequence number of an event", "starting_after"
@@ -179,7 +179,8 @@ class ResponsesRoutes:
             return run.log
         if stored.events is None:
             raise bad_request(
-                "only responses with background and stream can be streamed again: omit stream",
+                "only responses created with background and stream can be streamed again: omit "
+                "stream",
                 "stream",
             )
         return EventLog(self._completions.ping_s, stored.events)

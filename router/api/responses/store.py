@@ -14,7 +14,7 @@ from router.peers import ID_PREFIX
 MAX_ENTRIES = 4096
 """Maximum number of responses of all keys together."""
 OVERHEAD = 1024
-"""Overhead in bytes that each response counts as, besides its size."""
+"""Overhead in bytes that is added to the size of each response."""
 PREFIX = "resp_"
 """Prefix of response ids."""
 _ID = re.compile(PREFIX + r"([a-z0-9]{1,32})[0-9a-f]{32}")
@@ -137,7 +137,7 @@ class ResponseStore:
         self.num_entries += number
 
     def _unknown(self, response_id: str, field: str | None) -> ApiError:
-        why = "it was never stored, was deleted, belongs to another key, or was evicted"
+        why = "it was never stored, was deleted or evicted, or belongs to another API key"
         if not self.is_open:
             why = "this server does not store responses (--responses-store-mib is 0)"
         return _not_found(response_id, why, field)

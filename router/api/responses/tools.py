@@ -25,7 +25,7 @@ BEGUN = '{"input":"'
 _CHARACTERS = re.compile(r'(?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*+')
 """The complete characters of a JSON string, before its end."""
 _HALF = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}$")
-"""First half of a surrogate pair, whose other half has not arrived."""
+"""First half of a surrogate pair whose other half has not arrived."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,8 +18,8 @@ from router.errors import ApiError
 from router.parsers import Content, Dialect, Piece, closed
 
 KEEPALIVE = 12
-"""Number of pings of which one is an event instead of a comment: with the usual period, one in two
-minutes."""
+"""One in this many pings is an event instead of a comment: one every two minutes, with the usual
+period."""
 CUT = ("length", "abort", "error")
 """Finish reasons that leave the last item incomplete."""
 _PREFIXES = {"thought": "rs", "text": "msg", "call": "fc"}
@@ -197,8 +197,8 @@ class ResponsesWriter(BlockWriter):
         return rest + self._part_event("response.custom_tool_call_input.done", block, input=text)
 
     def last(self) -> bytes:
-        """The event with the complete response; for a cancelled one preceded by the missing
-        events."""
+        """The event with the complete response. If the response was cancelled, the missing events
+        precede it."""
         is_cut = self.is_open or not self.is_begun
         events = b"".join(self.chunk(self.completion)) if is_cut else b""
         response = self.answer()

@@ -147,7 +147,7 @@ def test_endpoints_without_data_are_not_compared(
     flags = ("--concurrencies", "1", "--pause-s", "0", "--rounds", "3", "--num-prompts", "2")
     assert main(["compare", backend.url, backend.url, *flags]) == 2
     output = capsys.readouterr().err
-    assert "has no completed request: 6 requests failed, all with: HTTP 401: no" in output
+    assert "has no completed requests: 6 requests failed, all with: HTTP 401: no" in output
 
 
 def test_several_processes_share_the_load(

@@ -188,6 +188,6 @@ def test_tasks_by_the_checkpoint(embedder: tuple[Path, list[torch.Tensor]], tmp_
             task("Qwen3ForCausalLM")
     modules = [{"path": "../x", "type": "sentence_transformers.models.Pooling"}]
     (tmp_path / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(ValueError, match="names the folder"):
+    with pytest.raises(ValueError, match="refers to the folder"):
         task("Qwen3ForCausalLM")
     assert task("Qwen3ForCausalLM", task="generate") is None

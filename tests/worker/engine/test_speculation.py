@@ -96,7 +96,7 @@ def test_a_model_that_drafts_for_itself_is_always_right() -> None:
 
 def test_a_draft_model_must_share_the_vocabulary(tiny_chat_model: Path) -> None:
     options = {**DRAFT, "speculative_model": str(tiny_chat_model)}
-    with pytest.raises(ValueError, match="use one with the same tokenizer"):
+    with pytest.raises(ValueError, match="use a draft model with the same tokenizer"):
         SpeculatingEngine(kv_cache_tokens=4096, **options)
 
 

@@ -72,12 +72,12 @@ def configure(folder: Path, **values: Any) -> None:
         ({"r": 0}, "r in adapter_config.json must be a positive integer"),
         ({"r": True}, "positive integer"),
         ({"lora_alpha": "8"}, "lora_alpha .* must be a number"),
-        ({"lora_alpha": 1e999}, "is not JSON"),
+        ({"lora_alpha": 1e999}, "is not valid JSON"),
         ({"rank_pattern": ["q_proj"]}, "rank_pattern .* must be an object"),
         ({"rank_pattern": {"q_proj": 99}}, "rank 99"),
-        ({"alpha_pattern": {"(a+)+": 1}}, "use names of modules"),
-        ({"alpha_pattern": {"a" * 999: 1}}, "use names of modules"),
-        ({"alpha_pattern": {"[": 1}}, "is not a pattern"),
+        ({"alpha_pattern": {"(a+)+": 1}}, "use module names"),
+        ({"alpha_pattern": {"a" * 999: 1}}, "use module names"),
+        ({"alpha_pattern": {"[": 1}}, "is not a valid pattern"),
         ({"a_new_kind_of_lora": {"on": 1}}, "a_new_kind_of_lora"),
     ],
 )
@@ -103,8 +103,8 @@ def set_tensor(name: str, make: Callable[[torch.Tensor], torch.Tensor]) -> Calla
 
 MEDDLINGS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no folder": (lambda folder: (folder / CONFIG).unlink(), f"has no {CONFIG}"),
-    "no JSON": (lambda folder: (folder / CONFIG).write_text("{"), "is not JSON"),
-    "deep JSON": (lambda folder: (folder / CONFIG).write_text("[" * 9999), "is not JSON"),
+    "no JSON": (lambda folder: (folder / CONFIG).write_text("{"), "is not valid JSON"),
+    "deep JSON": (lambda folder: (folder / CONFIG).write_text("[" * 9999), "is not valid JSON"),
     "no object": (lambda folder: (folder / CONFIG).write_text("[]"), "must be a JSON object"),
     "long JSON": (lambda folder: (folder / CONFIG).write_text(" " * 2**20 + "{}"), "larger than"),
     "pickled": (lambda folder: (folder / WEIGHTS).rename(folder / "adapter_model.bin"), "safe_"),
@@ -116,9 +116,12 @@ MEDDLINGS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "many tensors": (
         lambda folder: (folder / WEIGHTS).write_bytes(struct.pack("<Q", 90 << 20)),
-        "more than 34 tensors: the adapter is of another model",
+        "more than 34 tensors: the adapter is for another model",
     ),
-    "one half": (lambda folder: change(folder, lambda tensors: tensors.pop(FIRST)), "no lora_A"),
+    "one half": (
+        lambda folder: change(folder, lambda tensors: tensors.pop(FIRST)),
+        "is missing lora_A",
+    ),
     "shape": (set_tensor(FIRST, lambda first: first[:, :9].contiguous()), r"shape \[4, 9\]"),
     "rank": (set_tensor(FIRST, lambda first: first[:3].contiguous()), r"shape \[3, 64\]"),
     "integers": (set_tensor(FIRST, lambda first: first.int()), "has type I32"),
@@ -129,7 +132,7 @@ MEDDLINGS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "embedding": (
         lambda folder: change(folder, lambda tensors: tensors.update(EMBEDDING)),
-        "adapters of model.embed_tokens need --enable-lora-embeddings",
+        "LoRA for model.embed_tokens requires --enable-lora-embeddings",
     ),
     "other model": (
         lambda folder: change(
@@ -141,7 +144,7 @@ MEDDLINGS: dict[str, tuple[Callable[[Path], object], str]] = {
                 }
             ),
         ),
-        r"model.layers.99.self_attn.q_proj are not supported for this model",
+        r"model.layers.99.self_attn.q_proj is not supported for this model",
     ),
 }
 

@@ -185,9 +185,9 @@ def test_refusals_name_the_key(folder: Path, changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "allowed"),
     [
-        ("residual_multiplier", True, "a number that is not negative"),
-        ("embedding_multiplier", "12", "a number that is not negative"),
-        ("logits_scaling", -8.0, "a number that is not negative"),
+        ("residual_multiplier", True, "a non-negative number"),
+        ("embedding_multiplier", "12", "a non-negative number"),
+        ("logits_scaling", -8.0, "a non-negative number"),
         ("attention_bias", "false", "true or false"),
         ("attention_bias", 0, "true or false"),
         ("hidden_size", 64.0, "a positive integer"),
@@ -299,7 +299,7 @@ def test_an_adapter_alone_says_what_it_is(tmp_path: Path) -> None:
 
 def test_mistral_s_format_alone_is_refused(tmp_path: Path) -> None:
     (tmp_path / "params.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"params\.json .* use the same model in the format of"):
+    with pytest.raises(ValueError, match=r"params\.json .* use a checkpoint in the format of"):
         load_model_config(str(tmp_path))
 
 

@@ -149,7 +149,7 @@ def test_a_named_attention_backend_attends_on_cpu_too(folder: str) -> None:
     """The compiled library has its own attention, so the name would be ignored."""
     assert make_runner(folder).model.native is not None
     assert make_runner(folder, attention_backend="torch").model.native is None
-    with pytest.raises(ValueError, match="remove --attention-backend torch"):
+    with pytest.raises(ValueError, match="--attention-backend torch: remove one"):
         make_runner(folder, cpu_backend="native", attention_backend="torch")
 
 

@@ -210,7 +210,7 @@ class BlockPool:
         assert users == self._users, "uses of window pages miscounted"
         idle = [*self._behind, *self._ends]
         assert len(set(idle)) == len(idle), "a block is idle twice"
-        assert set(idle) <= self._cached, "useless window pages are kept"
+        assert set(idle) <= self._cached, "window pages that are not cached are kept"
         assert sorted([*idle, *users]) == sorted(self._window), "window pages neither used nor idle"
         both = (self._full, self._window)
         self._pages.check_invariants(

@@ -53,7 +53,7 @@ class _Writer:
         if kind not in self._kinds:
             known = ", ".join(self._kinds)
             raise GrammarError(
-                f"structural_tag: {kind} is only supported by xgrammar, must be one of {known}"
+                f"structural_tag: {kind} is only supported by xgrammar: use one of {known}"
             )
         try:
             return self._kinds[kind](part)

@@ -172,7 +172,7 @@ class GrammarStore:
 
     def _matcher(self, entry: _Entry | None) -> Matcher:
         if entry is None:
-            raise GrammarFault("the grammar is missing in the batch")
+            raise GrammarFault("the grammar is missing from the batch")
         if entry.loaded is None:
             backend = self._backend(entry.compiled.backend)
             try:

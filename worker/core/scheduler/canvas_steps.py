@@ -75,7 +75,7 @@ class CanvasSteps(BlockSteps):
     def _divide_synchronously(
         self, running: Sequence[Request], builder: StepBuilder, now: float
     ) -> tuple[list[Admitted], dict[str, int]]:
-        """As `_divide`, for synchronous steps."""
+        """Same as `_divide`, for synchronous steps."""
         size, budget = self._policy.size, self._state.config.max_num_batched_tokens
         num_known = sum(request.num_pending - size for request in running)
         tokens = max(0, budget - num_known)

@@ -62,7 +62,7 @@ class SchedulerConfig(SchedulingConfig):
             )
         blocks = None if self.blocks is None or self.blocks.has_canvases else self.blocks
         if self.page_groups.num_window and blocks is not None:
-            raise ValueError("sliding-window layers are incompatible with blocks of diffusion")
+            raise ValueError("sliding-window layers are incompatible with block diffusion")
         if self.page_groups.snapshot_pages and self.blocks is not None:
             raise ValueError("linear-attention layers are incompatible with block diffusion")
         if self.num_host_pages and not self.enable_prefix_caching:

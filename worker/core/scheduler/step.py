@@ -245,7 +245,7 @@ class StepBuilder:
         not computed.
         """
         start = request.num_computed
-        assert start < end, "its row has no room"
+        assert start < end, "the row has no room for new tokens"
         request.num_computed += 1
         request.num_placeholders += 1
         request.num_unverified += num_drafts

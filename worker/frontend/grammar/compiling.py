@@ -130,7 +130,7 @@ def _probe(backend: GrammarBackend, payload: str, setting: Setting) -> None:
             return
         spent += filled - began + time.thread_time() - resumed
         if spent > PROBE_S:
-            raise GrammarTooHeavy("it is too ambiguous and slow")
+            raise GrammarTooHeavy("it is too ambiguous, which makes it too slow")
 
 
 def _with_stderr(run: Callable[[], str]) -> tuple[str, str]:

@@ -120,7 +120,7 @@ class GrammarCompiler:
             self._kill()
             self._start()  # start loading for the next job
             raise CompilerFailure(
-                f"the compiling process got less than {self.seconds} s of CPU time in "
+                f"the compiler process got less than {self.seconds} s of CPU time in "
                 f"{self.seconds * STARVED} s"
             ) from None
         except OSError:
@@ -135,7 +135,7 @@ class GrammarCompiler:
     def _failure(self, kind: str, code: int) -> GrammarError | CompilerFailure:
         """Exception for a process that exited with this code."""
         if _was_killed(code):
-            return CompilerFailure("the compiling process was killed, twice")
+            return CompilerFailure("the compiler process was killed twice")
         if code == -signal.SIGPROF:
             return GrammarTooHeavy(
                 f"structured_outputs: {kind} takes longer than {self.seconds} s to compile: "
@@ -154,7 +154,7 @@ class GrammarCompiler:
                 greeting = None
             if greeting is None:
                 self._kill()
-                raise CompilerFailure("the compiling process does not start: see the worker's log")
+                raise CompilerFailure("the compiler process does not start: see the worker's log")
             self.vocabulary = msgspec.msgpack.decode(greeting, type=analyzed(Vocabulary))
             self._greeted = True
         return process

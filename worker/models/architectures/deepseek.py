@@ -207,7 +207,7 @@ class LatentAttention:
         if self.q_norm is not None and self.q_up is not None:
             fp8_inputs = self.q_up.fp8_inputs
             if self.indexer is not None:
-                assert isinstance(hidden, torch.Tensor), "as fp8_inputs says"
+                assert isinstance(hidden, torch.Tensor), "fp8_inputs excludes quantized inputs"
                 q_latents = self.q_norm.forward(q)
                 q = self.q_up.forward(q_latents)
                 self.indexer.run(hidden, q_latents, positions, cache, inputs)

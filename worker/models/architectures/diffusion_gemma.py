@@ -47,7 +47,7 @@ class DiffusionGemmaLayer(Gemma4Layer):
     def process_after_loading(self) -> None:
         """Packs the loaded weights, and folds each factor into a last norm."""
         *others, last = self.norms
-        assert isinstance(last, RMSNorm), "what build_norm makes"
+        assert isinstance(last, RMSNorm), "build_norm returns an RMSNorm"
         encoder_last = copy(last)
         super().process_after_loading()
         encoder = copy(self)

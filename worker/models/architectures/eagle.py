@@ -193,7 +193,7 @@ class EagleHead:
         lowest, highest = torch.stack(ids.aminmax()).tolist()
         if lowest < 0 or highest >= self._eagle.head.vocab_size:
             raise ValueError(
-                f"d2t in {self._eagle.head.folder} maps tokens to ids outside of the vocabulary of "
+                f"d2t in {self._eagle.head.folder} maps tokens to ids outside the vocabulary of "
                 f"{self._eagle.head.vocab_size}: download the head again"
             )
         self._token_ids = ids

@@ -29,7 +29,7 @@ class GemmaForCausalLM(DecoderModel):
 
     def __init__(self, config: ModelConfig, options: LayerOptions, max_model_len: int) -> None:
         if options.dtype == torch.float16:
-            raise ValueError("--dtype float16 is too small for Gemma's hidden states: use bfloat16")
+            raise ValueError("Gemma's hidden states overflow with --dtype float16: use bfloat16")
         super().__init__(config, options, max_model_len)
         # Rounded to the weights' type before the product, as transformers does.
         self._embedding_scale = torch.tensor(config.hidden_size**0.5).to(options.dtype).item()

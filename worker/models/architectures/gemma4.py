@@ -179,7 +179,7 @@ class Gemma4Layer(PreNormLayer):
         if self._per_layer is not None:
             self._per_layer.process_after_loading()
             last = self._per_layer.norm
-        assert isinstance(last, RMSNorm), "what build_norm makes"
+        assert isinstance(last, RMSNorm), "build_norm returns an RMSNorm"
         last.multiply(self._scalar)
 
     def forward(

@@ -184,8 +184,8 @@ class _Mxfp4Weights:
         size = share.size
         if hidden % _BLOCK or size % _BLOCK:
             raise ValueError(
-                f"--tensor-parallel-size {options.group.world_size} leaves a rank {size} columns "
-                f"of an expert: MXFP4 needs a multiple of {_BLOCK}, choose a smaller size"
+                f"--tensor-parallel-size {options.group.world_size} leaves {size} columns of each "
+                f"expert per rank, but MXFP4 requires a multiple of {_BLOCK}: use a smaller size"
             )
         self._moe, self._share = moe, share
         self._dtype = options.dtype

@@ -189,7 +189,7 @@ class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
         if index in (self.config.linear_layers or ()):
             mixer = Mamba2(self.config, self.options, index)
             return PreNormLayer(self, mixer, mlp, mixer_name="mamba", mlp_name=name)
-        assert self.config.rotating is not None, "config.json says which layers rotate"
+        assert self.config.rotating is not None, "config.json specifies which layers rotate"
         return GraniteLayer(self, index, mlp, name, rotates=self.config.rotating[index])
 
     def _build_mlp(self) -> tuple[FeedForward, str]:

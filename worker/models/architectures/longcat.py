@@ -117,7 +117,7 @@ class SecondHalf(PreNormLayer):
         """Output of MLP and experts, and the residual to which it has yet to be added; arguments
         and shapes as in DecoderLayer."""
         if logits_indices is not None:
-            assert self._first.chosen is not None, "the first half went before"
+            assert self._first.chosen is not None, "the first half runs before the second"
             inputs, choice = self._first.chosen
             selected = ExpertChoice(*(part.index_select(0, logits_indices) for part in choice))
             self._first.chosen = inputs.index_select(0, logits_indices), selected
@@ -128,5 +128,5 @@ class SecondHalf(PreNormLayer):
     ) -> torch.Tensor:
         """Runs the MLP and the chosen experts: normalised [T, hidden] to [T, hidden]."""
         chosen, self._first.chosen = self._first.chosen, None
-        assert chosen is not None, "the first half went before"
+        assert chosen is not None, "the first half runs before the second"
         return self._first.experts.run(*chosen, self._dense.forward_share(hidden))

@@ -190,7 +190,7 @@ class BlockSparseAttention(Attention):
         )
         queries: torch.Tensor | None = None
         if self.indexer is not None:
-            assert isinstance(hidden, torch.Tensor), "as fp8_inputs says"
+            assert isinstance(hidden, torch.Tensor), "fp8_inputs excludes quantized inputs"
             queries = self.indexer.store_keys(hidden, positions, cache, inputs)
         if logits_indices is not None and not len(logits_indices):
             return q.new_empty(0, self._hidden_size)

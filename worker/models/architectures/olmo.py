@@ -36,10 +36,10 @@ class PostNormLayer(LlamaLayer):
     ) -> tuple[torch.Tensor, None]:
         """The residual after both blocks, [T, hidden] or, in the last layer, of the tokens
         `logits_indices` [S], and None, since nothing remains to be added."""
-        assert residual is None, "as the layer before leaves it"
+        assert residual is None, "the previous layer returns no residual"
         after_attention, after_mlp = self.norms
-        assert isinstance(after_attention, RMSNorm), "what build_norm makes"
-        assert isinstance(after_mlp, RMSNorm), "what build_norm makes"
+        assert isinstance(after_attention, RMSNorm), "build_norm returns an RMSNorm"
+        assert isinstance(after_mlp, RMSNorm), "build_norm returns an RMSNorm"
         attended = self.attention.forward(hidden, positions, ctx, logits_indices)
         if logits_indices is not None:
             hidden = hidden.index_select(0, logits_indices)

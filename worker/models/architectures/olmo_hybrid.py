@@ -34,7 +34,7 @@ class OlmoLinearLayer(PreNormLayer):
         """The residual after both blocks, [T, hidden] or, in the last layer, of the tokens
         `logits_indices` [S], and None, since nothing remains to be added."""
         hidden, residual = super().forward(hidden, residual, positions, ctx, logits_indices)
-        assert residual is not None, "as PreNormLayer returns it"
+        assert residual is not None, "PreNormLayer returns a residual"
         return hidden + residual, None
 
 
@@ -48,7 +48,7 @@ class OlmoHybridForCausalLM(DecoderModel):
         if index in (config.linear_layers or ()):
             mixer = GatedDeltaNet(self, index, self._delta_traits())
             return OlmoLinearLayer(self, mixer, mlp, mixer_name="linear_attn")
-        assert config.rotating is not None, "config.json says whether layers rotate"
+        assert config.rotating is not None, "config.json specifies whether layers rotate"
         traits = AttentionTraits(has_wide_norms=True, rotates=config.rotating[index])
         return PostNormLayer(self, index, mlp, traits=traits)
 

@@ -18,6 +18,6 @@ def adapter_version(folder: Path) -> str:
         OSError: a file cannot be read.
     """
     if not (folder / WEIGHTS_NAME).is_file():
-        raise ValueError(f"{folder} has no {WEIGHTS_NAME}")
+        raise ValueError(f"{folder} has no {WEIGHTS_NAME}: use a folder saved by PEFT")
     found = digests([folder / name for name in (CONFIG_NAME, WEIGHTS_NAME)])
     return hashlib.sha256("".join(found).encode()).hexdigest()[:32]

@@ -62,7 +62,9 @@ class CanvasConfig:
         try:
             keys = msgspec.convert(generation, analyzed(_Generation))
         except msgspec.ValidationError as error:
-            raise ValueError(f"generation_config.json: {error}: fix it") from error
+            raise ValueError(
+                f"invalid value in generation_config.json ({error}): fix it"
+            ) from error
         given = {
             "max_rounds": keys.max_denoising_steps,
             "last_temperature": keys.t_min,

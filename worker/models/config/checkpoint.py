@@ -121,10 +121,10 @@ def check_format(folder: Path) -> None:
     check_files(folder)
     if (folder / "params.json").is_file():
         raise ValueError(
-            f"{folder} holds params.json without config.json, so it is in Mistral's own format, "
-            "which is not supported: use the same model in the format of transformers, with "
-            "config.json, tokenizer.json and model*.safetensors; most of Mistral's repositories "
-            "hold both, Mistral Large 3 has to be converted to Mistral4ForCausalLM"
+            f"{folder} has params.json but no config.json: Mistral's own format is not "
+            "supported; use a checkpoint in the format of transformers (config.json, "
+            "tokenizer.json and model*.safetensors). Most of Mistral's repositories have both "
+            "formats; convert Mistral Large 3 to Mistral4ForCausalLM"
         )
 
 
@@ -227,7 +227,7 @@ def _weight_map(index: Path) -> dict[str, str]:
         if not isinstance(name, str) or not _PLAIN_NAME.fullmatch(name):
             raise ValueError(
                 f"{index} names the weight file {name!r:.200}, but weights must be *.safetensors "
-                "files next to it: this checkpoint is corrupt or malicious, use another copy"
+                "files next to it: this checkpoint is corrupt or malicious; use another copy"
             )
     return weight_map
 

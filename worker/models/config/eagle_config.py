@@ -75,9 +75,9 @@ class EagleSchema(LlamaConfig):
         names = architectures(raw)
         if not set(names) & {*_LLAMA_HEADS, *_SPECULATORS}:
             raise ValueError(
-                f"architectures {names} in config.json are not supported as EAGLE-3 head: use a "
+                f"architectures {names} in config.json are not supported as an EAGLE-3 head: use a "
                 f"checkpoint of one of {', '.join((*_LLAMA_HEADS, *_SPECULATORS))}, or "
-                "--speculative-method draft for a whole model"
+                "--speculative-method draft for a complete model"
             )
         return super().read({**raw, "model_type": "llama"})
 
@@ -171,8 +171,8 @@ def _check(eagle: EagleConfig, model: ModelConfig) -> None:
             )
     if not eagle.taps or any(not 0 <= tap < model.num_layers for tap in eagle.taps):
         raise ValueError(
-            f"eagle_aux_hidden_state_layer_ids = {short(list(eagle.taps))} must be indices of the "
-            f"model's layers, from 0 to {model.num_layers - 1}: use a head that was trained for it"
+            f"eagle_aux_hidden_state_layer_ids = {short(list(eagle.taps))} must be layer indices "
+            f"of the model, in [0, {model.num_layers - 1}]: use a head that was trained for it"
         )
     if eagle.draft_vocab_size > head.vocab_size:
         raise ValueError(
@@ -187,6 +187,6 @@ def _check(eagle: EagleConfig, model: ModelConfig) -> None:
     ):
         if is_needed and not has and find_shape(head.folder, ".weight") is not None:
             raise ValueError(
-                f"{name}.weight is missing, and the model's has another size: download the head "
-                "again"
+                f"{name}.weight is missing, and the model's has a different size: download the "
+                "head again"
             )

@@ -167,7 +167,8 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         if kind and kind not in cls.model_types:
             raise ValueError(
                 f"model_type {kind!r} in config.json does not match architectures "
-                f"{raw['architectures']}, of model_type {' or '.join(cls.model_types)}: fix it"
+                f"{raw['architectures']}, which require model_type {' or '.join(cls.model_types)}: "
+                "fix it"
             )
         spelled = {field: key for key, field in cls.aliases if raw.get(key) is not None}
         family = read_fields(cls, cls.prepare(raw), cls.harmless, spelled)
@@ -240,7 +241,7 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             other = "".join(f" ({name})" for name, key in self.aliases if key == "layer_types")
             raise ValueError(
                 f"layer_types{other} = {short(self.layer_types)} in config.json is not supported: "
-                f"it must be {' or '.join(self.layer_kinds)} for each of {count} layers"
+                f"it must have {' or '.join(self.layer_kinds)} for each of the {count} layers"
             )
         return tuple(kinds)
 
@@ -417,7 +418,7 @@ def rotating_layers(flags: list[Any] | None, interval: int, num_layers: int) -> 
         return tuple(bool((index + 1) % interval) for index in range(num_layers))
     if len(flags) < num_layers or any(flag not in (0, 1) for flag in flags):
         raise ValueError(
-            f"no_rope_layers = {short(flags)} in config.json must have 0 or 1 for each of "
+            f"no_rope_layers = {short(flags)} in config.json must have 0 or 1 for each of the "
             f"{num_layers} layers: fix it"
         )
     return tuple(map(bool, flags[:num_layers]))

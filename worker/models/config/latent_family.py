@@ -79,8 +79,8 @@ class LatentFamilyConfig(FamilyConfig):
                 )
         if self.qk_rope_head_dim % 2:
             raise ValueError(
-                f"qk_rope_head_dim {self.qk_rope_head_dim} in config.json is odd, but dimensions "
-                "rotate in pairs: fix it"
+                f"qk_rope_head_dim {self.qk_rope_head_dim} in config.json must be even, since "
+                "dimensions rotate in pairs: fix it"
             )
 
 

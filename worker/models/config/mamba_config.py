@@ -83,8 +83,8 @@ def mamba_head_dim(size: int, num_heads: int, head_dim: int | str, size_key: str
     found = size // num_heads if isinstance(head_dim, str) else head_dim
     if found * num_heads != size:
         raise ValueError(
-            f"mamba_n_heads {num_heads} and mamba_d_head {head_dim} in config.json disagree "
-            f"with {size_key}: all heads together must have {size} values, fix it"
+            f"mamba_n_heads {num_heads} and mamba_d_head {head_dim} in config.json disagree with "
+            f"{size_key}: their product must be {size}; fix it"
         )
     return found
 

@@ -396,7 +396,7 @@ def _experts(family: FamilyConfig) -> MoeConfig | None:
     expected = ["dense" if layer in dense else "sparse" for layer in range(count)]
     if kinds is not None and kinds != expected:
         raise ValueError(
-            f"mlp_layer_types = {short(kinds)} in config.json is not supported: it must be dense "
+            f"mlp_layer_types = {short(kinds)} in config.json is not supported: it must have dense "
             f"for {expected.count('dense')} and sparse for {expected.count('sparse')} layers, to "
             "match the other keys"
         )
@@ -440,15 +440,15 @@ def _length_limit(
     for name, span in {**spans, **family.spans()}.items():
         if span < limit:
             logger.warning(
-                "lowering the maximum model length from %d to %d: attention by %s is not "
-                "implemented, and equals full attention up to that length",
+                "lowering the maximum model length from %d to %d: %s is not implemented, but "
+                "equals full attention up to that length",
                 limit,
                 span,
                 name,
             )
             limit, reason = span, f"{name}, which equals full attention up to that length"
     if canvas is not None:
-        return limit - canvas.length, f"{reason}, less a canvas of {canvas.length}"
+        return limit - canvas.length, f"{reason}, minus a canvas of {canvas.length}"
     return limit, reason
 
 

@@ -90,8 +90,8 @@ def listed_dense_layers(
         return leading
     if len(kinds) != num_layers or any(kind not in ("dense", "sparse") for kind in kinds):
         raise ValueError(
-            f"mlp_layer_types = {short(kinds)} in config.json is not supported: it must be dense "
-            f"or sparse for each of {num_layers} layers"
+            f"mlp_layer_types = {short(kinds)} in config.json is not supported: it must have dense "
+            f"or sparse for each of the {num_layers} layers"
         )
     listed = frozenset(layer for layer, kind in enumerate(kinds) if kind == "dense")
     if first is not None and listed != leading:

@@ -80,7 +80,7 @@ class MultimodalConfig:
         if raw.get("model_type", self.model_type) != self.model_type:
             raise ValueError(
                 f"model_type {raw['model_type']!r} in config.json does not match architectures "
-                f"{raw['architectures']}, of model_type {self.model_type}: fix it"
+                f"{raw['architectures']}, which require model_type {self.model_type}: fix it"
             )
         named = architectures(text)[:1] if "model_type" not in text else []
         kind = str(text.get("model_type") or self.text_type or "".join(map(str, named)))

@@ -139,7 +139,7 @@ def check_header(folder: Path) -> None:
         if length > _MOST_HEADER_BYTES:
             raise ValueError(
                 f"the header of {WEIGHTS_NAME} has {length} bytes, but at most "
-                f"{_MOST_HEADER_BYTES} are supported: specify an adapter that PEFT has saved"
+                f"{_MOST_HEADER_BYTES} are supported: use an adapter saved by PEFT"
             )
         data = file.read(length)
     try:
@@ -168,21 +168,25 @@ def _check_entry(name: str, entry: object) -> int:
                     f"{', '.join(sorted(_FLOATS))} are supported"
                 )
             return end
-    raise ValueError(f"{WEIGHTS_NAME} is not a safetensors file: the entry of {name:.200}")
+    raise ValueError(
+        f"{WEIGHTS_NAME} is not a safetensors file: its entry for {name:.200} is invalid"
+    )
 
 
 def _read_json(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_NAME
     if not path.is_file():
-        raise ValueError(f"{folder} has no {CONFIG_NAME}: specify a folder that PEFT has saved")
+        raise ValueError(f"{folder} has no {CONFIG_NAME}: specify a folder saved by PEFT")
     with path.open("rb") as file:
         data = file.read(_MOST_CONFIG_BYTES + 1)
     if len(data) > _MOST_CONFIG_BYTES:
-        raise ValueError(f"{CONFIG_NAME} is larger than {_MOST_CONFIG_BYTES} bytes")
+        raise ValueError(
+            f"{CONFIG_NAME} is larger than {_MOST_CONFIG_BYTES} bytes: use a folder saved by PEFT"
+        )
     try:
         raw = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{CONFIG_NAME} is not JSON: {error}") from error
+        raise ValueError(f"{CONFIG_NAME} is not valid JSON: {error}") from error
     if not isinstance(raw, dict):
         raise ValueError(f"{CONFIG_NAME} must be a JSON object")
     return raw
@@ -210,14 +214,14 @@ def _patterns(raw: Mapping[str, Any], key: str) -> list[tuple[str, object]]:
         is_simple = num_quantifiers <= _MOST_QUANTIFIERS and not set(pattern) & set("(){}")
         if len(pattern) > _MOST_PATTERN_CHARS or not is_simple:
             raise ValueError(
-                f"pattern {pattern!r:.80} of {key} in {CONFIG_NAME} is not supported: use names of "
-                "modules"
+                f"pattern {pattern!r:.80} of {key} in {CONFIG_NAME} is not supported: use module "
+                "names"
             )
         try:
             re.compile(pattern)
         except re.error as error:
             raise ValueError(
-                f"{key} in {CONFIG_NAME}: {pattern!r} is not a pattern: {error}"
+                f"{key} in {CONFIG_NAME}: {pattern!r} is not a valid pattern: {error}"
             ) from error
     return list(found.items())
 

@@ -251,7 +251,7 @@ def _classifier(raw: RawConfig) -> _Head:
     count = raw.get("num_labels") or len(names)
     if not isinstance(count, int) or not 1 <= count <= _MAX_LABELS:
         raise ValueError(
-            f"{key} in config.json must be of 1 to {_MAX_LABELS} labels, got {count!r:.80}: fix it"
+            f"{key} in config.json must define 1 to {_MAX_LABELS} labels, got {count!r:.80}: fix it"
         )
     labels = [str(names.get(str(index), f"LABEL_{index}")) for index in range(count)]
     kind, own = raw.get("problem_type"), raw.get("sentence_transformers")
@@ -271,7 +271,7 @@ def _dimensions(raw: RawConfig) -> tuple[int, ...]:
         return tuple(msgspec.convert(given, analyzed(list[int])))
     except msgspec.ValidationError as error:
         raise ValueError(
-            f"matryoshka_dimensions in config.json must be a list of numbers: {error}: fix it"
+            f"matryoshka_dimensions in config.json must be a list of integers ({error}): fix it"
         ) from None
 
 
@@ -297,7 +297,10 @@ def _modules(folder: Path) -> list[tuple[str, str]]:
             )
         # HAZARD: a checkpoint is untrusted input; no other files of this machine are read.
         if place and not _FOLDER.fullmatch(place):
-            raise ValueError(f"{path} names the folder {place!r:.200}: use another copy")
+            raise ValueError(
+                f"{path} refers to the folder {place!r:.200}, which is not a subfolder of the "
+                "checkpoint: use another copy"
+            )
     return found
 
 
@@ -346,7 +349,9 @@ def _prompts(folder: Path) -> tuple[dict[str, str], str]:
     try:
         prompts = msgspec.convert(raw.get("prompts") or {}, analyzed(dict[str, str]))
     except msgspec.ValidationError as error:
-        raise ValueError(f"prompts in {path} must be texts by name: {error}") from error
+        raise ValueError(
+            f"prompts in {path} must map names to strings ({error}): fix it"
+        ) from error
     default = raw.get("default_prompt_name") or ""
     if default and default not in prompts:
         raise ValueError(f"default_prompt_name {default!r:.80} in {path} is not in prompts: fix it")

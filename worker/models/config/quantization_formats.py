@@ -391,7 +391,7 @@ def _parse_awq(source: _Source) -> QuantizationConfig:
         {"bits": (4,), "version": ("gemm", "GEMM"), "zero_point": (True,)},
     )
     if content.get("bits") is None:
-        raise source.unsupported("no bits (it must be 4)")
+        raise ValueError(f"bits is missing from {source.where}: add it; only 4 is supported")
     group_size = source.group_size(content.get("group_size"))
     return QuantizationConfig(
         weights=GroupedIntConfig(layout="awq", group_size=group_size),

@@ -257,8 +257,8 @@ def _check_keys(raw: dict[str, Any], parameters: dict[str, Any], kind: RopeKind,
             continue
         if name not in _KNOWN_KEYS[kind]:
             raise ValueError(
-                f"{key}.{name} = {value!r} in config.json is not supported for rope_type "
-                f"{kind}: it may change the model's mathematics; use another checkpoint"
+                f"{key}.{name} = {value!r} in config.json is not supported for rope_type {kind}: "
+                "it may change the model's outputs; use another checkpoint"
             )
 
 

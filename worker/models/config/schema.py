@@ -112,8 +112,8 @@ def read_fields(
         elif value and key not in harmless and not is_harmless(key):
             raise ValueError(
                 f"{key} = {short(value)} in config.json is not supported: it may change the "
-                "model's mathematics; use another checkpoint, or remove the key if you know that "
-                "it does not"
+                "model's outputs; use another checkpoint, or remove the key if you know that it "
+                "does not"
             )
     try:
         filled = msgspec.convert(values, analyzed(schema))
@@ -155,7 +155,7 @@ def _explained(
             return _unsupported(spelled.get(key, key), value, types[key])
     key = next(key for key in types if f"`{key}`" in str(error))
     allowed = _described(types[key])
-    return ValueError(f"{key} is missing in config.json: add it; it must be {allowed}")
+    return ValueError(f"{key} is missing from config.json: add it; it must be {allowed}")
 
 
 def _unsupported(key: str, value: object, hint: Any) -> ValueError:
@@ -209,9 +209,9 @@ def _in_words(kind: inspect.Type) -> str:
         case inspect.IntType(ge=1):
             return "a positive integer"
         case inspect.IntType():
-            return "an integer that is not negative"
+            return "a non-negative integer"
         case inspect.FloatType():
-            return "a number that is not negative"
+            return "a non-negative number"
         case inspect.BoolType():
             return "true or false"
         case inspect.StrType():

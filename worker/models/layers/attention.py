@@ -142,9 +142,11 @@ class Attention:
         """Specification of the layer's KV cache."""
         self.state_spec: StateSpec | None = None
         """Attention keeps no state."""
-        assert traits.has_gate or not traits.names.gate, "a name of what there is"
+        assert traits.has_gate or not traits.names.gate, "a gate name requires a gate"
         self._query_parts = 2 if traits.has_gate and not traits.names.gate else 1
-        assert traits.has_value_norm or not traits.values_are_keys, "keys rotate in place"
+        assert traits.has_value_norm or not traits.values_are_keys, (
+            "values that are keys require a norm"
+        )
         kept = (head_dim,) if traits.values_are_keys else (head_dim, value_dim)
         self._widths = [
             self._query_parts * num_heads * head_dim,
@@ -373,7 +375,7 @@ def attend_to_rows(
         found = [forward(decode, q[:num_decodes]), forward(extend, q[num_decodes:]), *found]
     elif (known := extend if decode is None else decode) is not None:
         found = [forward(known, q), *found]
-    assert found, "a step has rows"
+    assert found, "a step must have rows"
     return found[0] if len(found) == 1 else torch.cat(found)
 
 

@@ -80,7 +80,7 @@ class LoraLayer:
     def add_(self, out: torch.Tensor, x: object) -> torch.Tensor:
         """Adds the products with the tokens' adapters to the layer's output [R, out], in place;
         x [R, in] is its input."""
-        assert isinstance(x, torch.Tensor), "as fp8_inputs says"
+        assert isinstance(x, torch.Tensor), "fp8_inputs excludes quantized inputs"
         tiles = self._rows.tiles(len(x))
         return out if tiles is None else add_lora_(out, x.contiguous(), self.weights, tiles)
 

@@ -38,13 +38,13 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
     if rope.kind == "linear":
         return plain / rope.factor
     if rope.kind == "proportional":
-        assert rope.rotating_share is not None, "required by the reader of config.json"
+        assert rope.rotating_share is not None, "checked when config.json is read"
         num_rotating = int(rope.rotating_share * head_dim // 2)
         return torch.where(torch.arange(head_dim // 2) < num_rotating, plain / rope.factor, 0.0)
     if rope.kind == "llama3":
         return _llama3(rope, plain)
     if rope.kind == "longrope":
-        assert rope.short_factors is not None, "required by the reader of config.json"
+        assert rope.short_factors is not None, "checked when config.json is read"
         return plain / torch.tensor(rope.short_factors)
     if rope.kind == "yarn":
         return _yarn(rope, wavelengths, head_dim)

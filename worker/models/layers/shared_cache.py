@@ -44,7 +44,7 @@ class SharedCacheAttention:
         cos_sin: torch.Tensor,
         scale: float,
     ) -> None:
-        assert config.qk_norm, "queries are normalised as the cached keys are"
+        assert config.qk_norm, "queries are normalized like the cached keys"
         self.kv_cache_spec: KVCacheSpec | None = None
         """It caches nothing."""
         self.state_spec: StateSpec | None = None

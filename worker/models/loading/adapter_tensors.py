@@ -60,7 +60,10 @@ class AdapterTensors:
         for module, ends in halves.items():
             factors = next((pair for pair in (LINEAR, EMBEDDING) if ends == set(pair)), None)
             if factors is None:
-                raise ValueError(f"{module:.200} in {WEIGHTS_NAME} has no lora_A or no lora_B")
+                raise ValueError(
+                    f"{module:.200} in {WEIGHTS_NAME} is missing lora_A or lora_B: use a complete "
+                    "adapter"
+                )
             self.modules[module] = factors
 
     def slice(self, name: str, shape: tuple[int, int]) -> Any:
@@ -73,7 +76,7 @@ class AdapterTensors:
         if tuple(found.get_shape()) != shape:
             raise ValueError(
                 f"{name:.200} has shape {list(found.get_shape())}, but {list(shape)} is required: "
-                "the adapter is of another model, or its files disagree"
+                "the adapter is for another model, or its files disagree"
             )
         if found.get_dtype() not in VALUE_TYPES:
             raise ValueError(
@@ -99,9 +102,9 @@ class AdapterTensors:
             found = self._file.get_slice(f"{_PREFIX}{module}{_BASE}").get_shape()
             if tuple(found) != shape:
                 raise ValueError(
-                    f"{module} in {WEIGHTS_NAME} has shape {list(found)}, but the model's "
-                    f"has {list(shape)}: adapters with another vocabulary are not "
-                    "supported, merge the adapter into the model"
+                    f"{module} in {WEIGHTS_NAME} has shape {list(found)}, but the model's has "
+                    f"{list(shape)}: adapters with another vocabulary are not supported; merge the "
+                    "adapter into the model"
                 )
 
 

@@ -176,7 +176,7 @@ class ModelAdapters:
         most = 2 * len(self._projections) + 3 * len(self._vocabulary_names)
         if len(head) == 8 and struct.unpack("<Q", head)[0] > (most + 1) * _BYTES_PER_TENSOR:
             raise ValueError(
-                f"{WEIGHTS_NAME} has more than {most} tensors: the adapter is of another model"
+                f"{WEIGHTS_NAME} has more than {most} tensors: the adapter is for another model"
             )
 
     def _read(self, tensors: AdapterTensors) -> Adapter:
@@ -194,8 +194,8 @@ class ModelAdapters:
                 by_layer.setdefault(projection.layer, []).append((projection, module))
         if unknown:
             raise ValueError(
-                f"adapters of {shown(unknown)} are not supported for this model, only those of "
-                "projections in attention and MLPs, not of experts: use an adapter of this model, "
+                f"LoRA for {shown(unknown)} is not supported for this model: only attention and "
+                "MLP projections (no experts) can have adapters. Use an adapter for this model, "
                 "train with other target_modules, or merge the adapter into the model"
             )
         if not (by_layer or vocabulary):
@@ -216,7 +216,7 @@ class ModelAdapters:
             return self.vocabulary.read(modules, tensors)
         if modules or tensors.base_modules:
             names = list(modules.values()) or tensors.base_modules
-            raise ValueError(f"adapters of {shown(names)} need {OPTION}")
+            raise ValueError(f"LoRA for {shown(names)} requires {OPTION}")
         return ()
 
     def _internal_name(self, module: str) -> str:
@@ -254,7 +254,10 @@ class ModelAdapters:
             b = b[linear.order]
         b = b.t().contiguous()
         if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
-            raise ValueError(f"{found[0][1]} has weights that are not finite in {self._dtype}")
+            raise ValueError(
+                f"{found[0][1]} has weights that are not finite in {self._dtype}: use another "
+                "adapter, or another --dtype"
+            )
         if self._pins:
             a, b = a.pin_memory(), b.pin_memory()
         return LoraFactors(a=a, b=b)

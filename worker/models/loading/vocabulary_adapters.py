@@ -136,7 +136,10 @@ class VocabularyAdapters:
         options = self._model.options
         a, b = (one.to(options.dtype).contiguous() for one in (a, b))
         if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
-            raise ValueError(f"{name} has weights that are not finite in {options.dtype}")
+            raise ValueError(
+                f"{name} has weights that are not finite in {options.dtype}: use another adapter, "
+                "or another --dtype"
+            )
         if options.device.type == "cuda":
             a, b = a.pin_memory(), b.pin_memory()
         return LoraFactors(a=a, b=b)
@@ -149,5 +152,5 @@ def _factors(name: str, expected: Factors, tensors: AdapterTensors) -> Factors:
         ValueError: they are of another kind of layer.
     """
     if tensors.modules[name] != expected:
-        raise ValueError(f"{name} has no {expected.a.strip('.')}: the adapter is of another model")
+        raise ValueError(f"{name} has no {expected.a.strip('.')}: the adapter is for another model")
     return expected

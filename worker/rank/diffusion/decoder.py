@@ -375,7 +375,7 @@ class BlockDecoder:
                 left_out.append(number)
                 continue
             start, end = span
-            assert row.start <= start < end <= row.start + row.length, "beyond what it may compute"
+            assert row.start <= start < end <= row.start + row.length, "the span is outside the row"
             rows.append(BlockRow(row.slot, start, end - start))
         return BlockStep(plan=msgspec.structs.replace(plan, rows=rows), left_out=tuple(left_out))
 

@@ -78,7 +78,7 @@ def index_logits(
 def logits_rows(blocks: Sequence[RunningBlock], rows: _Indices, columns: _Indices) -> _Indices:
     """Rows [S] of a pass's logits with positions `columns` [S] of blocks `rows` [S]."""
     needs_logits = np.array([block.needs_logits for block in blocks])
-    assert needs_logits[rows, columns].all(), "scored, but without logits"
+    assert needs_logits[rows, columns].all(), "a scored position has no logits"
     first = np.array([block.first for block in blocks], dtype=np.int64)
     indices: _Indices = first[rows] + (needs_logits.cumsum(axis=1) - 1)[rows, columns]
     return indices

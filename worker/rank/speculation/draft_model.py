@@ -114,7 +114,7 @@ class DraftModelProposer(NativeProposer):
         for number, request in enumerate(requests):
             num_computed = int(self._num_computed[request.slot])
             num_pending = request.num_tokens - num_computed
-            assert num_pending > 0, "the same tokens were drafted for already"
+            assert num_pending > 0, "these tokens already have drafts"
             rows[number] = request.slot, num_computed, num_pending, request.num_drafts
             self._num_computed[request.slot] = request.num_tokens
         drafts = self._drafter.draft(rows, threshold)

@@ -372,7 +372,7 @@ class HeadProposer(Proposer):
         """Index [R] of the position before each row's newest token among the step's tokens, and the
         slots [R]: the dummy slot for a row that has accepted nothing."""
         acceptance = accepted.acceptance
-        assert acceptance is not None, "there are speculative rows"
+        assert acceptance is not None, "there must be speculative rows"
         device = slots.device
         numbers = [n for n, row in enumerate(accepted.rows) if isinstance(row, DraftRow)]
         rows = to_device(torch.tensor(numbers), device)

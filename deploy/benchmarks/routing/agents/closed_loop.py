@@ -27,7 +27,7 @@ from worker.protocol.sampling import SamplingParams
 COARSE = 4
 PAGE = 64
 CACHE_TOKENS = 270_000
-"""KV tokens of a worker: a 70B model on a group of data-centre GPUs."""
+"""KV tokens of a worker: a 70B model on a group of data-center GPUs."""
 _GATEWAY = "simulated"
 _POLL_S = 0.25
 _FIRST_S = 60.0

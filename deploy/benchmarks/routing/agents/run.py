@@ -41,8 +41,8 @@ class AgentOptions:
     """Size of the host-memory tier relative to the device's KV cache. Default with --real: 1, in
     the variants with that tier."""
     minutes: float = 18.0
-    """Simulated minutes, of which the first half is not measured. Sessions at the start are partly
-    done but cached nowhere; most of their first prompts, which are long, are computed in it."""
+    """Simulated minutes, of which the first half is not measured. At the start, sessions are partly
+    done but not cached; most of their long first prompts are computed in that half."""
     session_wait_s: float = 600.0
     """Maximum seconds at the gate."""
 

@@ -21,7 +21,7 @@ class Sent(msgspec.Struct, frozen=True):
     num_prompt: int
     """Prompt tokens."""
     num_cached: int
-    """Prompt tokens that were cached at the worker."""
+    """Prompt tokens that were cached on the worker."""
     measured: bool
     """Whether figures include the request."""
     error: str = ""

@@ -178,7 +178,7 @@ class _Part:
             return
         listed: list[Any] = given if isinstance(given, list) else [given]
         if not listed or any(name not in TYPES for name in listed):
-            raise GrammarError(f"type must be one or several of {', '.join(TYPES)}, got {given!r}")
+            raise GrammarError(f"type must be one or more of {', '.join(TYPES)}, got {given!r}")
         self.types = frozenset(listed)
         if "number" in self.types:
             self.types -= {"integer"}

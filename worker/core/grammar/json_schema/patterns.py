@@ -178,7 +178,7 @@ class _Reader:
 
     def _quantifier(self) -> str:
         if self.text.startswith("{,", self.at):
-            raise self.error("a quantifier needs a minimum")
+            raise self.error("the minimum of a quantifier is missing")
         found = _QUANTIFIER.match(self.text, self.at)
         if found is None:
             return ""

@@ -29,7 +29,7 @@ class BaichuanConfig(FamilyConfig):
         if self.tie_word_embeddings:
             raise ValueError(
                 "tie_word_embeddings = true in config.json is not supported: it must be false, "
-                "since the rows of the LM head's weight are normalised"
+                "since the rows of the LM head's weight are normalized"
             )
 
 

@@ -177,7 +177,7 @@ class DeepseekV32Config(DeepseekV3Config):
         if self.index_head_dim < self.qk_rope_head_dim:
             raise ValueError(
                 f"index_head_dim {self.index_head_dim} in config.json is less than "
-                f"qk_rope_head_dim {self.qk_rope_head_dim}, the dimensions that rotate: fix it"
+                f"qk_rope_head_dim {self.qk_rope_head_dim}, the number of rotary dimensions: fix it"
             )
         return IndexerConfig(
             top_k=self.index_topk,

@@ -37,8 +37,8 @@ def shared_caches(kinds: tuple[str, ...], num_shared: int) -> dict[int, int] | N
     own = kinds[: max(0, len(kinds) - num_shared)]
     if set(own) != set(kinds):
         raise ValueError(
-            f"num_kv_shared_layers {num_shared} in config.json is too large: of {len(kinds)} "
-            f"layers, the first ones must include each type, {' and '.join(sorted(set(kinds)))}"
+            f"num_kv_shared_layers {num_shared} in config.json is too large: the other layers (of "
+            f"{len(kinds)}) must include each type, {' and '.join(sorted(set(kinds)))}; fix it"
         )
     last = {kind: index for index, kind in enumerate(own)}
     return {index: last[kinds[index]] for index in range(len(own), len(kinds))} or None
@@ -200,7 +200,7 @@ class Gemma4Config(FamilyConfig, kw_only=True):
         """The sliding window."""
         if self.sliding_window is None:
             raise ValueError(
-                "sliding_window = null in config.json is not supported: it must be a positive "
+                "sliding_window = null in config.json is not supported: set it to a positive "
                 "integer"
             )
         return self.sliding_window
@@ -232,9 +232,9 @@ class Gemma4Config(FamilyConfig, kw_only=True):
             or any(other != first for other in tables.values())
         ):
             raise ValueError(
-                f"per_layer_config = {short(tables)} in config.json is not supported: it must give "
-                "all full-attention layers, and no others, the same head_dim and "
-                "num_key_value_heads; use another checkpoint"
+                f"per_layer_config = {short(tables)} in config.json is not supported: it must set "
+                "the same head_dim and num_key_value_heads for every full-attention layer and for "
+                "no other layer; use another checkpoint"
             )
         sizes.update(first)
         return HeadSizes(
@@ -266,8 +266,8 @@ class Gemma4Config(FamilyConfig, kw_only=True):
         for key in ("num_experts", "top_k_experts", "moe_intermediate_size"):
             if getattr(self, key) is None:
                 raise ValueError(
-                    f"{key} is missing in config.json: it must be a positive integer if "
-                    "enable_moe_block is true"
+                    f"{key} is missing from config.json: set it to a positive integer, as "
+                    "enable_moe_block requires"
                 )
         return MoeConfig(
             num_experts=self.num_experts or 0,
@@ -374,7 +374,7 @@ class Gemma3nConfig(FamilyConfig, kw_only=True):
         if len(sizes) != layers or any(size != sizes[0] for size in sizes):
             raise ValueError(
                 f"intermediate_size = {short(sizes)} in config.json is not supported: it must be "
-                f"the same positive integer for each of {layers} layers"
+                f"the same positive integer for each of the {layers} layers"
             )
         return {**keys, "intermediate_size": sizes[0]}
 
@@ -387,7 +387,7 @@ class Gemma3nConfig(FamilyConfig, kw_only=True):
         if len(pattern) != count or not all(0 <= share < 1 for share in pattern):
             raise ValueError(
                 f"activation_sparsity_pattern = {short(pattern)} in config.json must have a number "
-                f"from 0 to less than 1 for each of {count} layers: fix it"
+                f"in [0, 1) for each of the {count} layers: fix it"
             )
         self.activation_sparsity_pattern = pattern
 

@@ -96,7 +96,7 @@ class GraniteSWAConfig(GraniteConfig):
         if len(thetas := self.layer_rope_theta) != count:
             raise ValueError(
                 f"layer_rope_theta = {short(thetas)} in config.json must have a number for each of "
-                f"{count} layers: fix it"
+                f"the {count} layers: fix it"
             )
 
     def layer_kind(self, index: int) -> str:

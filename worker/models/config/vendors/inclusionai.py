@@ -93,7 +93,7 @@ class LLaDA2MoeConfig(BailingMoeV2Config):
         if len({self.mask_token_id, *tokens}) < 3 or max(tokens) >= self.vocab_size:
             raise ValueError(
                 f"delete_token_id and split_token_id = {tokens} in config.json must be two tokens "
-                f"of the vocabulary besides mask_token_id {self.mask_token_id}: fix them"
+                f"of the vocabulary that differ from mask_token_id {self.mask_token_id}: fix them"
             )
         return tokens
 

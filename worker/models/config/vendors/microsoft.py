@@ -37,8 +37,9 @@ class PhiConfig(FamilyConfig):
         keys and tensors of Phi's first releases."""
         if raw.get("model_type") == "phi-msft":
             raise ValueError(
-                "model_type 'phi-msft' in config.json is not supported: it is the format before "
-                "transformers had this model; use the current revision of the repository"
+                "model_type 'phi-msft' in config.json is not supported: it is the format from "
+                "before transformers supported this model; use the current revision of the "
+                "repository"
             )
         return super().read(raw)
 
@@ -115,8 +116,8 @@ class PhimoeConfig(WindowedFamilyConfig, kw_only=True):
         if table.get("rope_type", table.get("type")) != "longrope" or "attention_factor" in table:
             raise ValueError(
                 f"{key}.short_mscale {short} and long_mscale {long} in config.json are not "
-                "supported: they must be of rope_type longrope, without attention_factor; use "
-                "another checkpoint"
+                "supported: they require rope_type longrope and no attention_factor; use another "
+                "checkpoint"
             )
         setattr(self, key, {**table, "attention_factor": short})
 

@@ -59,7 +59,7 @@ class MiniMaxM2Config(FamilyConfig):
         if kinds is not None and kinds != [1] * count:
             raise ValueError(
                 f"attn_type_list = {short(kinds)} in config.json is not supported: it must be 1 "
-                f"for each of {count} layers; use another checkpoint"
+                f"for each of the {count} layers; use another checkpoint"
             )
 
     def rotary_size(self) -> int:
@@ -147,7 +147,7 @@ class MiniMaxM3Config(FamilyConfig):
         flags, count = self.moe_layer_freq, self.num_hidden_layers
         if flags is not None and len(flags) != count:
             raise ValueError(
-                f"moe_layer_freq = {short(flags)} in config.json must have 0 or 1 for each of "
+                f"moe_layer_freq = {short(flags)} in config.json must have 0 or 1 for each of the "
                 f"{count} layers: fix it"
             )
         if flags is not None and self.mlp_layer_types is None:
@@ -169,14 +169,14 @@ class MiniMaxM3Config(FamilyConfig):
             sparse = msgspec.convert(table, analyzed(_SparseAttention))
         except msgspec.ValidationError as error:
             raise ValueError(
-                f"{key} = {short(table)} in config.json is not supported: it must be that of "
-                f"MiniMax-M3 ({error})"
+                f"{key} = {short(table)} in config.json is not supported: it must have the keys "
+                f"and values of MiniMax-M3 ({error}); use another checkpoint"
             ) from None
         layers = sparse.sparse_attention_freq
         if sparse.sparse_disable_index_value not in (None, layers):
             raise ValueError(
                 f"sparse_disable_index_value of {key} in config.json is not supported: it must be "
-                "1 for each layer with sparse attention"
+                "1 for each layer with sparse attention; use another checkpoint"
             )
         kinds = [_SPARSE if is_sparse else FULL for is_sparse in layers]
         if self.layer_types not in (None, kinds):
@@ -205,8 +205,8 @@ class MiniMaxM3Config(FamilyConfig):
         size = rotary_size(self, self.rotary_dim)
         if size > self.index_head_dim:
             raise ValueError(
-                f"the dimensions with rotary embedding in config.json ({size}) exceed those of the "
-                f"indexer ({self.index_head_dim}): fix it"
+                f"the number of rotary dimensions in config.json ({size}) exceeds the indexer's "
+                f"head size ({self.index_head_dim}): fix it"
             )
         return size
 

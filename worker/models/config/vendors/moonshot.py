@@ -82,8 +82,8 @@ class KimiLinearConfig(LatentFamilyConfig):
             linear = msgspec.convert(table, analyzed(_LinearAttention))
         except msgspec.ValidationError as error:
             raise ValueError(
-                f"linear_attn_config = {short(table)} in config.json is not supported: it must "
-                f"have {', '.join(_LinearAttention.__struct_fields__)} ({error})"
+                f"linear_attn_config = {short(table)} in config.json is not supported: it must be "
+                f"an object with {', '.join(_LinearAttention.__struct_fields__)} ({error})"
             ) from None
         self.linear_num_heads = linear.num_heads
         self.linear_head_dim = linear.head_dim

@@ -109,7 +109,7 @@ class NemotronHConfig(FamilyConfig):
             keys.setdefault("num_hidden_layers", len(kinds))
         elif "num_hidden_layers" not in keys:
             raise ValueError(
-                "layers_block_type is missing in config.json: add it; it must be a list of types"
+                "layers_block_type is missing from config.json: add it; it must be a list of types"
             )
         return keys
 
@@ -132,7 +132,7 @@ class NemotronHConfig(FamilyConfig):
         if len(pattern) != count or set(pattern) - set(_PATTERN):
             raise ValueError(
                 f"hybrid_override_pattern = {short(pattern)} in config.json is not supported: it "
-                f"must be {', '.join(_PATTERN)} for each of {count} layers"
+                f"must have one of {', '.join(_PATTERN)} for each of the {count} layers"
             )
         self.layer_types = [_PATTERN[letter] for letter in pattern]
 

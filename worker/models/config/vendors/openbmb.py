@@ -42,7 +42,7 @@ class MiniCPMConfig(FamilyConfig):
             return None
         if self.num_experts_per_tok is None:
             raise ValueError(
-                "num_experts_per_tok is missing in config.json: it must be a positive integer"
+                "num_experts_per_tok is missing from config.json: set it to a positive integer"
             )
         return MoeConfig(
             num_experts=self.num_experts,

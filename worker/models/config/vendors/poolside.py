@@ -86,13 +86,13 @@ class LagunaConfig(FamilyConfig):
         if self.gating_types and set(self.gating_types) != {kind}:
             raise ValueError(
                 f"gating_types = {short(self.gating_types)} in config.json is not supported: it "
-                f"must be {kind} for all layers, as gating has it"
+                f"must be {kind} for all layers, as specified by gating"
             )
         heads, count = self.num_attention_heads_per_layer, self.num_hidden_layers
         if heads is not None and len(heads) != count:
             raise ValueError(
                 f"num_attention_heads_per_layer = {short(heads)} in config.json must have a number "
-                f"for each of {count} layers: fix it"
+                f"for each of the {count} layers: fix it"
             )
         dense = self.mlp_only_layers
         if dense is not None:

@@ -128,14 +128,14 @@ class Step3p5Config(FamilyConfig):
             limits = getattr(self, key)
             if limits is not None and len(limits) not in (count, count + self.next_layers()):
                 raise ValueError(
-                    f"{key} = {short(limits)} in config.json must have a number for each of "
+                    f"{key} = {short(limits)} in config.json must have a number for each of the "
                     f"{count} layers: fix it"
                 )
         if isinstance(sparse, str):
             numbers = [number.strip() for number in sparse.split(",") if number.strip()]
             if not all(number.isdecimal() for number in numbers):
                 raise ValueError(
-                    f"moe_layers_enum = {short(sparse)} in config.json must be numbers of layers, "
+                    f"moe_layers_enum = {short(sparse)} in config.json must be layer indices, "
                     "separated by commas: fix it"
                 )
             sparse = list(map(int, numbers))
@@ -153,7 +153,7 @@ class Step3p5Config(FamilyConfig):
         """The sliding window."""
         if self.sliding_window is None and SLIDING in self.kinds_of_layers():
             raise ValueError(
-                "sliding_window is missing in config.json: add it; it must be a positive integer"
+                "sliding_window is missing from config.json: add it; it must be a positive integer"
             )
         return self.sliding_window
 
@@ -173,8 +173,8 @@ class Step3p5Config(FamilyConfig):
         if self.per_layer_config not in (None, {}, listed):
             raise ValueError(
                 f"per_layer_config = {short(self.per_layer_config)} in config.json is not "
-                "supported: it must give all sliding-window layers, and no others, the "
-                f"num_attention_heads of num_sliding_attention_heads ({heads})"
+                f"supported: it must set num_attention_heads to {heads} for every sliding-window "
+                "layer and for no other layer; use another checkpoint"
             )
         return tuple(heads if kind == SLIDING else self.num_attention_heads for kind in kinds)
 
@@ -195,7 +195,8 @@ class Step3p5Config(FamilyConfig):
         ):
             raise ValueError(
                 f"attention_other_setting = {short(other)} in config.json is not supported: it "
-                "must have the head_dim and num_attention_groups of the other layers"
+                "must have the same head_dim and num_attention_groups as the other layers; use "
+                "another checkpoint"
             )
         return self.num_sliding_attention_heads or heads
 
@@ -270,9 +271,9 @@ def _tables(keys: RawConfig, kinds: list[Any]) -> dict[str, dict[str, Any]]:
                 or any(one != own[0] for one in own)
             ):
                 raise ValueError(
-                    f"{key} = {short(values)} in config.json is not supported: it must be a number "
-                    f"of at most {most:g} for each of {len(kinds)} layers, the same for all of one "
-                    "type in layer_types"
+                    f"{key} = {short(values)} in config.json is not supported: it must have one "
+                    f"number in (0, {most:g}] for each of the {len(kinds)} layers, equal for all "
+                    "layers of one type in layer_types; use another checkpoint"
                 )
             if own:
                 table[name] = own[0]
@@ -280,8 +281,8 @@ def _tables(keys: RawConfig, kinds: list[Any]) -> dict[str, dict[str, Any]]:
     scaling = keys.get(key) or {}
     if not isinstance(scaling, dict) or not scaling.keys() <= _SCALING:
         raise ValueError(
-            f"{key} = {short(scaling)} in config.json is not supported: it must be an object with "
-            f"the keys of llama3, {', '.join(sorted(_SCALING))}"
+            f"{key} = {short(scaling)} in config.json is not supported: it must be an object that "
+            f"has only llama3's keys ({', '.join(sorted(_SCALING))})"
         )
     tables[FULL] |= scaling
     return tables

@@ -36,8 +36,8 @@ class HunYuanDenseV1Config(FamilyConfig):
         dim = self.head_size()
         if type(alpha) not in (int, float) or alpha <= 0 or kind != "dynamic" or dim <= 2:
             raise ValueError(
-                f"{key}.alpha {alpha!r:.40} of kind {kind!r:.40} in config.json is not supported: "
-                "it must be positive, of kind dynamic; use another checkpoint"
+                f"{key}.alpha {alpha!r:.40} with rope type {kind!r:.40} in config.json is not "
+                "supported: alpha must be positive, and the type dynamic; use another checkpoint"
             )
         for without_effect in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
             table.pop(without_effect, None)

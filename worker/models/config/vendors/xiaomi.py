@@ -136,7 +136,8 @@ class MiMoV2FlashConfig(FamilyConfig):
             ):
                 raise ValueError(
                     f"{key} = {short(flags)} in config.json is not supported: it must have 0 or 1 "
-                    f"for each of {self.num_hidden_layers} layers, as {listing} if that is there"
+                    f"for each of the {self.num_hidden_layers} layers, and match {listing} if that "
+                    "is set"
                 )
             setattr(self, listing, kinds)
 

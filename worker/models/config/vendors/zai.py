@@ -171,8 +171,9 @@ class GlmMoeDsaConfig(DeepseekV32Config):
             kinds = ["full" if one else "shared" for one in full]
         if len(kinds) != count or set(kinds) - {"full", "shared"} or kinds[0] != "full":
             raise ValueError(
-                f"{key} = {short(getattr(self, key))} in config.json is not supported: layers must "
-                f"be full or shared, {count} in all, the first one full; fix it"
+                f"{key} = {short(getattr(self, key))} in config.json is not supported: it must "
+                f"have full or shared for each of the {count} layers, and full for the first one; "
+                "use another checkpoint"
             )
         return tuple(kind == "full" for kind in kinds)
 
