@@ -20,6 +20,9 @@ from tests.support.cuda.counted import Idle, counting
 from tests.support.cuda.runtime import TOTAL, device_properties
 from tests.support.cuda.tensors import DeviceTensor, site
 from tests.support.kernels.aot import Driver
+from worker.plan.plan import BlockRow
+from worker.rank.diffusion.ahead import RoundAhead
+from worker.rank.diffusion.table import Phase
 from worker.rank.verification import Acceptance
 
 CAPABILITY = 90
@@ -72,7 +75,8 @@ class _Pointer:
 def noting_variants() -> Iterator[Variants]:
     """Context with a CUDA device whose memory has no content, in which launches are recorded.
 
-    One sample per row of drafts is accepted, so that requests end.
+    One sample per row of drafts is accepted, and each round ahead finishes its blocks, so that
+    requests end.
     """
     noted = Variants()
 
@@ -88,9 +92,24 @@ def noting_variants() -> Iterator[Variants]:
         patch.setattr(triton.runtime.driver, "_active", Driver(CAPABILITY))
         patch.setattr(JITFunction, "run", launch)
         patch.setattr(Acceptance, "to_host", lambda step: [(0, 1)] * len(step.counts))
+        patch.setattr(RoundAhead, "_on_host", _finished_blocks)
         for name, value in _runtime().items():
             patch.setattr(torch.cuda, name, value)
         yield noted
+
+
+def _finished_blocks(
+    launched: Any,
+) -> Iterator[tuple[BlockRow, list[int], list[int], list[int]]]:
+    """Outcome of a round ahead in which each block, or the one after a finished block, is
+    finished."""
+    table = launched._ahead.table
+    for row in launched._rows:
+        block, size = table.get(row.slot), table.block_size
+        if block.phase in (Phase.FINISHED, Phase.COMMITTED):
+            block = block._replace(start=block.start + size, num_fixed=0)
+        columns = [block.start, block.num_fixed, 1, Phase.FINISHED, *block.state, *[0] * size]
+        yield row, columns, [1] * size, [1, 1, 1, 1, 0, size - block.num_fixed]
 
 
 def _runtime() -> dict[str, Any]:
