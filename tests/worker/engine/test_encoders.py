@@ -100,6 +100,12 @@ def test_embeddings_equal_those_of_transformers(kind: str, tmp_path: Path) -> No
     assert first == alone
 
 
+def test_encoders_do_not_warn_about_torch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write("bert", tmp_path)
+    with Engine(str(tmp_path), **OPTIONS):
+        assert "falling back" not in caplog.text
+
+
 def test_mean_pooling_of_two_ranks(tmp_path: Path) -> None:
     model = write("bert", tmp_path)
     options = {**OPTIONS, "tensor_parallel_size": 2, "pooling_type": "mean"}
