@@ -78,8 +78,8 @@ def slo_miss(pairs: Sequence[tuple[Planned, Record]], base_s: float) -> float:
 
 
 def compared(ours: Sequence[Result], other: Sequence[Result]) -> dict[str, dict[str, Any]]:
-    """Ratios of rayfleet's figures to the other fleet's, paired by round. `losing_rounds` counts
-    the rounds in which rayfleet is worse.
+    """Ratios of rayfleet's figures to the other fleet's, paired by round. `losing_rounds` lists the
+    rounds in which rayfleet is worse.
 
     A ratio is NaN if the figure is 0 in any round, such as the gap between tokens that arrive
     together.
