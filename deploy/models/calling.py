@@ -43,7 +43,7 @@ _POLISHING_SHARES: Final = {
 forgetting. With a share of only 1/20 for functions, 1/8 of the correct calls were forgotten.
 """
 _THOUGHT_SHARE: Final = 0.12
-"""Fraction of the plain conversations with reasoning before the last answer."""
+"""Fraction of plain conversations, and of conversations with functions, that have reasoning."""
 _FAILURES: Final = (
     *("no such town", "not found", "timeout", "permission denied", "unknown name", "bad input"),
     *("the server is down", "try again later", "division by zero", "no connection"),

@@ -1,10 +1,9 @@
 """`make check-chaos`: processes are killed and stopped under load; no request may be lost.
 
 A fleet on CPU serves a fixed list of requests with known answers while faults are injected:
-processes are killed or stopped one after another, connections are closed, and memory becomes
-scarce. With --cancels, thousands of clients disconnect at random moments instead (`make
-check-cancels`); with --soak, there is an hour of steady load, some of it invalid (`make
-check-soak`).
+processes are killed or stopped in sequence, connections are closed, and memory becomes scarce. With
+--cancels, thousands of clients disconnect at random moments instead (`make check-cancels`). With
+--soak, the fleet serves an hour of steady load, some of it invalid (`make check-soak`).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from tests.campaigns.checks import check_main
 def run_chaos(options: ChaosOptions) -> Result:
     """Runs faults, disconnecting clients, or a soak test."""
     run = run_cancels if options.cancels else run_soak if options.soak_s else run_faults
-    # Ray prints messages about processes that have died to standard output, which is for results.
+    # Ray prints messages about dead processes to standard output, which is reserved for results.
     with redirect_stdout(sys.stderr):
         return run(options)
 

@@ -1,10 +1,10 @@
-"""`make check-conformance`: widely used client libraries against the demo model on a real fleet.
+"""`make check-conformance`: common client libraries against the demo model on a real fleet.
 
-The official clients of OpenAI and Anthropic validate all responses against their types; LangChain's
-standard tests, LiteLLM, instructor and pydantic-ai run in an environment of their own; Schemathesis
-generates requests from the OpenAPI document; and streamed responses must equal whole ones. Each
-omission has a reason in the report. Calls and output schemas are forced, since the model's choices
-are not under test.
+The official clients of OpenAI and Anthropic validate all responses against their types. LangChain's
+standard tests, LiteLLM, instructor and pydantic-ai run in a separate environment. Schemathesis
+generates requests from the OpenAPI document. Streaming responses must equal non-streaming ones. The
+report gives a reason for each omission. Calls and output schemas are forced, because the model's
+choices are not under test.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class ConformanceOptions:
     num_twins: int = 210
     """Number of requests that are sent both with and without streaming."""
     num_examples: int = 200
-    """Maximum requests that Schemathesis generates per operation, in addition to those at the
-    bounds."""
+    """Maximum random requests that Schemathesis generates per operation, in addition to boundary
+    values."""
     min_cases: int = 2000
     """Minimum number of cases that Schemathesis must run in total."""
     seed: int = 0
-    """Seed of random requests."""
+    """Seed of the random requests."""
 
     def __post_init__(self) -> None:
         unknown = set(self.parts) - set(PARTS)
@@ -70,7 +70,7 @@ def run_conformance(options: ConformanceOptions) -> Result:
             max_num_seqs=8,
             kv_cache_tokens=8192,
             max_model_len=1024,
-            batch_invariant=True,  # a seed gives the same answer regardless of the batch
+            batch_invariant=True,  # the same seed gives the same answer regardless of the batch
             endpoint={"api_keys": (KEY,)},
         )
         with LocalFleet(config, report=note) as fleet:
