@@ -44,7 +44,7 @@ def run_kernels(options: KernelOptions) -> Result:
     names = [op for op in options.ops or (*registry, *OTHER_OPS) if op not in skipped]
     peaks = measure_peaks(device, dtype, options.seconds)
     note(f"copy {peaks.copy_gb_s:.0f} GB/s, read {peaks.read_gb_s:.0f} GB/s, "
-         f"matrix product {peaks.matmul_tflop_s:.2f} TFLOP/s")  # fmt: skip
+         f"matmul {peaks.matmul_tflop_s:.2f} TFLOP/s")  # fmt: skip
     measured: list[Result] = []
     failures: list[str] = []
     for num_rows in options.rows or ([1, 32, 128] if is_cuda else [1, 8]):

@@ -61,7 +61,7 @@ class Played:
 
 
 def run_agents(options: AgentsOptions) -> Result:
-    """Starts a fleet with one worker and runs the loops one after another."""
+    """Starts a fleet with one worker and runs the loops in sequence."""
     with tempfile.TemporaryDirectory() as directory:
         model = str(model_with_tools(options.model, Path(directory)))
         config = serve_config(MODEL, model, max_num_seqs=4, kv_cache_tokens=8192)

@@ -197,7 +197,7 @@ class Neighbour:
         self._api_key = api_key
 
     async def ask_on(self) -> None:
-        """Sends requests one after another until cancelled."""
+        """Sends requests in sequence until cancelled."""
         async with open_session(self._api_key) as session:
             while True:
                 request_id = f"neighbour-{self.num_requested}"
