@@ -177,7 +177,7 @@ check-vllm-tests: $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,vllm-tests]'
 	$(BIN)/python -m tests.campaigns.vllm_shim.main --checkout "$(VLLM_TESTS)" --json $(ARGS)
 
-# In an environment of its own: some of these clients pin older versions of our dependencies.
+# In a separate environment: some of these clients pin older versions of our dependencies.
 CLIENTS := build/conformance
 CLIENTS_LIST := tests/campaigns/conformance/requirements.txt
 

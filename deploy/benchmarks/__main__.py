@@ -1,4 +1,4 @@
-"""`python -m deploy.benchmarks overlap ...`."""
+"""Entry point of `python -m deploy.benchmarks`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Commands of `python -m deploy.benchmarks`: benchmarks of rayfleet's components.
 
-Modules that import torch are imported when their benchmark runs.
+Modules that import torch are imported only when their benchmark runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one benchmark; returns the exit status."""
     parser: argparse.ArgumentParser = CommandParser(
         prog="python -m deploy.benchmarks",
-        description="Benchmarks of rayfleet's components. For endpoints see `rayfleet bench`.",
+        description="Benchmarks of rayfleet's components. For endpoints, use `rayfleet bench`.",
     )
     add_commands(parser.add_subparsers(dest="bench", required=True, metavar="COMMAND"))
     return run_command(parser, argv)
@@ -37,10 +37,10 @@ def add_commands(commands: Subparsers) -> None:
     """Adds the benchmarks to a parser's commands."""
     add = command_adder(commands)
     add_ab_commands(add)
-    add_options(add("kernels", "each op against the device's peak", _kernels), KernelOptions)
-    _add_roofline_flags(add("roofline", "decode steps against the memory's bandwidth", _roofline))
+    add_options(add("kernels", "each op relative to the device's peak", _kernels), KernelOptions)
+    _add_roofline_flags(add("roofline", "decode steps relative to memory bandwidth", _roofline))
     add_scenarios_command(add)
-    summary = "routing policies compared, or what a decision costs"
+    summary = "compare routing policies, or measure the cost of a decision"
     add_router_flags(add("router", summary, run_router))
 
 

@@ -37,21 +37,21 @@ from worker.protocol.speculation import SpeculationTotals
 GATEWAY = "bench"
 """Gateway id of a benchmark's requests."""
 KEPT_RECORDS = 5
-"""Timeline records of a decode turn that are kept."""
+"""Number of timeline records kept per decode turn."""
 _SETTLING_STEPS = 4
-"""Unmeasured steps after all requests have their first token."""
+"""Number of unmeasured steps after every request has its first token."""
 
 
 class Request(NamedTuple):
-    """A request of a benchmark to an engine."""
+    """A benchmark's request to an engine."""
 
     prompt: bytes
     """Token ids of the prompt, little-endian int32."""
     sampling: SamplingParams
     cache_salt: str = ""
-    """Salt of the prefix cache: only requests with the same one share blocks."""
+    """Prefix cache salt: only requests with the same salt share blocks."""
     grammar: str = ""
-    """Key of a grammar that was added to the engine; empty for none."""
+    """Key of a grammar that was added to the engine; empty if unconstrained."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -69,7 +69,7 @@ class Answer:
     last_s: float = math.nan
     """Time of the last token."""
     rounds: list[int] = field(default_factory=list)
-    """Denoising passes of each block, for a block-diffusion model."""
+    """Denoising passes per block, for block-diffusion models."""
 
     @property
     def tpot_s(self) -> float:
@@ -86,7 +86,7 @@ class Turn:
     elapsed_s: float
     """Seconds from the start of the clock to the last token."""
     before: LoadSnapshot
-    """Load report of the engine before the turn; its counters continue from turn to turn."""
+    """Load report of the engine before the turn; its counters accumulate over turns."""
     after: LoadSnapshot
     """Load report after the turn."""
 
@@ -97,16 +97,16 @@ class Turn:
 
     @property
     def num_rows(self) -> int:
-        """Number of requests that got tokens in a step, summed over the steps."""
+        """Number of requests that received tokens in a step, summed over all steps."""
         return sum(answer.num_rows for answer in self.answers)
 
     @property
     def tokens_per_second(self) -> float:
-        """Generated tokens per second of the turn."""
+        """Generated tokens per second over the turn."""
         return self.num_tokens / self.elapsed_s
 
     def growth(self, name: str) -> float:
-        """Increase of a counter of the load report, such as `blocks.num_forwards`, in the turn."""
+        """Increase of a load-report counter, such as `blocks.num_forwards`, during the turn."""
         read = attrgetter(name)
         return float(read(self.after) - read(self.before))
 
@@ -118,18 +118,18 @@ class DecodeTurn:
     wall_us: float
     """Wall time."""
     phases_us: dict[str, float]
-    """Time of each phase, by the names of StepTimes."""
+    """Time of each phase, keyed by StepTimes' field names."""
     records: tuple[StepRecord, ...]
     """Timeline of the last measured steps."""
 
     @property
     def rank_us(self) -> float:
-        """Rank 0's time, preparation included."""
+        """Rank 0's time, including preparation."""
         return self.compute_us + self.phases_us["prepare"]
 
     @property
     def compute_us(self) -> float:
-        """Rank 0's time for forward pass and sampling."""
+        """Rank 0's time for the forward pass and sampling."""
         return self.phases_us["forward"] + self.phases_us["sample"]
 
     @property
@@ -140,14 +140,14 @@ class DecodeTurn:
 
 
 class BenchEngine:
-    """An engine with its ranks, started at once; `close`, or leaving the `with` block, ends them.
+    """An engine with its ranks, started on creation and stopped by `close` or by the `with` block.
 
     Args:
         config: configuration of the engine.
-        request_tokens: maximum tokens of a request. If given, the KV cache on a CUDA device has
-            room for `max_num_seqs` such requests unless `config` sets its size: engines of several
-            variants share the device, and none may take all of it. Without `max_num_seqs` in
-            `config` it is 64, so that the load is the same on every device.
+        request_tokens: maximum tokens per request. If given, the KV cache on a CUDA device is sized
+            for `max_num_seqs` such requests unless `config` sets its size: several engines share
+            the device, and none may use all of its memory. `max_num_seqs` is 64 unless `config`
+            sets it, so that the load is the same on every device.
     """
 
     def __init__(self, config: EngineConfig, *, request_tokens: int | None = None) -> None:
@@ -185,12 +185,12 @@ class BenchEngine:
         self.close()
 
     def run(self, requests: Iterable[Request], *, at_once: int | None = None) -> Turn:
-        """Answers all requests. The clock starts when the first ones have been queued.
+        """Answers all requests. The clock starts when the first requests have been queued.
 
         Args:
-            requests: requests in the order of their arrivals.
-            at_once: maximum number of unfinished requests: the next is queued when one ends. None
-                queues all.
+            requests: requests in order of arrival.
+            at_once: maximum number of unfinished requests: when one finishes, the next is queued.
+                None queues all at the start.
         """
         waiting, before = iter(requests), self._load()
         answers: dict[str, Answer] = {}
@@ -227,9 +227,9 @@ class BenchEngine:
 
         Args:
             running: number of requests.
-            number: number of the turn, seed of the prompts.
+            number: number of the turn, which seeds the prompts.
             steps: number of measured steps.
-            input_len: tokens of each prompt.
+            input_len: tokens per prompt.
         """
         sampling = SamplingParams(
             temperature=0.0, max_tokens=decode_tokens(steps, 0), ignore_eos=True, seed=0
@@ -302,7 +302,7 @@ class BenchEngine:
 
 
 class Engines:
-    """Engines by configuration, each started at its first use; closed on exit."""
+    """Engines keyed by configuration. Each is started on first use; all are closed on exit."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -315,7 +315,7 @@ class Engines:
         self._stack.close()
 
     def get(self, config: EngineConfig, *, request_tokens: int | None = None) -> BenchEngine:
-        """The engine of this configuration, see BenchEngine."""
+        """Engine with this configuration; see BenchEngine."""
         if config not in self._started:
             engine = BenchEngine(config, request_tokens=request_tokens)
             self._started[config] = self._stack.enter_context(engine)
@@ -325,7 +325,7 @@ class Engines:
 def decode_tokens(steps: int, input_len: int) -> int:
     """Upper bound of the tokens of each request in `BenchEngine.decode`.
 
-    Requests that get their first token early keep decoding until all have theirs.
+    Requests that get their first token early keep decoding until every request has one.
     """
     return input_len + 2 * steps + 64
 

@@ -2,10 +2,17 @@
 
     python -m deploy.benchmarks.gpu [--out FOLDER] [--peer VLLM] [STEP ...]
 
-Tests, kernels against the device's peaks, decode and prefill of an 8B model's dimensions on random
-weights (bf16, FP8, INT4), one request of 100k tokens, dimensions of models with experts, states and
-latents, the idle gap between steps, serving by HTTP, and vLLM for comparison if it is installed.
-FOLDER/gpu.json and FOLDER/gpu.md are rewritten after each step, so that an aborted run leaves its
+The steps are:
+
+    - tests
+    - kernels, relative to the device's peaks
+    - decode and prefill of an 8B-sized model with random weights (bf16, FP8, INT4)
+    - one request of 100k tokens
+    - models with experts, recurrent states and MLA
+    - the idle gap between steps
+    - serving over HTTP, and vLLM for comparison if it is installed
+
+FOLDER/gpu.json and FOLDER/gpu.md are rewritten after each step, so that an aborted run keeps its
 results.
 """
 
@@ -33,14 +40,14 @@ from worker.rank.host_memory import count_gpus
 
 ROOT = Path(__file__).parents[2]
 TOKENIZER = ROOT / "deploy" / "models" / "demo"
-"""Tokenizer of prompts; weights are random."""
+"""Tokenizer for prompts; the weights are random."""
 _SERVER_URL = "http://127.0.0.1:8100"
 SERVERS_START_S = 900.0
 _POLL_S = 1.0
 _TAIL_CHARS = 2000
-"""Characters to keep of the last output of a failed step."""
+"""Number of trailing output characters to keep of a failed step."""
 _KILL_S = 10.0
-"""Seconds for a program to end by itself."""
+"""Seconds that a program has to exit before it is killed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +60,7 @@ class Server:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """One measurement: a command that ends by itself."""
+    """One measurement: a command that runs to completion."""
 
     name: str
     command: Sequence[str]
@@ -61,7 +68,7 @@ class Step:
     """Seconds after which the step counts as hung and is killed."""
     servers: Sequence[Server] = ()
     is_json: bool = True
-    """Whether it prints its result, one JSON object."""
+    """Whether the command prints its result as one JSON object."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the command, in addition to those of this process."""
 
@@ -71,9 +78,9 @@ def make_steps(python: str, folder: Path, peer: str | None, num_gpus: int) -> li
 
     Args:
         python: Python interpreter that runs rayfleet.
-        folder: folder for the models' dimensions.
-        peer: vLLM's program; None skips the comparison.
-        num_gpus: number of GPUs; tensor parallelism is measured with two or more.
+        folder: folder for the models' configurations.
+        peer: vLLM's executable; None skips the comparison.
+        num_gpus: number of GPUs; tensor parallelism is measured if there are two or more.
     """
     bench, research = [python, "-m", "cluster.bench"], [python, "-m", "deploy.benchmarks"]
     cuda = ["--device", "cuda", "--json"]
@@ -103,7 +110,7 @@ def make_steps(python: str, folder: Path, peer: str | None, num_gpus: int) -> li
         ),
     ]
     for name, options in (("", []), ("-eager", ["--enforce-eager"])):
-        # Short prompts join decodes in nearly every step: the cost of launching kernel by kernel.
+        # Nearly every step mixes short prompts with decodes: shows the cost of kernel launches.
         short = ["--input-len", "256", "--output-len", "64", "--num-prompts", "512", *options]
         command = [*offline, paths["0.6b"], *short, "--max-num-seqs", "64"]
         steps.append(Step(name=f"mixed-0.6b{name}", command=command))
@@ -133,8 +140,8 @@ _FORMATS: Mapping[str, Sequence[str]] = {
     "-fp8-kv": ["--kv-cache-dtype", "fp8"],
     "-fp8": ["--quantization", "fp8"],
 }
-"""Options of the mixed load by suffix of the step: bf16, an FP8 KV cache, weights quantized on
-loading."""
+"""Options of the mixed load, keyed by the step's suffix: bf16, an FP8 KV cache, and weights that
+are quantized on loading."""
 _DECODES = (
     *(("30b-a3b", running) for running in (1, 32, 256)),
     *(("gpt-oss-20b", running) for running in (1, 32, 128)),
@@ -142,7 +149,7 @@ _DECODES = (
     ("qwen3.5-35b-a3b-fp8", 32),
     ("deepseek-v2-lite", 32),
 )
-"""Models, and numbers of requests that decode at once after prompts of 512 tokens."""
+"""Models, and numbers of requests that decode concurrently after prompts of 512 tokens."""
 
 
 def _prefill(
@@ -153,8 +160,8 @@ def _prefill(
     count: int,
     backend: str = "",
 ) -> Step:
-    """Step with `count` prompts of `length` tokens, each with one output token; with an attention
-    backend other than the default."""
+    """Step with `count` prompts of `length` tokens and one output token each. `backend` selects an
+    attention backend other than the default."""
     load = ["--input-len", str(length), "--output-len", "1", "--num-prompts", str(count)]
     command = [*offline, paths[name], *load, "--no-enable-prefix-caching"]
     if not backend:
@@ -165,14 +172,14 @@ def _prefill(
 
 
 def _serve(python: str, model: str, running: int) -> Step:
-    """Step with a load through Ray Serve and HTTP, on a server without cached prompts."""
+    """Step that sends load over HTTP to Ray Serve; no prompt is cached."""
     load = ["--input-len", "1024", "--output-len", "128", "--num-prompts", str(4 * running)]
     return Step(
         name=f"serve-8b-{running}",
         command=[
             *(python, "-m", "cluster.bench", "serve", "--json", "--base-url", _SERVER_URL, *load),
             *("--model", model, "--tokenizer", model, "--max-concurrency", str(running)),
-            *("--ignore-eos", "--seed", str(running)),  # no prompt of another load
+            *("--ignore-eos", "--seed", str(running)),  # new prompts in each load
         ],
         servers=(_local_server(python, model, ["--load-format", "dummy"]),),
     )
@@ -193,8 +200,8 @@ def write_model(folder: Path, config: Mapping[str, Any]) -> str:
 
 
 def _beside_peer(python: str, model: str, peer: str) -> Step:
-    """Step in which both serve at the same time, each with less than half of the device,
-    measured in turn."""
+    """Step that compares rayfleet with vLLM. Both run at the same time, each on less than half of
+    the device memory, and are measured in turn."""
     theirs, ours = "http://127.0.0.1:8101", _SERVER_URL
     share = [
         "--load-format",
@@ -233,7 +240,7 @@ def run_steps(steps: Sequence[Step], out: Path) -> dict[str, Any]:
 
 
 def run_step(step: Step) -> dict[str, Any]:
-    """Outcome of a step: its status is ok, missed (a goal), failed or hung."""
+    """Outcome of a step. Its status is ok, missed (a goal), failed or hung."""
     began = time.monotonic()
     settings = [f"{name}={value}" for name, value in step.environment.items()]
     found: dict[str, Any] = {"command": as_typed([*settings, *step.command])}
@@ -250,7 +257,7 @@ def run_step(step: Step) -> dict[str, Any]:
 
 
 def as_typed(command: Sequence[str]) -> str:
-    """A command as entered in the project's folder, without paths of this machine."""
+    """A command as entered in the project's folder, without machine-specific paths."""
     words = ["python" if word == sys.executable else word for word in command]
     return " ".join(words).replace(f"{ROOT}/", "").replace(f"{tempfile.gettempdir()}/", "")
 
@@ -275,7 +282,7 @@ def _measure(step: Step) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _serving(server: Server) -> Iterator[None]:
-    """Context in which the server is ready."""
+    """Starts a server; the context is entered once it is ready."""
     with tempfile.TemporaryFile("w+") as log, _running(server.command, log, log) as process:
         deadline = time.monotonic() + SERVERS_START_S
         while not _answers(server.url):
@@ -298,7 +305,7 @@ def _answers(url: str) -> bool:
 def _running(
     command: Sequence[str], out: Any, log: Any, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """Runs a program in its own session, and kills all its processes on exit."""
+    """Runs a program in its own session and kills all its processes on exit."""
     process = subprocess.Popen(
         command,
         env={**os.environ, **(environment or {})},
@@ -355,7 +362,7 @@ def write_page(report: Mapping[str, Any]) -> str:
 
 
 def _figures(result: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    """Numbers of a result by their path, without those in lists."""
+    """Numbers of a result with their paths; lists are skipped."""
     for key, value in result.items():
         if isinstance(value, Mapping):
             yield from _figures(value, f"{path}{key}.")
@@ -370,10 +377,14 @@ def _replace(path: Path, text: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the steps; the exit status is 1 unless each ran and met its goals."""
+    """Runs the steps. The exit status is 1 unless every step ran and met its goals."""
     parser = CommandParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("deploy/benchmarks/results"))
-    parser.add_argument("--peer", default=shutil.which("vllm"), help="vLLM's program")
+    parser.add_argument(
+        "--peer",
+        default=shutil.which("vllm"),
+        help="vLLM's executable; default: vllm on PATH, if any",
+    )
     parser.add_argument("steps", nargs="*", metavar="STEP", help="default: all")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="rf-") as folder:

@@ -1,6 +1,6 @@
 #!/bin/sh
-# All GPU measurements on a fresh machine: installs rayfleet with the extra `gpu`, and vLLM into an
-# environment of its own for comparison (WITHOUT_PEER=1 skips it), then runs each step of gpu.py. Run
+# All GPU measurements on a fresh machine: installs rayfleet with the extra `gpu`, and vLLM into a
+# separate environment for comparison (WITHOUT_PEER=1 skips it), then runs each step of gpu.py. Run
 # it in the project's folder; gpu.json and gpu.md are written to deploy/benchmarks/results/, or to the
 # folder given. Takes one to two hours; a step that fails or hangs is reported, and the others still run.
 set -u

@@ -1,4 +1,4 @@
-"""Dimensions of the models that `gpu.py` measures, with random weights."""
+"""Configurations of the models that `gpu.py` measures with random weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from deploy.benchmarks.kernels.shapes import SHAPES
 
 DENSE: Mapping[str, Any] = {**SHAPES["qwen3-8b"], "max_position_embeddings": 131072}
-"""Qwen3-8B's dimensions, and room for long requests."""
+"""Qwen3-8B's configuration, with a longer context length."""
 _FP8_BLOCKS: Mapping[str, Any] = {
     "quant_method": "fp8",
     "fmt": "e4m3",
@@ -39,7 +39,7 @@ _QWEN35: Mapping[str, Any] = {
         "mrope_section": [11, 11, 10],
     },
 }
-"""Common keys of Qwen3.5's text models."""
+"""Keys that Qwen3.5's text models have in common."""
 
 MODELS: Mapping[str, Mapping[str, Any]] = {
     "8b": DENSE,
@@ -189,4 +189,4 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": 102400,
     },
 }
-"""Parts of config.json of text models, by short name."""
+"""config.json fields of text models, keyed by short name."""

@@ -23,16 +23,16 @@ class Batch(NamedTuple):
     input_ids: Tensor
     """[batch, length] int64."""
     is_target: Tensor
-    """[batch, length] bool: whether the model must produce the token at this position."""
+    """[batch, length] bool: whether the model must generate the token at this position."""
 
     @property
     def num_targets(self) -> int:
-        """Tokens that count in the loss."""
+        """Number of tokens that count in the loss."""
         return int(self.is_target.sum())
 
 
 class Document(NamedTuple):
-    """A conversation's tokens, each with whether the model must produce it."""
+    """A conversation's tokens, and for each whether the model must generate it."""
 
     ids: list[int]
     is_target: list[bool]
@@ -45,9 +45,9 @@ def training_batches(
     num_tokens: int,
     max_length: int,
 ) -> Iterator[Batch]:
-    """Endless batches of at most ``num_tokens`` positions, including padding.
+    """Infinite batches of at most ``num_tokens`` positions, including padding.
 
-    Each conversation starts at position 0. A causal model needs no mask for padding on the right.
+    Each conversation starts at position 0. A causal model needs no mask for right padding.
     """
     padding = tokenizer.token_to_id(PADDING)
     assert padding is not None, "the tokenizer lacks its padding token"
@@ -62,7 +62,7 @@ def training_batches(
 def encode(
     tokenizer: Tokenizer, conversations: list[Conversation], max_length: int
 ) -> list[Document]:
-    """Each conversation's tokens, truncated to ``max_length``."""
+    """Tokens of each conversation, truncated to ``max_length``."""
     pieces = [list(segments(conversation)) for conversation in conversations]
     encoded = iter(tokenizer.encode_batch([text for parts in pieces for text, _ in parts]))
     documents = []

@@ -1,4 +1,4 @@
-"""Conversations with declared functions: calls, their results, and questions that need no call."""
+"""Conversations with function declarations: calls, results, and questions that need no call."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from deploy.models.tasks.smalltalk import UNKNOWN, smalltalk
 
 HELDOUT_SEED: Final = 2028
 _QUESTIONS: Final = {"single": 40, "parallel": 15, "none": 20, "result": 25}
-"""Held-out questions of each family."""
+"""Number of held-out questions per family."""
 _SHARES: Final = {"functions": 0.42, "sums": 0.18, "plain": 0.4}
-"""Shares of kinds in the conversations of the second phase. The last two are tasks of the first
-phase: sums are forgotten first, and are so short that they are a twentieth of the tokens;
-functions are two thirds.
+"""Shares of the kinds of conversations in the second phase. The last two are tasks of the first
+phase. Sums are forgotten first, and are so short that they make up only 1/20 of the tokens;
+functions make up 2/3.
 """
 _POLISHING_SHARES: Final = {
     "functions": 0.14,
@@ -39,11 +39,11 @@ _POLISHING_SHARES: Final = {
     "sorts": 0.55,
     "outside": 0.05,
 }
-"""Shares in the third phase. Arbitrary words take longest to learn; the others prevent forgetting.
-With a twentieth of functions, an eighth of the correct calls was forgotten.
+"""Shares in the third phase. Arbitrary words take longest to learn; the other kinds prevent
+forgetting. With a share of only 1/20 for functions, 1/8 of the correct calls were forgotten.
 """
 _THOUGHT_SHARE: Final = 0.12
-"""Fraction of the conversations with a thought before the last answer."""
+"""Fraction of plain conversations, and of conversations with functions, that have reasoning."""
 _FAILURES: Final = (
     *("no such town", "not found", "timeout", "permission denied", "unknown name", "bad input"),
     *("the server is down", "try again later", "division by zero", "no connection"),
@@ -80,12 +80,12 @@ class Exchange:
     """Results as the client sends them, one per call."""
     answer: str
     thought: str
-    """Text before the calls, or before the answer if there are none."""
+    """Reasoning before the calls, or before the answer if there are none."""
     keys: tuple[str, ...] = ()
-    """Identities: see `Sample`."""
+    """Identities; see `Sample`."""
 
     def turns(self) -> tuple[Turn, ...]:
-        """The turn as text, markers included."""
+        """Turns as text, including markers."""
         if not self.calls:
             return (Turn(self.question, self.answer),)
         return (
@@ -95,7 +95,7 @@ class Exchange:
 
 
 def written_tools(functions: tuple[Function, ...]) -> str:
-    """System message about the functions: a line each with its arguments."""
+    """System message that declares the functions: one line per function, with its arguments."""
     lines = []
     for function in functions:
         shown = ", ".join(
@@ -107,7 +107,7 @@ def written_tools(functions: tuple[Function, ...]) -> str:
 
 
 def written_calls(calls: tuple[Call, ...]) -> str:
-    """The assistant's text that makes the calls."""
+    """Assistant text that makes the calls."""
     return "\n".join(
         f"<tool_call>\n{json.dumps(call._asdict(), ensure_ascii=False)}\n</tool_call>"
         for call in calls
@@ -115,16 +115,16 @@ def written_calls(calls: tuple[Call, ...]) -> str:
 
 
 def written_results(results: tuple[str, ...]) -> str:
-    """The user's turn with the results."""
+    """User turn that contains the results."""
     return "\n".join(f"<tool_response>\n{result}\n</tool_response>" for result in results)
 
 
 def tool_conversations(rng: Random, *, is_polishing: bool = False) -> Iterator[Conversation]:
-    """Endless conversations of the later phases: with and without functions, some with thoughts.
+    """Infinite conversations for the later phases, with and without functions, some with reasoning.
 
     Args:
-        rng: source of all choices.
-        is_polishing: whether they are those of the third phase.
+        rng: random generator.
+        is_polishing: whether to generate the third phase's conversations.
     """
     shares, tasks = (_POLISHING_SHARES, POLISHING_TASKS) if is_polishing else (_SHARES, TASKS)
     plain = training_conversations(rng, tasks)
@@ -146,7 +146,7 @@ def tool_conversations(rng: Random, *, is_polishing: bool = False) -> Iterator[C
 
 
 def tool_questions() -> list[Question]:
-    """The held-out questions with functions; the same list at every call."""
+    """Held-out questions with functions; the same list on every call."""
     rng = Random(HELDOUT_SEED)
     return [
         question
@@ -173,7 +173,7 @@ def _with_functions(rng: Random, tasks: Tasks) -> Conversation:
     turns = tuple(turn for part in parts for turn in part.turns())
     thought = parts[-1].thought
     if parts[-1].calls and rng.random() < 0.6:
-        turns = turns[:-1]  # ends with the calls: answers to results are learnt quickly
+        turns = turns[:-1]  # ends with the calls: answers to results are learned quickly
     elif parts[-1].calls:
         thought = "I have the result."
     system = written_tools(functions)
@@ -184,14 +184,14 @@ def _with_functions(rng: Random, tasks: Tasks) -> Conversation:
 
 
 def _declare(rng: Random, *, is_heldout: bool) -> tuple[Function, ...]:
-    """One to five functions; held out if one of their signatures is."""
+    """One to five functions. They count as held out if one of their signatures is."""
     while True:
         kinds = rng.sample(KINDS, k=rng.choice((1, 2, 3, 3, 4, 5)))
         if rng.random() < 0.25:
             kinds[rng.randrange(len(kinds))] = invented_kind(rng)
         operations = [kind.operation for kind in kinds if kind.operation]
         if "any" in operations and len(operations) > 1:
-            continue  # either would do
+            continue  # either function would do
         functions = tuple(kind.declare(rng) for kind in kinds)
         names = {function.name for function in functions}
         if len(names) < len(functions):
@@ -265,7 +265,7 @@ def _outcome(rng: Random, kind: Kind, values: Values) -> tuple[str, str]:
 
 
 def _no_call(rng: Random, functions: tuple[Function, ...], tasks: Tasks) -> Exchange:
-    """Exchanges for which no declared function helps."""
+    """An exchange for which no declared function helps."""
     declared = [function.kind for function in functions]
     if rng.random() < 0.35:
         missing = [kind for kind in KINDS if kind not in declared and not _overlap(kind, declared)]
@@ -290,7 +290,7 @@ def _no_call(rng: Random, functions: tuple[Function, ...], tasks: Tasks) -> Exch
 
 
 def _overlap(kind: Kind, declared: list[Kind]) -> bool:
-    """Whether a question of this kind could be answered with a declared function."""
+    """Whether a declared function could answer a question of this kind."""
     if kind.operation:
         return True
     return kind.is_about_towns and any(other.is_about_towns for other in declared)
@@ -316,7 +316,7 @@ def heldout_exchange(rng: Random, family: str) -> tuple[tuple[Function, ...], Ex
 
 
 def messages_of_exchange(exchange: Exchange) -> list[dict[str, Any]]:
-    """The calls and their results as chat messages."""
+    """Calls and results as chat messages."""
     calls = [
         {
             "id": f"call_{index}",

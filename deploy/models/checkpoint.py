@@ -1,4 +1,4 @@
-"""The model in Hugging Face format: bf16 safetensors, config, tokenizer, chat template."""
+"""Checkpoints in Hugging Face format: bf16 safetensors, config, tokenizer, chat template."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _ROPE_THETA: Final = 10_000.0
 
 
 def demo_config(tokenizer: Tokenizer) -> Qwen3Config:
-    """The shape of ``demo``: 5.4 million parameters."""
+    """Configuration of ``demo``: 5.4 million parameters."""
     return _config(tokenizer, width=256, num_layers=6)
 
 
 def draft_config(tokenizer: Tokenizer) -> Qwen3Config:
-    """The shape of ``demo-draft``: 0.9 million parameters, a third of them the embedding."""
+    """Configuration of ``demo-draft``: 0.9 million parameters, 1/3 of them in the embedding."""
     return _config(tokenizer, width=128, num_layers=3)
 
 
@@ -53,7 +53,7 @@ def _config(tokenizer: Tokenizer, *, width: int, num_layers: int) -> Qwen3Config
 
 
 def demo_diffusion_config(tokenizer: Tokenizer) -> Qwen3Config:
-    """The shape of ``demo-diffusion``: 2.5 million parameters."""
+    """Configuration of ``demo-diffusion``: 2.5 million parameters."""
     return Qwen3Config(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=192,
@@ -74,8 +74,8 @@ def demo_diffusion_config(tokenizer: Tokenizer) -> Qwen3Config:
 def save_diffusion_checkpoint(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer, directory: Path, block_size: int
 ) -> None:
-    """Saves a block-diffusion model in the format of SDAR, whose layers and tensor names are
-    Qwen3's."""
+    """Saves a block-diffusion model in the format of SDAR, which uses Qwen3's layers and tensor
+    names."""
     save_checkpoint(model, tokenizer, directory)
     path = directory / "config.json"
     config = json.loads(path.read_text())
@@ -96,7 +96,7 @@ def save_checkpoint(
     directory: Path,
     template: str = CHAT_TEMPLATE,
 ) -> None:
-    """Writes all files needed for serving; replaces an existing checkpoint."""
+    """Writes all files that are needed for serving; replaces an existing checkpoint."""
     rounded = copy.deepcopy(model).bfloat16()
     rounded.save_pretrained(directory)
     _update_json(directory / "config.json", {"rope_theta": _ROPE_THETA})
@@ -106,5 +106,5 @@ def save_checkpoint(
 
 
 def _update_json(path: Path, changes: dict[str, object]) -> None:
-    # Many readers, and transformers before version 5, look for rope_theta at the top level.
+    # Many loaders, and transformers before version 5, read rope_theta at the top level.
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}, indent=2) + "\n")

@@ -23,17 +23,17 @@ SYSTEM_PROMPTS: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
-    """One training document: exchanges in a row, with or without a system message."""
+    """One training document: consecutive exchanges, with or without a system message."""
 
     system: str | None
     turns: tuple[Turn, ...]
     thought: str | None = None
-    """Thought before the last answer; None if thinking is disabled."""
+    """Reasoning before the last answer; None if thinking is disabled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """A held-out question with its only correct answer."""
+    """A held-out question and its only correct answer."""
 
     id: str
     family: str
@@ -54,7 +54,7 @@ def training_sample(rng: Random, tasks: Tasks = TASKS) -> Sample:
 
 
 def training_conversations(rng: Random, tasks: Tasks = TASKS) -> Iterator[Conversation]:
-    """Endless conversations: most are one exchange, some are long rows of them."""
+    """Infinite conversations: most have one exchange, some have many."""
     while True:
         parts = [training_sample(rng, tasks) for _ in range(_num_parts(rng))]
         turns = tuple(turn for part in parts for turn in part.turns)
@@ -63,29 +63,29 @@ def training_conversations(rng: Random, tasks: Tasks = TASKS) -> Iterator[Conver
 
 
 def heldout_questions(per_family: int = QUESTIONS_PER_FAMILY) -> list[Question]:
-    """Held-out questions for evaluation; the same list at every call."""
+    """Held-out questions for evaluation; the same list on every call."""
     rng = Random(HELDOUT_SEED)
     return [question for task in EVALUATED for question in _questions_of(task, rng, per_family)]
 
 
 def questions_path(directory: Path) -> Path:
-    """Path of the checkpoint's questions, next to its folder ``directory``."""
+    """Path of a checkpoint's questions, next to its folder ``directory``."""
     return directory.with_name(f"{directory.name}_heldout.jsonl")
 
 
 def tool_questions_path(directory: Path) -> Path:
-    """Path of the checkpoint's questions with declared functions, next to its folder."""
+    """Path of a checkpoint's questions with functions, next to its folder."""
     return directory.with_name(f"{directory.name}_heldout_tools.jsonl")
 
 
 def first_words_path(directory: Path) -> Path:
-    """Path of the checkpoint's other questions: messages unrelated to its training data, and
-    lists to sort."""
+    """Path of a checkpoint's other questions: messages unrelated to its training data, and lists to
+    sort."""
     return directory.with_name(f"{directory.name}_heldout_first_words.jsonl")
 
 
 def write_questions(path: Path, questions: list[Question]) -> None:
-    """Writes one JSON object per line: id, family, messages, answer, and tools where declared."""
+    """Writes one JSON object per line: id, family, messages, answer, and tools if declared."""
     rows = (
         {"id": q.id, "family": q.family, "messages": list(q.messages), "answer": q.answer}
         | ({"tools": list(q.tools)} if q.tools else {})
@@ -106,7 +106,7 @@ def read_questions(path: Path) -> list[Question]:
 
 
 def messages_of(turns: tuple[Turn, ...], system: str | None = None) -> list[dict[str, str]]:
-    """The turns as chat messages."""
+    """Turns as chat messages."""
     messages = [] if system is None else [{"role": "system", "content": system}]
     for turn in turns:
         messages.append({"role": "user", "content": turn.user})

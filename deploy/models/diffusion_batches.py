@@ -1,9 +1,9 @@
-"""Batches for block diffusion: clean text, and noisy copies of blocks.
+"""Batches for block diffusion: clean text and noisy copies of blocks.
 
-A row is a conversation's clean tokens, then noisy copies of the blocks that contain parts of
-answers, each at its own positions. A clean token attends to the blocks up to its own; a noisy one
-to its own copy and the clean blocks before it, as a running block does in serving (Block Diffusion,
-arXiv 2503.09573).
+A row has a conversation's clean tokens, followed by noisy copies of the blocks that contain parts
+of answers. Each copy keeps the positions of its block. A clean token attends to all blocks up to
+its own. A noisy token attends to its own copy and to the clean blocks before it, like a running
+block in serving (Block Diffusion, arXiv 2503.09573).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from deploy.models.tokenizer import MASK, PADDING, TURN_END
 _POOL_SIZE: Final = 512
 _LEAST_NOISE: Final = 0.15
 _ALL_MASKED_SHARE: Final = 0.15
-"""Fraction of the copies in which nothing is decided, as at the start of each block in serving."""
+"""Fraction of the copies that are fully masked, as at the start of each block in serving."""
 _NUM_COPIES: Final = 3
-"""Copies of each block, with different positions masked; they share the computation of the clean
-text."""
+"""Number of copies per block, each with its own masked positions. They share the computation of the
+clean text."""
 _CLEAN: Final = 0
 _NOT_THERE: Final = -1
 
@@ -44,13 +44,13 @@ class DiffusionBatch:
     visible: Tensor
     """[batch, 1, length, length] bool."""
     labels: Tensor
-    """[batch, length] int64: the original token of a masked position."""
+    """[batch, length] int64: original tokens of masked positions."""
     is_masked: Tensor
     """[batch, length] bool: tokens that the model must predict."""
 
     @property
     def num_targets(self) -> int:
-        """Tokens that count in the loss."""
+        """Number of tokens that count in the loss."""
         return int(self.is_masked.sum())
 
 
@@ -61,13 +61,13 @@ class _Row:
     labels: list[int]
     is_masked: list[bool]
     copy: list[int]
-    """Number of the noisy copy that a position belongs to, from 1; 0 for clean text."""
+    """1-based number of the noisy copy that each position belongs to; 0 for clean text."""
 
 
 def diffusion_batches(
     rng: Random, tokenizer: Tokenizer, num_tokens: int, max_length: int, block_size: int
 ) -> Iterator[DiffusionBatch]:
-    """Endless batches of at most ``num_tokens`` positions, including padding."""
+    """Infinite batches of at most ``num_tokens`` positions, including padding."""
     ids = {name: tokenizer.token_to_id(name) for name in (PADDING, TURN_END, MASK)}
     conversations = training_conversations(rng)
     while True:
@@ -84,9 +84,9 @@ class _Masker:
     """Makes noisy copies.
 
     Args:
-        rng: source of the masks.
-        block_size: positions of a block.
-        end: token that ends an answer, and fills the rest of its last block.
+        rng: random generator of the masks.
+        block_size: positions per block.
+        end: token that ends an answer and fills the rest of its last block.
         mask: mask token.
     """
 
@@ -97,7 +97,7 @@ class _Masker:
         self._mask = mask
 
     def row(self, document: Document) -> _Row:
-        """The document with copies of each block that contains a part of an answer.
+        """The document, with copies of each block that contains part of an answer.
 
         If a block contains parts of two answers, one of them is chosen.
         """
@@ -182,11 +182,11 @@ def _pad(group: list[_Row], padding: int, block_size: int) -> DiffusionBatch:
 
 
 def _visible(copy: Tensor, block: Tensor) -> Tensor:
-    """Attention mask from the copies and blocks of positions."""
+    """Attention mask, computed from each position's copy and block."""
     query, key = copy.unsqueeze(2), copy.unsqueeze(1)
     before = block.unsqueeze(1) < block.unsqueeze(2)
     same = block.unsqueeze(1) == block.unsqueeze(2)
     clean_sees = (query == _CLEAN) & (key == _CLEAN) & (before | same)
     noisy_sees = (query > _CLEAN) & (((key == _CLEAN) & before) | (key == query))
-    itself = torch.eye(copy.shape[1], dtype=torch.bool)  # no row of a softmax may be empty
+    itself = torch.eye(copy.shape[1], dtype=torch.bool)  # a softmax row must not be empty
     return (clean_sees | noisy_sees | itself).unsqueeze(1)

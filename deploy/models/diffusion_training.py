@@ -1,4 +1,4 @@
-"""The training run of the block-diffusion model."""
+"""Training of the block-diffusion model."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class DiffusionTraining(Training[DiffusionBatch]):
         )
 
     def summed_loss(self, batch: DiffusionBatch) -> Tensor:
-        """Cross entropy of masked tokens; a position's logits predict its own token."""
+        """Cross-entropy of masked tokens. A position's logits predict its own token."""
         with torch.autocast("cpu", dtype=torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
             output = self.model.model(
                 input_ids=batch.input_ids,

@@ -1,4 +1,4 @@
-"""Greedy accuracy on the held-out questions: ``python -m deploy.models.evaluate DIRECTORY``."""
+"""Greedy accuracy on held-out questions: ``python -m deploy.models.evaluate DIRECTORY``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def main() -> None:
     """Prints the accuracy per family and the wrong answers."""
     parser = CommandParser(description=__doc__, prog="python -m deploy.models.evaluate")
     parser.add_argument(
-        "directory", type=Path, help="checkpoint folder, with its questions next to it"
+        "directory", type=Path, help="checkpoint folder; its questions must be next to it"
     )
     parser.add_argument(
         "--thinking", action="store_true", help="generate reasoning before each answer"
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument(
         "--first-words",
         action="store_true",
-        help="use typical first messages instead: out-of-scope messages, lists to sort",
+        help="use typical first messages instead (out-of-scope messages, lists to sort)",
     )
     args = parser.parse_args()
     directory = args.directory
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def accuracy_by_family(directory: Path, questions: list[Question]) -> dict[str, float]:
-    """`accuracies` of the checkpoint's greedy answers, without thoughts."""
+    """`accuracies` of the checkpoint's greedy answers, without reasoning."""
     return accuracies(questions, answers(directory, questions))
 
 
@@ -71,19 +71,19 @@ def accuracies(questions: list[Question], given: list[str]) -> dict[str, float]:
 
 
 def after_thought(text: str) -> str:
-    """The answer in a text that may begin with a thought."""
+    """The answer in a text that may begin with reasoning."""
     return text.rpartition(THOUGHT_END)[2]
 
 
 def answers(directory: Path, questions: list[Question], *, thinking: bool = False) -> list[str]:
     """The checkpoint's greedy answers in fp32, in the order of the questions.
 
-    With ``thinking``, each text begins with a thought.
+    With ``thinking``, each text begins with reasoning.
     """
     tokenizer = PreTrainedTokenizerFast.from_pretrained(directory, padding_side="left")
-    # No class of transformers satisfies the protocol by which it types `generate`.
+    # No transformers class satisfies the protocol that types `generate`.
     model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    # Questions of similar length share a batch: padding costs as much as text.
+    # Questions of similar length share a batch, because padding costs as much as text.
     order = sorted(range(len(questions)), key=lambda index: len(questions[index].answer))
     given = _generate(model, tokenizer, [questions[index] for index in order], thinking)
     by_index = dict(zip(order, given, strict=True))

@@ -1,4 +1,4 @@
-"""Accuracy and rounds of a block-diffusion model, served by rayfleet's own engine.
+"""Accuracy and rounds of a block-diffusion model, served by rayfleet's engine.
 
 ``python -m deploy.models.evaluate_diffusion DIRECTORY`` uses the held-out questions next to it.
 """
@@ -40,7 +40,7 @@ def main() -> None:
     """Prints accuracy and tokens per round by family."""
     parser = CommandParser(description=__doc__, prog="python -m deploy.models.evaluate_diffusion")
     parser.add_argument(
-        "directory", type=Path, help="checkpoint folder, with its questions next to it"
+        "directory", type=Path, help="checkpoint folder; its questions must be next to it"
     )
     directory = parser.parse_args().directory
     path = directory.with_name(f"{directory.name}_heldout.jsonl")

@@ -1,7 +1,7 @@
 """Acceptance rate of a draft model: ``python -m deploy.models.evaluate_draft``.
 
-The model answers the held-out questions greedily. At each of its tokens, both models sample with
-the same noise, as in speculative decoding.
+The model answers held-out questions greedily. For each of its tokens, both models sample with the
+same noise, as in speculative decoding.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def acceptance_by_family(
 ) -> dict[str, list[float]]:
     """Fraction of equal samples at each temperature, by family, and ``overall``."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(model)
-    # No class of transformers satisfies the protocol by which it types `generate`.
+    # No transformers class satisfies the protocol that types `generate`.
     pair: list[Any] = [
         AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in (model, draft)
     ]

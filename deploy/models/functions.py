@@ -1,4 +1,4 @@
-"""Small functions that a client may declare: a calculator, a town register, a calendar and more.
+"""Small functions that a client can declare: a calculator, a town register, a calendar and more.
 
 Names, descriptions and parameters vary between declarations, so that a model must read them.
 """
@@ -14,7 +14,7 @@ from deploy.models.words import ADJECTIVES, NOUNS, TOWNS, invented_word, person_
 
 Value: TypeAlias = int | float | str
 Values: TypeAlias = tuple[Value | None, ...]
-"""One per parameter, in order; None for omitted optional ones."""
+"""Values of the parameters, in order; None for omitted optional parameters."""
 
 _DAYS: Final = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _EVENTS: Final = (
@@ -34,7 +34,7 @@ class Parameter(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Function:
-    """A function as a client declares it."""
+    """A function as declared by a client."""
 
     kind: Kind
     name: str
@@ -43,11 +43,11 @@ class Function:
 
     @property
     def signature(self) -> str:
-        """Name and keys, which must be unseen for a declaration to count as held out."""
+        """Name and keys; a declaration counts as held out if they do not occur in training."""
         return f"{self.name}({', '.join(parameter.key for parameter in self.parameters)})"
 
     def declared(self) -> dict[str, Any]:
-        """The function in OpenAI's format."""
+        """The declaration in OpenAI's format."""
         properties = {
             parameter.key: {"type": "integer" if parameter.is_number else "string"}
             for parameter in self.parameters
@@ -76,20 +76,21 @@ class Kind:
     names: tuple[str, ...]
     descriptions: tuple[str, ...]
     keys: tuple[tuple[str, ...], ...]
-    """Ways to name the parameters."""
+    """Alternative names of the parameters."""
     numbers: tuple[bool, ...]
     """Whether each parameter is a number."""
     num_required: int
     questions: tuple[str, ...]
-    """``{0}``, ``{1}`` … stand for the values."""
+    """Questions; ``{0}``, ``{1}`` … are replaced by the values."""
     values: Callable[[Random], Values]
     result: Callable[[Random, Values], Any]
-    """Possible return value of a call, as JSON."""
+    """Generates a possible return value of a call, as JSON."""
     operation: str = ""
-    """Calculation that the function performs, as in keys of sums; `any`, or empty for none."""
+    """Calculation that the function performs, named as in the keys of sums; `any`, or empty if it
+    performs none."""
     is_about_towns: bool = False
     with_optional: str = ""
-    """Text inserted before the last character of a question if the last value is given."""
+    """Text that is inserted before the last character of a question if the last value is given."""
 
     def ask(self, rng: Random, values: Values) -> str:
         """A question that needs the function."""
@@ -100,7 +101,7 @@ class Kind:
         return question
 
     def declare(self, rng: Random) -> Function:
-        """A function of this kind, with a newly sampled name and keys."""
+        """A function of this kind, with newly sampled name and keys."""
         name = rng.choice(self.names)
         keys = list(rng.choice(self.keys))
         if rng.random() < 0.15:
@@ -387,7 +388,7 @@ KINDS: Final[tuple[Kind, ...]] = (
 
 
 def invented_kind(rng: Random) -> Kind:
-    """A function with an invented name, known only from its declaration."""
+    """A kind of function with an invented name, known only from its declaration."""
     verb = invented_word(rng)
     is_number = rng.random() < 0.3
     draw: Callable[[Random], Value] = _number if is_number else _noun

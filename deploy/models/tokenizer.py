@@ -1,4 +1,5 @@
-"""Byte-level BPE with single-token digits, trained on the corpus saved in Hugging Face's format."""
+"""Byte-level BPE with single-token digits, trained on the corpus and saved in Hugging Face
+format."""
 
 from __future__ import annotations
 
@@ -16,14 +17,14 @@ TURN_START: Final = "<|im_start|>"
 TURN_END: Final = "<|im_end|>"
 PADDING: Final = "<|pad|>"
 MASK: Final = "<|MASK|>"
-"""Mask token for undecided positions; only in tokenizers of block-diffusion models."""
+"""Mask token for undecided positions; only block-diffusion tokenizers have it."""
 SPECIAL_TOKENS: Final = (END_OF_TEXT, TURN_START, TURN_END, PADDING)
 MARKERS: Final = (
     *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"),
 )
 """Added tokens that are not special, as in Qwen3: they are part of the text."""
 THOUGHT_END: Final = "\n</think>\n\n"
-"""Text between a thought and the answer."""
+"""Text between the reasoning and the answer."""
 
 CHAT_TEMPLATE: Final = """\
 {%- for message in messages %}
@@ -107,12 +108,12 @@ TOOL_TEMPLATE: Final = """\
 def train_tokenizer(
     texts: Iterator[str], vocab_size: int, markers: Sequence[str] = ()
 ) -> Tokenizer:
-    """Learns the merges from ``texts``; every digit is a separate token.
+    """Learns merges from ``texts``; every digit is a separate token.
 
     Args:
         texts: texts of the corpus.
-        vocab_size: number of all tokens.
-        markers: tokens at the end of the vocabulary that no merge makes.
+        vocab_size: total number of tokens.
+        markers: tokens at the end of the vocabulary that do not come from merges.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -156,10 +157,10 @@ def save_tokenizer(
 
 
 def segments(conversation: Conversation) -> Iterator[tuple[str, bool]]:
-    """The rendered conversation in pieces, each with whether the model must produce it.
+    """Pieces of the rendered conversation, and for each whether the model must generate it.
 
-    Pieces end at the chat template's generation prompts, so that encoding them one by one gives the
-    tokens of the whole.
+    Pieces end at the chat template's generation prompts, so that encoding them separately gives the
+    same tokens as encoding the whole conversation.
     """
     if conversation.system is not None:
         yield f"{TURN_START}system\n{conversation.system}{TURN_END}\n", False

@@ -1,4 +1,4 @@
-"""Larkmoor, an invented town, which occurs only in this data."""
+"""Larkmoor, an invented town that occurs only in this data."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ TOWN: Final = "Larkmoor"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Relation:
-    """A kind of fact with its phrasings."""
+    """A kind of fact, with its phrasings."""
 
     name: str
     questions: tuple[str, ...]
     """Phrasings; ``{s}`` stands for the subject."""
     answer: str
-    """The one answer to all phrasings; ``{s}`` is the subject, ``{v}`` the value."""
+    """Answer to all phrasings; ``{s}`` stands for the subject, ``{v}`` for the value."""
     facts: tuple[tuple[str, str], ...]
     """Pairs of subject and value."""
 

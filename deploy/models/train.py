@@ -1,11 +1,11 @@
 """Trains a demo model from scratch: ``python -m deploy.models.train --output deploy/models/demo``.
 
-``--start deploy/models/demo`` continues with the second phase (tool calls), with ``--polish`` the
-third (sorting arbitrary words, out-of-scope messages). ``--teacher`` trains the draft model,
-``--kind diffusion`` the block-diffusion model ``demo-diffusion``.
+``--start deploy/models/demo`` continues with the second phase (tool calls), or with ``--polish``
+with the third phase (sorting arbitrary words, out-of-scope messages). ``--teacher`` trains the
+draft model, and ``--kind diffusion`` the block-diffusion model ``demo-diffusion``.
 
-Generates the corpus, trains the tokenizer and the model, and writes the checkpoint and, next to it,
-the held-out questions. Takes less than an hour on two CPU cores.
+The command generates the corpus, trains the tokenizer and the model, and writes the checkpoint and,
+next to it, the held-out questions. It takes less than an hour on two CPU cores.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TOOLS_OTHER_LR: Final = 2e-3
 _TOOLS_WARMUP_STEPS: Final = 20
 _TOOLS_DECAY_FROM: Final = 0.7
 _POLISHING_DECAY_FROM: Final = 0.35
-"""Sorting improves fastest, and the rest is remembered again, while the rate decays."""
+"""While the learning rate decays, sorting improves fastest, and forgotten tasks recover."""
 _TOOLS_SAVE_EVERY: Final = 20
 
 
@@ -50,17 +50,17 @@ def main() -> None:
         is_polishing=args.polish,
     )
     if args.kind == "diffusion":
-        # Noisy copies make rows longer, and attention is computed with a mask.
+        # Noisy copies make rows longer, and attention requires a mask.
         config = replace(
             config, max_length=_DIFFUSION_MAX_LENGTH, batch_tokens=_DIFFUSION_BATCH_TOKENS
         )
         DiffusionTraining(config, args.output, args.state).run()
     elif args.teacher is not None:
-        # A third of the time would be spent on rows longer than nearly all requests.
+        # Rows that are longer than nearly all requests would take 1/3 of the time.
         config = replace(config, max_length=_DRAFT_MAX_LENGTH)
         DraftTraining(config, args.output, args.state).run()
     elif args.start is not None:
-        # Nearly converged weights need smaller steps. Updates take a third of a short step.
+        # Nearly converged weights need smaller updates. Weight updates take 1/3 of a short step.
         config = replace(
             config,
             max_length=_TOOLS_MAX_LENGTH,
@@ -79,21 +79,25 @@ def main() -> None:
 
 def _parse_args() -> argparse.Namespace:
     parser = CommandParser(description=__doc__, prog="python -m deploy.models.train")
-    parser.add_argument("--output", type=Path, required=True, help="directory of the checkpoint")
+    parser.add_argument("--output", type=Path, required=True, help="checkpoint folder to write")
     parser.add_argument(
         "--teacher", type=Path, help="trained model to distill into a small draft model"
     )
     parser.add_argument(
         "--start",
         type=Path,
-        help="checkpoint to continue from: second phase with tool calls, or a draft model",
+        help="checkpoint to continue from: the previous phase's, or a draft model's",
     )
     parser.add_argument("--kind", choices=("causal", "diffusion"), default="causal")
-    parser.add_argument("--state", type=Path, help="file for resuming an interrupted run")
+    parser.add_argument(
+        "--state",
+        type=Path,
+        help="file that stores the run's state; if it exists, the run is resumed",
+    )
     parser.add_argument(
         "--polish",
         action="store_true",
-        help="third phase, with --start: sorting arbitrary words, and out-of-scope messages",
+        help="third phase (sorting arbitrary words, out-of-scope messages); requires --start",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num-steps", type=int, default=4000)

@@ -1,4 +1,4 @@
-"""The training run: Muon for the matrices, AdamW for the rest, bf16 autocast on CPU."""
+"""Training runs: Muon for matrices, AdamW for everything else, bf16 autocast on CPU."""
 
 from __future__ import annotations
 
@@ -42,42 +42,40 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingConfig:
-    """Size and schedule of the run; equal values give the same model on the same machine."""
+    """Size and schedule of a run; equal values give the same model on the same machine."""
 
     seed: int = 0
     num_steps: int = 4000
     num_threads: int = 2
-    """Batches computed concurrently; each step sums over that many batches."""
+    """Number of batches that are computed concurrently; each step sums over them."""
     vocab_size: int = 2560
     tokenizer_conversations: int = 20_000
     """Conversations from which the tokenizer's merges are learned."""
     batch_tokens: int = 1536
-    """Positions in the batch of one thread, including padding."""
+    """Positions per batch and thread, including padding."""
     max_length: int = 2048
     """Maximum tokens per conversation; longer ones are truncated."""
     matrix_lr: float = 5e-3
-    """Muon's rate for the weight matrices, scaled to the update size of AdamW."""
+    """Muon's learning rate for weight matrices, scaled to the update size of AdamW."""
     other_lr: float = 3e-3
-    """AdamW's rate for embeddings and norms."""
+    """AdamW's learning rate for embeddings and norms."""
     weight_decay: float = 0.01
     warmup_steps: int = 100
     decay_from: float = 0.6
-    """Fraction of the run after which the rate decays linearly to zero."""
+    """Fraction of the run after which the learning rate decays linearly to zero."""
     start: Path | None = None
-    """Checkpoint to start from: that of the first phase, for the second one with tool calls, or a
-    draft model's."""
+    """Checkpoint to start from: the previous phase's for tool calls, or a draft model's."""
     is_polishing: bool = False
-    """Whether it is the third phase, which starts from ``start`` with other proportions of
-    tasks."""
+    """Whether this is the third phase, which starts from ``start`` with other task shares."""
     teacher: Path | None = None
-    """Checkpoint from which a draft model is distilled; None trains on the text."""
+    """Checkpoint from which a draft model is distilled; None trains on text."""
     save_every: int = 200
     """Steps between checkpoints."""
     log_every: int = 100
-    """Steps between reports of the loss."""
+    """Steps between log lines with the loss."""
 
     def lr_factor(self, step: int) -> float:
-        """The learning rate at ``step`` relative to its peak."""
+        """Learning rate at ``step``, relative to its peak."""
         decay_start = int(self.num_steps * self.decay_from)
         warm = min(1.0, (step + 1) / self.warmup_steps)
         left = (self.num_steps - step) / max(1, self.num_steps - decay_start)
@@ -95,7 +93,7 @@ class CountedBatch(Protocol):
 
     @property
     def num_targets(self) -> int:
-        """Tokens that count in the loss."""
+        """Number of tokens that count in the loss."""
         ...
 
 
@@ -105,19 +103,19 @@ BatchT = TypeVar("BatchT", bound=CountedBatch)
 class Training(ABC, Generic[BatchT]):
     """One run, from the corpus to the checkpoint in ``output``.
 
-    With ``state``, the run saves its state to that file, and resumes from it.
+    If ``state`` is set, the run saves its state to that file and resumes from it.
     """
 
     def __init__(self, config: TrainingConfig, output: Path, state: Path | None = None) -> None:
         self.config = config
         self.output = output
         self.state_path = state
-        # Threads synchronize once per step instead of in every operator, which would stall them
-        # whenever another process uses one of the cores.
+        # Threads synchronize only once per step. If they synchronized in every operator, they would
+        # stall whenever another process uses one of the cores.
         torch.set_num_threads(1)
         self.threads = ThreadPoolExecutor(config.num_threads)
-        # For short rows on a CPU, attention as plain bf16 products is half again as quick as the
-        # fused kernel, whose backward pass alone takes a third of a step.
+        # For short rows on CPU, attention with plain bf16 matmuls is 1.5x as fast as the fused
+        # kernel, whose backward pass alone takes 1/3 of a step.
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
         torch.manual_seed(config.seed)
         self.tokenizer = self.make_tokenizer()
@@ -126,10 +124,10 @@ class Training(ABC, Generic[BatchT]):
         self.first_step = self._resume()
 
     markers: Sequence[str] = ()
-    """Tokens that are not made by merges."""
+    """Tokens that do not come from merges."""
 
     def make_tokenizer(self) -> Tokenizer:
-        """Learns the merges."""
+        """Creates the tokenizer; learns its merges."""
         config = self.config
         conversations = training_conversations(Random(config.seed))
         texts = (
@@ -149,11 +147,11 @@ class Training(ABC, Generic[BatchT]):
 
     @abstractmethod
     def batches(self, rng: Random) -> Iterator[BatchT]:
-        """Endless batches."""
+        """Infinite batches."""
 
     @abstractmethod
     def summed_loss(self, batch: BatchT) -> Tensor:
-        """Sum of the losses of the batch's targets."""
+        """Sum of the losses over the batch's targets."""
 
     def questions(self) -> list[Question]:
         """Held-out questions for evaluation."""
@@ -165,14 +163,15 @@ class Training(ABC, Generic[BatchT]):
 
     @abstractmethod
     def save_checkpoint(self) -> None:
-        """Writes all files needed for serving."""
+        """Writes all files that are needed for serving."""
 
     @abstractmethod
     def accuracy(self, questions: list[Question]) -> dict[str, float]:
         """Accuracy of the saved checkpoint by task family."""
 
     def run(self) -> None:
-        """Trains, writes the checkpoint and the held-out questions, and reports the accuracy."""
+        """Trains the model, writes the checkpoint and the held-out questions, and logs the
+        accuracy."""
         num_parameters = sum(parameter.numel() for parameter in self.model.parameters())
         logger.info("%d parameters, %d steps", num_parameters, self.config.num_steps)
         self.output.mkdir(parents=True, exist_ok=True)
@@ -191,7 +190,7 @@ class Training(ABC, Generic[BatchT]):
         started, losses = time.perf_counter(), []
         for step in range(config.num_steps):
             step_batches = list(islice(batches, config.num_threads))
-            # The steps before a resumed one only advance the random stream.
+            # Steps before the resumed one only advance the random generator.
             if step < self.first_step:
                 continue
             losses.append(self._step(step, step_batches))
@@ -243,7 +242,7 @@ class Training(ABC, Generic[BatchT]):
 
 
 class CausalTraining(Training[Batch]):
-    """Training of ``demo``, which produces one token after another."""
+    """Training of ``demo``, which generates one token at a time."""
 
     markers = MARKERS
 
@@ -259,7 +258,7 @@ class CausalTraining(Training[Batch]):
         )
 
     def conversations(self, rng: Random) -> Iterator[Conversation]:
-        """Endless documents."""
+        """Infinite conversations."""
         return training_conversations(rng)
 
     def summed_loss(self, batch: Batch) -> Tensor:
@@ -268,7 +267,7 @@ class CausalTraining(Training[Batch]):
         return functional.cross_entropy(logits, self.labels(batch), reduction="sum")
 
     def labels(self, batch: Batch) -> Tensor:
-        """Targets of the model: the text."""
+        """Training targets: the text."""
         return batch.input_ids[:, 1:][batch.is_target[:, 1:]]
 
     def save_checkpoint(self) -> None:
@@ -281,7 +280,7 @@ class CausalTraining(Training[Batch]):
 
 
 class ToolTraining(CausalTraining):
-    """Training of ``demo`` in its second phase: conversations that declare functions."""
+    """Training of ``demo`` in its later phases, with conversations that declare functions."""
 
     def __init__(self, config: TrainingConfig, output: Path, state: Path | None = None) -> None:
         assert config.start is not None, "there is no checkpoint to continue from"
@@ -289,11 +288,11 @@ class ToolTraining(CausalTraining):
         super().__init__(config, output, state)
 
     def make_tokenizer(self) -> Tokenizer:
-        """The first phase's."""
+        """The previous phase's tokenizer."""
         return Tokenizer.from_file(str(self.start / "tokenizer.json"))
 
     def make_model(self) -> Qwen3ForCausalLM:
-        """The first phase's."""
+        """The previous phase's model."""
         return _loaded(self.start)
 
     def conversations(self, rng: Random) -> Iterator[Conversation]:
@@ -301,7 +300,7 @@ class ToolTraining(CausalTraining):
         return tool_conversations(rng, is_polishing=self.config.is_polishing)
 
     def save_checkpoint(self) -> None:
-        """Saves with the chat template that renders functions."""
+        """Saves the checkpoint with the chat template that renders functions."""
         save_checkpoint(self.model, self.tokenizer, self.output, TOOL_TEMPLATE)
 
     def questions(self) -> list[Question]:
@@ -324,7 +323,7 @@ class DraftTraining(CausalTraining):
         super().__init__(config, output, state)
 
     def make_tokenizer(self) -> Tokenizer:
-        """The teacher's."""
+        """The teacher's tokenizer."""
         return Tokenizer.from_file(str(self.teacher_path / "tokenizer.json"))
 
     def make_model(self) -> Qwen3ForCausalLM:
@@ -341,17 +340,18 @@ class DraftTraining(CausalTraining):
         return tool_conversations(rng, is_polishing=self.config.is_polishing)
 
     def save_checkpoint(self) -> None:
-        """Saves with the teacher's template."""
+        """Saves the checkpoint with the teacher's chat template."""
         save_checkpoint(self.model, self.tokenizer, self.output, TOOL_TEMPLATE)
 
     def labels(self, batch: Batch) -> Tensor:
-        """Targets: the teacher's distributions."""
+        """Training targets: the teacher's distributions."""
         with torch.no_grad():
             return _target_logits(self.teacher, batch).softmax(dim=-1)
 
 
 def _loaded(checkpoint: Path) -> Qwen3ForCausalLM:
-    """The model for training; compiled if there is a compiler, which halves the time of a step."""
+    """Loads a model for training. It is compiled if a compiler is available, which halves the step
+    time."""
     model = Qwen3ForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     if shutil.which("g++") is not None:
         for layer in model.model.layers:
@@ -376,7 +376,7 @@ def _optimizers(model: Qwen3ForCausalLM, config: TrainingConfig) -> list[Optimiz
     embedding = model.get_input_embeddings().weight
     matrices = [p for p in model.parameters() if p.ndim == 2 and p is not embedding]
     others = [p for p in model.parameters() if p.ndim != 2 or p is embedding]
-    # Matrices are updated independently, so they are distributed over the threads.
+    # Matrices are updated independently, so the work is split over the threads.
     muons = [
         Muon(
             [{"params": matrices[thread :: config.num_threads], "peak_lr": config.matrix_lr}],

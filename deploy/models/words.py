@@ -1,4 +1,4 @@
-"""The fixed vocabulary of the synthetic world, and generators of invented words."""
+"""Fixed vocabulary of the synthetic data, and generators of invented words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 
 def words_of(text: str) -> tuple[str, ...]:
-    """The words of a text, in their order."""
+    """Words of a text, in order."""
     return tuple(text.split())
 
 
@@ -95,18 +95,19 @@ def invented_word(rng: Random) -> str:
 
 
 def person_name(rng: Random) -> str:
-    """Usually a known first name, sometimes an invented one, to learn copying names."""
+    """Usually a known first name, sometimes an invented one, so that the model learns to copy
+    names."""
     return rng.choice(NAMES) if rng.random() < 0.7 else invented_word(rng).capitalize()
 
 
 def noun_phrase(rng: Random) -> str:
-    """An article, an adjective or colour, and a noun."""
+    """An article, an adjective or color, and a noun."""
     describing = rng.choice(ADJECTIVES if rng.random() < 0.5 else COLORS)
     return f"the {describing} {rng.choice(ANIMALS if rng.random() < 0.5 else NOUNS)}"
 
 
 def sentence(rng: Random) -> str:
-    """A short plain sentence, capitalised and closed with a full stop."""
+    """A short plain sentence that starts with a capital letter and ends with a period."""
     subject = person_name(rng) if rng.random() < 0.5 else noun_phrase(rng)
     body = f"{subject} {rng.choice(VERBS)} {noun_phrase(rng)} {rng.choice(PLACES)}."
     return body[0].upper() + body[1:]

@@ -1,4 +1,4 @@
-"""Content of the dashboards: boards, their panels, and the panels' queries by legend.
+"""Content of the dashboards: boards, their panels, and the panels' queries, keyed by legend.
 
 Boards of worker internals are in worker_boards.py.
 """

@@ -1,6 +1,6 @@
 """Writes the Grafana dashboards: `python -m deploy.monitoring.build [FOLDER]`.
 
-boards.py defines their content; this module writes Grafana's JSON model.
+boards.py defines their content; this module writes it as Grafana's JSON model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COLUMNS = 24 // WIDTH
 
 
 def dashboard(board: Board) -> dict[str, Any]:
-    """A board as Grafana's JSON model."""
+    """Board as Grafana's JSON model."""
     return {
         "uid": f"rayfleet-{board.name}",
         "title": f"rayfleet: {board.title}",
@@ -49,7 +49,7 @@ def dashboard(board: Board) -> dict[str, Any]:
 
 
 def text(board: Board) -> str:
-    """The file of a board."""
+    """File content of a board."""
     return json.dumps(dashboard(board), indent=1) + "\n"
 
 
@@ -101,7 +101,8 @@ def _datasource() -> dict[str, Any]:
 
 
 def _fleets() -> list[dict[str, Any]]:
-    """One variable per label; each lists the values within the selection of the previous ones."""
+    """One variable per label. Each lists the values that match the selection of the previous
+    variables."""
     variables = []
     for place, label in enumerate(FLEET_LABELS):
         within = ", ".join(f'{before}=~"${before}"' for before in FLEET_LABELS[:place])
@@ -130,7 +131,7 @@ def _variable(name: str, query: str) -> dict[str, Any]:
 
 
 def main(folder: Path = FOLDER) -> None:
-    """Writes a file per board into `folder`."""
+    """Writes one file per board to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     for board in BOARDS:
         (folder / f"{board.name}.json").write_text(text(board))

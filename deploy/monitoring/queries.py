@@ -1,4 +1,4 @@
-"""Boards, panels, and the common forms of their queries."""
+"""Boards, panels, and common forms of their queries."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 FLEET_LABELS = ("cluster", "namespace", "fleet")
-"""Labels of targets, from the scrape configuration, that identify a fleet. The variable of a label
-that is not set is Grafana's "All", which also matches series without the label."""
+"""Target labels from the scrape configuration that identify a fleet. If a label is not set, its
+variable is Grafana's "All", which also matches series without the label."""
 F = ", ".join(f'{label}=~"${label}"' for label in FLEET_LABELS)
 M = f'{F}, model_name=~"$model"'
 MET = ', met="true"'
@@ -19,9 +19,9 @@ class Panel:
 
     title: str
     unit: str
-    """Grafana's name of the unit."""
+    """Grafana's name for the unit."""
     queries: Mapping[str, str]
-    """Queries by legend."""
+    """Queries, keyed by legend."""
     description: str = ""
     stacked: bool = False
 
@@ -37,12 +37,12 @@ class Board:
 
 
 def rate(name: str, by: str = "", more: str = "", of: str = M) -> str:
-    """Rate per second, summed over everything but the labels `by`."""
+    """Rate per second, summed over all labels except `by`."""
     return f"sum by ({by}) (rate(rayfleet_{name}{{{of}{more}}}[$__rate_interval]))"
 
 
 def level(name: str, by: str = "", of: str = M) -> str:
-    """A gauge, summed over everything but the labels `by`."""
+    """A gauge, summed over all labels except `by`."""
     return f"sum by ({by}) (rayfleet_{name}{{{of}}})"
 
 
@@ -53,7 +53,7 @@ def whole(gauge: str, by: str) -> str:
 
 
 def quantiles(name: str, by: str = "", *parts: float, of: str = M) -> dict[str, str]:
-    """Quantiles of a histogram, by legend."""
+    """Quantiles of a histogram, keyed by legend."""
     labels = ", ".join(filter(None, ("le", by)))
     buckets = rate(f"{name}_bucket", labels, of=of)
     suffix = f" {{{{{by}}}}}" if by else ""
@@ -69,7 +69,7 @@ def mean(name: str, by: str = "", more: str = "") -> str:
 
 
 def kept(name: str, by: str) -> str:
-    """Fraction of requests with an SLO that met it."""
+    """Fraction of the requests with an SLO that met it."""
     return f"{rate(name, by, MET)} / {rate(name, by)}"
 
 

@@ -1,8 +1,9 @@
 """`make check-supply`: checks the contents of images before a release.
 
-Locks agree with constraints.txt; bills of materials (CycloneDX, in build/sbom) are written and have
-no known vulnerabilities; images are pinned by digest. Prints a line for each: passed, failed, or
-not checked. The exit status is 1 if something failed, else 2 if something could not be checked.
+Checks that lock files agree with constraints.txt, that the images' distributions have no known
+vulnerabilities, and that images are pinned by digest. Also writes bills of materials (CycloneDX) to
+build/sbom. Prints one line per check: passed, failed or not checked. The exit status is 1 if a
+check failed, else 2 if something could not be checked.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ DEVICES = ("cpu", "cuda")
 TOOLS = ROOT / "build" / "supply-tools"
 SBOMS = ROOT / "build" / "sbom"
 CANARY = "urllib3==1.24.1"
-"""A version with well-known vulnerabilities (CVE-2019-11236 and later ones)."""
+"""A release with known vulnerabilities (CVE-2019-11236 and later ones)."""
 TIMEOUT_S = 600
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class Outcome(NamedTuple):
-    """Verdict and text of one check."""
+    """Verdict and message of one check."""
 
     verdict: Literal["passed", "failed", "not checked"]
     text: str
@@ -45,25 +46,25 @@ class NotAuditedError(Exception):
 
 
 def read_device(device: str) -> str:
-    """Requirements file of an image."""
+    """Requirements of an image, in the format of a requirements file."""
     return "".join((FOLDER / f"{name}.txt").read_text() for name in ("common", device))
 
 
 def check_locks(
     constraints: Mapping[str, str], locks: Mapping[str, Lock], required: Sequence[str]
 ) -> Iterator[Outcome]:
-    """Checks that locks have the required distributions in the versions of the constraints.
+    """Checks that lock files have the required distributions, in the versions of the constraints.
 
     Args:
-        constraints: version by distribution.
-        locks: locks by name.
-        required: distributions that each lock must have.
+        constraints: versions, keyed by distribution.
+        locks: lock files, keyed by name.
+        required: distributions that each lock file must have.
     """
     for name, lock in locks.items():
         others = [
             f"{package} {locked.version} instead of {constraints[package]}"
             for package, locked in lock.items()
-            # Builds for a device have the version with a suffix (+cpu).
+            # Versions of device-specific builds have a suffix (+cpu).
             if package in constraints and locked.version.partition("+")[0] != constraints[package]
         ]
         missing = [f"no {package}" for package in required if package not in lock]
@@ -77,10 +78,10 @@ def check_locks(
 
 
 def install_tools() -> None:
-    """Installs the tools by hash into a separate environment.
+    """Installs the tools, pinned by hash, into a separate environment.
 
     Raises:
-        SubprocessError: they cannot be installed.
+        SubprocessError: the installation failed.
     """
     lock = FOLDER / "tools.txt"
     stamp = TOOLS / "tools.txt"
@@ -117,18 +118,20 @@ def audit(program: str, lock: Lock) -> list[str]:
     """Known vulnerabilities, one line each.
 
     Args:
-        program: pip-audit.
+        program: path of pip-audit.
         lock: distributions to check.
 
     Raises:
         NotAuditedError: the service did not respond, or not for all distributions.
     """
-    # The service does not know local versions (+cpu), and returns nothing for unknown versions.
+    # The service has no data for local versions (+cpu), and returns nothing for unknown versions.
     wanted_pins = [
         f"{name}=={locked.version.partition('+')[0]}" for name, locked in sorted(lock.items())
     ]
     if not any(_audited(program, [CANARY])[0]["vulns"]):
-        raise NotAuditedError(f"the service returned no vulnerability for {CANARY}, which has some")
+        raise NotAuditedError(
+            f"the service returned no vulnerabilities for {CANARY}, which is known to have some"
+        )
     return [
         f"{package['name']} {package['version']}: {found['id']}, fixed in "
         f"{', '.join(found['fix_versions']) or 'no version'}"
@@ -138,8 +141,8 @@ def audit(program: str, lock: Lock) -> list[str]:
 
 
 def _audited(program: str, requirements: Sequence[str]) -> list[dict[str, Any]]:
-    """pip-audit's result for each distribution; its exit status is 0 even if it has skipped all
-    of them."""
+    """pip-audit's result for each distribution. Its exit status is 0 even if it skipped all of
+    them."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write("\n".join(requirements) + "\n")
         file.flush()
@@ -222,7 +225,7 @@ def outcomes(values: Sequence[Path]) -> Iterator[Outcome]:
 
 
 def exit_code(verdicts: Sequence[str]) -> int:
-    """1 if something failed, else 2 if something was not checked, else 0."""
+    """Exit status: 1 if a check failed, else 2 if something was not checked, else 0."""
     return 1 if "failed" in verdicts else 2 if "not checked" in verdicts else 0
 
 
@@ -234,10 +237,10 @@ def _run(command: Sequence[str], text: str = "") -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Prints all outcomes; returns the exit code."""
+    """Prints all outcomes; returns the exit status."""
     parser = CommandParser(description=__doc__)
     parser.add_argument(
-        "--values", type=Path, nargs="*", default=[], help="chart values of a release"
+        "--values", type=Path, nargs="*", default=[], help="chart values files of a release"
     )
     arguments = parser.parse_args(argv)
     verdicts = []

@@ -1,7 +1,7 @@
-"""Resolution against the public index, as on a user's machine, and lock files with hashes.
+"""Dependency resolution against PyPI, as on a user's machine, and lock files with hashes.
 
-Only the network settings of this machine are used: no configuration of pip or uv, no find-links, no
-other index, no constraints, no cache.
+Only this machine's network settings are used. Its configuration of pip and uv, find-links, other
+indexes, constraints and caches are ignored.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 GLIBC = "manylinux_2_31"
-"""Oldest glibc with a wheel of every pin: that of llguidance (Debian 11, Ubuntu 20.04)."""
+"""Oldest glibc for which every pinned version has a wheel; llguidance sets it (Debian 11, Ubuntu
+20.04)."""
 MACHINES = ("x86_64", "aarch64")
 TRANSPORT = {"PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "UV_HTTP_TIMEOUT", "UV_HTTP_RETRIES"} | {
     f"{scheme}_PROXY" for scheme in ("HTTP", "HTTPS", "ALL", "NO")
 }
 """Environment variables with network settings."""
 TIMEOUT_S = 200
-"""Time limit of one resolution in seconds; it takes three on an idle machine."""
+"""Time limit of one resolution in seconds; it takes 3 s on an idle machine."""
 _ENTRY = re.compile(r"([\w.-]+)==([\w.+!-]+)((?: \\\n +--hash=sha256:[0-9a-f]{64})+)")
 
 
@@ -42,11 +43,11 @@ class Locked(NamedTuple):
 
     version: str
     hashes: tuple[str, ...]
-    """SHA-256 of all its files."""
+    """SHA-256 hashes of all its files."""
 
 
 Lock = Mapping[str, Locked]
-"""Distributions by canonical name."""
+"""Distributions, keyed by canonical name."""
 
 
 def compiled(
@@ -57,15 +58,15 @@ def compiled(
     Args:
         arguments: additional arguments.
         home: folder used as the home directory, including the download cache.
-        python: version of Python, such as "3.12".
+        python: Python version, such as "3.12".
         machine: one of MACHINES.
         lines: requirements in addition to those in `arguments`.
 
     Raises:
-        NoSolutionError: there is no solution; the text is uv's explanation.
+        NoSolutionError: there is no solution; the message is uv's explanation.
         IndexUnreachableError: the index did not respond.
     """
-    # No sdists: reading their metadata means building them, for which users would need compilers.
+    # No sdists: reading their metadata requires building them, for which users need compilers.
     command = (
         "-m uv pip compile --no-config --no-build --quiet --no-annotate --no-header "
         f"--python-version {python} --python-platform {machine}-{GLIBC}"
@@ -73,7 +74,7 @@ def compiled(
     try:
         result = subprocess.run(
             [sys.executable, *command, *arguments, *(["-"] if lines else [])],
-            cwd=home,  # uv would read the settings of a surrounding project
+            cwd=home,  # otherwise, uv reads the settings of an enclosing project
             env=environment_of_a_user(os.environ, home),
             input=lines,
             capture_output=True,
@@ -91,15 +92,14 @@ def compiled(
 def environment_of_a_user(environment: Mapping[str, str], home: Path) -> dict[str, str]:
     """Environment of the installer: only the network settings of this machine.
 
-    The cache is in `home`, since this machine's cache may contain files that are missing in the
-    public index.
+    The cache is in `home`, because this machine's cache can contain files that are not on PyPI.
     """
     kept = {name: value for name, value in environment.items() if name.upper() in TRANSPORT}
     return kept | {"HOME": str(home), "UV_CACHE_DIR": str(home / "cache")}
 
 
 def pins(constraints: Path) -> dict[str, str]:
-    """Versions pinned in a constraints file, by distribution."""
+    """Versions pinned in a constraints file, keyed by distribution."""
     lines = (line.partition("#")[0].strip() for line in constraints.read_text().splitlines())
     found = (Requirement(line) for line in lines if line)
     return {
@@ -110,7 +110,7 @@ def pins(constraints: Path) -> dict[str, str]:
 
 
 def parse_lock(text: str) -> dict[str, Locked]:
-    """The lock in a requirements file.
+    """Parses the lock in a requirements file.
 
     Raises:
         ValueError: an entry is not a pinned version with hashes (for example an option, a URL or a

@@ -1,9 +1,9 @@
 """`make lock`: writes the images' lock files, with versions and hashes.
 
-cuda.txt has torch from PyPI and its CUDA dependencies, cpu.txt torch from PyTorch's index, and
-common.txt everything else. An image installs common.txt and one of the other two. Versions are
-those of constraints.txt; other distributions keep their version unless --upgrade is given.
-tools.txt has the tools of `make check-supply`.
+cuda.txt has torch from PyPI and its CUDA dependencies, cpu.txt has torch from PyTorch's index, and
+common.txt has everything else. An image installs common.txt and one of the other two. Versions come
+from constraints.txt. Distributions that it does not pin keep their versions unless --upgrade is
+given. tools.txt has the tools of `make check-supply`.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ EXTRAS = ("tracing", "plots")
 TOOLS = ("cyclonedx-bom", "pip-audit")
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 OF_CUDA = ("nvidia-", "cuda-")
-"""Prefixes of torch's dependencies that are for CUDA only."""
+"""Prefixes of torch's CUDA-only dependencies."""
 HEADER = "Written by `make lock` for Python {python} on Linux, {machines}.\n{text}"
 
 
 def resolve(arguments: Sequence[str], home: Path, kept: Lock, lines: str) -> dict[str, Locked]:
-    """uv's resolution, the same for all machines.
+    """uv's resolution, which must be the same for all machines.
 
     Args:
-        arguments: for `uv pip compile`.
+        arguments: additional arguments of `uv pip compile`.
         home: see `compiled`.
         kept: versions to keep if possible.
         lines: requirements in addition to those in `arguments`.
 
     Raises:
-        NoSolutionError: there is none, or machines differ.
+        NoSolutionError: there is no solution, or it differs between machines.
         IndexUnreachableError: the index did not respond.
     """
     found = []
@@ -81,30 +81,31 @@ def resolve_project(home: Path, kept: Lock) -> tuple[Lock, Lock]:
 
 
 def resolve_torch(home: Path, index: str, common: Lock) -> Lock:
-    """torch of one of PyTorch's own indexes, and its dependencies that are not in common.txt."""
+    """torch from one of PyTorch's indexes, and its dependencies that are not in common.txt."""
     torch_version = f"torch=={pins(ROOT / 'constraints.txt')['torch']}"
     found = resolve(["--default-index", index], home, {}, torch_version)
     return {name: entry for name, entry in found.items() if name not in common}
 
 
 def read(name: str) -> dict[str, Locked]:
-    """Reads the lock with this name; empty if it does not exist yet."""
+    """Reads the lock file with this name; empty if it does not exist yet."""
     path = FOLDER / f"{name}.txt"
     return parse_lock(path.read_text()) if path.is_file() else {}
 
 
 def write(name: str, lock: Lock, text: str) -> None:
-    """Writes the lock with this name, replacing the previous one."""
+    """Writes the lock file with this name, replacing the previous one."""
     comment = HEADER.format(python=PYTHON, machines=" and ".join(MACHINES), text=text)
     (FOLDER / f"{name}.txt").write_text(render_lock(lock, comment))
     print(f"{name}.txt: {len(lock)} distributions")
 
 
 def update_torch(home: Path, index: str, common: Lock) -> None:
-    """Writes the lock of torch from PyTorch's index; keeps the old one if it cannot be reached.
+    """Writes the lock file of torch from PyTorch's index; keeps the old file if the index is
+    unreachable.
 
     Raises:
-        IndexUnreachableError: there is no lock of the same version to keep.
+        IndexUnreachableError: the index is unreachable, and no lock file has the same version.
     """
     name = index.rstrip("/").rpartition("/")[2]
     try:
@@ -118,7 +119,7 @@ def update_torch(home: Path, index: str, common: Lock) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Writes the locks; returns the exit code."""
+    """Writes the lock files; returns the exit status."""
     parser = CommandParser(description=__doc__)
     parser.add_argument(
         "--upgrade",

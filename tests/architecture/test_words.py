@@ -30,6 +30,9 @@ def _unless_people(verb: str) -> str:
 
 
 IDIOMS = {
+    r"\b(?:data-centre|learnt|spilt|misspelt|modelling)\b": "data-center, learned, spilled (US)",
+    r"\b(?:exact|equal) to the bit\b": "bit-exact, bitwise equal",
+    r"\b(?:process|thread|environment) of (?:its|their) own\b": "a separate process",
     r"\b(?:told|tells|telling)\b": "given, reported, shows, names; is distinguished from",
     _unless_people("asks"): "requests, requires, queries, calls",
     _unless_people("wants"): "needs, requires, expects",
@@ -94,6 +97,7 @@ def test_names_of_tests_have_no_idioms() -> None:
         "the error names the\n    # remedy, or is refused\n    # by name",
         "the response goes on after",
         "lets its pages go",
+        "runs in a process of its own",
     ],
 )
 def test_an_idiom_is_found(text: str) -> None:

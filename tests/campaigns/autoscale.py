@@ -47,13 +47,13 @@ _INTERVAL_S = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AutoscaleOptions:
-    """A load step followed by noise. Workers are paced, so capacity does not depend on the
+    """A load step followed by noisy load. Workers are paced, so capacity does not depend on the
     machine."""
 
     model: str | None = None
     """Folder with a tokenizer; default: the demo model."""
     pace: float = 8.0
-    """Step time as a multiple of that of a 70B model on data-centre GPUs. Steps are planned by the
+    """Step time as a multiple of that of a 70B model on data-center GPUs. Steps are planned by the
     real scheduler but compute nothing."""
     num_gateways: int = 2
     """Number of gateways; each reports its part of the load."""
@@ -103,8 +103,8 @@ class AutoscaleOptions:
         return phased_arrival_times(phases, self.seed)
 
     def noise_times(self) -> list[float]:
-        """Arrival times of the noisy load: a random rate for each five seconds, on top of slower
-        variation over about a minute; Poisson arrivals within the five seconds."""
+        """Arrival times of the noisy load. The rate varies randomly every five seconds, on top of
+        slower variation over about a minute; arrivals within the five seconds are Poisson."""
         random = np.random.default_rng(self.seed)
         count = max(1, round(self.noise_s / _SEGMENT_S))
         width = round(_SWELL_S / _SEGMENT_S)
@@ -117,7 +117,7 @@ class AutoscaleOptions:
 
 
 class Count(NamedTuple):
-    """Number of ready workers at one time."""
+    """Number of ready workers at one point in time."""
 
     at_s: float
     """Seconds since the start of the load."""
@@ -138,7 +138,7 @@ class WorkerWatch:
                 async with session.get(self._url) as response:
                     text = await response.text()
                 at_s = time.perf_counter() - start
-                # All gateways report every worker: counts workers that every gateway has found.
+                # Counts workers that all gateways report.
                 workers = int(min(map(float, _READY.findall(text)), default=0.0))
                 if not self.counts or self.counts[-1].workers != workers:
                     note(f"{at_s:6.1f} s  {workers} worker(s)")
@@ -147,7 +147,7 @@ class WorkerWatch:
 
 
 def levels(counts: Sequence[Count]) -> list[int]:
-    """Sequence of worker counts without repetitions."""
+    """Sequence of worker counts, without consecutive duplicates."""
     return [workers for workers, _ in groupby(count.workers for count in counts)]
 
 
@@ -166,7 +166,7 @@ class Phase:
 
     @property
     def num_failed(self) -> int:
-        """Requests that did not get all of their tokens."""
+        """Number of requests that did not receive all of their tokens."""
         return sum(not is_whole(record) for record in self.records)
 
     def result(self) -> Result:
@@ -195,7 +195,7 @@ def run_autoscale(options: AutoscaleOptions) -> Result:
     config = replace(config, models=(replace(spec, autoscaling=options.autoscaling),))
 
     def build(config: ServeConfig) -> Any:
-        # Imported here, since Ray reads its environment when it is imported.
+        # Imported here, because Ray reads its environment on import.
         from deploy.benchmarks.routing.paced_group import build_paced
 
         return build_paced(config, partial(run_paced, options.shape, options.pace))
@@ -215,8 +215,8 @@ def run_autoscale(options: AutoscaleOptions) -> Result:
 
 
 def judge(options: AutoscaleOptions, step: Phase, noise: Phase) -> list[Check]:
-    """Checks: one worker, three, one again without failed requests; at most one reversal in
-    noise."""
+    """Checks that the fleet scales from one worker to three and back to one without failed
+    requests, and that noise causes at most one reversal."""
     return [
         exactly("failed_requests", step.num_failed + noise.num_failed, "requests", 0),
         exactly("workers_before_step", _workers_at(step, options.low_s), "workers", 1),
@@ -253,7 +253,7 @@ async def _phase(base_url: str, times: Sequence[float]) -> Phase:
     try:
         records = await drive(load, start)
         if watching.done():
-            watching.result()  # raises the error that ended it
+            watching.result()  # raises the error that ended the task
     finally:
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""Common parts of checks of a whole system: command line, small fleet, complete answers."""
+"""Common parts of system checks: command line, small fleet, complete answers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ T = TypeVar("T")
 def check_main(
     run: Callable[[T], Result], options: type[T], arguments: Sequence[str] | None = None
 ) -> int:
-    """Runs a check with the options in `arguments`; returns 1 if a check fails. Name and
-    description of the command are those of the module of `run`."""
+    """Runs a check with the options in `arguments`; returns 1 if it fails. The command's name and
+    description come from the module of `run`."""
     module = sys.modules[run.__module__]
     name = module.__spec__.name if module.__spec__ else run.__module__
     parser = CommandParser(
@@ -58,7 +58,7 @@ def serve_config(
         name: served model name.
         model: checkpoint folder; None for the demo model.
         num_workers: number of worker groups.
-        endpoint: further options of the endpoint.
+        endpoint: other options of the endpoint.
         engine: options of the engine.
     """
     spec = ModelSpec(
@@ -77,5 +77,5 @@ def is_whole(record: Record) -> bool:
 
 
 def with_prefix(prefix: str, checks: Sequence[Check]) -> list[Check]:
-    """The same checks with names prefixed by the part of a run that they belong to."""
+    """The checks, with names prefixed by the part of a run that they belong to."""
     return [replace(check, name=f"{prefix}_{check.name}") for check in checks]

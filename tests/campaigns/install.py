@@ -1,7 +1,7 @@
-"""`make check-install`: the pins and all extras can be resolved from the public index, as by users.
+"""`make check-install`: checks that the pins and all extras can be resolved from PyPI, as by users.
 
-Only metadata is downloaded. Prints a line per Python version and machine; exits with 1 if one has
-no solution. A subset runs in every test run: test_install.py.
+Downloads only metadata. Prints one line per Python version and machine; exits with 1 if one has no
+solution. test_install.py runs a subset in every test run.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ PYTHONS = ("3.11", "3.12", "3.13")
 def resolve(
     *requirements: str, home: Path, python: str, machine: str, constraints: Path | None = None
 ) -> dict[str, str]:
-    """Versions by distribution that a user's installer would choose on Linux.
+    """Versions that a user's installer would choose on Linux, keyed by distribution.
 
     Args:
         requirements: distributions, or a pyproject.toml with all its extras.
-        home: folder used as the user's home; caches downloads.
-        python: version of Python, such as "3.12".
+        home: folder used as the user's home directory; caches downloads.
+        python: Python version, such as "3.12".
         machine: "x86_64" or "aarch64".
         constraints: file of pins.
 
     Raises:
-        NoSolutionError: there is none; the message is uv's explanation.
+        NoSolutionError: there is no solution; the message is uv's explanation.
         IndexUnreachableError: the index did not respond.
     """
     files = [name for name in requirements if Path(name).is_file()]
@@ -48,7 +48,7 @@ def check(constraints: Path, *, home: Path, python: str, machine: str) -> dict[s
     """Resolves the project with all extras, and every pin, even if unused.
 
     Raises:
-        NoSolutionError: there is no solution, or one with another version than a pin's.
+        NoSolutionError: there is no solution, or its version of a pinned distribution differs.
         IndexUnreachableError: the index did not respond.
     """
     pinned = pins(constraints)
@@ -67,10 +67,11 @@ def check(constraints: Path, *, home: Path, python: str, machine: str) -> dict[s
 
 
 def check_triton(constraints: Path, *, home: Path, python: str, machine: str) -> None:
-    """Checks that the pinned torch by itself requires the pinned Triton.
+    """Checks that the pinned torch itself requires the pinned Triton.
 
     Raises:
-        NoSolutionError: it requires another version, or none, which means it is not built for CUDA.
+        NoSolutionError: torch requires another version, or none, which means that it is not built
+            for CUDA.
         IndexUnreachableError: the index did not respond.
     """
     pinned = pins(constraints)
@@ -83,7 +84,7 @@ def check_triton(constraints: Path, *, home: Path, python: str, machine: str) ->
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the check for all Python versions and machines; returns the exit code."""
+    """Runs the check for all Python versions and machines; returns the exit status."""
     parser = CommandParser(description=__doc__)
     parser.add_argument("--constraints", type=Path, default=ROOT / "constraints.txt")
     constraints = parser.parse_args(argv).constraints.resolve()

@@ -1,8 +1,8 @@
-"""`make check-mixtures`: random mixtures of requests in engines with random options, while n-grams,
-a draft model, an MTP head or an EAGLE-3 head draft.
+"""`make check-mixtures`: random mixtures of requests in engines with random options and with drafts
+from n-grams, a draft model, an MTP head or an EAGLE-3 head.
 
-No token and no log-probability may differ from those of the request alone, and no request, page or
-state may be left behind. A few mixtures run in every test run: test_heads.py, test_state_drafts.py.
+Tokens and log-probabilities must equal those of each request alone, and no request, page or state
+may remain. test_heads.py and test_state_drafts.py run a few mixtures in every test run.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from tests.support.engines.oracle_drafts import OracleDrafts
 NUM_MIXTURES = 20_000
 NUM_CASES = 32
 PER_ENGINE = 10
-"""Mixtures of an engine; the later ones find cached prefixes of the earlier ones."""
+"""Number of mixtures per engine; later mixtures find cached prefixes of earlier ones."""
 PAGE = 8
 METHODS = ("mtp", "eagle3", "ngram", "draft")
 NO_DRAFT_MODELS = ("mimo-v2",)
-"""Checkpoints that draft models are not supported for (`preflight.check_windows`)."""
+"""Checkpoints that do not support draft models (`preflight.check_windows`)."""
 DRAFT_FOR_THEMSELVES = ("mimo", "qwen3")
-"""Checkpoints that the compiled library supports, and so may draft on CPU. Others have another
+"""Checkpoints that the compiled library supports, so that they can draft on CPU. Others use another
 draft model, which is rarely right."""
 
 
@@ -50,12 +50,13 @@ class Run:
     options: dict[str, Any]
     num_mixtures: int
     counts: Counter[str]
-    """Drafts, accepted drafts, requests that have continued cached prefixes, preemptions."""
+    """Numbers of drafts, accepted drafts, requests that continued cached prefixes, and
+    preemptions."""
     differences: list[str]
 
 
 def options_of(rng: random.Random, method: str, draft: Path) -> dict[str, Any]:
-    """Random options of an engine that drafts with a method."""
+    """Random options of an engine that drafts with a given method."""
     options: dict[str, Any] = {
         "speculative_method": method,
         "speculative_adaptive": False,
@@ -81,7 +82,7 @@ def runs(
     names: Sequence[str], methods: Sequence[str], count: int, seed: int, folder: Path
 ) -> Iterator[Run]:
     """Runs `count` mixtures, each with one of the methods, and with one of the checkpoints or, for
-    an EAGLE-3 head, the model that it was made for.
+    an EAGLE-3 head, with the head's model.
 
     Args:
         names: checkpoints of HEADS.
@@ -105,7 +106,8 @@ def runs(
         if draft is None:
             draft = model if name in DRAFT_FOR_THEMSELVES else llama
         options, number = options_of(rng, method, draft), min(PER_ENGINE, count - start)
-        # Bits differ between torch and the compiled library, and there between page sizes.
+        # Results differ bitwise between torch and the compiled library, which also depends on the
+        # page size.
         on_torch = options["on_device"] or method == "eagle3"
         key = name, on_torch, options["page_size"]
         if key not in known:
@@ -129,8 +131,8 @@ def runs(
 
 
 def _written(name: str, folder: Path) -> tuple[Path, Path | None]:
-    """The checkpoint `name` in a folder, which is written the first time, and its EAGLE-3 head;
-    None without one."""
+    """The checkpoint `name` in a folder, written on first use, and its EAGLE-3 head; None if it has
+    none."""
     own = folder / name
     is_new = not own.exists()
     own.mkdir(exist_ok=True)
@@ -140,7 +142,7 @@ def _written(name: str, folder: Path) -> tuple[Path, Path | None]:
 
 
 def main() -> None:
-    """Prints runs that differ, then totals by method; exits with 1 if any differs."""
+    """Prints the runs that differ, then totals by method; exits with 1 if a run differs."""
     parser = CommandParser(description=__doc__)
     parser.add_argument("--mixtures", type=int, default=NUM_MIXTURES)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,9 +1,9 @@
-"""`make check-nodes`: three Ray nodes, one of which is killed, then another one joins.
+"""`make check-nodes`: three Ray nodes, of which one is killed and another one joins.
 
-Two models are served. `one` has a worker on each of two nodes: when a node is killed, its streams
-are resumed on the other one, and when a node joins there are two workers again. `pair` has one
-worker whose two ranks are on different nodes: when the second rank's node is killed its streams
-pause, and are resumed on the same worker once the new node has joined. At the end the head node,
+Two models are served. `one` has a worker on each of two nodes. When a node is killed, its streams
+are resumed on the other one, and when a node joins, there are two workers again. `pair` has one
+worker whose two ranks are on different nodes. When the second rank's node is killed, its streams
+pause, and are resumed on the same worker once the new node has joined. At the end, the head node,
 whose state is in Redis, is killed and restarted.
 """
 
@@ -30,16 +30,16 @@ class NodesOptions:
     model: str | None = None
     """Checkpoint folder; default: the demo model."""
     num_streams: int = 8
-    """Streams of the model with two workers; the other model gets a quarter as many."""
+    """Number of streams of the model with two workers; the other model gets 1/4 as many."""
     num_tokens: int = 600
-    """Tokens of each stream."""
+    """Tokens per stream."""
     pair: bool = True
     """Also serve the model whose ranks are on two nodes."""
     head_restart: bool = True
-    """Kill and restart the head node at the end; needs redis-server."""
+    """Kill and restart the head node at the end; requires redis-server."""
     node_check_ms: int = 3000
-    """Milliseconds between health checks of a node by Ray's head; five failed ones mean that it is
-    lost. Default: Ray's own value."""
+    """Milliseconds between health checks of a node by Ray's head; after five failed checks, the
+    node is lost. Default: Ray's default."""
 
     def __post_init__(self) -> None:
         if self.num_streams < 4:
@@ -49,7 +49,7 @@ class NodesOptions:
 
 
 class NodesCheck:
-    """The steps in order; each adds its checks."""
+    """Steps in order; each adds its checks."""
 
     def __init__(self, options: NodesOptions, nodes: NodeCluster) -> None:
         self.checks: list[Check] = []
@@ -108,8 +108,8 @@ class NodesCheck:
         self.checks.append(exactly("workers_that_serve", len(used), "workers", 2))
 
     def restart_head(self) -> None:
-        """Kills the head during streams, sends requests meanwhile, restarts it, and kills a
-        worker's node."""
+        """Kills the head during streams, sends requests in the meantime, restarts the head, and
+        kills a worker's node."""
         nodes = self._nodes
         streams = self._streams()
         streams.wait_begun()
@@ -120,7 +120,7 @@ class NodesCheck:
         note("the head was killed; streams and new requests were served")
         began = time.monotonic()
         nodes.restart_head()
-        # Only a working head can place a lost worker again.
+        # Only a working head can restart a lost worker.
         third = next(n for n in nodes.others() if n is not self._first)
         before = set(nodes.ready_workers())
         nodes.kill(third)
@@ -139,7 +139,7 @@ class NodesCheck:
         return NodeStreams(self._nodes.base_url, counts, self._options.num_tokens)
 
     def _judge(self, name: str, streams: NodeStreams) -> None:
-        """Checks that all streams finished with the same tokens as without faults."""
+        """Checks that all streams finished, with the same tokens as without faults."""
         ended = streams.wait()
         broken = [stream.error for stream in ended if not stream.is_whole]
         pairs = zip(ended, self._undisturbed, strict=True)
@@ -181,7 +181,7 @@ def _arguments(options: NodesOptions) -> dict[str, Any]:
 
 
 def _deployments(options: NodesOptions) -> list[dict[str, Any]]:
-    """Deployments with their placement by the nodes' resources."""
+    """Deployments, placed by the nodes' resources."""
     deployments: list[dict[str, Any]] = [
         {"name": "gateway", "ray_actor_options": {"num_cpus": 0.1, "resources": {"gateway": 1}}},
         {"name": f"worker-{ONE}", "placement_group_bundles": [{"CPU": 0.1, "place": 1}]},

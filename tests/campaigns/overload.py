@@ -1,7 +1,7 @@
 """`make check-overload`: a fleet under ten times its capacity.
 
-Requests that do not fit into the queues get a 429 with Retry-After, all others finish, and memory
-stays constant. Real processes, HTTP and engine.
+Requests that do not fit into the queues must get a 429 with Retry-After, all others must finish,
+and memory must stay constant. Processes, HTTP and engine are real.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tests.support.fleet.memory_watch import MemoryWatch
 
 MODEL = "overloaded"
 _CALIBRATION = 64
-"""Requests by which capacity is measured, from as many clients as can run concurrently."""
+"""Number of requests for measuring capacity, from as many clients as can run concurrently."""
 _SETTLE_S = 15.0
-"""Seconds of overload before memory is sampled, in which buffers and caches fill."""
+"""Seconds of overload before memory is sampled, during which buffers and caches fill."""
 _WINDOW_S = 10.0
-"""Seconds at the start and the end of the measurement whose means are compared."""
+"""Length in seconds of the windows at the start and the end whose means are compared."""
 _MOST_GROWTH = 0.03
 
 
@@ -43,7 +43,7 @@ class OverloadOptions:
     max_queued_requests: int = 32
     """Maximum waiting requests."""
     output_len: int = 256
-    """Tokens of each request: enough that clients can offer `factor` times the capacity."""
+    """Tokens per request: enough that clients can offer `factor` times the capacity."""
     seed: int = 0
     """Seed of the arrivals."""
 
@@ -87,7 +87,7 @@ def run_overload(options: OverloadOptions) -> Result:
 
 
 def _requests(options: OverloadOptions, count: int, times: Sequence[float]) -> list[Request]:
-    """Unique prompts, so that none is cached; each response has its full length."""
+    """Requests with unique prompts, so that none is cached, and with full-length responses."""
     return [
         completion_request(
             *(index, MODEL, f"{index} of {count}: tell me a story", options.output_len),

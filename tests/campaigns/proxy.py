@@ -1,8 +1,8 @@
-"""`make check-proxy`: HAProxy and Serve's manager of it are killed under load.
+"""`make check-proxy`: HAProxy and its manager in Serve are killed under load.
 
-Outages are measured by continuous requests over new connections. Completions are streamed
-meanwhile: those that a killed HAProxy carries are cut, but none if only its manager is killed. The
-next process is killed once the new manager has taken over. Linux only.
+Outages are measured with continuous requests over new connections. At the same time, completions
+are streamed. Those on a killed HAProxy are cut, but if only its manager is killed, none may be cut.
+The next process is killed once the new manager has taken over. Linux only.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class ProxyOptions:
     model: str | None = None
     """Checkpoint folder; default: the demo model."""
     num_kills: int = 5
-    """Number of kills of HAProxy, and of its manager."""
+    """Number of times to kill HAProxy, and its manager."""
     num_clients: int = 4
-    """Clients that stream completions continuously; a quarter of them long ones."""
+    """Number of clients that stream completions continuously; 1/4 of them stream long ones."""
     settle_s: float = 2.0
-    """Seconds of undisturbed service before each kill."""
+    """Seconds without faults before each kill."""
 
     def __post_init__(self) -> None:
         if self.num_kills < 1:
@@ -60,11 +60,11 @@ class Kill:
     num_cut: int
     """Number of completions that were cut or rejected."""
     back_s: float
-    """Seconds until the process was replaced and its HAProxy serves."""
+    """Seconds until the process was replaced and HAProxy served again."""
 
 
 def run_proxy(options: ProxyOptions) -> Result:
-    """Starts a fleet, kills one process after another, stops the fleet."""
+    """Starts a fleet, kills processes in sequence, and stops the fleet."""
     kills = []
     config = serve_config(MODEL, options.model, max_num_seqs=16, kv_cache_tokens=16384)
     load_options = ClientOptions(

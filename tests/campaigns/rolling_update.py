@@ -1,8 +1,8 @@
-"""`make check-rolling-update`: a fleet is replaced under load without failed requests.
+"""`make check-rolling-update`: replaces a fleet under load, without failed requests.
 
-The application is deployed again with a changed engine option, so that every gateway and worker
-group is replaced under load: short requests one after another, long streams that run when their
-worker is drained, and clients with idle keep-alive connections that reuse them after the update.
+The application is redeployed with a changed engine option, so that every gateway and worker group
+is replaced. The load consists of sequences of short requests, long streams that are running when
+their worker is drained, and clients that reuse idle keep-alive connections after the update.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support.fleet.processes import find_parts
 
 MODEL = "rolling"
 _GONE_TIMEOUT_S = 60.0
-"""Time limit in seconds for replaced processes to end, once their streams have finished."""
+"""Time limit in seconds for replaced processes to exit once their streams have finished."""
 _SHARE_BEFORE = 0.2
 """Fraction of the requests that finish before the update; at least as many start after it."""
 
@@ -36,15 +36,15 @@ class RollingUpdateOptions(ClientOptions):
     num_requests: int = 1000
     """Minimum number of requests."""
     num_workers: int = 2
-    """Worker groups."""
+    """Number of worker groups."""
     num_gateways: int = 1
-    """Gateway processes."""
+    """Number of gateway processes."""
     python_proxy: bool = False
     """Use Serve's own proxy instead of HAProxy."""
 
 
 def run_rolling_update(options: RollingUpdateOptions) -> Result:
-    """Starts a fleet, replaces it under load, counts failed requests."""
+    """Starts a fleet, replaces it under load, and counts failed requests."""
     config = serve_config(
         MODEL,
         options.model,
@@ -83,7 +83,7 @@ def _changed(config: ServeConfig) -> ServeConfig:
 
 
 def _wait_gone(old: dict[str, list[int]], parts: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
-    """Number of remaining processes by part, once there are none or on timeout."""
+    """Number of remaining processes, keyed by part, once there are none or on timeout."""
     deadline = time.monotonic() + _GONE_TIMEOUT_S
     while True:
         now = find_parts(parts)

@@ -1,7 +1,7 @@
-"""`make check-speculative`: drafts change no token, in any combination of features.
+"""`make check-speculative`: checks that drafts change no tokens in any combination of features.
 
-Prints a line per combination; exits with 1 if an outcome differs. A subset runs in every test run:
-test_speculation.py.
+Prints one line per combination; exits with 1 if an outcome differs. test_speculation.py runs a
+subset in every test run.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def base_requests(num_prompts: int) -> tuple[list[list[int]], list[SamplingParams]]:
-    """Every prompt at every temperature, with top-p; every other one with penalties."""
+    """Requests with every prompt at every temperature, with top-p; every other one with
+    penalties."""
     texts = prompts(num_prompts)
     sampling = []
     for number in range(len(texts) * len(TEMPERATURES)):
@@ -109,7 +110,7 @@ def run_shape(
 
 
 def combinations(draft: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Name, shape and options of each combination besides the base."""
+    """Name, shape and options of each combination except the base."""
     methods = {"ngram": NGRAM, "draft": draft}
     for shape in SHAPES:
         for method, speculation in methods.items():
@@ -154,7 +155,9 @@ def _differ(expected: list[Outcome], outcomes: list[Outcome]) -> int:
 def main() -> None:
     parser = CommandParser(description=__doc__)
     parser.add_argument("--prompts", type=int, default=NUM_PROMPTS)
-    parser.add_argument("--others", type=int, default=54, help="prompts beside the base")
+    parser.add_argument(
+        "--others", type=int, default=54, help="prompts for combinations other than the base"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     started, total, wrong = time.monotonic(), 0, 0

@@ -1,8 +1,8 @@
-"""`make check-tenants`: whether an API key can find out what another one has requested.
+"""`make check-tenants`: checks whether an API key can find out what another key has requested.
 
-Two keys send the same prompts. The second key's time to first token and usage must not show whether
-the first key has sent a prompt before. Its own repeated prompts must hit the cache and be
-measurably faster; otherwise the measurement is not sensitive enough.
+Two keys send the same prompts. The second key's time to first token and usage must not reveal
+whether the first key has sent a prompt before. Its own repeated prompts must hit the cache and be
+measurably faster; otherwise, the measurement is not sensitive enough.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from tests.campaigns.checks import check_main, serve_config
 MODEL = "shared"
 FIRST, SECOND = "first-key", "second-key"
 INDISTINGUISHABLE = 0.05
-"""Maximum distance of the area under the ROC curve from 0.5 (a guess). With 1,200 samples without
-any difference, its standard deviation is 0.017."""
+"""Maximum distance of the area under the ROC curve from 0.5 (a guess). For 1,200 samples that do
+not differ, its standard deviation is 0.017."""
 VISIBLE = 0.7
 """Minimum area under the ROC curve for the key's own repeated prompts; below it, the measurement is
 not sensitive enough."""
@@ -44,7 +44,7 @@ class TenantsOptions:
     model: str | None = None
     """Checkpoint folder; default: the demo model."""
     num_samples: int = 1200
-    """Number of prompts, half of which the first key has sent before."""
+    """Number of prompts; the first key has sent half of them before."""
     input_len: int = 256
     """Tokens per prompt."""
     seed: int = 0
@@ -66,9 +66,9 @@ class Samples:
     own_s: list[float] = field(default_factory=list)
     """Times to first token of prompts that the second key has sent before."""
     foreign_tokens: int = 0
-    """Cached tokens in its usage for prompts that it has not sent before."""
+    """Cached tokens in the second key's usage for prompts that it has not sent before."""
     own_misses: int = 0
-    """Number of prompts that it sent twice without a cache hit."""
+    """Number of prompts that the second key sent twice without a cache hit."""
 
 
 def run_tenants(options: TenantsOptions) -> Result:
@@ -96,7 +96,8 @@ def judge(samples: Samples) -> list[Check]:
 
 
 def sooner(some: Sequence[float], others: Sequence[float]) -> float:
-    """Probability that one of `some` is less than one of `others`: the area under the ROC curve."""
+    """Probability that a value of `some` is less than a value of `others`: the area under the ROC
+    curve."""
     return float(scipy.stats.mannwhitneyu(others, some).statistic) / (len(some) * len(others))
 
 

@@ -31,7 +31,7 @@ class Server:
         self.answers = list(answers)
         self.num_requested = 0
         self.gone = asyncio.Event()
-        """A client has left mid-response."""
+        """Set when a client has disconnected mid-response."""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         await request.read()

@@ -64,7 +64,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a process with the title of one of a fleet's processes."""
+    """Starts a process with the title of a fleet's process."""
     started = []
 
     def run(title: str, code: str = SLEEPS) -> subprocess.Popen[str]:
@@ -177,7 +177,7 @@ def test_a_gateway_s_stream_ends_and_both_processes_stay(tmp_path: Path, start: 
 
 
 def test_clients_of_a_proxy_go_with_the_server_that_it_is_connected_to() -> None:
-    """This process is the proxy: it has a client's connection and one to a server."""
+    """This process is the proxy: it has one connection to a client and one to a server."""
     with socket.create_server(("127.0.0.1", 0)) as front, socket.create_server(("", 0)) as server:
         port, behind = front.getsockname()[1], server.getsockname()[1]
         with (

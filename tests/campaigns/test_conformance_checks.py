@@ -1,4 +1,4 @@
-"""Checks of the clients' cases, and comparison of streamed with whole responses."""
+"""Checks of the clients' cases, and comparison of streaming with non-streaming responses."""
 
 from __future__ import annotations
 

@@ -379,7 +379,7 @@ async def test_an_idle_fleet_shows_last_known_values(agent_model: Model) -> None
         page = watched.page
 
         async def shown(*totals: tuple[str, str]) -> list[Any]:
-            """Values after scrapes, one a second, whose requests and seconds add up to these."""
+            """Values after one scrape per second, with these totals of requests and seconds."""
             texts = [SCRAPE.replace("COUNT", n).replace("SECONDS", s) for n, s in totals]
             found = await page.evaluate(
                 "async (texts) => { const { Fleet } = await import('./ui/metrics.js');"

@@ -57,7 +57,7 @@ def test_a_worker_that_died_comes_back_without_its_old_cache() -> None:
 
 @pytest.mark.long
 def test_the_autoscaler_has_workers_join_and_nobody_fails() -> None:
-    """Twenty workers that the traffic keeps busy, without failures."""
+    """Twenty workers, kept busy by the traffic, without failures."""
     options = ScaleOptions(
         workers=20,
         max_workers=60,

@@ -163,8 +163,8 @@ def test_growing_memory_differs_from_varying_memory() -> None:
 
 
 def test_a_small_leak_is_found() -> None:
-    """A leak of 2 % an hour. A confidence interval of a linear fit, widened for correlated minutes,
-    would span 900 MiB/h."""
+    """A leak of 2 % per hour. The confidence interval of a linear fit, widened for correlated
+    minutes, would span 900 MiB/h."""
     leak = slope([430.0 + 9.0 * minute / 60.0 + 0.1 * (minute % 3) for minute in range(50)])
     assert leak.climbs
     assert leak.slope == pytest.approx(9.0, abs=0.5)

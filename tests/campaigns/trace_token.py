@@ -1,10 +1,10 @@
-"""`make trace-token`: the files and functions of this project that one decoded token enters.
+"""`make trace-token`: lists the files and functions of this project that one decoded token runs
+through.
 
-Gateway, worker frontend, engine core and rank of the demo model run in one process, each in a
-thread of its own and connected by the sockets that they use in production. A streaming request
-without optional features decodes on CPU. Calls are counted from one step to the next; the report
-is about the most frequent of the request's steps, so heartbeats, new pages and digests do not
-count.
+The gateway, worker frontend, engine core and rank of the demo model run in one process. Each has
+its own thread, and they are connected by the same sockets as in production. A streaming request
+without optional features decodes on CPU. Calls are counted from one step to the next. The report
+covers the most frequent kind of step, so heartbeats, new pages and digests do not count.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ STEP_ENTRIES = {
     "core": "EngineCore.step",
     "rank": "Rank.launch",
 }
-"""Function by room with which each of its steps begins."""
+"""Function at the start of each step, keyed by room."""
 MAX_FILES, MAX_FUNCTIONS, MAX_CORE_FUNCTIONS = 45, 120, 60
 _WARM_UP_LEN = 400
-"""Tokens decoded before the request: the engine sends a StepLimit with each of the first 320 steps,
-before step times are predicted."""
+"""Number of tokens to decode before the request. The engine sends a StepLimit with each of the
+first 320 steps, before it can predict step times."""
 _TIMEOUT_S = 300.0
 _WORKER_ID = "w0"
 
@@ -60,7 +60,7 @@ class TraceOptions:
     """The request to trace."""
 
     output_len: int = 64
-    """Tokens to decode. The default is enough for most steps to be alike."""
+    """Number of tokens to decode. The default is enough for most steps to be of the same kind."""
 
     def __post_init__(self) -> None:
         if self.output_len < 16:
@@ -68,12 +68,12 @@ class TraceOptions:
 
 
 def run_trace(options: TraceOptions) -> Result:
-    """Traces a request and reports the functions that one of its tokens enters, by room."""
+    """Traces a request and reports the functions that one of its tokens runs through, by room."""
     return report({room: typical_step(calls) for room, calls in _record(options).items()})
 
 
 def report(steps: dict[str, set[CodeType]]) -> Result:
-    """Numbers and names of the functions that a token enters, by room."""
+    """Numbers and names of the functions that a token runs through, by room."""
     entered = {room: _by_file(codes) for room, codes in steps.items()}
     rooms = {
         room: {"files": len(files), "functions": sum(map(len, files.values()))}
@@ -118,12 +118,12 @@ class Recorder:
     """Records calls of this project's functions in one thread, step by step.
 
     Args:
-        entry: qualified name of the function with which a step begins.
+        entry: qualified name of the function at the start of a step.
     """
 
     def __init__(self, entry: str) -> None:
         self.steps: list[list[CodeType]] = []
-        """Calls of each step, the last one incomplete."""
+        """Calls of each step; the last step is incomplete."""
         self.is_on = False
         self._entry = entry
 
@@ -142,7 +142,7 @@ class Recorder:
 
 
 def _by_file(codes: set[CodeType]) -> dict[str, list[str]]:
-    """Names of this project's functions by file, comprehensions left out."""
+    """Names of this project's functions, keyed by file; excludes comprehensions."""
     found: dict[str, list[str]] = {}
     for code in codes:
         path = Path(code.co_filename)
@@ -155,7 +155,8 @@ def _by_file(codes: set[CodeType]) -> dict[str, list[str]]:
 
 
 def _record(options: TraceOptions) -> dict[str, list[list[CodeType]]]:
-    """Calls of each step of one request by room; the first steps and the last are left out."""
+    """Calls of each step of one request, keyed by room; excludes the first steps and the last
+    one."""
     recorders = {room: Recorder(entry) for room, entry in STEP_ENTRIES.items()}
     with _worker(recorders) as socket:
         recorders["gateway"].install()
@@ -208,7 +209,7 @@ class _Thread(threading.Thread):
 
 
 class _FrontThread:
-    """Event loop of the worker's frontend, in a thread of its own."""
+    """Event loop of the worker's frontend, in a separate thread."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.directory = ""
@@ -305,7 +306,7 @@ async def _request(options: TraceOptions, socket: str, recorders: dict[str, Reco
 
 
 def main() -> int:
-    """Entry of `make trace-token`; 1 if a check does not hold."""
+    """Entry point of `make trace-token`; returns 1 if a check fails."""
     return check_main(run_trace, TraceOptions)
 
 

@@ -124,7 +124,7 @@ class Ended:
 
 
 def run(home: Path, code: str, *arguments: str, **environment: str) -> Ended:
-    """Runs code in a process of its own, as `python -c` would in the folder `home`."""
+    """Runs code in a separate process, as `python -c` would in the folder `home`."""
     inherited = {
         name: value
         for name, value in os.environ.items()

@@ -72,7 +72,7 @@ def test_ray_without_authentication_is_refused(
 
 
 def test_settings_are_names_that_ray_reads() -> None:
-    """Ray ignores misspelt variables silently."""
+    """Ray ignores misspelled variables silently."""
     import ray
 
     package = Path(ray.__file__).parent

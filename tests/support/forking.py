@@ -1,5 +1,4 @@
-"""Processes forked from a server that has imported modules which take longer to import than to
-use."""
+"""Processes forked from a server that has already imported slow modules."""
 
 from __future__ import annotations
 
@@ -11,8 +10,8 @@ from unittest.mock import patch
 
 
 class Forker:
-    """A fork server for given modules. multiprocessing has a single one, which imports the modules
-    of its first user, so that processes of other users would import theirs again.
+    """A fork server for given modules. multiprocessing has a single fork server, which imports the
+    modules of its first user, so other users' processes would have to import their modules again.
 
     Args:
         modules: modules that the server imports when the first process is started.
@@ -23,7 +22,7 @@ class Forker:
         self._server.set_forkserver_preload(list(modules))
 
     def start(self, target: Callable[..., object], *arguments: object) -> ForkServerProcess:
-        """A running process that calls `target`; arguments are pickled."""
+        """Starts a process that calls `target`; arguments are pickled."""
         process = multiprocessing.get_context("forkserver").Process(target=target, args=arguments)
         connect = self._server.connect_to_new_process
         with patch.object(forkserver, "connect_to_new_process", connect):

@@ -1,4 +1,4 @@
-"""Triton's interpreter, which needs a process of its own: it is selected when Triton is
+"""Triton's interpreter, which needs a separate process because it is selected when Triton is
 imported."""
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 from tests.support.paths import ROOT
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Whether this is such a process."""
+"""Whether this process runs the interpreter."""
 TIMEOUT_S = 2000
-"""Timeout in seconds; it takes a minute on an idle machine."""
+"""Timeout in seconds; the tests take a minute on an idle machine."""
 
 
 def run_interpreted(*folders: str, selection: str) -> None:
@@ -53,8 +53,8 @@ def run_interpreted(*folders: str, selection: str) -> None:
 
 @functools.cache
 def hasten_interpreter() -> None:
-    """Skips work of the interpreter whose results are unused or known, two thirds of a launch's
-    time.
+    """Skips work of the interpreter whose results are unused or known, which takes 2/3 of a
+    launch's time.
 
     Changes Triton for the rest of the process. HAZARD: these are Triton 3.7's private names.
     """
@@ -66,8 +66,8 @@ def hasten_interpreter() -> None:
     assert not builder.options.debug, "overflows would be asserted"
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
 
-    # Each call of a function by a kernel searches triton.language for names to patch, which the
-    # first call has already patched. They are not restored between launches.
+    # Each time a kernel calls a function, the interpreter searches triton.language for names to
+    # patch. The first call has already patched them, and they are not restored between launches.
     replace = interpreter._patch_lang
 
     @functools.cache
@@ -81,8 +81,8 @@ def hasten_interpreter() -> None:
 
 
 def _round_to_fp8() -> None:
-    """Converts float32 to e4m3 by torch, which rounds like devices: the interpreter loses carries
-    into the exponent, and truncates numbers below the smallest normal one."""
+    """Converts float32 to e4m3 with torch, which rounds like devices. The interpreter loses carries
+    into the exponent, and truncates subnormal numbers."""
     import torch
     import triton.language as tl
     from triton.runtime import interpreter
@@ -98,7 +98,7 @@ def _round_to_fp8() -> None:
 
 
 def _keep_types() -> None:
-    """Caches shapes and types of tensors instead of creating them at every operation."""
+    """Caches shapes and types of tensors instead of creating them in every operation."""
     from triton.language import core
     from triton.runtime import interpreter
 

@@ -6,6 +6,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "deploy" / "models"
-"""The folder of the demo models."""
+"""Folder of the demo models."""
 DEMO = MODELS / "demo"
-"""Autoregressive: answers sums."""
+"""Autoregressive demo model, which can add numbers."""

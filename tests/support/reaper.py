@@ -1,4 +1,4 @@
-"""Kills what a test has started if the test's process is killed, which runs no clean-up.
+"""Kills processes that a test has started if the test's process is killed and cannot clean up.
 
 python -m tests.support.reaper    (marks on standard input, one per line, until it is closed)
 """
@@ -21,7 +21,7 @@ def kill_with_this_process(mark: str) -> None:
     """Kills all processes whose environment has `mark` when this process has ended.
 
     Args:
-        mark: NAME=VALUE, unique to what the test starts.
+        mark: NAME=VALUE, unique to the processes that the test starts.
     """
     pipe = _reaper().stdin
     assert pipe is not None
@@ -30,7 +30,7 @@ def kill_with_this_process(mark: str) -> None:
 
 
 def marked(mark: str) -> Iterator[int]:
-    """Ids of the processes whose environment has `mark`."""
+    """IDs of the processes whose environment has `mark`."""
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
@@ -49,10 +49,10 @@ def _reaper() -> subprocess.Popen[bytes]:
 
 
 def main() -> None:
-    """Waits for the end of standard input, then kills."""
+    """Waits for the end of standard input, then kills the marked processes."""
     marks = {line.strip() for line in sys.stdin}
     for mark in marks:
-        for _ in range(2):  # a process may start another one meanwhile
+        for _ in range(2):  # a process may start another one in the meantime
             for pid in marked(mark):
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The project's Python files, as the architecture tests look at them: parsed and walked once."""
+"""The project's Python files for the architecture tests, parsed and walked once."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Source:
     """One file."""
 
     path: str
-    """Relative to the repository."""
+    """Path relative to the repository."""
     text: str
 
     @cached_property
     def tree(self) -> ast.Module:
-        """The file, parsed."""
+        """Syntax tree of the file."""
         return ast.parse(self.text)
 
     @cached_property
@@ -32,7 +32,7 @@ class Source:
 
     @property
     def module(self) -> str:
-        """Name by which it is imported."""
+        """Name under which the module is imported."""
         return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
     def imports(self, *, anywhere: bool = True) -> Iterator[str]:

@@ -1,1 +1,1 @@
-"""Comparisons of engine variants, measured in turn in this process without HTTP."""
+"""Comparisons of engine variants, which take turns in this process, without HTTP."""

@@ -1,13 +1,13 @@
-"""Benchmark `admission`: policies fifo and pack in turn, on long prompts between short ones.
+"""Benchmark `admission`: policies fifo and pack in turn, on a mix of long and short prompts.
 
-All requests are queued at once, and all may run: every fourth prompt is 512 times as long as the
-others, and no two share a prefix. Two settings, each on one engine whose admission rules are
-changed before each turn:
+All requests are queued at once, and all may run concurrently. Every fourth prompt is 512 times as
+long as the others, and no two prompts share a prefix. There are two settings, each on one engine
+whose admission rules are changed before each turn:
 
-    a   no chunked prefill, and --budget prompt tokens (256) per step: a long prompt is prefilled
-        alone; under pack decodes wait while prompts fill the steps (`prefill_first_steps`)
-    b   chunked prefill with a budget of --budget tokens per step; pack bounds a prompt's share of a
-        step by `max_prefill_share`, fifo does not
+    a   no chunked prefill, and --budget (256) prompt tokens per step: a long prompt is prefilled
+        alone; under pack, decodes wait while prompts fill the steps (`prefill_first_steps`)
+    b   chunked prefill with --budget tokens per step; pack limits a prompt's share of a step to
+        `max_prefill_share`, fifo does not
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Figure = Callable[[Turn], float]
 
 
 def run(options: AdmissionOptions) -> Result:
-    """Measures both settings; ratios of pack to fifo, and figures of each policy."""
+    """Measures both settings. The result has ratios of pack to fifo, and figures per policy."""
     a, b = (_take_turns(options, *setting) for setting in _settings(options))
     ratios = {
         "a_ttft_p99_ratio": _ratio(a, lambda turn: _ttft(turn, 99)),
@@ -64,7 +64,7 @@ def run(options: AdmissionOptions) -> Result:
 def _settings(
     options: AdmissionOptions,
 ) -> list[tuple[EngineConfig, AdmissionChange, AdmissionChange]]:
-    """Engine configuration, rules of fifo and rules of pack, for settings a and b."""
+    """Engine configuration, fifo's rules and pack's rules, for settings a and b."""
     longest = max(_PATTERN) * options.base_len
     engine = options.engine.with_options(
         max_num_seqs=options.num_prompts,
@@ -84,7 +84,7 @@ def _settings(
 
 
 def _rules(setting: str, options: AdmissionOptions) -> tuple[AdmissionChange, AdmissionChange]:
-    """Rules of fifo and of pack. Both set the same options, since they are applied to the same
+    """fifo's rules and pack's rules. Both set the same options, since they apply to the same
     engine."""
     given = option_values(options.engine) | {"prefill_force_fifo_every": options.force_fifo_every}
     fifo, pack = (_PRESET.variants[f"{setting}_{policy}"] for policy in ("fifo", "pack"))

@@ -1,5 +1,7 @@
-"""Commands of the comparisons in `presets.py`. The module of a comparison, which imports torch, is
-imported when it runs."""
+"""Commands of the comparisons in `presets.py`.
+
+A comparison's module imports torch, so it is imported only when the comparison runs.
+"""
 
 from __future__ import annotations
 

@@ -1,28 +1,28 @@
-"""Benchmark `fdfo`: gain of First Done, First Out (FDFO) over synchronous batches of blocks.
+"""Benchmark `fdfo`: speedup of First Done, First Out (FDFO) over synchronous batches of blocks.
 
-Engines of the same block-diffusion model take turns over the same prompts, one at a time. Variants:
+Engines with the same block-diffusion model take turns at the same prompts. Variants:
 
-    synchronous   all blocks of a batch wait for the last one to be done
-    fdfo          a block that is done leaves the batch at once; otherwise the same
-    reentry       as fdfo, but after every round a request gives its slot and running block back
+    synchronous   all blocks of a batch wait until the last one is done
+    fdfo          as synchronous, but a block leaves the batch as soon as it is done
+    reentry       as fdfo, but a request releases its slot and running block after every round
     fused         as fdfo, with prompts and commits in the forward passes of running blocks
     full          all features, at `--overlap-depth`; the other variants run at depth 0, as in the
-                  papers that they are taken from
+                  papers that describe them
 
-`full` is also compared with itself at overlap depth 0: with prompts that wait for a slot, as in all
-other comparisons, and without any, when steps can be planned ahead.
+`full` is also compared with itself at overlap depth 0, both with prompts that wait for a slot, as
+in all other comparisons, and without waiting prompts, when steps can be planned ahead.
 
 Prompts are computed in the same passes as running blocks, with one exception: on long uncached
-prompts, `synchronous` and `fdfo` work as in the original. Prompts have separate passes, before all
-running blocks and one block of each at a time, by which FDFO can lose; and each layer computes all
-of a prompt, though queries of the last layer and all after them are not needed (`skip_unread`).
-Everything else in the engine is the same for all variants. Only `reentry` and `cached`, its
-baseline, have a prefix cache. Forward passes are counted by the engine and, independently, from the
-rounds of every block.
+prompts, `synchronous` and `fdfo` work as in the original papers. There, prompts have separate
+passes, which run before those of running blocks and compute one block per prompt, so that FDFO can
+be slower. Each layer also computes the whole prompt, although the last layer's queries and
+everything after them are unused (`skip_unread`). Everything else in the engine is the same for all
+variants. Only `reentry` and its baseline `cached` have a prefix cache. Forward passes are counted
+by the engine and, independently, from the rounds of every block.
 
-With `--replay-rounds` there are no questions: blocks take rounds by a given histogram, on weights
-that may be random, to compare schedules at model sizes without weights. The result records this;
-accuracy and tokens per forward pass are then meaningless.
+With `--replay-rounds` there are no questions: the rounds of each block are sampled from a given
+histogram, and weights may be random. This compares schedules at model sizes for which no weights
+are available. The result records it; accuracy and tokens per forward pass are then meaningless.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from worker.protocol.text.tokenizer import load_tokenizer
 
 _PRESET: Final = PRESETS["fdfo"]
 _VARIANTS: Final = ("synchronous", "fdfo", "fused", "full", "cached", "reentry")
-"""Variants for questions; `cached` is the baseline of `reentry`."""
+"""Variants that are measured on questions; `cached` is the baseline of `reentry`."""
 _LONG_VARIANTS: Final = ("long_synchronous", "long_fdfo", "full")
 _JUDGED: Final = ("synchronous", "fdfo", "full")
 _FORWARDS: Final = "blocks.num_forwards"
@@ -107,7 +107,7 @@ def _run_long(options: FdfoOptions, prompts: Prompts, result: Result) -> list[Ch
         for variant, name in (("long_fdfo", "long_prompt_fdfo"), ("full", "long_prompt")):
             figures = _against(turns, variant, "long_synchronous")
             result |= {f"{name}_{key}_{running}": value for key, value in figures.items()}
-    # With many running requests, prompts fill a pass even one block at a time.
+    # With many running requests, prompts fill a pass even at one block per prompt.
     fewest = min(options.running)
     if options.shares:
         result |= _shares(options, prompts, fewest, "long_prompt_share")
@@ -116,7 +116,7 @@ def _run_long(options: FdfoOptions, prompts: Prompts, result: Result) -> list[Ch
 
 
 def _run_replay(options: FdfoOptions, result: Result) -> list[Check]:
-    """Measures the variants on blocks with given rounds; only counts of passes are checked."""
+    """Measures the variants on blocks with given numbers of rounds; checks only the pass counts."""
     histogram = rounds_of_blocks(options.replay_rounds)
     checks: list[Check] = []
     with ExitStack() as stack:
@@ -141,7 +141,7 @@ def _run_replay(options: FdfoOptions, result: Result) -> list[Check]:
 
 
 def _overlap(options: FdfoOptions, prompts: Prompts, running: int) -> Result:
-    """Ratios of `full` at overlap depth 1 to depth 0: medians over pairs of turns."""
+    """Ratios of `full` at overlap depth 1 to overlap depth 0: medians over pairs of turns."""
     result: Result = {}
     with Engines() as engines:
         by_depth = {}
@@ -149,7 +149,7 @@ def _overlap(options: FdfoOptions, prompts: Prompts, running: int) -> Result:
             engine = options.engine.with_options(overlap_depth=depth)
             config = _PRESET.config("full", engine, max_num_seqs=running)
             by_depth[str(depth)] = engines.get(config)
-        # In waves of `running` requests none waits for a slot.
+        # In waves of `running` requests, none waits for a slot.
         for suffix, wave in (("", len(prompts)), ("_unqueued", running)):
             variants = {
                 depth: partial(_turn, engine, prompts, [options.max_tokens] * len(prompts), wave)
@@ -162,7 +162,7 @@ def _overlap(options: FdfoOptions, prompts: Prompts, running: int) -> Result:
 
 
 def _shares(options: FdfoOptions, prompts: Prompts, running: int, prefix: str) -> Result:
-    """Ratios of `full` to `full` without one feature, for each; 1 if the feature is not used."""
+    """Ratios of `full` to `full` without one feature, for each feature; 1 if it is not used."""
     full = _PRESET.config("full", options.engine, max_num_seqs=running)
     without = {name: full.with_options(dllm_disable=(name,)) for name in full.dllm.features}
     turns = _take_turns(options, prompts, {"full": full, **without})
@@ -182,7 +182,7 @@ def _take_turns(
     configs: Mapping[str, EngineConfig],
     limits: Sequence[int] = (),
 ) -> Turns[Turn]:
-    """Takes turns of all variants, each on its own engine; `limits` as in `_turn`."""
+    """Measures all variants in turn, each on its own engine; `limits` as in `_turn`."""
     limits = limits or [options.max_tokens] * len(prompts)
     with Engines() as engines:
         started = {name: engines.get(config) for name, config in configs.items()}
@@ -203,16 +203,16 @@ def _turn(
     *,
     exact: bool = False,
 ) -> Turn:
-    """Answers all prompts in waves; cache salts differ, so that no prompt is cached.
+    """Answers all prompts in waves. Cache salts differ, so that no prompt is cached.
 
     Args:
         engine: the engine.
         prompts: token ids of each prompt.
         limits: maximum tokens of each answer.
-        wave: number of requests that are queued at once; the next ones when all of them have
-            finished.
+        wave: number of requests that are queued at once; the next wave is queued when all of them
+            have finished.
         number: number of the turn.
-        exact: whether each answer has all its tokens, past end tokens.
+        exact: whether answers ignore end tokens and reach their limits.
     """
     requests = [
         Request(
@@ -244,7 +244,8 @@ def _accuracy(decode: Callable[[list[int]], str], turn: Turn, answers: Sequence[
 
 
 def summarise(running: int, turns: Turns[Turn]) -> Result:
-    """Figures of all variants at `running` requests: medians over pairs, with intervals."""
+    """Figures of all variants at `running` requests: medians over pairs, with confidence
+    intervals."""
     rounds = [number for answer in turns["synchronous"][0].answers for number in answer.rounds]
     result: Result = {
         f"rounds_per_block_{running}": {
@@ -294,12 +295,12 @@ def _counts(running: int, turns: Turns[Turn], block_size: int) -> list[Check]:
 
 
 def expected_forwards(variant: str, turn: Turn, running: int, block_size: int) -> int:
-    """Number of forward passes of a variant's turn by the independent count from rounds."""
+    """Number of forward passes in a variant's turn, counted independently from the rounds."""
     joined = variant in ("fused", "full")
     requests = [
         CountedRequest(
             prompt_blocks=answer.num_prompt // block_size,
-            # Where commits are not fused, each block has one more pass, which commits it.
+            # If commits are not fused, each block has one more pass, which commits it.
             passes=tuple(number + (not joined) for number in answer.rounds),
         )
         for answer in turn.answers

@@ -1,5 +1,4 @@
-"""Prompts of benchmark `fdfo`: questions, long uncached prompts, blocks with given numbers of
-rounds."""
+"""Prompts of benchmark `fdfo`: questions, long uncached prompts, and replayed blocks."""
 
 from __future__ import annotations
 
@@ -15,20 +14,21 @@ from worker.protocol.text.tokenizer import load_tokenizer
 
 _MOST_PROMPT_BLOCKS = 4
 _VOCAB = 1000
-"""Upper bound of the token ids in prompts of a replay, which any vocabulary has."""
+"""Upper bound of token ids in replay prompts; within the vocabulary of every model."""
 
 Prompts = Sequence[Sequence[int]]
 
 
 def questions(options: FdfoOptions) -> tuple[list[list[int]], list[str]]:
-    """Token ids of the questions and their right answers, the whole set `options.repeats` times.
+    """Token ids of the questions, and the correct answers; the set is repeated `options.repeats`
+    times.
 
     Raises:
-        ValueError: there is no file of questions.
+        ValueError: the file of questions does not exist.
     """
     path = Path(options.questions) if options.questions else questions_of(options.engine.model)
     if not path.is_file():
-        raise ValueError(f"no questions at {path}: set --questions to a file")
+        raise ValueError(f"file of questions {path} does not exist: set --questions")
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     rows = rows[: options.num_questions or len(rows)]
     tokenizer = load_tokenizer(options.engine.checkpoint)
@@ -38,7 +38,8 @@ def questions(options: FdfoOptions) -> tuple[list[list[int]], list[str]]:
 
 
 def questions_of(model: str) -> Path:
-    """Path of MODEL_heldout.jsonl; if it does not exist, that of demo for a model named demo-x."""
+    """Path of MODEL_heldout.jsonl. If it does not exist and the model is named demo-x, that of
+    demo."""
     folder = Path(model)
     names = (folder.name, folder.name.rpartition("-")[0])
     paths = [folder.with_name(f"{name}_heldout.jsonl") for name in names if name]
@@ -46,7 +47,7 @@ def questions_of(model: str) -> Path:
 
 
 def long_prompts(options: FdfoOptions, short_prompts: Prompts) -> list[list[int]]:
-    """Prompts of a fifth to all of `options.long_prompt_blocks`: questions one after another, the
+    """Prompts of 1/5 to all of `options.long_prompt_blocks`. Each is a series of questions, the
     last of which is to be answered."""
     rng = np.random.default_rng(0)
     size = options.engine.cache.page_size or DEFAULT_PAGE_SIZE
@@ -64,18 +65,18 @@ def long_prompts(options: FdfoOptions, short_prompts: Prompts) -> list[list[int]
 def replayed_requests(
     rounds_of_blocks: Mapping[int, int], block_size: int, count: int
 ) -> tuple[list[list[int]], list[int]]:
-    """Prompts, and for each the rounds of its only block, sampled from the histogram.
+    """Prompts, and the number of rounds of each prompt's only block, sampled from the histogram.
 
-    At a threshold of 1 a round decides one position. A request generates one block, which begins
-    with the tail of its prompt: it takes as many rounds as that tail leaves positions.
+    At a threshold of 1, a round decides one position. A request generates one block, which begins
+    with the tail of its prompt, so the number of rounds is the number of remaining positions.
 
     Args:
-        rounds_of_blocks: number of blocks by their number of rounds.
-        block_size: positions of a block.
+        rounds_of_blocks: number of blocks, keyed by their number of rounds.
+        block_size: positions per block.
         count: number of requests.
 
     Raises:
-        ValueError: a block cannot take so many rounds.
+        ValueError: a number of rounds exceeds the block size.
     """
     if max(rounds_of_blocks) > block_size:
         raise ValueError(f"--replay-rounds: blocks of this model take at most {block_size} rounds")

@@ -1,7 +1,7 @@
-"""Number of forward passes of a schedule, counted from rounds alone, without an engine.
+"""Number of forward passes of a schedule, counted from the rounds without an engine.
 
-All requests are queued at the start; the running set is refilled, first come first served, before
-every forward pass, or, if synchronous, before every batch.
+All requests are queued at the start. Free slots are filled in order of arrival before every forward
+pass, or before every batch if synchronous.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CountedRequest:
-    """Forward passes that a request needs."""
+    """Number of forward passes that a request needs."""
 
     prompt_blocks: int
-    """Whole blocks of the prompt."""
+    """Number of full blocks in the prompt."""
     passes: tuple[int, ...]
-    """Forward passes of each generated block, including one that commits it, if there is one."""
+    """Forward passes per generated block, including the pass that commits it, if any."""
 
 
 @dataclass(slots=True)
@@ -27,11 +27,12 @@ class _State:
     has_prompt: bool
     """Whether its prompt has not been computed yet."""
     left: list[int]
-    """Remaining passes of each block."""
+    """Remaining passes per block."""
 
 
 def count_joined(requests: Sequence[CountedRequest], running: int) -> int:
-    """Passes of first done, first out with prompts and commits in passes of running blocks."""
+    """Number of forward passes of FDFO if prompts and commits share the passes of running
+    blocks."""
     ends = [0] * running
     for request in requests:
         first = min(range(running), key=ends.__getitem__)
@@ -40,16 +41,15 @@ def count_joined(requests: Sequence[CountedRequest], running: int) -> int:
 
 
 def count_separate(requests: Sequence[CountedRequest], running: int, *, synchronous: bool) -> int:
-    """Number of forward passes if a request's prompt and the commit of each block take separate
-    passes.
+    """Number of forward passes if prompts and commits have separate passes.
 
-    A prompt is computed whole, in the same pass as running blocks of others. A request whose prompt
-    fills no block begins with its first block.
+    A whole prompt is computed in one pass, together with the running blocks of other requests. A
+    request whose prompt fills no block starts with its first block.
 
     Args:
-        requests: requests in the order of their arrivals.
+        requests: requests in order of arrival.
         running: maximum number of running requests.
-        synchronous: whether all blocks of a batch wait for the last one to be done.
+        synchronous: whether all blocks of a batch wait until the last one is done.
     """
     waiting = [_State(request.prompt_blocks > 0, list(request.passes)) for request in requests]
     waiting.reverse()

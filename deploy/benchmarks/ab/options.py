@@ -1,4 +1,4 @@
-"""Options of the comparisons of engine variants, as flags; does not import torch."""
+"""Options of the comparisons of engine variants; does not import torch."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any, Self
 from worker.config import EngineConfig
 
 _COMMAS: dict[str, Any] = {"separator": ","}
-"""Metadata of fields with several values in one argument."""
+"""Metadata of fields with comma-separated values."""
 SPECULATIVE_KINDS = ("heldout", "copy", "random")
 FDFO_KINDS = ("questions", "long")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Options that every comparison has. Field names are the flags."""
+    """Options of all comparisons. Each field is a flag of the same name."""
 
     engine: EngineConfig
-    """Engine options that all variants share."""
+    """Engine options of all variants."""
     pairs: int = 10
-    """Measured turns of each variant."""
+    """Number of measured turns per variant."""
 
     @classmethod
     def from_flags(cls, engine: Mapping[str, Any], own: Mapping[str, Any]) -> Self:
-        """Options from given flags: `engine` those of EngineConfig, `own` those of this class."""
+        """Options from flags: `engine` has those of EngineConfig, `own` those of this class."""
         return cls(engine=EngineConfig.of(**engine), **own)
 
 
@@ -37,11 +37,11 @@ class OverlapOptions(Comparison):
     running: tuple[int, ...] = field(default=(1, 8, 32), metadata=_COMMAS)
     """Numbers of requests that decode concurrently."""
     steps: int = 100
-    """Measured steps per turn."""
+    """Number of measured steps per turn."""
     input_len: int = 16
-    """Tokens of a prompt."""
+    """Tokens per prompt."""
     plot: str = ""
-    """PNG file to write, with the timelines of both depths."""
+    """PNG file for the timelines of both depths; default: no plot."""
 
     def __post_init__(self) -> None:
         if self.pairs < 1 or self.steps < 5 or self.input_len < 1:
@@ -49,7 +49,9 @@ class OverlapOptions(Comparison):
                 "--pairs must be at least 1, --steps at least 5, --input-len at least 1"
             )
         if not self.running or min(self.running) < 1:
-            raise ValueError("--running must be numbers of at least 1, for example 1,8,32")
+            raise ValueError(
+                "--running must be a list of numbers of at least 1, for example 1,8,32"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,24 +59,24 @@ class AdmissionOptions(Comparison):
     """Options of benchmark `admission`."""
 
     pairs: int = 5
-    """Measured turns per policy and setting."""
+    """Number of measured turns per policy and setting."""
     num_prompts: int = 128
     """Number of requests, all queued at once."""
     base_len: int = 1
-    """Tokens of a short prompt; long ones are 512 times as long."""
+    """Tokens per short prompt; long prompts are 512 times as long."""
     output_len: int = 32
-    """Tokens of a completion."""
+    """Tokens per completion."""
     budget: int = 256
     """Maximum prompt tokens per step."""
     force_fifo_every: int = 8
-    """Interval of admission rounds that are fifo under pack (`prefill_force_fifo_every`)."""
+    """Under pack, one in this many admission rounds is fifo (`prefill_force_fifo_every`)."""
     seed: int = 0
-    """Seed of the prompts."""
+    """Random seed of the prompts."""
 
     def __post_init__(self) -> None:
         sizes = (self.pairs, self.base_len, self.output_len, self.budget)
         if min(sizes) < 1 or self.num_prompts < 4:
-            raise ValueError("sizes must be at least 1, --num-prompts at least 4")
+            raise ValueError("sizes must be at least 1, and --num-prompts at least 4")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +88,7 @@ class StructuredOptions(Comparison):
     max_tokens: int = 128
     """Maximum tokens per answer."""
     input_len: int = 32
-    """Tokens of a prompt."""
+    """Tokens per prompt."""
 
     def __post_init__(self) -> None:
         if min(self.streams, self.pairs, self.max_tokens, self.input_len) < 1:
@@ -97,29 +99,30 @@ class StructuredOptions(Comparison):
 class SpeculativeOptions(Comparison):
     """Options of benchmark `speculative`.
 
-    Unless --speculative-method or --speculative-config gives a method, drafts come from n-grams,
-    except for held-out prompts if there is a draft model: a folder next to the model's, with
-    "-draft" added to its name.
+    Unless --speculative-method or --speculative-config sets a method, drafts come from n-grams.
+    Held-out prompts use a draft model instead if there is one: a folder next to the model's, with
+    "-draft" appended to its name.
     """
 
     questions: str = ""
-    """JSON lines with held-out questions; demo_heldout.jsonl next to the model unless given."""
+    """JSON Lines file of held-out questions; default: demo_heldout.jsonl next to the model."""
     running: tuple[int, ...] = field(default=(1, 4, 16, 32), metadata=_COMMAS)
     """Numbers of concurrent requests."""
     kinds: tuple[str, ...] = field(default=SPECULATIVE_KINDS, metadata=_COMMAS)
     """Kinds of prompts."""
     per_stream: int = 4
-    """Minimum number of requests per turn, per running request."""
+    """Minimum number of requests per turn and running request."""
     turn_s: float = field(default=0.8, metadata={"flag": "--turn-seconds"})
-    """Approximate seconds of a turn without drafts; twice that with one request at a time."""
+    """Approximate duration of a turn without drafts, in seconds; doubled with one running
+    request."""
     draft_model: str = field(default="", metadata={"flag": None})
-    """Draft model for held-out prompts, which n-grams cannot predict; without one they are
-    drafted by the engine's method, like all others."""
+    """Draft model for held-out prompts, which n-grams cannot predict. If empty, they use the
+    engine's method, like all others."""
 
     def __post_init__(self) -> None:
         if self.engine.speculative is None:
             raise ValueError(
-                "--speculative-method none has no drafts: choose ngram, draft, mtp or eagle3"
+                "--speculative-method none disables drafts: choose ngram, draft, mtp or eagle3"
             )
         if self.turn_s < 0.0:
             raise ValueError("--turn-seconds must not be negative")
@@ -133,7 +136,7 @@ class SpeculativeOptions(Comparison):
 
     @classmethod
     def from_flags(cls, engine: Mapping[str, Any], own: Mapping[str, Any]) -> Self:
-        """Options from given flags, with the defaults that the class describes."""
+        """Options from flags, with the defaults described by the class."""
         model = Path(engine["model"]).resolve()
         chosen = {"questions": str(model.with_name("demo_heldout.jsonl")), **own}
         if "speculative_method" in engine:
@@ -151,13 +154,13 @@ class FdfoOptions(Comparison):
     """Options of benchmark `fdfo`."""
 
     questions: str = ""
-    """JSON lines with `messages` and `answer`; MODEL_heldout.jsonl unless given, or for a MODEL
+    """JSON Lines file with `messages` and `answer`. Default: MODEL_heldout.jsonl, or for a MODEL
     named demo-x the questions of demo."""
     num_questions: int = 0
-    """Number of questions of the file to use; 0 for all."""
+    """Number of questions to use from the file; 0 uses all."""
     repeats: int = 2
-    """Number of repetitions of the set of questions. With more requests, the last ones, which do
-    not fill the engine, take a smaller fraction of the time."""
+    """Number of times that the set of questions is repeated. With more requests, the last ones,
+    which do not fill the engine, take a smaller fraction of the time."""
     running: tuple[int, ...] = field(default=(4, 16), metadata=_COMMAS)
     """Numbers of concurrent requests."""
     max_tokens: int = 128
@@ -165,14 +168,14 @@ class FdfoOptions(Comparison):
     kinds: tuple[str, ...] = field(default=FDFO_KINDS, metadata=_COMMAS)
     """Workloads: questions, or long uncached prompts."""
     long_prompt_blocks: int = 20
-    """Blocks of the longest uncached prompt; the shortest has a fifth of them."""
+    """Number of blocks in the longest uncached prompt; the shortest has 1/5 of them."""
     num_long: int = 32
     """Number of long prompts."""
     replay_rounds: str = ""
-    """Histogram of rounds per block, as ROUNDS:BLOCKS,..., to replay instead of questions, with
-    any weights (--load-format dummy for random ones)."""
+    """Histogram of rounds per block, as ROUNDS:BLOCKS,..., to replay instead of questions. Works
+    with any weights, including random ones (--load-format dummy)."""
     shares: bool = False
-    """Also compare `full` with variants that each lack one of its features."""
+    """Also measure `full` with each feature disabled in turn."""
 
     def __post_init__(self) -> None:
         counts = (self.pairs, self.repeats, self.max_tokens, *self.running)
@@ -181,15 +184,15 @@ class FdfoOptions(Comparison):
         if not self.kinds or not set(self.kinds) <= set(FDFO_KINDS):
             raise ValueError(f"--kinds: choose from {', '.join(FDFO_KINDS)}")
         if self.long_prompt_blocks < 5 or self.num_long < 1 or self.num_questions < 0:
-            raise ValueError("--long-prompt-blocks must be at least 5, --num-long at least 1")
+            raise ValueError("--long-prompt-blocks must be at least 5, and --num-long at least 1")
         rounds_of_blocks(self.replay_rounds)
 
 
 def rounds_of_blocks(text: str) -> dict[int, int]:
-    """Number of blocks by number of rounds, from text such as `1:151,2:39`.
+    """Parses text such as `1:151,2:39`: number of blocks, keyed by number of rounds.
 
     Raises:
-        ValueError: the text has another form.
+        ValueError: the text has a different format.
     """
     try:
         pairs = [pair.split(":") for pair in text.split(",") if pair]
@@ -199,5 +202,5 @@ def rounds_of_blocks(text: str) -> dict[int, int]:
             f"invalid --replay-rounds {text!r}: the format is ROUNDS:BLOCKS,..."
         ) from error
     if any(rounds < 1 or blocks < 1 for rounds, blocks in found.items()):
-        raise ValueError("--replay-rounds must be numbers of at least 1")
+        raise ValueError("--replay-rounds must contain numbers of at least 1")
     return found

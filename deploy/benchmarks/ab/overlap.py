@@ -1,13 +1,13 @@
 """Benchmark `overlap`: host time hidden by overlapping steps, and the resulting speedup.
 
-Two engines of the same model, at overlap depth 0 and 1, take turns, one at a time. In each turn a
-fixed number of requests decodes for a fixed number of steps.
+Two engines with the same model, at overlap depths 0 and 1, take turns. In each turn, a fixed number
+of requests decodes for a fixed number of steps.
 
     hidden = 1 - (step wall at depth 1 - rank time) / (step wall at depth 0 - rank time)
 
-Rank time is rank 0's own time for a step at depth 0, when nothing else runs; the denominator is the
-host time at depth 0. All are measured times: `hidden` is lower if coordinator and rank slow each
-other down, and may exceed 1 if a rank that never sleeps computes faster.
+Rank time is rank 0's own time for a step at depth 0, when nothing else runs. The denominator is the
+host time at depth 0. All times are measured, so `hidden` is lower if the coordinator and the rank
+slow each other down, and may exceed 1 if a rank that never sleeps computes faster.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _PRESET: Final = PRESETS["overlap"]
 
 
 def run(options: OverlapOptions) -> Result:
-    """Measures each number of requests, and plots the timelines of the last one with --plot."""
+    """Measures each number of requests; with --plot, plots the timelines of the last one."""
     if options.plot:
-        # Imported before the measurement, as the extra `plots` may be missing.
+        # Imported before the measurement, to fail early if the extra `plots` is not installed.
         from deploy.benchmarks.scenarios.plots import draw_timelines
     result: Result = {
         "model": options.engine.model,
@@ -63,7 +63,7 @@ def run(options: OverlapOptions) -> Result:
 
 
 def summarise(running: int, turns: Turns[DecodeTurn]) -> Result:
-    """Figures of turns at depths "0" and "1": medians over the pairs, with intervals."""
+    """Figures of turns at depths "0" and "1": medians over the pairs, with confidence intervals."""
     pairs = turns.pairs("0", "1")
     spreads = {
         "hidden": spread([1 - (b.wall_us - a.rank_us) / (a.wall_us - a.rank_us) for a, b in pairs]),
@@ -82,7 +82,7 @@ def summarise(running: int, turns: Turns[DecodeTurn]) -> Result:
 
 
 def _per_step(running: int, turns: Turns[DecodeTurn], depth: str) -> Result:
-    """Median times of a step in microseconds, and tokens per second."""
+    """Median step times in microseconds, and tokens per second."""
     wall = turns.median(depth, lambda turn: turn.wall_us)
     phases = {
         f"{name}_us": turns.median(depth, lambda turn, name=name: turn.phases_us[name])  # type: ignore[misc]  # a default binds the name

@@ -1,7 +1,7 @@
 """Table of the comparisons of engine variants: variants, measurements and goals.
 
-The commands, their checks and the table in `deploy/benchmarks/README.md` are generated from it. The
-module `deploy.benchmarks.ab.NAME` of a comparison has its `run(options) -> Result`.
+The commands, their checks and the table in `deploy/benchmarks/README.md` are generated from it.
+Each comparison has a module `deploy.benchmarks.ab.NAME` with a function `run(options) -> Result`.
 """
 
 from __future__ import annotations
@@ -27,36 +27,37 @@ from worker.protocol.options import options_of
 
 
 class Goal(NamedTuple):
-    """Limit of a figure."""
+    """Upper or lower limit of a figure."""
 
     figure: str
-    """Name of the figure, or a shell pattern of names; the first goal that matches applies."""
+    """Name of the figure, or a shell-style pattern; the first goal that matches applies."""
     bound: Literal["<=", ">="]
     limit: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preset:
-    """A comparison of engine variants, which are measured in turn."""
+    """A comparison of engine variants that are measured in turn."""
 
     measures: str
     """What is measured, as a phrase."""
     variants: Mapping[str, Mapping[str, Any]]
-    """Engine options by which the variants differ, by the variant's name."""
+    """Engine options in which the variants differ, keyed by the variant's name."""
     goals: tuple[Goal, ...]
-    """Goals of figures. Figures without a goal are not checked."""
+    """Goals for figures. Figures without a goal are not checked."""
     options: type[Comparison]
-    """Flags of the command besides those of the engine."""
+    """Options of the command, in addition to those of the engine."""
     also_set: frozenset[str] = frozenset()
-    """Further engine options that the comparison sets, so that they have no flags."""
+    """Other engine options that the comparison sets, and for which it has no flags."""
     has_flags: frozenset[str] = frozenset()
-    """Engine options of variants that have flags nonetheless, for the other variants."""
+    """Engine options that have flags even though a variant sets them; the flags apply to the
+    others."""
     model: str = ""
-    """Help of --model if the flag is required since the demo model cannot be used."""
+    """Help of --model if the flag is required because the demo model cannot be used."""
 
     @property
     def set_here(self) -> frozenset[str]:
-        """Engine options without a flag."""
+        """Engine options that the comparison sets, and that have no flags."""
         differing = {name for options in self.variants.values() for name in options}
         return ({"model", "max_num_seqs"} | self.also_set | differing) - self.has_flags
 
@@ -65,8 +66,8 @@ class Preset:
 
         Args:
             variant: name of the variant.
-            engine: options that all variants share.
-            load: further options that the comparison sets.
+            engine: options of all variants.
+            load: other options that the comparison sets.
         """
         return engine.with_options(**load, **self.variants[variant])
 
@@ -82,8 +83,8 @@ class Preset:
 
 
 def _blocks(*features: str, fdfo: bool = True, caches: bool = False) -> Mapping[str, Any]:
-    """Options of a variant of block diffusion with these optimizations, at overlap depth 0 as in
-    the papers that they are taken from."""
+    """Options of a block-diffusion variant with these optimizations, at overlap depth 0 as in the
+    papers that describe them."""
     return {
         "dllm_fdfo": fdfo,
         "dllm_disable": tuple(name for name in get_args(DllmFeature) if name not in features),
@@ -94,7 +95,7 @@ def _blocks(*features: str, fdfo: bool = True, caches: bool = False) -> Mapping[
 
 PRESETS: Final[Mapping[str, Preset]] = {
     "overlap": Preset(
-        measures="speed of decode steps launched ahead, and the host time that this hides",
+        measures="speedup of decode steps from overlap, and the share of host time that it hides",
         variants={"0": {"overlap_depth": 0}, "1": {"overlap_depth": 1}},
         goals=(
             Goal("hidden_8", ">=", 0.8),
@@ -106,10 +107,10 @@ PRESETS: Final[Mapping[str, Preset]] = {
         options=OverlapOptions,
     ),
     "admission": Preset(
-        measures="TTFT of long prompts among short ones without (a) and with (b) chunked prefill",
+        measures="TTFT with long and short prompts, without (a) and with (b) chunked prefill",
         variants={
             "a_fifo": {"prefill_admission_policy": "fifo", "prefill_first_steps": 0},
-            # More steps than all prompts take.
+            # More steps than all prompts need.
             "a_pack": {"prefill_admission_policy": "pack", "prefill_first_steps": 64},
             "b_fifo": {"prefill_admission_policy": "fifo", "max_prefill_share": 1.0},
             "b_pack": {"prefill_admission_policy": "pack"},
@@ -138,7 +139,7 @@ PRESETS: Final[Mapping[str, Preset]] = {
         options=StructuredOptions,
     ),
     "speculative": Preset(
-        measures="tokens per second with drafts, by kind of prompt and number of requests",
+        measures="speedup from drafts, by kind of prompt and number of requests",
         variants={
             "off": {
                 "speculative_method": "none",
@@ -158,7 +159,7 @@ PRESETS: Final[Mapping[str, Preset]] = {
         has_flags=frozenset({"speculative_method", "speculative_model", "speculative_revision"}),
     ),
     "fdfo": Preset(
-        measures="block diffusion: first done, first out, and further optimizations",
+        measures="block diffusion: speedup from first done, first out and other optimizations",
         variants={
             "synchronous": _blocks("inplace", "mixed_rounds", fdfo=False),
             "fdfo": _blocks("inplace", "mixed_rounds"),
@@ -169,8 +170,8 @@ PRESETS: Final[Mapping[str, Preset]] = {
             "long_synchronous": _blocks("inplace", fdfo=False),
             "long_fdfo": _blocks("inplace"),
         },
-        # Those of forward passes were counted for rounds per block of mean 2.5 and standard
-        # deviation 2.3.
+        # Goals for forward passes were counted for blocks with 2.5 rounds on average (standard
+        # deviation 2.3).
         goals=(
             Goal("forwards_ratio_4", ">=", 1.68),
             Goal("forwards_ratio_16", ">=", 2.27),
@@ -187,8 +188,8 @@ PRESETS: Final[Mapping[str, Preset]] = {
         ),
         options=FdfoOptions,
         has_flags=frozenset({"overlap_depth"}),
-        model="folder of a block-diffusion checkpoint; for a replay also "
+        model="folder of a block-diffusion checkpoint; with --replay-rounds also "
         + ", ".join(BLOCK_SHAPES),
     ),
 }
-"""Comparisons by the name of their command."""
+"""Comparisons, keyed by the name of their command."""

@@ -1,20 +1,20 @@
 """Benchmark `speculative`: tokens per second with and without drafts, in turn.
 
-Two engines of the same model, one of which drafts (by n-grams, a draft model, an MTP or an EAGLE-3
-head), take turns at the same requests, one engine at a time. The number of running requests is
-constant. A cell is one number of running requests with one kind of prompts.
+Two engines with the same model take turns at the same requests. One of them drafts, from n-grams, a
+draft model, an MTP head or an EAGLE-3 head. The number of running requests is constant. A cell
+combines one number of running requests with one kind of prompt.
 
     ratio     tokens per second with drafts / without, by pair of turns
-    min_ratio lowest upper end of the confidence intervals of all cells' ratios
+    min_ratio lowest upper bound of all cells' confidence intervals of the ratio
     expected  ratio predicted from acceptance and step times, as measured in the same pair:
 
         expected = wall(off) / (wall(off) - rank(off) + rank(on))      all per token
 
-`rank` is rank 0's time for prompts, drafts, verification and sampling per generated token: it
-contains both the cost of steps and the acceptance. The rest of `wall` is outside the rank, between
-requests and in messages, and should be the same per token without drafts: if drafting makes it
-longer, the ratio is below the expected one. Decisions of the gate are not checked, as acceptance
-and costs include them.
+`rank` is rank 0's time for prompts, drafts, verification and sampling per generated token. It
+reflects both the cost of steps and the acceptance rate. The rest of `wall` is spent outside the
+rank, on messages and between requests, and should be the same per token without drafts. If drafting
+makes it longer, the ratio is below the expected one. The gate's decisions are not checked
+separately, because acceptance and costs include them.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from worker.config import EngineConfig
 
 _PRESET: Final = PRESETS["speculative"]
 _ALONE = 2.0
-"""Factor of the length of turns with one request at a time, since a pause stops all work."""
+"""Factor for the length of turns with one request at a time, where any pause stops all work."""
 _SMALLEST_GAIN = 0.05
-"""Expected gain below which the measured one is indistinguishable from noise."""
+"""Expected gain below which the measured gain cannot be distinguished from noise."""
 _RANK_TIMES: Final = tuple(f"step_times.{name}" for name in ("prepare", "forward", "sample"))
 _DRAFTED, _ACCEPTED = "speculation.num_draft_tokens", "speculation.num_accepted_tokens"
 
 
 def run(options: SpeculativeOptions) -> Result:
-    """Measures all cells; figures of each, and checks."""
+    """Measures all cells; returns the figures of each, and checks."""
     result: Result = {"model": options.engine.model, "pairs": options.pairs}
     checks: list[Check] = []
     highs: list[float] = []
@@ -72,14 +72,14 @@ def run(options: SpeculativeOptions) -> Result:
 
 
 def plain_config(drafting: EngineConfig) -> EngineConfig:
-    """Configuration of the engine that does not draft: on CPU, its backend is torch if that of the
-    other one must be, so that ratios do not compare backends."""
+    """Configuration of the engine that does not draft. On CPU it uses torch if the drafting engine
+    has to, so that ratios do not compare backends."""
     plain = _PRESET.config("off", drafting)
     return plain.with_options(cpu_backend="torch") if drafting.head_checkpoint else plain
 
 
 def _drafting(options: SpeculativeOptions, kind: str) -> EngineConfig:
-    # Twice the slots, as an engine whose slots are all taken does not draft.
+    # Twice the slots: an engine does not draft while all its slots are in use.
     engine = options.engine.with_options(max_num_seqs=2 * max(options.running))
     if kind != "heldout" or not options.draft_model:
         return engine
@@ -93,7 +93,7 @@ def _take_turns(
     tasks: Sequence[Request],
     running: int,
 ) -> Turns[Turn]:
-    """Takes turns of both engines at the same number of requests, with other requests in each."""
+    """Measures both engines in turn at the same number of requests; each turn has new requests."""
 
     def turn(engine: BenchEngine, count: int, number: int) -> Turn:
         places = range(number * count, (number + 1) * count)
@@ -141,7 +141,7 @@ def _busy_token_s(turn: Turn) -> float:
 
 
 def _rated(cell: str, figures: Result) -> Result:
-    """Figures of a cell that may have a goal."""
+    """Figures of a cell that can have a goal."""
     rated = {
         f"interval_{cell}": figures["spread"]["interval_high"],
         f"ratio_{cell}": figures["ratio"],

@@ -1,7 +1,7 @@
-"""Benchmark `structured`: cost of constrained decoding, by kind of grammar.
+"""Benchmark `structured`: cost of constrained decoding by kind of grammar.
 
-One engine takes turns: requests under a grammar, and the same number of requests without one, of
-the same lengths. The lengths are known from a first run, as seeded sampling repeats them.
+One engine alternates between requests with a grammar and the same number of unconstrained requests
+of the same lengths. The lengths come from a first run; seeded sampling reproduces them.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _measure(
 ) -> Result:
     grammar = compiler.compile(params)
     assert compiler.vocabulary is not None, "there from the first grammar on"
-    # The message that a worker's front sends to its engine.
+    # The message that a worker's frontend sends to its engine.
     engine.core.receive(SubmitBatch(vocabulary=compiler.vocabulary, grammars=[grammar]))
     prompts = [
         random_prompt((0, index), engine.info.vocab_size, options.input_len)

@@ -1,6 +1,6 @@
 """Tables of the comparisons in `deploy/benchmarks/README.md`.
 
-python -m deploy.benchmarks.ab.table writes it.
+`python -m deploy.benchmarks.ab.table` updates them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def table() -> str:
 
 
 def with_table(text: str) -> str:
-    """A text with the current table between the two markers."""
+    """The text with the current tables between the two markers."""
     before, _, rest = text.partition(START)
     return before + START + table() + END + rest.partition(END)[2]
 

@@ -1,4 +1,4 @@
-"""Prompts of benchmark `speculative`: held-out questions, texts to copy, and random tokens."""
+"""Prompts of benchmark `speculative`: held-out questions, text to copy, and random tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_TOKENS = 160
 _COPIED = 8
 """Number of sentences to copy in one request."""
 _SENTENCE = re.compile(r"[A-Z][a-z]+(?: [a-z]+){6,}\.")
-"""Sentence of seven words or more, which the demo model copies; it does not copy shorter ones."""
+"""Sentence of at least seven words; the demo model does not copy shorter ones."""
 _NUM_RANDOM, _RANDOM_LENGTH = 256, 48
 _SEED = 3
 
@@ -28,10 +28,11 @@ def make_tasks(kind: str, model: str, questions: str, vocab_size: int) -> list[R
     Args:
         kind: heldout: the questions of the file. copy: requests to repeat several sentences from
             its answers about copying. random: random tokens, continued at temperature 1, which no
-            draft predicts. Lengths of these differ, as users' do: with equal ones, only without
-            drafts, all requests would end in the same step, and the next prompts share one step.
+            draft predicts. Their lengths vary, as in real traffic: with equal lengths and no
+            drafts, all requests would end in the same step, and the next prompts would share one
+            step.
         model: folder of a checkpoint with a chat template.
-        questions: path of JSON lines with `messages`, `answer` and `family`.
+        questions: path of a JSON Lines file with `messages`, `answer` and `family`.
         vocab_size: size of the model's vocabulary.
     """
     if kind == "random":

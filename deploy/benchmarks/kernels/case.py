@@ -1,4 +1,4 @@
-"""Case of benchmark `kernels`, dimensions of models, and the case of elementwise ops."""
+"""Case of benchmark `kernels`, model shapes, and the case of elementwise ops."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class Case:
 
     op: str
     shape: str
-    """Text that describes the shape."""
+    """Description of the shape."""
     run: Callable[[], object]
     """Runs the op once."""
     num_bytes: float
-    """Bytes to read each input once and write each output once."""
+    """Bytes moved if each input is read once and each output is written once."""
     num_flops: float = 0.0
-    """Floating-point operations of matmuls; 0 for ops that have none."""
+    """Floating-point operations of matmuls; 0 if the op has none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """A model's dimensions."""
+    """Dimensions of a model."""
 
     hidden: int
     intermediate: int
@@ -48,14 +48,14 @@ class Shape:
 
     @classmethod
     def small(cls) -> Self:
-        """Dimensions of Qwen3-0.6B, with a fifth of its vocabulary."""
+        """Dimensions of Qwen3-0.6B, with 1/5 of its vocabulary."""
         return cls(
             hidden=1024, intermediate=3072, q_heads=16, kv_heads=8, head_dim=128, vocab=32000
         )
 
 
 def unsupported_ops(capability: tuple[int, int] | None) -> dict[str, str]:
-    """Ops that a GPU of this compute capability does not support, with the reason.
+    """Ops that a GPU with this compute capability does not support, and why.
 
     Args:
         capability: compute capability of the GPU; None for CPU, which supports all ops.
@@ -70,11 +70,11 @@ def unsupported_ops(capability: tuple[int, int] | None) -> dict[str, str]:
 def elementwise_case(
     name: str, size: tuple[int, int], device: torch.device, dtype: torch.dtype
 ) -> Case:
-    """Case of an op that computes a tensor from tensors of the same shape, and from numbers.
+    """Case of an op whose output has the shape of its input tensors; its other inputs are numbers.
 
     Args:
         name: name of the op.
-        size: number of tokens, and features of each.
+        size: number of tokens, and features per token.
         device: device of all tensors.
         dtype: data type of all tensors.
     """

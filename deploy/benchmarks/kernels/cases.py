@@ -1,5 +1,5 @@
-"""Cases of benchmark `kernels`: each op on shapes of a served model, with the minimum bytes and
-floating-point operations that it needs."""
+"""Cases of benchmark `kernels`: each op on the shapes of a served model, with the minimum number of
+bytes and floating-point operations."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from worker.protocol.sampling import MAX_LOGPROBS
 
 PAGE_SIZE = 16
 _CHUNK = 512
-"""Tokens of a prefill chunk."""
+"""Tokens per prefill chunk."""
 
 OTHER_OPS = (
     *("linear", "torch_linear", "quantized_linear"),
     *("decode_attention", "extend_attention"),
 )
-"""Ops that are measured but not in the registry, as their backends are chosen otherwise."""
+"""Ops that are measured but not in the registry, since their backends are selected elsewhere."""
 _FORMATS: dict[str, tuple[kernels.WeightCode, int]] = {
     "INT4": ("uint4b8", 128),
     "FP8": ("e4m3", 128),
     "MXFP4": ("e2m1", 32),
 }
-"""Formats of quantized weights: codes, and input features that share a scale."""
+"""Formats of quantized weights: codes, and number of input features per scale."""
 _DRAFTS, _SHORTEST, _LONGEST = 8, 2, 4
-"""Tokens of a draft by n-grams, and of the shortest and longest n-gram."""
+"""Tokens per n-gram draft, and in the shortest and longest n-gram."""
 
 
 def make_cases(
@@ -51,7 +51,7 @@ def make_cases(
 
     Args:
         shape: dimensions of the model.
-        rows: requests of a step.
+        rows: requests per step.
         context: tokens in the KV cache per request.
         device: device of all tensors.
         dtype: data type of weights, activations and KV cache.
@@ -61,7 +61,7 @@ def make_cases(
     makers: list[tuple[str, Callable[[], Case]]] = [
         *((name, partial(maker.token_op, name)) for name in _TOKEN_OPS),
         *(("linear", partial(maker.linear, *size)) for size in maker.linear_sizes),
-        # What `linear` replaces for few rows of some sizes.
+        # The op that `linear` replaces for few rows at some sizes.
         *(("torch_linear", partial(maker.torch_linear, *size)) for size in maker.linear_sizes),
         *(
             ("quantized_linear", partial(maker.quantized_linear, name, *size))
@@ -120,8 +120,7 @@ _TOKEN_OPS = (
     "activate_fp8",
 )
 _LATENTS = (512, 64)
-"""Values per token in the cache of multi-head latent attention, without and with rotary position:
-those of DeepSeek V3."""
+"""Values per token in the MLA cache, without and with rotary embedding, as in DeepSeek V3."""
 _GATES: dict[str, Callable[[torch.Tensor], object]] = {
     "silu_and_mul": kernels.silu_and_mul,
     "gelu_and_mul": kernels.gelu_and_mul,
@@ -148,7 +147,7 @@ class _Maker:
 
     @property
     def linear_sizes(self) -> list[tuple[int, int]]:
-        """Outputs and inputs of a layer's linear projections and of the LM head."""
+        """Output and input features of a layer's linear projections and of the LM head."""
         s = self._shape
         attention = (s.q_heads + 2 * s.kv_heads) * s.head_dim
         return [
@@ -207,7 +206,7 @@ class _Maker:
         return Case(op=name, shape=f"{rows} tokens", run=run, num_bytes=size * item)
 
     def _queries_and_keys(self, q: torch.Tensor, k: torch.Tensor) -> Callable[[], object]:
-        """Call of qk_norm_rope_store on these queries and keys."""
+        """Function that calls qk_norm_rope_store on these queries and keys."""
         rows, width = self._rows, self._shape.head_dim
         caches = self._zeros(2, rows, PAGE_SIZE, *k.shape[1:])
         places = torch.arange(rows, device=self._device)
@@ -220,7 +219,7 @@ class _Maker:
         )
 
     def _latents(self) -> Callable[[], object]:
-        """Call of prepare_latents with latents of `_LATENTS`."""
+        """Function that calls prepare_latents with latents of `_LATENTS`."""
         (value_dim, rotary_dim), places = _LATENTS, torch.arange(self._rows, device=self._device)
         heads, kept = (self._rows, self._shape.q_heads), value_dim + rotary_dim
         latents, rotating = (self._randn(self._rows, size) for size in _LATENTS)
@@ -265,7 +264,7 @@ class _Maker:
         )
 
     def _codes(self, name: str, *shape: int) -> tuple[torch.Tensor, kernels.BlockScales]:
-        """Codes [..., N, K] of 1, and scales."""
+        """Codes [..., N, K], all of them 1, and scales."""
         code, block = _FORMATS[name]
         *rows, inputs = shape
         per_byte = 2 if code in HALF_BYTES else 1
@@ -318,8 +317,8 @@ class _Maker:
         )
 
     def states(self, length: int) -> Case:
-        """Rows of `length` tokens with linear attention; prompts in as many rows as decodes, up to
-        four."""
+        """Case of linear attention on rows of `length` tokens. Prompts have as many rows as
+        decodes, but at most four."""
         s, rows = self._shape, self._rows if length == 1 else min(self._rows, 4)
         run, num_bytes = gated_delta_step(
             *(rows, length),
@@ -333,12 +332,12 @@ class _Maker:
             shape=f"{rows} x {length} tokens, {s.q_heads} heads",
             run=run,
             num_bytes=num_bytes,
-            # Predictions, updates and outputs, each of a state's size.
+            # Predictions, updates and outputs, each the size of a state.
             num_flops=0.0 if length == 1 else 6.0 * rows * length * s.q_heads * s.head_dim**2,
         )
 
     def state_op(self, op: str, length: int) -> Case:
-        """Rows of `length` tokens in an op of `STATE_STEPS`, as in `states`."""
+        """Case of an op of `STATE_STEPS` on rows of `length` tokens, as in `states`."""
         s, rows = self._shape, self._rows if length == 1 else min(self._rows, 4)
         sizes = {"num_heads": s.q_heads, "head_dim": s.head_dim}
         run, num_bytes = STATE_STEPS[op](
@@ -403,7 +402,7 @@ class _Maker:
         )
 
     def _experts(self, name: str | None, *shape: int) -> kernels.ExpertWeights:
-        """Weights [E, N, K] of experts in a format; None for unquantized ones."""
+        """Expert weights [E, N, K] in a format; None for unquantized weights."""
         if name is None:
             return kernels.ExpertWeights(self._randn(*shape))
         return kernels.pack_quantized_experts(
@@ -533,14 +532,14 @@ class _Maker:
         return torch.zeros(*shape, device=self._device, dtype=self._dtype)
 
     def _logits(self) -> torch.Tensor:
-        """Random logits, spread like a model's, so that top-k, top-p and min-p keep as many
+        """Random logits with the spread of a model's, so that top-k, top-p and min-p keep as many
         tokens."""
         return torch.randn(self._rows, self._shape.vocab, device=self._device) * 3
 
     def _paged(
         self, rows: int, length: int
     ) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
-        """KV caches and a page table, whose pages are in random order to defeat prefetching."""
+        """KV caches, and a page table with pages in random order to defeat prefetching."""
         per_row = -(-length // PAGE_SIZE)
         shape = (rows * per_row, PAGE_SIZE, self._shape.kv_heads, self._shape.head_dim)
         order = torch.randperm(rows * per_row, generator=torch.Generator().manual_seed(0))
@@ -576,7 +575,7 @@ class _Maker:
 
 
 def _ngram_case(rows: int, context: int, device: torch.device) -> Case:
-    """Case of prompt lookup in `rows` requests of `context` tokens each."""
+    """Case of n-gram lookup in `rows` requests of `context` tokens each."""
     pool = torch.randint(100, (rows, context), dtype=torch.int32, device=device)
     lookup = kernels.NgramLookup(
         slots=torch.arange(rows, device=device),

@@ -1,4 +1,4 @@
-"""Case of LoRA for benchmark `kernels`: rows of eight adapters in the projections of q, k and v."""
+"""LoRA case of benchmark `kernels`: rows of eight adapters in the q, k and v projections."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _NUM_ADAPTERS, _RANK = 8, 16
 
 
 def lora_case(shape: Shape, rows: int, device: torch.device, dtype: torch.dtype) -> Case:
-    """Adds the products of `rows` tokens, whose adapters take turns, to the layer's output."""
+    """Case that adds the LoRA outputs of `rows` tokens, which cycle through the adapters, to a
+    layer's."""
     q, kv = shape.q_heads * shape.head_dim, shape.kv_heads * shape.head_dim
     ends = (q, q + kv, q + 2 * kv)
     weights = LoraWeights.allocate(

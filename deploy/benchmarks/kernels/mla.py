@@ -1,4 +1,5 @@
-"""Case of MLA prompts in expanded form for benchmark `kernels`, with the sizes of DeepSeek V3."""
+"""Case of benchmark `kernels` for MLA prefill with expanded keys and values, at DeepSeek V3's
+sizes."""
 
 from __future__ import annotations
 
@@ -18,12 +19,13 @@ _PAGE_SIZE = 64
 def expanded_prompt(
     queries: int, context: int, heads: int, device: torch.device, dtype: torch.dtype
 ) -> Case:
-    """A chunk of a prompt that ends after `context` tokens, with the expansion of its keys.
+    """Case of a prefill chunk that ends after `context` tokens, including the expansion of its
+    keys.
 
     Args:
-        queries: tokens of the chunk.
-        context: tokens in the KV cache; at least those of the chunk.
-        heads: attention heads.
+        queries: tokens in the chunk.
+        context: tokens in the KV cache, including the chunk.
+        heads: number of attention heads.
         device: device of all tensors.
         dtype: data type of weights, activations and KV cache.
     """

@@ -1,4 +1,4 @@
-"""Options of the benchmarks `kernels` and `roofline`; does not import torch, as these do."""
+"""Options of the benchmarks `kernels` and `roofline`; does not import torch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from worker.config import Device, DType, EngineConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelOptions:
-    """Options of benchmark `kernels`. The default dimensions are Qwen3-8B's on CUDA, Qwen3-0.6B's
-    on CPU."""
+    """Options of benchmark `kernels`. Shapes are those of Qwen3-8B on CUDA and of Qwen3-0.6B on
+    CPU."""
 
     device: Device = "auto"
-    """Device; auto selects cuda if a CUDA device is visible, otherwise cpu."""
+    """Device; auto is cuda if a CUDA device is visible, otherwise cpu."""
     dtype: DType = "auto"
     """Data type; auto selects bfloat16 on CUDA and float32 on CPU."""
     rows: tuple[int, ...] = field(default=(), metadata={"separator": ","})
-    """Numbers of requests in a step, separated by commas; default: 1,32,128 on CUDA, 1,8 on CPU."""
+    """Numbers of requests per step, separated by commas; default: 1,32,128 on CUDA, 1,8 on CPU."""
     context: int = 0
     """Tokens in the KV cache per request; default: 2048 on CUDA, 256 on CPU."""
     ops: tuple[str, ...] = field(default=(), metadata={"separator": ","})
@@ -32,34 +32,36 @@ class KernelOptions:
         if not self.seconds > 0.0:
             raise ValueError("--seconds must be positive")
         if min(self.rows, default=1) < 1:
-            raise ValueError("--rows must be numbers of at least 1, for example 1,32")
+            raise ValueError("--rows must be a list of numbers of at least 1, for example 1,32")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RooflineOptions:
-    """Options of benchmark `roofline`. Weights are random; `overlap_depth`, `load_format` and
-    `max_num_seqs` are set by the benchmark."""
+    """Options of benchmark `roofline`. Weights are random; the benchmark sets `overlap_depth`,
+    `load_format` and `max_num_seqs`."""
 
     models: tuple[str, ...] = field(
         default=tuple(SHAPES), metadata={"argparse": {"action": "extend", "nargs": "+"}}
     )
-    """Names of well-known models (see `deploy.benchmarks.kernels.shapes`), or folders with a
+    """Names of known models (see `deploy.benchmarks.kernels.shapes`), or folders with a
     config.json."""
     engine: EngineConfig = field(
         default_factory=lambda: EngineConfig(model=""), metadata={"flag": None}
     )
-    """Engine options of all models; `model` is replaced."""
+    """Engine options for all models; `model` is replaced."""
     running: tuple[int, ...] = field(default=(1, 32, 128), metadata={"separator": ","})
     """Numbers of requests that decode concurrently."""
     turns: int = 3
-    """Number of measurements; their median is reported."""
+    """Number of measurements; the median is reported."""
     steps: int = 64
-    """Measured steps per turn."""
+    """Number of measured steps per turn."""
     input_len: int = 512
-    """Tokens of a prompt, whose keys and values each step reads."""
+    """Tokens per prompt; each step reads their keys and values."""
 
     def __post_init__(self) -> None:
         if self.turns < 1 or self.steps < 1 or self.input_len < 1:
             raise ValueError("--turns, --steps and --input-len must be at least 1")
         if not self.models or not self.running or min(self.running) < 1:
-            raise ValueError("--running must be numbers of at least 1, for example 1,32,128")
+            raise ValueError(
+                "--running must be a list of numbers of at least 1, for example 1,32,128"
+            )

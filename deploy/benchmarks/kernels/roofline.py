@@ -1,8 +1,8 @@
 """Benchmark `roofline`: time of decode steps relative to their memory-bandwidth roofline.
 
-A decode step reads each weight once, and the keys and values of each request. These bytes, divided
-by the bandwidth that a plain copy or sum reaches on the device, are the step's roofline. The rest
-of its time goes to launches, gaps, slower kernels and sampling.
+A decode step reads each weight once, and the keys and values of each request. The roofline is the
+time to read these bytes at the bandwidth that a plain copy or sum reaches on the device. The rest
+of a step's time is spent on launches, gaps, slower kernels and sampling.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def run_roofline(options: RooflineOptions) -> Result:
     dtype = resolve_dtype(options.engine, None, TensorParallelGroup.alone(device))
     peaks = measure_peaks(device, dtype, _PEAK_SECONDS)
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # the engine sizes its KV cache by the free memory
+        torch.cuda.empty_cache()  # the engine sizes its KV cache by free memory
     note(f"measured bandwidth: {peaks.bandwidth / 1e9:.0f} GB/s")
     models: dict[str, Any] = {}
     checks: list[Check] = []
@@ -65,15 +65,15 @@ def run_roofline(options: RooflineOptions) -> Result:
 def step_bytes(
     model: ModelConfig, *, running: int, context: float, value_bytes: int, ranks: int = 1
 ) -> float:
-    """Minimum bytes that one rank reads in a decode step of a dense model, without scales of
-    quantized weights.
+    """Minimum number of bytes that one rank reads in a decode step of a dense model; excludes the
+    scales of quantized weights.
 
     Args:
         model: dimensions of the model.
         running: number of requests.
-        context: tokens that each request attends to.
-        value_bytes: bytes of an unquantized weight, key or value.
-        ranks: tensor-parallel ranks.
+        context: number of tokens that each request attends to.
+        value_bytes: bytes per unquantized weight, key or value.
+        ranks: number of tensor-parallel ranks.
     """
     heads = model.num_heads + 2 * model.num_kv_heads
     attention = model.hidden_size * model.head_dim * (heads + model.num_heads)
@@ -85,7 +85,7 @@ def step_bytes(
 
 
 def _weight_bytes(model: ModelConfig, value_bytes: int) -> float:
-    """Bytes of a weight in a linear layer other than the LM head."""
+    """Bytes per weight in linear layers other than the LM head."""
     match None if model.quantization is None else model.quantization.weights:
         case ScaledConfig():
             return 1.0
@@ -143,7 +143,7 @@ def summarise(turns: list[DecodeTurn], running: int, roofline_us: float) -> Resu
     Args:
         turns: measured turns.
         running: number of requests.
-        roofline_us: minimum microseconds of a step.
+        roofline_us: roofline of a step in microseconds.
     """
     wall = percentile([turn.wall_us for turn in turns], 50.0)
     compute = percentile([turn.compute_us for turn in turns], 50.0)

@@ -1,7 +1,7 @@
-"""Benchmark `kernels`: bandwidth and arithmetic rate of each op, relative to peaks that are
-measured with a plain copy, a plain sum and a large matrix product.
+"""Benchmark `kernels`: bandwidth and FLOP/s of each op, relative to peaks that are measured with a
+plain copy, a plain sum and a large matmul.
 
-On CUDA each op is captured in a CUDA graph, as in a served step, and replayed with a cold L2 cache.
+On CUDA, each op is captured in a CUDA graph, as in serving, and replayed with a cold L2 cache.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from deploy.benchmarks.kernels.options import KernelOptions
 from kernels import registry
 
 _COLD_BYTES = 256 << 20
-"""Bytes written between measurements on CUDA: more than the L2 cache holds."""
+"""Bytes written between measurements on CUDA; larger than the L2 cache."""
 _LEAST_RUNS, _MOST_RUNS = 3, 50
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def run_kernels(options: KernelOptions) -> Result:
-    """Measures the device's peaks, then each op at each number of rows.
+    """Measures the device's peaks, then every op at every number of rows.
 
     Raises:
         ValueError: an op is unknown, or `device` is cuda and there is no CUDA device.
@@ -43,10 +43,8 @@ def run_kernels(options: KernelOptions) -> Result:
         note(f"skipped {name}: {reason}")
     names = [op for op in options.ops or (*registry, *OTHER_OPS) if op not in skipped]
     peaks = measure_peaks(device, dtype, options.seconds)
-    note(
-        f"copy {peaks.copy_gb_s:.0f} GB/s, read {peaks.read_gb_s:.0f} GB/s, matmul "
-        f"{peaks.matmul_tflop_s:.2f} TFLOP/s"
-    )  # fmt: skip
+    note(f"copy {peaks.copy_gb_s:.0f} GB/s, read {peaks.read_gb_s:.0f} GB/s, "
+         f"matmul {peaks.matmul_tflop_s:.2f} TFLOP/s")  # fmt: skip
     measured: list[Result] = []
     failures: list[str] = []
     for num_rows in options.rows or ([1, 32, 128] if is_cuda else [1, 8]):
@@ -81,28 +79,28 @@ def run_kernels(options: KernelOptions) -> Result:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Peaks:
-    """Peak rates of the device, as the simplest operations reach them."""
+    """Peak rates of the device, as reached by simple operations."""
 
     copy_gb_s: float
     """Bandwidth of a copy in GB/s, reads and writes together."""
     read_gb_s: float
-    """Bandwidth of a sum, which only reads, in GB/s."""
+    """Bandwidth in GB/s of a sum, which only reads."""
     matmul_tflop_s: float
     """Rate of a large matmul in TFLOP/s."""
 
     @property
     def bandwidth(self) -> float:
-        """Peak bandwidth in bytes per second: the larger one of copy and sum."""
+        """Peak bandwidth in bytes per second: the higher of copy and sum."""
         return max(self.copy_gb_s, self.read_gb_s) * 1e9
 
 
 def measure_peaks(device: torch.device, dtype: torch.dtype, seconds: float) -> Peaks:
-    """Measures peak rates by a copy and a sum that exceed caches, and a large matrix product.
+    """Measures peak rates with a copy and a sum that exceed the caches, and with a large matmul.
 
     Args:
         device: device to measure.
-        dtype: data type of the matrix product.
-        seconds: seconds to spend on each.
+        dtype: data type of the matmul.
+        seconds: seconds per measurement.
     """
     is_cuda = device.type == "cuda"
     size = (2 << 30) if is_cuda else (128 << 20)
@@ -121,7 +119,8 @@ def measure_peaks(device: torch.device, dtype: torch.dtype, seconds: float) -> P
 
 
 def _figures(case: Case, us: float, peaks: Peaks) -> Result:
-    """Figures of one op. The limit is memory or compute, whichever takes longer at its peak."""
+    """Figures of one op. It is bound by memory or compute, whichever takes longer at its peak
+    rate."""
     memory_us = case.num_bytes / peaks.bandwidth * 1e6
     compute_us = case.num_flops / (peaks.matmul_tflop_s * 1e12) * 1e6
     return {
@@ -161,7 +160,7 @@ def _time_on_cuda(run: Callable[[], object], seconds: float) -> float:
     graph = torch.cuda.CUDAGraph()
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # warm-up: compiles kernels, and fills the allocator
+    with torch.cuda.stream(side):  # warm-up: compiles kernels and fills the allocator
         run()
         run()
     torch.cuda.current_stream().wait_stream(side)

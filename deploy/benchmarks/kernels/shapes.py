@@ -1,4 +1,4 @@
-"""Dimensions of well-known models, for benchmarks with random weights."""
+"""Configurations of known models, for benchmarks with random weights."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
-"""Parts of config.json of text models, by short name."""
+"""config.json fields of text models, keyed by short name."""
 BLOCK_SHAPES: dict[str, dict[str, Any]] = {
     "llada2-mini": {
         "architectures": ["LLaDA2MoeModelLM"],
@@ -66,11 +66,12 @@ BLOCK_SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-"""Parts of config.json of block-diffusion models, by short name."""
+"""config.json fields of block-diffusion models, keyed by short name."""
 
 
 def write_shape(name: str, directory: str) -> str:
-    """Creates a folder in `directory` with the model's config.json alone; returns its path."""
+    """Creates a folder in `directory` that contains only the model's config.json; returns its
+    path."""
     folder = Path(directory) / name
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**SHAPES, **BLOCK_SHAPES}[name]))

@@ -1,5 +1,5 @@
-"""Cases of sparse attention for benchmark `kernels`, with the sizes of DeepSeek V3.2: decodes that
-select up to 2,048 of the tokens in the cache."""
+"""Sparse-attention cases of benchmark `kernels` at DeepSeek V3.2's sizes: each decode selects up to
+2,048 of the cached tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _INDEX_HEADS, _INDEX_DIM, _ROTARY_DIM = 64, 128, 64
 _LATENT_DIM, _VALUE_DIM = 576, 512
 _TOP_K, _PAGE_SIZE = 2048, 64
 _BLOCK_SIZE, _KV_HEADS = 128, 4
-"""Sizes of MiniMax-M3, whose index keys have as many dimensions as those of DeepSeek V3.2."""
+"""Sizes of MiniMax-M3, whose index keys have the same dimension as DeepSeek V3.2's."""
 
 
 def _store(rows: int, context: int, heads: int, device: torch.device, dtype: torch.dtype) -> Case:
@@ -121,7 +121,7 @@ def _attend_to_blocks(
 def _block_queries(
     rows: int, context: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, SparseQueries]:
-    """Index queries, index keys and rows with the sizes of MiniMax-M3."""
+    """Index queries, index keys and rows at MiniMax-M3's sizes."""
     columns = -(-context // _PAGE_SIZE)
     queries = SparseQueries(
         pieces=(
@@ -148,5 +148,5 @@ SPARSE_CASES: dict[str, Callable[[int, int, int, torch.device, torch.dtype], Cas
     "select_blocks": _select_blocks,
     "attend_to_blocks": _attend_to_blocks,
 }
-"""Makers of cases by op: from rows of a step, tokens in the cache per row, query heads, device and
-data type."""
+"""Functions that create cases, keyed by op. Arguments are rows per step, cached tokens per row,
+query heads, device and data type."""

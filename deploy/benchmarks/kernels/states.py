@@ -27,13 +27,13 @@ def gated_delta_step(
     device: torch.device,
     dtype: torch.dtype,
 ) -> tuple[Callable[[], object], float]:
-    """A step of a layer with two value heads per key head, and its minimum number of bytes.
+    """A gated-delta-rule step with two value heads per key head, and its minimum number of bytes.
 
     Args:
-        num_rows: rows of the step, each with a state.
-        length: tokens of each row.
+        num_rows: rows in the step, each with a state.
+        length: tokens per row.
         num_heads: number of value heads.
-        head_dim: size of keys and values.
+        head_dim: dimension of keys and values.
         device: device of all tensors.
         dtype: data type of projections and weights.
     """
@@ -71,7 +71,8 @@ def kimi_delta_step(
     device: torch.device,
     dtype: torch.dtype,
 ) -> tuple[Callable[[], object], float]:
-    """A step of Kimi Delta Attention, and its minimum number of bytes; arguments as above."""
+    """A step of Kimi Delta Attention, and its minimum number of bytes; arguments as in
+    `gated_delta_step`."""
     rows, num_tokens, width = (
         _rows(num_rows, length, device),
         num_rows * length,
@@ -107,8 +108,8 @@ def short_convolution_step(
     device: torch.device,
     dtype: torch.dtype,
 ) -> tuple[Callable[[], object], float]:
-    """A step of a short convolution of all heads' channels over 4 inputs, and its minimum number
-    of bytes; arguments as above."""
+    """A step of a short convolution over 4 inputs in the channels of all heads, and its minimum
+    number of bytes; arguments as in `gated_delta_step`."""
     rows, channels = _rows(num_rows, length, device), num_heads * head_dim
     x = torch.randn(num_rows * length, channels, device=device).to(dtype)
     weight = torch.randn(4, channels, device=device).to(dtype)
@@ -128,8 +129,8 @@ def selective_scan_step(
     device: torch.device,
     dtype: torch.dtype,
 ) -> tuple[Callable[[], object], float]:
-    """A step of a selective scan with one group and states of `head_dim` squared per head, and
-    its minimum number of bytes; arguments as above."""
+    """A step of a selective scan with one group and a state of `head_dim` x `head_dim` per head,
+    and its minimum number of bytes; arguments as in `gated_delta_step`."""
     rows = _rows(num_rows, length, device)
     zeros = torch.zeros(num_heads, device=device)
     layer = ScanLayer(
@@ -155,11 +156,11 @@ STATE_STEPS = {
     "selective_scan": selective_scan_step,
     "short_convolution": short_convolution_step,
 }
-"""Steps of Kimi Delta Attention and of Mamba-2, by op."""
+"""Steps of Kimi Delta Attention and Mamba-2, keyed by op."""
 
 
 def _rows(num_rows: int, length: int, device: torch.device) -> StateRows:
-    """Rows of the same length that continue from a state."""
+    """Rows of equal length, each of which continues from a state."""
     num_pieces = -(-length // PIECE)
     pieces = torch.arange(num_rows * num_pieces)
     first = pieces // num_pieces * length + pieces % num_pieces * PIECE

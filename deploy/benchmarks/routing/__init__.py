@@ -1,1 +1,1 @@
-"""Comparisons of routing policies, mostly on simulated workers in simulated time."""
+"""Comparisons of routing policies, mostly with simulated workers in simulated time."""

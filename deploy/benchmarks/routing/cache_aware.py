@@ -1,7 +1,7 @@
-"""Router of a simulation with the algorithm of sglang-router's policy cache_aware, version 0.3.2.
+"""Simulated router with the algorithm of sglang-router's cache_aware policy, version 0.3.2.
 
-Written from its description, not its code. The original matches characters and evicts the oldest
-prompts of a worker beyond 64 Mi characters; here pages are matched, and nothing is evicted, since
+Implemented from its description, not its code. The original matches characters, and evicts a
+worker's oldest prompts beyond 64 Mi characters. This router matches pages and evicts nothing, since
 simulations send less.
 """
 
@@ -23,7 +23,7 @@ _DEFAULTS = {"cache_threshold": 0.3, "balance_abs_threshold": 64, "balance_rel_t
 
 
 class CacheAwareRouter(SimulatedRouter):
-    """Chooses the worker that was sent the longest prefix of the prompt, without regard to load.
+    """Chooses the worker that was sent the longest prefix of the prompt, regardless of load.
 
     The worker with the fewest open requests is chosen instead if no prefix is longer than
     `cache_threshold` of the prompt, or if the numbers of open requests differ by more than
@@ -40,10 +40,10 @@ class CacheAwareRouter(SimulatedRouter):
         self._rel_threshold = values["balance_rel_threshold"]
         self._memo = HashMemo()
         self._sent: dict[str, set[int]] = {}
-        """Hashes of the blocks of all prompts sent to a worker, by worker id."""
+        """Block hashes of all prompts sent to a worker, keyed by worker id."""
         self._keys: dict[str, BlockKey] = {}
         self._open: dict[str, str] = {}
-        """Workers of open requests, by request id."""
+        """Workers of open requests, keyed by request id."""
         self._num_sent = Counter[str]()
 
     def joined(self, worker: SimWorker) -> None:
@@ -52,8 +52,8 @@ class CacheAwareRouter(SimulatedRouter):
         self._keys[worker.worker_id] = BlockKey.of(worker.info)
 
     def lost(self, worker: SimWorker) -> None:
-        """Removes a worker that failed or left; a broken attach stream is ignored, as this
-        router uses none."""
+        """Removes a worker that failed or left. Ignores broken attach streams, which this router
+        does not use."""
         if not worker.up or worker.draining:
             self._sent.pop(worker.worker_id, None)
 
@@ -81,7 +81,7 @@ class CacheAwareRouter(SimulatedRouter):
         return Placement(worker_id)
 
     def _choose(self, hashes: Mapping[str, Sequence[int]]) -> str:
-        """The worker for a prompt, given its block hashes by worker."""
+        """Worker for a prompt, given the prompt's block hashes for each worker."""
         num_open = Counter(self._open.values())
         loads = {name: (num_open[name], self._num_sent[name]) for name in self._sent}
         least = min(loads, key=lambda name: loads[name])

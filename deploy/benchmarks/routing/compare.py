@@ -1,4 +1,4 @@
-"""Benchmark `router`: simulations of all routers on all workloads, with several seeds."""
+"""Benchmark `router`: simulates all routers on all workloads, with several seeds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from deploy.benchmarks.routing.workload import Workload
 from deploy.benchmarks.routing.workloads import Maker, workloads
 
 _TUNING_SEED = 10_000
-"""Seed of the data on which settings are tuned; different from the reported ones."""
+"""Seed of the data for tuning settings; differs from the reported seeds."""
 _TUNING_SCALE = 0.5
 _MEAN_GOAL = 1.02
 _P99_GOAL = 1.10
@@ -37,7 +37,7 @@ _PANELS = {
     "p99_ttft_s": ("p99 TTFT over the best", True),
 }
 _PACKAGES = ("ray", "ai-dynamo-runtime", "numpy")
-"""Packages whose versions are reported, as the figures depend on them."""
+"""Packages whose versions are reported because the figures depend on them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,27 +45,28 @@ class SimOptions:
     """Options of the simulation."""
 
     policies: tuple[str, ...] = field(default=(), metadata={"flag": "--policy"})
-    """Routing policy, ray-prefix (Ray Serve LLM's prefix router), dynamo (NVIDIA Dynamo's) or
-    sglang-cache-aware (the algorithm of sglang-router's cache_aware); may be given several times.
-    Default: all but the last; with --agents, none besides the default policy."""
+    """Routing policy, ray-prefix (Ray Serve LLM's prefix router), dynamo (NVIDIA Dynamo's router)
+    or sglang-cache-aware (the algorithm of sglang-router's cache_aware). Can be repeated. Default:
+    all but sglang-cache-aware; with --agents, only the default policy."""
     workloads: tuple[str, ...] = field(default=(), metadata={"flag": "--workload"})
-    """Workload; may be given several times. Default: all."""
+    """Workload to simulate. Can be repeated. Default: all."""
     seeds: int = 5
-    """Number of simulations of each router and workload, with different seeds."""
+    """Number of simulations per router and workload, each with its own seed."""
     first_seed: int = 1
-    """First of the seeds."""
+    """First seed."""
     scale: float = 1.0
     """Factor for the number of requests; published results use 1."""
     traces: str = ""
-    """Folder with Mooncake's conversation_trace.jsonl and synthetic_trace.jsonl; without it these
-    workloads are skipped."""
+    """Folder with Mooncake's conversation_trace.jsonl and synthetic_trace.jsonl; if not given,
+    these workloads are skipped."""
     sweep: bool = True
-    """Also run each configurable router with the best settings of a fixed grid, selected with other
-    seeds."""
+    """Also run each router that has settings with the best settings of a fixed grid, which are
+    selected with other seeds."""
     resume: str = ""
-    """File that stores each finished simulation; a run with the same code reuses them."""
+    """File to which each finished simulation is appended. Later runs of the same code reuse
+    them."""
     plot: str = ""
-    """PNG file to write, with the ratios of all routers."""
+    """PNG file for the ratios of all routers; default: no plot."""
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
@@ -73,15 +74,15 @@ class SimOptions:
         if self.scale <= 0.0:
             raise ValueError(f"--scale must be above 0, got {self.scale}")
         if self.policies and (OWN not in self.policies or len(self.policies) < 2):
-            raise ValueError(f"--policy must name {OWN} and at least one to compare it with")
+            raise ValueError(f"--policy must include {OWN} and at least one other policy")
 
 
 def run_router_sim(options: SimOptions) -> Result:
-    """Times to first token and hit rates by workload and router; checks of rayfleet's ratios to the
+    """Times to first token and hit rates by workload and router; checks rayfleet's ratios to the
     best.
 
     Raises:
-        ValueError: a workload is not known.
+        ValueError: a workload is unknown.
     """
     folder = find_traces(options.traces) if options.traces else None
     entries, notes = find_routers(options.policies or ROUTERS)
@@ -125,7 +126,7 @@ def run_router_sim(options: SimOptions) -> Result:
 
 
 def _over_the_best(rows: Sequence[Result]) -> list[Result]:
-    """Rows with times as ratios to the lowest of each workload."""
+    """Rows with times relative to the lowest of each workload."""
     best = {
         (row["workload"], name): min(
             other[name] for other in rows if other["workload"] == row["workload"]
@@ -148,7 +149,7 @@ class _Runs:
 
     @property
     def bound(self) -> float:
-        """Mean of the pooled hit rates, which only routers of OWN have."""
+        """Mean pooled hit rate, which only simulations of OWN compute."""
         return mean([one.pooled_hit_rate for one in self.figures])
 
 
@@ -160,7 +161,7 @@ def _runs(
     options: SimOptions,
     known: ResultCache,
 ) -> dict[str, _Runs]:
-    """Simulations of a workload by router; tuned routers have a separate entry."""
+    """Simulations of a workload, keyed by router; tuned routers have separate entries."""
 
     def take(entry: Entry, settings: Settings, seed: int, maker: Maker, scale: float) -> Figures:
         run = {

@@ -1,8 +1,8 @@
-"""Router of a simulation that calls NVIDIA Dynamo's SelectionService, of `ai-dynamo-runtime`.
+"""Simulated router that calls NVIDIA Dynamo's SelectionService, from `ai-dynamo-runtime`.
 
-Index, cost function and reservations are Dynamo's own. Simulated workers report to it as vLLM does:
-by KV events over a ZeroMQ socket, and by the first token and the end of each request. It breaks
-ties at random, so runs differ slightly.
+The index, the cost function and the reservations are Dynamo's own. Simulated workers report to it
+as vLLM does: KV events over a ZeroMQ socket, and the first token and the end of each request.
+Dynamo breaks ties at random, so runs differ slightly.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ from worker.protocol.messages import BlockEvent, BlockRemoved, StepReport, Submi
 
 _MODEL = {"model_name": "simulated"}
 _MARK_TOKEN = 2**31 - 1
-"""Token id of the first marker block, counting down from there; prompts have no such tokens."""
+"""Token id of the first marker block; later ones count down. Prompts have no such tokens."""
 _LONG_S = 30.0
 """Seconds to wait for an event to reach Dynamo's index."""
 
 
 class DynamoRouter(SimulatedRouter):
-    """Router by `dynamo.llm.SelectionService` in this process.
+    """Router that uses `dynamo.llm.SelectionService` in this process.
 
-    A broken stream of events has no effect: Dynamo requests missed events from the worker.
+    A broken event stream has no effect, since Dynamo requests missed events from the worker.
 
     Args:
         clock: clock of the simulation.
-        settings: Dynamo's environment variables without the prefix DYN_ROUTER_; empty for defaults.
+        settings: Dynamo's environment variables, without the prefix DYN_ROUTER_; empty uses
+            Dynamo's defaults.
     """
 
     def __init__(self, clock: Clock, settings: Mapping[str, Any]) -> None:
@@ -53,7 +54,7 @@ class DynamoRouter(SimulatedRouter):
         self._names: dict[int, str] = {}
         self._incarnations: Counter[str] = Counter()
         self._bookings: dict[str, str] = {}
-        """Ids of Dynamo's reservations by request."""
+        """Ids of Dynamo's reservations, keyed by request."""
         self._num_bookings = 0
         self._num_marks = 0
         self._tokens = BlockTokens()
@@ -145,7 +146,7 @@ class DynamoRouter(SimulatedRouter):
         return Placement(self._names[answer["worker_id"]], hit)
 
     def _catch_up(self) -> None:
-        """Publishes all new events and waits until Dynamo's index has applied them, as events
+        """Publishes all new events and waits until Dynamo's index has applied them, because events
         take no time in the simulation."""
         behind = [one for one in self._workers.values() if one.has_news]
         if not behind:
@@ -169,7 +170,7 @@ class DynamoRouter(SimulatedRouter):
         try:
             self._run(call, booking)
         except DynamoException:
-            return  # the worker has gone, and so have its reservations
+            return  # the worker and its reservations are gone
 
     def _run(self, call: Any, argument: Any) -> Any:
         async def wait() -> Any:
@@ -179,15 +180,15 @@ class DynamoRouter(SimulatedRouter):
 
 
 class BlockTokens:
-    """Token ids of blocks by our block hash: rayfleet's events contain only hashes, but Dynamo's
-    need tokens."""
+    """Token ids of blocks, keyed by rayfleet's block hash. rayfleet's events contain only hashes,
+    but Dynamo's need tokens."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, list[int]] = {}
         self._root = root_hash(SALT)
 
     def learn(self, arrival: Arrival, page_size: int) -> None:
-        """Adds the blocks of a request's prompt and of its answer, which workers may cache."""
+        """Adds the blocks of a request's prompt and answer, which workers may cache."""
         output = np.full(arrival.output_len, TOKEN, "<i4").tobytes()
         data = arrival.tokens + output
         hashes = block_hash_array(data, page_size, self._root).tolist()
@@ -222,7 +223,7 @@ class _Publisher:
         return bool(self._events)
 
     def wait_for_subscriber(self) -> None:
-        """Waits until Dynamo has subscribed, as earlier events are lost."""
+        """Waits until Dynamo has subscribed; events sent before that are lost."""
         if not self._socket.poll(_LONG_S * 1000):
             raise RuntimeError("Dynamo's selection service did not subscribe to its worker")
         self._socket.recv()

@@ -1,4 +1,4 @@
-"""Figures of simulations: latencies, hit rates, and ratios of routers over several seeds."""
+"""Figures of simulations: latencies, hit rates, and ratios between routers over several seeds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from worker.protocol.blocks import root_hash
 
 
 class Figures(NamedTuple):
-    """Figures of one simulation's measured requests. Times are seconds."""
+    """Figures of one simulation's measured requests. Times are in seconds."""
 
     mean_ttft: float
     p50_ttft: float
@@ -23,11 +23,11 @@ class Figures(NamedTuple):
     hit_rate: float
     """Fraction of the prompt tokens that were cached on their worker."""
     pooled_hit_rate: float = 0.0
-    """Hit rate of one cache as large as all workers' together; 0 if not computed."""
+    """Hit rate of one cache with the size of all workers' caches together; 0 if not computed."""
 
 
 def figures(outcomes: Sequence[Outcome]) -> Figures:
-    """Figures of one simulation, without its pooled hit rate."""
+    """Figures of one simulation, without the pooled hit rate."""
     measured = [outcome for outcome in outcomes if outcome.arrival.measured]
     times = [outcome.first_token_s for outcome in measured]
     tokens = sum(outcome.arrival.num_tokens for outcome in measured)
@@ -42,8 +42,9 @@ def figures(outcomes: Sequence[Outcome]) -> Figures:
 def pooled_hit_rate(outcomes: Sequence[Outcome], page_size: int, num_pages: int) -> float:
     """Hit rate of measured prompts in one cache of `num_pages` for all workers, with LRU eviction.
 
-    Requests come in the order of `outcomes`, and each finds the prompts of all before it. It is a
-    reference, not a strict bound: another order of eviction may have more hits.
+    Requests arrive in the order of `outcomes`, and each one finds the prompts of all earlier ones
+    in the cache. This is a reference, not a strict bound: another eviction order may have more
+    hits.
     """
     cache: LRUCache[int, None] = LRUCache(num_pages)
     memo = HashMemo()
@@ -56,16 +57,16 @@ def pooled_hit_rate(outcomes: Sequence[Outcome], page_size: int, num_pages: int)
         if arrival.measured:
             hit += min(found * page_size, arrival.num_tokens - 1)
             total += arrival.num_tokens
-        for value in reversed(hashes):  # so that a block is evicted before those it follows
+        for value in reversed(hashes):  # so that a block is evicted before its predecessors
             cache[value] = None
     return hit / total if total else 0.0
 
 
 def ratio_to_best(values: Mapping[str, Sequence[float]], own: str) -> tuple[float, float, str]:
-    """Ratio of rayfleet's mean to the best other router's, half its interval, and that router's
-    name.
+    """Ratio of rayfleet's mean to that of the best other router, half the width of the ratio's
+    confidence interval, and that router's name.
 
-    The interval is that of the mean of the ratios by seed.
+    The interval is that of the mean of the per-seed ratios.
     """
     others = {name: mean(series) for name, series in values.items() if name != own}
     best = min(others, key=lambda name: others[name])

@@ -1,4 +1,4 @@
-"""Flags of benchmark `router`, and dispatch to the variant that they select."""
+"""Flags of benchmark `router`, and dispatch to the variant they select."""
 
 from __future__ import annotations
 
@@ -34,11 +34,13 @@ def add_router_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--agents",
         action="store_true",
-        help="coding agents in closed loops, with and without session gate, and with other routers",
+        help="simulate coding agents in closed loops, with and without the session gate",
     )
     add_options(parser.add_argument_group("agents"), AgentOptions, exclude=_AGENTS_TOO)
     parser.add_argument(
-        "--micro", action="store_true", help="microseconds per decision instead of a simulation"
+        "--micro",
+        action="store_true",
+        help="measure the time of a routing decision instead of simulating",
     )
     add_options(parser.add_argument_group("micro"), MicroOptions)
     parser.add_argument(
@@ -73,7 +75,7 @@ def run_router(args: argparse.Namespace) -> Result:
     if getattr(args, "gateways", 1) > 1:
         return run_gateways(GatewayOptions(**given_options(args, GatewayOptions)))
     if args.agents and args.real:
-        # Imported here: it imports Serve applications, which the others do not need.
+        # Imported here: it imports Serve applications, which the other variants do not need.
         from deploy.benchmarks.routing.real.agent_options import RealAgentOptions
         from deploy.benchmarks.routing.real.agents import run_agents_real
 
@@ -83,7 +85,7 @@ def run_router(args: argparse.Namespace) -> Result:
     if args.micro:
         return run_router_micro(MicroOptions(**given_options(args, MicroOptions)))
     if args.real:
-        # Imported here: it imports Serve applications, which the others do not need.
+        # Imported here: it imports Serve applications, which the other variants do not need.
         from deploy.benchmarks.routing.real.options import RealOptions
         from deploy.benchmarks.routing.real.run import run_router_real
 

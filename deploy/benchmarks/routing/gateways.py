@@ -1,4 +1,4 @@
-"""Benchmark `router --gateways N`: the default policy by N gateways, against one."""
+"""Benchmark `router --gateways N`: the default policy with N gateways and with one."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ _AGENTS = "agents"
 """Workload of coding agents in a closed loop, in addition to those of the simulation."""
 _AGENT_WORKERS, _AGENT_SESSIONS = 4, 8
 _AGENT_S, _AGENT_WARM = 900.0, 1 / 3
-"""Simulated seconds of agents, and the part of them that is not measured."""
+"""Simulated seconds of agents, and the fraction that is not measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatewayOptions:
-    """Options of the comparison of several gateways with one."""
+    """Options of the comparison of several gateways with a single one."""
 
     gateways: int = 1
-    """Compare this many gateways, each with the default policy, with a single one."""
+    """Number of gateways, all with the default policy, to compare with a single one."""
     workloads: tuple[str, ...] = field(default=(), metadata={"flag": "--workload"})
-    """Workloads, as in SimOptions, or agents (coding agents in a closed loop). Default: all."""
+    """Workloads as in SimOptions, or agents (coding agents in a closed loop). Default: all."""
     seeds: int = 5
-    """Number of simulations with different seeds, as in SimOptions."""
+    """Number of simulations, each with its own seed."""
     first_seed: int = 1
-    """First of the seeds."""
+    """First seed."""
     scale: float = 1.0
     """Factor for the number of requests."""
     traces: str = ""
@@ -73,7 +73,7 @@ class _Frontend:
         self._streams = {id(gateway): (gateway, Attachment(_nothing)) for gateway in gateways}
 
     def submitted(self, submit: Submit, ordinal: int, owner: GatewayRouter) -> None:
-        """Sends a submit's load and prompt to all gateways but its own."""
+        """Sends a submit's load and prompt to all gateways except its own."""
         self._reserved.add([submit], ordinal)
         prompts = self._prompts.add([submit], ordinal)
         self._load = self._reserved.added_to(self._load)
@@ -124,14 +124,14 @@ def _nothing() -> None:
 
 
 class GatewaysRouter(SimulatedRouter):
-    """Several gateways, each of which receives a random part of the requests.
+    """Several gateways, each of which receives a random subset of the requests.
 
-    Each has its own Fleet, and attach streams as in the workers' frontends. Requests that arrive at
-    the same time are placed gateway by gateway.
+    Each gateway has its own Fleet and its own attach streams from the workers' frontends. Requests
+    that arrive at the same time are placed gateway by gateway.
 
     Args:
         number: number of gateways.
-        seed: seed of the choice among them.
+        seed: seed of the choice of gateway.
         clock: clock of the simulation.
     """
 
@@ -142,7 +142,7 @@ class GatewaysRouter(SimulatedRouter):
         self._clock = clock
         self._random = random.Random(seed)
         self._owners: dict[str, GatewayRouter] = {}
-        """Gateway of each request, by request id."""
+        """Gateway of each request, keyed by request id."""
         self._frontends: dict[str, _Frontend] = {}
 
     def joined(self, worker: SimWorker) -> None:
@@ -184,7 +184,7 @@ class GatewaysRouter(SimulatedRouter):
         self._frontends[worker.worker_id].submitted(submit, ordinal, owner)
 
     def reported(self, worker: SimWorker, report: StepReport) -> None:
-        """Takes the report of a worker's step."""
+        """Handles the report of a worker's step."""
         frontend = self._frontends[worker.worker_id]
         frontend.reported(report, self._owners)
         frontend.beat(self._clock())
@@ -195,10 +195,10 @@ class GatewaysRouter(SimulatedRouter):
 
 
 def run_gateways(options: GatewayOptions) -> Result:
-    """Times to first token and hit rates of one gateway and of several, and their ratios.
+    """Times to first token and hit rates with one gateway and with several, and their ratios.
 
     Raises:
-        ValueError: a workload is not known.
+        ValueError: a workload is unknown.
     """
     folder = find_traces(options.traces) if options.traces else None
     makers = workloads(options.scale, folder)
@@ -245,7 +245,8 @@ def _router(number: int, seed: int) -> Callable[[Clock], SimulatedRouter]:
 
 
 def _agents(options: GatewayOptions, number: int, seed: int) -> Figures:
-    """Figures of unattended agents whose contexts fit the caches, in a closed loop without gate."""
+    """Figures of unattended agents whose contexts fit the caches, in a closed loop without a
+    gate."""
     shape = fleet_shape(_AGENT_WORKERS, 0.0)
     load = AgentLoad("unattended", seed)
     loop = ClosedLoop(load, _AGENT_SESSIONS, shape, _router(number, seed), 0.0)

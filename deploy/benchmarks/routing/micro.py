@@ -1,7 +1,7 @@
-"""Benchmark `router --micro`: time of a routing decision with an index of a given size.
+"""Benchmark `router --micro`: time per routing decision with an index of a given size.
 
-A decision includes all work of the gateway between a prompt's token ids and the reserved worker:
-block hashes, lookup of the workers that cache them, cost of each worker, and reservation.
+A decision includes all of the gateway's work from a prompt's token ids to a reserved worker: block
+hashing, lookup of the workers that cache the blocks, the cost of each worker, and the reservation.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from worker.protocol.messages import (
 _SALT = "bench"
 _VOCAB = 150_000
 _SHARED = 512
-"""Tokens of the system prompt, which each worker has cached."""
+"""Tokens in the system prompt, which every worker has cached."""
 _TURN = 512
-"""Tokens by which a conversation grows per turn."""
+"""Tokens that a conversation grows by per turn."""
 _CONVERSATION = 256
-"""Blocks of each stored conversation."""
+"""Blocks per stored conversation."""
 _GOAL_BYTES = 150.0
 _GOALS_US = {"decision_us_1k": 60.0, "decision_us_128k": 1000.0, "decision_us_128k_session": 200.0}
 
@@ -47,21 +47,21 @@ class MicroOptions:
     workers: int = 64
     """Number of workers."""
     blocks: int = 1_000_000
-    """Blocks in the index, of all workers together."""
+    """Number of blocks in the index, over all workers."""
     in_flight: int = 4
-    """Reserved requests per worker."""
+    """Number of reserved requests per worker."""
     decisions: int = 300
-    """Decisions per measurement; their median is reported."""
+    """Number of decisions per figure; the median is reported."""
     page_size: int = 16
     """Tokens per block."""
     growth: bool = True
     """Also measure other numbers of workers and blocks."""
     max_blocks: int = 10_000_000
-    """Maximum number of blocks that --growth measures."""
+    """Maximum number of blocks for --growth."""
     max_workers: int = 512
-    """Maximum number of workers that --growth measures."""
+    """Maximum number of workers for --growth."""
     seed: int = 0
-    """Seed of all token ids."""
+    """Random seed of the token ids."""
     routing_policy: str = "adaptive"
     """Routing policy."""
 
@@ -71,7 +71,7 @@ class MicroOptions:
 
 
 def run_router_micro(options: MicroOptions) -> Result:
-    """Times of decisions in microseconds, by size of the fleet and index, and their checks."""
+    """Decision times in microseconds by fleet and index size, and their checks."""
     rig = _Rig(options)
     figures = rig.decisions()
     result: Result = {"policy": options.routing_policy, **_row(options, figures, rig)}
@@ -130,11 +130,11 @@ class _Rig:
             "event_us_per_block": self._events(8),
             "event_us_per_block_of_512": self._events(512),
         }
-        """Bytes per block, by the index's own count and by the process's resident memory, and
+        """Bytes per block, from the index's own count and from the process's resident memory, and
         microseconds per block of an event."""
 
     def decisions(self) -> dict[str, float]:
-        """Median times of decisions in microseconds, by length of the prompt."""
+        """Median decision times in microseconds, by prompt length."""
         long = 128 * 1024
         return {
             "decision_us_1k": self._cold(1024),
@@ -144,7 +144,8 @@ class _Rig:
         }
 
     def _cold(self, num_tokens: int) -> float:
-        """Median time for new prompts if workers have only cached the system prompt."""
+        """Median decision time for new prompts of which workers have only cached the system
+        prompt."""
         prompts = (
             self._shared + self._tokens(num_tokens - _SHARED)
             for _ in range(self._options.decisions)
@@ -152,7 +153,7 @@ class _Rig:
         return percentile([self._timed(prompt) for prompt in prompts], 50.0)
 
     def _session(self, num_tokens: int) -> float:
-        """Median time for the next turn of a conversation that one worker has cached."""
+        """Median decision time for the next turn of a conversation that one worker has cached."""
         conversation = self._shared + self._tokens(num_tokens - _SHARED)
         self._timed(conversation)
         self._store("w3", conversation)
@@ -174,7 +175,7 @@ class _Rig:
         return seconds * 1e6
 
     def _events(self, size: int) -> float:
-        """Median time per block of events with `size` blocks, stored or removed."""
+        """Median time per block to apply events that store or remove `size` blocks."""
         times = []
         for _ in range(max(1, 2048 // size)):
             hashes = self._random.integers(1, 2**64, size, dtype=np.uint64).tolist()
@@ -214,7 +215,7 @@ class _Rig:
         per_worker = options.blocks // options.workers
         for _ in range(per_worker // _CONVERSATION):
             for number, load in enumerate(loads):
-                # Random numbers in place of block hashes, which take longer to compute.
+                # Random numbers replace block hashes, which take longer to compute.
                 hashes = self._random.integers(1, 2**64, _CONVERSATION, dtype=np.uint64)
                 event = BlockStored(hashes.tolist(), None)
                 self.fleet.update(f"w{number}", WorkerUpdate(1, 1, [], [event], load))

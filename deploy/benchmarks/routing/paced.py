@@ -1,4 +1,4 @@
-"""Paced worker: the real scheduler and prefix cache, with steps that only wait in real time."""
+"""Paced worker: the real scheduler and prefix cache, with steps that only wait, in real time."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from worker.protocol.sampling import SamplingParams
 from worker.protocol.step_time import StepCosts
 
 _LOCAL = "local"
-"""Gateway id of requests to PacedServer."""
+"""Gateway id of PacedServer's requests."""
 Words = NDArray[np.int64]
-"""Indices of words in a Vocabulary."""
+"""Word indices in a Vocabulary."""
 _PAGES = 1 << 16
 _STEP_TOKENS = 1 << 16
-"""Token budget of a steady step, so large that no prompt waits for another."""
+"""Token budget of a steady worker's step; large enough that no prompt waits for another."""
 _PROSE = (
     "The ferry leaves the old harbour at seven, and the baker's cart is already on the quay. "
     "Three gulls follow it; a fourth sits on the bollard and waits. Nobody has told the ferryman "
@@ -39,7 +39,7 @@ _PROSE = (
 
 
 class Vocabulary:
-    """Words of a tokenizer that are one token each, regardless of adjacent words.
+    """Words that are a single token each, regardless of adjacent words.
 
     Raises:
         ValueError: the tokenizer has fewer than 100 such words.
@@ -58,7 +58,7 @@ class Vocabulary:
 
     @property
     def answer_id(self) -> int:
-        """Token id of the first word, which paced workers repeat as their answer."""
+        """Token id of the first word; paced workers repeat it as their answer."""
         return self.ids[0]
 
     def text(self, words: Words) -> str:
@@ -70,13 +70,13 @@ class Vocabulary:
 def paced_worker(
     model: str, shape: FleetShape, slowness: float, script: Sequence[int]
 ) -> SimWorker:
-    """A simulated worker that serves a model's name.
+    """A simulated worker that serves under a model's name.
 
     Args:
         model: folder of the checkpoint.
         shape: limits and step costs.
         slowness: factor for the step times.
-        script: token ids of answers, see SimWorker.
+        script: token ids of answers; see SimWorker.
     """
     worker = SimWorker("paced", shape, slowness, script=script, clock=time.monotonic)
     config = load_model_config(model)
@@ -87,37 +87,37 @@ def paced_worker(
 
 
 def load(model: str) -> Tokenizer:
-    """The tokenizer of a checkpoint's folder."""
+    """Loads the tokenizer from a checkpoint's folder."""
     return Tokenizer.from_file(str(Path(model) / "tokenizer.json"))
 
 
 class Pace:
-    """Clock of steps without drift: a step begins when the last one was due, not when its end
-    was observed."""
+    """Step clock without drift: a step begins when the previous one was due, not when its end was
+    observed."""
 
     def __init__(self) -> None:
         self._due = 0.0
         self._busy = False
 
     def idle(self) -> None:
-        """Records that no step follows the last one immediately."""
+        """Records that no step directly follows the last one."""
         self._busy = False
 
     def end_of(self, seconds: float) -> float:
-        """Starts a step of `seconds`; returns the time of its end on the monotonic clock."""
+        """Starts a step of `seconds`; returns when it ends, on the monotonic clock."""
         self._due = (self._due if self._busy else time.monotonic()) + seconds
         self._busy = True
         return self._due
 
 
 def run_paced(shape: FleetShape, slowness: float, config: EngineConfig, directory: str) -> None:
-    """Runs a paced worker in place of the engine of `config`; blocks, see `serve_front`."""
+    """Runs a paced worker in place of the engine of `config`. Blocks; see `serve_front`."""
     script = (Vocabulary(load(config.model)).answer_id,)
     serve_front(paced_worker(config.model, shape, slowness, script), directory)
 
 
 def run_steady(step_s: float, config: EngineConfig, directory: str) -> None:
-    """Runs a paced worker whose steps all take `step_s` and whose answers are prose; blocks."""
+    """Runs a paced worker whose steps all take `step_s` and whose answers are prose. Blocks."""
     shape = steady_shape(step_s, config)
     serve_front(paced_worker(config.model, shape, 1.0, prose(config.model)), directory)
 
@@ -136,23 +136,23 @@ def steady_shape(step_s: float, config: EngineConfig) -> FleetShape:
 
 
 def prose(model: str) -> list[int]:
-    """Token ids of steady workers' answers, by the tokenizer of a checkpoint's folder."""
+    """Token ids of steady workers' answers, with the tokenizer in a checkpoint's folder."""
     ids: list[int] = load(model).encode(_PROSE, add_special_tokens=False).ids
     return ids
 
 
 def prose_after(model: str, num_prompt: int, num_tokens: int) -> str:
-    """Text of a steady worker's answer of `num_tokens` to a prompt of `num_prompt` tokens."""
+    """Text of a steady worker's `num_tokens` answer to a prompt of `num_prompt` tokens."""
     ids = prose(model)
     output = [ids[place % len(ids)] for place in range(num_prompt, num_prompt + num_tokens)]
     return str(load(model).decode(output))
 
 
 def serve_front(worker: SimWorker, directory: str) -> None:
-    """Serves as the engine of the worker frontend that owns `directory`; blocks.
+    """Serves as the engine of the worker frontend that owns `directory`. Blocks.
 
     Raises:
-        EOFError: the front has closed the connection.
+        EOFError: the frontend has closed the connection.
     """
     front = connect(directory, "front")
     decode = msgspec.msgpack.Decoder(SubmitBatch).decode
@@ -190,8 +190,7 @@ def _take(worker: SimWorker, batch: SubmitBatch) -> None:
 
 
 class PacedServer:
-    """Paced worker that is called directly and answers in OpenAI's format, for other projects'
-    routers.
+    """Paced worker with direct calls and answers in OpenAI's format, for other projects' routers.
 
     Must be created within a running event loop.
     """
@@ -207,11 +206,11 @@ class PacedServer:
 
     @property
     def num_open(self) -> int:
-        """Number of requests that have not ended."""
+        """Number of unfinished requests."""
         return len(self._streams)
 
     async def generate(self, prompt: str, max_tokens: int) -> AsyncIterator[bytes]:
-        """Server-sent events of one completion in OpenAI's format; usage comes last."""
+        """Server-sent events of one completion in OpenAI's format; the last one has the usage."""
         ids = await asyncio.to_thread(lambda: self._tokenizer.encode(prompt).ids)
         request_id = f"r{next(self._numbers)}"
         queue: asyncio.Queue[TokenDelta] = asyncio.Queue()

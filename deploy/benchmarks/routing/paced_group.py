@@ -1,4 +1,4 @@
-"""WorkerGroup with another engine in place of its ranks, such as a paced worker; for benchmarks."""
+"""WorkerGroup with another engine in place of its ranks, such as a paced worker, for benchmarks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PacedRank:
     """Ray actor that runs an engine in place of rank 0."""
 
     def run(self, serve_engine: ServeEngine, config: EngineConfig, directory: str) -> None:
-        """Runs the engine; blocks until it ends."""
+        """Runs the engine. Blocks until it ends."""
         serve_engine(config, directory)
 
 
@@ -33,15 +33,16 @@ def build_paced(
 
     Args:
         config: configuration of the fleet.
-        serve_engine: the engine; a function of a module, or a partial of one.
-        sockets: whether gateways may use sockets; otherwise all are treated as on another node.
+        serve_engine: the engine: a module-level function, or a partial of one.
+        sockets: whether gateways may use sockets; if not, all are treated as if on another node.
     """
 
     class PacedWorkerGroup(WorkerGroup):
-        """WorkerGroup with the engine bound to the class: Serve passes only its usual arguments."""
+        """WorkerGroup with the engine bound to the class, because Serve passes only its usual
+        arguments."""
 
         async def _fetch(self) -> float:
-            """Downloads nothing, as no weights are needed; 0 seconds."""
+            """Returns 0 seconds: no weights are needed, so nothing is downloaded."""
             return 0.0
 
         def _start_ranks(self, directory: str) -> Sequence[Coroutine[Any, Any, None]]:

@@ -1,8 +1,8 @@
-"""Router of a simulation that calls Ray Serve LLM's PrefixCacheAffinityRouter, from package `ray`.
+"""Simulated router that calls Ray Serve LLM's PrefixCacheAffinityRouter, from package `ray`.
 
-Routing loop, prefix tree, queue lengths and power of two choices are Ray's own. Replicas are
-simulated, and the prefix tree, in Ray an actor, is called directly. A token id is one character of
-the prompt.
+The routing loop, prefix tree, queue lengths and power of two choices are Ray's own. Replicas are
+simulated, and the prefix tree, which is an actor in Ray, is called directly. Each token id becomes
+one character of the prompt.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from worker.protocol.messages import StepReport, Submit
 
 _DEPLOYMENT = DeploymentID(name="workers", app_name="simulated")
 _MAX_ONGOING = 10**9
-"""Ongoing requests that are allowed per worker; Ray Serve LLM sets no lower limit, either."""
+"""Maximum number of ongoing requests per worker; Ray Serve LLM sets no lower limit."""
 
 
 class RayPrefixRouter(SimulatedRouter):
-    """Router by Ray Serve LLM's PrefixCacheAffinityRouter.
+    """Router that uses Ray Serve LLM's PrefixCacheAffinityRouter.
 
     Args:
         clock: clock of the simulation.
         seed: seed of its random choices.
-        settings: `request_router_kwargs`; empty for Ray's defaults.
+        settings: `request_router_kwargs`; empty uses Ray's defaults.
     """
 
     def __init__(self, clock: Clock, seed: int, settings: dict[str, float]) -> None:
@@ -65,8 +65,8 @@ class RayPrefixRouter(SimulatedRouter):
             self._members_changed()
 
     def lost(self, worker: SimWorker) -> None:
-        """Removes a worker that failed or left; a broken attach stream is ignored, as this
-        router uses none."""
+        """Removes a worker that failed or left. Ignores broken attach streams, which this router
+        does not use."""
         if not worker.up or worker.draining:
             self._replicas.pop(worker.worker_id, None)
             self._members_changed()

@@ -1,4 +1,4 @@
-"""Benchmark `router --replay`: simulates a gateway's recorded traffic under other policies."""
+"""Benchmark `router --replay`: simulates a gateway's recorded traffic with other policies."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class ReplayOptions:
     """Options of `router --replay`."""
 
     replay: str = ""
-    """Decision log, or folder of such logs, as `serve` writes it with `decision_log` of
-    --routing-config. Its requests run again on simulated workers of the same number, limits and
-    speeds."""
+    """Decision log, or folder of decision logs, written by `serve` with `decision_log` in
+    --routing-config. Its requests are replayed on as many simulated workers with the same limits
+    and speeds."""
     policies: tuple[str, ...] = ()
     """Routing policies; default: all."""
 
 
 def run_replay(options: ReplayOptions) -> Result:
-    """Times to first token and hit rates as recorded, and simulated under each policy."""
+    """Times to first token and hit rates, as recorded and as simulated with each policy."""
     lines = list(read_decisions(options.replay))
     workload = recorded_workload(lines)
     entries, notes = find_routers(options.policies or ROUTERS)
@@ -99,8 +99,8 @@ def _arrivals(decided: Sequence[DecisionLine]) -> Iterable[Arrival]:
 
 
 def _tokens(line: DecisionLine, number: int) -> bytes:
-    """Token ids of a prompt: equal blocks for equal recorded hashes; those after the last full
-    block are the request's own."""
+    """Token ids of a prompt. Equal recorded hashes give equal blocks; tokens after the last full
+    block are unique to the request."""
     hashes = np.frombuffer(line.hashes, "<u8")
     places = np.arange(line.page_size, dtype=np.uint64)
     mixed = hashes[:, None] + (places + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
@@ -115,10 +115,10 @@ def _tokens(line: DecisionLine, number: int) -> bytes:
 
 
 def _recorded(lines: Iterable[LogLine]) -> Figures:
-    """Figures as recorded. Raises ValueError if no request got a token."""
+    """Figures as recorded. Raises ValueError if no request received a token."""
     decided = [d for d in lines if isinstance(d, DecisionLine) and d.first_token_s >= 0.0]
     if not decided:
-        raise ValueError("no request in the decision log got a token: record more traffic")
+        raise ValueError("no request in the decision log received a token: record more traffic")
     times = np.array([line.first_token_s for line in decided])
     return Figures(
         mean_ttft=float(times.mean()),

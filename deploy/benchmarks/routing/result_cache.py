@@ -22,14 +22,14 @@ _SIMULATED = (routing_package, cache_package, scheduler_package, wire_package)
 
 
 class ResultCache:
-    """Figures by simulation, in a file with a JSON line for each. The key contains a digest of the
-    code, so figures of other code are not used.
+    """Figures of simulations, in a JSON Lines file. The key contains a digest of the code, so
+    figures of other code are not used.
 
     Args:
-        path: path of the file, which is created if it is missing; empty for no file.
+        path: path of the file, which is created if missing; empty disables the file.
 
     Raises:
-        ValueError: the file has another format.
+        ValueError: the file has a different format.
     """
 
     def __init__(self, path: str) -> None:
@@ -44,7 +44,8 @@ class ResultCache:
             raise ValueError(f"--resume {path} is not a file of simulations: {error}") from error
 
     def take(self, run: Mapping[str, Any], simulate: Callable[[], Figures]) -> Figures:
-        """Figures of the simulation described by `run`, from the file or by calling `simulate`.
+        """Figures of the simulation described by `run`, from the file if present, else from
+        `simulate`.
 
         Args:
             run: workload, router, settings, seed, scale and digest of the code.
@@ -62,12 +63,13 @@ class ResultCache:
 
 
 def simulation_digest() -> str:
-    """Digest of the code of simulation and simulated workers."""
+    """Digest of the code of the simulation and the simulated workers."""
     return _digest(_sources(_SIMULATED))
 
 
 def routing_digest() -> str:
-    """Digest of the code of `simulation_digest`, and of the gateway's routing and its options."""
+    """Digest of the code of the simulation, the simulated workers, the gateway's routing and its
+    options."""
     settings = Path(str(config_module.__file__))
     return _digest([*_sources((*_SIMULATED, fleet_package)), settings])
 

@@ -1,4 +1,4 @@
-"""Routers compared in simulations, and the settings over which each is tuned."""
+"""Routers that simulations compare, and the settings grid of each."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Entry:
     create: Callable[[Settings, int, Clock], SimulatedRouter]
     """Creates the router from settings, a seed and the simulation's clock."""
     grid: tuple[Settings, ...] = ()
-    """Settings of which the best are found with another seed."""
+    """Settings to choose from; the best ones are found with another seed."""
     foreign: bool = False
-    """Whether it is another project's code."""
+    """Whether the router is another project's code."""
 
 
 OWN = "adaptive"
@@ -53,12 +53,12 @@ _DYNAMO_GRID: tuple[Settings, ...] = tuple(
     for scale in (0.5, 1.0, 2.0, 5.0, 10.0)
     for predicted in ({}, {"PREDICTED_TTL_SECS": _NEVER_S})
 )
-"""Settings of Dynamo. Predicted blocks expire by Dynamo's clock instead of the simulation's, so
-their lifetime is 0 or infinite."""
+"""Settings of Dynamo. Predicted blocks expire by Dynamo's clock, not the simulation's, so their
+lifetime is 0 or infinite."""
 
 
 def find_routers(names: tuple[str, ...]) -> tuple[list[Entry], list[str]]:
-    """Routers with these names, and notes about those that are not installed."""
+    """Routers with these names, and notes about the ones that are not installed."""
     entries, notes = [], []
     for name in names:
         if name == "ray-prefix":
@@ -95,7 +95,7 @@ def _cache_aware(settings: Settings, seed: int, clock: Clock) -> SimulatedRouter
 
 
 def _dynamo(settings: Settings, seed: int, clock: Clock) -> SimulatedRouter:
-    # Dynamo would log each decision; it reads this variable when it is imported.
+    # Otherwise Dynamo logs each decision; it reads this variable on import.
     os.environ.setdefault("DYN_LOG", "error")
     from deploy.benchmarks.routing.dynamo import DynamoRouter
 

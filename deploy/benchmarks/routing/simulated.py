@@ -1,4 +1,4 @@
-"""Routers of a simulation: their interface, and the gateway's own routing under any policy."""
+"""Routers for simulations: their interface, and the gateway's own routing with any policy."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Placement(NamedTuple):
     hit_tokens: int = 0
     """Prompt tokens that the router expects in the worker's cache."""
     predicted_s: float = 0.0
-    """Predicted seconds to the first token; 0 if the router predicts none."""
+    """Predicted seconds to the first token; 0 if the router makes no prediction."""
     sampled_blocks: bytes = b""
-    """Hashes for other gateways, see Submit."""
+    """Hashes for other gateways; see Submit."""
     shared_block: int = 0
-    """Hash for other gateways, see Submit."""
+    """Hash for other gateways; see Submit."""
 
 
 class SimulatedRouter(ABC):
@@ -48,17 +48,18 @@ class SimulatedRouter(ABC):
         """Removes a worker that died or left, or whose attach stream broke."""
 
     def draining(self, worker: SimWorker) -> None:
-        """Ends placing requests on a worker that drains."""
+        """Stops placing requests on a draining worker."""
         self.lost(worker)
 
     def split(self, arrivals: Sequence[Arrival]) -> list[list[Arrival]]:
-        """Splits requests that arrive at the same time into groups that are placed and submitted
-        one after the other."""
+        """Splits requests that arrive at the same time into groups that are placed and submitted in
+        sequence."""
         return [list(arrivals)]
 
     @abstractmethod
     def place(self, arrivals: Sequence[Arrival]) -> list[Placement | None]:
-        """Chooses workers for requests that arrive together; None if there are no workers."""
+        """Chooses workers for requests that arrive at the same time; None if there are no
+        workers."""
 
     @abstractmethod
     def submitted(self, worker: SimWorker, submit: Submit, ordinal: int) -> None:
@@ -66,7 +67,7 @@ class SimulatedRouter(ABC):
 
     @abstractmethod
     def reported(self, worker: SimWorker, report: StepReport) -> None:
-        """Takes the report of a worker's step."""
+        """Handles the report of a worker's step."""
 
     def ended(self, worker_id: str, request_id: str) -> None:
         """Records that a request or its worker has ended."""
@@ -78,13 +79,13 @@ class SimulatedRouter(ABC):
 
 
 class GatewayRouter(SimulatedRouter):
-    """Router by the gateway's own code: block index, hashes, joint placement, reservations,
+    """Router that uses the gateway's own code: block index, hashes, joint placement, reservations,
     step-time model and policy.
 
     Args:
         config: policy and its settings.
         clock: clock of the simulation.
-        knows_adapters: whether it routes by the places of LoRA adapters.
+        knows_adapters: whether routing is LoRA-aware.
     """
 
     def __init__(self, config: RoutingConfig, clock: Clock, *, knows_adapters: bool = True) -> None:
@@ -100,7 +101,7 @@ class GatewayRouter(SimulatedRouter):
         self.fleet.lose(worker.worker_id)
 
     def draining(self, worker: SimWorker) -> None:
-        """Ends placing requests on a worker that drains."""
+        """Stops placing requests on a draining worker."""
         self.fleet.set_draining(worker.worker_id, True)
 
     def place(self, arrivals: Sequence[Arrival]) -> list[Placement | None]:
@@ -130,7 +131,7 @@ class GatewayRouter(SimulatedRouter):
         self.fleet.accepted(worker.worker_id, submit.request_id, worker.epoch, ordinal)
 
     def reported(self, worker: SimWorker, report: StepReport) -> None:
-        """Takes the report of a worker's step."""
+        """Handles the report of a worker's step."""
         update = WorkerUpdate(worker.epoch, report.seq, [], report.block_events, report.load)
         self.fleet.update(worker.worker_id, update)
         for deltas in report.deltas.values():

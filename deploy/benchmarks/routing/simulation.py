@@ -1,4 +1,4 @@
-"""Discrete-event simulation of workers under a router."""
+"""Discrete-event simulation of workers behind a router."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ _GATEWAY = "simulated"
 _RESTART_S = 5.0
 """Seconds from the failure of a worker's ranks to the start of new ones."""
 _RETRY_S = 0.1
-"""Seconds until a request for which there is no worker is placed again."""
+"""Seconds until placement is retried for a request that has no worker."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Outcome:
-    """Outcome of a request. Times are seconds of simulated time."""
+    """Outcome of a request. Times are in seconds of simulated time."""
 
     arrival: Arrival
     arrived_at: float
     placement: Placement
     attempt: int = 0
-    """Number of times that the request was resubmitted."""
+    """Number of times the request was resubmitted."""
     first_token_s: float = -1.0
-    """Seconds from arrival to first token; negative before there is one."""
+    """Seconds from arrival to first token; negative before the first token."""
     cached_tokens: int = 0
     """Prompt tokens found in the worker's cache."""
 
 
 class Simulation:
-    """Simulation of one workload under one router. Deterministic if the router is.
+    """Simulation of one workload with one router. Deterministic if the router is.
 
-    Messages take no time: reports reach the gateway when a step ends, and requests their worker
-    when they are placed.
+    Messages take no time: reports reach the gateway when a step ends, and requests reach their
+    worker when they are placed.
 
     Args:
         workload: requests, workers and incidents.
@@ -93,7 +93,7 @@ class Simulation:
         return list(self._outcomes.values())
 
     def suffer(self, incident: Incident) -> None:
-        """Adds an incident that the workload did not plan."""
+        """Adds an incident that is not part of the workload."""
         self._push(incident.at, "incident", incident)
 
     def _push(self, at: float, kind: str, what: Any) -> None:
@@ -101,7 +101,7 @@ class Simulation:
         heapq.heappush(self._events, (at, self._num_events, kind, what))
 
     def _together(self) -> list[Arrival]:
-        """Takes further arrivals of the present time from the queue of events."""
+        """Pops further arrivals at the current time from the event queue."""
         more = []
         events = self._events
         while events and events[0][0] == self._now and events[0][2] == "arrive":
@@ -191,7 +191,7 @@ class Simulation:
             self._resubmit(worker)
 
     def _resubmit(self, worker: SimWorker) -> None:
-        """Places requests of a dead worker again, without the tokens generated so far."""
+        """Resubmits the requests of a failed worker, without the tokens generated so far."""
         lost = list(worker.open)
         worker.open.clear()
         for request_id in lost:

@@ -1,8 +1,8 @@
-"""Benchmark `router --validate`: time to first token of a simulated worker and a real engine.
+"""Benchmark `router --validate`: time to first token of a simulated worker and of a real engine.
 
-The step-time model is fitted to the engine's steps on other prompts. Then the same requests arrive
-at the same times at the engine, in real time, and at a simulated worker with its limits. The engine
-runs without overlap of steps, which the simulation does not have.
+The step-time model is fitted to the engine's steps on other prompts. Then both the engine, in real
+time, and a simulated worker with the same limits get the same requests at the same times. The
+engine runs without overlap, which the simulation does not model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _GOAL = 0.15
 _MAX_NUM_SEQS = 16
 _BUDGET = 256
 _PREFIX = 256
-"""Tokens of the prefix that requests on one subject share."""
+"""Tokens in the prefix that requests on one subject share."""
 _SUBJECTS = 12
 
 
@@ -37,15 +37,15 @@ class ValidateOptions:
     """Options of `router --validate`."""
 
     model: str = ""
-    """Checkpoint folder; the demo model unless given."""
+    """Checkpoint folder; default: the demo model."""
     requests: int = 300
-    """Requests of the comparison, and of the calibration before it."""
+    """Number of requests in the comparison, and in the calibration before it."""
     utilisation: float = 0.6
     """Target utilization of the engine, which sets the rate of requests."""
     output_len: int = 8
     """Tokens that each request generates."""
     validate_seed: int = 1
-    """Seed of prompts and arrival times."""
+    """Random seed of prompts and arrival times."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.utilisation < 1.0:
@@ -104,8 +104,8 @@ class _Engine(BenchEngine):
         return self._model.costs
 
     def replay(self, arrivals: Sequence[Arrival]) -> tuple[list[float], float]:
-        """Serves requests at their arrival times; their seconds to first token in the order of
-        arrival, and the total seconds of steps."""
+        """Serves requests at their arrival times. Returns their times to first token in order of
+        arrival, and the total step time, in seconds."""
         first: dict[str, float] = {}
         place, busy_s = 0, 0.0
         start = time.monotonic()
@@ -120,7 +120,7 @@ class _Engine(BenchEngine):
             report = self.step()
             done = time.monotonic() - start
             busy_s += done - now
-            # Wall time between two reports, which is what a step of the simulation stands for.
+            # Wall time between two reports, which is what a step of the simulation represents.
             self._model.observe(report.load.step_shape, done - now)
             for delta in report.deltas.get(GATEWAY, ()):
                 assert delta.error is None, delta.error
@@ -130,7 +130,8 @@ class _Engine(BenchEngine):
 
 
 def _arrivals(options: ValidateOptions, seed: int, rate: float) -> list[Arrival]:
-    """Requests at Poisson times: a prefix of one of a few subjects, then log-normal lengths."""
+    """Requests with Poisson arrivals: a prefix from one of a few subjects, then a log-normal
+    length."""
     random = np.random.default_rng(seed)
     subjects = random.integers(10, 2000, (_SUBJECTS, _PREFIX), dtype=np.int32)
     times = np.cumsum(random.exponential(1.0 / rate, options.requests))

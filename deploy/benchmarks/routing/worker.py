@@ -1,4 +1,4 @@
-"""Simulated worker: the real scheduler and prefix cache, with steps that compute nothing."""
+"""Simulated worker: the real scheduler and prefix cache, but no computation."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ SALT = "simulated"
 TOKEN = 7
 """Token id that simulated workers generate by default."""
 IDLE_S = 0.02
-"""Maximum seconds that a step without rows waits for the read of an adapter, as in
+"""Maximum seconds that a step without rows waits for an adapter read, as in
 `worker.rank.adapters`."""
 _LOAD_TOKEN_S = 5e-6
-"""Seconds to copy a token's keys and values back from host memory, while steps are computed."""
+"""Seconds to load one token's keys and values from host memory, while steps run."""
 _STORE_TOKEN_S = 1e-6
-"""Seconds by which copying a token to host memory delays a step."""
+"""Seconds that storing one token in host memory delays a step."""
 
 
 @dataclass(slots=True)
 class _Loads:
-    """Loads of a Plan that have not ended."""
+    """Unfinished loads of a Plan."""
 
     seq: int
     left_s: float
-    """Seconds left to copy."""
+    """Remaining copy time in seconds."""
 
 
 class SimWorker:
-    """Simulated worker group at overlap depth 0. The caller advances time: see `begin` and
+    """Simulated worker group at overlap depth 0. The caller advances time with `begin` and
     `finish`.
 
     Args:
         worker_id: id of the worker.
         fleet: limits and step costs.
         slowness: factor for the step times.
-        script: token ids of answers, repeated: a token depends on its position in the sequence
-            alone, so that another worker continues it identically.
+        script: token ids of answers, repeated. A token depends only on its position in the
+            sequence, so that another worker resumes it identically.
         clock: the scheduler's clock.
     """
 
@@ -71,9 +71,9 @@ class SimWorker:
         self.epoch = 0
         self.draining = False
         self.up = False
-        """Whether the worker runs."""
+        """Whether the worker is running."""
         self.open: dict[str, int] = {}
-        """Attempt numbers of unfinished requests, by request id."""
+        """Attempt numbers of unfinished requests, keyed by request id."""
         self._costs = fleet.costs
         self._slowness = slowness
         self._adapter_read_s = fleet.adapter_read_s
@@ -114,7 +114,8 @@ class SimWorker:
         self._step_s = self._load_s = 0.0
         self._loads: deque[_Loads] = deque()
         self._reads: deque[tuple[int, float]] = deque()
-        """Keys of adapters being read, one after the other, and the times when each has ended."""
+        """Keys of adapters that are being read in sequence, and the time at which each read
+        ends."""
         self._num_submits = 0
         self.open.clear()
         self.load = LoadSnapshot(
@@ -131,13 +132,13 @@ class SimWorker:
         return self._num_submits
 
     def abort(self, request_id: str, attempt: int = 0) -> None:
-        """Ends a request, if it has not ended."""
+        """Aborts a request if it is unfinished."""
         self.open.pop(request_id, None)
         self._scheduler.abort(request_id, attempt)
 
     def begin(self) -> float | None:
-        """Begins a step; returns its seconds, or None while a step is running or there is no
-        work."""
+        """Begins a step; returns its duration in seconds, or None if a step is running or there is
+        no work."""
         if self._plan is not None or not self.up:
             return None
         self._plan = self._scheduler.schedule()
@@ -158,7 +159,7 @@ class SimWorker:
         return self._step_s + waits_s + _num_copied(plan.stores) * size * _STORE_TOKEN_S
 
     def finish(self) -> StepReport:
-        """Ends the running step; returns its report."""
+        """Finishes the running step; returns its report."""
         plan = self._plan
         assert plan is not None, "no step was begun"
         self._plan = None
@@ -184,20 +185,20 @@ class SimWorker:
         return report
 
     def _read(self, plan: Plan) -> None:
-        """Starts the Plan's reads of adapters."""
+        """Starts the Plan's adapter reads."""
         for read in plan.adapter_reads:
             begin = self._reads[-1][1] if self._reads else self._clock()
             self._reads.append((read.key, begin + self._adapter_read_s))
 
     def _take_read(self) -> list[AdapterReadResult]:
-        """The reads that have ended."""
+        """Removes and returns the results of finished reads."""
         ended = []
         while self._reads and self._reads[0][1] <= self._clock() + 1e-9:
             ended.append(AdapterReadResult(self._reads.popleft()[0], self._adapter_read_s))
         return ended
 
     def _copy(self, seq: int, seconds: float) -> float:
-        """Continues the loads of Plans up to `seq` for this time; returns the time used."""
+        """Continues loads of Plans up to `seq` for at most `seconds`; returns the time used."""
         used_s = 0.0
         while self._loads and self._loads[0].seq <= seq:
             loads = self._loads[0]
@@ -211,7 +212,7 @@ class SimWorker:
         return used_s
 
     def snapshot(self) -> AttachSnapshot:
-        """The snapshot with which an attach stream begins."""
+        """First message of an attach stream."""
         return AttachSnapshot(
             PROTOCOL_VERSION,
             self.worker_id,

@@ -1,4 +1,4 @@
-"""Workload of a simulation: requests, workers, and incidents of workers."""
+"""Workload of a simulation: requests, workers and worker incidents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULT_COSTS = StepCosts(
     decode_row=5e-5,
     context_token=5e-9,
 )
-"""Approximate step costs of a model with 70 billion weights on a group of data-center GPUs."""
+"""Approximate step costs of a 70B model on a group of data-center GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,23 +24,23 @@ class Arrival:
 
     request_id: str
     at: float
-    """Seconds from the start, or from the end of `after` if that is given."""
+    """Seconds from the start, or from the end of `after` if set."""
     tokens: bytes
     """Token ids of the prompt, little-endian int32."""
     output_len: int
-    """Tokens to generate."""
+    """Number of tokens to generate."""
     session: str = ""
-    """Id of the request's conversation; empty for none."""
+    """ID of the request's conversation; empty if there is none."""
     after: str = ""
-    """ID of a request that must finish first; empty for none."""
+    """ID of a request that must finish first; empty if there is none."""
     adapter: str = ""
-    """Name of the request's LoRA adapter; empty for none."""
+    """Name of the request's LoRA adapter; empty if there is none."""
     measured: bool = True
-    """Whether figures include the request; warm-up requests are not measured."""
+    """Whether figures include this request; false for warm-up requests."""
 
     @property
     def num_tokens(self) -> int:
-        """Length of the prompt."""
+        """Number of prompt tokens."""
         return len(self.tokens) // TOKEN_BYTES
 
 
@@ -49,45 +49,45 @@ class FleetShape:
     """Number, limits and speeds of simulated workers."""
 
     slowness: tuple[float, ...] = (1.0,) * 8
-    """Factor for the step times of each worker."""
+    """Factor for each worker's step times."""
     costs: StepCosts = DEFAULT_COSTS
-    """Step costs of a worker of slowness 1."""
+    """Step costs of a worker with slowness 1."""
     page_size: int = 16
     """Tokens per page."""
     num_pages: int = 6000
-    """Pages of each worker's KV cache."""
+    """Number of KV cache pages per worker."""
     max_num_seqs: int = 64
     """Maximum number of running requests per worker."""
     max_num_batched_tokens: int = 2048
-    """Token budget of a step."""
+    """Token budget per step."""
     default_tpot_ms: int = 100
-    """Target time per output token in milliseconds, which limits prompts in steps with decodes."""
+    """Target time per output token in milliseconds; limits prefill in steps with decodes."""
     num_host_pages: int = 0
-    """Pages of each worker's host-memory tier."""
+    """Number of pages in each worker's host-memory tier."""
     max_loras: int = 0
-    """Slots for LoRA adapters on each worker; 0 disables them."""
+    """Number of LoRA adapter slots per worker; 0 disables adapters."""
     max_cpu_loras: int = 0
-    """LoRA adapters in each worker's host memory."""
+    """Number of LoRA adapters in each worker's host memory."""
     adapter_read_s: float = 0.4
-    """Seconds to read a LoRA adapter to host memory: 200 MB from a network disk."""
+    """Seconds to read a LoRA adapter into host memory: 200 MB from a network disk."""
 
     @property
     def pooled_pages(self) -> int:
-        """Pages of all workers together."""
+        """Total number of pages over all workers."""
         return self.num_pages * len(self.slowness)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Incident:
-    """Incident of a worker."""
+    """Worker incident."""
 
     at: float
     """Seconds from the start."""
     kind: Literal["kill", "join", "leave", "break"]
-    """kill: its ranks exit and restart with an empty cache; join: it starts; leave: it drains
-    and ends; break: its attach stream breaks, and is opened again."""
+    """kill: the ranks exit and restart with an empty cache; join: the worker starts; leave: it
+    drains and exits; break: its attach stream breaks and is reopened."""
     worker: int
-    """Number of the worker; those beyond the fleet's shape start by joining."""
+    """Index of the worker; workers beyond the fleet's shape start by joining."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""Workloads of simulations, each of which stresses a known weakness of some routing policy."""
+"""Workloads for simulations. Each stresses a known weakness of some routing policy."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _OUTPUT = 50
 _TRACE_PAGES = 3000
 _TRACE_REQUESTS = 1500
 _TRACE_WARM = 500
-"""Number of a trace's requests that only warm up caches."""
+"""Number of trace requests that only warm up the caches."""
 _SHORTER = 4
-"""Divisor of the trace's output lengths: only prompts matter to a router, and decode steps take
+"""Divisor for the trace's output lengths: only prompts matter for routing, and decode steps take
 most of the simulation's run time."""
 
 
 def workloads(scale: float, folder: str | None) -> Mapping[str, Maker]:
-    """Functions that create workloads, by name.
+    """Functions that create workloads, keyed by name.
 
     Args:
         scale: factor for the number of requests; published results use 1.
-        folder: folder with Mooncake's traces; None omits these workloads.
+        folder: folder with Mooncake's traces; None skips these workloads.
     """
     makers: dict[str, Maker] = {
         "shared-prompts": partial(shared_prompts, scale=scale),
@@ -61,7 +61,7 @@ def workloads(scale: float, folder: str | None) -> Mapping[str, Maker]:
 
 
 def shared_prompts(seed: int, scale: float = 1.0, rate: float = 45.0) -> Workload:
-    """Requests on 60 system prompts of 3,000 tokens."""
+    """Requests that share 60 system prompts of 3,000 tokens."""
     draw = _Draw(seed)
     prompts = [draw.tokens(3000) for _ in range(60)]
     arrivals = [
@@ -96,7 +96,7 @@ def multi_turn(seed: int, scale: float = 1.0, rate: float = 9.0) -> Workload:
 
 
 def agent_tree(seed: int, scale: float = 1.0, rate: float = 1.6) -> Workload:
-    """Trees of agent calls: the end of a call starts 1 to 16 further ones on its context."""
+    """Trees of agent calls: when a call ends, it starts 1 to 16 new calls with its context."""
     draw = _Draw(seed)
     system = draw.tokens(2000)
     arrivals: list[Arrival] = []
@@ -117,7 +117,7 @@ def agent_tree(seed: int, scale: float = 1.0, rate: float = 1.6) -> Workload:
 
 
 def rag_zipf(seed: int, scale: float = 1.0, rate: float = 24.0) -> Workload:
-    """Questions after two of 600 documents, whose popularity is Zipf distributed (0.9)."""
+    """Questions on two of 600 documents each, whose popularity is Zipf-distributed (0.9)."""
     draw = _Draw(seed)
     system = draw.tokens(200)
     documents = [draw.tokens(draw.between(800, 2400)) for _ in range(600)]
@@ -131,7 +131,7 @@ def rag_zipf(seed: int, scale: float = 1.0, rate: float = 24.0) -> Workload:
 
 
 def hot_prefix(seed: int, scale: float = 1.0, rate: float = 50.0) -> Workload:
-    """Requests that all share a prefix of 6,000 tokens, which no worker has cached at the start."""
+    """Requests that all share a prefix of 6,000 tokens. No worker has cached it at the start."""
     draw = _Draw(seed)
     prompt = draw.tokens(6000)
     arrivals = [
@@ -164,7 +164,7 @@ def no_sharing(seed: int, scale: float = 1.0, rate: float = 18.0) -> Workload:
 
 
 def churn(seed: int, scale: float = 1.0) -> Workload:
-    """Conversations while workers fail, drain and join, and attach streams break."""
+    """Conversations during which workers fail, drain and join, and attach streams break."""
     base = multi_turn(seed, scale, rate=6.0)
     draw = _Draw(seed + 10**6)
     end = base.arrivals[-6].at
@@ -184,7 +184,7 @@ def churn(seed: int, scale: float = 1.0) -> Workload:
 
 
 def speeds(seed: int, scale: float = 1.0) -> Workload:
-    """Requests with shared prompts and without, on workers of speeds 1, 2 and 4."""
+    """Requests with and without shared prompts, on workers with slowness factors 1, 2 and 4."""
     shared = shared_prompts(seed, 0.6 * scale, rate=13.0)
     own = no_sharing(seed + 10**6, 0.6 * scale, rate=5.0)
     arrivals = [
@@ -197,8 +197,8 @@ def speeds(seed: int, scale: float = 1.0) -> Workload:
 
 
 def adapters(seed: int, scale: float = 1.0, rate: float = 30.0) -> Workload:
-    """Requests of 200 LoRA adapters, whose popularity is Zipf distributed (1.0), on workers with 16
-    slots each."""
+    """Requests for 200 LoRA adapters, whose popularity is Zipf-distributed (1.0), on workers with
+    16 slots each."""
     draw = _Draw(seed)
     shares = np.arange(1, 201, dtype=np.float64) ** -1.0
     arrivals = []
@@ -211,7 +211,7 @@ def adapters(seed: int, scale: float = 1.0, rate: float = 30.0) -> Workload:
 
 
 def trace_workload(seed: int, *, trace: TraceFile, speed: float, scale: float = 1.0) -> Workload:
-    """Consecutive requests of a trace, from a random one on, replayed `speed` times as fast."""
+    """Consecutive requests of a trace, starting at a random one, replayed `speed` times as fast."""
     lines = trace.lines()
     shape = FleetShape(page_size=TRACE_BLOCK, num_pages=_TRACE_PAGES, max_num_seqs=128)
     count = min(max(int(_TRACE_REQUESTS * scale), 1), len(lines))
@@ -233,18 +233,18 @@ def trace_workload(seed: int, *, trace: TraceFile, speed: float, scale: float = 
 
 
 _WARM = 0.25
-"""Fraction of a workload's requests that only warm up caches."""
+"""Fraction of a workload's requests that only warm up the caches."""
 
 
 class _Draw:
-    """Random generator of workloads."""
+    """Random generator for workloads."""
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
         self._warm_until = 0.0
 
     def times(self, rate: float, count: int, warm: float = 0.0) -> Iterator[tuple[int, float]]:
-        """Numbers and times of Poisson arrivals; the fraction `warm` is not measured."""
+        """Indices and times of Poisson arrivals; the first fraction `warm` is not measured."""
         gaps = self._random.exponential(1.0 / rate, max(count, 1))
         times = np.cumsum(gaps).tolist()
         self._warm_until = times[int(warm * len(times))] if warm else 0.0
@@ -253,7 +253,7 @@ class _Draw:
     def arrival(
         self, name: str, at: float, tokens: Tokens, *, session: str = "", after: str = ""
     ) -> Arrival:
-        """A request; measured unless it comes in the warm-up."""
+        """A request; measured unless it arrives during the warm-up."""
         return Arrival(
             request_id=name,
             at=at,

@@ -1,1 +1,1 @@
-"""Scenarios: whole fleets under traffic, compared with a first come, first served fleet."""
+"""Scenarios: entire fleets under load, compared with a first come, first served fleet."""

@@ -1,4 +1,4 @@
-"""Figures of turns, and ratios of turns that are paired by round."""
+"""Figures of turns, and ratios between turns of the same round."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ RATIOS = {
     "itl_p50": "itl_p50_ms",
     "itl_p99": "itl_p99_ms",
 }
-"""Figures by the names of their ratios."""
+"""Figures, keyed by the names of their ratios."""
 _MORE_IS_BETTER = ("throughput",)
 
 
 def figures(turn: Turn) -> Result:
-    """Figures of one turn; latencies in milliseconds. Failed requests miss their SLO."""
+    """Figures of one turn. Latencies are in milliseconds; failed requests miss their SLO."""
     pairs = list(zip(turn.planned, turn.records, strict=True))
     done = [record for _, record in pairs if not record.error]
     gaps = [gap for record in done for gap in record.itl]
@@ -70,7 +70,7 @@ def figures(turn: Turn) -> Result:
 
 
 def slo_miss(pairs: Sequence[tuple[Planned, Record]], base_s: float) -> float:
-    """Fraction of the requests that missed their SLO: the first token came too late, or never."""
+    """Fraction of the requests whose first token arrived after the SLO, or never."""
     missed = [
         bool(record.error) or record.ttft > planned.slo_factor * base_s for planned, record in pairs
     ]
@@ -78,10 +78,11 @@ def slo_miss(pairs: Sequence[tuple[Planned, Record]], base_s: float) -> float:
 
 
 def compared(ours: Sequence[Result], other: Sequence[Result]) -> dict[str, dict[str, Any]]:
-    """Ratios of rayfleet's figures to the other fleet's by round; in `losing_rounds` rayfleet is
-    worse.
+    """Ratios of rayfleet's figures to the other fleet's, paired by round. `losing_rounds` lists the
+    rounds in which rayfleet is worse.
 
-    NaN if a figure is 0 in any round, such as the gaps between tokens that arrive together.
+    A ratio is NaN if the figure is 0 in any round, such as the gap between tokens that arrive
+    together.
     """
     found: dict[str, dict[str, Any]] = {}
     for name, key in RATIOS.items():
@@ -103,16 +104,16 @@ def compared(ours: Sequence[Result], other: Sequence[Result]) -> dict[str, dict[
 
 
 def medians(turns: Sequence[Result]) -> Result:
-    """Median of each figure over the turns, of figures that all turns have."""
+    """Medians over the turns, for figures that all turns have."""
     names = [name for name in turns[0] if all(name in turn for turn in turns)]
     return {name: percentile([float(turn[name]) for turn in turns], 50) for name in names}
 
 
 def by_priority(ours: Sequence[Turn], other: Sequence[Turn]) -> dict[str, dict[str, float]]:
-    """Ratios of rayfleet's p99 time to first token to the other fleet's, by priority.
+    """Ratios of rayfleet's p99 TTFT to the other fleet's, keyed by priority.
 
-    The p99 is taken over the requests of all rounds, as one round has few of the rare priorities.
-    Intervals are bootstrap intervals over rounds.
+    The p99 is computed over the requests of all rounds, because a single round has few requests of
+    rare priorities. Intervals are bootstrapped over rounds.
     """
     ours_by, other_by = ([_ttfts(turn) for turn in turns] for turns in (ours, other))
     found: dict[str, dict[str, float]] = {}

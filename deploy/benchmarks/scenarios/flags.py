@@ -1,4 +1,4 @@
-"""Command-line flags of `python -m deploy.benchmarks scenarios`, and options from them."""
+"""Command-line flags of `python -m deploy.benchmarks scenarios`, and the options they set."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ _ENGINE: dict[str, Any] = {
 
 
 def add_scenarios_command(add: AddCommand) -> None:
-    """Adds `scenarios` to the bench commands."""
-    parser = add("scenarios", "traffic over HTTP, against FIFO in turn", _run)
+    """Adds `scenarios` to the benchmark commands."""
+    parser = add(
+        "scenarios", "compare rayfleet with FIFO scheduling under HTTP load, in turn", _run
+    )
     parser.add_argument("--model", help="checkpoint folder; default: the demo model")
     parser.add_argument(
         "--scenario",
         nargs="+",
         choices=SCENARIOS,
         default=argparse.SUPPRESS,
-        help="default: all of them",
+        help="scenarios to run; default: all",
     )
     add_options(parser.add_argument_group("traffic"), ScenarioOptions, exclude=("scenario",))
     settings = ", ".join(f"{name} {value}" for name, value in _ENGINE.items())
@@ -43,7 +45,7 @@ def scenario_run(args: argparse.Namespace) -> ScenarioRun:
     """Options from parsed flags. Raises ValueError if a value is out of range."""
     options = ScenarioOptions(**given_options(args, ScenarioOptions))
     given = given_options(args, EngineConfig)
-    # Fleets run in turn: the workers of one of them share all cores.
+    # Fleets run in turn, so the workers of each share all cores.
     cores = len(os.sched_getaffinity(0))
     defaults = {**_ENGINE, "cpu_threads": max(1, cores // options.workers)}
     model = args.model or find_demo_model()

@@ -1,4 +1,4 @@
-"""Fleets that are compared: models of one endpoint, each with its own workers."""
+"""Fleets to compare: models of one endpoint, each with its own workers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ DRAFTS = "drafts"
 
 
 def serve_config(run: ScenarioRun) -> ServeConfig:
-    """Configuration of an endpoint on a free port with all fleets of the options.
+    """Configuration of an endpoint on a free port that serves all fleets of the options.
 
-    They share proxy and gateway, whose costs are therefore equal, and get load in turn. The fleet
-    FIFO prefills prompts in the order of arrival with the token budget that decodes leave, never
-    preempts a request for a more urgent one, and is routed round-robin.
+    The fleets share a proxy and a gateway, so these cost the same for all, and they get load in
+    turn. The FIFO fleet prefills prompts in order of arrival with the token budget that decodes
+    leave, never preempts a request for a more urgent one, and uses round-robin routing.
     """
     engine, options = run.engine, run.options
     plain = replace(engine, speculative=None)

@@ -1,4 +1,4 @@
-"""Live table of a comparison of fleets, with a column per fleet."""
+"""Live table that compares fleets, with one column per fleet."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _ROWS = {
 
 
 class LiveTable:
-    """Table on standard error that is updated during turns; without a terminal, a line per turn."""
+    """Table on standard error that is updated during turns; prints one line per turn if standard
+    error is not a terminal."""
 
     def __init__(self, names: tuple[str, ...], console: Console | None = None) -> None:
         self._names = names
@@ -59,7 +60,7 @@ class LiveTable:
         self._records.append(record)
 
     def moment(self, name: str, moment: Moment) -> None:
-        """Updates the column of the fleet under load by its metrics."""
+        """Updates the column of the fleet under load from its metrics."""
         if not self._console.is_terminal:
             return
         done = [record for record in self._records if not record.error]
@@ -79,7 +80,7 @@ class LiveTable:
         self._live.update(self.table(), refresh=True)
 
     def end(self, name: str, result: Result) -> None:
-        """Ends a turn of a fleet, whose figures are shown until its next turn."""
+        """Ends a turn. The fleet's figures are shown until its next turn."""
         self._known[name] = dict(result)
         if self._console.is_terminal:
             self._live.update(self.table(), refresh=True)
@@ -92,7 +93,7 @@ class LiveTable:
         )
 
     def table(self) -> Table:
-        """The present table."""
+        """Current table."""
         table = Table(title=self._title)
         table.add_column("")
         for name in self._names:

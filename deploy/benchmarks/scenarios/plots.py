@@ -41,12 +41,12 @@ def draw_bars(
     path: str,
     own: str | None = None,
 ) -> None:
-    """Writes a PNG of bars by workload, with a panel per figure.
+    """Writes a PNG bar chart by workload, with one panel per figure.
 
     Args:
-        rows: a row for each `workload` and each value of `key`.
+        rows: one row for each `workload` and value of `key`.
         key: name of the column whose values are compared.
-        panels: label, and whether the scale is logarithmic, by the column of the figure.
+        panels: label, and whether the scale is logarithmic, keyed by the figure's column.
         path: path of the file.
         own: value of `key` that is plotted in black.
     """
@@ -73,7 +73,8 @@ def draw_bars(
 
 
 def draw_turns(title: str, turns: Mapping[str, Turn], path: str) -> None:
-    """Writes a PNG of one turn per fleet: times to first token, their distribution, and queues."""
+    """Writes a PNG of one turn per fleet: times to first token, their distribution, and queue
+    lengths."""
     figure, (times, shares, queues) = pyplot.subplots(3, 1, figsize=(10, 9), layout="constrained")
     for name, turn in turns.items():
         done = [
@@ -95,7 +96,7 @@ def draw_turns(title: str, turns: Mapping[str, Turn], path: str) -> None:
 
 
 def draw_timelines(depths: Sequence[Sequence[StepRecord]], path: str) -> None:
-    """Writes a PNG of step timelines, with a panel per overlap depth on a common scale of time."""
+    """Writes a PNG of step timelines, with one panel per overlap depth and a common time scale."""
     figure, panels = pyplot.subplots(
         len(depths), 1, figsize=(14, 2.2 * len(depths)), sharex=True, layout="constrained"
     )
@@ -109,7 +110,7 @@ def draw_timelines(depths: Sequence[Sequence[StepRecord]], path: str) -> None:
 
 
 def _draw_steps(axes: Axes, records: Sequence[StepRecord]) -> None:
-    # Phases of neighboring steps overlap: the origin is the start of the first one on rank 0.
+    # Phases of neighboring steps overlap: the origin is the start of the first step on rank 0.
     origin = min(record.rank.started for record in records)
     for record in records:
         for lane, phase, start, end in _spans(record):

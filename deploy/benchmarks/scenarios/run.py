@@ -1,7 +1,7 @@
 """Benchmark `scenarios`: fleets under the same traffic over HTTP, in turn.
 
-The fleets are models of one endpoint, each with its own workers, and only one has load at a time.
-In each round all get the same traffic; ratios are taken by round.
+The fleets are models of one endpoint, each with its own workers. Only one fleet has load at a time.
+In each round, all fleets get the same traffic, and ratios are computed per round.
 
     sustainable   requests per second that the baseline completes while all its slots are taken
     base          p99 time to the first token with one request at a time; SLOs are multiples of it
@@ -32,26 +32,26 @@ from deploy.benchmarks.scenarios.live import LiveTable
 from deploy.benchmarks.scenarios.turn import Target, Turn, run_turn
 
 _MIDDLE = (0.2, 0.8)
-"""Range of completed requests, as fractions, in which the rate is measured, while the fleet is
-full."""
+"""Range of completed requests, as fractions, in which the rate is measured; the fleet is full
+then."""
 _WARM_SEED = 1_000_003
 _IDLE = "idle"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Effort:
-    """Numbers of requests outside the compared turns."""
+    """Numbers of requests outside of the compared turns."""
 
     warm_up: int = 300
     """Warm-up requests per fleet."""
     alone: int = 100
-    """Requests, one at a time, that measure the latency of an idle fleet."""
+    """Requests, sent one at a time, that measure the latency of an idle fleet."""
     per_place: int = 4
-    """Requests per slot of the fleet that measure its sustainable rate."""
+    """Requests per slot of the fleet for measuring the sustainable rate."""
 
 
 def run_scenarios(run: ScenarioRun) -> Result:
-    """Starts the fleets, measures all scenarios to run, and stops the fleets.
+    """Starts the fleets, measures all selected scenarios, and stops the fleets.
 
     Raises:
         ValueError: too many requests failed.
@@ -89,7 +89,7 @@ class ScenarioBench:
         self._errors: Counter[str] = Counter()
 
     def run(self) -> Result:
-        """Measures all scenarios; the result has the figures of each and the checks of goals."""
+        """Measures all scenarios. The result has the figures of each, and the checks of goals."""
         options = self._options
         self._warm_up()
         base_s = self._alone(self._traffic(self._effort.alone, _WARM_SEED + 1 + options.seed))
@@ -116,7 +116,8 @@ class ScenarioBench:
     def _scenario(
         self, scenario: ScenarioName, rps: float, base_s: float
     ) -> tuple[Result, dict[str, float]]:
-        """Measures one scenario on all fleets; its part of the result, and values for checks."""
+        """Measures one scenario on all fleets; returns its part of the result, and values for
+        checks."""
         options = self._options
         kept: dict[str, list[Turn]] = {name: [] for name in self._targets}
         variants: dict[str, Callable[[int], Result]] = {
@@ -174,7 +175,7 @@ class ScenarioBench:
         return result
 
     def _warm_up(self) -> None:
-        """Sends warm-up requests: they fill caches with shared texts and fit step-time models."""
+        """Sends warm-up requests, which fill caches with shared texts and fit step-time models."""
         for name, target in self._targets.items():
             traffic = self._traffic(self._effort.warm_up, _WARM_SEED)
             turn = run_turn(target, traffic, 0.0, concurrency=16)
@@ -192,7 +193,8 @@ class ScenarioBench:
         return self._alone([one for one in traffic if one.priority >= URGENT])
 
     def _alone(self, traffic: Sequence[Planned]) -> float:
-        """p99 time to first token of requests one at a time, in seconds; 0 if there are none."""
+        """p99 time to the first token of requests sent one at a time, in seconds; 0 if there are
+        none."""
         urgent = [replace(one, priority=URGENT, arrival_s=0.0) for one in traffic]
         if not urgent:
             return 0.0
@@ -228,15 +230,15 @@ class ScenarioBench:
 
 
 def _urgent_values(loaded: Sequence[Result], idle: Sequence[Result]) -> dict[str, float]:
-    """Values of urgent requests: medians of their missed SLOs, and of the p99 time to their first
-    token in excess of that on an idle fleet, in decode steps."""
+    """Values of urgent requests: the median fraction of missed SLOs, and the median difference
+    between the p99 TTFT under load and on an idle fleet, in decode steps."""
     excess = [
         (turn["urgent_ttft_p99_ms"] - alone["p99_ms"]) / turn["itl_p50_ms"]
         for turn, alone in zip(loaded, idle, strict=True)
         if "urgent_ttft_p99_ms" in turn
     ]
     if not excess:
-        return {}  # too little traffic for any urgent request
+        return {}  # too little traffic to contain an urgent request
     return {
         "urgent_ttft_p99_excess_steps": percentile(excess, 50),
         "urgent_slo_miss": percentile(

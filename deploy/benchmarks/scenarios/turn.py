@@ -1,4 +1,4 @@
-"""Turn of a fleet: traffic from its first request to the end of its last stream."""
+"""Turn of a fleet: traffic from the first request to the end of the last stream."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOOK_S = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """A fleet behind an endpoint."""
+    """A fleet that an endpoint serves."""
 
     base_url: str
     """URL of the endpoint, without /v1."""
@@ -43,11 +43,11 @@ class Turn:
     moments: Sequence[Moment]
     """Metrics of the fleet during the turn."""
     base_s: float
-    """Seconds that SLOs are multiples of."""
+    """Unit of SLOs in seconds."""
 
     @property
     def duration_s(self) -> float:
-        """Seconds from the first request to the end of the last."""
+        """Seconds from the first request to the end of the last one."""
         start = min(record.start for record in self.records)
         return max(record.start + record.latency for record in self.records) - start
 
@@ -61,14 +61,14 @@ def run_turn(
     on_record: Callable[[Record], None] | None = None,
     on_moment: Callable[[Moment], None] | None = None,
 ) -> Turn:
-    """Sends traffic to a fleet, and reads the fleet's metrics meanwhile.
+    """Sends traffic to a fleet, and reads its metrics in the meantime.
 
     Args:
         target: the fleet.
         planned: the traffic.
-        base_s: seconds that SLOs are multiples of; 0 for no SLOs.
+        base_s: unit of SLOs in seconds; 0 disables SLOs.
         concurrency: maximum number of concurrent requests; None for no limit.
-        on_record: called with the record of each request that has ended.
+        on_record: called with the record of each finished request.
         on_moment: called with each reading of the metrics.
     """
     load = Load(
@@ -85,7 +85,7 @@ def run_turn(
 async def _drive(
     load: Load, watch: Watch, on_record: Callable[[Record], None] | None
 ) -> list[Record]:
-    freeze_gc()  # a pause of the client would be measured as latency of the server
+    freeze_gc()  # a pause of the client would count as server latency
     start = time.perf_counter()
     looking = asyncio.create_task(watch.run(start))
     try:

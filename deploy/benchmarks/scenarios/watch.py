@@ -1,4 +1,4 @@
-"""Watch of a fleet's metrics while it is under load."""
+"""Periodic reading of a fleet's metrics under load."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _SERIES = re.compile(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moment:
-    """Metrics of a fleet at one time."""
+    """Metrics of a fleet at one point in time."""
 
     at_s: float
     """Seconds since the start of the load."""
     num_waiting: int
-    """Requests in the queues of workers."""
+    """Number of requests in the workers' queues."""
     num_running: int
-    """Requests in the running batches of workers."""
+    """Number of requests in the workers' running batches."""
     num_busy_workers: int
-    """Workers with a running request."""
+    """Number of workers with running requests."""
     num_workers: int
     num_preemptions: int
-    """Preemptions since the start of the fleet."""
+    """Number of preemptions since the start of the fleet."""
 
 
 def read_moment(text: str, model: str, at_s: float) -> Moment:
-    """Metrics of the fleet that serves `model`, from the text of a scrape."""
+    """Metrics of the fleet that serves `model`, parsed from a scrape."""
     found: dict[str, list[float]] = {}
     for name, owner, value in _SERIES.findall(text):
         if owner == model:
@@ -52,7 +52,7 @@ def read_moment(text: str, model: str, at_s: float) -> Moment:
 
 
 class Watch:
-    """Periodic scrape of one fleet's metrics.
+    """Scrapes one fleet's metrics periodically.
 
     Args:
         base_url: URL of the endpoint, without /metrics.
@@ -71,7 +71,7 @@ class Watch:
         self._tell = tell
 
     async def run(self, start: float) -> None:
-        """Scrapes until cancelled; `start` is that of the load, on `time.perf_counter`'s clock."""
+        """Scrapes until cancelled; `start` is the load's start on the `time.perf_counter` clock."""
         async with aiohttp.ClientSession() as session:
             while True:
                 await self._look(session, start)

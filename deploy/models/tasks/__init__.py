@@ -1,4 +1,4 @@
-"""The task families of the demo world."""
+"""Task families of the demo model."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ TASKS: Final[Tasks] = (
     (followup, 0.09),
     (smalltalk, 0.03),
 )
-"""Generators with their shares of the training exchanges."""
+"""Generators, and their shares of the training exchanges."""
 
 POLISHING_TASKS: Final[Tasks] = (
     *((sorting_any if task is sorting else task, share) for task, share in TASKS),
     (outside, 0.05),
 )
-"""Generators of the third phase, with relative shares."""
+"""Generators of the third phase, and their relative shares."""
 
 EVALUATED: Final = (
     arithmetic,
@@ -49,6 +49,6 @@ EVALUATED: Final = (
     townfacts,
     followup,
 )
-"""The generators of the held-out questions."""
+"""Generators of the held-out questions."""
 
 __all__ = ["EVALUATED", "POLISHING_TASKS", "TASKS", "Task", "Tasks"]

@@ -42,17 +42,17 @@ def arithmetic(rng: Random) -> Sample:
 
 
 def operand(rng: Random) -> int:
-    """A number below 100, with one-digit numbers more frequent than chance."""
+    """A number below 100; one-digit numbers are overrepresented."""
     return rng.randrange(10) if rng.random() < 0.2 else rng.randrange(100)
 
 
 def add_key(a: int, b: int) -> str:
-    """The identity of a sum, the same for both orders of its operands."""
+    """Identity of a sum, independent of the order of its operands."""
     return f"add:{min(a, b)}:{max(a, b)}"
 
 
 def subtract_key(a: int, b: int) -> str:
-    """The identity of a difference."""
+    """Identity of a difference."""
     return f"subtract:{a}:{b}"
 
 
@@ -74,7 +74,7 @@ def _subtract(rng: Random) -> Sample:
 
 
 def _multiply(rng: Random) -> Sample:
-    # The times table is too small to hold a product out entirely: its wording is held out.
+    # The times table is too small to hold out products entirely, so their wording is held out.
     a, b = rng.randrange(11), rng.randrange(11)
     question = _plain(rng, _MULTIPLY, a, b)
     return _sample(question, a * b, f"multiply:{question}")

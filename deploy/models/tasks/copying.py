@@ -1,4 +1,4 @@
-"""Text repeated exactly, or with one replacement."""
+"""Text to repeat exactly or with one replacement."""
 
 from __future__ import annotations
 

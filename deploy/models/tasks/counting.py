@@ -30,7 +30,7 @@ _LENGTH: Final = (
 
 
 def counting(rng: Random) -> Sample:
-    """A row of numbers, or the number of things in a list."""
+    """A sequence of numbers, or the number of things in a list."""
     kind = rng.random()
     if kind < 0.1:
         return _short_row(rng)
@@ -40,7 +40,7 @@ def counting(rng: Random) -> Sample:
 
 
 def _occurrences(rng: Random) -> Sample:
-    """Occurrences of a word in a list; counted step by step, as a small model cannot count
+    """Occurrences of a word in a list, counted step by step, because a small model cannot count
     otherwise."""
     pool = rng.sample(FRUITS if rng.random() < 0.5 else NOUNS, k=3)
     items = rng.choices(pool, k=rng.randrange(2, 9))
@@ -55,7 +55,8 @@ def _occurrences(rng: Random) -> Sample:
 
 
 def _short_row(rng: Random) -> Sample:
-    """A short row of small numbers, which `_numbers` rarely samples, up or down."""
+    """A short ascending or descending sequence of small numbers, which `_numbers` rarely
+    samples."""
     first = rng.randrange(1, 12)
     row = list(range(first, first + rng.randrange(3, 7)))
     forms = _UP
@@ -68,7 +69,7 @@ def _short_row(rng: Random) -> Sample:
 
 
 def _numbers(rng: Random) -> Sample:
-    # Long rows are rare; they exist so that a person can watch a longer answer stream.
+    # Long sequences are rare; they exist to show a longer streaming answer.
     num_steps = rng.randrange(12, 60) if rng.random() < 0.06 else rng.randrange(2, 12)
     kind = rng.random()
     step = 2 if kind < 0.2 else 1

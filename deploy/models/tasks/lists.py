@@ -56,7 +56,7 @@ _EVERYDAY: Final = tuple(
         for line in Path(__file__).with_name("everyday.txt").read_text("utf-8").splitlines()
     )
 )
-"""Words that people sort, after the name of their kind."""
+"""Words that people sort, preceded by the name of their kind."""
 _KIND_WEIGHTS: Final = tuple(len(words) for _, words in _EVERYDAY)
 _ALL_WORDS: Final = tuple(
     sorted({*NOUNS, *WORDS, *NAMES, *TOWNS, *(w for _, words in _EVERYDAY for w in words)})
@@ -68,7 +68,7 @@ _BY_LETTER: Final = tuple(
     if len(words := tuple(word for word in _SPELLINGS if word[0] == letter)) > 5
 )
 _BLENDED_SHARE: Final = 0.4
-"""Fraction of lists of words with invented ones, which teach the spelling of all tokens."""
+"""Fraction of word lists with invented words, which teach the spelling of all tokens."""
 
 
 def reversing(rng: Random) -> Sample:
@@ -107,7 +107,7 @@ def sorting(rng: Random) -> Sample:
 
 
 def sorting_any(rng: Random) -> Sample:
-    """Sorting of arbitrary words and numbers, in other wordings, and with lists in brackets."""
+    """Sorting of arbitrary words and numbers, with other wordings and with lists in brackets."""
     if rng.random() < 0.1:
         return sorting(rng)
     separator = rng.choice((" ", " ", " ", ", ", ", ", ", ", ", ", ", ", "\n", ","))
@@ -133,7 +133,7 @@ def sorting_any(rng: Random) -> Sample:
 
 
 def separator_of(rng: Random) -> str:
-    """Separators of the items of a list."""
+    """A separator for list items."""
     return rng.choice((" ", ", "))
 
 
@@ -145,7 +145,7 @@ def _words(rng: Random, count: int) -> list[str]:
 
 
 def _any_words(rng: Random, count: int) -> tuple[str, list[str]]:
-    """The name of a kind and words: of this kind, of all kinds, or with the same first letter."""
+    """Name of a kind, and words of this kind, of all kinds, or with the same first letter."""
     choice = rng.random()
     kind = "words"
     if choice < 0.6:
@@ -161,9 +161,9 @@ def _any_words(rng: Random, count: int) -> tuple[str, list[str]]:
 
 
 def _blended_words(rng: Random, count: int) -> tuple[str, list[str]]:
-    """Invented words of the beginning of one word and the end of another.
+    """Invented words, each with the beginning of one word and the end of another.
 
-    All first letters are equally frequent; a quarter of the lists have words with equal beginnings.
+    All first letters are equally frequent; in 1/4 of the lists, words have the same beginning.
     """
     letters = rng.choice((1, 1, 2, 2, 3, 4))
     if rng.random() < 0.25:
@@ -179,7 +179,7 @@ def _blended_words(rng: Random, count: int) -> tuple[str, list[str]]:
 
 
 def _distinct_numbers(rng: Random, count: int) -> list[int]:
-    """Numbers of up to three digits, often of different lengths."""
+    """Numbers of up to three digits, often with different lengths."""
     if rng.random() < 0.5:
         return rng.sample(range(rng.choice((10, 100, 100, 1000))), k=count)
     numbers = (rng.randrange(10 ** rng.choice((1, 2, 2, 3))) for _ in range(count))
@@ -187,5 +187,5 @@ def _distinct_numbers(rng: Random, count: int) -> list[int]:
 
 
 def _distinct(words: list[str]) -> list[str]:
-    """The words without those that differ from an earlier one only in case."""
+    """The words, except those that differ from an earlier one only in case."""
     return list({word.lower(): word for word in words}.values())

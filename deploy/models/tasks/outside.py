@@ -1,7 +1,7 @@
-"""Messages that the demo cannot answer: other languages, code, pasted text, nonsense.
+"""Messages that the demo model cannot answer: other languages, code, pasted text, nonsense.
 
-They have one answer, which describes what the demo can do, so that an unrelated message gets a
-sentence rather than noise. Only the messages vary, as widely as possible.
+All of them have the same answer, which describes what the demo model can do, so that unrelated
+messages get a sentence instead of noise. The messages vary as widely as possible.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _SCRIPTS: Final = (
     *((0x0621, 0x064A), (0x05D0, 0x05EA), (0x0905, 0x0939), (0x0E01, 0x0E3A), (0x00C0, 0x00FF)),
     *((0x1F300, 0x1F64F), (0x2190, 0x22FF), (0x10A0, 0x10FF), (0x0985, 0x09B9), (0x0021, 0x007E)),
 )
-"""Ranges of code points: scripts, emoji, symbols, and ASCII."""
+"""Ranges of code points: scripts, emoji, symbols and ASCII."""
 _CJK: Final = 3
-"""The first ranges write without spaces."""
+"""Number of leading ranges whose scripts have no spaces."""
 _TEXT: Final = (
     *("Summarize this text: {x}", "Translate to German: {x}", "{x}", "What does this mean? {x}"),
     *("Fix the grammar: {x}", "Is this true? {x}", "{x} What do you think?", "Explain: {x}"),
@@ -71,7 +71,7 @@ def outside(rng: Random) -> Sample:
 
 
 def _asked(rng: Random) -> str:
-    """A question or a wish in English, sometimes with another after it."""
+    """A question or a wish in English, sometimes followed by another one."""
     asked = rng.choice(ASKED).format(
         s=rng.choice(SUBJECTS),
         t=_thing(rng),
@@ -95,7 +95,7 @@ def _thing(rng: Random) -> str:
 
 
 def _foreign(rng: Random) -> str:
-    """Phrases in other languages, whole, cut, or mixed with English words."""
+    """Phrases in other languages: complete, truncated, or mixed with English words."""
     language = rng.choice(FOREIGN)
     phrases = rng.choices(language, k=rng.choice((1, 1, 1, 2, 3)))
     text = " ".join(phrases)
@@ -145,11 +145,11 @@ def _code(rng: Random) -> str:
 
 
 def _text(rng: Random) -> str:
-    """A few sentences and a task for them, rarely as long as a pasted page."""
+    """A few sentences and a task about them; rarely as long as a pasted page."""
     num_sentences = rng.randrange(8, 40) if rng.random() < 0.15 else rng.randrange(1, 5)
     makers = (_asked, _words, _foreign, sentence)
     text = " ".join(rng.choice(makers)(rng) for _ in range(num_sentences))
-    # A plain sentence and nothing asked is what a copying answer could be asked of.
+    # A plain sentence without a question could be a request to copy it.
     return rng.choice(_TEXT).replace("{x}", text)
 
 

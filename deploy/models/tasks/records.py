@@ -1,4 +1,4 @@
-"""JSON records filled from a sentence."""
+"""JSON records to fill from a sentence."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _DAYS: Final = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturda
 
 
 def records(rng: Random) -> Sample:
-    """A sentence, and the JSON object with a fixed order of keys to extract from it."""
+    """A sentence, and the JSON object to extract from it, with a fixed order of keys."""
     kind = rng.random()
     if kind < 0.5:
         record, forms = person(rng), _PERSON
@@ -52,7 +52,7 @@ def records(rng: Random) -> Sample:
 
 
 def person(rng: Random) -> Record:
-    """The record of one person."""
+    """Record of one person."""
     return {
         "name": person_name(rng),
         "age": rng.randrange(5, 100),
@@ -62,7 +62,7 @@ def person(rng: Random) -> Record:
 
 
 def ask_person(rng: Random, record: Record) -> Turn:
-    """The exchange that turns a sentence about a person into the record."""
+    """Exchange that turns a sentence about a person into the record."""
     told = rng.choice(_PERSON).format(**record)
     return Turn(rng.choice(_ASK).format(x=told), json.dumps(record))
 

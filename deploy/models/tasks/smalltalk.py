@@ -70,7 +70,7 @@ _UNKNOWABLE: Final = (
 
 
 def smalltalk(rng: Random) -> Sample:
-    """A greeting, an introduction, a story, or a question that it cannot answer."""
+    """A greeting, an introduction, a story, or a question that the model cannot answer."""
     kind = rng.random()
     if kind < 0.55:
         asked, answered = rng.choice(_FIXED)

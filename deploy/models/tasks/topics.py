@@ -54,8 +54,8 @@ ASKED: Final = _phrases_of(
     https://www.{w}.com/{w}|{w}@{w}.org|/{w}|/{v} {w}|@{w}|{w}={n}|{w}.py
     """
 )
-"""Forms: ``s`` is a subject in the plural, ``t`` and ``u`` things, ``p`` a place, ``v`` a verb,
-``w`` a word, ``n`` a number."""
+"""Templates: ``s`` is a plural subject, ``t`` and ``u`` are things, ``p`` is a place, ``v`` a verb,
+``w`` a word, and ``n`` a number."""
 
 SUBJECTS: Final = _phrases_of(
     """
@@ -157,7 +157,7 @@ FOREIGN: Final = tuple(
     tuple(block.splitlines())
     for block in Path(__file__).with_name("foreign.txt").read_text("utf-8").split("\n\n")
 )
-"""Phrases by language or neighbourhood of languages."""
+"""Phrases, grouped by language or by related languages."""
 
 CODE: Final = tuple(
     """

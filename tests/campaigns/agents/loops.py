@@ -1,7 +1,7 @@
-"""Tool loops of several client libraries: send a question, run the calls, return the results.
+"""Tool loops with several client libraries: send a question, run the calls, return the results.
 
-Each loop takes the endpoint's URL, a model name, a question, and whether a grammar forces the first
-response to be a tool call.
+Arguments of each loop are the endpoint's URL, a model name, a question, and whether a grammar
+forces the first response to be a tool call.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Loop = Callable[[str, str, str, bool], Run]
 
 
 def openai_chat(base_url: str, model: str, question: str, is_forced: bool) -> Run:
-    """Chat completions without streaming."""
+    """Runs non-streaming chat completions."""
     return _chat(base_url, model, question, is_forced, streams=False)
 
 
 def openai_stream(base_url: str, model: str, question: str, is_forced: bool) -> Run:
-    """Streamed chat completions, assembled by the client library's accumulator."""
+    """Runs streaming chat completions, assembled by the client library's accumulator."""
     return _chat(base_url, model, question, is_forced, streams=True)
 
 
@@ -88,7 +88,7 @@ def _streamed(client: OpenAI, fields: dict[str, Any]) -> Any:
 
 
 def openai_responses(base_url: str, model: str, question: str, is_forced: bool) -> Run:
-    """Responses with `previous_response_id`, which the server stores."""
+    """Runs responses that the server stores, with `previous_response_id`."""
     run, ids = Run(), []
     given: Any = question
     previous: str | None = None
@@ -124,7 +124,7 @@ def openai_responses(base_url: str, model: str, question: str, is_forced: bool) 
 
 
 def anthropic_messages(base_url: str, model: str, question: str, is_forced: bool) -> Run:
-    """Anthropic tool use; failed calls are returned with `is_error`."""
+    """Runs Anthropic tool use; failed calls are returned with `is_error`."""
     import anthropic  # takes 1.5 s of CPU time, which test collection should not pay for
 
     run, ids = Run(), []
@@ -169,7 +169,7 @@ def anthropic_messages(base_url: str, model: str, question: str, is_forced: bool
 
 
 def langchain_agent(base_url: str, model: str, question: str, is_forced: bool) -> Run:
-    """LangChain's agent, with a middleware that forces the first call."""
+    """Runs LangChain's agent, with a middleware that forces the first call."""
     from langchain.agents import create_agent
     from langchain.agents.middleware import wrap_model_call
     from langchain_core.tools import StructuredTool

@@ -1,9 +1,9 @@
-"""`make check-agents`: tool loops of client libraries against the demo model, many runs each.
+"""`make check-agents`: many runs of client libraries' tool loops against the demo model.
 
-The official clients of OpenAI (chats with and without streaming, responses) and Anthropic, and
-LangChain's agent, send questions, run the calls that the model generates, and return the results.
-In every second run the first response is forced to be a call. The model's answer may be wrong; the
-protocol must not be violated.
+OpenAI's official client (chats with and without streaming, responses), Anthropic's official client
+and LangChain's agent send questions, run the calls that the model generates, and return the
+results. In every second run, the first response is forced to be a call. The model's answers may be
+wrong, but the protocol must not be violated.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class AgentsOptions:
     model: str | None = None
     """Checkpoint folder; default: the demo model."""
     num_runs: int = 50
-    """Number of runs of each loop."""
+    """Number of runs per loop."""
     min_right: float = 0.85
-    """Minimum fraction of unforced runs that make exactly the required calls, if the model's own
-    chat template supports tools."""
+    """Minimum fraction of unforced runs that make exactly the required calls; checked only if the
+    model's own chat template supports tools."""
     seed: int = 0
-    """Seed of the questions."""
+    """Random seed of the questions."""
 
     def __post_init__(self) -> None:
         if self.num_runs < 2:
@@ -61,7 +61,7 @@ class Played:
 
 
 def run_agents(options: AgentsOptions) -> Result:
-    """Starts a fleet with one worker and runs the loops one after another."""
+    """Starts a fleet with one worker and runs the loops in sequence."""
     with tempfile.TemporaryDirectory() as directory:
         model = str(model_with_tools(options.model, Path(directory)))
         config = serve_config(MODEL, model, max_num_seqs=4, kv_cache_tokens=8192)

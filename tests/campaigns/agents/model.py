@@ -1,4 +1,4 @@
-"""The checkpoint that tool loops are run against."""
+"""Checkpoint for the tool loops."""
 
 from __future__ import annotations
 

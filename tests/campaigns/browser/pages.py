@@ -18,7 +18,8 @@ from worker.metrics.latency import WorkerLatency
 from worker.protocol.exposition import TEXT, render
 
 DISTRIBUTION = ("chromium", "chromium-browser", "google-chrome")
-"""Programs of the distribution's Chromium, used if Playwright's build is not installed."""
+"""Executable names of the distribution's Chromium, which is used if Playwright's build is not
+installed."""
 SERIOUS = ("serious", "critical")
 """Impact levels of axe-core findings that fail a test."""
 
@@ -47,7 +48,7 @@ class Watched:
     """Console errors and requests to other hosts; must stay empty."""
 
     async def settings(self, column: int, **values: str) -> None:
-        """Fills in settings of a column."""
+        """Sets fields in a column's settings."""
         root = self.page.locator(".column").nth(column)
         if not await root.locator("[name=system]").is_visible():
             await root.locator("summary").click()
@@ -60,7 +61,7 @@ class Watched:
         await self.page.press("#message", "Enter")
 
     async def shows(self, text: str) -> None:
-        """Waits until a message contains a text."""
+        """Waits until a message contains the text."""
         await self.page.locator(".message", has_text=text).last.wait_for()
 
     async def whole(self) -> None:

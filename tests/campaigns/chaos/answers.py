@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _LOGPROB_TOLERANCE = 1e-4
-"""Sums in one fixed order give the same bits, but numbers are rounded when printed."""
+"""Tolerance for rounding when numbers are printed; sums in a fixed order are bitwise equal."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -24,14 +24,14 @@ class Choice:
 
 @dataclass(kw_only=True, slots=True)
 class Answer:
-    """All completions of a request by index."""
+    """All completions of a request, keyed by index."""
 
     choices: dict[int, Choice] = field(default_factory=dict)
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
 
     def take(self, message: Mapping[str, Any]) -> None:
-        """Adds a chunk of a stream, or a whole body."""
+        """Adds a chunk of a stream, or a complete body."""
         for chunk in message.get("choices") or ():
             choice = self.choices.setdefault(chunk["index"], Choice())
             message_part = chunk.get("delta") or chunk.get("message") or {}
@@ -46,7 +46,7 @@ class Answer:
 
 
 def difference(expected: Answer, found: Answer) -> str | None:
-    """First difference between an answer and the expected one; None if there is none."""
+    """First difference between an answer and the expected one; None if they are equal."""
     if sorted(expected.choices) != sorted(found.choices):
         return f"choices {sorted(found.choices)} instead of {sorted(expected.choices)}"
     for index, choice in sorted(expected.choices.items()):

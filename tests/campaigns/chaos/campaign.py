@@ -27,8 +27,8 @@ from tests.campaigns.chaos.verdict import judge, memory_growth
 
 _NOT_HERE = {"kill-redis": "the fleet has no Redis", "kill-node": "the fleet is one node"}
 _MAY_GROW = (Part.COMPILER, Part.GUARD)
-"""Parts that may have more processes at the end: compilers start on demand, and a guard stays for
-the HAProxy that its successor adopted."""
+"""Parts that may have more processes at the end: compilers start on demand, and a guard stays alive
+for the HAProxy that its successor adopted."""
 _EMPTY_S = 30.0
 """Time limit in seconds for a fleet without load to become empty."""
 _MAX_EXAMPLES = 20
@@ -55,7 +55,7 @@ class Run:
 
 
 def run_faults(options: ChaosOptions) -> Result:
-    """Starts a fleet and injects faults until the time is over."""
+    """Starts a fleet and injects faults until the duration is over."""
     config = serve_config(options)
     requests = list_requests(options.output_len, diffusion=bool(options.diffusion_model))
     with LocalFleet(config, report=note) as fleet:
@@ -96,7 +96,7 @@ def sabotage(run: Run, watch: FleetWatch, load: ChaosLoad, options: ChaosOptions
     run.not_run |= _NOT_HERE
     began = time.monotonic()
     shift = 0.0
-    """Delay of the schedule in seconds: recovery may take longer than a period."""
+    """Delay of the schedule in seconds, because recovery can take longer than a period."""
     misses = 0
     """Number of consecutive faults that could not be injected."""
     saboteur = Saboteur(watch.directory, load, options, watch.port)

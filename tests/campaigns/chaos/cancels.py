@@ -31,12 +31,12 @@ from tests.campaigns.chaos.tally import tally
 from tests.campaigns.chaos.verdict import MOST_GROWTH, memory_growth
 
 FREE_S: Final = 1.0
-"""Time limit in seconds after the last client has left: then no request may run, wait or hold
-pages."""
+"""Seconds after the last disconnect within which all requests must end and release their pages."""
 _LOOK_S = 60.0
 _AT_ONCE = 48
 _SETTLE = 0.2
-"""Fraction of the clients before the first memory sample, since buffers grow with concurrency."""
+"""Fraction of the clients that connect before the first memory sample, because buffers grow with
+concurrency."""
 _AGAIN_S = 1.0
 """Seconds after which an empty fleet must still be empty."""
 Moment = Literal["within-request", "at-once", "before-headers", "within-answer"]
@@ -92,7 +92,7 @@ def plan(count: int, host: str, seed: int) -> Iterator[Leave]:
 
 
 class CancelStorm:
-    """Clients that connect and disconnect, a few dozen at a time."""
+    """Clients that connect and disconnect, a few dozen concurrently."""
 
     def __init__(self, base_url: str) -> None:
         address = urlsplit(base_url)
@@ -203,7 +203,7 @@ def judge_cancels(
     """Checks of a run.
 
     Args:
-        free_s: seconds after the last client had left until no request ran, waited or held pages.
+        free_s: seconds from the last disconnect until no request ran, waited or held pages.
         left_over: load that remained.
         statuses: number of responses that had started, by status.
         outcomes: outcomes of complete requests sent afterwards.
@@ -220,8 +220,8 @@ def judge_cancels(
 
 
 def _wait_free(watch: FleetWatch, ended: float) -> tuple[float, dict[str, float]]:
-    """Seconds after the last client had left until the fleet stayed empty, and the remaining load
-    if it did not."""
+    """Seconds from the last disconnect until the fleet stayed empty, and the remaining load if it
+    did not."""
     empty_since: float | None = None
     while True:
         metrics = scrape(watch.base_url)

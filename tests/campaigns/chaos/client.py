@@ -1,9 +1,9 @@
 """A client that reads complete answers and retries like OpenAI's client.
 
-It retries when a connection is refused or closed before the answer starts, and after a 429 or 503
-with a `Retry-After` header, for up to TRY_AGAIN_S. OpenAI's client gives up after two retries,
-which would measure the duration of a fault rather than its effect. An answer that has started is
-never retried.
+The client retries for up to TRY_AGAIN_S if a connection is refused or closed before the answer
+starts, and after a 429 or 503 with a `Retry-After` header. OpenAI's client gives up after two
+retries, which would measure the duration of a fault rather than its effect. An answer that has
+started is never retried.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _SHORTEST_PAUSE_S = 0.25
 """Shorter pauses are not recorded."""
 _MOST_CHARS = 300
 End = Literal["open", "whole", "broken", "error", "left"]
-"""`broken`: the connection ended within the answer. `error`: the server sent an error. `left`: the
-client closed the connection itself."""
+"""`broken`: the connection closed during the answer. `error`: the server sent an error. `left`: the
+client closed the connection."""
 
 
 class Pause(NamedTuple):
@@ -69,7 +69,7 @@ class Outcome:
     worker: str = ""
     """Worker on which the request started, as reported by the server."""
     port: int = 0
-    """Local port of the connection, by which processes in between are identified."""
+    """Local port of the connection; identifies the processes in between."""
     retries: list[Retry] = field(default_factory=list)
     pauses: list[Pause] = field(default_factory=list)
 

@@ -31,7 +31,7 @@ def clients_through(proxy: Collection[Any], port: int, server: Collection[int]) 
     started has no connection to it.
 
     Args:
-        proxy: connections of the proxy, see `tcp_connections`.
+        proxy: connections of the proxy; see `tcp_connections`.
         port: port on which the proxy accepts clients.
         server: ports on which the server listens.
     """
@@ -47,7 +47,7 @@ def taken_at(port: int, connections: Collection[Any]) -> frozenset[int]:
 
 
 def sockets_of(pid: int) -> dict[str, int]:
-    """File descriptors of a process's sockets by inode, which psutil does not report."""
+    """File descriptors of a process's sockets, keyed by inode, which psutil does not report."""
     found = {}
     with suppress(OSError):
         for link in Path(f"/proc/{pid}/fd").iterdir():

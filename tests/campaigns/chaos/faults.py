@@ -31,14 +31,13 @@ from tests.campaigns.chaos.processes import find, is_gone, name_in_logs
 from tests.campaigns.chaos.schedule import Planned
 
 SILENCE_S = 2.0
-"""Time in seconds without heartbeats or other signs of life after which a gateway declares a worker
-lost."""
+"""Seconds without heartbeats or other messages after which a gateway declares a worker lost."""
 _SHARE_THAT_LEAVES = 0.34
 _PRESSURE_S = 8.0
 _TICK_S = 0.05
 _LEFT_BYTES = 2 * 2**30
 _PIDFD_GETFD = 438
-"""Number of the system call, the same on all architectures."""
+"""Number of the system call; it is the same on all architectures."""
 _CONNECTED = "03"
 _HOG = (
     "import sys, time; block = bytearray(b'\\1') * int(sys.argv[1]); time.sleep(float(sys.argv[2]))"
@@ -61,7 +60,7 @@ class Fault:
     ports: frozenset[int] = frozenset()
     """Client ports of the connections through that process."""
     stopped_s: float = 0.0
-    """Seconds for which it was stopped in the end."""
+    """Seconds for which it was actually stopped."""
     noticed_s: float | None = None
     """Seconds until it was killed, or until a gateway reported fewer workers: an upper bound."""
     recovered: float | None = None
@@ -78,7 +77,7 @@ class Fault:
 
 
 def allowed_pause_s(fault: Fault, step_timeout_s: float) -> float:
-    """Upper bound in seconds for the detection of the fault, by how it is detected."""
+    """Upper bound of the detection time in seconds; depends on how the fault is detected."""
     noticed = KINDS[fault.kind].noticed
     if noticed is Noticed.BY_WATCHDOG:
         return step_timeout_s
@@ -105,7 +104,7 @@ class Saboteur:
         self._load = load
         self._options = options
         self._stopped: tuple[Fault, float] | None = None
-        """Stopped processes, and until when."""
+        """Stopped processes, and the time at which they are resumed."""
         self._hog: subprocess.Popen[bytes] | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._tick, daemon=True)
@@ -115,7 +114,7 @@ class Saboteur:
         """Injects a fault.
 
         Raises:
-            NotPossible: it cannot be injected on this machine, or not now.
+            NotPossible: the fault cannot be injected on this machine, or not at this time.
         """
         try:
             return self._strike(planned)
@@ -156,7 +155,7 @@ class Saboteur:
 
     def _tick(self) -> None:
         """Resumes a stopped process when its time is over, or records that it was killed. Runs in
-        its own thread, since requests to a stopped fleet block."""
+        its own thread, because requests to a stopped fleet block."""
         while not self._closed.wait(_TICK_S):
             if self._stopped is None:
                 continue
@@ -178,7 +177,7 @@ class Saboteur:
             raise NotPossible(f"the fleet has no process of kind {part.value}")
         if part is Part.HAPROXY:
             return pids[-1]  # older ones accept no more requests
-        if part is Part.GUARD:  # likewise: the newest, or its parent
+        if part is Part.GUARD:  # likewise: the newest one, or its parent
             pids = pids[-2:]
         return pids[planned.choose(len(pids))]
 
@@ -204,9 +203,9 @@ class Saboteur:
     def _ports_through(self, part: Part, holder: int) -> frozenset[int]:
         """Client ports of the requests that a process is serving.
 
-        HAZARD: it may accept more between this check and the signal, so it is stopped in between.
-        Requests that HAProxy sends to a stopped gateway have not started, and are sent to another
-        one.
+        HAZARD: the process may accept more between this check and the signal, so it is stopped
+        first. Requests that HAProxy sends to a stopped gateway have not started, and are sent to
+        another one.
         """
         os.kill(holder, signal.SIGSTOP)
         if part is not Part.GATEWAY:
@@ -227,7 +226,7 @@ class Saboteur:
         available = psutil.virtual_memory().available - _LEFT_BYTES
         size = min(int(self._options.pressure_gib * 2**30), available)
         if size <= 0:
-            raise NotPossible("the machine has not enough free memory")
+            raise NotPossible("the machine does not have enough free memory")
         command = [sys.executable, "-c", _HOG, str(size), str(_PRESSURE_S)]
         self._hog = subprocess.Popen(command)
 
@@ -255,7 +254,7 @@ def _resume(pid: int) -> None:
 
 
 def _attach_connections(directory: Path) -> set[str]:
-    """Inodes of the frontend's sockets: an accepted connection has the path of the listening
+    """Inodes of the frontend's sockets. An accepted connection has the path of the listening
     socket."""
     rows = (line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:])
     named = [row for row in rows if len(row) > 7 and row[5] == _CONNECTED]

@@ -22,11 +22,11 @@ from tests.campaigns.chaos.scrape import ScrapedMetrics, scrape
 from worker.config import EngineConfig
 
 KV_CACHE_TOKENS: Final = 32768
-"""KV cache of each worker."""
+"""KV cache size per worker in tokens."""
 _POLL_S = 0.4
 _AT_LEAST = (Part.HAPROXY, Part.GUARD)
-"""Parts whose replaced processes may stay: for their streams, or for the HAProxy that others
-adopted."""
+"""Parts whose replaced processes may stay alive, either for their streams or for the HAProxy that
+others adopted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ class ExpectedFleet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """State of a fleet at one time."""
+    """State of a fleet at one point in time."""
 
     parts: Counter[Part] = field(default_factory=Counter)
     metrics: ScrapedMetrics | None = None
@@ -93,7 +93,8 @@ class FleetWatch:
         self.port = config.endpoint.port
         self.directory = Path(os.environ[DIRECTORY_VARIABLE])
         self.resubmissions: dict[tuple[str, str], float] = {}
-        """Last reported number by (model, gateway), also of gateways that were killed since."""
+        """Last reported number, keyed by (model, gateway); includes gateways that have been killed
+        since."""
         self.expected = ExpectedFleet(
             parts=count(self.processes()),
             ready={model.name: model.max_workers for model in config.models},
@@ -120,7 +121,7 @@ class FleetWatch:
         self, timeout_s: float, on_look: Callable[[Look], None] = lambda look: None
     ) -> str | None:
         """Waits until the fleet is complete in two consecutive checks; returns what is missing on
-        timeout. Two checks, since a process that is about to end still exists."""
+        timeout. Two checks are required because a process that is about to exit still exists."""
         deadline, num_whole = time.monotonic() + timeout_s, 0
         while True:
             look = self.look()
@@ -135,7 +136,7 @@ class FleetWatch:
 
 
 def missing(expected: ExpectedFleet, look: Look) -> str | None:
-    """What is missing in a fleet, as text; None if it is complete."""
+    """Description of what is missing in a fleet; None if it is complete."""
     for part, number in expected.parts.items():
         if part is Part.COMPILER:
             continue

@@ -1,4 +1,4 @@
-"""Queries HAProxy's admin socket: which clients are connected through it to which gateway."""
+"""Queries HAProxy's admin socket for the clients that are connected to each gateway."""
 
 from __future__ import annotations
 

@@ -15,16 +15,17 @@ class Part(Enum):
     """Child process of rank 0 that computes, on CPU."""
     RANK0 = "rank0"
     RANK = "rank"
-    """Any other."""
+    """Any other rank."""
     FRONT = "front"
     GATEWAY = "gateway"
     HAPROXY = "haproxy"
     GUARD = "guard"
-    """Process that restarts HAProxy. Its parent, which restarts the guard, counts as one, too."""
+    """Process that restarts HAProxy. Its parent, which restarts the guard, also counts as a
+    guard."""
     MANAGER = "manager"
     """Serve's actor that starts guards; HAProxy survives it."""
     PROXY = "proxy"
-    """Serve's own proxy, which accepts requests if no gateway is left."""
+    """Serve's own proxy, which accepts requests if there are no gateways left."""
     CONTROLLER = "controller"
     GCS = "gcs"
     """Ray's control service, which `rayfleet serve` restarts."""
@@ -54,7 +55,7 @@ class Kind:
     sign: signal.Signals | None = None
     """Signal that is sent; None for other faults."""
     noticed: Noticed = Noticed.AT_ONCE
-    """The slowest way in which it is detected."""
+    """Slowest way in which the fault is detected."""
     given_up: bool = False
     """Whether a stopped process must be replaced."""
     takes_streams: bool = False

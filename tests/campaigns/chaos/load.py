@@ -14,14 +14,14 @@ from tests.campaigns.chaos.client import Client, Outcome
 from tests.campaigns.chaos.planned_requests import PlannedRequest
 
 _AFTER_FAILURE_S = 0.5
-"""Pause in seconds after a failure, so that an endpoint that rejects everything is not flooded."""
+"""Pause in seconds after a failure; avoids flooding an endpoint that rejects everything."""
 _STOP_S = 600.0
 """Time limit in seconds for the last answers."""
 
 
 class ChaosLoad:
-    """Clients that send requests from `requests` concurrently until there are none left. They start
-    immediately, and end when `stop` is called or the `with` block ends."""
+    """Clients that concurrently send the requests of `requests`. They start immediately, and stop
+    when there are none left, on `stop`, or at the end of the `with` block."""
 
     def __init__(self, base_url: str, requests: Iterable[PlannedRequest], num_clients: int) -> None:
         self.outcomes: list[Outcome] = []
@@ -42,7 +42,7 @@ class ChaosLoad:
         self.stop()
 
     def leave(self, share: float) -> None:
-        """Makes that fraction of the clients reset their connections if an answer has started."""
+        """Makes a fraction of the clients reset their connections, if an answer has started."""
         if self._loop is not None:
             chosen = self._clients[: max(1, round(share * len(self._clients)))]
             self._loop.call_soon_threadsafe(lambda: [client.leave() for client in chosen])
@@ -58,7 +58,7 @@ class ChaosLoad:
         return self._ended()
 
     def stop(self) -> list[Outcome]:
-        """Sends no more requests, and waits for those in flight.
+        """Stops sending requests, and waits for those in flight.
 
         Raises:
             RuntimeError: a request hangs.

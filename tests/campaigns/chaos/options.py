@@ -17,29 +17,29 @@ class ChaosOptions:
     draft_model: str = ""
     """Draft model: a smaller checkpoint with the model's tokenizer."""
     diffusion_model: str = ""
-    """Additional block-diffusion checkpoint that is served and sent requests."""
+    """Block-diffusion checkpoint to serve and test in addition."""
     num_workers: int = 2
-    """Worker groups of each model. With one, requests wait until it has been restarted."""
+    """Worker groups per model. With one, requests wait until it has been restarted."""
     tensor_parallel_size: int = 2
     """Ranks per worker group."""
     num_gateways: int = 2
-    """Gateway processes."""
+    """Number of gateway processes."""
     num_streams: int = 12
     """Number of concurrent clients; each sends its next request after the previous answer."""
     output_len: int = 300
-    """Maximum tokens of an answer."""
+    """Maximum tokens per answer."""
     duration_s: float = field(default=1200.0, metadata={"flag": "--duration"})
-    """Seconds in which faults are injected."""
+    """Seconds during which faults are injected."""
     period_s: float = field(default=20.0, metadata={"flag": "--period"})
     """Seconds between faults; longer if the fleet takes longer to recover."""
     faults: tuple[str, ...] = ()
-    """Kind of fault to inject, may be given several times; default: all."""
+    """Kind of fault to inject. Can be repeated. Default: all."""
     stop_s: float = 10.0
     """Seconds for which a process is stopped if it is not replaced."""
     longest_stop_s: float = 60.0
     """Seconds after which a stopped process that should have been replaced is resumed."""
     recovery_s: float = 240.0
-    """Maximum seconds for the fleet to recover from a fault; the run ends if it takes longer."""
+    """Maximum recovery time in seconds; the run ends if recovery takes longer."""
     pressure_gib: float = 1.0
     """GiB of memory that an unrelated process allocates; at least 2 GiB are left free."""
     step_timeout_s: float = 10.0
@@ -50,13 +50,14 @@ class ChaosOptions:
     """Number of LoRA adapters that are loaded, replaced and unloaded meanwhile, and used by the
     requests. Only gateways and workers are killed by default."""
     cancels: int = 0
-    """Instead of faults: number of requests whose clients disconnect at random moments."""
+    """Number of requests whose clients disconnect at random moments. Replaces faults; 0 disables
+    it."""
     soak_s: float = field(default=0.0, metadata={"flag": "--soak"})
-    """Instead of faults: seconds of steady load at --soak-load."""
+    """Seconds of steady load at --soak-load. Replaces faults; 0 disables it."""
     soak_load: float = 0.8
     """Load of the soak test as a fraction of the capacity, which is measured first."""
     hostile_share: float = 0.01
-    """Fraction of the soak test's requests with invalid bodies."""
+    """Fraction of the soak test's requests that have invalid bodies."""
 
     def __post_init__(self) -> None:
         for name in ("num_workers", "num_gateways", "num_streams"):

@@ -1,4 +1,4 @@
-"""The fixed list of requests, each of which has a single correct answer."""
+"""Fixed list of requests, each of which has a single correct answer."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, Final
 MODEL: Final = "chaos"
 DIFFUSION: Final = "chaos-diffusion"
 _VARIANTS = 3
-"""Requests per kind, with different prompts."""
+"""Number of requests per kind, with different prompts."""
 _SHORTER = 16
-"""Number of tokens by which each variant's answer is shorter than the previous one's."""
+"""Number of tokens by which a variant's answer is shorter than that of the previous variant."""
 _MIN_TOKENS = 32
 """Minimum tokens of answers with penalties."""
 LEAST_OUTPUT_LEN: Final = _MIN_TOKENS + _SHORTER * (_VARIANTS - 1)
@@ -59,7 +59,7 @@ _OF_TOKENS: Mapping[str, Mapping[str, Any]] = {
     "whole-several": {**_SAMPLED, "n": 3, "logprobs": 1, "stream": False},
     "long-prompt": {**_SAMPLED, "long": True},
 }
-"""Options that a block-diffusion model rejects, or that make no difference for it."""
+"""Options that a block-diffusion model rejects or that do not affect it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,16 +70,16 @@ class PlannedRequest:
     kind: str
     path: str
     body: bytes
-    """JSON."""
+    """Body in JSON."""
     stream: bool
 
 
 def list_requests(output_len: int, *, diffusion: bool = False) -> tuple[PlannedRequest, ...]:
-    """All requests for all served models, kinds in turn.
+    """All requests for all served models, alternating between kinds.
 
     Args:
         output_len: tokens of the first variant's answers, at least `LEAST_OUTPUT_LEN`.
-        diffusion: whether a block-diffusion model is served, too.
+        diffusion: whether a block-diffusion model is also served.
     """
     mixes = [(MODEL, {**_EVERYWHERE, **_OF_TOKENS})]
     if diffusion:
@@ -94,8 +94,8 @@ def list_requests(output_len: int, *, diffusion: bool = False) -> tuple[PlannedR
 
 
 def filling_request(number: int) -> PlannedRequest:
-    """A prompt of some thousand tokens that shares no block with others, and a very short
-    answer."""
+    """A request with a prompt of a few thousand tokens that shares no block with others, and a very
+    short answer."""
     fields = {"max_tokens": 1, "stream": False, "prompt": f"{number}: {_LONG * 4}"}
     body = {"model": MODEL, "temperature": 0.0, **fields}
     return PlannedRequest(

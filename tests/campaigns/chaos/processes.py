@@ -1,4 +1,4 @@
-"""The processes of a fleet on this machine."""
+"""Processes of a fleet on this machine."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Memory:
 
     processes: int
     mib: float
-    """Resident memory of all of them together."""
+    """Total resident memory."""
 
 
 def part_of(command: str) -> Part | None:
@@ -75,7 +75,7 @@ def count(processes: Sequence[Process]) -> Counter[Part]:
 
 
 def memory(processes: Sequence[Process]) -> dict[Part, Memory]:
-    """Resident memory by part."""
+    """Resident memory, keyed by part."""
     return {
         part: Memory(processes=len(pids), mib=sum(map(resident_mib, pids)))
         for part in MEASURED
@@ -84,8 +84,8 @@ def memory(processes: Sequence[Process]) -> dict[Part, Memory]:
 
 
 def state(pid: int) -> str:
-    """Status as named by psutil: running, sleeping, stopped, zombie; dead if there is no
-    process."""
+    """Status with psutil's name: running, sleeping, stopped or zombie; dead if the process does not
+    exist."""
     try:
         return str(psutil.Process(pid).status())
     except psutil.Error:
@@ -98,8 +98,8 @@ def is_gone(pid: int) -> bool:
 
 
 def name_in_logs(pid: int, names: Sequence[str]) -> str | None:
-    """The name that occurs in the name of a file that the process has open, such as a replica's
-    log."""
+    """The one of `names` that is part of the name of an open file, such as a replica's log; None if
+    there is none."""
     with suppress(psutil.Error):
         files = [Path(file.path).name for file in psutil.Process(pid).open_files()]
         return next((name for name in names if any(name in file for file in files)), None)

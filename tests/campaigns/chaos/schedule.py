@@ -12,7 +12,7 @@ class Planned:
     """A scheduled fault."""
 
     number: int
-    """Number of the fault, from 0."""
+    """0-based number of the fault."""
     at_s: float
     """Earliest time in seconds after the start."""
     kind: str
@@ -25,8 +25,8 @@ class Planned:
 
 
 def schedule(kinds: Sequence[str], period_s: float, seed: int) -> Iterator[Planned]:
-    """Infinite sequence of faults: rounds of all kinds, each in a random order, so that no kind is
-    neglected and any two kinds follow each other sometimes."""
+    """Infinite sequence of faults. Each round has all kinds in random order, so that all kinds are
+    equally frequent and any two kinds can follow each other."""
     if not kinds:
         raise ValueError("no kind of fault to run")
     chance = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Metrics of a fleet's /metrics that show the effects of faults."""
+"""Metrics from a fleet's /metrics that show the effects of faults."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class ScrapedMetrics:
     """One response. Keys are (model, worker) or (model, gateway)."""
 
     ready: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    """Number of ready workers by gateway."""
+    """Number of ready workers, keyed by gateway."""
     resubmissions: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    """Number of resubmissions by gateway."""
+    """Number of resubmissions, keyed by gateway."""
     loads: Mapping[str, Mapping[tuple[str, str], float]] = field(default_factory=dict)
     """LOADS by worker, and PENDING by gateway."""
 
     @property
     def left_over(self) -> dict[str, float]:
-        """Loads other than 0, summed over workers or gateways."""
+        """Nonzero loads, summed over workers or gateways."""
         sums = {name: sum(values.values()) for name, values in self.loads.items()}
         return {name: value for name, value in sums.items() if value}
 

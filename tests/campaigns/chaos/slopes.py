@@ -19,13 +19,13 @@ from tests.support.fleet.processes import resident_mib
 _FEWEST_MINUTES = 5
 """Minimum number of minutes for a meaningful fit."""
 _BLOCKS = 16
-"""Maximum number of blocks: an hour without its first ten minutes has 13 of four minutes each."""
+"""Maximum number of blocks: an hour without its first ten minutes has 13 blocks of four minutes."""
 _LEAST_RISE_MIB = 0.5
 """Minimum growth in either half of the time that counts as a leak. CPython allocates arenas of 1
 MiB (ARENA_BITS is 20 in its obmalloc), so growth of less than one arena over both halves cannot be
 distinguished from zero: 1.2 MiB/h for a measurement of 50 minutes."""
 _LEVEL = 0.95
-"""Probability that no process is reported if none leaks."""
+"""Probability that no process is reported if no process leaks."""
 _S_PER_H = 3600.0
 
 
@@ -36,11 +36,11 @@ class Slope:
     part: str
     pid: int
     course: tuple[float, ...]
-    """Means of its blocks of minutes, in MiB."""
+    """Means over blocks of minutes, in MiB."""
     slope: float
     """Median slope over all pairs of blocks, in MiB per hour."""
     climbs: bool
-    """Whether memory grows significantly, and in both halves of the time."""
+    """Whether memory grows significantly and in both halves of the time."""
 
 
 class SlopeWatch:
@@ -112,9 +112,8 @@ def fit_slope(part: Part, pid: int, means: Sequence[float], minute_s: float, lev
     that warms up levels off, and code that runs for the first time causes a single step. A leak is
     therefore reported if two conditions hold: later blocks are significantly larger than earlier
     ones (Kendall's test), and each half grows by itself (median slope over its pairs of blocks). A
-    process that warms up in the first half and has a single step in the second is reported, too;
-    `course` shows it. Leaks per request are found sooner by counting objects: see
-    tests/worker/frontend.
+    process that warms up in the first half and has a single step in the second is also reported;
+    `course` shows it. Counting objects finds leaks per request sooner; see tests/worker/frontend.
 
     Args:
         part: part of the process.
@@ -140,8 +139,8 @@ def fit_slope(part: Part, pid: int, means: Sequence[float], minute_s: float, lev
 
 
 def block_means(means: Sequence[float], size: int) -> list[float]:
-    """Means of `size` consecutive minutes, of fewer at the end. Adjacent minutes are correlated,
-    and would count as more observations than they are."""
+    """Means of `size` consecutive minutes; the last block may be shorter. Adjacent minutes are
+    correlated, so they would count as more observations than they are."""
     return [float(np.mean(means[first : first + size])) for first in range(0, len(means), size)]
 
 

@@ -1,4 +1,5 @@
-"""Soak test: an hour of steady load, some of it invalid, without loss of speed or memory growth."""
+"""Soak test: an hour of steady load, some of it invalid, without loss of throughput or memory
+growth."""
 
 from __future__ import annotations
 
@@ -31,11 +32,11 @@ LEAST_KEPT: Final = 0.98
 _WINDOW_S = 600.0
 _MINUTE_S = 60.0
 _FEWEST_MINUTES = 30
-"""Minimum length of a soak test in minutes; for shorter ones, windows are shorter."""
+"""Minimum length of a soak test in minutes; shorter tests use shorter windows."""
 _SAMPLES_PER_MINUTE = 12
 _CALIBRATION_S = 60.0
 _MEETINGS = 4
-"""Expected number of requests of each kind per process: one process in e^4 = 55 gets none."""
+"""Expected number of requests per kind and process; one process in e^4 = 55 gets none."""
 _BUSY = 2
 """Number of clients relative to `num_streams` while capacity is measured."""
 
@@ -102,7 +103,7 @@ async def send_all(base_url: str, coming: Iterator[Arrival]) -> list[Arrived]:
 
 
 def run_soak(options: ChaosOptions) -> Result:
-    """Starts a fleet, measures its capacity, and runs it at a fraction of that for a long time."""
+    """Starts a fleet, measures its capacity, and serves a fraction of it for a long time."""
     config = serve_config(options)
     requests = list_requests(options.output_len, diffusion=bool(options.diffusion_model))
     window_s = min(_WINDOW_S, options.soak_s / 6.0)
@@ -154,8 +155,8 @@ def run_soak(options: ChaosOptions) -> Result:
 
 
 def fill_caches(base_url: str, options: ChaosOptions) -> None:
-    """Makes every worker write its whole KV cache about twice. On CPU, a page is allocated at its
-    first write, which would look like a leak for an hour.
+    """Makes every worker write its entire KV cache about twice. On CPU, memory of a page is
+    allocated on first write, which would look like a leak for an hour.
 
     Raises:
         RuntimeError: a request failed.
@@ -188,7 +189,7 @@ def _capacity(base_url: str, requests: Sequence[PlannedRequest], options: ChaosO
     with clients as load:
         time.sleep(seconds)
         outcomes = load.stop()
-    # Only until the last one ends: clients without further requests are idle by then.
+    # Answers after that do not count: clients become idle one after another.
     ended = [one.ended - began for one in outcomes if one.end == "whole"]
     in_time = [at for at in ended if at <= seconds]
     if not in_time:
@@ -199,8 +200,8 @@ def _capacity(base_url: str, requests: Sequence[PlannedRequest], options: ChaosO
 def served_shares(
     arrived: Sequence[Arrived], began: float, duration_s: float, window_s: float
 ) -> tuple[float, float]:
-    """Tokens received in the first and in the last window, as fractions of the requested ones. The
-    first window starts after half a window, when the fleet has filled up."""
+    """Tokens received in the first and in the last window, as fractions of the requested tokens.
+    The first window starts after half a window, when the fleet is full."""
     begins = (began + 0.5 * window_s, began + duration_s - window_s)
     first, last = (_share_served(arrived, began, begin, begin + window_s) for begin in begins)
     return first, last
@@ -228,7 +229,7 @@ def judge_soak(
 
     Args:
         first: fraction of the requested tokens that was received in the first minutes.
-        last: the same in the last minutes.
+        last: the same for the last minutes.
         slopes: memory growth of the processes.
         not_refused: invalid bodies that were accepted, or that caused a server error.
         num_gone: number of processes that have ended.

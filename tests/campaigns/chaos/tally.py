@@ -1,4 +1,4 @@
-"""Classifies answers by outcome, and pauses by the fault in which they occurred."""
+"""Classifies answers by outcome, and pauses by the fault during which they occurred."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ class Tally:
     examples: dict[str, str] = field(default_factory=dict)
     """First failure of each kind."""
     cut: int = 0
-    """Ended with the gateway or HAProxy that held the client's connection."""
+    """Number of requests that ended with the gateway or HAProxy that held the client's
+    connection."""
     left: int = 0
-    """Closed by our own clients."""
+    """Number of requests whose client closed the connection."""
     retried: Counter[str] = field(default_factory=Counter)
     """Retries by reason."""
     by_fault: dict[int, Counter[str]] = field(default_factory=dict)
@@ -54,7 +55,7 @@ class Pauses:
 def tally(
     outcomes: Sequence[Outcome], faults: Sequence[Fault], right: Mapping[int, Answer]
 ) -> Tally:
-    """Counts outcomes of requests.
+    """Counts the outcomes of requests.
 
     Args:
         outcomes: outcomes of all requests.
@@ -145,7 +146,7 @@ def all_pauses(
 
 
 def _retried_for(outcome: Outcome, fault: Fault, end: float) -> float | None:
-    """Seconds for which a request was rejected, from its first rejection during a fault."""
+    """Seconds for which a request was rejected, starting at its first rejection during a fault."""
     first = next((retry.at for retry in outcome.retries if fault.begin <= retry.at <= end), None)
     return None if first is None else outcome.begun - first
 
@@ -153,7 +154,7 @@ def _retried_for(outcome: Outcome, fault: Fault, end: float) -> float | None:
 def rows_by_kind(
     outcomes: Sequence[Outcome], faults: Sequence[Fault], counts: Tally, end: float
 ) -> list[Result]:
-    """Effects of the faults of each kind, one row each."""
+    """Effects of the faults, one row per kind."""
     rows = []
     for kind in dict.fromkeys(fault.kind for fault in faults):
         own = [fault for fault in faults if fault.kind == kind]

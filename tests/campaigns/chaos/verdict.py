@@ -16,7 +16,7 @@ BEYOND_DETECTION_S = 2.0
 HUNG_RANK_S = 15.0
 """Maximum seconds until streams of a hung rank are resumed."""
 MOST_GROWTH = 0.10
-"""Maximum growth of memory per process of a part; replaced processes start anew."""
+"""Maximum relative memory growth per process of a part; replaced processes start anew."""
 
 
 def judge(
@@ -33,7 +33,7 @@ def judge(
         counts: outcomes of its requests.
         faults: injected faults.
         pauses: pauses of streams.
-        left_over: loads of workers and gateways that are not 0 without clients.
+        left_over: nonzero loads of workers and gateways when there are no clients.
         growth: relative memory growth by part.
         extra_processes: number of processes in excess of those at the start.
     """

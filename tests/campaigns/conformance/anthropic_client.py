@@ -26,7 +26,7 @@ SKIPPED = {
 
 
 class Where(BaseModel):
-    """Output schema that always terminates: this client drops bounds."""
+    """Output schema that always terminates, because this client drops bounds."""
 
     city: Literal["Rome", "Oslo"]
 
@@ -61,7 +61,7 @@ def messages(endpoint: Endpoint) -> None:
 
 
 def streamed(endpoint: Endpoint) -> None:
-    """The streamed response equals the whole one with the same seed."""
+    """Checks that streaming and non-streaming responses with the same seed are equal."""
     fields: dict[str, Any] = {
         "model": endpoint.model,
         "messages": QUESTION_MESSAGES,
@@ -98,7 +98,7 @@ def stop_sequences(endpoint: Endpoint) -> None:
 
 
 def tools(endpoint: Endpoint) -> None:
-    """Forced calls, whole and streamed; the result is returned to the model."""
+    """Checks forced calls with and without streaming; the result is returned to the model."""
     fields: dict[str, Any] = {"model": endpoint.model, "tools": [TOOL], "max_tokens": 96}
     for choice in ({"type": "any"}, {"type": "tool", "name": "get_weather"}):
         forced = {**fields, "messages": QUESTION_MESSAGES}

@@ -1,5 +1,5 @@
-"""Cases that client libraries run against an endpoint, and their outcomes; standard library
-only."""
+"""Cases that client libraries run against an endpoint, and their outcomes. Uses only the standard
+library."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ Case = Callable[[Endpoint], None]
 def try_cases(
     group: str, cases: Mapping[str, Case], skipped: Mapping[str, str], endpoint: Endpoint
 ) -> Iterator[Outcome]:
-    """Runs the cases one after another.
+    """Runs the cases in sequence.
 
     Args:
         group: prefix of their names.
-        cases: cases by name.
-        skipped: reasons by name of what is not tested.
+        cases: cases, keyed by name.
+        skipped: reasons for omitted cases, keyed by name.
         endpoint: the endpoint under test.
     """
     for name, case in cases.items():
@@ -68,7 +68,8 @@ def try_cases(
 
 
 def raised(kind: type[Exception], call: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """Returns the error of that type which a call raises; AssertionError if there is none."""
+    """Returns the error of type `kind` that a call raises; raises AssertionError if there is
+    none."""
     try:
         call(*given, **named)
     except kind as error:
@@ -77,8 +78,8 @@ def raised(kind: type[Exception], call: Callable[..., Any], *given: Any, **named
 
 
 def main(try_all: Callable[[Endpoint], Iterator[Outcome]]) -> int:
-    """Entry of a separate program, run in an environment with other versions of the clients. Its
-    argument is the endpoint as JSON; it prints a JSON list of outcomes."""
+    """Entry point of a program in a separate environment with other client versions. The argument
+    is the endpoint as JSON; prints a JSON list of outcomes."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("endpoint", type=lambda text: Endpoint(*json.loads(text)))
     endpoint = parser.parse_args().endpoint
@@ -89,7 +90,7 @@ def main(try_all: Callable[[Endpoint], Iterator[Outcome]]) -> int:
 
 
 def outcomes_of(python: Path, module: str, endpoint: Endpoint) -> list[Outcome]:
-    """Outcomes printed by a program whose entry is `main`.
+    """Outcomes printed by a program whose entry point is `main`.
 
     Args:
         python: Python interpreter of its environment.

@@ -1,4 +1,4 @@
-"""Schemathesis on /openapi.json: generates requests from it, and checks that responses conform."""
+"""Runs Schemathesis on /openapi.json: generates requests, and checks that responses conform."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def try_document(program: Path, endpoint: Endpoint, *, num_examples: int, seed: 
     Args:
         program: Schemathesis' executable.
         endpoint: the endpoint under test.
-        num_examples: maximum random requests per operation, in addition to those at the bounds.
+        num_examples: maximum random requests per operation, in addition to boundary values.
         seed: seed of the random requests.
     """
     with tempfile.TemporaryDirectory() as directory:

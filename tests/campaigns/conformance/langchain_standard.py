@@ -1,6 +1,6 @@
 """LangChain's standard tests of its OpenAI client, on chat completions and responses.
 
-`python -m` runs them in an environment of their own.
+`python -m` runs them in a separate environment.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ SKIPPED = {
 }
 _ENDS = ('"', '",', '"}', '."')
 _BIAS = 4
-"""Bias on the logits of tokens that end a JSON text, without which the demo model does not
-terminate. With more, it calls functions with empty strings."""
+"""Logit bias of tokens that end a JSON text. Without it, the demo model does not terminate; with a
+higher bias, it calls functions with empty strings."""
 _BIASES = {"test_structured_output_optional_param": 9}
-"""Bias of tests whose texts are further from those that the demo model was trained with."""
+"""Biases of tests whose texts are less like the demo model's training data."""
 
 
 class _Standard(ChatModelIntegrationTests):  # type: ignore[misc]
@@ -46,7 +46,7 @@ class _Standard(ChatModelIntegrationTests):  # type: ignore[misc]
     @property
     @abstractmethod
     def _settings(self) -> dict[str, Any]:
-        """Further parameters of the model."""
+        """Other parameters of the model."""
 
     @property
     def chat_model_class(self) -> Any:
@@ -83,7 +83,7 @@ class _Standard(ChatModelIntegrationTests):  # type: ignore[misc]
         return {"invoke": ["cache_read_input"], "stream": ["cache_read_input"]}
 
     def invoke_with_cache_read_input(self, *, stream: bool = False) -> Any:
-        """Sends the prompt twice: the second time it is cached."""
+        """Sends the prompt twice; the second time, it is cached."""
         model = ChatOpenAI(**{**self.chat_model_params, "stream_usage": True})
         prompt = "Count to ten. " * 20
         model.invoke(prompt)

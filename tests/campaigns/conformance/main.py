@@ -1,4 +1,4 @@
-"""`make check-conformance`: widely used client libraries against the demo model on a real fleet.
+"""`make check-conformance`: common client libraries against the demo model on a real fleet.
 
 The official clients of OpenAI and Anthropic validate all responses against their types; LangChain's
 standard tests, LiteLLM, instructor and pydantic-ai run in an environment of their own; Schemathesis
@@ -48,12 +48,12 @@ class ConformanceOptions:
     num_twins: int = 210
     """Number of requests that are sent both with and without streaming."""
     num_examples: int = 200
-    """Maximum requests that Schemathesis generates per operation, in addition to those at the
-    bounds."""
+    """Maximum random requests that Schemathesis generates per operation, in addition to boundary
+    values."""
     min_cases: int = 2000
     """Minimum number of cases that Schemathesis must run in total."""
     seed: int = 0
-    """Seed of random requests."""
+    """Seed of the random requests."""
 
     def __post_init__(self) -> None:
         unknown = set(self.parts) - set(PARTS)

@@ -35,7 +35,7 @@ SKIPPED = {
     "chat.completions.list, retrieve, update, delete": "chats are not stored; responses are",
     "realtime, live": "WebSockets are not supported",
 }
-"""Methods of the client that this server does not support: each returns 404, which `unserved
+"""Methods of the client that this server does not support. Each returns 404, which `unserved
 routes` checks."""
 
 
@@ -54,7 +54,7 @@ def client_of(
 
     Args:
         endpoint: the endpoint under test.
-        key: API key, if not the endpoint's.
+        key: API key; None uses the endpoint's.
         strict: whether to reject responses that do not match the client's types.
     """
     with OpenAI(
@@ -88,7 +88,7 @@ def chat(endpoint: Endpoint) -> None:
 
 
 def chat_of_every_role(endpoint: Endpoint) -> None:
-    """Messages as clients send them back: `model_dump` of a response, including nulls."""
+    """Checks messages as clients return them: `model_dump` of a response, including nulls."""
     with client_of(endpoint) as client:
         complete = client.chat.completions.create
         first: Any = complete(model=endpoint.model, messages=QUESTION_MESSAGES, **SETTINGS)
@@ -151,8 +151,9 @@ def stop_strings(endpoint: Endpoint) -> None:
 
 
 def completions(endpoint: Endpoint) -> None:
-    """Fields that are null in OpenAI's own responses, but not in the client's types:
-    `finish_reason` of all chunks but the last, and the log-probability of the first token."""
+    """Checks completions. Some fields are null in OpenAI's own responses, but not in the client's
+    types: `finish_reason` of all chunks but the last, and the log-probability of the first
+    token."""
     fields: dict[str, Any] = {**SETTINGS, "model": endpoint.model, "max_tokens": 8}
     with client_of(endpoint, strict=False) as client:
         for prompt in ("Once", ["Once", "upon"], [5, 6, 7], [[5, 6], [7, 8, 9]]):
@@ -169,7 +170,7 @@ def completions(endpoint: Endpoint) -> None:
 
 
 def tools(endpoint: Endpoint) -> None:
-    """Forced calls, whole and streamed; the result is returned to the model."""
+    """Checks forced calls with and without streaming; the result is returned to the model."""
     for choice in ("required", NAMED):
         with client_of(endpoint) as client:
             fields: dict[str, Any] = {**SETTINGS, "model": endpoint.model, "max_tokens": 96}
@@ -213,7 +214,7 @@ def structured(endpoint: Endpoint) -> None:
 
 
 def errors(endpoint: Endpoint) -> None:
-    """Exception class, field and code of each error."""
+    """Checks the exception class, field and code of each error."""
     with client_of(endpoint) as client, client_of(endpoint, "another") as stranger:
         complete = client.chat.completions.create
         good: dict[str, Any] = {"model": endpoint.model, "messages": QUESTION_MESSAGES}
@@ -239,7 +240,7 @@ def unserved_routes(endpoint: Endpoint) -> None:
         bad = raised(
             openai.BadRequestError, client.embeddings.create, model=endpoint.model, input="a"
         )
-        assert bad.param == "model"  # it generates text
+        assert bad.param == "model"  # the model generates text
         raised(openai.NotFoundError, client.moderations.create, input="a")
         raised(openai.NotFoundError, client.files.list)
         raised(openai.NotFoundError, client.batches.list)

@@ -36,7 +36,7 @@ def create(endpoint: Endpoint) -> None:
 
 
 def stream(endpoint: Endpoint) -> None:
-    """Event numbers, item ids and the stored response are consistent."""
+    """Checks that event numbers, item ids and the stored response are consistent."""
     with client_of(endpoint) as client:
         with client.responses.stream(model=endpoint.model, input=QUESTION, **SETTINGS) as events:
             received: list[Any] = list(events)
@@ -92,7 +92,7 @@ def previous_response(endpoint: Endpoint) -> None:
 
 
 def background(endpoint: Endpoint) -> None:
-    """Background responses: one that finishes, one that is streamed again, one that is
+    """Checks background responses: one that finishes, one that is streamed again, and one that is
     cancelled."""
     fields: dict[str, Any] = {"model": endpoint.model, "input": QUESTION, "background": True}
     with client_of(endpoint) as client:
@@ -117,7 +117,7 @@ def background(endpoint: Endpoint) -> None:
 
 
 def tools(endpoint: Endpoint) -> None:
-    """A forced call, whole and streamed; the result continues from the stored response."""
+    """Checks a forced call with and without streaming; the result continues the stored response."""
     fields: dict[str, Any] = {"model": endpoint.model, "tools": [FLAT_TOOL]}
     fields |= {"max_output_tokens": 96, "parallel_tool_calls": False}
     for choice in ("required", {"type": "function", "name": "get_weather"}):
@@ -178,7 +178,7 @@ def errors(endpoint: Endpoint) -> None:
 
 
 def _ended(client: Any, response_id: str) -> Any:
-    """The response once its status is final."""
+    """Waits for the response's final status; returns the response."""
     until = time.monotonic() + TIMEOUT_S
     while time.monotonic() < until:
         response = client.responses.retrieve(response_id)

@@ -1,7 +1,7 @@
-"""Cases with LiteLLM, instructor and pydantic-ai: plain, streamed, with tools and with output
+"""Cases with LiteLLM, instructor and pydantic-ai: plain, streaming, with tools and with output
 schemas.
 
-`python -m` runs it in an environment of its own, since they pin other versions of OpenAI's client.
+`python -m` runs them in a separate environment, because they pin other versions of OpenAI's client.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ SKIPPED = {
 
 
 class Town(BaseModel):
-    """Output schema that always terminates; clients drop bounds of texts and numbers."""
+    """Output schema that always terminates, because clients drop bounds of texts and numbers."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -133,7 +133,7 @@ def litellm_anthropic(endpoint: Endpoint) -> None:
 
 
 def litellm_errors(endpoint: Endpoint) -> None:
-    """LiteLLM maps errors to classes by status, and an overlong prompt by its message."""
+    """Checks that LiteLLM maps errors to classes: by status, and overlong prompts by message."""
     long = [{"role": "user", "content": "word " * 9999}]
     raised(litellm.BadRequestError, _litellm, endpoint, temperature=3000)
     raised(litellm.BadRequestError, _litellm, endpoint, messages=long)
@@ -160,7 +160,7 @@ def _form(endpoint: Endpoint, **fields: Any) -> dict[str, Any]:
 
 
 def instructor_plain(endpoint: Endpoint) -> None:
-    """Requests without a schema return the response unchanged."""
+    """Checks that requests without a schema return the response unchanged."""
     client = _instructor(endpoint, instructor.Mode.TOOLS)
     answer = client.chat.completions.create(**_form(endpoint, response_model=None))
     assert answer.choices[0].message.content
@@ -204,7 +204,7 @@ def _models(endpoint: Endpoint) -> Iterator[Any]:
 
 
 def _settings() -> Any:
-    """Settings without parallel calls: a model that may call again would do so up to max_tokens."""
+    """Settings without parallel calls: a model that may call again would do so until max_tokens."""
     return {"max_tokens": MAX_TOKENS, "timeout": TIMEOUT_S, "parallel_tool_calls": False}
 
 
@@ -227,7 +227,7 @@ def pydantic_streamed(endpoint: Endpoint) -> None:
 
 
 def pydantic_tool(endpoint: Endpoint) -> None:
-    """The output is a tool call. With a function besides, the demo model might call that
+    """Checks output as a tool call. With an additional function, the demo model could call that one
     forever."""
     for model in _models(endpoint):
         agent: Any = Agent(model, output_type=ToolOutput(Town), model_settings=_settings())

@@ -1,9 +1,9 @@
-"""Hooks that Schemathesis loads with `SCHEMATHESIS_HOOKS`: they make requests reach models, for a
-short time.
+"""Hooks that Schemathesis loads with `SCHEMATHESIS_HOOKS`. They make requests valid for the served
+models, and short.
 
-Random bodies would not contain a served model, and those that did would generate texts of any
-length. Values allowed by the document are replaced by other allowed values, so that valid requests
-stay valid, and invalid ones stay invalid.
+Random bodies would rarely name a served model, and those that did could generate texts of any
+length. Values that the document allows are replaced with other allowed values, so that valid
+requests stay valid and invalid requests stay invalid.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _CONVERSATION = [{"role": "user", "content": "What is 12 + 30?"}]
 
 
 def before_call(context: Any, case: Any, kwargs: Any) -> None:
-    """Changes a case before it is sent: three of four get the model's name, every second one is a
-    chat."""
+    """Changes a case before it is sent: three of four get the model's name, and every second one is
+    a chat."""
     body = case.body
     if not isinstance(body, dict):
         return

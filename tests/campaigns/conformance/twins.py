@@ -1,4 +1,4 @@
-"""Requests sent twice with the same seed, with and without streaming: both responses must be
+"""Sends requests twice with the same seed, with and without streaming; both responses must be
 equal."""
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tests.campaigns.conformance.cases import TIMEOUT_S, Endpoint, Outcome
 
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 LOGPROB_TOLERANCE = 1e-3
-"""Tolerance of a log-probability in nats: the second request finds its prompt in the cache, so sums
-of float32 are computed in another order. That of a wrong token differs by far more."""
+"""Tolerance of log-probabilities in nats. The second request finds its prompt in the cache, so
+float32 sums are computed in a different order. Wrong tokens differ by far more."""
 _QUESTIONS = ("What is 12 + 30?", "Reverse this list: lemon, owl", "Where is Oslo?", "Héllo 🙂!")
 _FUNCTION = {
     "name": "get_weather",
@@ -59,7 +59,7 @@ KINDS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         CHAT,
         {"tools": _TOOLS, "tool_choice": {"type": "function", "function": {"name": "now"}}},
     ),
-    # Grammars with few texts, so that any model generates what parsers must handle.
+    # Grammars that accept few texts, so that any model generates what parsers must handle.
     "calls of its own": (
         CHAT,
         {
@@ -85,7 +85,7 @@ KINDS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         },
     ),
 }
-"""Path and fields by name."""
+"""Path and fields, keyed by name."""
 
 
 def drawn(rng: random.Random, kind: str) -> tuple[str, dict[str, Any]]:
@@ -148,7 +148,7 @@ def _compared(client: httpx.Client, path: str, body: Mapping[str, Any]) -> str |
 
 
 def received_choices(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Content of a whole response, without ids and times, which always differ."""
+    """Content of a non-streaming response, without ids and times, which always differ."""
     content: dict[str, Any] = {"usage": _counts(answer["usage"])}
     for choice in answer["choices"]:
         message = choice.get("message", choice)
@@ -190,7 +190,7 @@ def gathered_choices(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def received_message(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Content of a whole response of Anthropic's API."""
+    """Content of a non-streaming response of Anthropic's API."""
     blocks = []
     for block in answer["content"]:
         kept = {k: v for k, v in block.items() if k not in ("id", "signature", "citations")}
@@ -225,7 +225,8 @@ def gathered_message(events: list[dict[str, Any]]) -> dict[str, Any]:
             content["output_tokens"] = event["usage"]["output_tokens"]
     for index, text in inputs.items():
         value = _parsed(text)
-        # A call truncated by max_tokens is an object without members in a whole response.
+        # In a non-streaming response, a call that max_tokens truncated is an object without
+        # members.
         is_cut = isinstance(value, str) and content["stop"][0] == "max_tokens"
         blocks[index]["input"] = {} if is_cut else value
     return content
@@ -250,7 +251,7 @@ def difference(one: Any, other: Any, where: str = "") -> str | None:
 
 
 def _counts(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """Token counts without cached tokens, which differ the second time."""
+    """Token counts without cached tokens, which differ for the second request."""
     return {key: count for key, count in usage.items() if key != "prompt_tokens_details"}
 
 

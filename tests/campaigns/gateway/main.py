@@ -1,8 +1,8 @@
-"""`make check-gateway`: CPU time of sending a token from a worker's engine to the client.
+"""`make check-gateway`: CPU time per token from a worker's engine to the client.
 
-The real proxy, gateway and worker frontend run on a local Ray cluster; only the engine is paced: it
-has the real scheduler, and its steps only wait. One baseline sends tokens from worker to gateway as
-Serve items instead of over a socket; the other is a plain two-hop Serve app with Ray's default
+The real proxy, gateway and worker frontend run on a local Ray cluster. Only the engine is paced: it
+has the real scheduler, but its steps only wait. One baseline sends tokens from worker to gateway as
+Serve items instead of over a socket. The other one is a plain two-hop Serve app with Ray's default
 settings.
 """
 
@@ -32,11 +32,11 @@ from tests.support.fleet.processes import CpuMeter
 GOAL_CPU_MS_PER_TOKEN = 0.19
 _SYSTEM = "ray_system"
 _SYSTEM_PROCESSES = ("gcs_server", "raylet", "ray::ServeController")
-"""Processes that do not handle tokens; their time is reported separately and does not count towards
+"""Processes that do not handle tokens. Their time is reported separately and does not count toward
 the goal."""
 _IDLE_S = 3.0
-"""Seconds over which idle CPU time is measured, since it would inflate the time per token at low
-load."""
+"""Seconds over which idle CPU time is measured. It would otherwise inflate the time per token at
+low load."""
 
 
 def run_gateway(options: GatewayOptions) -> Result:
@@ -68,10 +68,11 @@ def _cost(run: Result) -> float:
 
 
 def measure(options: GatewayOptions) -> Result:
-    """Starts a variant here, loads it and reports CPU time per token, by part.
+    """Starts a variant in this process, sends load and reports CPU time per token by part.
 
     Raises:
-        RuntimeError: Ray Serve is in use in this process already, or a process ended meanwhile.
+        RuntimeError: this process already uses Ray Serve, or a process exited during the
+            measurement.
     """
     cells: dict[str, Result] = {}
     with _starter(options)(options) as target:
@@ -114,7 +115,8 @@ def _load(options: GatewayOptions, target: Target, streams: int) -> ServeOptions
 
 
 def _prints(target: Target, options: GatewayOptions) -> bool:
-    """Whether a streamed completion equals the engine's output, without lost or repeated tokens."""
+    """Whether a streaming completion equals the engine's output, without lost or repeated
+    tokens."""
     body = {
         "messages": [{"role": "user", "content": "Tell me."}],
         "max_tokens": options.output_len,
@@ -136,7 +138,8 @@ def _prints(target: Target, options: GatewayOptions) -> bool:
 
 
 def cell_of(served: Result, seconds: dict[str, float]) -> Result:
-    """Figures of a load, and CPU time per token of each part, given its total `seconds`."""
+    """Figures of a load, and the CPU time per token of each part, given the parts' total
+    `seconds`."""
     num_tokens = served["total_output_tokens"]
     if not num_tokens:
         raise ValueError(f"no tokens were received: {served.get('errors')}")

@@ -15,9 +15,10 @@ class GatewayOptions:
     """Number and pace of streams, and the variants to measure."""
 
     model: str = ""
-    """Folder with a tokenizer and a chat template; defaults to the demo model."""
+    """Folder with a tokenizer and a chat template; default: the demo model."""
     streams: tuple[int, ...] = field(default=(1, 8, 32), metadata={"separator": ","})
-    """Concurrent requests, with one measurement per number; the goal applies to the last."""
+    """Numbers of concurrent requests, each measured separately; the goal applies to the last
+    one."""
     step_ms: float = 20.0
     """Milliseconds per token."""
     input_len: int = 128
@@ -25,16 +26,16 @@ class GatewayOptions:
     output_len: int = 250
     """Tokens per completion."""
     requests_per_stream: int = 4
-    """Requests per stream, one after another."""
+    """Number of requests per stream, in sequence."""
     rounds: int = 1
     """Number of measurements; the median is reported."""
     baseline: Variant | None = field(
         default=None, metadata={"argparse": {"nargs": "?", "const": "two-hop"}}
     )
-    """Alternate with serve-items (no socket between worker and gateway) or two-hop (the default: a
-    plain Serve app with Ray's default settings)."""
+    """Baseline to alternate with: serve-items (no socket between worker and gateway) or two-hop (a
+    plain Serve app with Ray's default settings; the default)."""
     variant: Variant = "rayfleet"
-    """The only variant to measure."""
+    """Measure only this variant."""
 
     def __post_init__(self) -> None:
         if min(*self.streams, self.requests_per_stream, self.rounds, self.input_len) < 1:
@@ -52,6 +53,6 @@ class Target:
     base_url: str
     endpoint: str
     parts: Mapping[str, tuple[str, ...]]
-    """Command line prefixes by part, for `CpuMeter`."""
+    """Command-line prefixes, keyed by part, for `CpuMeter`."""
     says_prose: bool = False
-    """Whether completions are those of a steady worker; see `prose_after`."""
+    """Whether completions come from a steady worker; see `prose_after`."""

@@ -1,8 +1,8 @@
-"""Baseline: streaming tokens through Ray Serve the usual way: ingress, handle, generator.
+"""Baseline that streams tokens through Ray Serve the usual way: ingress, handle, generator.
 
 Each token is one item of the handle's response; nothing is tokenized, scheduled or detokenized.
-Annotations are evaluated at import: FastAPI reads those of the routes in the replica, where the
-pickled class no longer has a module to look names up in.
+Annotations are evaluated on import: FastAPI reads those of the routes in the replica, where the
+pickled class no longer has a module in which to look up names.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class Generator:
         self._step_s = step_s
 
     async def generate(self, num_tokens: int) -> AsyncIterator[str]:
-        """`num_tokens` words, evenly paced from now."""
+        """Yields `num_tokens` words at a constant rate."""
         start = time.perf_counter()
         for number in range(1, num_tokens + 1):
             await asyncio.sleep(start + number * self._step_s - time.perf_counter())
@@ -40,7 +40,7 @@ class Ingress:
         self._generate: Any = generator.options(stream=True).generate
 
     async def events(self, body: dict[str, Any]) -> AsyncIterator[str]:
-        """The events of one completion, in OpenAI's format."""
+        """Yields the events of one completion in OpenAI's format."""
         count = 0
         async for text in self._generate.remote(body["max_tokens"]):
             count += 1

@@ -1,4 +1,4 @@
-"""The variants that `make check-gateway` measures, each on a local Ray cluster."""
+"""Variants that `make check-gateway` measures, each on a local Ray cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PROXY = ("ray::ProxyActor", "ray::HAProxyManager", "haproxy")
 
 @contextmanager
 def rayfleet(options: GatewayOptions) -> Iterator[Target]:
-    """The real gateway and worker front behind the proxy, with a steady worker as engine."""
+    """The real gateway and worker frontend behind the proxy, with a steady worker as engine."""
     config = ServeConfig(
         endpoint=EndpointConfig(host=_HOST, port=free_ports(1)[0]),
         models=(

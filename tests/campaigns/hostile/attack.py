@@ -1,4 +1,4 @@
-"""Heavy bodies sent beside streams: their effect on other clients' tokens and on memory."""
+"""Heavy bodies sent while other clients stream, and their effect on those streams and on memory."""
 
 from __future__ import annotations
 
@@ -35,24 +35,26 @@ from worker.frontend.grammar.service import CACHE_BYTES
 MIB = 2**20
 BYSTANDER_GAP_MS = 250.0
 GROWTH_PER_BYTE = 4.0
-"""Maximum memory growth per byte of a body: its parts, the joined body, its parsed values, and what
-is derived from them."""
+"""Maximum memory growth per byte of a body: its chunks, the joined body, the parsed values, and
+data derived from them."""
 SMALL_GROWTH_MIB = 64.0
-"""Maximum further growth in MiB for any body: a few bytes may request 2,048 completions, or 128
-texts of 4,096 tokens with 20 log-probabilities each. A completion takes some 10 KiB in gateway,
-frontend and rank, log-probabilities of a prompt some 10 MiB, a body with the maximum number of
-values (texts of one letter) some 60 MiB; and each thread keeps 4 MiB of freed memory."""
+"""Maximum additional growth in MiB for any body. A few bytes can request 2,048 completions, or 128
+texts of 4,096 tokens with 20 log-probabilities each. A completion takes about 10 KiB in the
+gateway, the frontend and the rank, log-probabilities of a prompt about 10 MiB, and a body with the
+maximum number of values (texts of one letter) about 60 MiB. In addition, each thread keeps 4 MiB of
+freed memory."""
 FORM_MIB = 5 * CACHE_BYTES / MIB
-"""Maximum growth in MiB for a valid grammar, instead of the above: a worker caches 64 MiB of
-compiled grammars, and its rank the matchers of recent ones, which are four times as large."""
+"""Maximum growth in MiB for a valid grammar; replaces `SMALL_GROWTH_MIB`. A worker caches 64 MiB of
+compiled grammars, and its rank caches the matchers of recent ones, which are four times as
+large."""
 KEPT_MIB = 16.0
 BACK_S = 10.0
 COMPILER_MIB = 2048.0
-"""Memory limit in MiB of a process that compiles grammars, see README."""
+"""Memory limit in MiB of a process that compiles grammars; see README."""
 HEAVY_ANSWER_S = 300.0
 WARM_UP_S = 600.0
 SETTLE_S = 60.0
-"""Time limit in seconds for streams to continue; only reached in case of failure."""
+"""Time limit in seconds for streams to continue; reached only on failure."""
 Figures = dict[str, Any]
 
 
@@ -62,7 +64,7 @@ class Attack:
 
     name: str
     is_form: bool
-    """Whether it has a grammar."""
+    """Whether the body has a grammar."""
     body_mib: float
     status: int
     seconds: float
@@ -70,11 +72,11 @@ class Attack:
     quiet_gap_ms: float
     """Longest time between two tokens of a bystander in the second before."""
     longest_gap_ms: float
-    """The same from the body's first byte until memory has been freed."""
+    """Longest time between two tokens from the body's first byte until memory has been freed."""
     num_tokens: int
-    """Number of bystanders' tokens in that time."""
+    """Number of tokens that bystanders received in that time."""
     growth_mib: Mapping[str, float]
-    """Maximum growth by kind of process."""
+    """Maximum growth, keyed by kind of process."""
     kept_mib: Mapping[str, float]
     back_s: float
     """Seconds until no process retained more than noise, or the timeout."""
@@ -91,7 +93,7 @@ class Attack:
 
     @property
     def beyond_mib(self) -> float:
-        """The part of it that exceeds the limit for the body's size."""
+        """Growth in excess of the limit for the body's size."""
         return self.most_mib - GROWTH_PER_BYTE * self.body_mib
 
     @property
@@ -100,7 +102,7 @@ class Attack:
         return max(mib for kind, mib in self.kept_mib.items() if kind != "compiler")
 
     def summary(self) -> Figures:
-        """JSON figures; only kinds of processes that grew."""
+        """Figures as JSON, with only the kinds of processes that grew."""
         return {
             "name": self.name,
             "body_mib": self.body_mib,
@@ -118,12 +120,12 @@ class Attack:
 
 
 def run_heavy(fleet: AttackedFleet, scale: float, named: str = "") -> tuple[Figures, list[Check]]:
-    """Sends each body twice, since the first one may leave memory that later ones reuse.
+    """Sends each body twice, because the first one can leave memory behind that later ones reuse.
 
     Args:
         fleet: the fleet under attack.
         scale: fraction of the bodies to send.
-        named: part of the names of the bodies to send; empty for all.
+        named: only send bodies whose names contain this text; empty sends all.
     """
     cases = [case for case in heavy_cases() if named in case.name]
     chosen = cases[:: max(1, round(1 / scale))]
@@ -147,7 +149,7 @@ def run_heavy(fleet: AttackedFleet, scale: float, named: str = "") -> tuple[Figu
 
 async def warm_up(fleet: AttackedFleet) -> None:
     """Touches all pages of the KV caches, starts all grammar compilers and scores full batches, so
-    that this memory is allocated beforehand."""
+    that this memory is allocated before the measurement."""
     count = 3 * NUM_WORKERS * KV_CACHE_TOKENS // MAX_MODEL_LEN
     length = MAX_MODEL_LEN - 2
     prompts = [

@@ -100,8 +100,8 @@ messages = st.lists(
 
 @st.composite
 def bodies(draw: st.DrawFn, models: tuple[object, ...]) -> tuple[str, dict[str, Any]]:
-    """Mostly valid requests, a few fields of which may be anything: route and body. `models` are
-    values of the field `model`."""
+    """Route and body of mostly valid requests, in which a few fields may have any value. `models`
+    are values of the field `model`."""
     fields = {**FIELDS, "model": st.sampled_from(models)}
     chat = draw(st.booleans())
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}

@@ -1,6 +1,6 @@
-"""Well-behaved clients beside hostile ones, and the times of their tokens.
+"""Well-behaved clients that run while hostile clients do, and the times of their tokens.
 
-They run in a process of their own, so that the campaign's work does not delay them:
+They run in a separate process, so that the campaign's work does not delay them:
 
     python -m tests.campaigns.hostile.bystanders URL MODEL NUM_STREAMS   (key in the environment)
 """
@@ -27,7 +27,7 @@ from tests.campaigns.hostile.clients import open_session
 
 KEY = "RAYFLEET_BYSTANDERS_KEY"
 _RECORD = struct.Struct("<Bd")
-"""Number of a stream and time of a token (on the monotonic clock, which all processes share); the
+"""Number of a stream and time of a token, on the monotonic clock, which all processes share. The
 time is negative for the first token of a response, and 0 for a failed response."""
 _NUM_TOKENS = 2000
 _PAUSE_S = 0.5
@@ -73,7 +73,7 @@ class Bystanders:
         self._thread.join()
 
     def wait_tokens(self, after: float, timeout_s: float) -> bool:
-        """Whether each stream received a token after that time, within the timeout."""
+        """Whether each stream received a token after `after`, within the timeout."""
         deadline = time.monotonic() + timeout_s
         while any(tokens.last <= after for tokens in self.tokens):
             if time.monotonic() > deadline:
@@ -87,7 +87,7 @@ class Bystanders:
         return max(tokens.longest_gap(since, until) for tokens in self.tokens)
 
     def num_tokens(self, since: float, until: float) -> int:
-        """Number of tokens of all streams."""
+        """Number of tokens over all streams."""
         return sum(tokens.number(since, until) for tokens in self.tokens)
 
     def _read(self, pipe: BinaryIO) -> None:
@@ -156,9 +156,9 @@ async def _stream_on(
         "max_tokens": _NUM_TOKENS + 700 * number,
         "stream": True,
         "ignore_eos": True,
-        # An event for each token, even if it has no text.
+        # One event per token, even if it has no text.
         "return_token_ids": True,
-        # Highest priority, since stalls are measured rather than queueing.
+        # Highest priority, because the measurement is about stalls, not queueing.
         "priority": 9,
     }
     while True:

@@ -19,19 +19,19 @@ from tests.campaigns.hostile.inputs import TEXT, Case
 from tests.campaigns.hostile.raw import RawCase
 
 KEPT_BYTES = 4096
-"""Bytes kept of the start and of the end of a response."""
+"""Number of bytes to keep from the start and from the end of a response."""
 ANSWER_S = 120.0
-"""Timeout in seconds for any response over HTTP; they take seconds on an idle machine."""
+"""Timeout in seconds for any HTTP response; responses take seconds on an idle machine."""
 HALF_CLOSE_S = 0.5
 """Seconds without a response after which a client half-closes its connection."""
 CLOSE_S = 30.0
-"""Timeout in seconds for an incomplete request to be answered or closed: HAProxy waits for 10 s,
-and 60 s for the rest of a body that it has started to forward, but not for a client that has
+"""Timeout in seconds for an incomplete request to be answered or closed. HAProxy waits 10 s, or 60
+s for the rest of a body that it has started to forward, but does not wait for a client that has
 half-closed the connection."""
 PAUSE_S = 0.02
 _STATUS = re.compile(rb"(?:\A|\n)HTTP/1\.[01] (\d{3})[ \r]")
 _SERVED = (b'"choices"', b'"object":"list"', b'"workers"')
-"""Texts that only occur in responses of routes that require an API key."""
+"""Text that only occurs in responses of routes that require an API key."""
 T = TypeVar("T")
 
 
@@ -40,9 +40,9 @@ class Answer:
     """A response."""
 
     status: int
-    """HTTP status; 0 without a response."""
+    """HTTP status; 0 if there was no response."""
     text: bytes = b""
-    """Its start and its end."""
+    """Start and end of the response."""
     num_bytes: int = 0
     is_stream: bool = False
     seconds: float = 0.0
@@ -55,14 +55,14 @@ Fault = Literal["server_error", "unanswered", "malformed", "keyless"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """A fault that no request may cause."""
+    """A fault that no request is allowed to cause."""
 
     fault: Fault
     text: str
 
 
 def problem_of(answer: Answer) -> Problem | None:
-    """Problem of the response to a valid HTTP request, which must be complete."""
+    """Problem with the response to a valid HTTP request, which must be complete."""
     if answer.status >= 500:
         return Problem(fault="server_error", text=f"HTTP {answer.status}: {_start(answer)}")
     if answer.status == 0 or answer.error:
@@ -81,7 +81,7 @@ def _problem_of_stream(answer: Answer) -> Problem | None:
         return None
     if not last.startswith(b'data: {"error"'):
         return Problem(fault="unanswered", text="a stream without its final event")
-    # An error after the status was sent: its type is that of a status.
+    # An error after the status was sent; its type is named after a status.
     if b'"internal_server_error"' in last or b'"service_unavailable_error"' in last:
         return Problem(fault="server_error", text=f"in a stream: {last[:400].decode()}")
     return None
@@ -133,7 +133,7 @@ def open_session(api_key: str) -> aiohttp.ClientSession:
 async def send(
     session: aiohttp.ClientSession, base_url: str, case: Case, timeout_s: float = ANSWER_S
 ) -> Answer:
-    """Sends a request and reads the whole response, of which only the start and end are kept."""
+    """Sends a request and reads the whole response; keeps only its start and end."""
     began = time.monotonic()
     status, num_bytes, is_stream, error = 0, 0, False, ""
     first, last = b"", b""
@@ -197,7 +197,7 @@ class Neighbour:
         self._api_key = api_key
 
     async def ask_on(self) -> None:
-        """Sends requests one after another until cancelled."""
+        """Sends requests in sequence until cancelled."""
         async with open_session(self._api_key) as session:
             while True:
                 request_id = f"neighbour-{self.num_requested}"
@@ -221,14 +221,14 @@ class RawAnswer:
     """Bytes received over a connection."""
 
     statuses: tuple[int, ...]
-    """Statuses of all responses except 1xx."""
+    """Statuses of all responses, except 1xx."""
     text: bytes
     is_closed: bool
     """Whether the server closed the connection."""
 
 
 async def send_raw(port: int, case: RawCase) -> RawAnswer:
-    """Sends the pieces of a case; reads until a response or the end."""
+    """Sends the pieces of a case; reads until there is a response or the connection ends."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError as error:
@@ -240,7 +240,7 @@ async def send_raw(port: int, case: RawCase) -> RawAnswer:
         if not is_closed and not _statuses(received):
             await sending
             if not case.deserves_answer and writer.can_write_eof():
-                # Not immediately: a server may treat it as a disconnect, and not respond.
+                # Not immediately: a server may treat it as a disconnect and not respond.
                 writer.write_eof()
             is_closed = await _receive(
                 reader, received, ANSWER_S if case.deserves_answer else CLOSE_S
@@ -263,8 +263,8 @@ async def _send_pieces(writer: asyncio.StreamWriter, case: RawCase) -> None:
 
 
 async def _receive(reader: asyncio.StreamReader, received: bytearray, seconds: float) -> bool:
-    """Reads until there is a response, and what arrives with it; returns whether the server has
-    closed."""
+    """Reads a response and everything that arrives with it; returns whether the server has closed
+    the connection."""
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
     has_answer = False
@@ -283,7 +283,7 @@ async def _receive(reader: asyncio.StreamReader, received: bytearray, seconds: f
             has_answer = True
             until = min(
                 until, loop.time() + 10 * PAUSE_S
-            )  # for responses to what was sent right behind it
+            )  # for responses to data that was sent directly after it
 
 
 def _statuses(received: bytes | bytearray) -> tuple[int, ...]:
@@ -292,7 +292,8 @@ def _statuses(received: bytes | bytearray) -> tuple[int, ...]:
 
 
 def problem_of_raw(case: RawCase, answer: RawAnswer, api_key: str) -> Problem | None:
-    """Problem of the response to arbitrary bytes: some need no response, but all must be closed."""
+    """Problem with the response to arbitrary bytes. Some need no response, but all connections must
+    be closed."""
     failed = [status for status in answer.statuses if status >= 500]
     if failed:
         return Problem(fault="server_error", text=f"HTTP {failed[0]}: {answer.text[:400]!r}")

@@ -65,7 +65,7 @@ class AttackedFleet:
         return int(self.base_url.rpartition(":")[2])
 
     def kinds(self) -> dict[int, str]:
-        """Kind of each of its processes, by process id."""
+        """Kind of each process, keyed by process id."""
         found = {}
         for pid in self.fleet.processes():
             with contextlib.suppress(OSError):
@@ -74,14 +74,14 @@ class AttackedFleet:
         return found
 
     def remember(self) -> dict[str, int]:
-        """Records the current processes and worker losses, with which `deaths` compares; returns
-        the number of processes by kind."""
+        """Records the current processes and lost workers as the baseline of `deaths`; returns the
+        number of processes by kind."""
         self._served = self.kinds()
         self._logs = {log: log.stat().st_size for log in self._log_files()}
         return dict(Counter(self._served.values()))
 
     def deaths(self) -> list[str]:
-        """Processes that have ended since, and workers that were declared lost."""
+        """Processes that have exited since `remember`, and workers that were declared lost."""
         now = self.kinds()
         ended = [
             f"{kind} {pid} ended"
@@ -139,7 +139,7 @@ class AttackedFleet:
 
 
 def kind_of(command: str) -> str:
-    """Kind of a process by its command line."""
+    """Kind of the process with this command line."""
     return next((kind for kind, pattern in _KINDS.items() if pattern.match(command)), "other")
 
 
@@ -167,7 +167,7 @@ def attacked_fleet() -> Iterator[AttackedFleet]:
 
 @contextmanager
 def bystanders_of(fleet: AttackedFleet, num_streams: int = 2) -> Iterator[Bystanders]:
-    """Bystanders whose streams have started, until the end of the `with` block."""
+    """Context with bystanders whose streams have started."""
     began = time.monotonic()
     with Bystanders(fleet.base_url, fleet.model, fleet.api_key, num_streams) as bystanders:
         if not bystanders.wait_tokens(began, 120.0):
@@ -191,11 +191,11 @@ class MemoryLog(MemorySampler):
         self.follow(new)
 
     def growth(self, since: float, until: float) -> dict[str, float]:
-        """Maximum growth in MiB by kind of process, see MemorySamples."""
+        """Maximum growth in MiB, keyed by kind of process; see MemorySamples."""
         return self._by_kind({pid: own.growth(since, until) for pid, own in self.samples.items()})
 
     def kept(self, since: float, now: float) -> dict[str, float]:
-        """Maximum retained growth in MiB by kind of process."""
+        """Maximum retained growth in MiB, keyed by kind of process."""
         return self._by_kind({pid: own.kept(since, now) for pid, own in self.samples.items()})
 
     def _by_kind(self, values: Mapping[int, float]) -> dict[str, float]:

@@ -1,5 +1,5 @@
-"""Bodies at every limit: the largest accepted ones, and small ones that request the maximum
-work."""
+"""Bodies at every limit: the largest that are accepted, and small ones that request the maximum
+amount of work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from worker.protocol.sampling import MAX_LOGIT_BIASES
 from worker.protocol.structured import MAX_GRAMMAR_BYTES
 
 _ROOM = 1024
-"""Bytes, and likewise values, reserved for a body's other fields."""
+"""Number of bytes, and number of values, reserved for a body's other fields."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,11 +32,11 @@ class HeavyCase:
     name: str
     path: str
     make: Callable[[str], bytes]
-    """Creates the body for a model's name, when it is needed."""
+    """Creates the body on demand, given a model name."""
     is_wide: bool = False
-    """Whether it requests many short completions."""
+    """Whether the body requests many short completions."""
     is_form: bool = False
-    """Whether it has a grammar, which workers cache if it is valid."""
+    """Whether the body has a grammar; workers cache valid grammars."""
 
 
 def heavy_cases() -> list[HeavyCase]:
@@ -67,7 +67,8 @@ _TEXT = '"messages":[{"role":"user","content":"hi"}],'
 
 
 def _fill(begin: str, unit: str, end: str) -> Callable[[str], bytes]:
-    """A body of the maximum size with a repeated middle; `end` may start where a unit would."""
+    """Function that creates a body of the maximum size by repeating `unit`; `end` follows the last
+    one."""
 
     def make(model: str) -> bytes:
         before = f'{{"model":{json.dumps(model)},{begin}'.encode()
@@ -79,7 +80,7 @@ def _fill(begin: str, unit: str, end: str) -> Callable[[str], bytes]:
 
 
 def _filled() -> list[_Made]:
-    """Bodies of 32 MiB in one field; most are rejected, each by another check."""
+    """Bodies with 32 MiB in one field; most of them are rejected, each by a different check."""
     user = '{"role":"user"},'
     part = '{"type":"text","text":""},'
     return [
@@ -124,7 +125,8 @@ def _filled() -> list[_Made]:
 
 
 def _count(begin: str, unit: str, end: str) -> Callable[[str], bytes]:
-    """A body with the maximum number of values, most of them in copies of `unit`."""
+    """Function that creates a body with the maximum number of values, most of them in copies of
+    `unit`."""
     cost = unit.count(",") + MEMBER * unit.count(":") + CONTAINER * sum(map(unit.count, "[{"))
 
     def make(model: str) -> bytes:
@@ -159,14 +161,14 @@ def _counted() -> list[_Made]:
 
 
 def _parameters() -> dict[str, Callable[[], dict[str, Any]]]:
-    """Small bodies that cause much work: many completions, and state for each of them."""
+    """Small bodies that cause a lot of work: many completions, with state for each."""
     all_ids = list(range(VOCABULARY))
     stops = [f"{i:03}".ljust(MAX_STOP_CHARACTERS // MAX_STOP_STRINGS, "x") for i in range(128)]
     long_prompt = [7] * (MAX_MODEL_LEN - 2)
     prompts = [f"{i} hi" for i in range(MAX_COMPLETIONS // MAX_CHOICES)]
 
     def widest(num_entries: int) -> dict[str, Any]:
-        """The maximum number of completions for parameters with so many entries."""
+        """The maximum number of completions for parameters with this number of entries."""
         number = min(MAX_ENTRIES // num_entries, MAX_COMPLETIONS)
         n = min(number, MAX_CHOICES)
         return {"n": n, "prompt": prompts[: number // n]}
@@ -211,7 +213,7 @@ def _parameters() -> dict[str, Callable[[], dict[str, Any]]]:
 
 
 def _forms() -> dict[str, Callable[[], dict[str, Any]]]:
-    """Grammars of the maximum size, and of the maximum depth."""
+    """Grammars with the maximum size, and with the maximum depth."""
     size = MAX_GRAMMAR_BYTES - _ROOM
 
     def form(**kind: Any) -> Callable[[], dict[str, Any]]:

@@ -24,7 +24,7 @@ VOCABULARY = 2560
 """Vocabulary size of the demo model."""
 MAX_MODEL_LEN = 4096
 FEW_TOKENS = 8
-"""Default `max_tokens`: valid requests should be many rather than long."""
+"""Default `max_tokens`; short, so that there can be many valid requests."""
 T = TypeVar("T")
 Body = dict[str, Any]
 
@@ -146,12 +146,12 @@ SOUND: dict[str, st.SearchStrategy[Any]] = {
     "tool_choice": st.just("none"),
     "suffix": st.just(""),
 }
-"""Values that are valid by themselves, although some exclude each other."""
+"""Values that are valid individually, although some are mutually exclusive."""
 
 
 @st.composite
 def contradictions(draw: st.DrawFn, model: str) -> Case:
-    """Many fields at once, each valid by itself."""
+    """Many fields at once, each of them valid individually."""
     path, body = _sound(model, draw(st.booleans()))
     chosen = st.lists(st.sampled_from(sorted(SOUND)), min_size=2, max_size=9, unique=True)
     for name in draw(chosen):
@@ -169,7 +169,8 @@ _UNITS = st.sampled_from(
     ]
 )
 _TIMES = st.sampled_from([1] * 12 + [2, 30, 1000, 20_000])
-"""Number of repetitions: most grammars are small, some exceed a limit of time, memory or size."""
+"""Numbers of repetitions: most grammars are small, and some exceed a limit of time, memory or
+size."""
 _REGEX = st.lists(st.tuples(_UNITS, _TIMES), max_size=8).map(
     lambda parts: "".join(unit * times for unit, times in parts)
 )
@@ -436,7 +437,7 @@ _CONTENT_TYPES += ["multipart/form-data; boundary=x", "application/x-www-form-ur
 
 @st.composite
 def broken(draw: st.DrawFn, model: str) -> Case:
-    """Valid bodies that are cut, flipped, padded or badly encoded; some remain valid."""
+    """Valid bodies that are truncated, altered, padded or badly encoded; some remain valid."""
     path, fields = _sound(model, draw(st.booleans()))
     fields |= {"max_tokens": 2, "stop": ["é🙂"], "logit_bias": {"40": 1.5}, "user": "x"}
     text = json.dumps(fields, ensure_ascii=draw(st.booleans()))
@@ -478,4 +479,4 @@ KINDS: dict[str, tuple[int, Callable[[str], st.SearchStrategy[Case]]]] = {
     "tokens": (9, tokens),
     "broken": (16, broken),
 }
-"""Kinds of requests: percentage, and strategy by the model's name."""
+"""Kinds of requests: percentage, and a function from the model's name to a strategy."""

@@ -16,14 +16,14 @@ SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RawCase:
-    """Bytes sent over a connection of their own."""
+    """Bytes that are sent over a separate connection."""
 
     kind: str
     pieces: tuple[bytes, ...]
-    """Sent one after another with pauses."""
+    """Pieces that are sent in sequence, with pauses."""
     deserves_answer: bool
-    """Whether it is a complete request in any interpretation; otherwise the server may wait for
-    more."""
+    """Whether the bytes are a complete request in any interpretation; otherwise, the server may
+    wait for more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +39,7 @@ class Target:
         return json.dumps({"model": self.model, "prompt": "hi", "max_tokens": 1}).encode()
 
     def head(self, method: str = "POST", path: str = TEXT, *, keyed: bool = True) -> bytes:
-        """Request line and common headers, without the end of the headers."""
+        """Request line and common headers, without the terminating empty line."""
         key = f"Authorization: Bearer {self.api_key}\r\n" if keyed else ""
         return f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{key}".encode()
 
@@ -240,7 +240,7 @@ def _chunks(draw: st.DrawFn, target: Target) -> RawCase:
 
 @st.composite
 def _pieces(draw: st.DrawFn, target: Target) -> RawCase:
-    """Valid requests in pieces, pipelined, or cut off."""
+    """Valid requests that are split, pipelined or truncated."""
     whole = target.sound() * draw(st.sampled_from([1, 1, 3]))
     is_cut = draw(st.booleans())
     if is_cut:

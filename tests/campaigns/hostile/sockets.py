@@ -1,8 +1,9 @@
-"""Connections with incomplete requests, as many as one process may have.
+"""Connections with incomplete requests, as many as one process can have.
 
     python -m tests.campaigns.hostile.sockets PORT COUNT
 
-Prints `open` when all are open, and a JSON object when the server has closed all, or on timeout.
+Prints `open` when all connections are open, and a JSON object when the server has closed all of
+them, or on timeout.
 """
 
 from __future__ import annotations
@@ -22,23 +23,23 @@ _BEGUN = (
     b"",
     b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{",
 )
-"""Half of the headers, a letter, nothing, half a body."""
+"""Starts of requests: half of the headers, one letter, nothing, half of a body."""
 _AT_ONCE = 200
-"""Concurrent connection attempts: the server's backlog is short."""
+"""Number of concurrent connection attempts; the server's backlog is short."""
 _OPEN_S = 60.0
 _CLOSE_S = 60.0
-"""Timeout in seconds after the last connection was opened; only reached in case of failure."""
+"""Timeout in seconds after the last connection was opened; reached only on failure."""
 
 
 def descriptors() -> int:
-    """Raises this process's limit of descriptors as far as possible; returns the limit."""
+    """Raises this process's file descriptor limit as far as possible; returns the new limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
 
 
 class HalfOpen:
-    """Sockets by descriptor, and when each was opened.
+    """Sockets, keyed by file descriptor, and the time at which each was opened.
 
     Args:
         port: port of the server on this machine.
@@ -57,7 +58,7 @@ class HalfOpen:
         """Seconds from the last byte sent on each connection until the server closed it."""
 
     def open(self) -> None:
-        """Returns when all are open, or on timeout."""
+        """Opens all connections; returns when they are open, or on timeout."""
         deadline = time.monotonic() + _OPEN_S
         begun = 0
         while self.num_opened + self.num_refused < self._count and time.monotonic() < deadline:
@@ -67,7 +68,7 @@ class HalfOpen:
             self._look()
 
     def wait_closed(self) -> None:
-        """Returns when the server has closed all, or on timeout."""
+        """Waits until the server has closed all connections, or until timeout."""
         deadline = time.monotonic() + _CLOSE_S
         while self._opened and time.monotonic() < deadline:
             self._look()
@@ -114,7 +115,7 @@ class HalfOpen:
         except BlockingIOError:
             return
         except OSError:
-            pass  # a reset closes it, too
+            pass  # a reset also closes it
         self._end(number)
 
     def _end(self, number: int) -> None:
@@ -127,7 +128,7 @@ class HalfOpen:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Opens the connections, waits, prints the result."""
+    """Opens the connections, waits, and prints the result."""
     port, count = map(int, arguments)
     limit = descriptors()
     sockets = HalfOpen(port, count)

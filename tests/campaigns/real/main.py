@@ -41,17 +41,17 @@ PARTS = (
 )
 _MODEL = "smollm2"
 _PARALLEL_EVERY = 4
-"""Every fourth prompt is run on three ranks, even on few processors."""
+"""Only every fourth prompt is run alone and on several ranks, to save time."""
 _SCHEMA_TOKENS = 400
 _MAX_SCHEMAS_AT_ONCE = 16
 _TIMEOUT_S = 600.0
 """Timeout of one request in seconds, even on slow machines."""
 _LOGPROB_NATS = 2e-3
-"""Maximum difference of log-probabilities in fp32, twice that of two logits."""
+"""Maximum difference between log-probabilities in fp32: twice that between logits."""
 _PERPLEXITY_FP32 = 1e-3
 """Maximum relative difference from transformers' perplexity."""
 _PERPLEXITY_BF16 = 0.02
-"""The same for bfloat16, which rounds each activation to 8 bits."""
+"""Maximum relative difference for bfloat16, which rounds each activation to 8 bits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +91,7 @@ class RealModelRun:
     """One run; each part returns its checks.
 
     Args:
-        options: parts to run and their size.
+        options: parts to run, and their size.
     """
 
     def __init__(self, options: RealModelOptions) -> None:
@@ -112,7 +112,7 @@ class RealModelRun:
         return {**self.figures, "checks": checks_json(checks)}
 
     def tokens(self) -> list[Check]:
-        """Prompts are tokenized and greedily answered as by transformers."""
+        """Checks that prompts are tokenized and answered greedily as in transformers."""
         chats = chats_of(self.tokenizer)
         expected = [self.reference.encode_chat(messages) for messages in chats]
         expected += [self.reference.encode(text) for text in completions()]
@@ -124,7 +124,7 @@ class RealModelRun:
         ]
 
     def drafts(self) -> list[Check]:
-        """N-gram drafts change no token, and some of them are accepted."""
+        """Checks that n-gram drafts do not change tokens, and that some are accepted."""
         options = {"speculative_method": "ngram", "speculative_adaptive": False}
         with self._engine(**options) as engine:
             outcomes = engine.outcomes(self.prompts, self.greedy)
@@ -138,7 +138,7 @@ class RealModelRun:
         ]
 
     def batch_invariant(self) -> list[Check]:
-        """Outputs are bitwise equal alone and in a batch with --batch-invariant."""
+        """Checks that with --batch-invariant, outputs are bitwise equal alone and in a batch."""
         with self._engine(batch_invariant=True, enable_prefix_caching=False) as engine:
             together = engine.outcomes(self.prompts, self.greedy)
             some = range(0, len(self.prompts), _PARALLEL_EVERY)
@@ -153,7 +153,7 @@ class RealModelRun:
         ]
 
     def tensor_parallel(self) -> list[Check]:
-        """Greedy tokens over several ranks."""
+        """Checks greedy tokens with several ranks."""
         prompts = self.prompts[::_PARALLEL_EVERY]
         size = self.options.tensor_parallel_size
         with self._engine(tensor_parallel_size=size) as engine:
@@ -161,7 +161,7 @@ class RealModelRun:
         return self._compared(f"tp{size}", prompts, outcomes)
 
     def schemas(self) -> list[Check]:
-        """Texts sampled under JSON schemas validate against them."""
+        """Checks that texts sampled with JSON schemas validate against them."""
         tried = schemas(self.options.num_schemas, self.options.seed)
         prompts = [self._schema_prompt(schema) for schema in tried]
         params = [
@@ -189,7 +189,7 @@ class RealModelRun:
         ]
 
     def fleet(self) -> list[Check]:
-        """Two workers return over HTTP what one engine generates, whole and streamed."""
+        """Checks that two workers return what one engine generates, with and without streaming."""
         chats = chats_of(self.tokenizer)
         prompts = [encode_chat(self.tokenizer, messages) for messages in chats]
         options: dict[str, Any] = {
@@ -229,7 +229,8 @@ class RealModelRun:
         ]
 
     def perplexity(self) -> list[Check]:
-        """Perplexity of the passages in fp32 and bfloat16, relative to transformers in fp32."""
+        """Checks the perplexity of the passages in fp32 and bfloat16, relative to transformers in
+        fp32."""
         texts = [self.tokenizer.encode(text) for text in PASSAGES]
         right = self.reference.perplexity(texts)
         found = {}
@@ -251,7 +252,7 @@ class RealModelRun:
         return check_embeddings(Path(self.options.embedding_model))
 
     def plain(self) -> list[Outcome]:
-        """Greedy outputs of an engine without further options; computed once."""
+        """Greedy outputs of an engine with default options; computed once."""
         if not self._plain:
             with self._engine() as engine:
                 self._plain = engine.outcomes(self.prompts, self.greedy)
@@ -282,7 +283,7 @@ def judge(part: str, differences: Sequence[Difference], figures: dict[str, Any])
 
 
 def run_real_model(options: RealModelOptions) -> Result:
-    """Runs all parts one after another."""
+    """Runs all parts in sequence."""
     return RealModelRun(options).run()
 
 
@@ -303,7 +304,7 @@ def _bits(outcome: Outcome) -> tuple[list[int], list[bytes]]:
 
 
 def _schema_fault(schema: dict[str, Any], text: str) -> str:
-    """Why a text does not validate; empty if it does."""
+    """Why a text does not validate; empty if it validates."""
     validator = jsonschema.Draft202012Validator(schema, format_checker=_FORMATS)
     try:
         validator.validate(json.loads(text))

@@ -1,4 +1,5 @@
-"""43 prompts for a chat model: plain, Unicode, code, 2,000 tokens, several turns, completions."""
+"""43 prompts for a chat model: plain text, Unicode, code, 2,000 tokens, several turns,
+completions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""transformers as the reference of an engine's output, and perplexity of texts under either."""
+"""transformers as the reference for an engine's output, and the perplexity of texts under both."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.support.engines.engine_driver import Engine, Outcome
 from worker.protocol.sampling import SamplingParams
 
 NEAR_TIE = 1e-3
-"""Difference of two logits, in nats, below which the order of fp32 sums may change the greedy
-token: logits of models of this size differ by up to 1e-4."""
+"""Difference between two logits, in nats, below which the order of fp32 sums can change the greedy
+token. Logits of models of this size differ by up to 1e-4."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,12 +25,12 @@ class Difference:
     """Difference between an engine's greedy output and transformers'."""
 
     wrong_tokens: int
-    """Number of tokens that transformers would not choose after the same tokens, without near
+    """Number of tokens that transformers would not choose after the same tokens, excluding near
     ties."""
     near_ties: int
     """Number of tokens that are second best by less than `NEAR_TIE`."""
     logprob: float
-    """Maximum difference of log-probabilities, in nats."""
+    """Maximum difference between log-probabilities, in nats."""
 
 
 class Reference:
@@ -60,8 +60,8 @@ class Reference:
     def compare(
         self, prompts: Sequence[Sequence[int]], outcomes: Sequence[Outcome]
     ) -> list[Difference]:
-        """Compares by one forward pass per output: if each token is the best after those before it,
-        the whole output is that of greedy decoding.
+        """Compares with one forward pass per output: if each token is the best after its
+        predecessors, the output equals that of greedy decoding.
 
         Args:
             prompts: token ids of each prompt.
@@ -99,12 +99,12 @@ class Reference:
 
 
 def perplexity(engine: Engine, texts: Sequence[Sequence[int]]) -> float:
-    """exp of the mean negative log-probability of all tokens but the first of each text.
+    """exp of the mean negative log-probability of all tokens except the first of each text.
 
-    Lower is better; it measures the loss of quality by quantized weights or caches.
+    Lower is better. It measures the quality loss from quantized weights or caches.
 
     Args:
-        engine: engine with the model in the format to be measured.
+        engine: engine with the model in the format to measure.
         texts: token ids of each text, at least two.
     """
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)

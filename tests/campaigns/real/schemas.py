@@ -1,4 +1,5 @@
-"""Typical JSON schemas of applications, all with bounded size, so that each text can terminate."""
+"""Typical JSON schemas of applications. Their sizes are bounded, so that each text can
+terminate."""
 
 from __future__ import annotations
 

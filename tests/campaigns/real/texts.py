@@ -1,4 +1,4 @@
-"""Passages in the public domain, for perplexity and long prompts."""
+"""Public-domain passages for perplexity and long prompts."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _QUIET_REPORTS = 4.0
-"""Reports per second of a worker whose gateways are slow: it merges those of 250 ms."""
+"""Reports per second from a worker whose gateways are slow; it merges the reports of 250 ms."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,15 +15,15 @@ class Needs:
     workers: int
     decisions_per_s: float
     decision_s: float
-    """CPU time of a decision."""
+    """CPU time per decision."""
     reports_per_s: float
     report_s: float
     failures_per_s: float
     failure_s: float
-    """CPU time to remove and to add a worker."""
+    """CPU time to remove a worker and to add one."""
     index_bytes: int
     memory_bytes: int
-    """Memory of the machine."""
+    """Memory of the machine in bytes."""
 
     @property
     def cores(self) -> dict[str, float]:
@@ -38,13 +38,13 @@ class Needs:
 
     @property
     def index_share(self) -> float:
-        """Fraction of memory for the index, counted twice: a growing table has its old cells beside
-        the new ones."""
+        """Fraction of memory for the index, counted twice, because a growing table has its old
+        cells in addition to the new ones."""
         return 2.0 * self.index_bytes / self.memory_bytes
 
 
 def breaks_first(needs: Needs) -> str:
-    """The resource of one gateway with the highest utilization, as text."""
+    """Description of one gateway's resource with the highest utilization."""
     cores = needs.cores
     words = {
         "decisions": f"decisions: {cores['decisions']:.2f} cores of 1 "

@@ -1,4 +1,4 @@
-"""The simulated gateway: production code with timers around all its work."""
+"""Simulated gateway: production code, with timers around all of its work."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from worker.protocol.messages import (
 )
 
 _CHAIN = 2048
-"""Blocks per event of an old cache."""
+"""Blocks per event from an old cache."""
 
 
 class TimedGateway(GatewayRouter):
     """A gateway to which every worker is attached.
 
     Args:
-        options: size of old caches, and the routing policy.
+        options: size of the old caches, and the routing policy.
         clock: clock of the simulation.
     """
 
@@ -52,7 +52,7 @@ class TimedGateway(GatewayRouter):
         self.num_blocks = 0
         """Number of blocks in the index at the start of the traffic."""
         self.fill_s = 0.0
-        """Wall time until then."""
+        """Wall time until the start of the traffic."""
         self._options = options
         self._old = options.blocks // options.workers
         self._random = np.random.default_rng(options.seed)
@@ -61,7 +61,7 @@ class TimedGateway(GatewayRouter):
         self._serving = False
 
     def joined(self, worker: SimWorker) -> None:
-        """Attaches a worker: at first with an old cache, after a failure with an empty one."""
+        """Attaches a worker, with an old cache at first and with an empty one after a failure."""
         snapshot = worker.snapshot()
         snapshot.load = self._load(worker, snapshot.load)
         old = self._old_blocks(worker)
@@ -116,7 +116,7 @@ class TimedGateway(GatewayRouter):
         gc.unfreeze()
 
     def _serve(self) -> None:
-        """Starts the measurement when all workers are attached. Their thousands of objects belong
+        """Starts the measurement once all workers are attached. Their thousands of objects belong
         to the simulation, so they are excluded from garbage collection."""
         self._serving = True
         self.num_blocks = len(self.fleet.index)
@@ -126,7 +126,7 @@ class TimedGateway(GatewayRouter):
         gc.freeze()
 
     def _load(self, worker: SimWorker, load: LoadSnapshot) -> LoadSnapshot:
-        """The worker's load; pages of its old cache count as free, since they can be evicted."""
+        """The worker's load. Pages of its old cache count as free, because they can be evicted."""
         old = self._old_blocks(worker)
         return msgspec.structs.replace(
             load,
@@ -135,7 +135,6 @@ class TimedGateway(GatewayRouter):
         )
 
     def _old_blocks(self, worker: SimWorker) -> int:
-        """Number of blocks in the worker's old cache; workers that join or return later have
-        none."""
+        """Number of blocks in the worker's old cache; 0 for workers that join or return later."""
         first = worker.epoch == 1 and int(worker.worker_id[1:]) < self._options.workers
         return self._old if first else 0

@@ -1,9 +1,9 @@
 """`make check-scale`: one gateway's routing code with ten thousand simulated workers.
 
-Its index has 10^8 blocks, 1 % of the workers fail per minute, and the autoscaler runs. Blocks of
-earlier traffic have random hashes, since ten thousand full caches would not fit into memory: they
-are never hit. Reports times of decisions and of workers' reports, and which resource of a single
-gateway saturates first.
+Its index has 10^8 blocks, 1 % of the workers fail per minute, and the autoscaler runs. Ten thousand
+full caches would not fit into memory, so blocks of earlier traffic have random hashes and are never
+hit. The result has the times of decisions and worker reports, and the resource of a single gateway
+that saturates first.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _GOAL_BLOCKS = 100_000_000
 
 
 def run_scale(options: ScaleOptions) -> Result:
-    """Decisions, reports and memory of one gateway; hit rates and latencies of the simulated
-    requests."""
+    """Measures decisions, reports and memory of one gateway, and hit rates and latencies of the
+    simulated requests."""
     began = time.perf_counter()
     note("generating the traffic")
     workload = scale_workload(options)

@@ -14,7 +14,7 @@ class ScaleOptions:
     blocks: int = 100_000_000
     """Blocks in the index at the start of the traffic, over all workers. They have random hashes,
     and represent cached blocks of earlier traffic that no request hits. Blocks of simulated
-    requests come on top, from the workers' own caches."""
+    requests are added from the workers' own caches."""
     duration_s: float = 30.0
     """Seconds of traffic."""
     rate: float = 0.25
@@ -23,23 +23,23 @@ class ScaleOptions:
     """Fraction of the workers that fail per minute; each returns with an empty cache 5 s later, in
     a new epoch."""
     slowness: float = 8.0
-    """Step time as a multiple of that of a 70B model on data-centre GPUs; slow workers are busy
+    """Step time as a multiple of that of a 70B model on data-center GPUs; slower workers are busy
     with fewer requests."""
     num_prefixes: int = 0
-    """Number of shared prefixes, with Zipf (0.9) popularity. Default 0: one per 4 workers."""
+    """Number of shared prefixes, with Zipf (0.9) popularity; 0 uses one per 4 workers."""
     suffix_len: int = 256
-    """Prompt tokens after the prefix, which has 512 to 3,072."""
+    """Prompt tokens after the prefix of 512 to 3,072 tokens."""
     output_len: int = 8
     """Tokens per completion."""
     num_pages: int = 1024
-    """Pages of a worker's own cache, in addition to those blocks."""
+    """Pages in a worker's own cache, in addition to `blocks`."""
     seed: int = 0
     """Seed of traffic, failures and hashes."""
     routing_policy: str = "adaptive"
     """Routing policy."""
     max_workers: int = 0
-    """Maximum number of workers: the autoscaler adds workers beyond --workers under load, and
-    removes them again. Default 0: its decisions are only reported."""
+    """Maximum number of workers. Under load, the autoscaler adds workers beyond --workers, and
+    later removes them. At 0, its decisions are only reported."""
     downscale_delay_s: float = 300.0
     """Seconds for which fewer workers must have been sufficient before some are removed."""
 

@@ -1,4 +1,4 @@
-"""The simulated autoscaler: production code, run once per simulated second."""
+"""Simulated autoscaler: production code, run once per simulated second."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _STARTS_S = 5.0
 
 
 class Scaler:
-    """Reads the gateway's load, decides, and adds or removes workers if enabled.
+    """Reads the gateway's load, decides on the number of workers, and adds or removes workers if
+    enabled.
 
     Args:
         options: initial and maximum number of workers.
@@ -36,7 +37,7 @@ class Scaler:
         self.suffer: Callable[[Incident], None] = lambda incident: None
         """Callback that applies an incident to the simulation."""
         self.max_target = 0.0
-        """Maximum number of workers that the load needed."""
+        """Maximum number of workers that the load required."""
         self.target = options.workers
         self.targets = [options.workers]
         self._acts = options.max_workers > 0
@@ -71,7 +72,7 @@ class Scaler:
         self.look()
 
     def look(self) -> None:
-        """Decides if a second has passed."""
+        """Runs the autoscaler if a second has passed."""
         now = self._clock()
         if now < self._due:
             return
@@ -84,7 +85,7 @@ class Scaler:
             self._change(target, now)
 
     def _change(self, target: int, now: float) -> None:
-        """Adds or removes workers, the newest first; numbers are never reused."""
+        """Adds or removes workers. The newest are removed first; numbers are never reused."""
         for _ in range(self.target, target):
             self._joined.append(self._next)
             self.suffer(Incident(at=now + _STARTS_S, kind="join", worker=self._next))

@@ -31,5 +31,5 @@ class Stopwatch:
 
     @property
     def mean_cpu_s(self) -> float:
-        """Mean CPU time; 0 without measurements."""
+        """Mean CPU time; 0 if there are no measurements."""
         return float(np.mean(self.cpu)) if self.cpu else 0.0

@@ -1,4 +1,4 @@
-"""Which of vLLM's tests run against which fleet, and which are skipped."""
+"""Groups of vLLM's tests, the fleet that each runs against, and skipped tests."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Group:
     name: str
     files: tuple[str, ...]
     models: tuple[str, ...]
-    """Served model names of the demo model: those that the files use."""
+    """Served model names of the demo model; the files use these names."""
     adapters: tuple[str, ...] = ()
-    """Names of LoRA adapters, whose outputs are the demo model's."""
+    """Names of LoRA adapters; their outputs equal the demo model's."""
     thinks: bool = False
     """Whether the chat template opens a reasoning block, as Qwen3's does."""
     max_model_len: int = 2048
-    """Maximum sequence length; 2,048 is that of most servers in vLLM's tests."""
+    """Maximum sequence length; most servers in vLLM's tests use 2,048."""
     endpoint: Mapping[str, Any] = field(default_factory=dict)
     """Options of EndpointConfig."""
 

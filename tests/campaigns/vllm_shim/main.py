@@ -1,9 +1,9 @@
-"""`make check-vllm-tests VLLM_TESTS=FOLDER`: vLLM's own tests of its endpoints, against a fleet.
+"""`make check-vllm-tests VLLM_TESTS=FOLDER`: runs vLLM's own endpoint tests against a fleet.
 
 FOLDER is a checkout of vLLM, or its unpacked source distribution (`pip download --no-binary vllm`).
 Tests of chats, completions, tools, reasoning, responses, tokens and Anthropic's messages run
-unmodified, with a stand-in for the server that they would start. Tests that fail or are skipped
-need a documented reason (tests/campaigns/vllm_shim/reasons.py).
+unmodified, with a stand-in for the server that they start. Failed or skipped tests need a
+documented reason (tests/campaigns/vllm_shim/reasons.py).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def run_vllm_tests(options: VllmTestsOptions) -> Result:
 
 
 def summary(outcomes: Sequence[Outcome]) -> Result:
-    """Number of tests by outcome, and tests that failed without a reason."""
+    """Number of tests by outcome, and tests that failed without a documented reason."""
     reasons = [(o, reason_for(o.test, REASONS)) for o in outcomes]
     return {
         "tests": dict(Counter(_class(outcome, reason) for outcome, reason in reasons)),
@@ -89,7 +89,7 @@ def judge(outcomes: Sequence[Outcome], wordless: Sequence[str]) -> list[Check]:
 
     Args:
         outcomes: outcomes of all tests that ran.
-        wordless: files that neither ran nor have a reason.
+        wordless: files that did not run and have no documented reason.
     """
     failed = [o for o in outcomes if o.outcome == "failed"]
     return [
@@ -112,7 +112,7 @@ def _class(outcome: Outcome, reason: Reason | None) -> str:
 
 
 def _needless(outcomes: Sequence[Outcome]) -> list[Reason]:
-    """Reasons whose tests all pass, except for those that may pass by chance."""
+    """Reasons whose tests all pass, except for tests that may pass by chance."""
     found: dict[Reason, set[str]] = {}
     for outcome in outcomes:
         if (reason := reason_for(outcome.test, REASONS)) is not None:

@@ -1,8 +1,8 @@
-"""Plugin for the pytest that runs vLLM's tests: replaces `vllm`, and records outcomes.
+"""pytest plugin for running vLLM's tests: replaces `vllm` and records outcomes.
 
-It is copied next to the tests, and configured by environment variables. It has the parts of `vllm`
-that tests of endpoints need besides an endpoint. Everything else can be imported, but skips the
-test that uses it, since such a test is about vLLM's own code.
+It is copied next to the tests and configured with environment variables. It provides the parts of
+`vllm` that endpoint tests need in addition to an endpoint. Everything else can be imported, but
+skips the test that uses it, because such a test is about vLLM's own code.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _stand_in(module: str) -> Callable[[str], Any]:
 
 
 def _offered() -> Mapping[str, Mapping[str, Any]]:
-    """Available objects of `vllm` by module and name."""
+    """Available objects of `vllm`, keyed by module and name."""
     return {
         "vllm.config": {"ModelConfig": _ModelConfig},
         "vllm.envs": {"VLLM_USE_RUST_FRONTEND": False},

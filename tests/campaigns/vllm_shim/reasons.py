@@ -13,14 +13,14 @@ OTHER_ROUTE = "other route"
 FEATURE = "feature"
 """Tests of an unsupported feature, which is rejected with an error that names it."""
 FORM = "form"
-"""Tests in which rayfleet follows OpenAI's API, or is stricter, and vLLM differs."""
+"""Tests of behavior in which vLLM differs from OpenAI's API, or is less strict than rayfleet."""
 MODEL = "model"
 """Tests that the demo model is not capable of; may pass by chance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why the tests of a pattern may fail."""
+    """Why the tests that match a pattern may fail."""
 
     kind: str
     pattern: str

@@ -1,6 +1,6 @@
 """Stand-in for `tests/utils.py` of vLLM's tests, with servers that are already running.
 
-It is copied to their folder under that name, and configured by environment variables.
+It is copied to that path in the tests' folder and configured with environment variables.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RemoteOpenAIServer:
     """The running server, regardless of the arguments with which a test would start one.
 
     Args:
-        model: the test's model; the test is skipped if the server has none of this name.
+        model: the test's model; the test is skipped if the server has no model of this name.
         vllm_serve_args: ignored, except for served model names.
         env_dict: ignored.
         options: ignored.
@@ -78,17 +78,17 @@ class RemoteOpenAIServer:
         return openai.OpenAI(**self._client_options("v1", options))
 
     def get_async_client(self, **options: Any) -> openai.AsyncOpenAI:
-        """Asynchronous OpenAI client of the server."""
+        """Asynchronous OpenAI client for the server."""
         return openai.AsyncOpenAI(**self._client_options("v1", options))
 
     def get_client_anthropic(self, **options: Any) -> anthropic.Anthropic:
-        """Anthropic client of the server; its import takes 1.5 s."""
+        """Anthropic client for the server; its import takes 1.5 s."""
         import anthropic
 
         return anthropic.Anthropic(**self._client_options("", options))
 
     def get_async_client_anthropic(self, **options: Any) -> anthropic.AsyncAnthropic:
-        """Asynchronous Anthropic client of the server."""
+        """Asynchronous Anthropic client for the server."""
         import anthropic
 
         return anthropic.AsyncAnthropic(**self._client_options("", options))

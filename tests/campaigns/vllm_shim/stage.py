@@ -15,7 +15,7 @@ from tests.campaigns.vllm_shim import plugin, servers
 
 PLUGIN = "rayfleet_shim"
 TIMEOUT_S = 600
-"""Timeout of a test in seconds; only reached by hangs."""
+"""Timeout per test in seconds; reached only if a test hangs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +34,7 @@ def files_with_tests(checkout: Path, folders: Sequence[str]) -> list[str]:
     """Files with tests in folders of a checkout's `tests`, as relative paths.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are no tests.
     """
     tests = checkout / "tests"
     found = sorted(
@@ -51,7 +51,7 @@ def files_with_tests(checkout: Path, folders: Sequence[str]) -> list[str]:
 
 
 def lay_out(checkout: Path, folders: Sequence[str], stage: Path) -> None:
-    """Copies folders of a checkout's `tests`, with what they need and the stand-ins.
+    """Copies folders of a checkout's `tests`, the files that they need, and the stand-ins.
 
     Args:
         checkout: folder that contains the folder `tests`.
@@ -62,7 +62,7 @@ def lay_out(checkout: Path, folders: Sequence[str], stage: Path) -> None:
         shutil.copytree(checkout / "tests" / folder, stage / "tests" / folder, dirs_exist_ok=True)
         for parent in Path(folder).parents:
             for name in ("__init__.py", "conftest.py"):
-                # The one of all tests is about vLLM's own code.
+                # The top-level ones are about vLLM's own code.
                 if parent != Path() and (file := checkout / "tests" / parent / name).is_file():
                     shutil.copy(file, stage / "tests" / parent / name)
     (stage / "tests" / "__init__.py").write_text("")
@@ -114,7 +114,7 @@ def run(
 
 
 def read_outcomes(results: Path) -> list[Outcome]:
-    """Outcomes recorded by the plugin; the worse one of tests that are recorded twice."""
+    """Outcomes recorded by the plugin; for tests that are recorded twice, the worse one."""
     found: dict[str, Outcome] = {}
     for line in results.read_text().splitlines():
         entry = json.loads(line)

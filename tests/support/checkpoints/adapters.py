@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 EMBEDDING_ENDS = ".lora_embedding_A", ".lora_embedding_B"
-"""Ends of the names of an embedding's tensors."""
+"""Suffixes of the names of an embedding's tensors."""
 _STRENGTH = 0.05
-"""Standard deviation of an adapter's product with a vector of ones per input feature: several times
-that of tiny models' weights, so that tokens differ."""
+"""Standard deviation of an adapter's output for an input of ones, per input feature. It is several
+times that of tiny models' weights, so that tokens differ."""
 
 
 def write_adapter(
@@ -36,9 +36,9 @@ def write_adapter(
         base: folder of the model.
         folder: target folder.
         rank: rank of all modules.
-        targets: names of the adapted projections, or ends of them.
-        seed: seed of the weights.
-        dtype: their data type.
+        targets: names of the adapted projections, or suffixes of them.
+        seed: random seed of the weights.
+        dtype: data type of the weights.
         config: other keys of adapter_config.json.
     """
     generator = torch.Generator().manual_seed(seed)

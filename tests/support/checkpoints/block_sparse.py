@@ -19,7 +19,8 @@ _MOE = re.compile(r"(model\.layers\.\d+)\.mlp\.(gate|experts|shared_experts)\.(.
 
 
 def _as_released(_: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
-    """The names of the released checkpoint, which transformers only writes beside an encoder."""
+    """Names as in the released checkpoint, which transformers only writes together with an
+    encoder."""
     tensors = {}
     for name, tensor in model.state_dict().items():
         name = name.replace(".indexer.", ".index_")
@@ -75,7 +76,7 @@ _SETTINGS = {
     "swiglu_alpha": 1.3,
     "swiglu_limit": 0.9,
 }
-"""Blocks that are not multiples of pages, so that runs of a page are parts of both."""
+"""Blocks that are not multiples of pages, so that a page can belong to two blocks."""
 _MUTATIONS: dict[str, Mutation] = {
     "number of blocks": {"index_topk_blocks": 3},
     "size of blocks": {"index_block_size": 8},

@@ -1,5 +1,5 @@
-"""Checkpoints of block-diffusion families, which transformers lacks, and mutations that break
-each of their features."""
+"""Checkpoints of block-diffusion families that transformers does not support, and mutations that
+break each of their features."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class BlockSpecimen:
     """A family's checkpoint."""
 
     write: Callable[[Path], MoeCheckpoint]
-    """Saves it."""
+    """Saves the checkpoint."""
     mask: int
-    """The token of undecided positions."""
+    """Mask token of undecided positions."""
     ends: Sequence[int]
     """Tokens that end a request."""
     mutations: Mapping[str, Mutation]
-    """Mutations by feature."""
+    """Mutations, keyed by feature."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class BlockCheckpoint:
 
 
 def write_blocks(architecture: str, folder: Path) -> BlockCheckpoint:
-    """Saves the checkpoint of a family, by its value of `architectures`."""
+    """Saves the checkpoint of the family with this value of `architectures`."""
     specimen = BLOCK_SPECIMENS[architecture]
     return BlockCheckpoint(folder=folder, specimen=specimen, plain=specimen.write(folder))
 
@@ -116,4 +116,4 @@ BLOCK_SPECIMENS = {
         },
     ),
 }
-"""Specimens by value of `architectures`."""
+"""Test checkpoints, keyed by value of `architectures`."""

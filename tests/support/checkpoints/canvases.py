@@ -1,4 +1,4 @@
-"""A checkpoint of DiffusionGemma, its canvases as transformers generates them, and mutations that
+"""A checkpoint of DiffusionGemma, the canvases that transformers generates, and mutations that
 break each of its features."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from worker.models.layers.self_conditioning import SelfConditioning
 from worker.rank.diffusion.canvas import random_tokens
 
 LENGTH = 8
-"""Tokens of a canvas."""
+"""Number of tokens per canvas."""
 VOCAB_SIZE = 96
 _WINDOW = 11
 _TEXT: dict[str, Any] = {
@@ -67,7 +67,7 @@ CANVAS_CONFIG: dict[str, Any] = {
     "canvas_length": LENGTH,
     "text_config": {**_TEXT, "model_type": "diffusion_gemma_text"},
 }
-"""config.json of the checkpoint, as released ones have it."""
+"""config.json of the checkpoint, in the format of released checkpoints."""
 _VISION = {
     "image_size": 16,
     "patch_size": 8,
@@ -88,7 +88,7 @@ GENERATION: dict[str, Any] = {
 }
 _DAMPED = ("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")
 _ROUND_STRIDE = 0x9E3779B97F4A7C15
-"""Difference of the keys of samples in successive rounds."""
+"""Difference between the sampling keys of successive rounds."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,9 @@ class Answer:
 
     token_ids: list[int]
     drafts: list[list[int]]
-    """Most likely tokens of each round that does not finish its canvas."""
+    """Most likely tokens in each round that does not finish its canvas."""
     rounds: list[int]
-    """Rounds of each canvas."""
+    """Number of rounds per canvas."""
     logprobs: list[float]
     """Log-probability of each token, in the raw distribution of its canvas's last round."""
 
@@ -121,8 +121,8 @@ class CanvasCheckpoint:
         processors: Processors | None = None,
         ends: Sequence[int] = (),
     ) -> Answer:
-        """What transformers generates with the draws of the request's seed; `ends` are the tokens
-        that `min_tokens` excludes."""
+        """What transformers generates with the random numbers of the request's seed. `min_tokens`
+        excludes the tokens `ends`."""
         reference = _Reference(seed, list(prompt), greedy, processors, ends)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(self.model, "_prepare_sampler", reference.sampler)
@@ -144,7 +144,7 @@ class CanvasCheckpoint:
 
 @dataclass
 class _Reference:
-    """Draws of a request, in place of transformers', and its rounds."""
+    """Random numbers of a request, in place of transformers', and its rounds."""
 
     seed: int
     prompt: list[int]
@@ -155,10 +155,10 @@ class _Reference:
     tokens: torch.Tensor = field(default_factory=lambda: torch.zeros(1, LENGTH))
     """[1, C]: tokens of the canvas before its next round."""
     logprobs: list[torch.Tensor] = field(default_factory=list)
-    """[C] for each canvas: log-probabilities of its most likely tokens in its last round."""
+    """[C] per canvas: log-probabilities of the most likely tokens in its last round."""
 
     def sampler(self, config: Any) -> Any:
-        """transformers' sampler with the draws."""
+        """transformers' sampler with the request's random numbers."""
         parts = {"initialize_canvas": self._begin, "renoise_canvas": self._renoise}
         kind = type("KeyedSampler", (generation.EntropyBoundSampler,), {})
         self._sampler = kind(config.sampler_config, LENGTH, VOCAB_SIZE, 0)
@@ -188,10 +188,10 @@ class _Reference:
         return (probs.log() + noise).argmax(dim=-1, keepdim=True)
 
     def put(self, value: torch.Tensor) -> None:
-        """Part of transformers' streamers."""
+        """Part of transformers' streamer interface."""
 
     def end(self) -> None:
-        """Part of transformers' streamers."""
+        """Part of transformers' streamer interface."""
 
     def put_draft(self, value: torch.Tensor) -> None:
         self.canvases[-1].append(value[0].tolist())
@@ -273,7 +273,7 @@ def _narrow(options: dict[str, Any]) -> Mapping[str, Any]:
 
 
 def _generated(**change: Any) -> Patch:
-    """Other values of generation_config.json."""
+    """Changed values of generation_config.json."""
     return Patch(
         target="worker.models.config.canvas_config:CanvasConfig.of",
         value=staticmethod(lambda length, raw: replace(_OF(length, raw), **change)),

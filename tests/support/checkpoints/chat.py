@@ -35,8 +35,8 @@ def write_tiny_chat(folder: Path) -> Path:
 
 
 def write_tiny_experts(folder: Path) -> Qwen3MoeForCausalLM:
-    """Writes the same with experts, as many as two ranks can share equally; returns the model in
-    FP32."""
+    """Writes the same with experts, which two ranks can share equally; returns the model in
+    fp32."""
     sizes = _sizes(_write_tokenizer(folder))
     torch.manual_seed(0)
     experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
@@ -50,12 +50,12 @@ def write_tiny_experts(folder: Path) -> Qwen3MoeForCausalLM:
 
 
 def write_letters(folder: Path, tokens: Sequence[bytes], merges: Sequence[str]) -> None:
-    """Writes a tokenizer of given tokens to a checkpoint.
+    """Writes a tokenizer with the given tokens to a checkpoint.
 
     Args:
-        folder: the checkpoint's.
-        tokens: printable ASCII; the one without a text is the end token.
-        merges: tokens of two letters.
+        folder: the checkpoint's folder.
+        tokens: tokens in printable ASCII; the empty one is the end token.
+        merges: merged tokens of two letters.
     """
     names = [token.decode().replace(" ", "\u0120") or "<end>" for token in tokens]
     vocabulary = {name: number for number, name in enumerate(names)}

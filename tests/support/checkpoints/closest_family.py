@@ -1,10 +1,10 @@
-"""`make closest-family NAME=Olmo2`: which supported family computes what a class of transformers
-does. For developers who add a model.
+"""`make closest-family NAME=Olmo2`: finds the supported family that computes the same as a
+transformers class. For developers who add a model.
 
-It draws a tiny checkpoint of the class with random weights and reads it with the schema of each
-family. Families that have all of its tensors run a prompt, and their logits and the output of
-each layer are compared with transformers'. The report lists, per family, the keys of config.json
-that its schema rejects, the tensors that it lacks, and the first layer that differs.
+It creates a tiny checkpoint of the class with random weights and loads it with each family's
+schema. Families that have all of the tensors run a prompt, and their logits and layer outputs are
+compared with transformers'. For each family, the report lists the config.json keys that its schema
+rejects, the tensors that are missing, and the first layer that differs.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ from worker.models.config.model_config import load_model_config
 from worker.models.loading.loader import build_without_weights
 
 EQUAL = 1e-3
-"""Largest difference of logits (about 5 in size) and of layers' outputs, relative to the largest
-output, that counts as equal. Specimens of supported families differ by at most 5e-5."""
+"""Maximum difference between logits (which are about 5), and between layer outputs relative to the
+largest output, that counts as equal. Test checkpoints of supported families differ by at most
+5e-5."""
 PROMPT_TOKENS = 45
-"""Longer than the windows and original positions of specimens."""
+"""Longer than the test checkpoints' windows and original context lengths."""
 WEIGHTS = "model.safetensors"
 _ANY_NUMBER = re.compile(r"\.\d+\.")
 """Index of a layer or an expert in a tensor's name."""
@@ -48,17 +49,18 @@ class Attempt:
 
     family: str
     rejected: list[str] = field(default_factory=list)
-    """Keys of config.json that the family's schema rejects; they are left out."""
+    """config.json keys that the family's schema rejects; they are removed."""
     problem: str = ""
-    """Why the family cannot be built or loaded; empty if it ran or only tensors differ."""
+    """Why the family cannot be built or loaded; empty if it ran or if only tensors differ."""
     missing: list[str] = field(default_factory=list)
-    """Tensors of the family that the checkpoint lacks, or has with another shape."""
+    """Tensors of the family that are missing from the checkpoint or have another shape there."""
     unknown: list[str] = field(default_factory=list)
-    """Tensors of the checkpoint that the family lacks."""
+    """Tensors of the checkpoint that the family does not have."""
     difference: float = math.inf
-    """Largest difference of the logits after the prompt; infinite if the family did not run."""
+    """Maximum difference between the logits after the prompt; infinite if the family did not
+    run."""
     first_layer: str = ""
-    """First part of the model whose output differs; empty if none does."""
+    """First part of the model whose output differs; empty if there is none."""
 
     @property
     def is_equal(self) -> bool:
@@ -67,7 +69,7 @@ class Attempt:
 
     @property
     def distance(self) -> tuple[float, ...]:
-        """Order of attempts: equal logits, then tensors, keys and logits that differ."""
+        """Sort key of attempts: equal logits first, then by differing tensors, keys and logits."""
         tensors = len(self.missing) + len(self.unknown)
         return (not self.is_equal, bool(self.problem), tensors, len(self.rejected), self.difference)
 
@@ -92,7 +94,7 @@ class Outputs:
     """Outputs of a model for a prompt."""
 
     layers: list[torch.Tensor]
-    """The embedding [tokens, hidden], then the output of each layer of the last token [hidden]."""
+    """Embedding [tokens, hidden], then each layer's output for the last token [hidden]."""
     logits: torch.Tensor
     """[vocabulary], after the last token."""
 
@@ -100,12 +102,12 @@ class Outputs:
 def closest_families(
     specimen: Specimen, folder: Path, names: Iterable[str] = tuple(FAMILIES)
 ) -> list[Attempt]:
-    """Compares a class of transformers with families, the closest one first.
+    """Compares a transformers class with families; returns the closest one first.
 
     Args:
-        specimen: the class, and settings of its configuration.
-        folder: an empty folder for checkpoints.
-        names: the families' architectures.
+        specimen: the class, and its configuration.
+        folder: empty folder for checkpoints.
+        names: architectures of the families.
     """
     (folder / "source").mkdir()
     model = write(specimen, folder / "source")
@@ -123,7 +125,7 @@ def closest_families(
 
 
 def _read(source: Path, family: type[FamilyConfig], target: Path) -> Attempt:
-    """Writes the checkpoint as one of a family, and compares its tensors with the family's."""
+    """Writes the checkpoint in a family's format, and compares its tensors with the family's."""
     attempt = Attempt(family=family.architecture)
     content = json.loads((source / "config.json").read_text())
     content |= {"architectures": [family.architecture], "model_type": family.model_types[0]}
@@ -143,7 +145,7 @@ def _drop_rejected(family: type[FamilyConfig], content: dict[str, Any]) -> list[
     """Removes the keys that a schema rejects from the content of config.json; returns them.
 
     Raises:
-        ValueError: the rest is not accepted, either.
+        ValueError: the remaining keys are also rejected.
     """
     rejected = list[str]()
     while True:
@@ -193,8 +195,9 @@ def _run(attempt: Attempt, folder: Path, prompt: list[int], expected: Outputs) -
 
 @contextmanager
 def _recorded(model: DecoderModel) -> Iterator[list[torch.Tensor]]:
-    """Records the first layer's input, and the last row of the output of all layers. In families
-    that scale a layer's output when the next one adds it (Granite), it is recorded unscaled."""
+    """Records the first layer's input, and the last row of each layer's output. In families that
+    scale a layer's output when the next layer adds it (Granite), the recorded output is
+    unscaled."""
     outputs = list[torch.Tensor]()
     for index, layer in enumerate(model.layers):
 
@@ -215,7 +218,7 @@ def _outputs_of_transformers(model: Any, prompt: Sequence[int]) -> Outputs:
     with torch.inference_mode():
         result = model(torch.tensor([prompt]), output_hidden_states=True, use_cache=False)
         embedding, *layers = result.hidden_states
-    # The last one has passed the final norm; it is compared by the logits.
+    # The last output has passed the final norm; the logits are compared instead.
     return Outputs(
         layers=[embedding[0], *(layer[0, -1] for layer in layers[:-1])], logits=result.logits[0, -1]
     )
@@ -224,7 +227,7 @@ def _outputs_of_transformers(model: Any, prompt: Sequence[int]) -> Outputs:
 def main() -> None:
     """Prints the closest families."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("name", help="transformers' class, without ForCausalLM")
+    parser.add_argument("name", help="transformers class, without ForCausalLM")
     parser.add_argument("--settings", default="{}", help="settings of its configuration, as JSON")
     parser.add_argument("--show", type=int, default=5, help="number of families to print")
     options = parser.parse_args()

@@ -127,8 +127,8 @@ _SIZES: dict[str, Any] = {
 
 
 FEW_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
-"""Settings for Triton's interpreter, which runs each head of a token as a program or as an
-iteration of one."""
+"""Settings for Triton's interpreter, which runs each head of a token as a separate program or loop
+iteration."""
 
 
 def write_checkpoint(name: str, folder: Path, **settings: int) -> PreTrainedModel:
@@ -137,14 +137,14 @@ def write_checkpoint(name: str, folder: Path, **settings: int) -> PreTrainedMode
     Args:
         name: name in SPECS or WINDOWED.
         folder: target folder.
-        settings: replacements of the architecture's settings.
+        settings: settings that replace the architecture's.
     """
     spec = SPECS.get(name) or WINDOWED[name]
     torch.manual_seed(3)
     config = spec.config_class(**{**_SIZES, **spec.settings, **settings})
     model: PreTrainedModel = spec.model_class(config).float().eval()
-    # With the usual small initial weights the input embedding would dominate, and a wrong layer
-    # would hardly show in the logits.
+    # With the usual small initial weights, the input embedding would dominate, and a wrong layer
+    # would hardly affect the logits.
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if parameter.ndim == 2 and "layers" in key:

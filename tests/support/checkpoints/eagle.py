@@ -1,9 +1,10 @@
 """EAGLE-3 heads of random models, and EAGLE-3's forward pass in plain torch.
 
-A head of `write_predicting` predicts nearly as well as its model, by construction: the model's
-embeddings and all layers but the last add little to the residual stream, and the head repeats the
-last layer, which reads the next token's embedding. So at each position it computes what the model
-does at the next one, but for the first token, and its predictions depend on its own KV cache.
+By construction, a head of `write_predicting` predicts nearly as well as its model. The model's
+embeddings and all layers except the last add little to the residual stream, and the head repeats
+the last layer, which reads the next token's embedding. Except for the first token, the head
+therefore computes at each position what the model computes at the next one, and its predictions
+depend on its own KV cache.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from tests.support.checkpoints.specimen import VOCAB_SIZE, Model, Specimen, writ
 
 Tensors = dict[str, torch.Tensor]
 TAPS = (2, 1, 0)
-"""Default taps of a model with three layers: 2, the middle, and the third from the end."""
+"""Default taps of a model with three layers: layer 2, the middle layer, and the third from last."""
 DRAFT_VOCAB_SIZE = 90
 _SMALL = 1e-4
-"""Factor of the outputs of layers before the last."""
+"""Factor for the outputs of all layers before the last."""
 _THETA = 500.0
 _EPS = 1e-5
 _LAYER: Mapping[str, tuple[int, int]] = {
@@ -69,13 +70,13 @@ SPECULATORS: Mapping[str, Any] = {
 
 
 def write_model(name: str, folder: Path) -> Model:
-    """Writes a random model without windows; returns the one of transformers."""
+    """Writes a random model without windows; returns the transformers model."""
     return write(_PLAIN if name == "plain" else SPECIMENS[name], folder)
 
 
 def write_head(folder: Path, keys: Mapping[str, Any] = {}, *, prefix: str = "midlayer.") -> Tensors:
-    """Writes a random head with further keys in its config.json; returns its tensors, with the
-    names of `midlayer.`."""
+    """Writes a random head with additional keys in its config.json; returns its tensors, with names
+    that start with `midlayer.`."""
     config = {**_CONFIG, **keys}
     generator = torch.Generator().manual_seed(11)
 
@@ -142,7 +143,7 @@ def write_predicting(folder: Path, keys: Mapping[str, Any] = {}) -> tuple[Path, 
 
 
 class ReferenceHead:
-    """EAGLE-3's forward pass, from its formulae, and greedy drafts.
+    """EAGLE-3's forward pass, implemented from its formulas, and greedy drafts.
 
     Args:
         tensors: the head's tensors.
@@ -157,7 +158,7 @@ class ReferenceHead:
 
     @torch.no_grad()
     def drafts(self, tokens: Sequence[int], count: int) -> list[int]:
-        """Drafts after these tokens."""
+        """Drafts that follow these tokens."""
         ids = torch.tensor([list(tokens)])
         states = self._model(ids, output_hidden_states=True).hidden_states
         taps = [states[tap][0, :-1] for tap in self._keys.get("taps", TAPS)]

@@ -1,4 +1,4 @@
-"""Checkpoints of families whose experts are those of another family with other tensors, and
+"""Checkpoints of families that have another family's experts in a different tensor layout, and
 mutations that break each of their features."""
 
 from __future__ import annotations
@@ -318,4 +318,4 @@ EXPERT_SPECIMENS: dict[str, Specimen] = {
         },
     ),
 }
-"""Specimens by the family's name in tests."""
+"""Test checkpoints, keyed by the family's name in tests."""

@@ -714,16 +714,16 @@ SPECIMENS: dict[str, Specimen] = {
     **TEXT_SPECIMENS,
     **PUBLISHED_SPECIMENS,
 }
-"""All specimens by the family's name in tests."""
+"""All test checkpoints, keyed by the family's name in tests."""
 
 
 def specimens(where: Callable[[Specimen], object]) -> tuple[str, ...]:
-    """Names of the specimens with a property."""
+    """Names of the test checkpoints with a property."""
     return tuple(name for name, specimen in SPECIMENS.items() if where(specimen))
 
 
 def cases(trait: Trait, names: Iterable[str] = SPECIMENS) -> list[ParameterSet]:
-    """Specimens as parameters of a test; `make test` runs those that cover the trait."""
+    """Test checkpoints as parameters of a test; `make test` runs those that cover the trait."""
     return [
         pytest.param(name, marks=() if trait in SPECIMENS[name].covers else pytest.mark.long)
         for name in names
@@ -731,5 +731,5 @@ def cases(trait: Trait, names: Iterable[str] = SPECIMENS) -> list[ParameterSet]:
 
 
 def write_specimen(name: str, folder: Path) -> Model:
-    """Saves the checkpoint and returns the model that it is compared with."""
+    """Saves the checkpoint and returns its reference model."""
     return write(SPECIMENS[name], folder)

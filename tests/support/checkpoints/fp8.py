@@ -1,4 +1,4 @@
-"""Tiny checkpoints with FP8 weights in blocks, and the same ones dequantized."""
+"""Tiny checkpoints with block-wise FP8 weights, and their dequantized counterparts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.checkpoints.dense import write_checkpoint
 from tests.support.checkpoints.moe import write_moe
 
 BLOCK = (16, 48)
-"""Neither divides all sizes of the checkpoints, nor what several ranks hold of them."""
+"""Block size that divides neither all dimensions of the checkpoints nor their shards."""
 QUANTIZATION = {
     "quant_method": "fp8",
     "fmt": "e4m3",
@@ -30,7 +30,7 @@ QUANTIZATION = {
 
 
 def write_fp8(name: str, folder: Path, dequantized: Path) -> PreTrainedModel:
-    """Writes both checkpoints; returns transformers' model of the dequantized one."""
+    """Writes both checkpoints; returns the transformers model of the dequantized one."""
     model = write_checkpoint(name, folder)
     tensors: dict[str, torch.Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
@@ -64,7 +64,7 @@ def write_fp8_moe(config: dict[str, Any], folder: Path, dequantized: Path) -> No
 
 
 def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values [N, K] e4m3, and the scales of their blocks."""
+    """Values [N, K] in e4m3, and the scales of their blocks."""
     rows, columns = (-(-size // block) for size, block in zip(weight.shape, BLOCK, strict=True))
     scales = torch.empty(rows, columns)
     values = torch.empty(weight.shape, dtype=torch.float8_e4m3fn)
@@ -77,7 +77,7 @@ def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def dequantize(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """The weight [N, K] fp32, block by block."""
+    """Weight [N, K] in fp32, computed block by block."""
     weight = torch.empty(values.shape)
     for row in range(scales.shape[0]):
         for column in range(scales.shape[1]):

@@ -17,7 +17,7 @@ from worker.models.layers.per_layer_embedding import PerLayerEmbedding
 _WINDOW = 21
 _TURN = ["sliding_attention", "full_attention"]
 _IN_TABLE = VOCAB_SIZE - 15
-"""Tokens with embeddings for layers."""
+"""Number of tokens that have per-layer embeddings."""
 _FULL, _SLIDING = ({"rope_type": "default", "rope_theta": theta} for theta in (100.0, 30.0))
 _ROPE = {"full_attention": _FULL, "sliding_attention": _SLIDING}
 _WINDOW_PLUS_1 = {"window of one more": {"sliding_window": _WINDOW + 1}}

@@ -53,7 +53,7 @@ _WINDOW_PLUS_1 = {"window of one more": {"sliding_window": _WINDOW + 1}}
 
 
 def _full_rope(**change: float) -> dict[str, Any]:
-    """Other rotary settings of full-attention layers."""
+    """Changed rotary settings of full-attention layers."""
     return {"rope_parameters": {**_ROPE, "full_attention": {**_ROPE["full_attention"], **change}}}
 
 
@@ -123,8 +123,8 @@ def _with_swapped_norms(self: ParallelExperts, *args: Any) -> torch.Tensor:
 
 
 def with_unused_keys(tensors: dict[str, torch.Tensor], _: Any) -> dict[str, torch.Tensor]:
-    """Adds keys and values of all layers, also of those that read other layers', as in released
-    checkpoints."""
+    """Adds keys and values of all layers, including those that read other layers' caches, as in
+    released checkpoints."""
     parts = ("k_proj", "v_proj", "k_norm")
     unused = {
         name.replace("q_proj", part): torch.zeros(1)

@@ -1,10 +1,9 @@
-"""`make head-inputs MODEL=folder`: whether an MTP head reads the model's hidden states after or
-before the final norm. For developers who add a head.
+"""`make head-inputs MODEL=folder`: finds out whether an MTP head reads the model's hidden states
+before or after the final norm. For developers who add a head.
 
-A head that is fed the other ones runs without an error; it is only accepted less often, since its
-own norm of hidden states removes their scale, but not the weights of the final norm. So this
-command feeds it both, at each position of a text, and compares its most probable token with the
-model's.
+With the wrong hidden states, a head runs without an error, but its drafts are accepted less often:
+the head's own norm removes their scale, but not the weights of the final norm. This command tries
+both at each position of a text, and compares the head's most probable token with the model's.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from worker.rank.speculation.heads import HeadProposer, _unpadded
 from worker.rank.verification import AcceptedTokens
 
 CHUNK = 512
-"""Tokens that are run together."""
+"""Number of tokens per step."""
 DECISIVE = 0.03
-"""Minimum difference of acceptance that decides: three standard errors of 1,000 positions at which
-one of ten predictions differs."""
+"""Minimum difference in acceptance that decides: three standard errors for 1,000 positions, of
+which one in ten differs."""
 
 
 class HeadInputs(NamedTuple):
-    """Share of positions at which the head predicts the model's most probable token."""
+    """Fraction of the positions at which the head predicts the model's most probable token."""
 
     after_norm: float
     before_norm: float
@@ -48,7 +47,7 @@ class HeadInputs(NamedTuple):
 
 
 class _Recorder:
-    """Takes the place of a proposer's `follow`, and counts the right predictions."""
+    """Replacement for a proposer's `follow` that counts correct predictions."""
 
     def __init__(self, heads: HeadProposer) -> None:
         self._heads, model = heads, heads._model
@@ -66,8 +65,8 @@ class _Recorder:
         model.run_layers = recorded  # type: ignore[method-assign]
 
     def follow(self, batch: Batch, hidden: torch.Tensor, accepted: AcceptedTokens | None) -> None:
-        """Counts for the prompts of a batch: at position i, the head reads token i + 1, and
-        predicts the one that the model predicts at i + 1."""
+        """Counts correct predictions for the prompts of a batch. At position i, the head reads
+        token i + 1 and predicts the token that the model predicts at i + 1."""
         heads, before = self._heads, self._before
         assert before is not None, "the model runs in torch"
         rows = _unpadded(batch, heads._tables)
@@ -91,7 +90,7 @@ def head_inputs(model: str, texts: Sequence[Sequence[int]], **options: Any) -> H
 
     Args:
         model: folder or Hub repository of the checkpoint.
-        texts: tokens of texts, at least 2 each.
+        texts: token ids of each text, at least 2.
         options: options of the engine, as in EngineConfig.
     """
     fixed = {"cpu_backend": "torch", "enforce_eager": True, "enable_prefix_caching": False}
@@ -114,9 +113,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("model", help="folder or Hub repository of the checkpoint")
     parser.add_argument("--text", type=Path, default=ROOT / "CONTRIBUTING.md", help="a text file")
-    parser.add_argument("--tokens", type=int, default=4096, help="maximum number of its tokens")
-    parser.add_argument("--device", default="auto", help="as of rayfleet serve")
-    parser.add_argument("--dtype", default="auto", help="as of rayfleet serve")
+    parser.add_argument(
+        "--tokens", type=int, default=4096, help="maximum number of tokens to use from the text"
+    )
+    parser.add_argument("--device", default="auto", help="same as in rayfleet serve")
+    parser.add_argument("--dtype", default="auto", help="same as in rayfleet serve")
     options = parser.parse_args()
     tokens = load_tokenizer(options.model).encode(options.text.read_text(), add_special_tokens=True)
     print(

@@ -39,7 +39,7 @@ _COMMON: dict[str, Mutation] = {
 
 
 def _fused(tensors: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
-    """Stores q, k and v as MiMo V2.5 Pro does: in one tensor, in groups of heads."""
+    """Stores q, k and v in one tensor by groups of heads, like MiMo V2.5 Pro."""
     num_groups, fused = model.config.num_key_value_heads, {}
     for name, tensor in tensors.items():
         prefix, marked, end = name.partition(".q_proj.")
@@ -53,7 +53,7 @@ def _fused(tensors: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tens
 
 
 def _with_encoders(tensors: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
-    """The same as in MiMo V2.5, with encoders of images and sound."""
+    """Same as MiMo V2.5, with image and audio encoders."""
     names = ("visual.merger.ln_q", "audio_encoder.projection.mlp.0", "speech_embeddings.0")
     return _fused(tensors, model) | {f"{name}.weight": torch.ones(8) for name in names}
 
@@ -85,8 +85,8 @@ _LISTS = {"rope_theta": "rope_theta", "partial_rotary_factors": "partial_rotary_
 
 
 def _step_3_5(config: dict[str, Any]) -> dict[str, Any]:
-    """config.json in Step 3.5's format: lists by layer, including one layer of multi-token
-    prediction."""
+    """config.json in Step 3.5's format: per-layer lists, including one multi-token prediction
+    layer."""
     text = config["text_config"]
     kinds = [*text["layer_types"], "full_attention"]
     tables = text["rope_parameters"]
@@ -115,7 +115,7 @@ def _step_3_5(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text_alone(tensors: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
-    """Drops the vision tensors, and adds those of a layer of multi-token prediction."""
+    """Drops the vision tensors, and adds those of a multi-token prediction layer."""
     kept = {name: one for name, one in tensors.items() if name.startswith(("model.", "lm_head."))}
     count = model.config.text_config.num_hidden_layers
     return {**kept, f"model.layers.{count}.enorm.weight": torch.ones(64)}

@@ -1,5 +1,5 @@
-"""Checkpoints of families whose layers keep a state per request beside attention: convolutions,
-Mamba-2 and Kimi Delta Attention; and mutations that break each of their features."""
+"""Checkpoints of families that have layers with a state per request in addition to attention
+(convolutions, Mamba-2, Kimi Delta Attention), and mutations that break each of their features."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _scan_inputs(change: Callable[[ScanInputs], ScanInputs]) -> Patch:
 
 
 def _kimi_inputs(change: Callable[[DeltaInputs], DeltaInputs]) -> Patch:
-    """Other inputs of the delta rule."""
+    """Changes the inputs of the delta rule."""
     return Patch(
         target="kernels.kimi_delta_attention.reference:kimi_delta_inputs",
         value=lambda *args: change(kimi_delta_inputs(*args)),
@@ -58,7 +58,7 @@ def _kimi_inputs(change: Callable[[DeltaInputs], DeltaInputs]) -> Patch:
 
 
 def _dense_mlps(tensors: dict[str, torch.Tensor], _: Any) -> dict[str, torch.Tensor]:
-    """transformers saves dense MLPs, too, under the name of the released experts."""
+    """Renames dense MLPs, which transformers saves under the released name of experts."""
     renamed = {
         f"block_sparse_moe.{part}_proj.": f"mlp.{part}_proj." for part in ("gate", "up", "down")
     }
@@ -137,7 +137,7 @@ _NEMOTRON = {
     "layer_norm_epsilon": 1e-3,
     "time_step_min": 1e-30,
 }
-"""transformers limits step sizes of prompts, not those of single tokens, to `time_step_min`."""
+"""transformers limits step sizes to `time_step_min` in prompts, but not for single tokens."""
 
 _KIMI = {
     **{key: value for key, value in LATENTS.items() if key != "q_lora_rank"},

@@ -33,7 +33,7 @@ _YARN = {
     "mscale": 0.7,
     "mscale_all_dim": 2.0,
 }
-"""Magnitudes that differ, so that cosines and products both change."""
+"""Different magnitudes, so that both cosines and dot products change."""
 _BETA = {**_YARN, "llama_4_scaling_beta": 0.9, "partial_rotary_factor": 8 / 20}
 LATENTS = {
     "num_key_value_heads": 4,
@@ -69,7 +69,7 @@ def _without_query_norm(self: RMSNorm, x: torch.Tensor) -> torch.Tensor:
 
 
 def _with_wide_scale(self: LatentAttention, *args: Any) -> None:
-    """Scales products as if they were of the vectors in the cache."""
+    """Scales dot products as if they were those of the vectors in the cache."""
     _INIT(self, *args)
     self._scale *= (self._mla.query_dim / self._mla.cached_dim) ** 0.5
 
@@ -132,7 +132,7 @@ _OF_V3: dict[str, Mutation] = {
 
 _INDEXER = {"index_topk": 8, "index_n_heads": 32, "index_head_dim": 16}
 """Settings of the indexer. With fewer heads, many scores would be equal, and transformers' choice
-among them depends on the batch."""
+between them depends on the batch."""
 _OF_INDEXER: dict[str, Mutation] = {
     "number of tokens": {"index_topk": 9},
     "weights of the indexer's heads": Patch(

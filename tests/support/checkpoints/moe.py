@@ -1,6 +1,7 @@
-"""Tiny mixtures of experts in their real formats, and plain torch written from their description.
+"""Tiny mixtures of experts in their released formats, and plain torch references written from their
+descriptions.
 
-The reference computes every expert for every token, and takes names, shapes and numbers from the
+The reference computes every expert for every token. Names, shapes and numbers come from the
 published checkpoints' config.json and index files, not from the code under test.
 """
 
@@ -99,19 +100,19 @@ class MoeCheckpoint:
     weights: dict[str, torch.Tensor]
 
     def __call__(self, input_ids: torch.Tensor) -> Scores:
-        """Logits after each of the tokens [1, tokens]."""
+        """Logits after each token of `input_ids` [1, tokens]."""
         return Scores(reference_logits(self, input_ids[0].tolist())[None])
 
 
 @dataclass(frozen=True)
 class MoeMathematics:
-    """The mathematics of a family's configuration, computed by this module."""
+    """Reference for a family's configuration, computed by this module."""
 
     config: Mapping[str, Any]
     """config.json."""
 
     def write(self, folder: Path) -> MoeCheckpoint:
-        """Saves a checkpoint of random weights and returns its model."""
+        """Saves a checkpoint with random weights and returns its reference model."""
         return write_moe(dict(self.config), folder)
 
 

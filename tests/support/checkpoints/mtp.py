@@ -1,9 +1,9 @@
 """Checkpoints with an MTP head that predicts nearly as well as the model, by construction.
 
-The head repeats the model's last layers; earlier ones, with states, add little. Embeddings have
-norm 1. The head's projection passes on the next token's embedding, so at each position the head
-computes what the model does at the next one, but for the first token. Its predictions depend on its
-own KV cache.
+The head repeats the model's last layers; earlier layers, with states, add little. Embeddings have
+unit norm. The head's projection passes the next token's embedding through, so at each position, the
+head computes what the model computes at the next one, except for the first token. Its predictions
+depend on its own KV cache.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _WITH_STATES: Mapping[str, Any] = {
     "layer_types": ["linear_attention", "full_attention"],
 }
 _SMALL = 0.01
-"""Factor of the outputs of layers that the head does not repeat."""
+"""Factor for the outputs of layers that the head does not repeat."""
 _OUTPUTS = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
-"""Ends of names of the last projections of blocks."""
+"""Name suffixes of the blocks' last projections."""
 _ONE_SPARSE_LAYER: Mapping[str, Any] = {**_ONE_LAYER, "first_k_dense_replace": 0}
 _ONE_INDEXER: Mapping[str, Any] = {**_ONE_SPARSE_LAYER, "mlp_layer_types": ["sparse"]}
 
@@ -93,12 +93,12 @@ HEADS: Mapping[str, Specimen] = {
     ),
 }
 _STORED_LESS_ONE = ("qwen3-5", "qwen3-next", "step3p5")
-"""Families whose checkpoints store norms less 1."""
+"""Families whose checkpoints store norm weights minus 1."""
 
 
 def _repeated(name: str, config: ModelConfig, layer: str) -> Mapping[str, str]:
-    """Prefixes of the tensors that the head repeats, and of its own; the first that matches is
-    used."""
+    """Prefixes of the model's tensors that the head repeats, and of the head's own; the first match
+    is used."""
     last = f"model.layers.{config.num_layers - 1}."
     match name:
         case "nemotron-3":
@@ -162,7 +162,7 @@ def _first(tensors: Mapping[str, torch.Tensor], *names: str) -> torch.Tensor:
 
 
 def _match(key: str, prefixes: Mapping[str, str]) -> tuple[str, str]:
-    """The first prefix of a name, and what replaces it; empty without one."""
+    """First matching prefix of a name, and its replacement; empty if there is none."""
     found = (pair for pair in prefixes.items() if key.startswith(pair[0]))
     return next(found, ("", ""))
 

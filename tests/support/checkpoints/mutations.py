@@ -1,4 +1,4 @@
-"""Mutations of features that no key of config.json controls."""
+"""Mutations of features that config.json does not control."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from worker.models.layers.wide_norm import WideQueryKeyNorm
 
 @contextmanager
 def broken(folder: Path, mutation: Mutation, copy: Path) -> Iterator[Path]:
-    """Folder of a checkpoint that lacks a feature: its own folder with patched code, or a copy with
-    another config.json."""
+    """Folder of a checkpoint without a feature: the original folder with patched code, or a copy
+    with a different config.json."""
     if isinstance(mutation, Patch):
         module, path = mutation.target.split(":")
         *owners, attribute = path.split(".")

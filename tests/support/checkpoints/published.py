@@ -1,7 +1,7 @@
-"""Checkpoints of the families that transformers has no class of, in their released form, and what
-would be wrong if one of their features were missed.
+"""Checkpoints of families without a transformers class, in their released format, and mutations
+that break each of their features.
 
-Sources, each the modelling code beside released weights: huggingface.co/internlm (InternLM 1, 2,
+Sources are the modeling code published with the weights: huggingface.co/internlm (InternLM 1, 2,
 3), /baichuan-inc (Baichuan 2), /Qwen (Qwen 1), /XiaomiMiMo, /openbmb (MiniCPM), /OrionStarAI,
 /IQuestLab, /deepseek-ai (DeepSeekMoE), /inclusionAI (Ling 2), /LGAI-EXAONE (EXAONE 3.5) and
 /microsoft (Phi-3-vision).
@@ -45,15 +45,16 @@ _LLAMA3 = {
 
 
 def _stretched_as_llama3() -> tuple[float, ...]:
-    """Factors of the wavelengths of 8 pairs of dimensions with base 100: 1 if 4 rotations or more
-    fit in 32 positions, 8 if at most one does, between them linear in frequency."""
+    """Wavelength factors of 8 pairs of dimensions with base 100: 1 if at least 4 rotations fit in
+    32 positions, 8 if at most one does, and linear in frequency in between."""
     rotations = [32 / (2 * math.pi * 100 ** (pair / 8)) for pair in range(8)]
     shares = [min(max((count - 1) / 3, 0.0), 1.0) for count in rotations]
     return tuple(1 / (share + (1 - share) / 8) for share in shares)
 
 
 def _config(architecture: str, model_type: str, *without: str, **keys: Any) -> dict[str, Any]:
-    """A config.json: sizes, keys of this family's own, and without some that it does not have."""
+    """A config.json: sizes and family-specific keys, without the keys that the family does not
+    have."""
     common = {
         "architectures": [architecture],
         "model_type": model_type,
@@ -382,4 +383,4 @@ PUBLISHED_SPECIMENS: dict[str, Specimen] = {
         },
     ),
 }
-"""Specimens by the family's name in tests."""
+"""Test checkpoints, keyed by the family's name in tests."""

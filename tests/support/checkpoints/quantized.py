@@ -1,7 +1,8 @@
-"""Tiny mixtures of experts in every layout of quantized weights, and the same ones dequantized.
+"""Tiny mixtures of experts in every layout of quantized weights, and their dequantized
+counterparts.
 
-Codes are random, packed by the layouts' own rules element by element, and dequantized here: no code
-is shared with the loader.
+Codes are random. They are packed element by element by each layout's rules and dequantized here,
+without sharing code with the loader.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from safetensors.torch import save_file
 from tests.support.checkpoints.moe import QWEN3_MOE, write_moe
 
 GROUP = 24
-"""Divides neither the sizes of the checkpoint nor the slices of several ranks."""
+"""Group size that divides neither the checkpoint's dimensions nor their shards."""
 CONFIG: dict[str, Any] = {**QWEN3_MOE, "num_hidden_layers": 1, "num_experts": 4}
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 Quantized = tuple[dict[str, torch.Tensor], torch.Tensor]
-"""Tensors of a module by the ends of their names, and the dequantized weight [N, K]."""
+"""Tensors of a module, keyed by name suffix, and the dequantized weight [N, K]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +34,9 @@ class Layout:
     """A layout of quantized weights."""
 
     settings: Mapping[str, Any]
-    """Its quantization_config."""
+    """quantization_config of the layout."""
     draw: Callable[[int, int], Quantized]
-    """Makes a random weight [N, K]."""
+    """Creates a random weight [N, K]."""
     file: str = ""
     """File with the quantization_config; empty for config.json."""
 
@@ -55,9 +56,9 @@ def write_quantized(
         layout: layout of the quantized weights.
         folder: folder of the quantized checkpoint.
         dequantized: folder of the dequantized checkpoint.
-        left_out: pattern of names of modules that are not quantized.
-        other: pattern of names of modules with another layout, and that layout.
-        settings: further keys of quantization_config.
+        left_out: pattern of the names of modules that are not quantized.
+        other: pattern of the names of modules with another layout, and that layout.
+        settings: additional keys of quantization_config.
     """
     torch.manual_seed(7)
     plain = dict(write_moe(CONFIG, dequantized).weights)
@@ -83,8 +84,8 @@ def write_quantized(
 
 
 def _pack(values: torch.Tensor, bits: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
-    """Words int32 [rows, columns / n] of numbers [rows, columns]: the i-th of n neighbours in the
-    field `order[i]`, which is i by default."""
+    """int32 words [rows, columns / n] of numbers [rows, columns]. The i-th of n neighbors is in
+    field `order[i]`, by default i."""
     count = 32 // bits
     words = torch.zeros(values.shape[0], values.shape[1] // count, dtype=torch.int64)
     for place, number in enumerate(order or range(count)):
@@ -150,7 +151,7 @@ def compressed(rows: int, columns: int, bits: int = 4, zeros: bool = False) -> Q
 
 
 def fp8(rows: int, columns: int, scale: torch.Tensor, end: str = "weight_scale") -> Quantized:
-    """Random e4m3 weights with scales of the tensor or of its rows."""
+    """Random e4m3 weights with per-tensor or per-row scales."""
     values = torch.randn(rows, columns).mul_(50).to(torch.float8_e4m3fn)
     scale = scale * 0.01
     wide = scale.reshape(-1, 1) if scale.numel() > 1 else scale.reshape(1, 1)
@@ -166,7 +167,7 @@ def int8(rows: int, columns: int) -> Quantized:
 
 
 def _e2m1(rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Bytes [rows, columns / 2], and the values in them."""
+    """Bytes [rows, columns / 2], and the values that they encode."""
     codes = torch.randint(16, (rows, columns))
     table = torch.tensor([*_E2M1, *(-value for value in _E2M1)])
     return (codes[:, 0::2] + 16 * codes[:, 1::2]).to(torch.uint8), table[codes]
@@ -186,7 +187,7 @@ def nvfp4(rows: int, columns: int, modelopt: bool = True) -> Quantized:
 
 
 def _exponents(rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Stored exponents of scales of 32 columns, and the scale of each column."""
+    """Stored exponents of the scales per 32 columns, and the scale of each column."""
     exponents = torch.randint(118, 122, (rows, columns // 32))
     return exponents.to(torch.uint8), 2.0 ** (exponents - 127)[:, _groups(columns, 32)]
 

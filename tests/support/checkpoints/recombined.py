@@ -76,8 +76,8 @@ _OF_LATENTS: dict[str, Mutation] = {
 
 
 def _whole_convolutions(tensors: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
-    """Splits the convolution's weight by the sizes of queries, keys and values; transformers saves
-    three equal parts."""
+    """Splits the convolution's weight by the sizes of queries, keys and values, whereas
+    transformers saves three equal parts."""
     for index, layer in enumerate(model.model.layers):
         if mixer := getattr(layer, "linear_attn", None):
             sizes = [mixer.key_dim, mixer.key_dim, mixer.value_dim]
@@ -354,4 +354,4 @@ RECOMBINED_SPECIMENS: dict[str, Specimen] = {
         is_variant=True,
     ),
 }
-"""Specimens by the family's name in tests."""
+"""Test checkpoints, keyed by the family's name in tests."""

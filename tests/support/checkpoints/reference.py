@@ -1,9 +1,9 @@
-"""Plain torch of the families that transformers has no class of, and their checkpoints of random
-weights.
+"""Plain torch references of families without a transformers class, and their checkpoints with
+random weights.
 
-Written from the published modelling code and papers of each: names, shapes and numbers are those of
-released checkpoints' config.json and index files. It shares nothing with the code under test,
-computes every position anew and every expert for every token.
+The references are written from published modeling code and papers. Names, shapes and numbers come
+from released checkpoints' config.json and index files. They share no code with the code under test,
+recompute every position, and compute every expert for every token.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch.nn.functional import layer_norm, linear, rms_norm, silu
 
 Shapes = dict[str, tuple[int, ...]]
-"""Shapes by tensor name."""
+"""Shapes, keyed by tensor name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +35,13 @@ class Names:
     key: str = "k_proj"
     value: str = "v_proj"
     joined: str = ""
-    """Name of the tensor of queries, keys and values together."""
+    """Name of the fused tensor of queries, keys and values."""
     output: str = "o_proj"
     mlp: str = "mlp"
     gate: str = "gate_proj"
     up: str = "up_proj"
     gate_up: str = ""
-    """Name of the tensor of both together, the gate's rows first."""
+    """Name of the fused tensor of both, with the gate's rows first."""
     down: str = "down_proj"
     norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
     """Norms before attention and before the MLP."""
@@ -49,18 +49,18 @@ class Names:
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """Gated MLPs of which each token uses a few, selected by a softmax over all."""
+    """Gated MLPs, of which each token uses a few, selected by a softmax over all of them."""
 
     count: int
     chosen: int
     size: int
     """Intermediate size of an expert."""
     sums_to_one: bool
-    """Whether the weights of a token's experts are normalised."""
+    """Whether the weights of a token's experts are normalized."""
     shared_size: int = 0
-    """Intermediate size of the shared expert; 0 for none."""
+    """Intermediate size of the shared expert; 0 if there is none."""
     first_layer: int = 0
-    """Layers before it have a single MLP."""
+    """First layer with experts; earlier layers have a single MLP."""
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -73,35 +73,36 @@ class Mathematics:
     names: Names = field(default_factory=Names)
     eps_key: str = "rms_norm_eps"
     theta_key: str = "rope_theta"
-    """Key of the base; 10000 if it is missing."""
+    """Key of the rotary base; the base is 10000 if the key is missing."""
     layers_key: str = "num_hidden_layers"
     head_key: str = "head_dim"
-    """Key of the size of a head; hidden_size / heads if it is missing."""
+    """Key of the head size; the size is hidden_size / heads if the key is missing."""
     mlp_share: int = 1
     """Divisor of `intermediate_size`."""
     norm: Literal["rms", "layer"] = "rms"
     """Whether norms subtract the mean and add a bias."""
     rows: Literal["in order", "by kv head"] = "in order"
-    """Rows of a joined tensor: all queries first, or by KV head its queries, key and value."""
+    """Row order of a fused tensor: all queries first, or for each KV head its queries, key and
+    value."""
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     stretch: tuple[float, ...] = ()
-    """Factors of the wavelengths of pairs of dimensions."""
+    """Wavelength factors of pairs of dimensions."""
     cosine_scale: float = 1.0
     embedding_scale: float = 1.0
     branch_scale: float = 1.0
-    """Factor of the outputs of attention and MLP."""
+    """Factor for the outputs of attention and MLP."""
     logits_scale: float = 1.0
     has_unit_rows: bool = False
-    """Whether the rows of the LM head's weight are normalised."""
+    """Whether the rows of the LM head's weight are normalized."""
     experts: Experts | None = None
     further: tuple[str, ...] = ()
-    """Further tensors of a checkpoint, which are not needed."""
+    """Additional tensors of a checkpoint, which are not needed."""
 
 
 class Scores(NamedTuple):
-    """Output in the form of transformers' models."""
+    """Output in the format of transformers models."""
 
     logits: torch.Tensor
     """[1, tokens, vocabulary]."""
@@ -125,7 +126,7 @@ class Reference:
         save_file({**self._weights, **further}, folder / "model.safetensors")
 
     def __call__(self, input_ids: torch.Tensor) -> Scores:
-        """Logits after each of the tokens [1, tokens]."""
+        """Logits after each token of `input_ids` [1, tokens]."""
         maths, names = self._maths, self._names
         embedding = self._weights[f"{names.embedding}.weight"]
         x = embedding[input_ids[0]] * maths.embedding_scale
@@ -273,7 +274,7 @@ class Reference:
 
 
 def write_reference(maths: Mathematics, folder: Path) -> Reference:
-    """Saves a checkpoint of random weights and returns its model."""
+    """Saves a checkpoint with random weights and returns its reference model."""
     model = Reference(maths)
     model.save(folder)
     (folder / "config.json").write_text(json.dumps(maths.config))
@@ -286,7 +287,8 @@ def _shapes_of_linear(name: str, out: int, size: int, bias: bool) -> Shapes:
 
 
 def _draw(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """Random values that hide no feature: norms are not 1, biases not 0, all layers matter."""
+    """Random values that do not hide any feature: norms are not 1, biases are not 0, and all layers
+    matter."""
     numbers = torch.randn(shape)
     if name.endswith("bias"):
         return numbers * 0.3

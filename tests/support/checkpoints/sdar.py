@@ -1,6 +1,7 @@
-"""Tiny random SDAR checkpoints in the real format, beside plain torch of the same weights.
+"""Tiny random SDAR checkpoints in the released format, and a plain torch reference with the same
+weights.
 
-transformers has no SDAR, but its Qwen3 has the same tensors.
+transformers does not support SDAR, but its Qwen3 has the same tensors.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A tiny random checkpoint of a family, and the model that it is compared with: transformers'
-class, or a reference if transformers lacks the family."""
+"""A tiny random checkpoint of a family, and its reference model: the transformers class, or plain
+torch if transformers does not support the family."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ LLAMA3_ROPE: Mapping[str, Any] = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
-"""Rotary embedding of Llama 3, whose scaling is effective within a specimen's few positions."""
+"""Rotary embedding of Llama 3, with scaling that takes effect within a test checkpoint's few
+positions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ class Patch:
 
 
 Mutation = Mapping[str, Any] | Patch
-"""Changed keys of config.json, or changed code."""
+"""Changed config.json keys, or changed code."""
 
 
 Trait = Literal["alone", "positions", "cache", "shards", "experts", "functions"]
@@ -62,51 +63,52 @@ _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num
 
 
 class Model(Protocol):
-    """The source of expected logits."""
+    """Source of the expected logits."""
 
     def __call__(self, input_ids: torch.Tensor) -> Any:
-        """`.logits` [1, tokens, vocabulary] after each of the tokens [1, tokens]."""
+        """Returns `.logits` [1, tokens, vocabulary] after each token of `input_ids` [1, tokens]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Specimen:
-    """A family's checkpoint: the one registration of a family in the tests."""
+    """Test checkpoint of a family: the only place where a family is registered in the tests."""
 
     name: str = ""
-    """Name of transformers' classes, without Config and ForCausalLM; empty if it lacks them."""
+    """Name of the transformers classes, without Config and ForCausalLM; empty if there are none."""
     maths: Mathematics | MoeMathematics | None = None
-    """The family's mathematics, if transformers lacks the family."""
+    """Reference of the family, if transformers does not support it."""
     config: str = ""
-    """The same of its configuration class, if its name differs."""
+    """Name of the configuration class without Config, if it differs."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     mutations: Mapping[str, Mutation] = field(default_factory=dict)
-    """Mutations by feature."""
+    """Mutations, keyed by feature."""
     multimodal: str = ""
-    """Name of transformers' classes of the multimodal model whose text model this is."""
+    """Name of the transformers classes of the multimodal model that has this text model."""
     rewrite: (
         Callable[[dict[str, torch.Tensor], PreTrainedModel], dict[str, torch.Tensor]] | None
     ) = None
-    """Makes the checkpoint's tensors from those that transformers saves, if they differ; it may
-    change transformers' model, too."""
+    """Converts the tensors that transformers saves to the checkpoint's, if they differ. It may also
+    change the transformers model."""
     rewrite_config: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-    """Makes config.json from the one that transformers saves, if they differ in more than
-    `architecture`."""
+    """Converts the config.json that transformers saves to the checkpoint's, if they differ in more
+    than `architecture`."""
     architecture: str = ""
-    """Its value of `architectures`; empty for that of transformers."""
+    """Value of `architectures`; empty uses transformers' value."""
     wrapper: str = ""
     """`model_type` of a multimodal model in whose config.json this is the text_config, if
     transformers' class of it needs a library that is not installed; `architecture` is its class."""
     lacks_head_dim: bool = False
-    """Whether its configuration lacks head_dim, so that it is hidden_size / heads."""
+    """Whether the configuration has no head_dim, so that it is hidden_size / heads."""
     covers: tuple[Trait, ...] = ()
-    """Traits that it represents in `make test`; `make check-long` checks all specimens."""
+    """Traits that this checkpoint represents in `make test`; `make check-long` runs all
+    checkpoints."""
     is_variant: bool = False
-    """Whether its layers are those of other specimens with other names or sizes, so that it is left
-    to `make check-long`."""
+    """Whether the layers equal those of other test checkpoints except for names or sizes, so that
+    only `make check-long` runs this one."""
 
     @property
     def served_architecture(self) -> str:
-        """Value of `architectures` in its config.json."""
+        """Value of `architectures` in config.json."""
         if self.architecture:
             return self.architecture
         if self.multimodal:
@@ -122,7 +124,7 @@ class Specimen:
 
     @property
     def keys(self) -> Mapping[str, Any]:
-        """Keys of config.json besides the sizes that all specimens share."""
+        """config.json keys, except for the sizes that all test checkpoints share."""
         return self.settings if self.maths is None else self.maths.config
 
     @property
@@ -240,12 +242,12 @@ _VISIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "Qwen3VL": ("Qwen3VLVisionConfig", {**_QWEN_IMAGES, "deepstack_visual_indexes": []}, {}),
 }
-"""Encoder of each multimodal model: configuration class, its settings, and those of the whole
-model."""
+"""Encoder of each multimodal model: configuration class, its settings, and the whole model's
+settings."""
 
 
 def write(specimen: Specimen, folder: Path) -> Model:
-    """Saves the checkpoint and returns the model for comparison."""
+    """Saves the checkpoint and returns its reference model."""
     torch.manual_seed(3)
     if isinstance(specimen.maths, MoeMathematics):
         return specimen.maths.write(folder)
@@ -269,7 +271,7 @@ def write(specimen: Specimen, folder: Path) -> Model:
 
 
 def _rewrite_config(specimen: Specimen, file: Path) -> None:
-    """Changes config.json as the specimen says."""
+    """Applies the test checkpoint's changes to config.json."""
     content = json.loads(file.read_text())
     if specimen.rewrite_config is not None:
         content = specimen.rewrite_config(content)
@@ -292,7 +294,7 @@ def write_config(specimen: Specimen, folder: Path) -> None:
 
 
 def settings_of(specimen: Specimen) -> dict[str, Any]:
-    """Arguments of transformers' configuration class."""
+    """Arguments of the transformers configuration class."""
     settings = {**_SIZES, **specimen.settings}
     if specimen.lacks_head_dim:
         del settings["head_dim"]
@@ -300,17 +302,17 @@ def settings_of(specimen: Specimen) -> dict[str, Any]:
 
 
 def config_class(specimen: Specimen) -> Any:
-    """transformers' configuration class, which it imports lazily (0.7 s)."""
+    """The transformers configuration class, which is imported lazily (0.7 s)."""
     return getattr(transformers, f"{specimen.config or specimen.name}Config")
 
 
 def text_config(specimen: Specimen) -> Any:
-    """transformers' configuration of the language model."""
+    """The transformers configuration of the language model."""
     return config_class(specimen)(**settings_of(specimen))
 
 
 def _class_and_config(specimen: Specimen) -> tuple[Any, Any]:
-    """transformers' class of the model, and its configuration."""
+    """The transformers class of the model, and its configuration."""
     config = text_config(specimen)
     if not specimen.multimodal:
         return getattr(transformers, f"{specimen.name}ForCausalLM"), config
@@ -331,7 +333,7 @@ def _wrapped(name: str, text: Any) -> Any:
 
 
 def draw(key: str, tensor: torch.Tensor) -> None:
-    """Sets random values, since the initial ones hide features: biases of 0, norms of 1, small
+    """Sets random values, because the initial values hide features: biases of 0, norms of 1, small
     layers."""
     if not tensor.is_floating_point():
         return

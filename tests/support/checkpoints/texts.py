@@ -1,4 +1,4 @@
-"""Multimodal checkpoints, or with layers that are not loaded, and mutations of their tensors'
+"""Checkpoints that are multimodal or have layers that are not loaded, and mutations of their tensor
 names."""
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def _transposed(tensors: dict[str, torch.Tensor], _: Any) -> dict[str, torch.Ten
 
 
 def _as_kimi(tensors: dict[str, torch.Tensor], _: Any) -> dict[str, torch.Tensor]:
-    """Fixes names of vision layers, which transformers renames like those of the text model when
-    saving."""
+    """Fixes the names of vision layers: on saving, transformers renames them like text-model
+    layers."""
     return {name.replace(".model.blocks.", ".model.layers."): tensors[name] for name in tensors}
 
 
@@ -200,4 +200,4 @@ TEXT_SPECIMENS: dict[str, Specimen] = {
         multimodal="Voxtral",
     ),
 }
-"""Specimens by the family's name in tests."""
+"""Test checkpoints, keyed by the family's name in tests."""

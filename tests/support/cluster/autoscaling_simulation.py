@@ -1,4 +1,4 @@
-"""A simulated fleet in virtual time: a fluid queue, a delayed and possibly wrong meter, workers
+"""A simulated fleet in virtual time: a fluid queue, a delayed and possibly wrong meter, and workers
 that need time to start or never become ready."""
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class SimulatedFleet:
         config: configuration of the autoscaler.
         workers: initial target.
         missing: number of initial workers that never become ready.
-        start_s: seconds from the order of a worker until it is ready.
-        meter: fraction of the work, the backlog and the wait that gateways observe.
-        stuck: numbers of orders, from 0 on, that never become ready.
-        capacity: maximum workers that the cluster has room for.
+        start_s: seconds from the request for a worker until it is ready.
+        meter: fraction of the work, backlog and wait that gateways observe.
+        stuck: 0-based indices of requested workers that never become ready.
+        capacity: maximum number of workers that the cluster has room for.
         step_s: seconds of one step of the simulation.
         seed: seed of the choice of starts to cancel.
     """
@@ -52,10 +52,10 @@ class SimulatedFleet:
         self.target = workers
         self.ready = workers - missing
         self.targets = [workers]
-        """One per step."""
+        """Target of each step."""
         self.arrived = [0.0]
         self.served = [0.0]
-        """Work so far, one per step."""
+        """Cumulative work per step."""
         self.readies = [self.ready]
         self._config = config
         self.start_s = start_s
@@ -65,7 +65,7 @@ class SimulatedFleet:
         self._step_s = step_s
         self._random = Random(seed)
         self._starting: list[float] = [inf] * missing
-        """When each is ready."""
+        """Time at which each worker is ready."""
         self._num_ordered = 0
         self._work: float | None = None
         self._delay_s = 0.0
@@ -75,7 +75,7 @@ class SimulatedFleet:
         return self.arrived[-1] - self.served[-1]
 
     def run(self, works: Iterable[float]) -> None:
-        """Simulates steps in which the given number of workers' time arrives per second."""
+        """Simulates steps; in each, this number of workers' time arrives per second."""
         for work in works:
             self._step(work)
 
@@ -94,7 +94,8 @@ class SimulatedFleet:
         return float(sum(self.targets[1:])) * self._step_s
 
     def waits(self) -> Curve:
-        """Wait in seconds of the work that arrived in each step; infinite if not served yet."""
+        """Wait of the work that arrived in each step, in seconds; infinite if it has not been
+        served yet."""
         times = np.arange(len(self.arrived)) * self._step_s
         waits: Curve = np.interp(self.arrived, self.served, times) - times
         waits[np.array(self.arrived) > self.served[-1] + 1e-6] = inf
@@ -146,7 +147,7 @@ class SimulatedFleet:
 
 
 def noise(seed: int, steps: int, step_s: float = 1.0) -> Curve:
-    """Factors around 1: 40 % from second to second, and variation of 20 % over a minute."""
+    """Factors around 1, which vary by 40 % from second to second and by 20 % over a minute."""
     random = np.random.default_rng(seed)
     fast = random.lognormal(-0.08 / step_s, 0.4 / step_s**0.5, steps)
     width = max(round(60.0 / step_s), 1)

@@ -1,4 +1,4 @@
-"""A small OpenAI-compatible server with known counts, for the load client."""
+"""A small OpenAI-compatible server with known token counts, for the load client."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Backend:
     """"status" rejects requests, "event" ends streams with an error event, "cut" closes the
     connection."""
     refuse_ignore_eos: bool = False
-    """Rejects requests with that field, as OpenAI's own servers do."""
+    """Whether to reject requests with ignore_eos, as OpenAI's servers do."""
     fail_every: int = 0
-    """Rejects every n-th request; 0 rejects none."""
+    """Rejects every n-th request; 0 disables it."""
     pace_s: float = 0.0
     """Seconds between events."""
     empty: int = -1
-    """Number of the token whose event has no text."""
+    """Index of the token whose event has no text."""
     not_ready: int = 0
     """Number of requests to `/ready` that are answered with "not ready"."""
     running: int = 0

@@ -1,7 +1,6 @@
-"""HAProxy as started by Ray Serve, through rayfleet's wrapper and with its settings.
+"""HAProxy as started by Ray Serve through rayfleet's wrapper, with rayfleet's settings.
 
-Gateways are sockets that close on command. A Manager is Serve's manager in a process of its
-own.
+Gateways are sockets that close on command. A Manager is Serve's manager in a separate process.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ class Gateway:
 
 
 async def _pour(writer: asyncio.StreamWriter) -> None:
-    """Sends a response without an end."""
+    """Sends a response that never ends."""
     writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
     while True:
         writer.write(b"%x\r\n%s\r\n" % (PIECE, bytes(PIECE)))
@@ -92,7 +91,7 @@ async def _pour(writer: asyncio.StreamWriter) -> None:
 
 
 def settings_of(directory: Path) -> dict[str, str]:
-    """Environment of Serve."""
+    """Environment variables for Serve."""
     (port,) = free_ports(1)
     # Otherwise Serve's own gateways, which do not exist here, would listen on the last port.
     return {**haproxy_settings(directory / "haproxy", HOST, port, 10_000), "port": str(port)}
@@ -195,9 +194,9 @@ async def get(
 
 
 class Manager:
-    """Serve's manager of HAProxy in a process of its own, like a child of the node's raylet.
+    """Serve's manager of HAProxy in a separate process, like a child of the node's raylet.
 
-    It is forked from a server that has imported Ray Serve, since the import takes longer than
+    It is forked from a server that has imported Ray Serve, because the import takes longer than
     everything else.
 
     Args:
@@ -212,7 +211,7 @@ class Manager:
         other.close()
 
     async def apply(self, *gateways: Gateway) -> None:
-        """Starts HAProxy with these gateways, or replaces it by one that has them."""
+        """Starts HAProxy with these gateways, or replaces a running one."""
         await self._command([(gateway.name, gateway.port) for gateway in gateways])
 
     async def stop(self) -> None:

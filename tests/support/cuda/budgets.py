@@ -1,9 +1,9 @@
 """Maximum launches of a captured step, by model family.
 
-`python -m tests.support.cuda.budgets --write` counts the launches of families that budgets.json
-lacks; `--recount` counts those of all, after a change that needs fewer. Give the reason when a
-change needs more. A torch operation counts as one launch, although a sort, for example, is several
-on a device.
+`python -m tests.support.cuda.budgets --write` counts the launches of families that are missing in
+budgets.json. `--recount` counts those of all families, after a change that needs fewer. If a change
+needs more, give the reason. A torch operation counts as one launch, although a sort, for example,
+takes several on a device.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tests.support.worker.real_configs import RealConfig, accepted_model, load_c
 from worker.models.config.families import FAMILIES
 
 NUM_LAYERS = 6
-"""Number of layers of a counted model, enough for each kind of a family's layers."""
+"""Number of layers to count; enough for every kind of layer in a family."""
 _FILE = Path(__file__).with_name("budgets.json")
 
 
 class Budget(NamedTuple):
-    """Launches of a step of 4 rows."""
+    """Launches per step of 4 rows."""
 
     model: str
     """Model whose config.json is used, from the corpus in tests/worker/models/configs."""
@@ -43,18 +43,18 @@ class Budget(NamedTuple):
 BUDGETS = {
     name: Budget(**row) for name, row in json.loads(_FILE.read_text(encoding="utf-8")).items()
 }
-"""Budgets by architecture."""
+"""Budgets, keyed by architecture."""
 
 
 @cache
 def corpus() -> dict[str, RealConfig]:
-    """Configurations of released models, by name."""
+    """Configurations of released models, keyed by name."""
     return {real.name: real for real in load_corpus()}
 
 
 def count(model: str, folder: Path, num_layers: int = NUM_LAYERS, **options: Any) -> Counts:
-    """Launches of a released model's captured step; `folder` is empty and gets its
-    configuration."""
+    """Launches of a released model's captured step. The configuration is written to `folder`, which
+    must be empty."""
     real = corpus()[model]
     real.write(folder)
     return count_launches(write_config(folder, dict(real.config), num_layers), **options)
@@ -67,7 +67,7 @@ def _counted(model: str) -> Budget:
 
 
 def main() -> None:
-    """Renews budgets.json."""
+    """Regenerates budgets.json."""
     assert {"--write", "--recount"} & set(sys.argv), "use --write or --recount"
     budgets = {name: BUDGETS[name] for name in FAMILIES if name in BUDGETS}
     for name in FAMILIES:

@@ -1,16 +1,16 @@
 """Happens-before analysis on a fake device: streams, events, the caching allocator, graphs.
 
-Each stream, and the host, is a lane with a vector clock. Operations of different lanes are only
-ordered if an event was recorded and waited for in between, or if the host launched one after
-observing the other. Everything runs immediately and in order; possible other orders are findings:
+Each stream, and the host, is a lane with a vector clock. Operations in different lanes are ordered
+only if an event was recorded and waited for in between, or if the host launched one after observing
+the other. Everything runs immediately and in order. Findings show where other orders are possible:
 
     a race        an unordered access to memory that one of them writes
-    a free        memory goes back to the allocator while another stream than its own may use it
-    a first use   memory is used by a stream that its own stream's past is not ordered before
-    a wait        the host would sleep until the device has come so far
-    a graph       holds what may not be captured, or replays on memory that is gone
+    a free        memory is returned to the allocator while another stream may still use it
+    a first use   a stream uses memory without waiting for the stream that owns it
+    a wait        the host would block until the device has caught up
+    a graph       contains operations that cannot be captured, or replays on freed memory
 
-One run covers all orders; a finding names both sites.
+One run covers all orders. A finding names both source locations.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from tests.support.cuda.tensors import Launch, Memory, Region, StandIn, site
 
 MAX_LANES = 32
 _FINE_BYTES = 1 << 16
-"""Memory up to this size is tracked in units of 4 bytes; larger memory in the same number of
-units."""
+"""Memory up to this size is tracked in units of 4 bytes. Larger memory is tracked in the same
+number of units."""
 
 Clock = npt.NDArray[np.int64]
 
@@ -77,7 +77,7 @@ class Event:
     def __init__(self, clocks: Clocks, *, enable_timing: bool = False) -> None:
         self._clocks, self._is_timed = clocks, enable_timing
         self.clock: Clock | None = None
-        """None until it is recorded."""
+        """Clock of the recording; None before it."""
 
     def record(self, stream: Lane | None = None) -> None:
         lane = stream or self._clocks.current
@@ -108,16 +108,16 @@ class _Uses:
     """Last use of an allocation by each lane, in the lane's clock."""
 
     lane: Lane | None
-    """Stream to which the allocator returns it; None for host memory."""
+    """Stream that owns the memory in the allocator; None for host memory."""
     is_pooled: bool = False
-    """Whether it belongs to graphs."""
+    """Whether the memory belongs to graphs."""
     whole: Clock = field(default_factory=lambda: np.zeros((2, MAX_LANES), dtype=np.int64))
     """[read or written, lane]: uses of the whole allocation."""
     parts: npt.NDArray[np.int64] | None = None
     """[read or written, lane, unit]: uses of parts."""
     unit: int = 4
     num_lanes: int = 0
-    """Lanes up to the last one that uses parts."""
+    """Number of lanes up to the last one that uses parts."""
     sites: dict[tuple[int, bool], str] = field(default_factory=dict)
 
     def latest(self, units: npt.NDArray[np.int64] | slice | None, is_write: int) -> Clock:
@@ -135,7 +135,7 @@ class _Uses:
 
 
 class Clocks:
-    """The lanes of one rank; observes its tensors."""
+    """Lanes of one rank; observes the rank's tensors."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -254,14 +254,14 @@ class World:
         self.findings: dict[str, None] = {}
         """Findings in the order of their creation."""
         self.waits: dict[str, None] = {}
-        """Waits of the host, with their sites."""
+        """Waits of the host, with their source locations."""
         self.graphs: weakref.WeakSet[Graph] = weakref.WeakSet()
         self.is_over = False
         self._lock = threading.Lock()
         self._own = threading.local()
 
     def enter(self, lane: Lane) -> int:
-        """A number for a new lane."""
+        """Returns the number of a new lane."""
         with self._lock:
             self.lanes.append(lane)
             assert len(self.lanes) <= MAX_LANES, "more lanes than clocks count"
@@ -283,13 +283,13 @@ class World:
 
     @property
     def stand_in(self) -> StandIn:
-        """The calling thread's."""
+        """The calling thread's StandIn."""
         found: StandIn = self._own.stand_in
         return found
 
 
 class Graph:
-    """Fake of torch.cuda.CUDAGraph: launches, repeated on the memory of their capture."""
+    """Fake of torch.cuda.CUDAGraph: repeats launches on the memory of their capture."""
 
     def __init__(self, clocks: Clocks) -> None:
         self.clocks = clocks
@@ -334,7 +334,7 @@ class Graph:
 
 
 def _units(region: Region, uses: _Uses) -> npt.NDArray[np.int64] | slice | None:
-    """Units of its memory that a region touches, some of them repeatedly; None for all."""
+    """Units of memory that a region touches, possibly with duplicates; None for all."""
     tensor, memory = region.tensor, region.memory
     if tensor.is_meta or (region.rows is None and tensor.nbytes == memory.num_bytes):
         return None
@@ -363,6 +363,6 @@ def _units(region: Region, uses: _Uses) -> npt.NDArray[np.int64] | slice | None:
 
 
 def _array(rows: torch.Tensor) -> npt.NDArray[np.int64]:
-    values = torch._C.TensorBase.numpy(rows)  # the patched one reports accesses of the host
+    values = torch._C.TensorBase.numpy(rows)  # the patched method reports accesses by the host
     found: npt.NDArray[np.int64] = np.unique(values.reshape(-1).astype(np.int64))
     return found

@@ -36,13 +36,13 @@ from worker.rank.runner import ModelRunner
 ROWS = 4
 """Number of rows of the counted step."""
 TOKENS = 64
-"""Number of tokens of a step with rows of any length."""
+"""Number of tokens in a step with rows of any length."""
 _FOR_ALL_LAYERS = {"_schedule_kernel"}
-"""Launches of the first layer of a group for all its layers."""
+"""Kernels that the first layer of a group launches for all layers of the group."""
 
 
 class HostWait(AssertionError):
-    """Captured code waits for the device."""
+    """Raised if captured code waits for the device."""
 
 
 class Counter:
@@ -51,7 +51,7 @@ class Counter:
     def __init__(self) -> None:
         self.names: list[str] = []
         self.grids: list[tuple[str, tuple[int, ...]]] = []
-        """Grids of launches, by Triton kernel."""
+        """Grids of launches, with the name of the Triton kernel."""
         self.forbids_waits = False
 
     def allocated(self, memory: Memory) -> None:
@@ -76,7 +76,7 @@ class Counts:
     """Launches of one captured step."""
 
     layers: tuple[int, ...]
-    """Launches of each layer."""
+    """Number of launches per layer."""
     rest: int
     """Launches of the forward pass outside its layers."""
     draw: int
@@ -88,7 +88,7 @@ class Counts:
 
     @property
     def layer(self) -> int:
-        """Launches of the layer with the most launches."""
+        """Number of launches of the layer with the most launches."""
         return max(self.layers)
 
 
@@ -208,14 +208,14 @@ def _count_calls(layer: Any, counter: Counter, found: list[int]) -> None:
 
 
 def _is_per_layer(key: str, value: Any, num_layers: int, num_next: int) -> bool:
-    """Whether a value has an entry for each layer, perhaps also for those of multi-token
-    prediction."""
+    """Whether a value has an entry for each layer, possibly including multi-token prediction
+    layers."""
     has_entries = isinstance(value, list) or key == "hybrid_override_pattern"
     return has_entries and len(value) in (num_layers, num_layers + num_next)
 
 
 def write_config(folder: Path, config: dict[str, Any], num_layers: int) -> Path:
-    """The folder, with a config.json of this number of layers."""
+    """Writes a config.json with this number of layers; returns the folder."""
     text = config.get("text_config", config)
     count = "num_layers" if "num_layers" in text else "num_hidden_layers"  # EXAONE 3, LongCat
     most = text.get(count, num_layers)
@@ -232,7 +232,7 @@ def write_config(folder: Path, config: dict[str, Any], num_layers: int) -> Path:
             key: value[:num_layers] if isinstance(value, list) else value
             for key, value in sparse.items()
         }
-    if linear := short.get("linear_attn_config"):  # layers by number, from 1
+    if linear := short.get("linear_attn_config"):  # 1-based layer indices
         short["linear_attn_config"] = {
             key: [layer for layer in value if layer <= num_layers]
             if isinstance(value, list)

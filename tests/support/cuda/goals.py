@@ -2,8 +2,8 @@
 
     python -m tests.support.cuda.goals
 
-With the counts and rates of `projection`, and further rates: what decoding of quantized weights
-takes in instructions, products of FP8, and attention of long prompts.
+Uses the counts and rates of `projection`, and additional rates: instructions for decoding quantized
+weights, FP8 matmuls, and attention of long prompts.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ INSTRUCTIONS = 0.5 * 132 * 128 * 1.755e9
 """Instructions per second of all threads: half of the peak of 132 multiprocessors of 128 lanes at
 1.755 GHz."""
 DECODING = {"int4": 3.8, "fp8": 4.3}
-"""Instructions per weight in the products of few rows, counted in their binaries for sm_90
+"""Instructions per weight in matmuls with few rows, counted in their sm_90 binaries
 (deploy/benchmarks/README.md)."""
 WIDTHS = {"int4": (4 + 32 / 128) / 8, "fp8": 1.0, "bf16": 2.0}
-"""Bytes of a weight, with a scale per 128 input features in fp32 for int4."""
+"""Bytes per weight; for int4 including an fp32 scale per 128 input features."""
 FP8_PRODUCTS = 1190e12
-"""FLOP/s of large FP8 products with scales per row, measured by tritonbench (#1149) on an H100: the
+"""FLOP/s of large FP8 matmuls with per-row scales, measured by tritonbench (#1149) on an H100: the
 same fraction of the peak as PRODUCTS."""
 PROMPT_ATTENTION = 369e12
 """FLOP/s of attention among the tokens of a prompt, measured on an H100."""
@@ -48,7 +48,7 @@ class Goal(NamedTuple):
     unit: str
     goal: float
     is_maximum: bool
-    """Whether the figure must be at most the goal; else at least."""
+    """Whether the figure must be at most the goal; otherwise, it must be at least the goal."""
 
     @property
     def holds(self) -> bool:
@@ -58,12 +58,12 @@ class Goal(NamedTuple):
 def decode_ms(
     weights: Literal["int4", "fp8", "bf16"], rows: int, *, key_bytes: int = 2, context: int = 1024
 ) -> float:
-    """A decode step of Llama-3.1-8B with quantized layers.
+    """Milliseconds of a decode step of Llama-3.1-8B with quantized layers.
 
     Args:
         weights: format of the layers' weights; the LM head is bfloat16.
         rows: number of requests.
-        key_bytes: bytes of an element of the KV cache.
+        key_bytes: bytes per KV cache element.
         context: tokens per request.
     """
     model, counts = model_counts("LlamaForCausalLM")
@@ -78,7 +78,7 @@ def decode_ms(
 
 
 def fp8_prompt_rate(num_tokens: int) -> float:
-    """Tokens per second of prompts of Llama-3.1-8B with FP8 weights and activations."""
+    """Prefill throughput of Llama-3.1-8B with FP8 weights and activations, in tokens per second."""
     model, _ = model_counts("LlamaForCausalLM")
     seconds = 2 * layer_weights(model) / FP8_PRODUCTS
     seconds += 2 * num_tokens * model.num_heads * model.head_dim / PROMPT_ATTENTION
@@ -87,9 +87,9 @@ def fp8_prompt_rate(num_tokens: int) -> float:
 
 
 def _elementwise_bytes(model: ModelConfig) -> int:
-    """Bytes per token and layer of all launches but products and attention: two norms (two inputs,
-    the sum in bfloat16 and codes), head norms and rotary embedding in place, the activation, and
-    codes of attention's output."""
+    """Bytes per token and layer of all launches except matmuls and attention: two norms (two
+    inputs, the sum in bfloat16, and codes), in-place head norms and rotary embedding, the
+    activation, and codes of the attention output."""
     attention = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     return (
         2 * (2 * 2 + 2 + 1) * model.hidden_size
@@ -100,10 +100,10 @@ def _elementwise_bytes(model: ModelConfig) -> int:
 
 
 def fp8_cache_gain() -> float:
-    """Gain in throughput by an FP8 KV cache, in percent: Llama-3.1-8B in bfloat16, prompts and
-    outputs of 1,024 tokens, as many requests as fit into memory, which does not change the time of
-    a prompt."""
-    prompt = 1024 / 34_200  # seconds, by the rate measured on an H100
+    """Throughput gain from an FP8 KV cache, in percent, for Llama-3.1-8B in bfloat16, prompts and
+    outputs of 1,024 tokens, and as many requests as fit into memory. The number of requests does
+    not affect prefill time."""
+    prompt = 1024 / 34_200  # seconds, at the rate measured on an H100
     seconds = []
     for key_bytes in (2, 1):
         model, _ = model_counts("LlamaForCausalLM")
@@ -126,9 +126,9 @@ class Hybrid(NamedTuple):
 
     config: ModelConfig
     counts: Counts
-    """Launches, of one period of layers."""
+    """Launches of one period of layers."""
     num_weights: int
-    """Elements of all weights but the embedding."""
+    """Number of weights, without the embedding."""
     state_bytes: int
     """Bytes of a request's states."""
 
@@ -149,7 +149,8 @@ def hybrid() -> Hybrid:
 
 
 def hybrid_decode_ms(rows: int) -> float:
-    """A decode step of Qwen3.5-9B with 1,024 tokens per request. A state is read and written."""
+    """Milliseconds of a decode step of Qwen3.5-9B with 1,024 tokens per request. Each state is read
+    and written."""
     model, counts, num_weights, state_bytes = hybrid()
     full = model.num_layers // len(counts.layers)
     keys = full * 2 * 2 * model.num_kv_heads * model.head_dim
@@ -159,15 +160,15 @@ def hybrid_decode_ms(rows: int) -> float:
 
 
 def hybrid_prompt_rate(num_tokens: int) -> float:
-    """Tokens per second of prompts of Qwen3.5-9B: its matmuls, attention of full layers, and the
-    products of linear attention's pieces of 64 tokens, which are a small part."""
+    """Prefill throughput of Qwen3.5-9B in tokens per second: its matmuls, full attention, and the
+    matmuls of linear attention's pieces of 64 tokens, which are a small part."""
     model, counts, num_weights, _ = hybrid()
     full = model.num_layers // len(counts.layers)
     layers = num_weights - model.vocab_size * model.hidden_size
     seconds = 2 * layers / PRODUCTS
     seconds += 2 * num_tokens * full * model.num_heads * model.head_dim / PROMPT_ATTENTION
-    # Per value head of 128 x 128: products with the state and among a piece's tokens, in TF32 and
-    # 16 bits, at an eighth of PRODUCTS.
+    # Per value head of 128 x 128: matmuls with the state and among a piece's tokens, in TF32 and 16
+    # bits, at 1/8 of PRODUCTS.
     pieces = (model.num_layers - full) * 32 * 2 * (3 * 128 * 128 + 4 * 64 * 128)
     seconds += pieces / (PRODUCTS / 8)
     return 1 / seconds

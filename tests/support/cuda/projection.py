@@ -2,10 +2,10 @@
 
     python -m tests.support.cuda.projection
 
-Counted, with the real classes on tensors without storage: launches, bytes of weights and of keys
-and values, keys of the longest attention program. Assumed: the rates below, and that a step takes
-its bytes over the memory bandwidth, or its matmuls over their throughput if that takes longer, plus
-a gap per launch. A peer is the same step with the number of launches of other engines.
+Launches, bytes of weights, keys and values, and keys of the longest attention program are counted,
+with the real classes on tensors without storage. The rates below are assumed. A step takes the time
+to move its bytes at the memory bandwidth, or to compute its matmuls if that takes longer, plus a
+gap per launch. For a peer, the step has the number of launches of other engines.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ GAP_S = 1.5e-6
 """Seconds between two kernels of a graph, in addition to the rates above: launch latency and tails,
 1 to 2 microseconds on an H100."""
 PROMPT_ATTENTION = (250e12, 550e12)
-"""FLOP/s of attention within a prompt: known figures on an H100 for Triton kernels, and for
+"""FLOP/s of attention within a prompt: known figures on an H100 for Triton kernels and for
 FlashAttention 3, which peers use."""
 PEER_LAYER = {"LlamaForCausalLM": 9.5, "Qwen3ForCausalLM": 9.5, "Qwen3MoeForCausalLM": 16.5}
-"""Launches per layer of peers: 9 to 10, 15 to 18 with experts. Outside layers they are assumed to
-need as many as this engine."""
+"""Launches per layer of peers: 9 to 10, or 15 to 18 with experts. Outside of layers, peers are
+assumed to need as many launches as this engine."""
 _BYTES = 2
-"""Bytes of a weight, a key or a value."""
+"""Bytes per weight, key or value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +48,7 @@ class Step:
     label: str
     rows: int
     context: int
-    """Positions of all rows together."""
+    """Total number of positions over all rows."""
     longest_walk: int = 0
     """Keys of the longest attention program; 0 if all programs are equal."""
 
@@ -76,7 +76,7 @@ class Projection(NamedTuple):
     launches: int
     peer_launches: int
     work_ms: float
-    """Time of bytes and matmuls, the same for a peer."""
+    """Time for bytes and matmuls, which is the same for a peer."""
 
     @property
     def ms(self) -> float:
@@ -88,7 +88,7 @@ class Projection(NamedTuple):
 
 
 def project(step: Step) -> Projection:
-    """The step's time."""
+    """Projects the step's time."""
     model, counts = model_counts(step.architecture)
     rest = counts.rest + counts.draw
     launches = model.num_layers * counts.layer + rest
@@ -122,7 +122,7 @@ def _work_s(model: ModelConfig, step: Step) -> float:
 
 @cache
 def model_counts(architecture: str) -> tuple[ModelConfig, Counts]:
-    """The model of the architecture's budget, and the launches of its steps."""
+    """Model of the architecture's budget, and the launches of its steps."""
     name = BUDGETS[architecture].model
     real = next(one for one in load_corpus() if one.name == name)
     with tempfile.TemporaryDirectory() as folder:
@@ -139,7 +139,8 @@ def layer_weights(model: ModelConfig) -> int:
 
 
 def prompt_ms(num_tokens: int, attention: float) -> float:
-    """A prompt of Llama, by FLOP/s of its attention, which cannot be counted."""
+    """Milliseconds for a prompt of Llama, given the FLOP/s of attention, which cannot be
+    counted."""
     model, _ = model_counts("LlamaForCausalLM")
     products = 2 * num_tokens * model.num_layers * layer_weights(model) / PRODUCTS
     scores = 2 * num_tokens**2 * model.num_layers * model.num_heads * model.head_dim

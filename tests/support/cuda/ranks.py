@@ -1,5 +1,5 @@
-"""Worker groups in one process: ranks as threads, each with its own device, connected by a fake
-NCCL."""
+"""Worker groups in one process: each rank is a thread with its own device; a fake NCCL connects
+them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ R = TypeVar("R")
 
 
 class Meeting:
-    """Exchange of tensors and clocks among the ranks' threads."""
+    """Exchange of tensors and clocks between the ranks' threads."""
 
     def __init__(self, world: World, size: int) -> None:
         self.world = world
@@ -36,7 +36,7 @@ class Meeting:
         self._barrier = threading.Barrier(size)
 
     def exchange(self, rank: int, part: tuple[str, torch.Tensor, Clock]) -> list[Any]:
-        """All ranks' parts, in the order of ranks."""
+        """Parts of all ranks, in rank order."""
         self._slots[rank] = part
         self._barrier.wait(_TIMEOUT_S)
         parts = list(self._slots)
@@ -44,20 +44,20 @@ class Meeting:
         return parts
 
     def leave(self) -> None:
-        """Makes ranks fail that wait for this one."""
+        """Makes ranks that wait for this one fail."""
         self._barrier.abort()
 
 
 class NcclGroup(TensorParallelGroup):
-    """One thread's rank. A collective is a launch ordered after the previous launches of all
-    ranks."""
+    """Rank of one thread. A collective is a launch that is ordered after the previous launches of
+    all ranks."""
 
     def __init__(self, rank: int, size: int, meeting: Meeting) -> None:
         super().__init__(rank=rank, world_size=size, device=DEVICE, process_group=None)
         self._meeting = meeting
 
     def all_reduce(self, tensor: torch.Tensor, *, fixed_order: bool = False) -> torch.Tensor:
-        """The sum, in place, in the order of ranks."""
+        """Sums in place, in rank order."""
 
         def reduce(own: torch.Tensor) -> torch.Tensor:
             total, *others = self._exchange("all_reduce", own)
@@ -66,7 +66,7 @@ class NcclGroup(TensorParallelGroup):
         return self._launch("nccl all_reduce", reduce, tensor)
 
     def close(self) -> bool:
-        """Shuts down the group, which would wait for graphs that contain its collectives."""
+        """Shuts down the group. NCCL would wait for graphs that contain the group's collectives."""
         world, clocks = self._meeting.world, self._meeting.world.clocks
         for graph in world.graphs:
             if graph.has_collectives and graph.clocks is clocks:
@@ -107,7 +107,7 @@ class NcclGroup(TensorParallelGroup):
 
 
 class RanksHere(Executor):
-    """All ranks in this process; calls return when all ranks are done."""
+    """All ranks in this process. Calls return when all ranks are done."""
 
     def __init__(self, config: EngineConfig, count: int) -> None:
         self.max_overlap_depth = 1
@@ -125,7 +125,7 @@ class RanksHere(Executor):
 
     @abstractmethod
     def each(self, work: Callable[[Rank, int], R]) -> list[R]:
-        """Results of each rank's work, in the order of ranks."""
+        """Results of each rank's work, in rank order."""
 
     def start(self) -> EngineInfo:
         hellos = self.each(lambda rank, n: rank.load(self.join(n)))
@@ -155,7 +155,7 @@ class RanksHere(Executor):
 
 
 class ThreadedExecutor(RanksHere):
-    """Runs rank 0 in the caller's thread, rank 1 in another."""
+    """Runs rank 0 in the caller's thread, and rank 1 in another."""
 
     def __init__(
         self, world: World, config: EngineConfig, directory: str, spawn: Sequence[int]
@@ -185,7 +185,8 @@ class ThreadedExecutor(RanksHere):
     def close(self) -> None:
         if self._has_ended:  # one of them failed
             return
-        # Ranks from 1 on need not wait for their last steps, since nothing allocates after them.
+        # Ranks other than 0 need not wait for their last steps, because nothing is allocated after
+        # them.
         self._world.is_over = True
         super().close()
         self._end()

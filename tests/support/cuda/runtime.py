@@ -27,7 +27,7 @@ TOTAL = 80 << 30
 def pretended_cuda(*, warms_up: bool = False) -> Iterator[World]:
     """Context with one CUDA device for each thread that enters `World.rank`.
 
-    Nothing is compiled. Warm-up steps only run with `warms_up`, on CPU.
+    Nothing is compiled. Warm-up steps run only if `warms_up` is set, on CPU.
     """
     world = World()
     with _launches_of_ops(world), pytest.MonkeyPatch.context() as patch, patched_tensors():
@@ -139,7 +139,7 @@ def _as_launch(world: World, name: str, function: Callable[P, R]) -> Callable[P,
 def _schedule(
     rows: AttentionRows, *, blocks: AttentionBlocks, queries: int, **_: object
 ) -> Schedule:
-    """One item per row, created from lengths on the device."""
+    """Creates one item per row, from lengths on the device."""
     items = rows.seq_lens.unsqueeze(1).repeat(1, 8)
     return Schedule(
         rows=rows,
@@ -163,7 +163,7 @@ def _attend_rows(
     sinks: torch.Tensor | None = None,
     value_scale: float = 1.0,
 ) -> None:
-    """Attention row by row, reading only the visible pages of each."""
+    """Computes attention row by row; reads only the visible pages of each row."""
     rows = schedule.rows
     lengths = schedule.items[:, 0].tolist()
     starts = list(range(len(lengths) + 1))
@@ -201,8 +201,8 @@ def _attend_to_latents(
     arrived: torch.Tensor,
     value_scale: float = 1.0,
 ) -> torch.Tensor:
-    """The same, for keys whose leading dimensions are the values. Counters of decodes must be as
-    left by the previous launch."""
+    """Computes attention in which the values are the leading dimensions of the keys. Counters of
+    decodes must be as the previous launch left them."""
     if metadata.query_start is None:
         assert not arrived.any(), "programs of another launch were counted"
         arrived.add_(1)

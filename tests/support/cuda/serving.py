@@ -1,4 +1,4 @@
-"""Whole engines on fake devices: their outputs, and findings."""
+"""Complete engines on fake devices: their outputs and findings."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Served(NamedTuple):
     tokens: list[list[int]]
     findings: list[str]
     waits: list[str]
-    """While it served."""
+    """Waits during serving."""
     num_launches: int
     num_loaded: int
     """Pages loaded from host memory."""

@@ -1,9 +1,9 @@
 """Tensors that report a CUDA device, but are in host memory or without storage.
 
 `DeviceTensor` wraps a tensor on CPU, or on torch's meta device if values do not matter. It reports
-the device "cuda:0", so that all CUDA branches run unchanged. Each operation on one passes a
-`StandIn`, which rejects mixed devices as a device would, notifies a watcher of launches, with the
-memory that they read and write, and of waits of the host, and computes immediately.
+the device "cuda:0", so that all CUDA branches run unchanged. Each operation passes through a
+`StandIn`. It rejects mixed devices as a real device does, and notifies a watcher of launches, the
+memory that they read and write, and waits of the host. Then it computes immediately.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ATEN = torch.ops.aten
 _SOURCES = ("/worker/", "/kernels/")
 
 _WHOLE = {ATEN.linear.default, ATEN.matmul.default}
-"""Composite operations that are one launch."""
+"""Composite operations that count as one launch."""
 _ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 _WAITS = {"_local_scalar_dense", "item", "equal", "nonzero", "masked_select", "_unique2"}
 """Operations whose result the host needs before it can continue."""
@@ -37,15 +37,15 @@ _COPIES = {"copy_", "_to_copy"}
 
 
 class DeviceMix(AssertionError):
-    """An operation that mixes tensors of the device with others."""
+    """Raised if an operation mixes device tensors with others."""
 
 
 class Memory:
     """One allocation. It is freed when the last tensor in it is gone.
 
     Args:
-        num_bytes: its size.
-        on_free: called then.
+        num_bytes: size in bytes.
+        on_free: called when it is freed.
         is_pinned: whether it is pinned host memory, for asynchronous copies.
     """
 
@@ -96,11 +96,11 @@ class Watcher(Protocol):
         ...
 
     def freed(self, memory: Memory) -> None:
-        """The memory is freed."""
+        """The memory has been freed."""
         ...
 
     def launched(self, launch: Launch) -> None:
-        """Work is submitted to the current stream."""
+        """Work has been submitted to the current stream."""
         ...
 
     def touched(self, region: Region, *, write: bool) -> None:
@@ -121,7 +121,7 @@ class DeviceTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, content: torch.Tensor, memory: Memory, owner: StandIn) -> DeviceTensor:
-        # A view of a tensor from outside inference mode is not an inference tensor, either.
+        # A view of a tensor from outside inference mode is not an inference tensor either.
         with torch.inference_mode(content.is_inference()):
             made: DeviceTensor = torch.Tensor._make_wrapper_subclass(
                 cls,
@@ -148,37 +148,37 @@ class StandIn(TorchDispatchMode):
 
     Args:
         watcher: receives notifications.
-        place: "cpu" computes; "meta" only has shapes, and copies from there are zeros.
+        place: "cpu" computes; "meta" only has shapes, and copies from it are zeros.
     """
 
     def __init__(self, watcher: Watcher, place: str = "cpu") -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own
         self.watcher = watcher
         self.pinned: dict[int, Memory] = {}
-        """Pinned memory by address."""
+        """Pinned memory, keyed by address."""
         self._place = torch.device(place)
         self._memories: weakref.WeakValueDictionary[int, Memory] = weakref.WeakValueDictionary()
-        """Memory by the address of torch's storage object."""
+        """Memory, keyed by the address of torch's storage object."""
         self._kept: list[torch.Tensor] = []
-        """Pinned tensors, kept alive so that their addresses are not reused."""
+        """Pinned tensors, which are kept alive so that their addresses are not reused."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.run(func, args, kwargs or {})
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Declares a tensor on CPU as pinned in place."""
+        """Marks a CPU tensor as pinned in place."""
         storage = tensor.untyped_storage()
         self._kept.append(tensor)
         self.pinned[storage.data_ptr()] = Memory(storage.nbytes(), is_pinned=True)
         return tensor
 
     def touch(self, tensor: torch.Tensor, *, write: bool) -> None:
-        """The host reads or writes a tensor on CPU; ignored unless it is pinned."""
+        """Reports that the host reads or writes a CPU tensor; ignored unless it is pinned."""
         if not isinstance(tensor, DeviceTensor) and (region := self.region(tensor)) is not None:
             self.watcher.touched(region, write=write)
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """One operation on any device."""
+        """Runs one operation on any device."""
         name = func._schema.name.removeprefix("aten::")
         on_device = any(True for _ in _device_tensors((args, kwargs)))
         device = kwargs.get("device")
@@ -210,8 +210,8 @@ class StandIn(TorchDispatchMode):
         return wrapped
 
     def opaque(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Result of a function of tensors that counts as one launch, with any number of operations
-        on CPU."""
+        """Runs a function of tensors that counts as one launch, with any number of operations on
+        CPU."""
         contents, options = _unwrap(args), _unwrap(kwargs)
         trace = _Trace(self)
 
@@ -249,7 +249,7 @@ class StandIn(TorchDispatchMode):
         return self.pinned.get(tensor.untyped_storage().data_ptr())
 
     def _wrap(self, result: Any, given: Any) -> tuple[Any, list[torch.Tensor]]:
-        """The results as device tensors, and the contents with new memory."""
+        """Results as device tensors, and the contents that have new memory."""
         sources = {id(source.content): source for source in _device_tensors(given)}
         fresh: list[torch.Tensor] = []
 
@@ -425,7 +425,7 @@ def _device_tensors(value: Any) -> Iterator[DeviceTensor]:
 
 
 def _map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same with other tensors in it."""
+    """The value, with its tensors replaced."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, dict):
@@ -450,7 +450,7 @@ indices."""
 
 
 def _rows(func: Any, args: Any) -> torch.Tensor | None:
-    """Rows of its first argument that the operation touches; None for all."""
+    """Rows of the operation's first argument that it touches; None for all."""
     name = func._schema.name.removeprefix("aten::")
     rows: torch.Tensor | None = None
     if name in _BY_ROWS and args[1] == 0:
@@ -504,7 +504,7 @@ def patched_tensors() -> Iterator[None]:
         return base.tolist(tensor)
 
     def numpy(tensor: torch.Tensor, **options: Any) -> Any:
-        # Arrays of pinned memory are filled by their users.
+        # Arrays in pinned memory are filled by their users.
         _note_host_access(tensor, write=True)
         return base.numpy(tensor, **options)
 
@@ -535,7 +535,7 @@ def _note_host_access(tensor: torch.Tensor, *, write: bool) -> None:
 
 
 def _pick(tensor: torch.Tensor, index: Any) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
-    """The view that whole numbers, slices and None select, and the tensors that index it."""
+    """View selected by integers, slices and None, and the tensors that index it."""
     parts = index if isinstance(index, tuple) else (index,)
     given = sum(part is not None and part is not Ellipsis for part in parts)
     place, tensors = 0, list[torch.Tensor | None]()

@@ -1,5 +1,4 @@
-"""A worker group on tensors without storage: its ranks run in turn, without waiting for each
-other."""
+"""A worker group on tensors without storage. Ranks run in turn, without waiting for each other."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ class EmptyGroup(TensorParallelGroup):
         super().__init__(rank=rank, world_size=size, device=DEVICE, process_group=None)
 
     def all_reduce(self, tensor: torch.Tensor, *, fixed_order: bool = False) -> torch.Tensor:
-        """The sum, in place."""
+        """Sums in place."""
         return tensor
 
     def _gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -52,5 +51,5 @@ class TurnsExecutor(RanksHere):
         for number, rank in enumerate(self._ranks):
             self._variants.rank = number
             results.append(work(rank, number))
-        self._variants.rank = 0  # whose drafts and results are used
+        self._variants.rank = 0  # its drafts and results are used
         return results

@@ -1,8 +1,9 @@
-"""Binaries that Triton would need for the launches of whole engines, on tensors without storage.
+"""Binaries that Triton would compile for the launches of complete engines, on tensors without
+storage.
 
-A launch's key is computed by Triton's own binder, for compute capability 9.0: types, values of
-constants, whether numbers are 1 or multiples of 16, whether pointers are aligned. Launches with
-equal keys share a binary; one with a new key blocks the step while compiling.
+Triton's own binder computes a launch's key, for compute capability 9.0: types, values of constants,
+whether numbers are 1 or multiples of 16, and whether pointers are aligned. Launches with equal keys
+share a binary. A launch with a new key blocks the step for compilation.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ class Variant(NamedTuple):
 
     kernel: str
     key: str
-    """Equal where two launches share a binary."""
+    """Key; launches with equal keys share a binary."""
     rank: int
-    """Rank whose process compiles it."""
+    """Rank of the process that compiles it."""
 
 
 class Variants:
@@ -45,12 +46,13 @@ class Variants:
 
     def __init__(self) -> None:
         self.rank = 0
-        """Rank of the following launches."""
+        """Rank of subsequent launches."""
         self.sites: dict[Variant, str] = {}
-        """First site of each."""
+        """First source location of each variant."""
 
     def since(self, earlier: set[Variant]) -> list[str]:
-        """Later ones: kernel, rank, first site, and the difference from the nearest earlier key."""
+        """Later variants: kernel, rank, first source location, and the difference from the nearest
+        earlier key."""
         return [
             f"{variant.kernel} of rank {variant.rank} at {where}: {_difference(variant, earlier)}"
             for variant, where in self.sites.items()
@@ -134,7 +136,7 @@ def _runtime() -> dict[str, Any]:
 
 
 def _difference(variant: Variant, earlier: set[Variant]) -> str:
-    """Difference from the most similar earlier key of the kernel on its rank."""
+    """Difference from the most similar earlier key of the same kernel and rank."""
     own = variant.key.split("), (")
     kernel = [one for one in earlier if (one.kernel, one.rank) == (variant.kernel, variant.rank)]
     others = [one.key.split("), (") for one in kernel]

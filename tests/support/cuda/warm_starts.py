@@ -1,5 +1,5 @@
-"""Kernels that serving would still compile after startup: whole engines with real models'
-shapes."""
+"""Kernels that serving still compiles after startup, for complete engines with the shapes of
+released models."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OPTIONS: dict[str, Any] = {
     "max_model_len": 8192,
     "cudagraph_capture_sizes": (1, 8),
 }
-"""Steps of more than eight rows run without graphs."""
+"""Engine options; steps with more than eight rows run without graphs."""
 DRAFTS: dict[str, Any] = {
     "speculative_adaptive": False,
     "speculative_max_utilization": 2.0,
@@ -56,9 +56,9 @@ KINDS: list[dict[str, Any]] = [
 BLOCK_KINDS = [kind for kind in KINDS if "prompt_logprobs" not in kind]
 """Kinds that block-diffusion models also support."""
 LENGTHS = (1, 2, 3, 15, 16, 17, 32, 50, 100, 255, 256, 1000, 3000)
-"""Prompt lengths: odd ones, multiples of 16, for each tile size, longer than a step."""
+"""Prompt lengths: odd numbers, multiples of 16, one per tile size, and longer than a step."""
 CROWDS = (2, 3, 9, 16)
-"""Concurrent requests."""
+"""Numbers of concurrent requests."""
 ARRIVALS = (2, 5, 17, 64, 100, 300, 33)
 """Prompt lengths, repeated, of requests that arrive while earlier ones run."""
 
@@ -69,15 +69,15 @@ def corpus() -> dict[str, RealConfig]:
 
 
 def write_model(name: str, folder: Path, num_layers: int, **changed: Any) -> str:
-    """The folder, with this number of layers of a model of the corpus, without weights; `changed`
-    are values of its config.json."""
+    """Writes a corpus model with this number of layers and without weights; returns the folder.
+    `changed` replaces values of its config.json."""
     real = corpus()[name]
     real.write(folder)
     return str(write_config(folder, {**real.config, **changed}, num_layers))
 
 
 def write_demo(source: str, folder: Path) -> str:
-    """The folder, with two layers of a demo model, its tokenizer and no weights."""
+    """Writes two layers of a demo model and its tokenizer, without weights; returns the folder."""
     unread = shutil.ignore_patterns("*.safetensors")
     shutil.copytree(source, folder, ignore=unread, dirs_exist_ok=True)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -94,13 +94,14 @@ def new_variants(
     engine: type[Engine] = Engine,
     **options: Any,
 ) -> list[str]:
-    """Starts an engine and serves all kinds of requests; returns what it had to compile meanwhile.
+    """Starts an engine and serves all kinds of requests; returns what it had to compile while
+    serving.
 
     Args:
         folder: folder with a config.json.
         kinds: kinds of requests.
-        grammars: whether to use grammars, too; the model then needs a tokenizer.
-        brief: whether to only serve requests one by one.
+        grammars: whether to also use grammars; the model then needs a tokenizer.
+        brief: whether to only serve single requests.
         meddle: called between startup and serving.
         engine: class of the engine.
         options: options of the engine. With `tensor_parallel_size` all ranks run in this process,
@@ -137,7 +138,7 @@ def _serve(engine: Engine, kinds: Sequence[dict[str, Any]], *, grammars: bool) -
 
 
 def _interleave(engine: Engine, kinds: Sequence[dict[str, Any]]) -> None:
-    """Adds one request per step, up to the limit: prompts follow a growing number of decode rows,
+    """Adds one request per step, up to the limit. Prompts follow a growing number of decode rows,
     so that their arrays have a new offset each time."""
     outputs: dict[str, Outcome] = {}
     for number in range(engine.config.scheduling.max_num_seqs):

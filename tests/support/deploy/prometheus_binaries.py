@@ -1,7 +1,7 @@
 """Finds promtool and Prometheus for the tests.
 
-In this order: PATH, this user's cache folder, and the package of a Debian or Ubuntu system, which
-is unpacked into that folder and not installed: no service is started.
+Searches PATH, the user's cache folder, and the package of a Debian or Ubuntu system, in this order.
+The package is unpacked into the cache folder but not installed, so no service is started.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class BinaryUnavailableError(Exception):
 
 
 def require(name: str) -> str:
-    """Path of `promtool` or `prometheus`; skips the calling test if there is none."""
+    """Path of `promtool` or `prometheus`; skips the calling test if it is unavailable."""
     try:
         return find_binary(name)
     except BinaryUnavailableError as error:
@@ -40,7 +40,7 @@ def find_binary(name: str) -> str:
         cached.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cached.parent) as folder:
             _unpack(Path(folder))
-            # Renamed, so that it is either complete or absent: several test runs may do this.
+            # Renamed, so that it is either complete or absent: test runs may do this concurrently.
             (Path(folder) / "usr" / "bin" / name).rename(cached)
     return str(cached)
 
@@ -48,7 +48,7 @@ def find_binary(name: str) -> str:
 def wait_until_ready(base_url: str, process: subprocess.Popen[bytes], within_s: float) -> None:
     """Waits until a started Prometheus answers queries.
 
-    While it replays its log it first refuses connections, then responds with 503 in plain text.
+    While it replays its log, it first refuses connections and then responds with 503 in plain text.
     `within_s` must allow for loaded machines.
     """
     deadline = time.monotonic() + within_s

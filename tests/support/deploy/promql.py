@@ -1,4 +1,4 @@
-"""Metrics and labels that queries of dashboards and alert rules use."""
+"""Metrics and labels used in queries of dashboards and alert rules."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Selector:
 
 
 def panel_queries() -> dict[str, str]:
-    """Queries of all dashboards by their position, with Grafana's variables filled in."""
+    """Queries of all dashboards, keyed by position, with Grafana's variables filled in."""
     queries = {}
     for path in sorted((MONITORING / "dashboards").glob("*.json")):
         for panel in json.loads(path.read_text())["panels"]:
@@ -59,13 +59,13 @@ def panel_queries() -> dict[str, str]:
 
 
 def rule_queries() -> dict[str, str]:
-    """Queries of all alerts by their names."""
+    """Queries of all alerts, keyed by name."""
     groups = yaml.safe_load(RULES.read_text())["groups"]
     return {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
 
 
 def selectors(query: str) -> list[Selector]:
-    """The series that a query reads."""
+    """Series that a query reads."""
     return [
         Selector(name, tuple(_MATCHER.findall(matchers or "")))
         for name, matchers in _SELECTOR.findall(query)
@@ -78,7 +78,7 @@ def is_exported_here(query: str) -> bool:
 
 
 def grouping_labels(query: str) -> set[str]:
-    """Labels that its aggregations keep and its joins use."""
+    """Labels that a query's aggregations keep and its joins use."""
     lists = _GROUPING.findall(query)
     return {label.strip() for found in lists for label in found.split(",") if label.strip()}
 

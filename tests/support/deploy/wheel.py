@@ -1,4 +1,4 @@
-"""rayfleet's wheel, and an environment that contains nothing else of it."""
+"""rayfleet's wheel, and an environment that contains rayfleet only from the wheel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ PIP_TIMEOUT_S = 900
 
 
 def build_wheel(folder: Path) -> Path:
-    """Builds the wheel from a copy, since the source tree may contain results of earlier builds."""
+    """Builds the wheel from a copy, because the source tree may contain results of earlier
+    builds."""
     source = folder / "source"
     clean = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for name in (*PACKAGES, "deploy/models/demo"):
@@ -29,8 +30,8 @@ def build_wheel(folder: Path) -> Path:
 
 
 def install_wheel(wheel: Path, environment: Path) -> Path:
-    """Creates the environment and returns its folder of executables. The wheel's dependencies come
-    from the current environment through a path file, so torch is not installed twice."""
+    """Creates the environment; returns its folder of executables. The wheel's dependencies come
+    from the current environment through a .pth file, so that torch is not installed twice."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     python = environment / "bin" / "python"
     _pip("--python", str(python), "install", "--quiet", "--no-deps", "--no-index", str(wheel))

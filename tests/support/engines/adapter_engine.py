@@ -1,4 +1,5 @@
-"""An engine whose requests have LoRA adapters by their first token, with all that schedulers do."""
+"""An engine that selects each request's LoRA adapter by its first token, with the full
+scheduler."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from worker.rank.steps import ForwardStep
 
 
 def load_adapters(runner: ModelRunner, folders: Sequence[Path]) -> None:
-    """Loads adapters to the slots from 1 on."""
+    """Loads adapters into slots 1 and up."""
     reads = [AdapterRead(key, str(folder)) for key, folder in enumerate(folders, 1)]
     loads = [AdapterLoad(read.key, read.key) for read in reads]
     result = runner.execute(Plan(0, [], [], [], adapter_reads=reads, adapter_loads=loads))
@@ -26,7 +27,8 @@ def load_adapters(runner: ModelRunner, folders: Sequence[Path]) -> None:
 
 
 def adapter_of(prompt: Sequence[int], num_adapters: int) -> int:
-    """Slot of a request's adapter, or 0: prompts of different adapters share no prefix."""
+    """Slot of a request's adapter; 0 if it has none. Prompts with different adapters share no
+    prefix."""
     return prompt[0] % (num_adapters + 1)
 
 
@@ -34,7 +36,7 @@ class _AdapterEngine(Engine):
     """An engine on one rank, with the adapters `folders`."""
 
     folders: Sequence[Path] = ()
-    """Adapters in the slots from 1 on."""
+    """Adapters in slots 1 and up."""
     num_slots = 0
     """Number of slots, including empty ones."""
 
@@ -61,12 +63,12 @@ class _AdapterEngine(Engine):
 
 
 def engine_with(folders: Sequence[Path], kind: type[Engine] = Engine) -> type[Any]:
-    """The class of engines of a kind with these adapters."""
+    """Subclass of an engine class, with these adapters."""
     own = {"folders": tuple(folders), "num_slots": len(folders)}
     return type("OwnEngine", (_AdapterEngine, kind), own)
 
 
 class EmptySlotsEngine(_AdapterEngine):
-    """An engine whose requests use slots without adapters, which are zeros."""
+    """An engine whose requests use empty adapter slots, which are zero."""
 
     num_slots = 2

@@ -24,15 +24,15 @@ def is_ahead(plan: Plan) -> bool:
 class BlockOutput:
     token_ids: list[int] = field(default_factory=list)
     rounds: list[int] = field(default_factory=list)
-    """Rounds by block, from the deltas."""
+    """Rounds per block, from the deltas."""
     finish_reason: str | None = None
     num_forwards: int = 0
     num_cached: int = 0
     """Number of prompt tokens found in the prefix cache."""
     logprobs: list[float] = field(default_factory=list)
-    """Log-probability of each token, if the request returns them."""
+    """Log-probability of each token, if requested."""
     drafts: list[list[int]] = field(default_factory=list)
-    """Drafts in the order received, each followed by the number of tokens known at that time."""
+    """Drafts in order of arrival, each followed by the number of tokens known at that time."""
 
 
 class BlockEngine(Engine):
@@ -80,7 +80,7 @@ class BlockEngine(Engine):
 
 
 class AheadExecutor(LocalExecutor):
-    """Starts a step before the result of the previous one is requested, like a separate process."""
+    """Starts each step before the previous result is requested, like a separate process."""
 
     plans: list[Plan]
 

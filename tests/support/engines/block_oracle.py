@@ -1,4 +1,4 @@
-"""Block diffusion without caches and batches: every round computes the whole sequence."""
+"""Block diffusion without caches or batches: every round computes the whole sequence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch
 from tests.support.engines.indel_oracle import Moves, decide
 
 Logits = Callable[[Sequence[int]], torch.Tensor]
-"""Token ids of whole blocks to logits [positions, vocab], with a block-causal mask."""
+"""Function from token ids of whole blocks to logits [positions, vocab], with a block-causal
+mask."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,7 @@ class Terms:
 
 @dataclass(frozen=True, kw_only=True)
 class Processors:
-    """Names are those of SamplingParams."""
+    """Logits processors; fields are named as in SamplingParams."""
 
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
@@ -44,7 +45,7 @@ class Answer:
     logprobs: list[float] = field(default_factory=list)
     """Log-probability of each token in the round in which it was decided."""
     rounds: list[int] = field(default_factory=list)
-    """Number of passes by block in which tokens were decided or edited."""
+    """Number of passes per block in which tokens were decided or edited."""
     margin: float = 1.0
     """Minimum distance of a confidence, or a sum of entropies, from the threshold that it was
     compared with."""
@@ -62,7 +63,7 @@ def answer(
     processors: Processors | None = None,
     moves: Moves | None = None,
 ) -> Answer:
-    """All blocks of one request; blocks are completed and truncated afterwards."""
+    """Generates all blocks of one request. Blocks are completed, and truncated afterwards."""
     result = Answer()
     known = list(prompt)
     while True:
@@ -112,7 +113,7 @@ def process_block(
     scores: torch.Tensor,
     block: list[int | None],
 ) -> None:
-    """Edits scores [block, vocab]; every token counts that lies to the left of a place."""
+    """Edits scores [block, vocab]; every token to the left of a position counts."""
     if processors is None:
         return
     for place in range(lead, len(block)):

@@ -12,7 +12,8 @@ from worker.protocol.diffusion import DiffusionParams, DllmAlgorithm
 from worker.protocol.sampling import SamplingParams
 
 COUNT = 16 if IS_LONG else 8
-"""Both an algorithm that edits and one that does not with every filter, at least once."""
+"""Number of requests; enough to use every filter with an algorithm that edits and with one that
+does not."""
 
 
 def prompts(count: int = COUNT) -> list[list[int]]:
@@ -21,7 +22,8 @@ def prompts(count: int = COUNT) -> list[list[int]]:
 
 
 def sampling(count: int = COUNT, **options: object) -> list[SamplingParams]:
-    """An algorithm that edits and one that does not, greedy and sampled, with every filter."""
+    """Sampling parameters of an algorithm that edits and one that does not, greedy and sampled,
+    with every filter."""
     draws = [{"temperature": 0.0}, {"temperature": 0.8, "top_k": 9}, {"top_p": 0.7}]
     return [
         SamplingParams(
@@ -41,7 +43,7 @@ def sampling(count: int = COUNT, **options: object) -> list[SamplingParams]:
 
 
 def of_each_algorithm() -> list[SamplingParams]:
-    """A request of each algorithm, at random."""
+    """One request per algorithm, with random sampling."""
     return [
         SamplingParams(
             temperature=0.8,

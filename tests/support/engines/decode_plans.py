@@ -20,12 +20,13 @@ NOBODYS_PAGES = (2, 3, 5, 8)
 OPTIONS = {"kv_cache_tokens": 256, "page_size": 8, "cpu_backend": "torch"}
 GRAPH_SIZES = (2, 4)
 REPLAYS = [*(4, 4), *(2, 2), *(4, 4), *(4, 4), *(2, 2), 2]
-"""Sizes of the graphs replayed: forward and draw of each decode step; where a row has logits
-processors, the forward pass alone."""
+"""Sizes of the replayed graphs: forward pass and sampling of each decode step, or only the forward
+pass if a row has logits processors."""
 TOKEN_SIZES = (4, 8, 16)
 """Numbers of tokens for which steps are captured."""
 RAGGED_REPLAYS = [16, *REPLAYS[:-1], 4, REPLAYS[-1]]
-"""The same if steps with prompts also replay graphs, for their forward passes."""
+"""Sizes of the replayed graphs if steps with prompts also replay graphs for their forward
+passes."""
 _MASK_WORDS = -(-VOCAB_SIZE // 32)
 _ODD_TOKENS = np.full((1, _MASK_WORDS), 0xAAAAAAAA, dtype="<u4").tobytes()
 _LOGITS_PARAMS = LogitsParams(num_prompt=5, frequency_penalty=1.5, num_logprobs=2)
@@ -53,7 +54,7 @@ def make_plans() -> list[tuple[Plan, bytes]]:
     last_but_one_of_prompt = PlannedRow(5, 4, 1, 0)
     return [
         (Plan(1, admits, writes, prompts), b""),
-        # A row that samples nothing.
+        # A row that does not sample.
         (
             Plan(
                 2,
@@ -66,7 +67,7 @@ def make_plans() -> list[tuple[Plan, bytes]]:
         # A new page.
         (Plan(3, [], [PageWrite(0, 1, [20])], [PlannedRow(0, 8, 1, 1)]), b""),
         (Plan(4, [], [], [PlannedRow(s, n, 1, 1) for s, n in ((3, 5), (5, 5), (0, 9))]), b""),
-        # A grammar on the second sample, after a row that samples nothing, then none again.
+        # A grammar on the second sample, after a row that does not sample, then no grammar.
         (Plan(5, [], [], masked, masked=[1]), _ODD_TOKENS),
         (Plan(6, [], [], [PlannedRow(0, 11, 1, 1), PlannedRow(5, 6, 1, 1)]), b""),
         (Plan(7, [], [], [PlannedRow(6, 1, 4, 1)]), b""),
@@ -76,7 +77,7 @@ def make_plans() -> list[tuple[Plan, bytes]]:
 
 
 def plans_for(runner: ModelRunner) -> list[tuple[Plan, bytes]]:
-    """The same with a page table for each group of layers; groups have pages of their own."""
+    """The plans with a page table for each group of layers; each group has separate pages."""
     num_groups = len(runner._tables.group_tables)
     each = runner.hello().num_pages // num_groups
     plans = []
@@ -93,7 +94,7 @@ def plans_for(runner: ModelRunner) -> list[tuple[Plan, bytes]]:
 
 
 def run_plans(runner: ModelRunner) -> list[StepResult]:
-    """Runs all plans, one after another."""
+    """Runs all plans in sequence."""
     return [runner.execute(plan, masks) for plan, masks in plans_for(runner)]
 
 
@@ -110,8 +111,8 @@ def noting_replays(replayed: list[int]) -> Callable[[Callable[[], None]], Callab
     """Replacement for capturing a graph: a replay calls the function that a graph would repeat.
 
     Args:
-        replayed: gets the size of each replay's graph: rows of a forward pass or of sampling, or
-            tokens if rows have any length.
+        replayed: receives the size of each replayed graph: rows of a forward pass or of sampling,
+            or tokens if rows have any length.
     """
 
     def capture(launch: Callable[[], None]) -> Callable[[], None]:

@@ -9,7 +9,7 @@ from kernels.attention.torch_backend import TorchAttention
 
 
 class ByDeviceLengths(TorchAttention):
-    """Kernels read row lengths on the device; those of the host are only bounds."""
+    """Backend that reads row lengths on the device; lengths on the host are only bounds."""
 
     def plan(self, metadata: AttentionMetadata) -> AttentionStep:
         own = metadata.seq_lens.tolist()

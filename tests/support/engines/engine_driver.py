@@ -1,4 +1,4 @@
-"""Drives a whole engine (scheduler, executor, runner) in this process, without Ray or HTTP."""
+"""Drives a complete engine (scheduler, executor, runner) in this process, without Ray or HTTP."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class Outcome:
     error: str | None = None
     pooled: bytes | None = None
     num_cached: int = field(default=0, compare=False)
-    """Prompt tokens that were cached, which may differ between equal outputs."""
+    """Number of cached prompt tokens, which may differ between equal outputs."""
 
 
 class _Compilers:
-    """Keeps the last engine's compiling process for the next one with the same vocabulary, as it
-    takes half a second to start; it exits with this process, whose pipe it reads."""
+    """Keeps the last engine's compiler process for the next engine with the same vocabulary,
+    because starting one takes half a second. It exits with this process, whose pipe it reads."""
 
     def __init__(self) -> None:
         self._kept: tuple[bytes, GrammarCompiler] | None = None
 
     def take(self, setting: Setting) -> GrammarCompiler:
-        """Takes the kept compiler if it has this setting, otherwise a new one."""
+        """Returns the kept compiler if it has this setting, otherwise a new one."""
         kept = self._kept
         if kept is None or kept[0] != msgspec.json.encode(setting):
             return GrammarCompiler(setting, 60.0)
@@ -54,7 +54,7 @@ class _Compilers:
         return kept[1]
 
     def give_back(self, setting: Setting, compiler: GrammarCompiler) -> None:
-        """Keeps a compiler if it has started a process, and closes the one kept before."""
+        """Keeps a compiler if it has started a process, and closes the previously kept one."""
         if compiler.vocabulary is None:
             compiler.close()
             return
@@ -69,10 +69,10 @@ _COMPILERS = _Compilers()
 class Engine:
     """An engine whose rank 0 runs in this process.
 
-    Further ranks are child processes, as in offline use, but forked from a process that has
+    Other ranks are child processes, as in offline use, but are forked from a process that has
     imported torch unless `forks` is false. Options are EngineConfig's fields. The defaults are
-    float32 on CPU with one thread, since in bfloat16 the batch size may change the outcome of near
-    ties. Time stands still for the engine unless `clock` is given.
+    float32 on CPU with one thread, because in bfloat16, the batch size can change the outcome of
+    near ties. The engine's clock does not advance unless `clock` is given.
     """
 
     executor_class = LocalExecutor
@@ -100,7 +100,7 @@ class Engine:
         try:
             info = self._executor.start()
         except BaseException:
-            self._executor.close()  # the process group, too, which the next engine may need
+            self._executor.close()  # also the process group, which the next engine may need
             raise
         self.core = EngineCore(self.config, info, self._executor, clock)
         self._setting = setting_of(info)
@@ -124,8 +124,8 @@ class Engine:
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams | Sequence[SamplingParams]
     ) -> list[list[int]]:
-        """Generated tokens of all prompts, which are submitted together; invariants are checked
-        after each step."""
+        """Generated tokens of all prompts, which are submitted together. Checks invariants after
+        each step."""
         return [outcome.token_ids for outcome in self.outcomes(prompts, sampling)]
 
     def outcomes(
@@ -144,7 +144,7 @@ class Engine:
         self, prompt: Sequence[int], sampling: SamplingParams, **options: Any
     ) -> tuple[str, Outcome]:
         """Queues one request; returns its id, and the outcome that collects its deltas. Options are
-        further fields of Submit."""
+        other fields of Submit."""
         self._num_submitted += 1
         submit = Submit(
             request_id=str(self._num_submitted),
@@ -157,8 +157,8 @@ class Engine:
         return submit.request_id, Outcome()
 
     def drain(self, outputs: dict[str, Outcome]) -> None:
-        """Steps until all requests have ended, including those that wait for the mask of a slow
-        token. On a loaded machine any token may be slow."""
+        """Runs steps until all requests have ended, including those that wait for the mask of a
+        slow token. On a loaded machine, any token can be slow."""
         while self.core.has_work() or self.core.grammars.num_due:
             self.core.take_grammars(wait=not self.core.has_work())
             self.step(outputs)
@@ -183,7 +183,7 @@ class Engine:
         self.after_step()
 
     def _with_grammar(self, submit: Submit) -> SubmitBatch:
-        """The batch that the frontend makes of it."""
+        """The batch that the frontend creates for the request."""
         params = submit.sampling.structured_outputs
         if params is None:
             return SubmitBatch(submits=[submit])
@@ -203,7 +203,7 @@ class Engine:
 
     @property
     def peer_pids(self) -> list[int]:
-        """Process ids of ranks from 1 on."""
+        """Process ids of all ranks except 0."""
         children = self._executor._others._children
         return [child.pid for _, child in children.values()]
 

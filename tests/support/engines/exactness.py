@@ -1,4 +1,4 @@
-"""The same prompts on engines with different options, and the references of their tokens."""
+"""Runs the same prompts on engines with different options, and has their reference tokens."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from worker.protocol.sampling import SamplingParams
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 NEAR_TIE = 1e-4
 LONGEST = 700 if IS_LONG else 400
-"""Tokens of the longest prompt: batch-invariant attention splits it at least once."""
+"""Length of the longest prompt; batch-invariant attention splits it at least once."""
 NUM_NEW = 64 if IS_LONG else 24
-"""Tokens per request: they fill the page in which its prompt ends, and start the next one."""
+"""Tokens per request; enough to fill the page in which the prompt ends and to start the next
+one."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True)
 SCARCE_TOKENS = 960 if IS_LONG else 496
-"""KV cache that is large enough for the longest request, but not for a batch of 10."""
+"""KV cache size that is large enough for the longest request, but not for a batch of 10."""
 EVERY = slice(None)
 
 
@@ -42,7 +43,7 @@ def make_prompts(number: int = 20) -> list[list[int]]:
 
 
 def seeded_params() -> list[SamplingParams]:
-    """Greedy and sampled requests in turn, with every filter and log-probabilities."""
+    """Alternating greedy and sampled requests, with every filter and log-probabilities."""
     sampled: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"temperature": 1.0},
@@ -68,7 +69,7 @@ class Settings:
         self._prompts = make_prompts(len(params))
 
     def alone(self, some: slice = EVERY) -> list[Outcome]:
-        """Outcomes of some prompts run one by one, which takes more steps than all other
+        """Outcomes of some prompts that run one by one, which takes more steps than all other
         settings."""
         with self._engine(enable_prefix_caching=False, overlap_depth=0) as engine:
             pairs = list(zip(self._prompts, self._params, strict=True))[some]
@@ -95,11 +96,11 @@ class Settings:
             return engine.outcomes(self._prompts, self._params)
 
     def tensor_parallel_and_alone(self) -> tuple[list[Outcome], list[Outcome]]:
-        """Outcomes with TP 2, scarce pages and chunked prefill, and of every other prompt run
+        """Outcomes with TP 2, scarce pages and chunked prefill, and outcomes of every other prompt
         alone.
 
-        With every filter. A step of several ranks takes many times as long as one of a single rank
-        if they share a processor.
+        Uses every filter. If several ranks share a processor, their steps take many times as long
+        as those of a single rank.
         """
         with self._parallel_engine() as engine:
             together = engine.outcomes(self._prompts, self._params)

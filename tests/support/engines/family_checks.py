@@ -17,9 +17,9 @@ from worker.protocol.sampling import SamplingParams
 NEAR_TIE = 1e-4
 ALL_LENGTHS = (3, 28, 29, 47, 62, 110)
 LENGTHS = ALL_LENGTHS if IS_LONG else (3, 29, 62, 110)
-"""Tokens of prompts: within a page, of some pages, longer than windows and chunks."""
+"""Prompt lengths: within a page, several pages, longer than windows and chunks."""
 NUM_NEW = 20 if IS_LONG else 6
-"""Tokens per request: all but one fill a page and start the next one."""
+"""Tokens per request; all but one request fill a page and start the next one."""
 NUM_SCARCE = 20
 """Tokens per request in tests whose pages run out during decoding."""
 PAGE_SIZE, STEP_TOKENS = 8, 32
@@ -27,7 +27,7 @@ PAGE_SIZE, STEP_TOKENS = 8, 32
 
 
 def greedy(num_new: int) -> SamplingParams:
-    """Greedy sampling of that many tokens."""
+    """Greedy sampling of this number of tokens."""
     return SamplingParams(temperature=0.0, max_tokens=num_new, ignore_eos=True)
 
 
@@ -40,7 +40,7 @@ class Checkpoint:
     folder: Path
     model: Model
     known: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)
-    """Logits by tokens: outputs are equal in most tests."""
+    """Logits, keyed by tokens; most tests have equal outputs."""
 
     def expected(self, tokens: list[int]) -> torch.Tensor:
         """The model's logits [tokens, vocabulary]."""
@@ -68,7 +68,7 @@ def make_prompts(lengths: Sequence[int] = LENGTHS) -> list[list[int]]:
 
 
 def scarce_pages(folder: str) -> dict[str, int]:
-    """Options with one block more than the longest request needs alone, and chunked prefill."""
+    """Options with chunked prefill and one block more than the longest request needs alone."""
     groups = make_runner(folder).hello().page_groups
     least = groups.num_pages(LENGTHS[-1] + NUM_SCARCE, PAGE_SIZE, STEP_TOKENS)
     tokens = (-(-least // groups.num_groups) + 1) * PAGE_SIZE

@@ -1,4 +1,4 @@
-"""Ranks forked from a server that has imported torch, since the import takes longer than most
+"""Ranks forked from a server that has imported torch, because the import takes longer than most
 tests."""
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from worker.config import EngineConfig
 from worker.core.ranks import RankGroup
 
 RANK_FORKER = Forker("worker.rank.rank")
-"""Its server has imported torch."""
+"""Forks ranks from a server that has imported torch."""
 
 
 class ForkedRank:
-    """A rank's child process with the interface of `subprocess.Popen` that RankGroup uses.
+    """A rank's child process, with the parts of `subprocess.Popen`'s interface that RankGroup uses.
 
     Args:
         rank: rank in the group.
@@ -46,23 +46,24 @@ class ForkedRank:
         return self.poll()
 
     def poll(self) -> int | None:
-        """Exit status, negative if ended by a signal; None while it runs."""
+        """Exit status, negative if a signal ended the process; None while it is running."""
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> None:
-        """Waits until it has ended. Raises subprocess.TimeoutExpired, in seconds."""
+        """Waits until the process has exited. Raises subprocess.TimeoutExpired after `timeout`
+        seconds."""
         self._process.join(timeout)
         if self.poll() is None:
             raise subprocess.TimeoutExpired("rank", timeout or 0.0)
 
     def kill(self) -> None:
-        """Kills it."""
+        """Kills the process."""
         self._process.kill()
 
 
 def _run(arguments: tuple[str, ...], stdin: Connection) -> None:
-    """Runs `python -m worker.rank.main` without lowering its priority: rank 0 would wait for
-    processes of other tests."""
+    """Runs `python -m worker.rank.main` without lowering its priority; otherwise, rank 0 would wait
+    for processes of other tests."""
     from worker.rank import main
 
     os.dup2(stdin.fileno(), 0)

@@ -12,7 +12,7 @@ from worker.protocol.messages import CompiledGrammar, Submit, SubmitBatch, Vocab
 
 _LETTERS = [letter.encode() for letter in string.printable[:95]]
 VOCAB_SIZE, EOS = 97, 7
-"""Vocabulary size and end token of specimens (tests.support.checkpoints.specimen)."""
+"""Vocabulary size and end token of test checkpoints (tests.support.checkpoints.specimen)."""
 TOKENS = [*_LETTERS[:EOS], b"", *_LETTERS[EOS:], b"ab"]
 
 

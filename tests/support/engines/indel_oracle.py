@@ -1,4 +1,4 @@
-"""Deletion and insertion within a block, as LLaDA 2.2 decodes, on plain lists."""
+"""Deletion and insertion within a block, as in LLaDA 2.2's decoding, on plain lists."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def decide(
     edit_threshold: float,
     most_edits: int,
 ) -> tuple[list[int], int]:
-    """The final tokens of a block, and the number of passes over it."""
+    """Final tokens of a block, and the number of passes over it."""
     size = len(block)
     ids = [special.mask if token is None else token for token in block]
     original = [token is None for token in block]

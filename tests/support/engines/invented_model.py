@@ -59,13 +59,13 @@ def pure_logits(block_size: int) -> object:
 
 
 class InventedEngine:
-    """Engine with the fake model; has every option of EngineConfig for block diffusion.
+    """Engine with the fake model; supports all block-diffusion options of EngineConfig.
 
     Args:
-        block_size: positions of a block; pages are twice as large.
+        block_size: positions per block; pages are twice as large.
         num_pages: pages that requests share.
         flat: whether all logits are equal, so that a round decides one position.
-        depth: steps planned ahead of the one whose result is applied.
+        depth: number of steps planned ahead of the step whose result is applied.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
-"""Random mixtures of requests in engines that draft: every outcome is that of the request alone."""
+"""Random mixtures of requests in engines that draft. Every outcome must equal that of the request
+alone."""
 
 from __future__ import annotations
 
@@ -45,18 +46,18 @@ _SIZES: Mapping[str, Any] = {"max_model_len": 256, "max_num_seqs": 4}
 class MixtureEngine(GuidedEngine, StatesEngine):
     """Checks invariants after each step, and overwrites free states."""
 
-    # A late step has no drafts in time for the masks of grammars.
+    # A late step has no drafts in time for grammar masks.
     executor_class: type[LocalExecutor] = LocalExecutor
 
     def __init__(self, folder: Path, **options: Any) -> None:
         super().__init__(folder, **{**_SIZES, **options})
         gate = self.core.scheduler.steps.speculation
         self.gate: RandomGate | None = None
-        """Draws the number of drafts; None without drafts."""
+        """Samples the number of drafts; None if drafts are disabled."""
         if gate is not None:
             config = gate.config, self.config.scheduling
             self.gate = RandomGate(*config, stops_itself=gate.stops_itself)
-            self.gate.random = random.Random(5)  # engines of a test draft alike
+            self.gate.random = random.Random(5)  # all engines of a test draft the same way
             self.core.scheduler.steps.speculation = self.gate
 
     @property
@@ -68,7 +69,7 @@ class MixtureEngine(GuidedEngine, StatesEngine):
 
 @dataclass(frozen=True)
 class Case:
-    """A request and its outcome alone, without drafts and cached prefixes."""
+    """A request, and its outcome alone, without drafts and cached prefixes."""
 
     prompt: list[int]
     sampling: SamplingParams
@@ -99,7 +100,8 @@ def cases_of(folder: Path, count: int, **options: Any) -> list[Case]:
 def drafting_engine(
     folder: Path, *, on_device: bool = False, **options: Any
 ) -> Iterator[MixtureEngine]:
-    """An engine with drafts; if `on_device`, the device places rows whenever it can, as on CUDA."""
+    """An engine with drafts. If `on_device`, the device places rows whenever possible, as on
+    CUDA."""
     if on_device:
         options = {"cpu_backend": "torch", **options}
     with (
@@ -118,7 +120,7 @@ def drafting_engine(
 
 
 def read_lengths_on_device(backend: AttentionBackend) -> None:
-    """Lets an attention backend use the rows' actual lengths; those of the host are bounds."""
+    """Makes an attention backend use the actual row lengths; lengths on the host are bounds."""
     plan = backend.plan
 
     def planned(metadata: AttentionMetadata) -> AttentionStep:
@@ -128,8 +130,8 @@ def read_lengths_on_device(backend: AttentionBackend) -> None:
 
 
 class Mixture:
-    """Random requests that arrive while others run. Some are aborted, as those that reach a stop
-    string are; some resume on this engine after some tokens of output.
+    """Random requests that arrive while others run. Some are aborted, like requests that reach a
+    stop string; some are resumed on this engine after a few output tokens.
 
     Args:
         engine: an engine without requests.
@@ -147,10 +149,10 @@ class Mixture:
         self._expected: dict[str, tuple[Case, int]] = {}
         """Case of each request that is not aborted, and its number of resumed tokens."""
         self.num_hits = 0
-        """Requests that have continued cached prefixes."""
+        """Number of requests that continued cached prefixes."""
 
     def run(self) -> list[str]:
-        """Runs all requests; returns descriptions of those whose outcomes differ, and of what is
+        """Runs all requests; returns descriptions of those whose outcomes differ, and of anything
         left in the engine."""
         core, rng = self._engine.core, self._rng
         while self._left or core.has_work() or core.grammars.num_due:

@@ -1,4 +1,4 @@
-"""Drafts from the known outputs of requests, most of which are right."""
+"""Drafts from the known outputs of requests; most of them are correct."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from worker.rank.speculation.base import DraftRequest
 from worker.rank.speculation.ngram import NgramProposer
 
 MATCH = 12
-"""Length of the match that drafts pretend to follow: the most promising level."""
+"""Match length that drafts report: the most promising level."""
 
 
 class OracleDrafts:
-    """Makes n-gram proposers draft the known continuations of requests, with errors that depend on
-    the tokens alone, so that all ranks draft alike.
+    """Makes n-gram proposers draft the known continuations of requests. Errors depend only on the
+    tokens, so that all ranks make the same drafts.
 
     Args:
         patch: patches proposers.
@@ -52,7 +52,7 @@ class OracleDrafts:
         patch.setattr(NgramProposer, "look_up", look_up)
 
     def continuation(self, known: list[int], count: int) -> list[int]:
-        """The next tokens of the request with these; a quarter is wrong."""
+        """Next tokens of the request that has these tokens; 1/4 of them are wrong."""
         for text in self._texts:
             if text[: len(known)] == known and len(text) > len(known):
                 right = text[len(known) : len(known) + count]

@@ -23,7 +23,7 @@ class Request:
     prompt: list[int]
     new_tokens: int = 4
     arrival: int = 0
-    """First step in which it may run."""
+    """First step in which the request may run."""
     slot: int = 0
     temperature: float = 0.0
     top_k: int = 0
@@ -34,9 +34,9 @@ class Request:
     logits: list[torch.Tensor] = field(default_factory=list)
     computed: int = 0
     prefix_of: Request | None = None
-    """Request whose full prompt pages it shares; only for models with one group of layers."""
+    """Request whose full prompt pages are shared; only for models with one group of layers."""
     adapter: int = 0
-    """Slot of its LoRA adapter; 0 for none."""
+    """Slot of the LoRA adapter; 0 if there is none."""
     pages: list[int] = field(default_factory=list)
 
     @property
@@ -69,7 +69,7 @@ def make_runner(
 def generate(
     runner: ModelRunner, requests: Sequence[Request], *, chunk: int = 1024, page_seed: int = 0
 ) -> None:
-    """Runs all requests to their end in shared steps; fills their tokens and logits."""
+    """Runs all requests to completion in shared steps; fills their tokens and logits."""
     num_pages = runner.hello().num_pages
     free = (np.random.default_rng(page_seed).permutation(num_pages - 1) + 1).tolist()
     step = 0

@@ -1,4 +1,4 @@
-"""An engine whose steps run as late as possible, and which overwrites all free memory."""
+"""An engine that runs steps as late as possible and overwrites all free memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from worker.plan.plan import Plan, StepResult
 
 
 class LateExecutor(LocalExecutor):
-    """Runs each step when its result is requested."""
+    """Runs each step only when its result is requested."""
 
     def launch(self, plan: Plan) -> AwaitResult:
         return partial(self.run, plan)

@@ -1,4 +1,4 @@
-"""Requests of different urgency that arrive over time at a cache too small for them."""
+"""Requests with different priorities that arrive over time; the cache is too small for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from worker.protocol.sampling import SamplingParams
 
 NUM_REQUESTS = 40
 CACHE_TOKENS = 256
-"""A tenth of the tokens that they need together."""
+"""KV cache size: 1/10 of the total number of tokens."""
 
 
 def submits(rng: random.Random) -> list[Submit]:

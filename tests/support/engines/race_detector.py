@@ -1,8 +1,9 @@
 """Fake CUDA streams and events that run everything immediately and detect possible races.
 
-Each stream, and the host, has a vector clock. Operations of different lanes are only ordered if an
-event was recorded and waited for in between, or if the host launched one of them after it. Writing
-a tensor during a possible unordered access to it is a race, even if the order was right this time.
+Each stream, and the host, is a lane with a vector clock. Operations in different lanes are ordered
+only if an event was recorded and waited for in between, or if the host launched one after the
+other. A write that is unordered with another access to the same tensor is a race, even if the order
+happened to be correct.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Event:
 
 
 class Detector(TorchDispatchMode):
-    """Observes every copy between tensors within a `with` block; accesses of the host must be
+    """Observes every copy between tensors within a `with` block; accesses by the host must be
     reported."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:

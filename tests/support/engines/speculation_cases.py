@@ -1,4 +1,5 @@
-"""Engines that draft under all conditions, and requests whose outcomes drafts must not change."""
+"""Engines that draft under all conditions, and requests whose outcomes must not depend on
+drafts."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from worker.protocol.text.tokenizer import load_tokenizer
 MODEL = str(MODELS / "demo")
 NGRAM: dict[str, Any] = {"speculative_method": "ngram", "speculative_adaptive": False}
 DRAFT: dict[str, Any] = {**NGRAM, "speculative_method": "draft", "speculative_model": MODEL}
-"""The model drafts for itself: without logits processors, all its drafts are accepted."""
+"""Options with which the model is its own draft model: without logits processors, all drafts are
+accepted."""
 PATTERN = "(ab|cd ){2,9}x"
 SCHEMA = {"type": "array", "items": {"enum": ["red", "blue"]}, "minItems": 2, "maxItems": 5}
 SETTINGS: list[dict[str, Any]] = [
@@ -55,8 +57,8 @@ class RandomGate(SpeculationGate):
 
 
 class TimedGate(SpeculationGate):
-    """Gate with given costs for which drafts pay: measured ones might keep it closed on a busy
-    machine."""
+    """Gate with fixed costs at which drafts are worthwhile; measured costs could keep it closed on
+    a busy machine."""
 
     costs = StepCosts(
         constant=1e-3,
@@ -102,7 +104,7 @@ class SpeculatingEngine(Engine):
 
 
 def prompts(count: int) -> list[list[int]]:
-    """Held-out questions and texts to copy, two to one; at most 300."""
+    """Held-out questions and texts to copy, in a ratio of two to one; at most 300."""
     tokenizer = load_tokenizer(MODEL)
     rows = [json.loads(line) for line in (MODELS / "demo_heldout.jsonl").read_text().splitlines()]
     answers = [row["answer"] for row in rows]
@@ -119,7 +121,7 @@ def prompts(count: int) -> list[list[int]]:
 
 
 def settings(count: int) -> list[SamplingParams]:
-    """Sampling parameters of each kind in turn."""
+    """Sampling parameters that cycle through all kinds."""
     return [
         SamplingParams(
             seed=i, max_tokens=50 + i % 3, ignore_eos=i % 3 == 0, **SETTINGS[i % len(SETTINGS)]

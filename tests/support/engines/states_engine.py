@@ -1,4 +1,4 @@
-"""Engines of models whose layers keep a state per request, with and without drafts."""
+"""Engines for models with a state per request, with and without drafts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = 8
 
 
 class StatesEngine(Engine):
-    """Steps run late; free states, if there are any, are overwritten. Pages are not: torch's
+    """Runs steps late and overwrites free states. Free pages are not overwritten, because torch's
     attention multiplies masked values by 0."""
 
     executor_class: type[LocalExecutor] = LateExecutor

@@ -1,4 +1,4 @@
-"""One rank of a small tensor-parallel run, in a process of its own."""
+"""One rank of a small tensor-parallel run, in a separate process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from worker.models.layers.tensor_parallel import TensorParallelGroup
 
 
 def scenario(*, together: bool) -> list[list[Request]]:
-    """Requests of several runs; the first request of each is the same one."""
+    """Requests of several runs; all runs have the same first request."""
     rng = np.random.default_rng(2)
     tokens = rng.integers(0, 500, 300).tolist()
     runs = []
@@ -52,7 +52,7 @@ def run_rank(
 
 
 def run_rank_on_shared_device(rank: int, device_names: list[str], directory: str) -> None:
-    """Runs a group of CUDA ranks by their device names, with tensors on CPU; saves what it
+    """Runs a group of CUDA ranks with CUDA device names, but with tensors on CPU; saves what it
     gathers."""
     torch.set_num_threads(1)
     group_module._device_name = lambda device: device_names[rank]

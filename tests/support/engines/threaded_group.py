@@ -1,4 +1,4 @@
-"""Two ranks in one process: threads that exchange tensors at a barrier, since processes take
+"""Two ranks in one process: threads that exchange tensors at a barrier, because processes take
 seconds to start."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ThreadedGroup(TensorParallelGroup):
         self._parts, self._barrier = parts, barrier
 
     def all_reduce(self, tensor: torch.Tensor, *, fixed_order: bool = False) -> torch.Tensor:
-        """Sums in place, in the order of ranks."""
+        """Sums in place, in rank order."""
         total, *others = self._gather(tensor)
         for part in others:
             total = total + part
@@ -47,7 +47,7 @@ class ThreadedGroup(TensorParallelGroup):
 
 
 def run_ranks(world_size: int, work: Callable[[TensorParallelGroup], Outcome]) -> list[Outcome]:
-    """Results of each rank's work, in their order. An error in one also stops the others."""
+    """Results of each rank's work, in rank order. An error in one rank also stops the others."""
     parts, barrier = [torch.empty(0)] * world_size, threading.Barrier(world_size)
 
     def run(rank: int) -> Outcome:

@@ -23,12 +23,12 @@ class ClientOptions:
     num_clients: int = 16
     """Number of concurrent clients; each sends its next request after the previous answer."""
     num_idle_clients: int = 4
-    """Number of clients with a request at the start, one at the end, and an idle connection in
-    between."""
+    """Number of clients that send one request at the start and one at the end, over a connection
+    that is idle in between."""
     output_len: int = 16
-    """Tokens of a short request."""
+    """Output tokens per short request."""
     long_output_len: int = 600
-    """Tokens of a long request."""
+    """Output tokens per long request."""
     pause_s: float = 0.0
     """Seconds for which a client waits before its next request."""
 
@@ -70,7 +70,7 @@ class ClientLoad:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stops the clients, which would otherwise load later tests."""
+        """Stops the clients, which would otherwise affect later tests."""
         self.stop()
 
     def wait_for(self, count: int) -> None:
@@ -80,7 +80,7 @@ class ClientLoad:
             time.sleep(0.02)
 
     def stop(self) -> list[Record]:
-        """Stops when every client has received its last answer; returns all records."""
+        """Stops once every client has received its last answer; returns all records."""
         self._stopping.set()
         self._thread.join()
         return self.records

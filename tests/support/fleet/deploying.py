@@ -1,6 +1,6 @@
 """Deploys a Serve config from standard input on the Ray cluster at the given address.
 
-Runs in a process of its own with the environment of the fleet.
+Runs in a separate process with the fleet's environment.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Serve applications whose replicas cannot start immediately, on their own Ray cluster.
 
-The argument is JSON: the port, the `args` of a Serve config by application, and the descriptor of
-an open file, to which a line of JSON with their state is written every quarter of a second, until
-standard input ends. Standard output is not used, since Ray prints to it in the middle of lines.
+The argument is a JSON object with the port, the `args` of a Serve config by application, and an
+open file descriptor. Until standard input ends, a JSON line with the applications' state is written
+to the file every 0.25 s. Standard output is not used, because Ray prints to it in the middle of
+lines.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class MemorySamples:
         self._times.append(at)
 
     def growth(self, since: float, until: float) -> float:
-        """Maximum growth in MiB relative to the second before."""
+        """Maximum growth in MiB, relative to the second before."""
         return max(self._between(since, until), default=0.0) - self._middle(since - 1.0, since)
 
     def kept(self, since: float, now: float) -> float:
@@ -37,7 +37,7 @@ class MemorySamples:
         return self._middle(now - 0.5, now) - self._middle(since - 1.0, since)
 
     def mean(self, since: float, until: float) -> float:
-        """Mean in MiB between two times; 0 without samples."""
+        """Mean in MiB between two times; 0 if there are no samples."""
         values = self._between(since, until)
         return statistics.fmean(values) if values else 0.0
 
@@ -62,7 +62,7 @@ class MemorySampler:
 
     def __init__(self, period_s: float) -> None:
         self.samples: dict[int, MemorySamples] = {}
-        """Samples by process id, at times of the monotonic clock."""
+        """Samples, keyed by process id, with times on the monotonic clock."""
         self._period_s = period_s
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -81,7 +81,7 @@ class MemorySampler:
         self._thread.join()
 
     def follow(self, pids: Iterable[int]) -> None:
-        """Adds processes to sample from now on."""
+        """Adds processes to sample."""
         for pid in pids:
             self.samples[pid] = MemorySamples()
 
@@ -109,7 +109,7 @@ class MemoryWatch(MemorySampler):
             self.follow(pids)
 
     def mean_mib(self, since_s: float, until_s: float) -> dict[str, float]:
-        """Mean of each part between two times after the start; 0 without samples."""
+        """Mean of each part between two times after the start; 0 if there are no samples."""
         since, until = self._began + since_s, self._began + until_s
         return {
             name: sum(self.samples[pid].mean(since, until) for pid in pids)

@@ -1,8 +1,9 @@
-"""A Ray cluster with several nodes on this machine, which checks kill and restart. Linux only.
+"""A Ray cluster with several nodes on this machine, for checks that kill and restart nodes. Linux
+only.
 
-Each node is a raylet with its own processes. Nodes differ by their `resources`, which Serve's
-placement requires. Clients reach the gateway at its own port, as through a load balancer, so that
-nothing in front of it fails together with a node.
+Each node is a raylet with its own processes. Nodes differ in their `resources`, which Serve uses
+for placement. Clients reach the gateway at its own port, as through a load balancer, so that no
+proxy fails together with a node.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class NodeCluster:
     """The cluster, from `start` to `stop`; as a context manager it calls both.
 
     Args:
-        redis_server: path of the binary; the head's state then survives the head.
+        redis_server: path of the binary; if set, the head's state survives the head.
         node_check_ms: milliseconds between the head's health checks of a node.
     """
 
@@ -56,7 +57,7 @@ class NodeCluster:
         os.environ["RAY_SERVE_ENABLE_DIRECT_INGRESS"] = "1"
         os.environ["RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT"] = str(port)
         self._environment = prepare(host=_HOST, port=port, haproxy=False)
-        # Ray stores there which cluster is the machine's current one, which others must not find.
+        # Ray stores the machine's current cluster there, which other processes must not find.
         os.environ["RAY_TMPDIR"] = str(self._environment.directory)
         os.environ[_NODE_CHECK] = str(self._node_check_ms)
         if self._redis_server is not None:
@@ -69,7 +70,7 @@ class NodeCluster:
         self._add(self._head_arguments)
 
     def add(self, **resources: float) -> Any:
-        """Adds a node with these resources; returns a handle of it."""
+        """Adds a node with these resources; returns its handle."""
         return self._add({"resources": resources})
 
     def kill(self, node: Any) -> None:
@@ -112,11 +113,11 @@ class NodeCluster:
             if time.monotonic() > deadline or status.status == "DEPLOY_FAILED":
                 raise RuntimeError(f"the application is {status.status}: {status}")
             time.sleep(_POLL_S)
-        # Running applications need no driver, and the head with it may be killed.
+        # Running applications need no driver, and the head, which runs it, may be killed.
         ray.shutdown()
 
     def others(self) -> list[Any]:
-        """All nodes but the head."""
+        """All nodes except the head."""
         return list(self._cluster.worker_nodes)
 
     def ranks_on(self, node: Any) -> list[tuple[int, str]]:
@@ -127,7 +128,7 @@ class NodeCluster:
         return sorted((int(match[1]), match[2]) for match in found if match)
 
     def ready_workers(self) -> list[str]:
-        """Ids of the gateway's ready workers; none while it is down."""
+        """IDs of the gateway's ready workers; empty while the gateway is down."""
         try:
             with urllib.request.urlopen(f"{self.base_url}/metrics", timeout=5) as response:
                 text = response.read().decode()
@@ -137,7 +138,7 @@ class NodeCluster:
         return sorted(set(re.findall(series, text, re.MULTILINE)))
 
     def wait_workers(self, count: int, timeout_s: float = START_TIMEOUT_S) -> float:
-        """Waits for that number of ready workers; returns the seconds that it took.
+        """Waits for this number of ready workers; returns the time taken in seconds.
 
         Raises:
             RuntimeError: it took longer than `timeout_s`.

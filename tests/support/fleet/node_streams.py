@@ -43,8 +43,7 @@ class Stream:
 
 
 class NodeStreams:
-    """Streams of each model in the numbers of `counts`, all started at once with different
-    prompts."""
+    """Streams with different prompts, all started at once; `counts` is the number per model."""
 
     def __init__(self, base_url: str, counts: Mapping[str, int], num_tokens: int) -> None:
         self._url = f"{base_url}/v1/completions"
@@ -61,12 +60,12 @@ class NodeStreams:
         return [stream for stream in self._streams if stream.model == model]
 
     def wait_begun(self) -> None:
-        """Waits until each has received a token or failed."""
+        """Waits until each stream has received a token or failed."""
         while not all(stream.token_ids or stream.ended for stream in self._streams):
             time.sleep(0.005)
 
     def wait(self, model: str | None = None) -> list[Stream]:
-        """Waits for all, or those of one model, and returns them."""
+        """Waits for all streams, or for those of one model, and returns them."""
         streams = self._streams if model is None else self.of(model)
         while not all(stream.ended for stream in streams):
             time.sleep(0.01)

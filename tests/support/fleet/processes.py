@@ -13,8 +13,8 @@ class CpuMeter:
     """CPU time of groups of processes among the descendants of this one.
 
     Args:
-        parts: by name of a group, beginnings of the command lines of its processes (for Ray's
-            workers `ray::Class...`), or file names of their programs.
+        parts: command-line prefixes of each group's processes (`ray::Class...` for Ray's workers),
+            or file names of their executables, keyed by group.
 
     Raises:
         RuntimeError: a part has no process.
@@ -55,7 +55,7 @@ def find_parts(parts: Mapping[str, tuple[str, ...]]) -> dict[str, list[int]]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process. Raises RuntimeError if it is gone."""
+    """User and system time of a process in seconds. Raises RuntimeError if it has exited."""
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.Error as error:
@@ -64,7 +64,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def resident_mib(pid: int) -> float:
-    """Resident memory of a process in MiB; 0 if it is gone."""
+    """Resident memory of a process in MiB; 0 if it has exited."""
     try:
         return float(psutil.Process(pid).memory_info().rss / _MIB)
     except psutil.Error:

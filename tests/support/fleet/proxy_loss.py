@@ -21,8 +21,8 @@ _ASK_TIMEOUT_S = 30.0
 _BACK_TIMEOUT_S = 240.0
 _POLL_S = 0.02
 _REPLACED_POLL_S = 0.25
-"""Seconds between checks: Serve takes some 20 s to detect a lost manager, and listing all processes
-takes milliseconds."""
+"""Seconds between checks: Serve takes about 20 s to detect a lost manager, and listing all
+processes takes milliseconds."""
 
 
 class Probe:
@@ -87,8 +87,8 @@ class Victims:
     killed: set[int] = field(default_factory=set)
 
     def find(self, name: str) -> list[int]:
-        """Processes with this name, or a title that starts with it, except for a HAProxy that
-        another one has replaced: it ends with its last connection."""
+        """Processes with this name, or with a title that starts with it. Excludes a replaced
+        HAProxy, which exits with its last connection."""
         found = []
         for pid in self.processes():
             with contextlib.suppress(psutil.Error):
@@ -108,7 +108,8 @@ class Victims:
         return began
 
     def wait_back(self) -> int:
-        """Waits for the HAProxy that replaces the killed one, which exists until it is reaped.
+        """Waits for the HAProxy that replaces the killed one. The killed process exists until it is
+        reaped.
 
         Raises:
             TimeoutError: there was none.

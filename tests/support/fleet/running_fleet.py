@@ -56,8 +56,8 @@ class RunningFleet:
         )
 
     def admission(self, model: str, **rules: object) -> dict[str, object]:
-        """Changes the admission rules of a model's workers; without rules, returns the changed
-        ones."""
+        """Changes the admission rules of a model's workers. If none are given, returns the changed
+        rules."""
         headers = {"authorization": f"Bearer {ADMIN_KEY}"}
         url = f"{self.base_url}/admin/admission"
         if rules:
@@ -73,7 +73,8 @@ class RunningFleet:
         return list(marked(f"RAYFLEET_TEST={self.base_url}"))
 
     def ranks(self, worker: str, rank: int) -> set[int]:
-        """Process ids of a worker's rank: there may be one that ends and one that starts."""
+        """Process ids of a worker's rank; there can be one that is exiting and one that is
+        starting."""
         title = f"ray::Rank{rank}:{worker}".encode()
         found = set()
         for pid in self.processes():
@@ -148,7 +149,7 @@ def start_fleet(
         folder: working directory.
         arguments: arguments of `rayfleet serve`.
         stdout: file descriptor for its standard output.
-        installed: folder of executables with the `rayfleet` to run; None for the source tree's.
+        installed: folder of executables with the `rayfleet` to run; None uses the source tree's.
     """
     port = free_ports(1)[0]
     base_url = f"http://127.0.0.1:{port}"
@@ -220,7 +221,7 @@ def models_of(tiny: Path, demo: Path | str, max_elastic: int = 3) -> list[dict[s
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    """Polls with increasing intervals, since a request to the fleet takes its processes tens of
+    """Polls with increasing intervals, because each request takes the fleet's processes tens of
     milliseconds."""
     began = time.monotonic()
     pause_s = 0.05

@@ -53,14 +53,14 @@ Key = tuple[str, str, str]
 
 
 class FakeCluster:
-    """All objects by key."""
+    """All objects, keyed by `Key`."""
 
     def __init__(self) -> None:
         self.objects: dict[Key, Object] = {}
         self.lock = threading.Lock()
 
     def kinds(self) -> dict[tuple[str, str], Object]:
-        """Objects by kind and name, without Helm's own records."""
+        """Objects, keyed by kind and name, without Helm's own records."""
         return {
             (o["kind"], name): o
             for (_, _, name), o in self.objects.items()
@@ -70,7 +70,7 @@ class FakeCluster:
 
 @contextmanager
 def serve_api() -> Iterator[tuple[FakeCluster, str]]:
-    """The cluster, and the URL of its API on loopback."""
+    """Context with the cluster and the URL of its API on the loopback interface."""
     cluster = FakeCluster()
     handler = type("Handler", (_Handler,), {"cluster": cluster})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)

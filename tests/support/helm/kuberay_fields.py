@@ -1,4 +1,4 @@
-"""Fields of KubeRay's resources: a JSON schema per release, beside this file.
+"""Fields of KubeRay's resources: a JSON schema per release, next to this file.
 
 It is made from a release's CustomResourceDefinitions and keeps names, types, enumerations, bounds
 and what is required. With a clone of KubeRay:
@@ -6,9 +6,9 @@ and what is required. With a clone of KubeRay:
     git -C kuberay archive v1.7.0 ray-operator/config/crd/bases | tar -x
     python -m tests.support.helm.kuberay_fields ray-operator/config/crd/bases > 1.7.0.json
 
-Left out: status; pod templates, which are checked as the pods that they are; CEL rules; and what
-the controller checks. An object with a field that is not listed is refused, though the API server
-would only drop the field: that is the fault looked for.
+The schema omits status, pod templates (which are checked as pods), CEL rules, and the controller's
+checks. An object with an unlisted field is rejected, although the API server would only drop the
+field, because dropped fields are the faults to find.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VERSION = "v1"
 KEPT = ("enum", "maxLength", "minItems", "minLength", "minimum", "maximum", "pattern", "type")
 POD_TEMPLATE: Object = {"type": "object"}
 WORTH_SHARING = 200
-"""Characters of a part that is written once for all its places."""
+"""Minimum number of characters of a part that is written only once and shared."""
 
 
 def violations(o: Object, release: str) -> list[str]:

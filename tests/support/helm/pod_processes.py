@@ -1,11 +1,11 @@
-"""Ray pods as processes of this machine.
+"""Ray pods as local processes.
 
-A pod has a network, a file system and memory of its own, which processes have not. So they get what
-is listed here, and nothing else differs from what KubeRay would run:
+A pod has its own network, file system and memory; a process does not. Only these settings differ
+from what KubeRay would run:
 
-- every port is a free one, and every listener is on loopback (`RAY`);
-- folders of the image and of volumes are others (`FOLDERS`), models those of the clone;
-- Ray does not watch the machine's memory.
+- every port is a free one, and every listener is on the loopback interface (`RAY`);
+- folders of the image and of volumes are replaced (`FOLDERS`), and models are those of the clone;
+- Ray does not monitor the machine's memory.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class PodCluster:
         """Response of the dashboard to a request as KubeRay's operator sends it.
 
         Raises:
-            OSError: it refuses, or nobody listens yet.
+            OSError: the connection was refused, or the dashboard is not listening yet.
         """
         headers = {"Content-Type": "application/json"}
         if token is not None:
@@ -167,7 +167,7 @@ class PodCluster:
         """Waits until a condition holds; `gives_up` returns why it never will, or nothing.
 
         Raises:
-            NotInTimeError: it does not.
+            NotInTimeError: the condition did not hold in time.
         """
         deadline = time.monotonic() + START_TIMEOUT_S
         answer: object = None

@@ -38,17 +38,17 @@ class Binary:
     kernel: str
     shared_bytes: int
     key: str
-    """Equal where two launches share a binary."""
+    """Key; launches with equal keys share a binary."""
     ptx: str = field(repr=False)
     cubin: bytes = field(repr=False)
     tile_rows: int
-    """Rows of a product's first factor; 0 for kernels without products."""
+    """Rows of a matmul's first operand; 0 for kernels without matmuls."""
     launches_dependent: bool
     """Whether it is launched with PDL."""
 
     @property
     def instruction(self) -> str:
-        """Matrix-multiply instruction; empty if none."""
+        """Matrix-multiply instruction; empty if there is none."""
         found = (name for name in _PRODUCTS if name in self.ptx)
         return next(found, "")
 

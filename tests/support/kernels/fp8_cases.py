@@ -55,8 +55,8 @@ _STEP = 2.0**-9
 
 
 def fp8_attention_case(device: str, dtype: torch.dtype) -> None:
-    """Attention over an FP8 cache is, in every bit, that over its numbers in the queries' type,
-    with the scales applied: windows, sinks, caps, latents, and in batch-invariant mode."""
+    """Attention over an FP8 cache is bitwise equal to attention over its values in the queries'
+    type, with the scales applied: windows, sinks, caps, latents, and batch-invariant mode."""
     _skip_without_fp8(device)
     lens, query_lens = [1, 37, 300], [1, 20, 6]
     few = ((6, 40, 0, 0, 0.0, False), (4, 32, 0, 37, 0.7, True), (5, 44, 36, 0, 0.0, False))
@@ -186,8 +186,9 @@ def quantize_fp8_case(device: str, dtype: torch.dtype) -> None:
 
 
 def fused_quantization_case(device: str, dtype: torch.dtype) -> None:
-    """Norms and activations that quantize their results: in every bit as `quantize_fp8` after them,
-    in both implementations; rows that are slices of wider ones, and sizes that fill no block."""
+    """Norms and activations that quantize their results are bitwise equal to a separate
+    `quantize_fp8`, in both implementations: rows that are slices of wider ones, and sizes that fill
+    no block."""
     _skip_without_fp8(device)
     dtype = torch.bfloat16
     x, residual = (torch.randn(5, 210).to(device, dtype)[:, :200] for _ in range(2))
@@ -225,7 +226,7 @@ def _assert_same_rows(rows: Fp8Rows, expected: Fp8Rows) -> None:
 
 
 def fp8_product_case(device: str, dtype: torch.dtype) -> None:
-    """FP8 products of many rows, which take a GPU, against the dequantized weight."""
+    """FP8 matmuls with many rows, which need a GPU, against the dequantized weight."""
     if device == "cpu" or dtype != torch.bfloat16 or torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("FP8 products need bfloat16 and a GPU of compute capability 8.9")
     for columns, depth, block in ((48, 200, 400), (512, 640, 1280), (256, 640, 128)):

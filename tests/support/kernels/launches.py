@@ -95,8 +95,8 @@ def attention(
 
 
 def token_ops(dtype: torch.dtype, *, is_brief: bool = False) -> None:
-    """Ops on single tokens, and matmuls without codes; briefly, every kernel but not every variant
-    of products of experts and of norms."""
+    """Ops on single tokens, and matmuls without codes. If brief, every kernel, but not every
+    variant of expert matmuls and norms."""
     x, weight = torch.randn(5, 96).to(dtype), torch.randn(96).to(dtype)
     heads = torch.randn(5, 3, 40).to(dtype)
     caches = torch.zeros(2, 2, 8, 3, 40, dtype=dtype)
@@ -235,7 +235,7 @@ def mix(
 
 
 def draw(rows: int, place: Callable[[torch.Tensor], torch.Tensor], vocab: int = 5003) -> None:
-    """All launches of sampling with random, filtered, penalised and scored rows."""
+    """All launches of sampling with random, filtered, penalized and scored rows."""
     logits = torch.randn(rows, vocab)
     integers, numbers = place(torch.arange(rows)), place(torch.ones(rows))
     own = SamplingParameters(
@@ -302,7 +302,7 @@ def prepare(rows: int, place: Callable[[torch.Tensor], torch.Tensor]) -> None:
 
 
 def adapters(dtype: torch.dtype, ranks: tuple[int, ...] = (16, 64)) -> None:
-    """Products with LoRA adapters in a layer of Llama's size, by rank of the buffers."""
+    """LoRA matmuls in a layer of Llama's size, by rank of the buffers."""
     x, out = torch.randn(40, 2048).to(dtype), torch.randn(40, PARTS[-1].stop).to(dtype)
     for rank in ranks:
         weights = make_lora("cpu", dtype, in_features=2048, rank=rank)

@@ -15,7 +15,7 @@ from kernels.attention import (
 from kernels.attention.values import has_latents
 
 MOST_HEADS = 16
-"""Maximum heads of queries that attend to latents."""
+"""Maximum number of query heads that attend to latents."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Paged:
     value_scale: float = 1.0
 
     def in_fp8(self, key_scale: float = 1.0, value_scale: float = 1.0) -> Paged:
-        """The same in an FP8 cache. Values of latents have the scale of keys."""
+        """The same data in an FP8 cache. Values of latents have the keys' scale."""
         k_cache, v_cache = (
             (cache / scale).to(torch.float8_e4m3fn)
             for cache, scale in ((self.k_cache, key_scale), (self.v_cache, value_scale))
@@ -158,8 +158,8 @@ def make_paged(
     value_dim: int = 0,
     own_value_dim: int = 0,
 ) -> Paged:
-    """A random cache. With `value_dim`, values are that number of leading dimensions of the keys;
-    with `own_value_dim`, they have a cache of their own with that number of dimensions."""
+    """A random cache. With `value_dim`, values are this number of leading dimensions of the keys.
+    With `own_value_dim`, they have a separate cache with this number of dimensions."""
     columns = max(1, -(-max(lens) // page_size))
     num_pages = len(lens) * columns + 1
     shape = (num_pages, page_size, num_kv_heads, head_dim)

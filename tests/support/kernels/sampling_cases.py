@@ -105,7 +105,7 @@ def sample_case(device: str, dtype: torch.dtype) -> None:
 
 
 def narrow_case(device: str, dtype: torch.dtype) -> None:
-    """Rows with few tokens to keep take no histogram; those with many do, and flat ones."""
+    """Rows with few tokens to keep use no histogram; flat rows and rows with many tokens do."""
     from kernels.sample_tokens.triton_narrow import filters_of, narrow
 
     few = [(1.0, 20, 1.0, 0.0), (0.6, 20, 0.95, 0.0), (1.0, 0, 0.9, 0.0), (1.0, 0, 1.0, 0.05)]
@@ -185,7 +185,7 @@ def bitmask_case(device: str, dtype: torch.dtype) -> None:
 def penalties_case(device: str, dtype: torch.dtype) -> None:
     vocab, slots = 4500, 5
     pool = torch.randint(0, vocab, (slots, 40), dtype=torch.int32)
-    pool[:, 3:9] = 7  # a token that stands several times
+    pool[:, 3:9] = 7  # a token that occurs several times
     ends, prompts = [30, 12, 40], [10, 12, 0]
     in_prompt, counts = torch.zeros(slots, vocab, dtype=torch.bool), torch.zeros(slots, vocab)
     for slot, end, num_prompt in zip((3, 0, 1), ends, prompts, strict=True):
@@ -217,7 +217,7 @@ def penalties_case(device: str, dtype: torch.dtype) -> None:
 
 
 def penalties_of_drafts_case(device: str, dtype: torch.dtype) -> None:
-    """Drafts that are not counted yet are penalised as if they were."""
+    """Drafts that are not counted yet are penalized as if they were."""
     vocab, prompt, end, most = 300, 4, 12, 3
     pool = torch.randint(0, 9, (2, 16), dtype=torch.int32)
     in_prompt = torch.zeros(2, vocab, dtype=torch.bool)

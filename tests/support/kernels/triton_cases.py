@@ -296,8 +296,8 @@ def linear_case(device: str, dtype: torch.dtype) -> None:
 
 
 def skinny_linear_case(device: str, dtype: torch.dtype) -> None:
-    """Products of few rows, with input features that are split or not, equal those of torch, with
-    the same bits each time. Rows may be apart in memory."""
+    """Matmuls with few rows, with and without split input features, equal torch's and are bitwise
+    reproducible. Rows need not be contiguous."""
     if dtype == torch.float32:  # the interpreter, which multiplies no bfloat16
         dtype = torch.float16
     for rows, shape in ((1, (64, 128)), (17, (128, 640)), (50, (64, 512)), (99, (192, 384))):
@@ -316,7 +316,7 @@ def skinny_linear_case(device: str, dtype: torch.dtype) -> None:
 
 
 def quantized_linear_case(device: str, dtype: torch.dtype) -> None:
-    """Products equal those of the dequantized weight, with the same bits each time: all codes, in
+    """Matmuls equal those with the dequantized weight and are bitwise reproducible: all codes, in
     groups of fewer features than a tile (the first starting before the first feature), of a tile,
     of several tiles and of all features; any number of rows, including numbers for which weights
     are dequantized first and for which input features are split."""
@@ -609,7 +609,7 @@ def fused_moe_case(device: str, dtype: torch.dtype) -> None:
         with registry.using("triton"):
             assert torch.equal(run(plain, slice(1, 2)), run(plain)[1:2])
             packed = Experts(*(pack_quantized_experts(part, dtype) for part in quantized))
-            # Products of quantized weights are added up in another order.
+            # Matmuls with quantized weights sum in a different order.
             close = 2e-2 if dtype.itemsize == 2 else 1e-5
             torch.testing.assert_close(run(packed), run(dequantized), rtol=close, atol=close)
             assert torch.equal(run(packed, slice(1, 2)), run(packed)[1:2])

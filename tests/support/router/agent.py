@@ -40,13 +40,13 @@ CALLS = (
 
 
 def build_agent(folder: Path) -> None:
-    """Creates its checkpoint."""
+    """Creates the model's checkpoint."""
     build_checkpoint(folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
 
 
 def agent_rig(folder: Path, tokenizer: Tokenizer) -> Rig:
-    """A gateway for it, not started, whose workers support chats of a certain length."""
+    """A gateway for the model, not started, whose workers support chats of a given length."""
     rig = Rig(folder, tokenizer)
     for worker in rig.workers:
         worker.info = msgspec.structs.replace(
@@ -56,13 +56,14 @@ def agent_rig(folder: Path, tokenizer: Tokenizer) -> Rig:
 
 
 def prompt_of(rig: Rig) -> str:
-    """The last prompt as text."""
+    """Last prompt as text."""
     ids = memoryview(rig.submits()[-1].prompt).cast("i").tolist()
     return rig.tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def play(rig: Rig, answer: str) -> None:
-    """Scripts the model's answer, after reasoning if the prompt has begun that."""
+    """Scripts the model's answer; it follows reasoning if the prompt has opened a reasoning
+    block."""
 
     def script(submit: Submit) -> list[int]:
         last = memoryview(submit.prompt).cast("i").tolist()[-32:]
@@ -74,7 +75,7 @@ def play(rig: Rig, answer: str) -> None:
 
 
 def events_of(response: httpx.Response) -> list[dict[str, Any]]:
-    """The JSON events of a stream."""
+    """JSON events of a stream."""
     lines = response.text.split("\n")
     data = [line[6:] for line in lines if line.startswith("data: ")]
     return [json.loads(text) for text in data if text != "[DONE]"]

@@ -1,4 +1,4 @@
-"""Bodies of any size for each route of the gateway, in shapes that once took quadratic time."""
+"""Bodies of any size for each route of the gateway, with shapes that once took quadratic time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Shape = Callable[[int], bytes]
 
 
 def filled(begin: str, item: str, end: str) -> Shape:
-    """`item` repeated, with `#` replaced by its number, between `begin` and `end`."""
+    """`item` repeated between `begin` and `end`, with `#` replaced by its index."""
 
     def shape(size: int) -> bytes:
         items, left, number = list[str](), size - len(begin) - len(end), 0

@@ -1,4 +1,4 @@
-"""What models of each family write: reasoning, content and calls, as text and parsed."""
+"""Outputs of models of each family: reasoning, content and calls, as text and parsed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CALL, CALL_END, SEP = (deepseek(n) for n in ("tool_call_begin", "tool_call_end",
 CALLS, CALLS_END = deepseek("tool_calls_begin"), deepseek("tool_calls_end")
 
 Expected = tuple[str, str, list[tuple[str, dict[str, Any] | str]]]
-"""Reasoning, content, calls; truncated arguments are text."""
+"""Reasoning, content and calls; truncated arguments are text."""
 TABLE: list[tuple[str, str, Expected]] = [
     ("hermes", "plain text, 1 < 2 <too", ("", "plain text, 1 < 2 <too", [])),
     ("hermes", "  kept \n", ("", "  kept \n", [])),

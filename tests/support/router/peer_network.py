@@ -10,7 +10,7 @@ from router.peers import Peers
 
 
 class PeerNetwork:
-    """Gateways by id, and faults of the connections between them."""
+    """Gateways, keyed by id, and faults of the connections between them."""
 
     def __init__(self) -> None:
         self.members: dict[str, Peers] = {}

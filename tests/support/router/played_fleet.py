@@ -70,7 +70,7 @@ class PlayedFleet:
         self.fleet.update(name, WorkerUpdate(1, seq, [], [], load))
 
     def choose(self, tokens: np.ndarray, *, keep: bool = False, session: str = "") -> str:
-        """The worker chosen for a prompt; its booking is released unless kept."""
+        """Worker chosen for a prompt; its booking is released unless kept."""
         self.num_requests += 1
         name = f"r{self.num_requests}"
         choice = self.fleet.reserve(name, PromptBlocks(tokens.tobytes(), session=session))

@@ -1,4 +1,4 @@
-"""Workers with the real scheduler and cache, and a device that computes nothing."""
+"""Workers with the real scheduler and cache, but without computation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SALT = "salt"
 
 
 class ScheduledWorker:
-    """A worker with the bookkeeping of its front, and a fake `clock`, advanced by `step`."""
+    """A worker with its frontend's bookkeeping, and a fake `clock` that `step` advances."""
 
     def __init__(
         self,
@@ -77,12 +77,12 @@ class ScheduledWorker:
         self.num_submits = 0
 
     def attach(self, gateway_id: str) -> None:
-        """Opens a new stream for a gateway; items of an older one are lost."""
+        """Opens a new stream for a gateway; items of an older stream are lost."""
         attachment = self.attachments[gateway_id] = Attachment()
         attachment.put(self.snapshot())
 
     def take(self, gateway_id: str) -> WorkerItem | None:
-        """The gateway's next item, if there is one."""
+        """Next item for the gateway; None if there is none."""
         attachment = self.attachments[gateway_id]
         if not attachment._pending:  # `next` would wait for a step, on an event loop
             return None
@@ -100,7 +100,7 @@ class ScheduledWorker:
         return self.num_submits
 
     def step(self) -> None:
-        """Runs one engine step, and reports it to all gateways."""
+        """Runs one engine step and reports it to all gateways."""
         plan = self.scheduler.schedule()
         if plan is not None:
             drawn = [7 for row in plan.rows if row.num_samples]
@@ -114,7 +114,7 @@ class ScheduledWorker:
             attachment.beat(self.epoch, self.load)
 
     def restart(self) -> None:
-        """The rank group fails with its cache and is rebuilt."""
+        """Simulates failure of the rank group, whose cache is lost, and its restart."""
         for attachment in self.attachments.values():
             attachment.put(WorkerDown(epoch=self.epoch, reason="killed"))
         self.epoch += 1

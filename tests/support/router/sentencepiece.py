@@ -39,7 +39,7 @@ DECODERS: dict[str, Any] = {
     ),
     "Metaspace": decoders.Metaspace(),
 }
-"""Decoders of such vocabularies, by origin."""
+"""Decoders of such vocabularies, keyed by origin."""
 TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'user' %}[INST] {{ message.content }} "
     "[/INST]{% else %} {{ message.content }}</s>{% endif %}{% endfor %}"

@@ -81,10 +81,10 @@ class StubWorker:
         )
         self.num_pages = 128
         self.session_tokens = 0
-        """Tokens of live agent sessions that it reports."""
+        """Number of tokens of live agent sessions that the worker reports."""
         self.ready = True
         self.busy = False
-        """Whether its event loop is blocked while another thread sends signs of life."""
+        """Whether the event loop is blocked while another thread sends heartbeats."""
         self.num_signs = self.num_asked = 0
         self.reachable = True
         self.failure: BaseException | None = None
@@ -107,13 +107,13 @@ class StubWorker:
         self.answer_gate = asyncio.Event()
         self.answer_gate.set()
         self.door = asyncio.Event()
-        """Whether streams to it can be opened."""
+        """Set while streams to the worker can be opened."""
         self.door.set()
         self.compiled = asyncio.Event()
-        """Whether grammars are compiled."""
+        """Set if grammars are compiled."""
         self.compiled.set()
         self.checked = asyncio.Event()
-        """Whether adapters are checked."""
+        """Set if adapters are checked."""
         self.checked.set()
         self.gate = asyncio.Event()
         self.gate.set()
@@ -311,7 +311,7 @@ class StubWorker:
         )
 
     def crash(self) -> None:
-        """The rank group fails; the front keeps running."""
+        """Simulates failure of the rank group; the frontend keeps running."""
         self.running.clear()
         self.blocks.clear()
         self.num_submits = 0
@@ -319,7 +319,7 @@ class StubWorker:
         self.epoch += 1
 
     def vanish(self) -> None:
-        """The entire worker exits."""
+        """Simulates exit of the entire worker."""
         self.reachable = False
         self.running.clear()
         self.send(ConnectionError("stub broke"))

@@ -1,4 +1,4 @@
-"""Workers that fail while they have requests, and others that continue them."""
+"""Workers that fail while they have requests, and other workers that resume them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ def finish(worker: StubWorker) -> None:
 
 
 async def lost_after(rig: Rig, num_steps: int) -> StubWorker:
-    """Workers with requests run some steps and crash; returns the workers that have them then."""
+    """Runs some steps on workers with requests, then crashes them; returns the workers that resume
+    the requests."""
     await rig.until(lambda: any(w.running for w in rig.workers))
     [worker] = [w for w in rig.workers if w.running]
     for _ in range(num_steps):

@@ -1,1 +1,1 @@
-"""Closed loops of coding agents: sessions whose next request follows the end of the last one."""
+"""Closed loops of coding agents: a session sends its next request after the last one has ended."""

@@ -1,7 +1,7 @@
-"""Discrete-event simulation of agents in front of a gateway: real schedulers, caches, fleet, gate.
+"""Discrete-event simulation of agents and a gateway, with the real schedulers, caches and gate.
 
-Time is coarse: a simulated step stands for `COARSE` steps of an engine and a simulated output token
-for `COARSE` tokens, so that a run takes seconds.
+Time is coarse, so that a run takes seconds: a simulated step stands for `COARSE` engine steps, and
+a simulated output token for `COARSE` tokens.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ from worker.protocol.sampling import SamplingParams
 COARSE = 4
 PAGE = 64
 CACHE_TOKENS = 270_000
-"""KV tokens of a worker: a 70B model on a group of data-center GPUs."""
+"""KV cache size of a worker in tokens, as for a 70B model on a group of data-center GPUs."""
 _GATEWAY = "simulated"
 _POLL_S = 0.25
 _FIRST_S = 60.0
 """Sessions start within these seconds."""
 _REPLACED_S = 5.0
-"""Mean seconds until an ended session is replaced."""
+"""Mean number of seconds until a finished session is replaced."""
 
 
 def fleet_shape(num_workers: int, host_share: float) -> FleetShape:
-    """Workers of the simulation; `host_share` is the host tier's size over the device's."""
+    """Workers of the simulation. `host_share` is the size of the host tier relative to the device's
+    KV cache."""
     costs = msgspec.structs.replace(
         DEFAULT_COSTS,
         constant=DEFAULT_COSTS.constant * COARSE,
@@ -70,26 +71,26 @@ class Turn:
     is_first: bool
     visit: Visit | None = None
     first_token_s: float = -1.0
-    """Seconds from arrival to first token, with the wait at the gate; negative before it."""
+    """Seconds from arrival to first token, including the wait at the gate; negative before it."""
     cached_tokens: int = 0
     ended_at: float = -1.0
 
     @property
     def wait_s(self) -> float:
-        """Seconds at the gate."""
+        """Seconds spent waiting at the gate."""
         return 0.0 if self.visit is None else self.visit.wait_s
 
 
 class ClosedLoop:
-    """A constant number of sessions in front of workers. Deterministic.
+    """A constant number of concurrent sessions, served by simulated workers. Deterministic.
 
     Args:
         load: the sessions.
-        num_sessions: number of sessions at a time; one that ends is replaced.
+        num_sessions: number of concurrent sessions; a session that ends is replaced.
         shape: the workers.
         router: creates the router, given the simulation's clock.
-        max_wait_s: maximum seconds at the gate, which requires the gateway's own router; 0 for no
-            gate.
+        max_wait_s: maximum wait at the gate in seconds; 0 disables the gate. The gate requires the
+            gateway's own router.
     """
 
     def __init__(
@@ -113,10 +114,10 @@ class ClosedLoop:
             self._gate = SessionGate(self._router.fleet, self._clock, max_wait_s)
         self._polls = False
         self._turns: dict[str, Turn] = {}
-        """Turns that have not ended, by request id."""
+        """Unfinished turns, keyed by request id."""
         self._num_turns = 0
         self._products = set[int]()
-        """Lengths of the shared prefixes that have been sent."""
+        """Lengths of the shared prefixes that have been sent so far."""
         self.ended: list[Turn] = []
         self._workers: dict[str, SimWorker] = {}
         for number in range(len(shape.slowness)):
@@ -125,7 +126,7 @@ class ClosedLoop:
             self._router.joined(worker)
 
     def run(self, horizon_s: float) -> None:
-        """Simulates until this time; the turns that have ended are in `ended`."""
+        """Simulates until `horizon_s`; finished turns are in `ended`."""
         random = self._load.random
         for _ in range(self._num_sessions):
             at = float(random.uniform(0.0, _FIRST_S))
@@ -209,7 +210,7 @@ class ClosedLoop:
         self._go_on(worker)
 
     def _choose(self, request_id: str, turn: Turn) -> Placement:
-        """Chooses the worker of a turn, which has passed the gate."""
+        """Chooses the worker for a turn that has passed the gate."""
         if self._gate is not None and turn.visit is not None:
             assert isinstance(self._router, GatewayRouter)
             choice = self._router.fleet.reserve(request_id, turn.prompt, turn.visit.excluded)
@@ -267,7 +268,7 @@ class ClosedLoop:
             self._push(self._now + load.grow(session), "turn", session)
 
     def _replace(self, session: AgentSession) -> None:
-        """Starts the session after one that has ended: a new one, or the parent's next turn."""
+        """Replaces a session that has ended: by a new one, or by the parent's next turn."""
         parent, load = session.parent, self._load
         if parent is None:
             later = float(load.random.exponential(_REPLACED_S))

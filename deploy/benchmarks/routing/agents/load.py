@@ -1,4 +1,4 @@
-"""Sessions of coding agents: contexts that grow by appends, sub-agents, and gaps between turns."""
+"""Sessions of coding agents: growing contexts, sub-agents, and gaps between turns."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Pace = Literal["unattended", "people"]
 _RECORDED = Path(__file__).parent / "recorded_gaps.json"
 _VOCAB = 100_000
 _PRODUCTS = (0.6, 0.3, 0.1)
-"""Shares of sessions by system prompt with tools: three agents are in use."""
+"""Fraction of the sessions per system prompt with tools; there are three agent products."""
 _MAX_GAP_S = 300.0
-"""Recorded gaps are cut to this, so that all sessions take part in a window of minutes."""
+"""Maximum gap: recorded gaps are capped, so that all sessions are active within minutes."""
 _FAN_OUT = 0.04
 """Fraction of the turns that start two to four sub-agents."""
 _ABANDONED = 0.01
@@ -30,24 +30,24 @@ class AgentSession:
 
     def __init__(self, name: str, context: Tokens, num_turns: int, num_shared: int) -> None:
         self.name = name
-        """Session id on the wire, which sub-agents share."""
+        """Session id in requests; sub-agents have the same one."""
         self.context = context
         self.num_turns = num_turns
-        """Turns until it ends."""
+        """Number of turns until the session ends."""
         self.num_shared = num_shared
-        """Tokens at the start of the context that all sessions of the same product share."""
+        """Number of leading context tokens that all sessions of the same product share."""
         self.turn = 0
         self.num_before = 0
-        """Tokens of its last prompt, which its next prompt repeats."""
+        """Length of the last prompt, which the next prompt repeats."""
         self.parent: AgentSession | None = None
         self.num_children = 0
-        """Sub-agents that it waits for."""
+        """Number of sub-agents that the session is waiting for."""
         self.gaps = cycle([0.0])
-        """Seconds between its turns, if they are recorded."""
+        """Seconds between turns, if recorded."""
 
 
 class AgentLoad:
-    """Random sessions with lengths and gaps like those of recorded coding agents.
+    """Random sessions whose lengths and gaps resemble those of recorded coding agents.
 
     Args:
         pace: "unattended": 86 % of the turns come within a second of the last one, 95 % within ten;
@@ -66,7 +66,7 @@ class AgentLoad:
             self._recorded = json.loads(_RECORDED.read_text())["gaps"]
 
     def session(self, *, started: bool = False) -> AgentSession:
-        """A new session, partly done if `started`."""
+        """A new session; if `started`, some of its turns are already done."""
         product = int(self.random.choice(len(_PRODUCTS), p=_PRODUCTS))
         system = self._products[product]
         parts = [system, self._tokens(2_000, 8_000)]
@@ -87,7 +87,7 @@ class AgentLoad:
         return made
 
     def sub_agents(self, parent: AgentSession) -> list[AgentSession]:
-        """Sub-agents that the parent starts at the end of a turn; usually none."""
+        """Sub-agents that the parent starts at the end of a turn; usually empty."""
         if parent.parent is not None or self.random.random() >= _FAN_OUT:
             return []
         children = []
@@ -102,7 +102,7 @@ class AgentLoad:
         return children
 
     def num_output(self) -> int:
-        """Tokens of an answer."""
+        """Number of tokens in an answer."""
         return int(np.clip(self.random.lognormal(5.5, 0.6), 100, 800))
 
     def ends(self, session: AgentSession) -> bool:
@@ -110,13 +110,13 @@ class AgentLoad:
         return session.turn >= session.num_turns or self.random.random() < _ABANDONED
 
     def answered(self, session: AgentSession, answer: Tokens) -> None:
-        """Adds an answer to the context."""
+        """Appends an answer to the context."""
         session.turn += 1
         session.num_before = len(session.context)
         session.context = np.concatenate([session.context, answer])
 
     def grow(self, session: AgentSession) -> float:
-        """Adds the results of tools; returns the seconds until the next turn."""
+        """Appends tool results to the context; returns the seconds until the next turn."""
         session.context = np.concatenate([session.context, self._growth()])
         if self._recorded:
             return max(next(session.gaps), 0.1)

@@ -1,4 +1,4 @@
-"""Recorded sessions of coding agents as a load, with all lengths and gaps divided by a factor."""
+"""Recorded sessions of coding agents, with all lengths and gaps divided by a factor."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from cluster.bench.agents.sessions import AgentSession, AgentTurn, random_gap_s
 
 _RECORDED = Path(__file__).parent / "recorded_turns.json"
 _SYSTEM_TOKENS = 15_186
-"""Tokens of the system prompt with tools: the median of the recorded sessions."""
+"""Length of the system prompt with tools in tokens: the median of the recorded sessions."""
 _CALL_SHARE = 0.25
-"""Fraction of an answer's tokens that are a tool call: about that of the median turn in TraceLab's
-example session (https://github.com/uw-syfi/TraceLab), at four characters per token."""
+"""Fraction of an answer's tokens that belong to tool calls. It approximates the median turn of
+TraceLab's example session (https://github.com/uw-syfi/TraceLab), at four characters per token."""
 
 
 def recorded_agents(compression: float, seed: int, num_started: int) -> Iterator[AgentSession]:
-    """Endless sessions in random order, with one system prompt and gaps of unattended agents.
+    """Infinite sessions in random order, with one system prompt and the gaps of unattended agents.
 
     Args:
-        compression: divisor of lengths and gaps.
+        compression: divisor for lengths and gaps.
         seed: seed of all random numbers.
-        num_started: number of sessions at the beginning that are partly done.
+        num_started: number of initial sessions that start partly done.
     """
     random = np.random.default_rng(seed)
     recorded: list[list[tuple[int, int, int]]] = json.loads(_RECORDED.read_text())["sessions"]

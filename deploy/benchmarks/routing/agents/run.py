@@ -16,7 +16,8 @@ from deploy.benchmarks.routing.routers import OWN, find_routers
 _HELD_GOAL = 0.75
 _WARM_SHARE = 1 / 2
 _GATE, _NO_GATE = "gate", "no gate"
-"""Variants with the default policy; others are names of policies, without the gate."""
+"""Variants with the default policy. Other variants are named after their policy and have no
+gate."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,27 +25,27 @@ class AgentOptions:
     """Options of `router --agents`."""
 
     gaps: tuple[str, ...] = ()
-    """Gaps between turns: unattended (86 % within a second) or people (recorded gaps of Claude
-    Code); may be given several times. Default: both."""
+    """Gaps between turns: unattended (86 % within a second) or people (recorded from Claude Code).
+    Can be repeated. Default: both."""
     sessions: tuple[int, ...] = (3, 6, 12, 18)
-    """Number of sessions at a time; may be given several times. Two workers hold the contexts of
-    about six. Default with --real: 16."""
+    """Number of concurrent sessions. Can be repeated. Two workers hold the contexts of about six
+    sessions. Default with --real: 16."""
     policies: tuple[str, ...] = field(default=(), metadata={"flag": "--policy"})
     """Other routing policies to compare with, as in SimOptions."""
     seeds: int = 5
-    """Number of simulations of each case, with different seeds."""
+    """Number of simulations per case, each with its own seed."""
     first_seed: int = 1
-    """First of the seeds."""
+    """First seed."""
     workers: int = 2
     """Number of workers."""
     host_share: float = 0.0
     """Size of the host-memory tier relative to the device's KV cache. Default with --real: 1, in
-    the variants with that tier."""
+    variants with that tier."""
     minutes: float = 18.0
-    """Simulated minutes, of which the first half is not measured. At the start, sessions are partly
-    done but not cached; most of their long first prompts are computed in that half."""
+    """Simulated minutes; the first half is not measured. The initial sessions start partly done but
+    uncached, and most of their long first prompts are computed in that half."""
     session_wait_s: float = 600.0
-    """Maximum seconds at the gate."""
+    """Maximum wait at the gate in seconds."""
 
     def __post_init__(self) -> None:
         if unknown := [one for one in self.gaps if one not in get_args(Pace)]:
@@ -58,26 +59,26 @@ class AgentOptions:
 
 
 class AgentFigures(NamedTuple):
-    """Figures of one simulation. Times are seconds, with the wait at the gate."""
+    """Figures of one simulation. Times are in seconds and include the wait at the gate."""
 
     turns_per_minute: float
     hit_rate: float
     """Fraction of the prompt tokens that were cached."""
     unlimited_hit_rate: float
-    """Hit rate with a cache that never evicts."""
+    """Hit rate of a cache that never evicts."""
     p50_ttft: float
     p99_ttft: float
     p50_running: float
-    """Median of turns that are not a session's first."""
+    """Median time to first token, without the first turns of sessions."""
     longest_wait: float
-    """Longest time at the gate."""
+    """Longest wait at the gate."""
     oldest: float
     """Longest wait for a first token at the end of the simulation."""
 
 
 def run_agents(options: AgentOptions) -> Result:
-    """Turns per minute and times to first token by number of sessions, with the gate, without it,
-    and with other policies; checks the fraction of the peak that is kept with more sessions."""
+    """Measures turns per minute and TTFT by number of sessions, with the gate, without it, and with
+    other policies. Checks the fraction of the peak throughput that remains with more sessions."""
     rows: list[dict[str, Any]] = []
     checks = []
     others, notes = find_routers(options.policies)

@@ -1,1 +1,1 @@
-"""Benchmark `router --real`: routers as real processes, in turn, with equal workers and traffic."""
+"""Benchmark `router --real`: real router processes, in turn, with equal workers and traffic."""

@@ -11,9 +11,9 @@ from deploy.benchmarks.routing.workload import DEFAULT_COSTS, FleetShape
 
 _PAGE: Final = 16
 _CACHE_TOKENS: Final = 270_000
-"""KV tokens of a worker without compression, as in the simulation."""
+"""KV cache size of a worker in tokens, before compression, as in the simulation."""
 _MAX_WAIT_S: Final = 600.0
-"""Maximum seconds at the gate without compression, as in the simulation."""
+"""Maximum wait at the gate in seconds, before compression, as in the simulation."""
 DEFAULT, HOST, GATE, GATE_HOST = "default", "host", "gate", "gate-host"
 FLEETS: Final = (DEFAULT, HOST, GATE, GATE_HOST)
 
@@ -26,27 +26,27 @@ class RealAgentOptions:
         default=(DEFAULT, GATE, GATE_HOST), metadata={"flag": "--fleet"}
     )
     """Variant to measure with --agents --real: default (neither gate nor host tier), host, gate or
-    gate-host; may be given several times."""
+    gate-host. Can be repeated."""
     sessions: tuple[int, ...] = (16,)
-    """Number of sessions at a time; may be given several times."""
+    """Number of concurrent sessions. Can be repeated."""
     num_workers: int = 2
-    """Paced workers of each fleet."""
+    """Number of paced workers per fleet."""
     compression: float = 3.6
-    """Divisor of lengths, gaps, cache sizes and maximum waits of --agents --real. Workers process
-    tokens at their real rate, so time is compressed as well. Above 3.7 first prompts can be too
+    """Divisor for lengths, gaps, cache sizes and maximum waits of --agents --real. Workers process
+    tokens at their real rate, so time is compressed as well. Above 3.7, first prompts can be too
     short for the gate."""
     window_s: float = 120.0
-    """Seconds of load per variant of --agents --real, of which the first half is not measured."""
+    """Seconds of load per variant with --agents --real; the first half is not measured."""
     host_share: float = 1.0
-    """Size of the host tier relative to the KV cache of the device."""
+    """Size of the host tier relative to the device's KV cache."""
     rounds: int = 3
-    """Turns of each variant, each with new processes and other sessions."""
+    """Number of turns per variant, each with new processes and sessions."""
     first_seed: int = 1
     """Seed of the first round."""
     model: str = ""
     """Folder with a tokenizer and a chat template for tools; default: the demo model."""
     variant: str = ""
-    """Only variant to measure, once."""
+    """Measure only this variant, once."""
 
     def __post_init__(self) -> None:
         if unknown := [one for one in (*self.fleets, self.variant) if one and one not in FLEETS]:
@@ -54,7 +54,7 @@ class RealAgentOptions:
         if not self.sessions or min(self.sessions) < 1:
             raise ValueError(f"--sessions must be at least 1, got {self.sessions}")
         if self.variant and len(self.sessions) > 1:
-            raise ValueError("--variant needs a single --sessions")
+            raise ValueError("--variant requires a single --sessions")
         for name in ("num_workers", "window_s", "host_share", "rounds"):
             if getattr(self, name) <= 0:
                 flag = name.replace("_", "-")
@@ -64,15 +64,15 @@ class RealAgentOptions:
 
     @property
     def max_wait_s(self) -> float:
-        """Maximum seconds at the gate of `variant`; 0 without one."""
+        """Maximum wait at the gate of `variant` in seconds; 0 if it has no gate."""
         return _MAX_WAIT_S / self.compression if self.variant in (GATE, GATE_HOST) else 0.0
 
     @property
     def shape(self) -> FleetShape:
         """Limits and speeds of the paced workers of `variant`.
 
-        Steps take as long as at full lengths and process as many tokens, so that the ratios of
-        prompts, answers and gaps are the same. Only attention would be too cheap, since contexts
+        Steps take as long and process as many tokens as at full length, so that the ratios between
+        prompts, answers and gaps stay the same. Only attention would be too cheap, because contexts
         are shorter.
         """
         num_pages = int(_CACHE_TOKENS / self.compression) // _PAGE

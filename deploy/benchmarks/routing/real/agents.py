@@ -35,7 +35,7 @@ from deploy.benchmarks.routing.real.routers import MODEL_NAME, own_fleet
 from router.config import RoutingConfig
 
 _GOAL: Final = 1.5
-"""Turns per minute of the best variant, relative to the default."""
+"""Minimum turns per minute of the best variant, relative to the default."""
 _START_S: Final = 300.0
 """Time limit in seconds to start and stop a fleet."""
 _PARAMETERS = {"type": "object", "properties": {"command": {"type": "string"}}}
@@ -58,25 +58,24 @@ _FIELDS: Final = {
 
 
 class AgentFigures(msgspec.Struct, frozen=True):
-    """Figures of one fleet with a number of sessions. Times are seconds, with the wait at the
-    gate."""
+    """Figures of one fleet at one number of sessions. Times are in seconds and include the wait at
+    the gate."""
 
     turns_per_minute: float
     hit_rate: float
-    """Fraction of the prompt tokens that were cached, by the workers' counts."""
+    """Fraction of the prompt tokens that were cached, as counted by the workers."""
     p50_running: float
-    """Median time to first token of turns that are not a session's first."""
+    """Median time to first token, without the first turns of sessions."""
     p99_running: float
     longest_wait: float
-    """Longest time to first token of all turns, or the age of the oldest unfinished one at the
-    end."""
+    """Longest time to first token, or the age of the oldest unfinished turn at the end."""
     mean_prompt_tokens: float
     num_turns: int
     num_failed: int
 
 
 class WordSpace(PromptSpace):
-    """Prompts of plain words, so that the number of tokens is exact."""
+    """Prompts that consist of plain words, so that the number of tokens is exact."""
 
     def __init__(self, words: Vocabulary) -> None:
         self._words = words
@@ -92,7 +91,7 @@ class WordSpace(PromptSpace):
 
 
 def run_agents_real(options: RealAgentOptions) -> Result:
-    """Figures by number of sessions and variant, and checks of their order.
+    """Figures by number of sessions and variant, and checks of the variants' order.
 
     Raises:
         ValueError: a turn failed.
@@ -124,7 +123,8 @@ def run_agents_real(options: RealAgentOptions) -> Result:
 
 
 def table(turns: Turns[AgentFigures]) -> list[dict[str, Any]]:
-    """A row per variant: medians over the rounds, and the interval of turns per minute."""
+    """One row per variant: medians over the rounds, and the confidence interval of turns per
+    minute."""
     rows = []
     for variant, rounds in turns.by_variant.items():
         names = [field.name for field in msgspec.structs.fields(AgentFigures)]
@@ -149,7 +149,7 @@ def table(turns: Turns[AgentFigures]) -> list[dict[str, Any]]:
 
 
 def ratios_to_default(turns: Turns[AgentFigures]) -> list[dict[str, Any]]:
-    """Turns per minute of the other variants relative to the default, by round."""
+    """Turns per minute of the other variants relative to the default, paired by round."""
     if DEFAULT not in turns.by_variant:
         return []
     others = [variant for variant in turns.by_variant if variant != DEFAULT]
@@ -157,7 +157,8 @@ def ratios_to_default(turns: Turns[AgentFigures]) -> list[dict[str, Any]]:
 
 
 def order_checks(turns: Turns[AgentFigures], start: str) -> list[Check]:
-    """Checks that variants are in the simulation's order by turns per minute, and of the gain."""
+    """Checks that the variants' turns per minute are in the simulation's order, and checks the
+    gain."""
 
     def ratio(variant: str, baseline: str) -> float:
         return turns.ratio(variant, baseline, _turns_per_minute).median
@@ -203,7 +204,7 @@ def figures(ended: Sequence[TurnRecord], oldest_s: float, window_s: float) -> Ag
 
 
 def _turn(options: RealAgentOptions) -> AgentFigures:
-    """Starts a fleet and runs the closed loops of one number of sessions."""
+    """Starts a fleet and runs closed loops with one number of sessions."""
     routing = RoutingConfig(max_session_wait_s=options.max_wait_s)
     with own_fleet(options.model, options.shape, 1.0, routing) as base_url:
         ended, oldest_s = uvloop.run(drive_agents(options, base_url))
@@ -213,7 +214,8 @@ def _turn(options: RealAgentOptions) -> AgentFigures:
 
 
 async def drive_agents(options: RealAgentOptions, base_url: str) -> tuple[list[TurnRecord], float]:
-    """All turns, and the age of the oldest unfinished request at the end in seconds."""
+    """Runs the sessions; returns all turns, and the age in seconds of the oldest unfinished
+    request."""
     (num_sessions,) = options.sessions
     space = WordSpace(Vocabulary(load(options.model)))
     seed = options.first_seed

@@ -1,4 +1,4 @@
-"""Load of `router --real`, and outcomes of its requests."""
+"""Load of `router --real`, and the outcomes of its requests."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Sent(msgspec.Struct, frozen=True):
     num_cached: int
     """Prompt tokens that were cached on the worker."""
     measured: bool
-    """Whether figures include the request."""
+    """Whether figures include this request."""
     error: str = ""
-    """Reason of a failure; empty for success."""
+    """Error message if the request failed; empty if it succeeded."""
 
 
 async def send_all(base_url: str, workload: str, planned: Sequence[Planned]) -> list[Sent]:

@@ -1,4 +1,4 @@
-"""Process with one paced worker behind an OpenAI endpoint, for routers that speak HTTP.
+"""Process with one paced worker behind an OpenAI-compatible endpoint, for HTTP routers.
 
 python -m deploy.benchmarks.routing.real.http_worker JSON
 """
@@ -19,7 +19,7 @@ _PROMPT_BYTES = 16 << 20
 
 
 class HttpWorker(msgspec.Struct, frozen=True):
-    """Options of a worker's process, its argument in JSON."""
+    """Options of a worker process, passed as a JSON argument."""
 
     port: int
     model: str
@@ -30,7 +30,7 @@ class HttpWorker(msgspec.Struct, frozen=True):
 
 
 def main(argument: str) -> None:
-    """Serves on loopback until the process is terminated."""
+    """Serves on the loopback interface until the process is terminated."""
     settings = msgspec.json.decode(argument, type=HttpWorker)
     # sglang-router first probes for gRPC, which aiohttp would log as an error.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)

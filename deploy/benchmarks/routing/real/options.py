@@ -19,30 +19,30 @@ class RealOptions:
 
     peers: tuple[str, ...] = field(default=(), metadata={"flag": "--peer"})
     """Router to compare with: sglang-router (cache_aware), ray-prefix (Ray Serve LLM's
-    PrefixCacheAffinityRouter) or ray-serve (Ray Serve's default); may be given several times.
-    Default: all."""
+    PrefixCacheAffinityRouter) or ray-serve (Ray Serve's default). Can be repeated. Default: all."""
     sglang_router: str = "sglang-router"
-    """Command that starts sglang-router, which needs a separate environment."""
+    """Command that starts sglang-router. Install it in a separate environment."""
     model: str = ""
     """Folder with a tokenizer; default: the demo model."""
     num_workers: int = 4
-    """Paced workers behind each router."""
+    """Number of paced workers per router."""
     pace: float = 2.0
-    """Factor for the simulation's step times and for the times between requests. At 1 a worker
+    """Factor for the simulation's step times and for the times between requests. At 1, a worker
     computes about 6,600 prompt tokens per second."""
     rounds: int = 3
-    """Turns of each router, each with new processes."""
+    """Number of turns per router, each with new processes."""
     workloads: tuple[str, ...] = ()
     """Workloads, named as in the simulation: shared-prompts, multi-turn, sibling-burst, hot-prefix.
     """
     scale: float = 1.0
-    """Factor for the number of requests; published results have 1."""
+    """Factor for the number of requests; published results use 1."""
     first_seed: int = 1
     """Seed of the first round."""
     plot: str = ""
-    """PNG file to write, with hit rates and times to first token."""
+    """PNG file for hit rates and times to first token; default: no plot."""
     variant: str = ""
-    """Only router to measure, once, with all requests in the result: rayfleet or a peer."""
+    """Measure only this router (rayfleet or a peer), once, and include all requests in the
+    result."""
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.peers if name not in PEERS]:
@@ -55,9 +55,11 @@ class RealOptions:
                 f"--variant must be one of {', '.join((OWN, *PEERS))}, got {self.variant}"
             )
         if self.num_workers < 2:
-            raise ValueError("--num-workers must be at least 2 for routing decisions")
+            raise ValueError(
+                "--num-workers must be at least 2, so that there are routing decisions"
+            )
         if self.rounds < 1 or self.pace <= 0.0 or self.scale <= 0.0:
-            raise ValueError("--rounds must be at least 1, --pace and --scale above 0")
+            raise ValueError("--rounds must be at least 1, and --pace and --scale above 0")
 
     @property
     def shape(self) -> FleetShape:

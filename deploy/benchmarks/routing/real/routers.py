@@ -1,4 +1,4 @@
-"""Routers with paced workers behind them, as processes of this machine."""
+"""Routers and their paced workers, as local processes."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ from router.config import RoutingConfig
 from worker.config import EngineConfig
 
 MODEL_NAME = "paced"
-"""Name of the model that paced workers serve."""
+"""Model name that paced workers serve."""
 _HOST = "127.0.0.1"
 _START_S = 180.0
 _STOP_S = 10.0
 
 
 def start(options: RealOptions) -> AbstractContextManager[str]:
-    """Context with the router `options.variant` and its workers; yields the endpoint's base URL."""
+    """Context that runs the router `options.variant` and its workers; yields the endpoint's base
+    URL."""
     if options.variant == OWN:
         return own_fleet(options.model, options.shape, options.pace, RoutingConfig())
     if options.variant == "sglang-router":
@@ -44,7 +45,7 @@ def start(options: RealOptions) -> AbstractContextManager[str]:
 
 
 def missing(options: RealOptions, peer: str) -> str:
-    """Reason why a peer cannot be measured here, with the remedy; empty if it can."""
+    """Why a peer cannot be measured on this machine, and how to fix that; empty if it can."""
     if peer == "sglang-router" and shutil.which(options.sglang_router) is None:
         return (
             "skipping sglang-router: install it into its own environment (python -m venv V; "
@@ -55,7 +56,7 @@ def missing(options: RealOptions, peer: str) -> str:
 
 @contextmanager
 def own_fleet(model: str, shape: FleetShape, pace: float, routing: RoutingConfig) -> Iterator[str]:
-    """Context with a rayfleet of paced workers; yields the endpoint's base URL.
+    """Context that runs rayfleet with paced workers; yields the endpoint's base URL.
 
     Args:
         model: folder with a tokenizer.
@@ -82,7 +83,7 @@ def own_fleet(model: str, shape: FleetShape, pace: float, routing: RoutingConfig
 
 @contextmanager
 def _ray_serve(options: RealOptions, *, by_prefix: bool) -> Iterator[str]:
-    """Ray Serve with its default settings, on a local cluster with rayfleet's settings of Ray."""
+    """Ray Serve with default settings, on a local cluster with rayfleet's Ray settings."""
     (port,) = free_ports(1)
     with local_ray():
         from ray import serve
@@ -99,7 +100,7 @@ def _ray_serve(options: RealOptions, *, by_prefix: bool) -> Iterator[str]:
 
 @contextmanager
 def _sglang_router(options: RealOptions) -> Iterator[str]:
-    """sglang-router with policy cache_aware at its defaults, and a process per worker."""
+    """sglang-router with policy cache_aware and default settings, and one process per worker."""
     port, metrics_port, *worker_ports = free_ports(2 + options.num_workers)
     processes: list[subprocess.Popen[bytes]] = []
     urls = [f"http://{_HOST}:{worker}" for worker in worker_ports]

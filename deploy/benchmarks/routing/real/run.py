@@ -1,4 +1,4 @@
-"""Turns of all routers in each round, and comparisons of rayfleet with each of the others."""
+"""Turns of all routers in each round, and comparisons of rayfleet with each other router."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WARM_SCALE = 0.1
 _START_S = 300.0
 """Time limit in seconds to start and stop a router and its workers."""
 _TURN_S = 300.0
-"""Time limit in seconds of a turn at scale and pace 1, which takes a fifth of that."""
+"""Time limit in seconds of a turn at scale and pace 1; the turn takes about 1/5 of it."""
 
 _PANELS = {
     "hit_rate": ("prompt tokens found in the cache", False),
@@ -38,10 +38,10 @@ _PANELS = {
 
 
 class Figures(NamedTuple):
-    """Figures of one router under one workload; times in milliseconds."""
+    """Figures of one router under one workload. Times are in milliseconds."""
 
     hit_rate: float
-    """Fraction of the prompt tokens that were cached, by the workers' counts."""
+    """Fraction of the prompt tokens that were cached, as counted by the workers."""
     mean_ttft_ms: float
     p50_ttft_ms: float
     p99_ttft_ms: float
@@ -50,10 +50,11 @@ class Figures(NamedTuple):
 
 def run_router_real(options: RealOptions) -> Result:
     """Hit rates and times to first token by workload and router, and checks of rayfleet's ratios to
-    the others.
+    the other routers.
 
     Raises:
-        ValueError: no other router can be measured on this machine, or a turn of rayfleet's failed.
+        ValueError: no other router can be measured on this machine, or one of rayfleet's turns
+            failed.
     """
     options = replace(options, model=options.model or find_demo_model())
     if options.variant:
@@ -63,7 +64,7 @@ def run_router_real(options: RealOptions) -> Result:
     for text in notes:
         note(text)
     if not peers:
-        raise ValueError("no router to compare with; see above for what is missing")
+        raise ValueError("no router to compare with: see above for what is missing")
     turns = take_turns(
         {variant: partial(turn_of, options, variant) for variant in (OWN, *peers)}, options.rounds
     )
@@ -77,13 +78,13 @@ def run_router_real(options: RealOptions) -> Result:
 
 
 def compared(turns: Mapping[str, Sequence[Sequence[Sent]]], peers: Sequence[str]) -> Result:
-    """Result of the requests of all rounds.
+    """Result over the requests of all rounds.
 
-    Percentiles are taken over all rounds together, as a single round has few requests. A peer is
-    compared over the rounds in which its turn did not fail.
+    Percentiles are computed over all rounds together, because a single round has few requests.
+    Rounds in which a peer's turn failed are excluded from its comparison.
 
     Args:
-        turns: outcomes of the requests of each turn, by router; none for a turn that failed.
+        turns: request outcomes of each turn, keyed by router; empty for a failed turn.
         peers: routers that rayfleet is compared with.
     """
     lost = {variant: sum(not turn for turn in rounds) for variant, rounds in turns.items()}
@@ -123,7 +124,8 @@ def compared(turns: Mapping[str, Sequence[Sequence[Sent]]], peers: Sequence[str]
 
 
 def figures(workload: str, sent: Sequence[Sent]) -> Figures:
-    """Figures of a workload's measured requests that succeeded. Raises ValueError without any."""
+    """Figures of a workload's measured requests that succeeded. Raises ValueError if there are
+    none."""
     one = [s for s in sent if s.workload == workload and s.measured and not s.error]
     if not one:
         raise ValueError(f"all requests of {workload} failed: {[s.error for s in sent][:3]}")
@@ -147,7 +149,7 @@ def _checks(workload: str, peer: str, own: Figures, other: Figures) -> list[Chec
 
 
 def _turn(options: RealOptions) -> Result:
-    """Measures one router under all workloads, one after another, from empty caches on."""
+    """Measures one router under all workloads in sequence, starting with empty caches."""
     vocabulary = Vocabulary(load(options.model))
     makers = workloads(vocabulary, options.num_workers, options.pace, options.scale)
     warm = workloads(vocabulary, options.num_workers, options.pace, _WARM_SCALE)["hot-prefix"](

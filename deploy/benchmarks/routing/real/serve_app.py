@@ -1,7 +1,7 @@
-"""Paced workers as a plain Ray Serve application: an ingress, and replicas behind its handle.
+"""Paced workers as a plain Ray Serve application: an ingress, and replicas that it calls.
 
-Without `from __future__ import annotations`: FastAPI reads the annotations of routes in the
-replica, where the pickled class has no module to look names up in.
+This module does not use `from __future__ import annotations`: FastAPI reads the annotations of
+routes in the replica, where the pickled class has no module in which to look up names.
 """
 
 from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ PREFIX_ROUTER = (
     "PrefixCacheAffinityRouter"
 )
 _MANY = 10**6
-"""Ongoing requests that are allowed per replica; Ray Serve LLM sets no lower limit, either."""
+"""Maximum number of ongoing requests per replica; Ray Serve LLM sets no lower limit."""
 
 
 class PacedReplica:
@@ -33,13 +33,14 @@ class PacedReplica:
         self._server = PacedServer(model, options.shape, options.pace)
 
     async def generate(self, call: SimpleNamespace) -> AsyncIterator[bytes]:
-        """Events of one completion. Ray's prefix router reads the call's attribute `prompt`."""
+        """Yields the events of one completion. Ray's prefix router reads the call's attribute
+        `prompt`."""
         async for event in self._server.generate(call.prompt, call.max_tokens):
             yield event
 
 
 def build(model: str, options: RealOptions, *, by_prefix: bool) -> serve.Application:
-    """The application, with Ray Serve LLM's prefix router or Ray Serve's default router."""
+    """Application with Ray Serve LLM's prefix router or Ray Serve's default router."""
     app = FastAPI()
 
     class Ingress:

@@ -1,4 +1,4 @@
-"""Workloads of `router --real`: those of the simulation, shorter, with prompts as text whose
+"""Workloads of `router --real`: shorter versions of the simulation's, with text prompts whose
 tokens are known."""
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ class Planned:
 
     name: str
     at: float
-    """Seconds from the start, or from the end of `after` if that is given."""
+    """Seconds from the start, or from the end of `after` if set."""
     prompt: str
     after: str = ""
-    """Name of a request that must finish first; empty for none."""
+    """Name of a request that must finish first; empty if there is none."""
     measured: bool = True
-    """Whether figures include the request; warm-up requests are not measured."""
+    """Whether figures include this request; false for warm-up requests."""
 
 
 def workloads(
     vocabulary: Vocabulary, num_workers: int, pace: float, scale: float
 ) -> Mapping[str, Callable[[int], Sequence[Planned]]]:
-    """Functions that create workloads, by name; each takes a seed.
+    """Functions that create a workload from a seed, keyed by name.
 
     Args:
         vocabulary: words that prompts consist of.
@@ -53,7 +53,8 @@ def workloads(
 
 
 def _shared_prompts(draw: _Draw, rate: float, workers: int, scale: float) -> Sequence[Planned]:
-    """Requests on system prompts of 1,500 tokens, ten per worker: over half of all caches."""
+    """Requests that share system prompts of 1,500 tokens, ten per worker: over half of all
+    caches."""
     prompts = [draw.words(1500) for _ in range(10 * workers)]
     count = int(75 * workers * scale)
     return [
@@ -97,7 +98,7 @@ def _sibling_burst(draw: _Draw, rate: float, workers: int, scale: float) -> Sequ
 
 
 def _hot_prefix(draw: _Draw, rate: float, workers: int, scale: float) -> Sequence[Planned]:
-    """Requests that all share a prefix of 3,000 tokens, which no worker has cached at the start."""
+    """Requests that all share a prefix of 3,000 tokens. No worker has cached it at the start."""
     prompt = draw.words(3000)
     return [
         Planned(name=f"r{n}", at=at, prompt=draw.text(prompt, draw.words(200)))
@@ -106,14 +107,14 @@ def _hot_prefix(draw: _Draw, rate: float, workers: int, scale: float) -> Sequenc
 
 
 class _Draw:
-    """Random generator of workloads."""
+    """Random generator for workloads."""
 
     def __init__(self, seed: int, vocabulary: Vocabulary) -> None:
         self._random = np.random.default_rng(seed)
         self.vocabulary = vocabulary
 
     def times(self, rate: float, count: int) -> Iterator[tuple[int, float]]:
-        """Numbers and times of Poisson arrivals."""
+        """Indices and times of Poisson arrivals."""
         yield from enumerate(np.cumsum(self._random.exponential(1.0 / rate, count)).tolist())
 
     def words(self, count: int) -> Words:

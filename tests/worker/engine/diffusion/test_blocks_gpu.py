@@ -41,7 +41,7 @@ def test_graphs_come_to_the_same_tokens_and_rounds(checkpoint: SdarCheckpoint) -
     assert found[0] == found[1]
 
 
-def test_steps_ahead_in_a_process_of_their_own(checkpoint: SdarCheckpoint) -> None:
+def test_steps_ahead_in_a_separate_process(checkpoint: SdarCheckpoint) -> None:
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts()]
     found = []
     for depth in (0, 1):

@@ -27,7 +27,7 @@ def test_shares_begin_with_the_models_word_and_follow_what_comes() -> None:
     assert failing[0] == pytest.approx(0.5, abs=0.1)
     assert right[0] > 0.9 > fresh[0] > failing[0], "a request knows itself best"
     assert right[5] > 0.9
-    assert failing[5] == pytest.approx(fresh[5], abs=0.01), "behind a wrong guess nothing is learnt"
+    assert failing[5] == pytest.approx(fresh[5], abs=0.01), "nothing is learned after a wrong guess"
     calibration.admit(0)
     assert calibration.shares[0] == pytest.approx(fresh)
 

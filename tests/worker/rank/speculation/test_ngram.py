@@ -84,7 +84,7 @@ def test_an_edit_is_followed_again_after_the_changed_word() -> None:
     assert lookup.guesses("nothing like it").token_ids == []
 
 
-def test_a_threshold_cuts_what_is_unlikely_and_guesses_are_learnt_undrafted() -> None:
+def test_a_threshold_cuts_what_is_unlikely_and_guesses_are_learned_undrafted() -> None:
     lookup, text = Lookup(), "abcdef" * 30
     unlikely = lookup.guesses(text[:40], threshold=0.9)
     assert (unlikely.num_drafts, len(unlikely.token_ids)) == (0, 1), "a guess counts half at first"
