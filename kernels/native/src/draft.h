@@ -1,4 +1,4 @@
-// Drafts of a small model or of a head: one token of each row after another, without leaving the
+// Drafts of a small model or of a head: tokens of each row one after another, without leaving the
 // library.
 #pragma once
 
@@ -30,7 +30,7 @@ struct Drafting {
   int64_t *guessed, *drafted;  // number of guesses, and of those worth verifying
 };
 
-// Logits of a draft model, which computes the last tokens of the rows.
+// Logits of a draft model, for the last token of each row.
 template <typename W>
 class ModelSource {
  public:
