@@ -1,4 +1,4 @@
-"""Sizes of the grid and of the tiles of Triton kernels.
+"""Grid and tile sizes of Triton kernels.
 
 Plain functions: Triton's functions of the same names also work in kernels, and therefore take 2 us
 per call on the host, a quarter of a launch. An eager step makes a dozen such calls per layer, and
@@ -14,7 +14,7 @@ def cdiv(size: int, block: int) -> int:
 
 
 def next_power_of_2(size: int) -> int:
-    """The next power of 2 from `size`: a valid width of Triton's tiles."""
+    """The smallest power of 2 that is at least `size`: a valid width of Triton's tiles."""
     assert size > 0, "nothing is computed"
     return 1 << (size - 1).bit_length()
 

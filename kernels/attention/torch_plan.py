@@ -94,8 +94,8 @@ def plan_decode_groups(metadata: AttentionMetadata) -> tuple[DecodeGroup, ...]:
 
 
 def _cut_rows(page_table: torch.Tensor, first_pages: list[int], width: int) -> torch.Tensor:
-    """`width` page ids of each row from its entry of `first_pages` on; past the table's end its
-    last column is repeated."""
+    """`width` page ids of each row, starting at its entry of `first_pages`. Past the table's end,
+    the last column is repeated."""
     first = torch.tensor(first_pages, device=page_table.device).view(-1, 1)
     columns = first + torch.arange(width, device=page_table.device)
     return page_table.gather(1, columns.clamp_(max=page_table.shape[1] - 1))

@@ -19,7 +19,7 @@ class KimiGates(NamedTuple):
 
 
 class KimiDeltaLayer(NamedTuple):
-    """Weights of a layer with H heads, whose keys have K and whose values V dimensions."""
+    """Weights of a layer with H heads, whose keys have K dimensions and whose values have V."""
 
     log_rate: torch.Tensor
     """[H] fp32 (A_log): logarithms of the rates of decay."""

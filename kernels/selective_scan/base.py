@@ -15,7 +15,7 @@ class ScanLayer(NamedTuple):
     step_bias: torch.Tensor
     """[H] fp32 (dt_bias)."""
     skip: torch.Tensor
-    """[H] fp32 (D): factors of the inputs in the outputs."""
+    """[H] fp32 (D): weights of the skip connections from inputs to outputs."""
     num_groups: int
     """G, a divisor of H: consecutive heads share a group."""
     head_dim: int

@@ -13,7 +13,7 @@ class SparsePiece(NamedTuple):
 
     start: int
     stop: int
-    """Queries from `start` up to, not including, `stop`."""
+    """Queries [start, stop)."""
     pages: torch.Tensor
     """[R, P] int64: page ids of the rows."""
     length: int

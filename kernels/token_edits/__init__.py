@@ -16,7 +16,7 @@ def apply_token_edits_(
     """Adds the values of all edits that apply to fp32 logits [R, vocab], in place.
 
     Several values for one token may be added in any order, since all but one are -inf. The work
-    follows the edits that the rows have, not the largest that a slot could hold.
+    depends on the edits that the rows have, not on the maximum that a slot can hold.
 
     Args:
         logits: fp32 [R, vocab].

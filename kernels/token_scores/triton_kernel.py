@@ -1,4 +1,4 @@
-"""Triton token scores: two passes over the logits, without storage per token of the vocabulary.
+"""Triton token scores: two passes over the logits, which store nothing per token of the vocabulary.
 
 The first finds the largest logit of each chunk, and counts logits that are at least the token's;
 the second sums weights relative to the row's largest logit.
