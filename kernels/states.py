@@ -138,8 +138,8 @@ class Replay:
 
     A state cannot be rolled back to the last accepted draft. So a draft row (the newest token, and
     drafts) computes its outputs, but leaves the slot's state as it is, and its inputs are kept. The
-    slot's next row begins at the newest token again; before it, the tokens between the state and
-    this row, which are those that were accepted, are computed once more from their inputs.
+    slot's next row again begins at the newest token. Before it, the accepted tokens, which are
+    those between the state and this row, are recomputed from their inputs.
     """
 
     rows: StateRows
@@ -198,7 +198,7 @@ def advance_rows(
     """Advances the states of all rows in one plane, and stores snapshots of them.
 
     Args:
-        plane: [states, ...].
+        plane: [states, ...]: states of the layer.
         rows: rows of the step.
         steps: advances rows of one token: tokens [t] and their states [t, ...] to outputs [t, ...].
         chunk: advances one row: its next tokens [t] and its state [...] to outputs [t, ...].

@@ -1,4 +1,4 @@
-"""Interface of attention backends. Their arguments are only documented here.
+"""Interface of attention backends. Their arguments are documented only here.
 
 eager     plan ──> AttentionStep.forward, layer by layer
 captured  prepare_for_capture ──> forward, layer by layer, once for each number of rows

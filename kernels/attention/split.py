@@ -17,9 +17,10 @@ class SplitExtends:
 
     selected: AttentionMetadata
     others: AttentionMetadata | None
-    """None if all rows are selected."""
+    """All other rows; None if there are none."""
     tokens: torch.Tensor | None
-    """[N] int64: indices of the selected rows' queries among those of the step; None for all."""
+    """[N] int64: indices of the selected rows' queries among those of the step; None if all are
+    selected."""
     other_tokens: torch.Tensor | None
     """[M] int64: indices of all other queries; None if there are none."""
 

@@ -38,8 +38,8 @@ def attend_to_latents(
     """Launches causal attention for all rows of a step: [T, heads, value_dim].
 
     Args:
-        q: [T, heads, D], contiguous.
-        cache: [num_pages, page_size, 1, D].
+        q: [T, heads, D], contiguous: queries.
+        cache: [num_pages, page_size, 1, D]: latents.
         value_dim: number of leading dimensions of D that are the values.
         metadata: the step's rows.
         scale: factor of scores.

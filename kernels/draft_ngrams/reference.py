@@ -22,7 +22,7 @@ def draft_ngrams(
     a match, they repeat the newest token.
 
     Args:
-        token_pool: int32 [slots, positions].
+        token_pool: int32 [slots, positions]: tokens of each request.
         lookup: F rows, and the lengths to compare.
     """
     pool = token_pool.cpu().numpy()

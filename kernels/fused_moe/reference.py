@@ -1,4 +1,4 @@
-"""Torch reference of the fused mixture of experts: expert by expert."""
+"""Torch reference of the fused mixture of experts, computed expert by expert."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def fused_moe(
     packed on CUDA.
 
     Args:
-        x: [T, H].
+        x: [T, H]: inputs.
         experts: weights of the experts.
         choice: experts of each token, and their weights.
         biases: biases of both matmuls; None if unused.

@@ -40,7 +40,7 @@ class DeltaLayer(NamedTuple):
     log_rate: torch.Tensor
     """[H] fp32 (A_log): logarithms of the rates of decay."""
     step_bias: torch.Tensor
-    """[H] fp32 (dt_bias)."""
+    """[H] fp32 (dt_bias): added to the projected decays."""
     norm: torch.Tensor
     """[V]: weight of the norm over each head of outputs."""
     eps: float
@@ -48,7 +48,7 @@ class DeltaLayer(NamedTuple):
     num_key_heads: int
     """Hk, a divisor of H: consecutive value heads share a key head."""
     key_dim: int
-    """K."""
+    """K: dimensions of keys."""
     share_scale: float = 1.0
     """Factor of the step sizes, which are sigmoids: with 2, a state's transition may have negative
     eigenvalues (arXiv 2411.12537)."""

@@ -27,7 +27,7 @@ class PreparedInputs(NamedTuple):
     qk: torch.Tensor
     """[T, 2 Hk, K]: scaled queries, then keys."""
     v: torch.Tensor
-    """[T, H, V]."""
+    """[T, H, V]: values."""
     gates: torch.Tensor
     """[T, 2, H] fp32: logarithms of the decay, then step sizes."""
 

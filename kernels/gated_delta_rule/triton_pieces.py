@@ -32,9 +32,9 @@ class _Solved(NamedTuple):
     With the state S before a piece, its updates are u - w S."""
 
     w: torch.Tensor
-    """[T, H, K]."""
+    """[T, H, K]: factors of S."""
     u: torch.Tensor
-    """[T, H, V]."""
+    """[T, H, V]: updates for S = 0."""
     scores: torch.Tensor
     """[T, H, PIECE]: decayed dot products of queries with the keys of their piece up to their own
     position."""
@@ -163,9 +163,9 @@ def _solve_kernel(
 
 @triton.jit
 def inverse_of(system, DTYPE: tl.constexpr, PIECE: tl.constexpr):
-    """Inverse of I + system, which is strictly lower triangular [PIECE, PIECE]: of its diagonal
-    blocks of 4 rows, then of 16, then of 64. Powers of larger blocks would grow, and cancel each
-    other when keys repeat."""
+    """Inverse of I + system, which is strictly lower triangular [PIECE, PIECE]: first of its
+    diagonal blocks of 4 rows, then of 16, then of 64. Powers of larger blocks would grow, and
+    cancel each other when keys repeat."""
     tl.static_assert(PIECE == 64)
     row, column = tl.arange(0, PIECE)[:, None], tl.arange(0, PIECE)[None, :]
     identity = tl.where(row == column, 1.0, 0.0)

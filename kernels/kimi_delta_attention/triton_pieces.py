@@ -33,7 +33,7 @@ class _Faded(NamedTuple):
     q: torch.Tensor
     """[T, H, K]: scaled queries."""
     k: torch.Tensor
-    """[T, H, K]."""
+    """[T, H, K]: keys."""
     fade: torch.Tensor
     """[T, H, K] fp32: logarithms of the decay since the piece began."""
     since: torch.Tensor
@@ -47,9 +47,9 @@ class _Solved(NamedTuple):
     before a piece, its updates are u - w S."""
 
     w: torch.Tensor
-    """[T, H, K]."""
+    """[T, H, K]: factors of S."""
     u: torch.Tensor
-    """[T, H, V]."""
+    """[T, H, V]: updates for S = 0."""
 
 
 def advance_by_pieces(

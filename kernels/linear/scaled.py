@@ -24,7 +24,7 @@ FP8_CAPABILITY = (8, 9)
 _BLOCK_CAPABILITY = 9
 """Major compute capability (Hopper) for which cuBLASLt has matmuls with scales per block."""
 _BLOCK = 128
-"""Features in each direction of a block."""
+"""Input features, and output features, per block."""
 _WEIGHT_ONLY_ROWS = 128
 """Maximum rows for which weights are decoded instead. Estimated: vLLM measured cuBLASLt to be 2.2
 times slower than DeepGEMM up to 64 rows, and as fast for 1,024 or more (vllm#49932)."""

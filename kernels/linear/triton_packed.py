@@ -45,7 +45,7 @@ def multiply_packed(
     Equal inputs give bitwise equal results.
 
     Args:
-        x: [M, K].
+        x: [M, K]: inputs.
         weight: the quantized weight.
         bias: [N]; None if unused.
         arrived: counters of the weight, from `count_arrivals`.
@@ -256,7 +256,7 @@ def packed_product(
         x_row: pointers [BLOCK_M] to the rows' first features, which are adjacent.
         exists: [BLOCK_M]: whether there is such a row.
         depth: number of input features.
-        word_ptr: the weight's words; likewise its scales and zeros.
+        word_ptr: the weight's words; scale_ptr and zero_ptr are its scales and zeros.
         column: [BLOCK_N]: output features.
     """
     dtype: tl.constexpr = x_row.dtype.element_ty

@@ -45,7 +45,7 @@ def multiply_few(
     Equal inputs give bitwise equal results, which depend on the number of rows.
 
     Args:
-        x: [M, K], with at most 128 rows.
+        x: [M, K]: inputs, with at most 128 rows.
         weight: [N, K], divisible into whole tiles.
         bias: [N]; None if unused.
         arrived: counters of the weight, from `count_arrivals`.

@@ -19,7 +19,7 @@ def add_lora_(
     that of the Triton kernel always is.
 
     Args:
-        out: [T, out], contiguous.
+        out: [T, out], contiguous: output of the layer.
         x: [T, in], contiguous: input of the layer.
         weights: the adapters' weights.
         tiles: the tokens by adapter.

@@ -22,7 +22,7 @@ class SoftmaxState(NamedTuple):
     in one piece."""
 
     output: torch.Tensor
-    """fp32 [T or 0, H, Dv]."""
+    """fp32 [T or 0, H, Dv]: output so far."""
     lse: torch.Tensor
     """fp32 [T or 0, H]: log-sum-exp of the scores, to base 2."""
 

@@ -24,8 +24,8 @@ _WITHOUT = {
     "AVX2": ["-mno-avx512f"],
     "SSE41": ["-mno-avx"],
 }
-"""Compiler flags that turn off instruction sets above a limit, together with those of the limits
-before it."""
+"""Compiler flags by limit; together with those of the limits before it, they disable all
+instruction sets above it."""
 
 
 class NativeUnavailable(RuntimeError):

@@ -61,11 +61,11 @@ class ModelTensors:
     cos_sin: torch.Tensor
     """fp32 [positions, rotary dimensions]: cosines, then sines."""
     embedding: torch.Tensor
-    """[local vocabulary, hidden]"""
+    """[local vocabulary, hidden]: token embeddings."""
     vocab_start: int
     """First token of the local vocabulary."""
     lm_head: torch.Tensor
-    """[local vocabulary, hidden]; may be the embedding."""
+    """[local vocabulary, hidden]: weight of the LM head; may be the embedding."""
     final_norm: torch.Tensor
     num_layers: int
     intermediate_size: int
@@ -164,8 +164,8 @@ class NativeDecoder:
 
         Args:
             rows: [R, 4], contiguous: slot, first position, number of tokens, and an unused number.
-            token_pool: int32 [slots, positions].
-            page_table: int32 [slots, pages].
+            token_pool: int32 [slots, positions]: tokens of each request.
+            page_table: int32 [slots, pages]: page ids of each request.
             logits_indices: int64 [S], contiguous, ascending: tokens whose hidden states are needed;
                 None for all. For other tokens, the last layer only computes keys and values.
 

@@ -18,8 +18,8 @@ class NativeLora:
     """Adapters of a linear layer on CPU.
 
     Args:
-        a: [slots, projections * rank, in], contiguous, of a type in `LORA_TYPES`.
-        b: [slots, rank, out], contiguous.
+        a: [slots, projections * rank, in], contiguous, of a type in `LORA_TYPES`: A matrices.
+        b: [slots, rank, out], contiguous: transposed B matrices.
         parts: first output feature, end and projection of each part.
     """
 
@@ -45,8 +45,8 @@ class NativeLora:
         independent of the other tokens.
 
         Args:
-            out: [T, out], contiguous.
-            x: [T, in], contiguous.
+            out: [T, out], contiguous: output of the layer.
+            x: [T, in], contiguous: input of the layer.
             tokens: int64 [n]: rows of `out` and `x`, one adapter after another.
             groups: int64 [adapters, 3]: 1-based slot, first of its `tokens`, end.
         """

@@ -167,7 +167,7 @@ def _new_file(path: Path, num_bytes: int) -> Iterator[MappedMemory]:
             unfinished.rename(path)
         except OSError as error:
             logger.warning(
-                "failed to cache packed weights; the next start packs them again: %s", error
+                "failed to cache packed weights; the next startup repacks them: %s", error
             )
 
 

@@ -39,7 +39,7 @@ def prepare_latents(
         rows: latents and rotary parts of the tokens' keys.
         cache: [num_pages, page_size, 1, V + R], contiguous, in the type of q or in FP8 (e4m3).
         slot_mapping: int64 [T], as in `qk_norm_rope_store`.
-        positions: int64 [T].
+        positions: int64 [T]: positions of the tokens.
         cos_sin_cache: fp32 [positions, R], as in `qk_norm_rope_store`; None for no rotary
             embedding.
         query_scale: fp32 [positions]: factors of queries by position; None for no factors.

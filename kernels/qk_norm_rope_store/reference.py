@@ -33,16 +33,16 @@ def qk_norm_rope_store(
     independent of other heads or tokens.
 
     Args:
-        q: [T, Hq, D]; may be overwritten by the result. q, k and v may be strided views whose last
-            dimension is contiguous.
-        k: [T, Hkv, D]; undefined afterwards. Without heads (Hkv = 0), nothing is stored, as in
-            layers that read the cache of another layer.
-        v: [T, Hkv, Dv].
+        q: [T, Hq, D]: queries; may be overwritten by the result. q, k and v may be strided views
+            whose last dimension is contiguous.
+        k: [T, Hkv, D]: keys; undefined afterwards. Without heads (Hkv = 0), nothing is stored, as
+            in layers that read the cache of another layer.
+        v: [T, Hkv, Dv]: values.
         caches: keys [num_pages, page_size, Hkv, D] and values [num_pages, page_size, Hkv, Dv],
             contiguous, in the type of q or in FP8 (e4m3).
         slot_mapping: int64 [T]: page * page_size + offset. Real tokens have distinct cells; padding
             rows may share a cell of the dummy page, with an arbitrary result.
-        positions: int64 [T].
+        positions: int64 [T]: positions of the tokens.
         cos_sin_cache: fp32 [positions, R]: cosines in the first half of each row, sines in the
             second, for the first R dimensions of a head in NeoX layout (two halves). None for no
             rotary embedding.

@@ -37,7 +37,7 @@ _TILE = 16
 """Segments that are gathered at a time."""
 _TOLERANCE = 2.0**-12
 """Relative error allowed for a sum of fp32 weights: eight times that of logits up to
-`_LARGEST_EXACT`, and far above that of any order of additions."""
+`_LARGEST_EXACT`, and far above any error that the order of additions causes."""
 _LARGEST_EXACT = 512.0
 """Magnitude of logits over temperature below which sums of fp32 weights are used."""
 

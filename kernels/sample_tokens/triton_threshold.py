@@ -208,7 +208,7 @@ def _least(
     source, length, best, floor, temperature, first, last, wanted,
     WEIGHTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The largest logit in the buckets such that it and larger ones reach `wanted`, by weight if
+    """Largest logit in the buckets for which it and all larger ones reach `wanted`, by weight if
     WEIGHTED, else by count."""
     low, high = _key_range(source, length, best, floor, temperature, first, last, BLOCK)
     while low < high:

@@ -58,14 +58,14 @@ class ScanInputs(NamedTuple):
     x: torch.Tensor
     """[T, H, P]: inputs times step sizes."""
     b: torch.Tensor
-    """[T, H, N]."""
+    """[T, H, N]: B of each head's group."""
     c: torch.Tensor
-    """[T, H, N]."""
+    """[T, H, N]: C of each head's group."""
     decay: torch.Tensor
     """[T, H]: logarithms of the decay, at most 0."""
 
     def part(self, own: slice) -> ScanInputs:
-        """Inputs of some positions."""
+        """Inputs of a slice of the positions."""
         return ScanInputs(*(tensor[own] for tensor in self))
 
 

@@ -31,10 +31,10 @@ def store_index_keys(
     """Applies rotary embedding to the index keys of a step's tokens, and writes them to the cache.
 
     Args:
-        keys: [T, D]; undefined afterwards.
+        keys: [T, D]: index keys; undefined afterwards.
         cache: [num_pages, page_size, 1, D], contiguous, in the type of the keys.
         slot_mapping: int64 [T], as in `qk_norm_rope_store`.
-        positions: int64 [T].
+        positions: int64 [T]: positions of the tokens.
         cos_sin_cache: fp32 [positions, R]: cosines in the first half of each row, sines in the
             second, for the first R dimensions of a key in NeoX layout (two halves).
     """
@@ -59,7 +59,7 @@ def select_tokens(
 
     Args:
         q: [N, H, D]: index queries; undefined afterwards.
-        weights: fp32 [N, H].
+        weights: fp32 [N, H]: weight of each head's scores.
         cache: [num_pages, page_size, 1, D]: index keys, including those of the step's tokens.
         queries: pages and positions of the queries.
         cos_sin_cache: as in `store_index_keys`.
@@ -96,8 +96,8 @@ def attend_to_cells(
     the values: [N, H, value_dim].
 
     Args:
-        q: [N, H, D].
-        cache: [num_pages, page_size, 1, D], in the type of q or in FP8 (e4m3).
+        q: [N, H, D]: queries.
+        cache: [num_pages, page_size, 1, D]: latents, in the type of q or in FP8 (e4m3).
         cells: int32 [N, top_k] from `select_tokens`, at least one per query.
         value_dim: number of leading dimensions of D that are the values.
         scale: factor of scores, including the scale of an FP8 cache.
@@ -136,8 +136,8 @@ def _scores(
     piece: SparsePiece,
     score: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """Scores [n, length], in fp32, of a piece's queries [n, H, D] with weights [n, H], by a
-    function for those of one row."""
+    """Scores [n, length], in fp32, of a piece's queries [n, H, D] with weights [n, H]; `score`
+    computes those of one row."""
     scores = weights.new_empty(len(q), piece.length)
     count = len(q) // len(piece.pages)
     step = max(1, _MAX_PRODUCTS // (q.shape[1] * piece.length))

@@ -27,7 +27,7 @@ class SparseQueries:
     pieces: tuple[SparsePiece, ...]
     """All queries in order."""
     positions: torch.Tensor
-    """[N] int64."""
+    """[N] int64: positions of the queries."""
     top_k: int
     """Number of tokens to select for a query."""
     page_size: int

@@ -136,7 +136,7 @@ def _store_kernel(
     position = tl.load(position_ptr + token)
     key_ptrs = key_ptr + token * key_stride
     cell_ptrs = cache_ptr + tl.load(slot_ptr + token) * DIM
-    # The dimensions that rotate, and the others.
+    # Rotated dimensions, and the others.
     half = tl.arange(0, BLOCK_HALF)
     inside = half < HALF
     table_ptrs = table_ptr + position * 2 * HALF + half

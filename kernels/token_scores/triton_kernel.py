@@ -82,6 +82,6 @@ def _weigh_kernel(
         logits_ptr + row * row_stride + column, mask=column < vocab_size, other=float("-inf")
     )
     weight = tl.exp(logit - best) * _WEIGHT_SCALE
-    # NaN weighs nothing.
+    # NaN has no weight.
     weight = tl.where(weight >= 0.0, weight, 0.0).to(tl.int64)
     tl.atomic_add(weight_ptr + row, tl.sum(weight, axis=0), sem="relaxed")

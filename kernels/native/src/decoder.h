@@ -274,7 +274,7 @@ class Decoder {
     });
   }
 
-  // Norm and rotation of one token's queries.
+  // Normalizes and rotates one token's queries.
   void place_queries(const LayerWeights& layer, int64_t t) {
     const int64_t dim = model_.head_dim;
     float* q = &qkv_[t * qkv_size()];
@@ -285,7 +285,7 @@ class Decoder {
     }
   }
 
-  // Norm, rotation and storage of one token's keys, and its values.
+  // Normalizes, rotates and stores one token's keys, and stores its values.
   void place_keys(const LayerWeights& layer, int64_t t) {
     const int64_t dim = model_.head_dim;
     float* k = &qkv_[t * qkv_size() + query_size()];
