@@ -8,7 +8,7 @@ import torch
 
 from kernels.attention.base import AttentionMetadata, window_start
 
-# Rows form a group if padding to its longest row at most doubles their pages.
+# Rows form a group if padding them to the longest row at most doubles their pages.
 _MAX_PADDING = 2
 # Maximum tokens of a group: its keys and values should stay in the last-level cache.
 _MAX_GROUP_TOKENS = 8192

@@ -19,7 +19,7 @@ struct Drafting {
   const int64_t *top_k, *seeds;
   const int64_t* end_tokens;  // [slots, num_ends]: no draft after one of these is accepted; -1 for none
   int64_t num_ends;
-  const float* shares;  // [slots, num_levels]: probability that a guess of each level is right
+  const float* shares;  // [slots, num_levels]: probability that a guess of each level is correct
   const float* bounds;  // [num_levels], descending to 0: minimum probabilities of the levels
   int64_t num_levels;
   float greedy_below;
@@ -106,8 +106,8 @@ class HeadSource {
   std::vector<int64_t> before_;
 };
 
-// A row's drafts end before the first whose acceptance is too unlikely, with one that ends its
-// request, or with rows[4 * i + 3].
+// A row's drafts end before the first whose acceptance is too unlikely, after one that ends its
+// request, or after rows[4 * i + 3] drafts.
 template <typename Source>
 class Drafter {
  public:
