@@ -1,9 +1,9 @@
 """Programmatic dependent launch (PDL) of Triton kernels, from compute capability 9.0.
 
 A kernel launched with PDL starts once all programs of the stream's previous kernel have started and
-signalled, instead of after its completion. `wait_for_previous_kernel` then blocks each program
-until the previous kernel has completed and its stores are visible. CUDA graphs keep these edges.
-Kernels and copies that are not launched with PDL (torch, cuBLAS) start after completion, as always.
+signaled, instead of after its completion. `wait_for_previous_kernel` then blocks each program until
+the previous kernel has completed and its stores are visible. CUDA graphs keep these edges. Kernels
+and copies that are not launched with PDL (torch, cuBLAS) start after completion, as always.
 
 Source: "Programmatic Dependent Launch and Synchronization", CUDA C++ Programming Guide.
 """
@@ -26,7 +26,7 @@ _CAPABILITY = 90
 
 
 def dependent_kernel(function: Callable[..., None] | None = None, **options: Any) -> Any:
-    """Decorator of a Triton kernel that is launched with PDL if the device supports it.
+    """Decorator for a Triton kernel that is launched with PDL if the device supports it.
 
     The kernel's first statement must be `wait_for_previous_kernel()`.
 
@@ -43,10 +43,10 @@ def dependent_kernel(function: Callable[..., None] | None = None, **options: Any
 
 @triton.jit
 def wait_for_previous_kernel():
-    """Waits until the previous kernel of the stream has completed; without PDL, has no effect.
+    """Waits until the previous kernel of the stream has completed; a no-op without PDL.
 
-    HAZARD(order): no program may access global memory or return before. The kernel after this one
-    only waits for this one, so all kernels before must have completed once this one has.
+    HAZARD(order): no program may access global memory or return before this call. The next kernel
+    waits only for this one, so all earlier kernels must have completed once this one has.
     """
     if _has_pdl():
         tl.extra.cuda.gdc_wait()
@@ -64,8 +64,8 @@ def _has_pdl() -> bool:
 
 
 class _DependentKernel(JITFunction):
-    """A kernel that Triton launches with PDL; decided per binary, so that a launch takes no longer
-    on the host."""
+    """A kernel that Triton launches with PDL. Support is checked once per binary, so that a launch
+    takes no longer on the host."""
 
     def _do_compile(self, *arguments: Any, **options: Any) -> Any:
         compiled = super()._do_compile(*arguments, **options)
@@ -77,8 +77,8 @@ class _DependentKernel(JITFunction):
 def _supports_pdl(metadata: Any) -> bool:
     """Whether a compiled kernel may be launched before the previous one has completed.
 
-    Not if it uses tensor memory (most products on Blackwell), which Triton allocates before the
-    wait: the previous kernel could need the same memory to complete.
+    False if it uses tensor memory, as most matmuls on Blackwell do. Triton allocates it before the
+    wait, and the previous kernel could need the same memory to complete.
     """
     if os.environ.get(DISABLE_PDL, "0") != "0":
         return False

@@ -63,8 +63,8 @@ class Op(Generic[P, R]):
         return self.reference if name == "torch" else self._kernels.get(name) or self._first(name)
 
     def _first(self, name: Kernel) -> Callable[P, R]:
-        """Implementation until a kernel is registered: imports it, or selects the reference for an
-        op without one, and runs it."""
+        """Implementation until a kernel is registered: imports the kernel, or selects the reference
+        if the op has no kernel, and runs it."""
 
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             if self.has_kernel(name):
@@ -84,7 +84,7 @@ class OpRegistry:
         self._ops: dict[str, Op[..., object]] = {}
 
     def op(self, reference: Reference) -> Reference:
-        """Decorator of a torch reference: declares an op of this name and signature.
+        """Decorator for a torch reference: declares an op of this name and signature.
 
         The result calls the implementation for the device of the first argument.
         """
@@ -96,7 +96,7 @@ class OpRegistry:
     def implements(
         self, op: Callable[P, R], kernel: Kernel
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        """Decorator of a kernel's launcher: registers it for an op with the same signature."""
+        """Decorator for a kernel's launcher: registers it for an op with the same signature."""
 
         def register(function: Callable[P, R]) -> Callable[P, R]:
             cast("Op[P, R]", self._ops[op.__name__]).register(kernel, function)

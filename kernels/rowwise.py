@@ -1,5 +1,4 @@
-"""Elementwise functions that are batch invariant: the bits of an element's result depend only on
-its value.
+"""Batch-invariant elementwise functions: an element's result depends, bitwise, only on its value.
 
 HAZARD(invariance): on CPU torch evaluates the end of each contiguous run (fewer elements than two
 vector registers hold) with different functions than the rest (sigmoid, SiLU, softplus, GELU, ELU,
@@ -18,10 +17,10 @@ from typing import NamedTuple
 import torch
 
 CUBIC = 0.044715
-"""Factor of the cubic term of GELU by tanh."""
+"""Factor of the cubic term in the tanh approximation of GELU."""
 SLOPE = 2.0 * math.sqrt(2.0 / math.pi)
-"""Slope of the sigmoid that is equivalent to GELU by tanh: (1 + tanh(z)) / 2 is the sigmoid of 2
-z."""
+"""Slope of the sigmoid that is equivalent to the tanh approximation of GELU: (1 + tanh(z)) / 2 is
+the sigmoid of 2 z."""
 _RUN_BYTES = 128
 """Bytes of two registers of AVX-512, the widest that torch uses; it computes two at a time."""
 _GRAIN = 32768
@@ -78,12 +77,12 @@ def softplus(x: torch.Tensor) -> torch.Tensor:
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
-    """GELU of x [..., N] by the error function, in the type of x."""
+    """GELU of x [..., N] with the error function, in the type of x."""
     return _apply(_GELU, x)
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """GELU of x [..., N] by its tanh approximation, in the type of x."""
+    """GELU of x [..., N] with the tanh approximation, in the type of x."""
     return _apply(_GELU_TANH, x)
 
 

@@ -1,6 +1,5 @@
-"""States of layers that keep one per request, of the same size for any length (recurrent states,
-last inputs of convolutions), rows of a step, and the loop with which torch implementations
-advance states."""
+"""Fixed-size states that layers keep per request (recurrent states, last inputs of convolutions),
+rows of a step, and the loop with which torch implementations advance states."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from typing import Final, NamedTuple
 import torch
 
 PIECE: Final = 64
-"""Maximum number of positions that are computed together by matrix products."""
+"""Maximum number of positions that are computed together by matmuls."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +88,8 @@ class StateRows:
     has_outputs: bool = True
     """Whether the outputs are used: not those of a replay, which need not be computed."""
     replay: Replay | None = None
-    """What precedes the rows, and is kept of them, due to drafts; None if neither is needed."""
+    """Replay before the rows, and inputs of the rows that are kept, due to drafts; None if neither
+    is needed."""
 
     def longer(self) -> Sequence[tuple[int, Sequence[StatePart]]]:
         """Slots and parts of the rows that `num_decodes` does not count, on the host; waits for the
@@ -124,7 +124,7 @@ class StateRows:
 
     def stored(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Slots of rows of one token and the indices that their states are copied to, int64 [n]
-        each; None without any. Waits for the device."""
+        each; None if there are none. Waits for the device."""
         targets = self.piece_targets[: self.num_decodes]
         if max(targets.tolist(), default=-1) < 0:
             return None
@@ -136,14 +136,15 @@ class StateRows:
 class Replay:
     """Replay of accepted drafts into the states of requests.
 
-    A state cannot be cut back to the last accepted draft. So a draft row (the newest token, and
+    A state cannot be rolled back to the last accepted draft. So a draft row (the newest token, and
     drafts) computes its outputs, but leaves the slot's state as it is, and its inputs are kept. The
-    slot's next row begins at the newest token again; before it, the tokens between the state and
-    this row, which are those that were accepted, are computed once more from their inputs.
+    slot's next row again begins at the newest token. Before it, the accepted tokens, which are
+    those between the state and this row, are recomputed from their inputs.
     """
 
     rows: StateRows
-    """The tokens that are replayed, by row that follows them; their outputs are not used."""
+    """The tokens that are replayed, grouped by the row that follows them; their outputs are not
+    used."""
     cells: torch.Tensor
     """int64 [N]: cells of these tokens in `StateCache.inputs`, in order. On a device, cells after
     the last token of `rows` are arbitrary."""
@@ -197,7 +198,7 @@ def advance_rows(
     """Advances the states of all rows in one plane, and stores snapshots of them.
 
     Args:
-        plane: [states, ...].
+        plane: [states, ...]: states of the layer.
         rows: rows of the step.
         steps: advances rows of one token: tokens [t] and their states [t, ...] to outputs [t, ...].
         chunk: advances one row: its next tokens [t] and its state [...] to outputs [t, ...].

@@ -1,4 +1,4 @@
-"""Sizes of the grid and of the tiles of Triton kernels.
+"""Grid and tile sizes of Triton kernels.
 
 Plain functions: Triton's functions of the same names also work in kernels, and therefore take 2 us
 per call on the host, a quarter of a launch. An eager step makes a dozen such calls per layer, and

@@ -1,5 +1,4 @@
-"""Gated activations whose results are quantized to FP8 for the next product, in one launch on
-CUDA."""
+"""Gated activations with outputs quantized to FP8 for the next matmul, in one launch on CUDA."""
 
 from __future__ import annotations
 
@@ -12,7 +11,8 @@ from kernels.registry import op
 
 @op
 def activate_fp8(both: torch.Tensor, activation: Activation, *, by_block: bool) -> Fp8Rows:
-    """`quantize_fp8` of a gated activation, which is rounded to the type of its input before.
+    """Applies a gated activation, rounds it to the type of its input, and quantizes it as
+    `quantize_fp8` does.
 
     Args:
         both: [T, 2 * I]: gate and up, gates first.

@@ -1,4 +1,4 @@
-"""Triton gated activations that are quantized to FP8: one kernel, compiled for each activation."""
+"""Triton gated activations with FP8 outputs: one kernel, compiled for each activation."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
@@ -35,7 +35,7 @@ def launch_activate_fp8(both: torch.Tensor, activation: Activation, *, by_block:
     return out
 
 
-# Not specialised on the number of rows.
+# Not specialized on the number of rows.
 @dependent_kernel(do_not_specialize=["rows", "count"])
 def _activate_fp8_kernel(
     x_ptr, code_ptr, scale_ptr, rows, count, x_stride,
@@ -49,6 +49,6 @@ def _activate_fp8_kernel(
     gate = tl.load(x_ptr + row * x_stride + column, mask=there, other=0.0)
     up = tl.load(x_ptr + row * x_stride + FEATURES + column, mask=there, other=0.0)
     value = activated(gate.to(tl.float32), up.to(tl.float32), ACTIVATION, ALPHA, LIMIT)
-    # Rounded to the type of the input, as an activation that is stored.
+    # Rounded to the type of the input, as if the activation were stored.
     value = value.to(up.dtype).to(tl.float32)
     store_fp8(value, code_ptr, scale_ptr, row, tl.program_id(1), count, DEPTH, GROUP, WIDTH)

@@ -19,7 +19,7 @@ def xielu(x: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     n (exp(min(x, e)) - 1 - x) + b x for others; computed in fp32, rounded to the type of x.
 
     Args:
-        x: [T, I].
+        x: [T, I]: inputs.
         numbers: fp32 [4]: the parameters p, n, b and e.
     """
     positive, negative, slope, limit = numbers.unbind()

@@ -30,7 +30,7 @@ never selected, since they have not been benchmarked."""
 
 
 def create_attention_backend(name: str, settings: AttentionSettings) -> AttentionBackend:
-    """Creates an attention backend, by `create` of `kernels/attention/{name}_backend.py`.
+    """Creates an attention backend with `create` in `kernels/attention/{name}_backend.py`.
 
     Args:
         name: value of `--attention-backend`; "auto" selects the backend that ops run on.

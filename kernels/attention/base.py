@@ -1,4 +1,4 @@
-"""Interface of attention backends. Their arguments are only documented here.
+"""Interface of attention backends. Their arguments are documented only here.
 
 eager     plan ──> AttentionStep.forward, layer by layer
 captured  prepare_for_capture ──> forward, layer by layer, once for each number of rows
@@ -38,13 +38,13 @@ class AttentionSettings:
     """Whether attention is over latents (MLA): all heads share the keys, whose leading dimensions
     are the values."""
     most_decodes: int = 0
-    """Maximum rows of a decode; only for latents."""
+    """Maximum rows of a decode; used only for latents."""
     num_heads: int = 0
-    """Maximum query heads on a rank; only for latents."""
+    """Maximum query heads on a rank; used only for latents."""
     head_dims: tuple[int, ...] = ()
-    """Head dimensions of all layers, without repeats."""
+    """Distinct head dimensions of all layers."""
     has_narrow_values: bool = False
-    """Whether values, in a cache of their own, have fewer dimensions than keys."""
+    """Whether values have their own cache and fewer dimensions than keys."""
     has_fp8_cache: bool = False
     """Whether caches are FP8 (e4m3)."""
     has_bidirectional_rows: bool = False
@@ -56,24 +56,25 @@ class AttentionMetadata:
     """B rows of one step: decodes, with one query each, or extends, with any number.
 
     Query i of a row is at position `seq_len - query_len + i` and attends to all positions up to the
-    end of its block; blocks are counted from position 0. With a window it attends to the last
-    `window` positions up to its own, or to its chunk up to itself. Pages without any visible
-    position of a row are not read, except within a split of keys that has some.
+    end of its block; blocks are counted from position 0. With a window, it attends to the last
+    `window` positions up to its own; if attention is chunked, to the positions of its chunk up to
+    its own. Pages on which no position is visible to a row are not read, except in a split of keys
+    that has visible ones.
     """
 
     page_table: torch.Tensor
     """[B, P] int32: page ids in the order of positions; entries past a row's end are valid ids."""
     seq_lens: torch.Tensor
-    """[B] int32: tokens in the cache, the new ones included; 0 for padding."""
+    """[B] int32: tokens in the cache, including the new ones; 0 for padding."""
     seq_lens_host: Sequence[int]
     """[B]: the same on the host, since planning never waits for the device; may be upper bounds if
     the backend's `needs_exact_lengths` is false."""
     query_start: torch.Tensor | None = None
     """[B + 1] int32: offsets of the rows' queries among all queries; None for decodes."""
     query_lens_host: Sequence[int] = ()
-    """[B]: number of queries per row; empty for decodes, and with `num_queries`."""
+    """[B]: number of queries per row; empty for decodes, and if `num_queries` is set."""
     num_queries: int = 0
-    """Total number of queries of all extends, if each row's number, possibly 0, is only known on
+    """Total number of queries of all extends if the numbers per row (possibly 0) are known only on
     the device; else 0."""
     page_size: int
     """Tokens per page."""
@@ -86,8 +87,8 @@ class AttentionMetadata:
     is_chunked: bool = False
     """Whether attention is chunked: windows begin at multiples of their length."""
     is_bidirectional: bool = False
-    """Whether every query of an extend attends to the same positions as the last one of its row,
-    and so to all queries of the row."""
+    """Whether every query of an extend attends to the same positions as its row's last query, and
+    so to all queries of the row."""
 
     def __post_init__(self) -> None:
         assert not (self.window and self.block_size > 1), "sliding windows require causal attention"
@@ -138,22 +139,22 @@ class AttentionStep(Protocol):
         sinks: torch.Tensor | None = None,
         value_scale: float = 1.0,
     ) -> torch.Tensor:
-        """Attends with each query over the pages of its row.
+        """Computes the attention of each query over the pages of its row.
 
         Query head h reads KV head h // (Hq // Hkv). Results of rows of length 0 are finite, but
         meaningless.
 
         Args:
-            q: [T, Hq, D], rows one after another; heads are contiguous, rows may be strided.
-            k_cache: [num_pages, page_size, Hkv, D], with the new tokens' keys, in the type of q or
-                in FP8. The caches must hold finite numbers everywhere, in unused slots too:
+            q: [T, Hq, D], row after row; heads are contiguous, rows may be strided.
+            k_cache: [num_pages, page_size, Hkv, D], including the new tokens' keys, in the type of
+                q or in FP8. The caches must hold finite numbers everywhere, even in unused slots:
                 allocate them with zeros.
             v_cache: values [num_pages, page_size, Hkv, Dv], where Dv is at most D; or, for latents
                 with one KV head, the leading dimensions of the keys, a view k_cache[..., :Dv].
             scale: scale of scores, including that of keys in an FP8 cache.
-            sinks: fp32 [Hq]: for each head a score that enters the softmax like that of a key with
-                value 0; None if unused.
-            value_scale: scale of values in an FP8 cache, a factor of the result.
+            sinks: fp32 [Hq]: a score per head, which enters the softmax like the score of a key
+                whose value is 0; None if unused.
+            value_scale: scale of values in an FP8 cache, by which the result is multiplied.
 
         Returns:
             [T, Hq, Dv].
@@ -177,17 +178,18 @@ class CapturableBackend(AttentionBackend):
     """A backend whose steps may be captured in CUDA graphs."""
 
     captures_ragged: bool = False
-    """Whether extends with `num_queries`, whose rows' lengths are only known on the device, can be
+    """Whether extends with `num_queries`, whose rows' lengths are known only on the device, can be
     captured."""
 
     def prepare_for_capture(self, metadata: AttentionMetadata) -> AttentionStep:
         """Plans a step of dummy rows for a capture.
 
-        Its launches read static buffers. They must run once before the capture, since kernels are
-        compiled, and some backends plan, when a layer first attends. By default any planned step
-        may be captured.
+        Its launches read static buffers. They must run once before the capture: the first forward
+        pass of a layer compiles kernels and, in some backends, completes the plan. By default, any
+        planned step may be captured.
 
         Args:
-            metadata: a page table as wide as that of any later step, and upper bounds of lengths.
+            metadata: dummy rows, with a page table as wide as that of any later step and with upper
+                bounds of lengths.
         """
         return self.plan(metadata)

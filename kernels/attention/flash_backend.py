@@ -22,8 +22,8 @@ from kernels.attention.base import (
 from kernels.attention.split import SplitExtends, split_extends
 
 MIN_QUERIES = 1024
-"""Minimum queries of a row for FlashAttention: from here on a row alone fills an H100, with eight
-tiles of 128 queries for each of 16 heads or more."""
+"""Minimum queries of a row for FlashAttention. A row of this length fills an H100 by itself, with
+eight tiles of 128 queries for each of 16 or more heads."""
 _HEAD_DIMS = {
     9: "up to 256 and multiples of 8",
     10: "up to 128 and multiples of 8, 192 with values of 128, or 256",
@@ -53,7 +53,7 @@ def create(settings: AttentionSettings) -> FlashAttention:
 
 
 def _check(settings: AttentionSettings) -> None:
-    """Checks what the library or this backend does not support."""
+    """Raises ValueError if the library or this backend does not support the settings."""
     option = "--attention-backend flash"
     if settings.batch_invariant:
         raise ValueError(f"{option} is not batch-invariant: use auto or triton")
@@ -101,7 +101,7 @@ class FlashAttention(CapturableBackend):
 
     Args:
         attend: the library's function.
-        others: backend of all other rows, which reads lengths on the device.
+        others: backend for all other rows, which reads lengths on the device.
         cap: soft cap of scores, as in AttentionSettings.
     """
 
@@ -132,7 +132,7 @@ class _Step:
     split: SplitExtends
     """Long rows, and the others."""
     others: AttentionStep | None
-    """Planned attention of the other rows; None without any."""
+    """Planned attention of the other rows; None if there are none."""
     cap: float
 
     def forward(
@@ -145,7 +145,7 @@ class _Step:
         sinks: torch.Tensor | None = None,
         value_scale: float = 1.0,
     ) -> torch.Tensor:
-        """Attends with long rows and others apart; arguments as in AttentionStep."""
+        """Computes long rows and others separately; arguments as in AttentionStep."""
         assert value_scale == 1.0, "FP8 caches are rejected when the backend is created"
         tokens, other_tokens = self.split.tokens, self.split.other_tokens
         if self.others is None or tokens is None or other_tokens is None:
@@ -176,7 +176,7 @@ class _Step:
             page_table=rows.page_table,
             softmax_scale=scale,
             causal=True,
-            # Numbers of keys before and after that of the query's own position.
+            # Numbers of keys before and after the query's own position.
             window_size=(rows.window - 1, 0) if rows.window else (None, None),
             learnable_sink=sinks,
             softcap=self.cap,

@@ -1,4 +1,4 @@
-"""Separates some rows of a step's extends from the others, to compute them by another kernel."""
+"""Separates some rows of a step's extends from the others, to compute them with another kernel."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from kernels.attention.base import AttentionMetadata
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitExtends:
-    """Extends in two parts, each with its rows in their order."""
+    """Extends in two parts, each of which keeps the order of its rows."""
 
     selected: AttentionMetadata
     others: AttentionMetadata | None
-    """None if all rows are selected."""
+    """All other rows; None if there are none."""
     tokens: torch.Tensor | None
-    """[N] int64: indices of the selected rows' queries among those of the step; None for all."""
+    """[N] int64: indices of the selected rows' queries among those of the step; None if all are
+    selected."""
     other_tokens: torch.Tensor | None
     """[M] int64: indices of all other queries; None if there are none."""
 
@@ -27,12 +28,12 @@ class SplitExtends:
 def split_extends(
     extend: AttentionMetadata, is_selected: Sequence[bool], num_before: int = 0
 ) -> SplitExtends | None:
-    """Splits the rows of extends; None if none is selected.
+    """Splits extends by row; None if no row is selected.
 
     Args:
         extend: rows whose numbers of queries are known on the host.
         is_selected: whether each row is selected.
-        num_before: queries of the step before those of the extends, which belong to the others.
+        num_before: number of queries before the extends in the step; they belong to the others.
     """
     if not any(is_selected):
         return None

@@ -1,5 +1,5 @@
-"""Torch backend: gathers whole pages, then calls scaled dot product attention. For CPU, and as
-reference on CUDA."""
+"""Torch backend: gathers whole pages, then calls scaled dot product attention. Used on CPU, and as
+the reference on CUDA."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from kernels.attention.values import has_latents, widened
 
 
 def create(settings: AttentionSettings) -> TorchAttention:
-    """The backend.
+    """Creates the backend.
 
     Raises:
         ValueError: batch-invariant attention is requested on CUDA, or with a soft cap.
@@ -43,7 +43,7 @@ def create(settings: AttentionSettings) -> TorchAttention:
 
 
 class TorchAttention(AttentionBackend):
-    """Attention by torch: decodes in groups of rows of similar length, extends row by row.
+    """Attention in torch: decodes in groups of rows of similar length, extends row by row.
 
     Args:
         batch_invariant: whether keys and queries are split at fixed positions instead.
@@ -72,15 +72,15 @@ class _Scores:
     cap: float
     sinks: torch.Tensor | None
     value_scale: float
-    """Scale of values in the cache, a factor of the result."""
+    """Scale of values in the cache, by which the result is multiplied."""
 
     @property
     def are_special(self) -> bool:
-        """Whether torch's attention does not support these scores."""
+        """Whether there is a soft cap or a sink, which torch's attention does not support."""
         return self.cap > 0 or self.sinks is not None
 
     def scale_values(self, out: torch.Tensor) -> torch.Tensor:
-        """Applies the scale of values to results of attention."""
+        """Multiplies results of attention by the scale of values."""
         return out if self.value_scale == 1.0 else out * self.value_scale
 
 
@@ -101,7 +101,7 @@ class DecodeStep:
         sinks: torch.Tensor | None = None,
         value_scale: float = 1.0,
     ) -> torch.Tensor:
-        """Attends with one query per row; arguments as in AttentionStep."""
+        """Computes the attention of one query per row; arguments as in AttentionStep."""
         scores = _Scores(scale, self.cap, sinks, value_scale)
         if len(self.groups) == 1 and self.groups[0].rows is None:
             return scores.scale_values(_decode_group(q, k_cache, v_cache, self.groups[0], scores))
@@ -125,7 +125,7 @@ def _decode_group(
     k = _gather_pages(k_cache, group.pages, rows, q.dtype)[:, :, : group.length]
     mask = group.mask if group.mask is None else group.mask.to(q.dtype)
     if has_latents(k_cache, v_cache):
-        # Latents: with heads as rows of one product, their shared keys are read once.
+        # Latents: with heads as rows of one matmul, their shared keys are read once.
         found = scaled_dot_product_attention(
             q.unsqueeze(1), k, k, attn_mask=mask, scale=scores.scale
         )
@@ -161,7 +161,8 @@ class ExtendStep:
         sinks: torch.Tensor | None = None,
         value_scale: float = 1.0,
     ) -> torch.Tensor:
-        """Attends with any number of queries per row; arguments as in AttentionStep."""
+        """Computes the attention of any number of queries per row; arguments as in
+        AttentionStep."""
         scores = _Scores(scale, self.cap, sinks, value_scale)
         parts = [_extend_piece(q, k_cache, v_cache, piece, scores) for piece in self.pieces]
         if len(parts) == 1:

@@ -1,4 +1,4 @@
-"""Batch-invariant torch attention: a query's result only depends, bitwise, on its own keys."""
+"""Batch-invariant torch attention: a query's result depends, bitwise, only on its own keys."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class InvariantStep:
         sinks: torch.Tensor | None = None,
         value_scale: float = 1.0,
     ) -> torch.Tensor:
-        """Attends with tiles of queries over splits of keys; arguments as in AttentionStep."""
+        """Computes the attention of tiles of queries over splits of keys; arguments as in
+        AttentionStep."""
         num_q_heads, head_dim = q.shape[1:]
         num_kv_heads, value_dim = v_cache.shape[2:]
         if has_latents(k_cache, v_cache):
@@ -52,7 +53,7 @@ class InvariantStep:
                 self.plan.has_window,
             )
             if sinks is not None:
-                # The sink joins the sum of exponentials of all splits, so it comes last.
+                # The sink is added to the sum of exponentials over all splits, so it comes last.
                 sink_scores = sinks.view(num_kv_heads, 1, -1)
                 share = 1.0 / (1.0 + (sink_scores - lse.view(folded.shape[:-1])).exp())
                 folded = (folded * share.unsqueeze(-1)).to(q.dtype)
@@ -72,10 +73,10 @@ def _fold(
     scale: float,
     has_window: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attends over a block's splits, and merges them in order.
+    """Computes a block's attention over its splits, and merges them in order.
 
     Returns:
-        Output [tiles, Hkv, Q, G, D], of the shape of `tiles`, and log-sum-exp [tiles, Hkv, Q * G].
+        Output [tiles, Hkv, Q, G, D], shaped like `tiles`, and log-sum-exp [tiles, Hkv, Q * G].
     """
     queries = tiles.flatten(2, 3)
     out, lse = queries, queries[..., 0]
@@ -103,7 +104,7 @@ def _attend_split(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention over one split: output [n, Hkv, Q * G, D] and log-sum-exp [n, Hkv, Q * G].
 
-    HAZARD(invariance): the flash kernel computes each (tile, KV head) by one product of the fixed
+    HAZARD(invariance): the flash kernel computes each (tile, KV head) with matmuls of the fixed
     shape Q * G x split x D, which must not depend on the batch.
     """
     queries = queries[part.first : part.stop]
@@ -119,7 +120,7 @@ def _attend_split(
     v = widened(v, head_dim)
     mask = part.mask.to(queries.dtype).expand(-1, -1, -1, rows // TILE_QUERIES, -1)
     mask = mask.reshape(count, 1, rows, split)
-    # A single product would not run in the thread pool, and the library might then split it.
+    # A single tile would not run in the thread pool, and the library might then split its matmul.
     padded = max(count, 2) if num_kv_heads == 1 else count
     queries, mask = queries.expand(padded, -1, -1, -1), mask.expand(padded, -1, -1, -1)
     k, v = k.expand(padded, -1, -1, -1), v.expand(padded, -1, -1, -1)

@@ -3,8 +3,8 @@
 Keys are divided into splits at fixed positions (0, S, 2S, ...), regardless of batch, chunk and
 prefix; the last split is padded to S and masked. Queries are divided into tiles at fixed positions,
 too (0, Q, 2Q, ...): a query is always row `position % Q` of its tile, and rows without a query are
-zeros. Each (tile, KV head, split) is one product of the same shape, in which rows do not affect
-each other, and a tile's splits are merged in order.
+zeros. Each (tile, KV head, split) is one matmul of the same shape, in which rows do not affect each
+other, and a tile's splits are merged in order.
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ _HIDDEN = 1e30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InvariantSplit:
-    """One split of keys, and the tiles of a block that attend to any of it."""
+    """One split of keys, and the tiles of a block that attend to any of its keys."""
 
     first: int
     stop: int
-    """Tiles from `first` up to, not including, `stop` attend to the split."""
+    """Tiles [first, stop) attend to the split."""
     pages: torch.Tensor
     """int64: page ids of the split, for each tile (decode) or for all tiles together (extend)."""
     mask: torch.Tensor
-    """fp32 [tiles, 1, Q, 1, S]: 0, or -inf for masked keys. With a window these are -1e30: all keys
-    of a query in a split may be masked, and its result then has no weight next to other splits.
-    There is always a mask, since the library would select another kernel without one."""
+    """fp32 [tiles, 1, Q, 1, S]: 0, or -inf for masked keys. With a window, masked keys have -1e30:
+    all keys of a query in a split may be masked, and the split's result then has no weight relative
+    to other splits. There is always a mask, since the library would select another kernel without
+    one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InvariantBlock:
-    """Queries from `start` up to, not including, `stop`, laid out in tiles."""
+    """Queries [start, stop), laid out in tiles."""
 
     start: int
     stop: int
@@ -60,7 +61,7 @@ class InvariantPlan:
     """Number of keys per split."""
     blocks: tuple[InvariantBlock, ...]
     has_window: bool
-    """Whether there is a window, so that a tile may not attend to the first split."""
+    """Whether there is a window, so that some tiles do not attend to the first split."""
 
 
 def plan_invariant_decode(metadata: AttentionMetadata) -> InvariantPlan:
@@ -147,9 +148,9 @@ def _extend_block(
     splits = []
     begin = metadata.first_visible(lowest) // split * split
     for position in range(begin, end, split):
-        # Splits begin where blocks and tiles begin. All queries of the tiles from there on, and of
-        # tiles in the same block as one of these, attend to some of the split; earlier ones do not.
-        # All queries of a bidirectional row attend to some of every split.
+        # Splits begin where blocks and tiles begin. All queries of tiles at or after its beginning,
+        # and of tiles in the same block as one of these, attend to some keys of the split; earlier
+        # queries do not. All queries of a bidirectional row attend to some keys of every split.
         first = max(0, position // block_size * block_size // TILE_QUERIES - first_tile)
         stop = num_tiles
         if metadata.is_bidirectional:

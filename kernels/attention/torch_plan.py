@@ -8,7 +8,7 @@ import torch
 
 from kernels.attention.base import AttentionMetadata, window_start
 
-# Rows form a group if padding to its longest row at most doubles their pages.
+# Rows form a group if padding them to the longest row at most doubles their pages.
 _MAX_PADDING = 2
 # Maximum tokens of a group: its keys and values should stay in the last-level cache.
 _MAX_GROUP_TOKENS = 8192
@@ -94,8 +94,8 @@ def plan_decode_groups(metadata: AttentionMetadata) -> tuple[DecodeGroup, ...]:
 
 
 def _cut_rows(page_table: torch.Tensor, first_pages: list[int], width: int) -> torch.Tensor:
-    """`width` page ids of each row from its entry of `first_pages` on; past the table's end its
-    last column is repeated."""
+    """`width` page ids of each row, starting at its entry of `first_pages`. Past the table's end,
+    the last column is repeated."""
     first = torch.tensor(first_pages, device=page_table.device).view(-1, 1)
     columns = first + torch.arange(width, device=page_table.device)
     return page_table.gather(1, columns.clamp_(max=page_table.shape[1] - 1))

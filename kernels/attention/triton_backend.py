@@ -1,4 +1,4 @@
-"""Triton backend, whose kernels only read lengths and pages on the device."""
+"""Triton backend, whose kernels read lengths and pages only on the device."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from kernels.tiles import next_power_of_2
 
 
 def create(settings: AttentionSettings) -> TritonAttention:
-    """The backend.
+    """Creates the backend.
 
     Raises:
         ValueError: ops do not run Triton kernels, batch-invariant attention over latents is
-            requested, heads are too large for a program, or the device has no FP8.
+            requested, heads are too large for a program, or the device does not support FP8.
     """
     if not registry.uses_triton(settings.device):
         raise ValueError("--attention-backend triton needs a CUDA device: use auto or torch")
@@ -106,8 +106,8 @@ class _Step:
     arrived: torch.Tensor | None
     """The backend's counters for attention over latents; else None."""
     pieces: list[tuple[slice, Schedule]] = field(default_factory=list)
-    """Slices of queries with their schedules, created in the first layer, which has the heads, for
-    all layers."""
+    """Slices of queries with their schedules, created in the first layer, when the number of heads
+    is known, and shared by all layers."""
 
     def forward(
         self,

@@ -23,9 +23,9 @@ class AttentionBlocks(NamedTuple):
 
 
 _WGMMA = 90
-"""Compute capability (9.0, Hopper) from which warp groups issue matrix products."""
+"""Minimum compute capability (9.0, Hopper) at which warp groups issue MMA instructions (wgmma)."""
 MIN_DOT_ROWS = 16
-"""Minimum rows of a tensor-core product; a group of query heads is padded to it."""
+"""Minimum rows of a tensor-core matmul; a group of query heads is padded to it."""
 
 INVARIANT_SPLIT_TOKENS = 256
 """Minimum keys per split in batch-invariant mode."""
@@ -36,12 +36,13 @@ MAX_INVARIANT_SPLITS = 32
 MAX_INVARIANT_PARTIALS = 8192
 """Maximum (query, split) pairs of a launch in batch-invariant mode; bounds partial outputs."""
 
-# (largest head_dim, whether elements have 4 bytes) -> rows, keys, warps, stages. With three stages
-# page ids are prefetched before keys. Before wgmma (compute capability 9.0) 64 keys of 128
+# (largest head_dim, whether elements have 4 bytes) -> rows, keys, warps, stages. With three stages,
+# page ids are prefetched before keys. Without wgmma (before compute capability 9.0), 64 keys of 128
 # dimensions would spill registers. Measured on an H100 (8 KV heads, groups of 4): decodes take 2 to
-# 9 % less time with two stages than with three; Hopper's long extends 15 % less with two programs
-# of 4 warps, which take turns at products and exponentials, than with one of 8, though each spilled
-# 456 bytes (now 216); a step of decodes with a chunk of 512 tokens 30 % less in small tiles.
+# 9 % less time with two stages than with three. Long extends take 15 % less time with two programs
+# of 4 warps, which alternate between matmuls and exponentials, than with one of 8 warps, although
+# each spilled 456 bytes (now 216). A step of decodes with a chunk of 512 tokens takes 30 % less
+# time with small tiles.
 _Sizes = dict[tuple[int, bool], tuple[int, int, int, int]]
 _DECODE: _Sizes = {
     (128, False): (MIN_DOT_ROWS, 32, 4, 3),
@@ -53,7 +54,8 @@ _DECODE: _Sizes = {
     (512, True): (MIN_DOT_ROWS, 16, 8, 1),
 }
 _DECODE_WGMMA: _Sizes = {**_DECODE, (128, False): (MIN_DOT_ROWS, 64, 4, 2)}
-# Converted keys take registers: with 64 keys, two programs fit a multiprocessor of 90, not four.
+# Converted keys take registers: with 64 keys, a multiprocessor of compute capability 9.0 holds two
+# programs instead of four.
 _DECODE_FP8: _Sizes = {**_DECODE, (128, False): (MIN_DOT_ROWS, 32, 4, 2)}
 _LONG: _Sizes = {
     (64, False): (128, 32, 4, 3),
@@ -157,8 +159,7 @@ def latent_blocks(
 
 
 def dot_precision(dtype: torch.dtype) -> str:
-    """Precision of `tl.dot`: products of fp32 stay fp32, not TF32; for narrower types it has no
-    effect."""
+    """Precision of `tl.dot`: fp32 matmuls do not use TF32; narrower types are not affected."""
     return "ieee" if dtype == torch.float32 else "tf32"
 
 

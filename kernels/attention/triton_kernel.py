@@ -2,7 +2,7 @@
 
 A program computes one item of the schedule for one KV head: the queries of a tile, each with all
 heads that share the KV head, and a range of keys, with an online softmax. Only tiles of keys at the
-ends of the range are masked. If a tile's keys are split, each program stores a normalised partial
+ends of the range are masked. If a tile's keys are split, each program stores a normalized partial
 output with its log-sum-exp, and the program that arrives last merges them in order.
 """
 
@@ -21,11 +21,11 @@ from kernels.tiles import next_power_of_2
 _WIDTH = tl.constexpr(_ITEM_WIDTH)
 _MERGED = tl.constexpr(8192)
 """Maximum elements of a tile's output that are merged at a time: 64 per thread of four warps, and
-as many of a part. More would be spilled."""
+as many of a partial output. More would spill registers."""
 LOG2E = tl.constexpr(1.4426950408889634)
 _HIDDEN = tl.constexpr(-(2.0**100))
-"""Score of masked keys, with no weight next to any other. -inf would give NaN if a query attends to
-no key of a tile; over all tiles it attends to some.
+"""Score of masked keys, whose weight is 0 relative to any other key. -inf would give NaN if a query
+attends to no key of a tile; over all tiles, it attends to at least one.
 
 HAZARD(fused arithmetic): it is a power of 2, so that its product with any factor is exact. If the
 product were rounded for the maximum, but not where it is fused with the subtraction of the maximum,
@@ -44,8 +44,8 @@ def attend(
     sinks: torch.Tensor | None = None,
     value_scale: float = 1.0,
 ) -> None:
-    """Launches attention of q [n, Hq, D] by a schedule, with results to `out` [n, Hq, Dv], which
-    is contiguous; other arguments as in AttentionStep and AttentionSettings."""
+    """Launches attention of q [n, Hq, D] as scheduled, and writes it to `out` [n, Hq, Dv], which is
+    contiguous; other arguments as in AttentionStep and AttentionSettings."""
     rows, blocks = schedule.rows, schedule.blocks
     _, num_q_heads, head_dim = q.shape
     page_size, num_kv_heads, value_dim = v_cache.shape[1:]
@@ -75,8 +75,8 @@ def attend(
     )  # fmt: skip
 
 
-# Arguments that change from step to step are not specialised on: each variant would be compiled in
-# the middle of serving.
+# Arguments that change from step to step are not specialized on: each variant would be compiled
+# while serving.
 @dependent_kernel(
     do_not_specialize=["table_stride"],
     do_not_specialize_on_alignment=[
@@ -199,8 +199,8 @@ def _split_of(
     lowest, highest_query, split, length,
     WINDOW: tl.constexpr, CHUNKED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Range of keys of a split, `length` of those that any query of a tile attends to, and the
-    number of splits of the tile. Queries of the tile are at positions `lowest` to
+    """Range of keys of a split, which has `length` of the keys that a tile's queries attend to, and
+    the number of splits of the tile. Queries of the tile are at positions `lowest` to
     `highest_query`."""
     visible = (highest_query // BLOCK_SIZE + 1) * BLOCK_SIZE
     first_key = visible * 0
@@ -224,8 +224,8 @@ def _attend(
     highest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     weights = tl.zeros((BLOCK_M,), tl.float32)
     total = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
-    # From `clear` on, keys are in the windows of all queries, and before `border` no key is in the
-    # future of a query: nothing in between is masked.
+    # Keys at or after `clear` are in the windows of all queries, and no key before `border` is in
+    # the future of a query: keys in between need no mask.
     clear = start
     if WINDOW > 0 and QUERIES > 1:
         passed = tl.maximum(_window_start(highest_query, WINDOW, CHUNKED) - start, 0)
@@ -259,8 +259,8 @@ def _walk(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Continues an online softmax [M], in powers of 2, with tiles of keys from `start` up to
-    `stop`. If MASKED, keys from `end` on are left out, and those that queries at positions [M] do
-    not attend to. FP8 keys and values are converted to the type of q, which is exact."""
+    `stop`. If MASKED, skips keys at or after `end`, and those that queries at positions [M] do not
+    attend to. FP8 keys and values are converted to the type of q, which is exact."""
     dimension, column = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_V)
     dimension_inside, column_inside = dimension < HEAD_DIM, column < VALUE_DIM
     for block in range(start, stop, BLOCK_N):
@@ -327,7 +327,8 @@ def _leave_part(
     tl.store(lse_ptr + split * step, highest + tl.log2(safe), mask=inside)
     part_ptr = (partial_ptr + split * step * VALUE_DIM)[:, None] + column[None, :]
     tl.store(part_ptr, total / safe[:, None], mask=kept)
-    # HAZARD(order): all threads' stores must precede the count, and the count all loads of others.
+    # HAZARD(order): all threads' stores must precede the count, and the count must precede all
+    # loads of other splits.
     tl.debug_barrier()
     is_last = tl.atomic_add(counter, 1, sem="acq_rel") == filled - 1
     tl.debug_barrier()
@@ -345,8 +346,8 @@ def _merge(
     HAS_SINKS: tl.constexpr, SCALES_VALUES: tl.constexpr,
     VALUE_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """Merges all splits of a tile in order, as many columns at a time as fit into registers beside
-    a part."""
+    """Merges all splits of a tile in order, as many columns at a time as fit into registers next to
+    a partial output."""
     WIDTH: tl.constexpr = BLOCK_V if BLOCK_M * BLOCK_V <= _MERGED else _MERGED // BLOCK_M
     for start in range(0, BLOCK_V, WIDTH):
         column = start + tl.arange(0, WIDTH)

@@ -38,8 +38,8 @@ def attend_to_latents(
     """Launches causal attention for all rows of a step: [T, heads, value_dim].
 
     Args:
-        q: [T, heads, D], contiguous.
-        cache: [num_pages, page_size, 1, D].
+        q: [T, heads, D], contiguous: queries.
+        cache: [num_pages, page_size, 1, D]: latents.
         value_dim: number of leading dimensions of D that are the values.
         metadata: the step's rows.
         scale: factor of scores.
@@ -175,7 +175,8 @@ def _leave_part(
         partial_ptr + part[:, None] * VALUE_DIM + value[None, :], result,
         mask=inside[:, None] & (value < VALUE_DIM)[None, :],
     )  # fmt: skip
-    # HAZARD(order): all threads' stores must precede the count, and the count all loads of others.
+    # HAZARD(order): all threads' stores must precede the count, and the count must precede all
+    # loads of other splits.
     tl.debug_barrier()
     is_last = tl.atomic_add(counter, 1, sem="acq_rel") == filled - 1
     tl.debug_barrier()
@@ -267,7 +268,7 @@ def _latent_kernel(
         rotated = load_rows(key_ptrs + VALUE_DIM, exists, rotary, ROTARY_DIM).to(q.dtype)
         scores = tl.dot(rotated_q, tl.trans(rotated), input_precision=PRECISION)
         scores += tl.dot(q, tl.trans(latents), input_precision=PRECISION)
-        # No row of scores is masked whole: every pair attends to position 0, or to a whole split.
+        # No row of scores is fully masked: every pair attends to position 0, or to a whole split.
         seen = exists[None, :] & (position[None, :] <= own[:, None])
         scores = tl.where(seen, scores * (scale * LOG2E), float("-inf"))
         highest, weights, total = fold_block(scores, latents, highest, weights, total, PRECISION)

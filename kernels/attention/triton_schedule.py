@@ -1,8 +1,8 @@
-"""Attention schedule: a list of work items for programs, made on the device once per step.
+"""Attention schedule: a list of work items for programs, created on the device once per step.
 
 A tile is one or several queries of a row, with all heads that share a KV head. Its keys are split
 among several programs, whose number depends on the lengths of all rows: one long row among short
-ones is divided among many programs. The host only has upper bounds of lengths, and so of the number
+ones is divided among many programs. The host has only upper bounds of lengths, and so of the number
 of items: programs past the last item exit immediately.
 """
 
@@ -40,9 +40,9 @@ class AttentionRows:
     seq_lens: torch.Tensor
     """[B] int32: number of positions up to each row's last query."""
     query_start: torch.Tensor | None
-    """[B + 1] int32: offsets of the rows' queries; None if row i only has query i."""
+    """[B + 1] int32: offsets of the rows' queries; None if row i has only query i."""
     page_rows: torch.Tensor | None = None
-    """[B] int32: rows of the page table; None if row i has row i of the table."""
+    """[B] int32: rows of the page table; None if row i uses row i of the table."""
     window: int = 0
     """Sliding window, as in AttentionMetadata; 0 for full attention."""
     is_chunked: bool = False
@@ -107,7 +107,7 @@ def make_schedule(
         num_tiles: number of tiles of all rows, or an upper bound.
         most_visible: maximum positions that a tile's queries attend to, or an upper bound.
         num_kv_heads: number of KV heads, and so of programs per item.
-        batch_invariant: whether the splits of a row only depend on its own length.
+        batch_invariant: whether the splits of a row depend only on its own length.
     """
     least = INVARIANT_SPLIT_TOKENS if batch_invariant else blocks.least_split
     most_splits = max(1, cdiv(most_visible, least))

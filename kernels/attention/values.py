@@ -1,4 +1,5 @@
-"""Values of other sizes than keys: latents, whose values are within the keys, and narrow values."""
+"""Values whose size differs from that of keys: those of latents, which are part of the keys, and
+narrow ones."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ def has_latents(k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
 
 
 def widened(v: torch.Tensor, size: int) -> torch.Tensor:
-    """Values [..., Dv] with zeros up to `size` dimensions, since torch's flash kernel needs values
+    """Values [..., Dv], zero-padded to `size` dimensions, since torch's flash kernel needs values
     as wide as keys."""
     missing = size - v.shape[-1]
     return pad(v, (0, missing)) if missing else v

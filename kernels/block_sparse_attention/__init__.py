@@ -20,9 +20,9 @@ from kernels.sparse_attention import (
 from kernels.sparse_attention.invariant import attend_invariantly, invariant_products
 
 _MAX_PRODUCTS = 1 << 24
-"""Maximum products of queries and keys that are computed at a time: 64 MiB in fp32."""
+"""Maximum dot products of queries and keys that are computed at a time: 64 MiB in fp32."""
 _MAX_GATHERED = 1 << 24
-"""Maximum values of keys that are gathered at a time: 64 MiB in fp32."""
+"""Maximum elements of keys that are gathered at a time: 64 MiB in fp32."""
 
 
 @op
@@ -38,13 +38,13 @@ def select_blocks(
     """Selects for each query and KV head the blocks of tokens with the highest scores, and the
     query's own block.
 
-    The score of a block is the highest product q · k, in fp32 and after rotary embedding of q, of
-    its tokens at or before the query. Of equal scores, those of the first blocks are selected.
+    The score of a block is the highest dot product q · k over its tokens at or before the query, in
+    fp32 and after rotary embedding of q. Ties select the first blocks.
 
     Args:
         q: [N, H, D]: index queries, one per KV head; undefined afterwards.
-        cache: [num_pages, page_size, 1, D]: index keys, those of the step's tokens included.
-        queries: pages and positions of the queries; `top_k` tokens are those of the blocks.
+        cache: [num_pages, page_size, 1, D]: index keys, including those of the step's tokens.
+        queries: pages and positions of the queries; the selected blocks have `top_k` tokens.
         block_size: tokens per block.
         cos_sin_cache: as in `store_index_keys`.
         batch_invariant: whether a query's scores must be bitwise independent of other queries.
@@ -85,14 +85,14 @@ def attend_to_blocks(
     value_scale: float = 1.0,
     batch_invariant: bool = False,
 ) -> torch.Tensor:
-    """Attends with each query over its own selection of blocks: [N, Hq, D].
+    """Computes the attention of each query over its selected blocks: [N, Hq, D].
 
     Args:
         q: [N, Hq, D]; consecutive query heads share a KV head.
         caches: keys and values [num_pages, page_size, H, D], in the type of q or in FP8 (e4m3).
         selection: blocks from `select_blocks`.
         scale: factor of scores, including the scale of keys in an FP8 cache.
-        value_scale: scale of values in an FP8 cache, a factor of the result.
+        value_scale: scale of values in an FP8 cache, by which the result is multiplied.
         batch_invariant: whether a query's result must be bitwise independent of other queries.
     """
     runs, num_heads = selection.runs, selection.runs.shape[1]
@@ -139,7 +139,7 @@ def best_runs(
 
 
 def run_length(queries: SparseQueries, block_size: int) -> int:
-    """Number of tokens that are consecutive in pages as in blocks."""
+    """Number of tokens that are consecutive both in pages and in blocks."""
     return math.gcd(queries.page_size, block_size)
 
 
@@ -155,7 +155,7 @@ def selection_of(
 
 
 def _products(q: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Products [n, L] of queries [n, D] with keys [L, D]."""
+    """Dot products [n, L] of queries [n, D] with keys [L, D]."""
     return q @ keys.T
 
 

@@ -1,4 +1,4 @@
-"""Selection of blocks of tokens by a query, per KV head."""
+"""Blocks of tokens that queries select, per KV head."""
 
 from __future__ import annotations
 
@@ -17,4 +17,4 @@ class BlockSelection(NamedTuple):
     hidden: torch.Tensor
     """int64 [N]: number of tokens after the query in its own block."""
     length: int
-    """Tokens of a run."""
+    """Tokens per run."""

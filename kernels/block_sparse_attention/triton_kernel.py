@@ -1,7 +1,7 @@
 """Triton block-sparse attention: scores of all blocks, and attention over selected blocks.
 
-A program of the scores has a block of keys, which it loads once for several queries of a row. A
-program of the attention has the query heads of one KV head of one query, and one split of the
+A program that computes scores loads a block of keys once for several queries of a row. A program
+that computes attention has the query heads of one KV head of one query, and one split of the
 query's tokens.
 """
 
@@ -31,11 +31,11 @@ from kernels.sparse_attention import SparseQueries
 from kernels.tiles import cdiv, next_power_of_2
 
 _SCORED_QUERIES: Final = 32
-"""Maximum queries of a program of the scores."""
+"""Maximum queries per program that computes scores."""
 _KEYS: Final = 64
-"""Keys of a tile of the attention."""
+"""Keys per tile that attention is computed over."""
 _LEAST_SPLIT: Final = 256
-"""Minimum tokens of a split, estimated."""
+"""Minimum tokens per split. Estimated."""
 
 
 @implements(select_blocks, "triton")
@@ -48,8 +48,8 @@ def launch_select_blocks(
     cos_sin_cache: torch.Tensor,
     batch_invariant: bool = False,
 ) -> BlockSelection:
-    """Launches the scores of each piece, a grid of (blocks, tiles of queries), whose results do not
-    depend on other queries; torch selects the highest."""
+    """Launches a grid of (blocks, tiles of queries) for the scores of each piece; those of a query
+    do not depend on other queries. Torch selects the highest scores."""
     rotate_heads(q, queries.positions, cos_sin_cache)
     q = q.contiguous()
     num_heads, dim = q.shape[1:]

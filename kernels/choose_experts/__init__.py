@@ -1,4 +1,4 @@
-"""Choice of experts for each token, by a router's scores."""
+"""Choice of experts for each token, from a router's scores."""
 
 from __future__ import annotations
 

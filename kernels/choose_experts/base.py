@@ -8,9 +8,9 @@ from typing import Literal, NamedTuple
 import torch
 
 Scoring = Literal["softmax", "sigmoid", "softmax of chosen", "sigmoid of chosen"]
-"""Functions from scores to weights. The first two are over all experts, which are ranked by
-probability; with the last two, experts are ranked by score, and the function is over the selected
-ones."""
+"""Functions from scores to weights. The first two apply to all experts, which are ranked by
+probability. With the last two, experts are ranked by score, and the function applies to the
+selected ones."""
 
 
 class ExpertChoice(NamedTuple):
@@ -30,7 +30,7 @@ class Routing:
     """Number of selected experts per token."""
     scoring: Scoring = "softmax"
     normalize: bool = False
-    """Whether a token's weights are normalised to sum to 1."""
+    """Whether a token's weights are normalized to sum to 1."""
     num_groups: int = 1
     """Number of groups of consecutive experts, all of the same size."""
     top_k_groups: int = 1
@@ -42,8 +42,8 @@ class Routing:
     """Number of consecutive tokens whose experts are selected among the same `block_capacity` ones;
     T is a multiple of it."""
     block_capacity: int = 0
-    """Number of experts per block: those with the largest probabilities of any of its tokens, the
-    first ones of equals. 0 selects among all experts."""
+    """Number of experts per block: those to which any of its tokens gives the largest
+    probabilities; ties select the first ones. 0 selects among all experts."""
     scale: float = 1.0
     """Factor of the weights."""
     num_always: int = 0

@@ -22,8 +22,8 @@ def launch_choose_experts(
     gate: torch.Tensor | None = None,
     factors: torch.Tensor | None = None,
 ) -> ExpertChoice:
-    """Launches one program per token, after torch ops that select the experts of blocks, if these
-    are limited."""
+    """Launches one program per token, after torch ops that select the experts of blocks if their
+    number is limited."""
     num_tokens, num_experts = scores.shape
     num_taken = routing.top_k + routing.num_always
     shape, device = (num_tokens, num_taken), scores.device
@@ -125,7 +125,7 @@ def _choose_kernel(
 def _scored(
     weights, choice, SCORING: tl.constexpr, NORMALIZE: tl.constexpr, NUM_CHOSEN: tl.constexpr
 ):  # fmt: skip
-    """Weights of the chosen experts: the function over chosen ones, or the normalisation."""
+    """Weights of the chosen experts: the scoring function over them, or normalization."""
     if SCORING == "softmax of chosen":
         weights = tl.exp(weights - tl.max(weights, axis=0))
         weights = weights / tl.sum(weights, axis=0)

@@ -1,4 +1,4 @@
-"""The inputs of prompt lookup."""
+"""Inputs of prompt lookup."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NgramLookup:
-    """Look-up of drafts for F rows."""
+    """Lookup of drafts for F rows."""
 
     slots: torch.Tensor
     """[F] int64: rows of the token pool."""
@@ -22,4 +22,4 @@ class NgramLookup:
     longest: int
     """Maximum tokens that are compared; longer matches count as this long."""
     num_tokens: int
-    """Number greater than all of `newest`, on the host."""
+    """Exclusive upper bound of `newest`, known on the host."""

@@ -17,12 +17,12 @@ def draft_ngrams(
     """Drafts for the tokens after the newest ones, int32 [F, count], and lengths of the matches,
     int64 [F], 0 for none.
 
-    The match is the longest earlier occurrence of the latest tokens, the last one of several.
-    Drafts are the tokens after it, starting over when they reach the newest token. Without a match
-    they repeat the newest token.
+    The match is the longest earlier occurrence of the latest tokens; the last one if there are
+    several. Drafts are the tokens after it, starting over when they reach the newest token. Without
+    a match, they repeat the newest token.
 
     Args:
-        token_pool: int32 [slots, positions].
+        token_pool: int32 [slots, positions]: tokens of each request.
         lookup: F rows, and the lengths to compare.
     """
     pool = token_pool.cpu().numpy()
@@ -47,7 +47,7 @@ def draft_ngrams(
 def follow_ngram(
     tokens: npt.NDArray[np.int32], *, count: int, shortest: int, longest: int
 ) -> tuple[list[int], int]:
-    """Drafts for the tokens after one row's, and length of the match, 0 for none; as in
+    """Drafts that follow one row's tokens, and the length of the match, 0 for none; as in
     `draft_ngrams`.
 
     Args:
@@ -64,7 +64,8 @@ def follow_ngram(
 
 
 def _find(tokens: npt.NDArray[np.int32], shortest: int, longest: int) -> tuple[int, int]:
-    """Finds the match: the longest earlier occurrence of the last tokens, the last one of several.
+    """Finds the match: the longest earlier occurrence of the last tokens; the last one if there are
+    several.
 
     It reads all tokens: 32,768 tokens take 14 us if none recurs, 80 us in text, and 1.3 ms if there
     are only two distinct ones, since every occurrence of the last tokens is compared.

@@ -65,7 +65,7 @@ def fused_add_norm_fp8(
     x_weight: torch.Tensor | None = None,
     x_scale: float = 1.0,
 ) -> tuple[Fp8Rows, torch.Tensor]:
-    """The norm of x + residual as `quantize_fp8` quantizes it, and the sum; as `fused_add_norm`.
+    """The norm of x + residual, quantized as by `quantize_fp8`, and the sum; see `fused_add_norm`.
 
     Args:
         x: [T, H]: a block's output.

@@ -22,7 +22,7 @@ class Norm(NamedTuple):
     """Whether the norm is a LayerNorm, which rounds once, at the end; an RMSNorm rounds before the
     weight and after it, as `rms_norm` does."""
     is_fp32: bool = False
-    """Whether the result is fp32; its values are rounded to the type of the rows in any case."""
+    """Whether the result is fp32; its values are always rounded to the type of the rows first."""
 
 
 def check_norms(

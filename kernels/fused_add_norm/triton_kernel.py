@@ -139,7 +139,7 @@ def _fused_add_norm_kernel(
             _store(third_out_ptr + place, row, weights, weights, inside, False, total.dtype)
 
 
-# Not specialised on the number of rows.
+# Not specialized on the number of rows.
 @dependent_kernel(do_not_specialize=["rows", "count"])
 def _fused_add_norm_fp8_kernel(
     x_ptr, residual_ptr, total_ptr, x_stride, residual_stride, eps, x_scale, x_weight_ptr,
@@ -172,7 +172,7 @@ def _sum_row(
     HAS_RESIDUAL: tl.constexpr, HAS_X_WEIGHT: tl.constexpr, HAS_RESIDUAL_WEIGHT: tl.constexpr,
     SCALES_X: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """The sum of a row of x and one of the residual, in the type of x, from pointers to both."""
+    """The sum of a row of x and a row of the residual, in the type of x, from pointers to both."""
     total = tl.load(x, mask=inside, other=0.0)
     if HAS_X_WEIGHT:
         total = normalise(total, tl.load(x_weights, mask=inside, other=0.0), eps, WIDTH)
@@ -190,7 +190,7 @@ def _sum_row(
 
 @triton.jit
 def _normalised(total, eps, inside, SUBTRACTS_MEAN: tl.constexpr, WIDTH: tl.constexpr):
-    """A row before the weight of its norm, fp32."""
+    """The normalized row in fp32, before the norm's weight is applied."""
     row = total.to(tl.float32)
     if SUBTRACTS_MEAN:
         row = tl.where(inside, row - tl.sum(row, axis=0) / WIDTH, 0.0)
@@ -204,14 +204,14 @@ def _normalised(total, eps, inside, SUBTRACTS_MEAN: tl.constexpr, WIDTH: tl.cons
 def _store(
     target, row, weights, biases, inside, HAS_BIAS: tl.constexpr, DTYPE: tl.constexpr
 ):  # fmt: skip
-    """Stores a normalised row times the weight, plus the bias, rounded to the type of the rows."""
+    """Stores a normalized row times the weight, plus the bias, rounded to the type of the rows."""
     result = _weighted(row, weights, biases, inside, HAS_BIAS, DTYPE)
     tl.store(target, result.to(target.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _weighted(row, weights, biases, inside, HAS_BIAS: tl.constexpr, DTYPE: tl.constexpr):
-    """A normalised row times the weight, plus the bias, rounded to the type of the rows."""
+    """A normalized row times the weight, plus the bias, rounded to the type of the rows."""
     result = row * tl.load(weights, mask=inside, other=0.0).to(tl.float32)
     if HAS_BIAS:
         result += tl.load(biases, mask=inside, other=0.0).to(tl.float32)

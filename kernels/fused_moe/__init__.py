@@ -1,4 +1,4 @@
-"""Fused mixture of experts (MoE): gated MLPs; each token uses a few of them."""
+"""Fused mixture of experts (MoE): gated MLPs, a few of which each token uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Torch reference of the fused mixture of experts: expert by expert."""
+"""Torch reference of the fused mixture of experts, computed expert by expert."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def fused_moe(
     packed on CUDA.
 
     Args:
-        x: [T, H].
+        x: [T, H]: inputs.
         experts: weights of the experts.
         choice: experts of each token, and their weights.
-        biases: biases of both products; None if unused.
+        biases: biases of both matmuls; None if unused.
         extra: extra terms that are added to the sum.
         activation: activation, gated or not.
         first_expert: expert id of the first of `experts`; selected experts that are not among them
@@ -47,8 +47,8 @@ def fused_moe(
         batch_invariant: whether a token's result must be bitwise independent of other tokens.
     """
     # Adds up experts in ascending order of their ids; always batch-invariant.
-    # HAZARD(invariance): products with another number of rows round differently, so all have
-    # exactly `_TILE` rows; the last tile is padded with zeros.
+    # HAZARD(invariance): matmuls with another number of rows round differently, so all have exactly
+    # `_TILE` rows; the last tile is padded with zeros.
     assert biases is None or not weighs_inputs, "biases are not weighted"
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     counts = torch.bincount(choice.expert_ids.flatten())
@@ -76,7 +76,7 @@ def fused_moe(
 def _add(
     routed: torch.Tensor, x: torch.Tensor, choice: ExpertChoice, extra: ExtraTerms
 ) -> torch.Tensor:
-    """Adds the terms of `extra` one after another, each rounded."""
+    """Adds the terms of `extra` one after another, and rounds after each."""
     if extra.first_zero_expert is not None:
         is_zero = choice.expert_ids >= extra.first_zero_expert
         routed = routed + x * (choice.weights * is_zero).sum(dim=-1, keepdim=True).to(x.dtype)

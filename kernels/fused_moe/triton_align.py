@@ -16,7 +16,7 @@ _BLOCK = 1024
 
 
 class Tiles(NamedTuple):
-    """Tiles of pairs that are multiplied together."""
+    """Pairs in tiles, each of which is multiplied by one expert's weights."""
 
     pairs: torch.Tensor
     """[tiles * rows] int32: token * K + choice; T * K for padding rows."""
@@ -48,7 +48,7 @@ def align_pairs(expert_ids: torch.Tensor, first_expert: int, num_experts: int, r
     return Tiles(pairs, experts)
 
 
-# Not specialised on arguments that change with the number of tokens.
+# Not specialized on arguments that change with the number of tokens.
 @dependent_kernel(do_not_specialize=["num_pairs", "num_tiles", "first_expert"])
 def _align_kernel(
     ids_ptr, pairs_ptr, experts_ptr, num_pairs, num_tiles, first_expert,

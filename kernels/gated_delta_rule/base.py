@@ -7,16 +7,17 @@ from typing import Final, NamedTuple
 import torch
 
 LENGTH_EPS: Final = 1e-6
-"""Added to the square of the length of queries and keys, which are divided by it."""
+"""Added to the sum of squares when queries and keys are L2-normalized."""
 
 
 class DeltaInputs(NamedTuple):
-    """Inputs of T positions, fp32: consecutive ones of one row, or one each of T rows."""
+    """Inputs of T positions in fp32: consecutive positions of one row, or one position of each of T
+    rows."""
 
     q: torch.Tensor
     """[T, H, K]: scaled queries."""
     k: torch.Tensor
-    """[T, H, K]: keys of length 1."""
+    """[T, H, K]: L2-normalized keys."""
     v: torch.Tensor
     """[T, H, V]: values."""
     decay: torch.Tensor
@@ -26,7 +27,7 @@ class DeltaInputs(NamedTuple):
     """[T, H]: step sizes (beta): the part of v - S^T k that updates the state."""
 
     def part(self, start: int, end: int) -> DeltaInputs:
-        """Inputs of positions from `start` up to, not including, `end`."""
+        """Inputs of positions [start, end)."""
         return DeltaInputs(*(tensor[start:end] for tensor in self))
 
 
@@ -39,7 +40,7 @@ class DeltaLayer(NamedTuple):
     log_rate: torch.Tensor
     """[H] fp32 (A_log): logarithms of the rates of decay."""
     step_bias: torch.Tensor
-    """[H] fp32 (dt_bias)."""
+    """[H] fp32 (dt_bias): added to the projected decays."""
     norm: torch.Tensor
     """[V]: weight of the norm over each head of outputs."""
     eps: float
@@ -47,15 +48,15 @@ class DeltaLayer(NamedTuple):
     num_key_heads: int
     """Hk, a divisor of H: consecutive value heads share a key head."""
     key_dim: int
-    """K."""
+    """K: dimensions of keys."""
     share_scale: float = 1.0
-    """Factor of the sigmoids that are the step sizes: with 2, eigenvalues of a state's transition
-    may be negative (arXiv 2411.12537)."""
+    """Factor of the step sizes, which are sigmoids: with 2, a state's transition may have negative
+    eigenvalues (arXiv 2411.12537)."""
 
     @property
     def widths(self) -> list[int]:
-        """Widths of q, k, v, z, b and a in a projected token: z gates the outputs, b are the step
-        sizes and a the decays before their activations."""
+        """Widths of q, k, v, z, b and a in a projected token: z gates the outputs; b and a are the
+        step sizes and the decays before their activations."""
         num_heads = len(self.log_rate)
         keys, values = self.num_key_heads * self.key_dim, num_heads * len(self.norm)
         return [keys, keys, values, values, num_heads, num_heads]

@@ -14,8 +14,8 @@ from kernels.short_convolution import convolve
 from kernels.states import PIECE, StateCache, StateRows
 
 _CHANNEL_PIECE: Final = 16
-"""Maximum number of positions that are computed together with a decay per dimension of keys, which
-takes time and memory per pair of positions and dimension."""
+"""Maximum positions that are computed together if each dimension of keys has its own decay: time
+and memory grow with the number of pairs of positions times dimensions."""
 
 
 @op
@@ -130,7 +130,7 @@ def delta_inputs(
 
 
 def unit_length(x: torch.Tensor) -> torch.Tensor:
-    """x [..., D], fp32, divided by its Euclidean length over the last dimension."""
+    """L2-normalizes x [..., D], fp32, over the last dimension."""
     return x * (x.square().sum(-1, keepdim=True) + LENGTH_EPS).rsqrt()
 
 
@@ -217,8 +217,8 @@ def _chunk(inputs: DeltaInputs, state: torch.Tensor) -> tuple[torch.Tensor, torc
 def _chunk_by_channel(
     inputs: DeltaInputs, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`_chunk` with a decay per dimension of keys, which are faded before products, since it is no
-    factor of them (arXiv 2510.26692, section 3)."""
+    """`_chunk` with a decay per dimension of keys. Decays are applied before the matmuls, since
+    they cannot be factored out of the results (arXiv 2510.26692, section 3)."""
     q, k, v, decay = (x.transpose(0, 1) for x in inputs[:4])  # [H, T, ...]
     share = inputs.share.T.unsqueeze(-1)
     total = decay.cumsum(1)

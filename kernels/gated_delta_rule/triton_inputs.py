@@ -1,5 +1,5 @@
-"""Triton inputs of the gated delta rule: convolution, SiLU, unit length and gates in one launch, by
-groups of heads and runs of tokens."""
+"""Triton inputs of the gated delta rule: convolution, SiLU, L2 normalization and gates in one
+launch, by groups of heads and runs of tokens."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kernels.states import StateCache, StateRows
 from kernels.tiles import cdiv, next_power_of_2
 
 _HEADS: Final = 4
-"""Heads of a program, the same for all steps, so that results do not depend on the step's size."""
+"""Heads per program, independent of the step's size, so that results are independent of it, too."""
 _RUNS: Final = 4
 """Programs that share the tokens of a piece."""
 
@@ -27,7 +27,7 @@ class PreparedInputs(NamedTuple):
     qk: torch.Tensor
     """[T, 2 Hk, K]: scaled queries, then keys."""
     v: torch.Tensor
-    """[T, H, V]."""
+    """[T, H, V]: values."""
     gates: torch.Tensor
     """[T, 2, H] fp32: logarithms of the decay, then step sizes."""
 
@@ -100,7 +100,7 @@ def _inputs_kernel(
             x = x * tl.where(head < KEY_HEADS, scale / length, 1.0 / length)
             target = qk_ptr + token * (2 * KEY_HEADS * KEY) + channel
             tl.store(target, x.to(qk_ptr.dtype.element_ty), mask=inside)
-        else:  # other names, since blocks may have other shapes
+        else:  # different names, since blocks may have different shapes
             value_head = ((block - KEY_BLOCKS) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
             value = tl.arange(0, BLOCK_V)[None, :]
             in_value = (value_head < HEADS) & (value < VALUE)
@@ -122,8 +122,8 @@ def _convolve(
     x_ptr, x_stride, weight_ptr, state_ptr, channel, inside, token, row_first, is_first,
     CHANNELS: tl.constexpr, TAPS: tl.constexpr,
 ):  # fmt: skip
-    """SiLU of the convolution of channels at a token, fp32: its inputs are those of the row's
-    tokens in this step, and of the state before them."""
+    """SiLU of the convolution of channels at a token, in fp32. Inputs before the row's first token
+    in this step are read from the state."""
     total = tl.zeros(channel.shape, tl.float32)
     for tap in tl.static_range(TAPS):
         index = token - row_first + (tap - TAPS + 1)
@@ -142,7 +142,7 @@ def _convolve(
 def _store_gates(
     x_ptr, rate_ptr, bias_ptr, gate_ptr, share_scale, HEADS: tl.constexpr, BLOCK_ALL: tl.constexpr
 ):  # fmt: skip
-    """Step sizes from the first projections, decays from the following ones."""
+    """Stores step sizes, from the first projections, and decays, from the following ones."""
     head = tl.arange(0, BLOCK_ALL)
     inside = head < HEADS
     b = tl.load(x_ptr + head, mask=inside, other=0.0).to(tl.float32)

@@ -23,8 +23,8 @@ from kernels.tiles import cdiv, next_power_of_2
 
 _FETCHING_AHEAD: Final = (80, 90)
 """Compute capabilities (90 is 9.0) on which the next piece's factors are fetched while a piece is
-computed. It takes 123 KB of shared memory, and 8.6, 8.9 and 12.0 have 99 KB per program (CUDA C++
-guide, table 30); compiled for 10.0, registers are spilled."""
+computed. This takes 123 KB of shared memory, but 8.6, 8.9 and 12.0 have only 99 KB per program
+(CUDA C++ guide, table 30). Compiled for 10.0, it spills registers."""
 
 
 class _Solved(NamedTuple):
@@ -32,11 +32,12 @@ class _Solved(NamedTuple):
     With the state S before a piece, its updates are u - w S."""
 
     w: torch.Tensor
-    """[T, H, K]."""
+    """[T, H, K]: factors of S."""
     u: torch.Tensor
-    """[T, H, V]."""
+    """[T, H, V]: updates for S = 0."""
     scores: torch.Tensor
-    """[T, H, PIECE]: products of queries with the keys of their piece up to their own, faded."""
+    """[T, H, PIECE]: decayed dot products of queries with the keys of their piece up to their own
+    position."""
     fade: torch.Tensor
     """[T, H] fp32: logarithms of the decay since the piece began."""
 
@@ -52,7 +53,7 @@ def advance_by_pieces(
     least_tokens: int,
 ) -> None:
     """Launches grids of (pieces, heads) and of (rows, heads, blocks of columns), for rows of
-    `least_tokens` or more: writes their outputs to out [T, H * V], and their states."""
+    `least_tokens` tokens or more: writes their outputs to out [T, H * V], and their states."""
     num_tokens, num_heads, value_dim = inputs.v.shape
     num_rows, num_pieces, key_dim = len(rows.slots), len(rows.piece_rows), layer.key_dim
     channels = cache.conv.shape[2]
@@ -88,7 +89,7 @@ def advance_by_pieces(
 
 
 def _count_stages(dtype: torch.dtype) -> int:
-    """Pieces in flight."""
+    """Number of pieces in flight."""
     try:
         capability = triton.runtime.driver.active.get_current_target().arch
     except (RuntimeError, AssertionError):  # no device, as in Triton's interpreter
@@ -105,7 +106,8 @@ def count_tokens(row, piece_ptr, row_piece_ptr):
 
 @triton.jit
 def multiply(a, b, DTYPE: tl.constexpr):
-    """A matrix product in fp32 of factors of type DTYPE: by tensor cores, except fp32."""
+    """Matmul of operands of type DTYPE, accumulated in fp32; uses tensor cores unless DTYPE is
+    fp32."""
     return tl.dot(a.to(DTYPE), b.to(DTYPE), input_precision="ieee")
 
 
@@ -135,7 +137,7 @@ def _solve_kernel(
     tl.store(fade_ptr + token * HEADS + head, fade, mask=inside)
     earlier = position[:, None] >= position[None, :]
     between = tl.exp(tl.where(earlier, fade[:, None] - fade[None, :], 0.0))
-    # Keys with keys, and queries with keys.
+    # Dot products of keys with keys, and of queries with keys.
     key = tl.arange(0, BLOCK_K)[None, :]
     in_key = inside[:, None] & (key < KEY)
     columns = token[:, None] * (2 * KEY_HEADS * KEY) + head // (HEADS // KEY_HEADS) * KEY + key
@@ -161,9 +163,9 @@ def _solve_kernel(
 
 @triton.jit
 def inverse_of(system, DTYPE: tl.constexpr, PIECE: tl.constexpr):
-    """Inverse of I + system, which is strictly lower triangular [PIECE, PIECE]: of its diagonal
-    blocks of 4 rows, then of 16, then of 64. Powers of larger blocks would grow, and cancel each
-    other where keys repeat."""
+    """Inverse of I + system, which is strictly lower triangular [PIECE, PIECE]: first of its
+    diagonal blocks of 4 rows, then of 16, then of 64. Powers of larger blocks would grow, and
+    cancel each other when keys repeat."""
     tl.static_assert(PIECE == 64)
     row, column = tl.arange(0, PIECE)[:, None], tl.arange(0, PIECE)[None, :]
     identity = tl.where(row == column, 1.0, 0.0)
@@ -184,7 +186,8 @@ def _sum_powers(n, identity, DTYPE: tl.constexpr):
 
 @triton.jit
 def _multiply_exactly(a, b, DTYPE: tl.constexpr):
-    """A product of fp32 matrices, more exact than DTYPE: of 16 bits by tensor cores in TF32."""
+    """Matmul of fp32 matrices with a higher precision than DTYPE: TF32 on tensor cores if DTYPE has
+    16 bits."""
     if DTYPE.is_fp32():
         product = tl.dot(a, b, input_precision="ieee")
     else:

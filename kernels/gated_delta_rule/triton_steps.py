@@ -111,10 +111,10 @@ def store_state(
 ):  # fmt: skip
     """Stores a program's part of the state after token `end` - 1 to state `target`.
 
-    The part is a block of the recurrent state, whose `cells` are those in state 0 of SIZE numbers,
-    and the last inputs of the convolution for SHARE channels. Inputs before the row's first token
-    are in the state of `slot`, which is `target` if IN_PLACE. The grid is (rows, heads, blocks of
-    columns).
+    The part is a block of the recurrent state, and the last inputs of the convolution for SHARE
+    channels. The block's `cells` are those of state 0; a state has SIZE numbers. Inputs before the
+    row's first token are in the state of `slot`, which is `target` if IN_PLACE. The grid is (rows,
+    heads, blocks of columns).
     """
     tl.store(cells + target * SIZE, state, mask=in_cell)
     store_window(

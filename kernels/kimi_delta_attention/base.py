@@ -19,12 +19,12 @@ class KimiGates(NamedTuple):
 
 
 class KimiDeltaLayer(NamedTuple):
-    """Weights of a layer with H heads, whose keys have K and whose values V dimensions."""
+    """Weights of a layer with H heads, whose keys have K dimensions and whose values have V."""
 
     log_rate: torch.Tensor
     """[H] fp32 (A_log): logarithms of the rates of decay."""
     step_bias: torch.Tensor
-    """[H * K] fp32 (dt_bias)."""
+    """[H * K] fp32 (dt_bias): added to the projected decays."""
     norm: torch.Tensor
     """[V] fp32: weight of the norm over each head of outputs."""
     eps: float
@@ -32,5 +32,5 @@ class KimiDeltaLayer(NamedTuple):
 
     @property
     def key_dim(self) -> int:
-        """K."""
+        """K: dimensions of keys."""
         return len(self.step_bias) // len(self.log_rate)

@@ -19,7 +19,7 @@ from kernels.registry import implements
 from kernels.states import StateRows
 
 MOST_STEPS: Final = 16
-"""Maximum tokens of a row that is advanced by position, estimated as for the gated delta net."""
+"""Maximum tokens of a row that is advanced by position. Estimated as for the gated delta net."""
 _ALL: Final = 1 << 30
 
 
@@ -33,7 +33,7 @@ def launch_kimi_delta_attention(
     *,
     by_position: bool,
 ) -> torch.Tensor:
-    """Launches the rows of few tokens, or all `by_position`; the others; the norm."""
+    """Launches the rows of few tokens (all rows if `by_position`), the other rows, and the norm."""
     out = torch.empty_like(gates.output, dtype=x.dtype, memory_format=torch.contiguous_format)
     if not len(x):
         return out

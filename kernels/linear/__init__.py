@@ -1,4 +1,4 @@
-"""Linear layers: weights that are packed once, and products with them."""
+"""Linear layers, whose weights are packed once and multiplied many times."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def linear(
     weight: PackedLinear | torch.Tensor,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Product of x [T, K] with the transposed weight [N, K], plus bias [N]: [T, N].
+    """Multiplies x [T, K] by the transposed weight [N, K], and adds bias [N]: [T, N].
 
     Args:
         x: [T, K]; or quantized to FP8 as `fp8_inputs` of the weight describes.
-        weight: a packed weight, or a plain tensor, whose products are not batch-invariant.
+        weight: a packed weight, or a plain tensor, with which results are not batch-invariant.
         bias: [N]; None if unused.
     """
     if isinstance(x, Fp8Rows):
@@ -43,8 +43,8 @@ def pack_linear_weight(weight: torch.Tensor, *, batch_invariant: bool = False) -
     it): drop the original afterwards, unless it is also needed unpacked, as a tied embedding is.
     Elsewhere the packed form holds the given tensor.
 
-    With `batch_invariant` a row's result is bitwise independent of other rows, their number and the
-    row's position.
+    With `batch_invariant`, a row's result is bitwise independent of other rows, their number and
+    the row's position.
     """
     if registry.uses_triton(weight.device):
         return TritonTiledWeight(weight) if batch_invariant else _plain_or_skinny(weight)
@@ -73,9 +73,9 @@ def pack_quantized_linear_weight(
     dtype: torch.dtype,
     batch_invariant: bool = False,
 ) -> PackedLinear:
-    """Packs a quantized weight for its device; it is dequantized on CPU, and if fewer than 16
-    adjacent features share a scale. Products of more than 128 rows with FP8 weights quantize their
-    inputs, too, unless they are batch-invariant or unsupported (`product_scales`).
+    """Packs a quantized weight for its device. On CPU, or if fewer than 16 adjacent features share
+    a scale, it is dequantized. Matmuls of more than 128 rows with FP8 weights quantize their
+    inputs, too, unless they are batch-invariant or this is unsupported (`product_scales`).
 
     Args:
         codes: uint8, as in `dequantize`.

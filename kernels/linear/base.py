@@ -25,13 +25,13 @@ class BlockScales(NamedTuple):
     block: int
     """Number of input features per block."""
     offset: int
-    """Number of input features of the first block that come before feature 0 here."""
+    """Number of input features of the first block that precede feature 0 of this weight."""
     code: WeightCode = "e4m3"
     """Kind of the codes."""
     zeros: torch.Tensor | None = None
     """uint8 [..., N, blocks], contiguous: zero points; None if unused."""
     rows: int = 1
-    """Number of adjacent output features, from the first one on, that share their scales."""
+    """Number of adjacent output features that share their scales, starting with the first one."""
 
 
 class PackedLinear(ABC):
@@ -40,8 +40,8 @@ class PackedLinear(ABC):
     out_features: int
     in_features: int
     fp8_inputs: Fp8Inputs | None = None
-    """Rows quantized to FP8 that `linear` accepts as well; None for values only."""
+    """FP8 rows that `linear` also accepts; None if it only accepts unquantized ones."""
 
     @abstractmethod
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Product of x [T, K] with the transposed weight, plus bias [N]: [T, N]."""
+        """Multiplies x [T, K] by the transposed weight, and adds bias [N]: [T, N]."""

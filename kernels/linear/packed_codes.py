@@ -1,15 +1,15 @@
-"""Layout of quantized weights on CUDA, made once at load.
+"""Layout of quantized weights on CUDA, created once when weights are loaded.
 
-Weights are cut into tiles of 64 output by 128 input features, which a program of a product copies
-by 16 bytes per thread. Codes are stored in 32-bit words, in an order from which two adjacent
-features are decoded to a pair of bfloat16 by one shift and a mask:
+Weights are cut into tiles of 64 output by 128 input features, each of which a matmul program copies
+with loads of 16 bytes per thread. Codes are stored in 32-bit words, in an order from which two
+adjacent features are decoded to a pair of bfloat16 by one shift and a mask:
 
     4 bits   feature 2 i in bits 4 i to 4 i + 3 of a word, feature 2 i + 1 in those 16 bits above
     8 bits   features 0, 2, 1 and 3 in bytes 0 to 3
 
 Tiles are contiguous in memory, except those of FP8: these are parts of rows, so that cuBLASLt reads
-the same words as a matrix [N, K] of FP8. Since it adds up the products of all features, the order
-within four of them only has to be that of the inputs (`quantize_fp8`).
+the same words as a matrix [N, K] of FP8. Since it sums over all features, the order within each
+four of them only has to match that of the inputs (`quantize_fp8`).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ TILE_COLUMNS = 64
 TILE_DEPTH = 128
 """Input features per tile."""
 _LEAST_GROUP = 16
-"""Minimum input features that share a scale, those of a tensor-core instruction."""
+"""Minimum input features that share a scale: the depth of a tensor-core instruction."""
 _BYTES_AT_ONCE = 1 << 28
-"""Codes of experts that are packed at once, which limits temporary memory."""
+"""Maximum codes of experts that are packed at once, which limits temporary memory."""
 
 PackedCode = Literal["e4m3", "e2m1", "uint4", "int8"]
-"""Kinds of packed codes. Decoded integers of 4 bits are larger by 128; `offset` corrects it."""
+"""Kinds of packed codes. Decoded 4-bit integers are too large by 128, which `offset` corrects."""
 _KINDS: Mapping[WeightCode, tuple[PackedCode, float]] = {
     "e4m3": ("e4m3", 0.0),
     "e2m1": ("e2m1", 0.0),
@@ -67,7 +67,7 @@ class PackedCodes(NamedTuple):
     shape: tuple[int, int]
     """N and K without padding."""
     shared_rows: int
-    """Number of adjacent output features, from the first one on, that share their scales."""
+    """Number of adjacent output features that share their scales, starting with the first one."""
 
 
 def pack_codes(
@@ -104,7 +104,7 @@ def pack_codes(
 
 def _group(scaling: BlockScales, depth: int) -> int | None:
     """Number of features per group, such that groups are aligned with tiles; 0 for all features,
-    None if it were too small."""
+    None if it would be too small."""
     if scaling.offset + depth <= scaling.block:
         return 0
     shared = math.gcd(scaling.block, scaling.offset)
@@ -117,7 +117,8 @@ def _group(scaling: BlockScales, depth: int) -> int | None:
 def _tile_groups(
     values: torch.Tensor, scaling: BlockScales, group: int, depth: int
 ) -> torch.Tensor:
-    """Values per block [..., N, blocks] to values per group, in tiles; see `PackedCodes.scales`."""
+    """Converts values per block [..., N, blocks] to values per group, in tiles; see
+    `PackedCodes.scales`."""
     padded = cdiv(depth, TILE_DEPTH) * TILE_DEPTH
     starts = torch.arange(0, padded, group or padded, device=values.device).clamp_(max=depth - 1)
     values = values.index_select(-1, starts.add_(scaling.offset) // scaling.block)
@@ -127,7 +128,7 @@ def _tile_groups(
 
 
 def _tile_rows(values: torch.Tensor) -> torch.Tensor:
-    """[..., N, n] to [..., N tiles, 64, n], padded with zeros."""
+    """Reshapes [..., N, n] to [..., N tiles, 64, n], padded with zeros."""
     missing = -values.shape[-2] % TILE_COLUMNS
     if missing:
         values = torch.nn.functional.pad(values, (0, 0, 0, missing))
@@ -135,7 +136,7 @@ def _tile_rows(values: torch.Tensor) -> torch.Tensor:
 
 
 def _tile_all_codes(codes: torch.Tensor, code: WeightCode) -> torch.Tensor:
-    """Words of codes [..., N, bytes] in tiles, for few experts at a time."""
+    """Words of codes [..., N, bytes] in tiles; converts a few experts at a time."""
     if codes.ndim == 2:
         return _tile_codes(codes, code)
     count = max(1, _BYTES_AT_ONCE // codes[0].numel())

@@ -16,5 +16,5 @@ class PlainWeight(PackedLinear):
         self._weight = weight
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """One product of all rows."""
+        """Computes one matmul of all rows."""
         return linear(x, self._weight, bias)

@@ -1,4 +1,4 @@
-"""Batch-invariant products of tiles with a fixed shape."""
+"""Batch-invariant matmuls of tiles with a fixed shape."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import torch
 from kernels.linear.plain import PlainWeight
 
 TILE_ROWS = 16
-"""Number of rows per tile of the CPU product."""
+"""Number of rows per tile of the CPU matmul."""
 
 
 class TiledWeight(PlainWeight):
-    """An unpacked weight, multiplied by 16 rows at a time: with one shape of products, the order of
-    summation is always the same."""
+    """An unpacked weight, multiplied by 16 rows at a time: all matmuls have one shape, so the order
+    of summation is always the same."""
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Pads the rows to whole tiles, and multiplies tile by tile."""
@@ -33,7 +33,7 @@ class TritonTiledWeight(PlainWeight):
     split-K."""
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """One launch for all rows."""
+        """Computes all rows in one launch."""
         from kernels.linear.triton_kernel import matmul_fixed_tiles
 
         return matmul_fixed_tiles(x, self._weight, bias)

@@ -1,7 +1,7 @@
-"""Triton products with quantized weights in tiles (`packed_codes`).
+"""Triton matmuls with quantized weights in tiles (`packed_codes`).
 
-A program multiplies tiles of weights, the first factor, with up to 64 rows. Few rows are split over
-input features (`triton_split`).
+A program multiplies tiles of weights, the first operand, by up to 64 rows. Matmuls of few rows are
+split over input features (`triton_split`).
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -18,10 +18,11 @@ from kernels.linear.triton_split import new_parts, split_steps, store_sum
 from kernels.tiles import cdiv
 
 _ROWS = (16, 32, 64)
-"""Rows of a program, the smallest that holds a step's; the last one in batch-invariant mode."""
+"""Rows per program: the smallest number that holds a step's rows; always the last one in
+batch-invariant mode."""
 _MOST_ROWS = 256
-"""Number of rows above which a separate launch dequantizes the weights for a dense product: each
-program would otherwise decode them again for 64 rows, and a dense product has larger tiles.
+"""Number of rows above which a separate launch dequantizes the weights for a dense matmul: each
+program would otherwise decode them again for 64 rows, and a dense matmul has larger tiles.
 Estimated."""
 _WARPS, _STAGES, _SINGLE_STAGES = 4, 4, 2
 _ADA, _BLACKWELL = 89, 100
@@ -38,16 +39,17 @@ def multiply_packed(
     *,
     batch_invariant: bool,
 ) -> torch.Tensor:
-    """Product of x [M, K] with the transposed weight [N, K], plus bias [N], summed in fp32: [M, N].
+    """Multiplies x [M, K] by the transposed weight [N, K] with fp32 accumulation, and adds bias
+    [N]: [M, N].
 
-    Equal inputs give equal bits.
+    Equal inputs give bitwise equal results.
 
     Args:
-        x: [M, K].
+        x: [M, K]: inputs.
         weight: the quantized weight.
         bias: [N]; None if unused.
         arrived: counters of the weight, from `count_arrivals`.
-        batch_invariant: whether a row's bits must not depend on the number of rows.
+        batch_invariant: whether a row's result must not depend, bitwise, on the number of rows.
     """
     (rows, depth), (columns, _) = x.shape, weight.shape
     if rows > _MOST_ROWS and not batch_invariant:
@@ -73,14 +75,14 @@ def multiply_packed(
 
 
 def _tile_rows(rows: int, weight: PackedCodes) -> int:
-    """Number of rows of a tile."""
+    """Number of rows per tile."""
     if weight.code == "e4m3" and weight.group and compute_capability() >= _BLACKWELL:
         rows = max(rows, _ROWS[1])  # smaller tiles spill 16 bytes
     return next((size for size in _ROWS if rows <= size), _ROWS[-1])
 
 
 def _count_warps(tile_rows: int, weight: PackedCodes) -> int:
-    """Number of warps of a program."""
+    """Number of warps per program."""
     if weight.code == "int8" and tile_rows == _ROWS[-1] and compute_capability() == _ADA:
         return _ADA_WARPS  # four spill 8 bytes
     return _WARPS
@@ -121,11 +123,12 @@ def stages(dtype: torch.dtype) -> int:
 
 @triton.jit
 def _decode(words, CODE: tl.constexpr, TYPE: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr):
-    """Values of words [ROWS, DEPTH / codes per word], integers of 4 bits plus 128: TYPE [ROWS,
-    DEPTH], exact in bf16.
+    """Decodes words [ROWS, DEPTH / codes per word] to TYPE [ROWS, DEPTH], exact in bf16; adds 128
+    to 4-bit integers.
 
-    Integers of 4 and of 7 bits are the lowest bits of a bf16 between 128 and 256. Floats are bf16
-    with a shorter mantissa and exponent, and another bias; bf16 holds their subnormal numbers, too.
+    Integers of 4 or 7 bits become the lowest bits of a bf16 between 128 and 256. Floats become bf16
+    with a shorter mantissa and exponent, and another bias; bf16 also represents their subnormal
+    numbers.
     """
     if CODE == "uint4":
         pairs = _join(
@@ -150,7 +153,7 @@ def _decode(words, CODE: tl.constexpr, TYPE: tl.constexpr, ROWS: tl.constexpr, D
     else:
         tl.static_assert(CODE == "int8")
         pairs = tl.join(words, words >> 8)
-        # The sign bit makes 256 of 128.
+        # The sign bit turns 128 into 256.
         low = _unpack((pairs & 0x007F007F) | 0x43004300, TYPE, ROWS, DEPTH)
         return low - _unpack((pairs & 0x00800080) | 0x43004300, TYPE, ROWS, DEPTH)
 
@@ -162,13 +165,13 @@ def _low_bits(words):
 
 @triton.jit
 def _join(first, second, third, fourth):
-    """Four tensors [...] to [..., 2, 2], in order."""
+    """Joins four tensors [...] to [..., 2, 2], in order."""
     return tl.join(tl.join(first, third), tl.join(second, fourth))
 
 
 @triton.jit
 def _unpack(pairs, TYPE: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr):
-    """Pairs of bf16 in 32 bits, the first in the low ones, to [ROWS, DEPTH]."""
+    """Unpacks pairs of bf16 in 32 bits, the first in the low bits, to [ROWS, DEPTH]."""
     both = tl.reshape(tl.join(pairs & 0xFFFF, pairs >> 16), (ROWS, DEPTH))
     if tl.float32 == TYPE:
         return (both << 16).to(tl.float32, bitcast=True)  # bf16 is the upper half of fp32
@@ -181,9 +184,9 @@ def _weights(
     CODE: tl.constexpr, OFFSET: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """Weights of a tile, TYPE [BLOCK_N, BLOCK_K]: with their scales if groups are smaller than a
-    tile, else without. `place` [BLOCK_N] are the indices of the rows' first groups, and `zero`
-    [BLOCK_N] the offsets of a tile's rows if they share one."""
+    """Weights of a tile, TYPE [BLOCK_N, BLOCK_K], multiplied by their scales if groups are smaller
+    than a tile. `place` [BLOCK_N] are the indices of the rows' first groups, and `zero` [BLOCK_N]
+    the offsets of a tile's rows if they share one."""
     values = _decode(words, CODE, TYPE, BLOCK_N, BLOCK_K)
     if GROUP > 0 and GROUP < BLOCK_K:
         groups: tl.constexpr = BLOCK_K // GROUP
@@ -230,7 +233,7 @@ def _places(
     tile, row = column // BLOCK_N, column % BLOCK_N
     first = column * num_steps if CODE == "e4m3" else tile * num_steps * BLOCK_N + row
     word = (first * size)[:, None] + tl.arange(0, size)[None, :]
-    # Groups of a tile along input features, or of several tiles, or one of all.
+    # A group along input features covers at most a tile, several tiles, or all of them.
     num_groups = num_steps
     if GROUP >= BLOCK_K:
         num_groups = tl.cdiv(num_steps, GROUP // BLOCK_K)
@@ -253,7 +256,7 @@ def packed_product(
         x_row: pointers [BLOCK_M] to the rows' first features, which are adjacent.
         exists: [BLOCK_M]: whether there is such a row.
         depth: number of input features.
-        word_ptr: the weight's words; likewise its scales and zeros.
+        word_ptr: the weight's words; scale_ptr and zero_ptr are its scales and zeros.
         column: [BLOCK_N]: output features.
     """
     dtype: tl.constexpr = x_row.dtype.element_ty
@@ -294,7 +297,7 @@ def packed_product(
     return total
 
 
-# Not specialised on the number of rows and what follows from it.
+# Not specialized on the number of rows or on what follows from it.
 @dependent_kernel(do_not_specialize=["rows", "steps"])
 def _packed_matmul_kernel(
     x_ptr, word_ptr, scale_ptr, zero_ptr, bias_ptr, out_ptr, partial_ptr, arrived_ptr,

@@ -1,4 +1,4 @@
-"""LoRA: products with low-rank weights in torch."""
+"""Torch implementation of LoRA."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from kernels.registry import op
 def add_lora_(
     out: torch.Tensor, x: torch.Tensor, weights: LoraWeights, tiles: LoraTiles
 ) -> torch.Tensor:
-    """Adds the products with the tokens' adapters, B (A x), to the output of a linear layer, in
-    place. Tokens without an adapter are not touched.
+    """Adds B (A x) of each token's adapter to the output of a linear layer, in place. Tokens
+    without an adapter are not touched.
 
-    With `batch_invariant` weights a token's result is bitwise independent of the other tokens. The
-    kernel's always is.
+    With `batch_invariant` weights, a token's result is bitwise independent of the other tokens;
+    that of the Triton kernel always is.
 
     Args:
-        out: [T, out], contiguous.
+        out: [T, out], contiguous: output of the layer.
         x: [T, in], contiguous: input of the layer.
         weights: the adapters' weights.
         tiles: the tokens by adapter.
@@ -39,7 +39,7 @@ def add_lora_(
 def _add(
     out: torch.Tensor, x: torch.Tensor, weights: LoraWeights, index: int, tokens: torch.Tensor
 ) -> None:
-    """Adds the products of `tokens` with the adapter of that index."""
+    """Adds the output of the adapter with that index for `tokens`."""
     a, b = weights.a[index], weights.b[index]
     size = TILE_TOKENS if weights.batch_invariant else len(tokens)
     for rows in tokens.split(size):
@@ -51,8 +51,8 @@ def _add(
 
 
 def _product(x: torch.Tensor, weight: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """Product of x [R, K] and the weight [K, N], of a fixed number of rows, so that the order of
-    summation is always the same: [num_rows, N]."""
+    """Multiplies x [R, K], padded to `num_rows` rows, by the weight [K, N]: [num_rows, N]. If the
+    number of rows is fixed, the order of summation is always the same."""
     missing = num_rows - len(x)
     if missing:
         x = torch.nn.functional.pad(x, (0, 0, 0, missing))

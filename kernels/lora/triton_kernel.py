@@ -3,9 +3,9 @@
     shrink   tile x rank x split of the input     s = A x, a partial sum per split
     expand   tile x block of output features      out += B (sum of the splits)
 
-Tiles are data on the device: graphs contain as many as a step of their size may need, and a program
-of an unused one exits. No tile depends on the number of tokens, so a token's result does not depend
-on the others.
+Tiles are data on the device: CUDA graphs contain as many as a step of their size may need, and
+programs of unused tiles exit. No tile depends on the number of tokens, so a token's result does not
+depend on the others.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -21,13 +21,13 @@ from kernels.registry import implements
 from kernels.tiles import cdiv
 
 _DEPTH = 128
-"""Input features per product."""
+"""Input features per `tl.dot`."""
 _SPLIT_DEPTH = 1024
-"""Input features per program: a decode step has few tiles, and reading A takes the time."""
+"""Input features per program: a decode step has few tiles, and reading A dominates its time."""
 _MOST_RANK = 64
-"""Maximum ranks per product."""
+"""Maximum ranks per `tl.dot`."""
 _COLUMNS = 64
-"""Output features per product; no block of `LoraWeights.blocks` is wider."""
+"""Output features per `tl.dot`; no block of `LoraWeights.blocks` is wider."""
 
 
 @implements(add_lora_, "triton")

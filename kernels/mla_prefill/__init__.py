@@ -18,11 +18,11 @@ _MAX_PAIRS = 1 << 20
 
 
 class SoftmaxState(NamedTuple):
-    """Attention of queries to the pieces of their keys so far; without queries if all rows have
-    all keys in one piece."""
+    """Attention of queries over the pieces of their keys so far; empty if the keys of every row are
+    in one piece."""
 
     output: torch.Tensor
-    """fp32 [T or 0, H, Dv]."""
+    """fp32 [T or 0, H, Dv]: output so far."""
     lse: torch.Tensor
     """fp32 [T or 0, H]: log-sum-exp of the scores, to base 2."""
 
@@ -39,25 +39,25 @@ def mla_prefill(
 ) -> torch.Tensor:
     """Causal attention of rows in expanded form: [T, H, Dv].
 
-    Besides inputs and result, it allocates `sizes.most_keys` expanded keys and their latents, and,
+    Besides the result, it allocates `sizes.most_keys` expanded keys and their latents, and,
     if a row has more keys than that, an fp32 sum of values for each query and head.
 
     Args:
         q: [T, H, P + R]: queries, with rotary embedding of the last R dimensions; heads are
             contiguous, rows may be strided.
-        cache: [num_pages, page_size, 1, V + R]: latents and rotary parts of keys, those of the
-            step's tokens included, in the type of q or in FP8 (e4m3).
+        cache: [num_pages, page_size, 1, V + R]: latents and rotary parts of keys, including those
+            of the step's tokens, in the type of q or in FP8 (e4m3).
         up: [H * (P + Dv), V]: weight of the projection from latents to each head's key and value.
         rows: the rows' plan.
         sizes: H, V, R, P and Dv.
         scale: factor of scores, including the scale of an FP8 cache.
-        value_scale: scale of an FP8 cache, a factor of the result.
+        value_scale: scale of an FP8 cache, by which the result is multiplied.
     """
     out = q.new_empty(*q.shape[:2], sizes.value_dim)
     kept = out if rows.has_parts else out[:0]
     output = torch.empty_like(kept, dtype=torch.float32)
     state = SoftmaxState(output, output.new_empty(kept.shape[:2]))
-    # Always of the same size, so that the first measured step includes the largest.
+    # Its size is fixed, so that any step whose memory is measured allocates the maximum.
     buffer = q.new_empty(sizes.most_keys, sizes.width)
     for piece in rows.pieces:
         latents = _gather(cache, piece.cells).to(q.dtype)
@@ -92,7 +92,7 @@ def attend_to_expanded(
     scale: float,
     value_scale: float = 1.0,
 ) -> None:
-    """Attends with the queries of a piece's rows to its keys.
+    """Computes the attention of the queries of a piece's rows over its keys.
 
     Pieces of a row are attended to in order: each continues the softmax of the one before, and
     the result is written once a query has attended to its last key.
@@ -153,7 +153,7 @@ class _Queries(NamedTuple):
         return causal_mask(positions, visible.unsqueeze(1)).to(self.q.dtype)
 
     def attend(self, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Attention to all keys of a row: [n, H, Dv]."""
+        """Attention over all keys of a row: [n, H, Dv]."""
         q, num_keys = self.q.unsqueeze(0), k.shape[1]
         is_square = self.first == 0 and q.shape[2] == num_keys
         found = scaled_dot_product_attention(

@@ -3,9 +3,9 @@
     absorbed   queries in the latent space; all heads share the cached latents as keys and values
     expanded   keys and values of each head, computed from the cached latents
 
-The absorbed form needs more operations for each pair of a query and a key, the expanded one needs
-operations for each key. So rows with many queries are expanded, in pieces of keys that bound the
-memory.
+The absorbed form needs more operations per pair of a query and a key; the expanded form needs
+additional operations per key. So rows with many queries are expanded, in pieces of keys that bound
+the memory.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class Expansion(NamedTuple):
     value_dim: int
     """Dimensions of values."""
     itemsize: int
-    """Bytes of a number of an expanded key."""
+    """Bytes per element of an expanded key."""
 
     @property
     def width(self) -> int:
-        """Numbers per expanded key: keys without rotary embedding and values of all heads."""
+        """Elements per expanded key: keys without rotary embedding and values of all heads."""
         return self.num_heads * (self.plain_dim + self.value_dim)
 
     @property
     def most_keys(self) -> int:
-        """Maximum keys of a piece: 128 MiB, which are 16,384 keys of 16 heads of 128 + 128
+        """Maximum keys of a piece: 128 MiB, that is, 16,384 keys of 16 heads of 128 + 128
         dimensions in bf16, or 2,048 keys of 128 heads."""
         return max(_MIN_KEYS, _PIECE_BYTES // (self.width * self.itemsize))
 
@@ -59,10 +59,10 @@ class Expansion(NamedTuple):
         """Whether a row needs fewer operations in expanded than in absorbed form.
 
         Per head, a pair of a query and a key takes 2 (latent + rotary + latent) operations in
-        absorbed form, and 2 (plain + rotary + value) in expanded form. To expand a key takes 2
-        latent (plain + value), as much as to absorb a query; so new tokens make no difference in
-        this part, and the prefix is what expanded form adds. For DeepSeek's 512, 64, 128 and 128
-        the border is at 171 queries with a long prefix.
+        absorbed form, and 2 (plain + rotary + value) in expanded form. Expanding a key takes 2
+        latent (plain + value) operations, as many as absorbing a query. So new tokens cost the same
+        in both forms, and expanded form only adds operations for the prefix. For DeepSeek (512, 64,
+        128 and 128) and a long prefix, the break-even point is at 171 queries.
 
         Args:
             num_queries: number of queries.
@@ -81,10 +81,10 @@ class KeyPiece(NamedTuple):
 
     first_row: int
     last_row: int
-    """Rows from `first_row` up to, not including, `last_row`."""
+    """Rows [first_row, last_row)."""
     start: int
     stop: int
-    """Positions from `start` up to, not including, `stop`; 0 and an upper bound for whole rows."""
+    """Positions [start, stop); 0 and an upper bound for whole rows."""
     cells: torch.Tensor
     """[K] int64: cells page * page_size + offset of the keys, row after row."""
 
@@ -113,7 +113,7 @@ class ExpandedRows:
 
 
 def plan_expanded_rows(extend: AttentionMetadata, most_keys: int) -> ExpandedRows:
-    """Plans rows of exact lengths. Does not wait for the device.
+    """Plans rows whose exact lengths are known. Does not wait for the device.
 
     Args:
         extend: rows with causal attention.

@@ -1,8 +1,8 @@
 """Triton attention of MLA prompts to expanded keys.
 
-A program computes a block of queries of one row and head. Keys are contiguous, and in two parts:
-that without rotary embedding beside the values, and the rotary one, which all heads share. If a
-row has several pieces of keys, a program continues the softmax of the piece before.
+A program computes a block of queries of one row and head. Keys are contiguous and have two parts:
+one without rotary embedding, which is stored next to the values, and a rotary one, which all heads
+share. If a row has several pieces of keys, a program continues the softmax of the piece before.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -95,7 +95,7 @@ def _expanded_kernel(
     first_query = tl.load(query_start_ptr + row)
     query_len = tl.load(query_start_ptr + row + 1) - first_query
     seq_len = tl.load(seq_len_ptr + row)
-    # Positions from here on are relative to the first key of the piece.
+    # Positions below are relative to the first key of the piece.
     first = seq_len - query_len - first_key
     lowest, highest_query = first + begin, first + tl.minimum(begin + BLOCK_M, query_len) - 1
     if (begin >= query_len) | (highest_query < 0):
@@ -124,7 +124,7 @@ def _expanded_kernel(
     total = tl.load(output_ptr + value_place, mask=kept & is_later, other=0.0)
     weights = tl.zeros((BLOCK_M,), tl.float32) + is_later.to(tl.float32)
 
-    # Before `border` no key is in the future of a query.
+    # No key before `border` is in the future of a query.
     stop = tl.minimum(highest_query + 1, last_key - first_key)
     border = tl.minimum(tl.maximum(lowest + 1, 0), stop) // BLOCK_N * BLOCK_N
     before = tl.load(key_start_ptr + row) - tl.load(key_start_ptr + first_row)
@@ -158,7 +158,7 @@ def _walk(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Continues an online softmax [M], in powers of 2, with tiles of keys from `start` up to
-    `stop`. If MASKED, keys from `stop` on are left out, and those after a query's position [M]."""
+    `stop`. If MASKED, skips keys at or after `stop`, and those after a query's position [M]."""
     plain, rotated, column = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_V)
     for block in range(start, stop, BLOCK_N):
         position = block + tl.arange(0, BLOCK_N)

@@ -1,4 +1,4 @@
-"""Build of the library for this machine's processor, once, in the user's cache folder."""
+"""Builds the library for this machine's processor, once, in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _WITHOUT = {
     "AVX2": ["-mno-avx512f"],
     "SSE41": ["-mno-avx"],
 }
-"""Compiler flags that turn off instruction sets above a limit, together with those of the limits
-before it."""
+"""Compiler flags by limit; together with those of the limits before it, they disable all
+instruction sets above it."""
 
 
 class NativeUnavailable(RuntimeError):
@@ -82,7 +82,7 @@ def _compiler() -> str:
 
 def _flags() -> list[str]:
     machine = "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
-    # All products and additions fuse, or none, since rows must not differ in rounding.
+    # Fuse all multiply-adds or none, since rows must not differ in rounding.
     flags = ["-std=c++17", "-O3", "-ffp-contract=fast", "-fPIC", "-shared", "-pthread"]
     return [*flags, machine, *_flags_without(os.environ.get(MAX_CPU_ISA, ""))]
 

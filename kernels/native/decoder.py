@@ -36,7 +36,7 @@ class LinearTensors:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerTensors:
-    """Weights of one layer. `qkv` has rows of q, then k, then v; `gate_up` those of the gate
+    """Weights of one layer. `qkv` has rows of q, then k, then v; `gate_up` has rows of the gate
     first."""
 
     qkv: LinearTensors
@@ -61,11 +61,11 @@ class ModelTensors:
     cos_sin: torch.Tensor
     """fp32 [positions, rotary dimensions]: cosines, then sines."""
     embedding: torch.Tensor
-    """[local vocabulary, hidden]"""
+    """[local vocabulary, hidden]: token embeddings."""
     vocab_start: int
     """First token of the local vocabulary."""
     lm_head: torch.Tensor
-    """[local vocabulary, hidden]; may be the embedding."""
+    """[local vocabulary, hidden]: weight of the LM head; may be the embedding."""
     final_norm: torch.Tensor
     num_layers: int
     intermediate_size: int
@@ -97,7 +97,7 @@ class ModelTensors:
 class NativeDecoder:
     """Forward passes and logits; activations are fp32 for all types of weights.
 
-    A token's result only depends, bitwise, on its own request: not on other rows, on the chunks of
+    A token's result depends, bitwise, only on its own request: not on other rows, on the chunks of
     its prompt, on its pages, or on the number of threads.
 
     Args:
@@ -105,7 +105,7 @@ class NativeDecoder:
             `memory` is filled, only their shapes and types are used.
         page_size: tokens per page.
         num_threads: maximum threads of a forward pass, including the caller's.
-        ms_per_thread: estimated milliseconds of work per further thread of a pass.
+        ms_per_thread: estimated milliseconds of work per additional thread of a pass.
         memory: memory for the copies, which may be filled with them already; None for memory of
             this process.
         all_reduce: sums an fp32 tensor over the ranks, in place; None for a single rank.
@@ -164,10 +164,10 @@ class NativeDecoder:
 
         Args:
             rows: [R, 4], contiguous: slot, first position, number of tokens, and an unused number.
-            token_pool: int32 [slots, positions].
-            page_table: int32 [slots, pages].
+            token_pool: int32 [slots, positions]: tokens of each request.
+            page_table: int32 [slots, pages]: page ids of each request.
             logits_indices: int64 [S], contiguous, ascending: tokens whose hidden states are needed;
-                None for all. For others the last layer only computes keys and values.
+                None for all. For other tokens, the last layer only computes keys and values.
 
         Raises:
             Exception: the exception that `all_reduce` raised.
@@ -300,7 +300,8 @@ class NativeDecoder:
         return LinearWeight(self._keep(packed), self.copy_floats(linear.bias), n, k)
 
     def copy_floats(self, values: torch.Tensor | None) -> int | None:
-        """Address of an fp32 copy, which is kept alive as long as the decoder; None for None."""
+        """Address of an fp32 copy, which is kept alive as long as the decoder; None if `values` is
+        None."""
         return None if values is None else self._copy(values, torch.float32)
 
     def _copy(self, values: torch.Tensor, dtype: torch.dtype | None = None) -> int:
@@ -339,8 +340,8 @@ def pack_weight(weight: torch.Tensor, memory: WeightMemory | None = None) -> tor
 
 
 def multiply(x: torch.Tensor, packed: torch.Tensor, n: int) -> torch.Tensor:
-    """Product of x, fp32 [T, K], with a transposed packed weight [N, K]: fp32 [T, N], on one
-    thread."""
+    """Multiplies x, fp32 [T, K], by a transposed packed weight [N, K] on one thread: fp32
+    [T, N]."""
     rows, k = x.shape
     source, out = x.contiguous(), torch.empty(rows, n)
     weight = LinearWeight(packed.data_ptr(), None, n, k)

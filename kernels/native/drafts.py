@@ -21,7 +21,7 @@ IntArray = npt.NDArray[np.int64]
 class DraftTables:
     """Tokens, pages and sampling parameters of each slot, in arrays that the library reads.
 
-    A guess has a level, by the probability that the draft model gives it.
+    Each guess has a level, which depends on the probability that the draft model assigns to it.
     """
 
     token_pool: torch.Tensor
@@ -98,7 +98,7 @@ class NativeDrafter:
 
         Args:
             rows: [R, 4], contiguous: slot, first position, number of tokens, maximum drafts. For a
-                head only the newest token.
+                head, rows have only the newest token.
             threshold: minimum probability that a draft and all before it are accepted; the first
                 draft below it ends the row's drafts.
         """

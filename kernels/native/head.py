@@ -21,10 +21,10 @@ class HeadTensors:
     embedding_norm: torch.Tensor
     hidden_norm: torch.Tensor
     projection: torch.Tensor
-    """[hidden, 2 * hidden]"""
+    """[hidden, 2 * hidden]: weight that combines the embedding and the hidden state."""
     final_norm: torch.Tensor
     hidden_first: bool
-    """Whether the projection's input begins with the hidden state, and not with the embedding."""
+    """Whether the projection's input begins with the hidden state instead of the embedding."""
     zeroes_first: bool
     """Whether the embedding is replaced by zeros at position 0."""
 
@@ -83,8 +83,8 @@ class NativeHead:
 
         Args:
             rows: as in NativeDecoder. The token after each position must be in the pool.
-            token_pool: int32 [slots, positions].
-            page_table: int32 [slots, pages].
+            token_pool: int32 [slots, positions]: tokens of each request.
+            page_table: int32 [slots, pages]: page ids of each request.
             hidden: fp32 [T, hidden], contiguous: the model's hidden states of the step's tokens.
             logits_indices: int64 [S], contiguous, ascending.
         """

@@ -10,8 +10,8 @@ from kernels.native.build import NativeUnavailable, build_library
 _I64, _F32, _PTR = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
 Reduce = ctypes.CFUNCTYPE(ctypes.c_int32, _PTR, _I64)
-"""Callback that sums `count` values over ranks, in place: returns 0, or another number to abort the
-step."""
+"""Callback that sums `count` values over ranks, in place: returns 0, or a nonzero number to abort
+the step."""
 
 
 class LinearWeight(ctypes.Structure):
@@ -65,7 +65,8 @@ class StepRows(ctypes.Structure):
 
 
 class HeadWeights(ctypes.Structure):
-    """Weights of a head for multi-token prediction besides its layer; mirrors src/head.h."""
+    """Weights of a head for multi-token prediction, except those of its layer; mirrors
+    src/head.h."""
 
     _fields_ = (
         *((name, _PTR) for name in ("embedding_norm", "hidden_norm")),

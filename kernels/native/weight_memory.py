@@ -15,7 +15,7 @@ _ALIGNMENT = 64
 class WeightMemory:
     """Memory from large chunks, in huge pages if the system grants them.
 
-    A step reads all weights, so with pages of 4 KiB it waits for an address translation at every
+    A step reads all weights, so with 4 KiB pages it waits for an address translation at every
     64th cache line: steps of 8 to 32 rows with a model of 100 M parameters were 8 to 12 % faster
     with huge pages.
     """

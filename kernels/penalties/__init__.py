@@ -16,7 +16,7 @@ def apply_penalties_(
     counts: torch.Tensor,
     token_pool: torch.Tensor,
 ) -> None:
-    """Penalizes fp32 logits [R, vocab] in place, at the tokens of the requests; other logits are
+    """Penalizes, in place, the tokens of the requests in fp32 logits [R, vocab]; other logits are
     not written. The repetition penalty comes first, as in vLLM.
 
     Args:

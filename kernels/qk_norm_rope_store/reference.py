@@ -33,23 +33,23 @@ def qk_norm_rope_store(
     independent of other heads or tokens.
 
     Args:
-        q: [T, Hq, D]; may be overwritten by the result. q, k and v may be strided views whose last
-            dimension is contiguous.
-        k: [T, Hkv, D]; undefined afterwards. Without heads (Hkv = 0) nothing is stored: for layers
-            that read the cache of another layer.
-        v: [T, Hkv, Dv].
+        q: [T, Hq, D]: queries; may be overwritten by the result. q, k and v may be strided views
+            whose last dimension is contiguous.
+        k: [T, Hkv, D]: keys; undefined afterwards. Without heads (Hkv = 0), nothing is stored, as
+            in layers that read the cache of another layer.
+        v: [T, Hkv, Dv]: values.
         caches: keys [num_pages, page_size, Hkv, D] and values [num_pages, page_size, Hkv, Dv],
             contiguous, in the type of q or in FP8 (e4m3).
         slot_mapping: int64 [T]: page * page_size + offset. Real tokens have distinct cells; padding
             rows may share a cell of the dummy page, with an arbitrary result.
-        positions: int64 [T].
+        positions: int64 [T]: positions of the tokens.
         cos_sin_cache: fp32 [positions, R]: cosines in the first half of each row, sines in the
             second, for the first R dimensions of a head in NeoX layout (two halves). None for no
             rotary embedding.
         norms: norms over each head; None if unused.
         query_scale: fp32 [positions]: factors of queries by position; None for no factors.
-        cache_scales: scales of keys and values in FP8 caches, which hold their quotients, clamped
-            to the range of e4m3.
+        cache_scales: scales of keys and values in FP8 caches, which hold keys and values divided by
+            them, clamped to the range of e4m3.
     """
     if norms is not None and norms.of_values:
         v = rms_norm(v, torch.ones_like(v[0, 0]), norms.eps)
@@ -72,7 +72,7 @@ def rotary_embedding(
     """Applies rotary embedding to heads [T, Hq, D] and [T, Hkv, D] in place, by positions int64
     [T].
 
-    In one pass if k directly follows q in memory. The table is as in `qk_norm_rope_store`.
+    Takes one pass if k directly follows q in memory. The table is as in `qk_norm_rope_store`.
     """
     cos_sin = cos_sin_cache.index_select(0, positions).unsqueeze(1)
     cos, sin = cos_sin.chunk(2, dim=-1)
@@ -109,8 +109,9 @@ def _joined_heads(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    # Separate multiplications and additions, not fused ones, round alike in vectorized loops and in
-    # their scalar tails, so a token's result does not depend on its place in the batch.
+    # Separate multiplications and additions, unlike fused ones, round the same way in vectorized
+    # loops and in their scalar tails, so a token's result does not depend on its place in the
+    # batch.
     half = cos.shape[-1]
     first, second = x[..., :half], x[..., half : 2 * half]
     if x.dtype == torch.float32:

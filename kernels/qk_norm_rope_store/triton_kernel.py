@@ -14,7 +14,7 @@ from kernels.registry import implements
 from kernels.tiles import cdiv, next_power_of_2
 
 _HEADS = 8
-"""Maximum heads of a program, so that a prompt has few programs, and a single token several."""
+"""Maximum heads per program, so that a prompt has few programs and a single token has several."""
 _BEFORE, _AFTER = tl.constexpr(1), tl.constexpr(2)
 """Values of NORM: norms before, or after, rotary embedding; 0 for no norms."""
 

@@ -9,15 +9,16 @@ import torch
 LARGEST = 448.0
 """Largest number in e4m3."""
 LEAST_MAXIMUM = 1e-10
-"""Minimum of the maximum that determines a scale, for groups of zeros."""
+"""Lower bound of the magnitude that determines a scale, for groups of zeros."""
 BLOCK = 128
 """Features that share a scale if rows have several: DeepSeek's blocks of 1 x 128."""
 _ROWS = 16
-"""Rows are padded to a multiple of it: cuBLASLt reads scales of blocks by 16 bytes or more."""
+"""Rows are padded to a multiple of this: cuBLASLt reads at least 16 bytes of block scales at a
+time."""
 
 
 class Fp8Inputs(NamedTuple):
-    """FP8 rows that a product reads."""
+    """Format of FP8 rows that a matmul reads."""
 
     by_block: bool
     """Whether each block of 128 features has a scale, instead of each row."""
@@ -30,11 +31,11 @@ class Fp8Rows(NamedTuple):
     multiple of 128, with zeros."""
 
     codes: torch.Tensor
-    """e4m3 [T, K], contiguous; of each four features the two in the middle are swapped, as in
+    """e4m3 [T, K], contiguous; the middle two of each four features are swapped, as in
     words of weights (`kernels.linear.packed_codes`)."""
     scales: torch.Tensor
     """fp32 [T, K / 128], adjacent along T: scales of blocks of 128 features; or [T, 1], with both
-    strides 1, as `scaled_mm` checks."""
+    strides 1, as `scaled_mm` requires."""
     num_rows: int
     """Number of rows without padding."""
 

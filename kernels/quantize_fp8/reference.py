@@ -21,7 +21,7 @@ def quantize_fp8(x: torch.Tensor, *, by_block: bool) -> Fp8Rows:
     """Quantizes rows [T, K] to e4m3, in fp32, with scales that map the largest magnitude to 448.
 
     Args:
-        x: [T, K].
+        x: [T, K]: rows.
         by_block: whether each block of 128 features has a scale, instead of each row.
     """
     rows, depth = x.shape

@@ -45,11 +45,11 @@ def program_width(depth: int, *, by_block: bool) -> int:
 
 
 def count_fp8_warps(width: int) -> int:
-    """Number of warps of a program for `width` features."""
+    """Number of warps per program for `width` features."""
     return min(cdiv(width, _WARP_WIDTH), _MOST_WARPS)
 
 
-# Not specialised on the number of rows.
+# Not specialized on the number of rows.
 @dependent_kernel(do_not_specialize=["rows", "count"])
 def _quantize_kernel(
     x_ptr, code_ptr, scale_ptr, rows, count, x_stride,

@@ -1,5 +1,5 @@
 """RMSNorm over rows, or over heads. On CPU all operations are elementwise or over single rows, so
-rows do not depend on others."""
+rows do not depend on each other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernels.registry import op
 
 @op
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Normalises the last dimension of `x` ([T, H] or [T, N, D]) and multiplies it by `weight`.
+    """Normalizes the last dimension of `x` ([T, H] or [T, N, D]) and multiplies it by `weight`.
 
     The mean square is computed in fp32; the output has the type of `x`. The last dimension must be
     contiguous, others may be strided (a slice of a fused projection).

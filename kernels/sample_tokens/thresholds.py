@@ -13,7 +13,7 @@ WEIGHT_BITS = 40
 fits 63 bits."""
 
 NARROW = 64
-"""Maximum tokens for `topk`, which is fast for few."""
+"""Maximum k for `topk`, which is fast for small k."""
 
 _CACHED_WEIGHTS = 1 << 17
 
@@ -22,7 +22,7 @@ _DIGITS = ((21, 11), (10, 11), (0, 10))
 
 
 def integer_weights(logits: torch.Tensor) -> torch.Tensor:
-    """Unnormalised probabilities of fp32 logits [R, vocab], in fixed point: int64 [R, vocab]."""
+    """Unnormalized probabilities of fp32 logits [R, vocab], in fixed point: int64 [R, vocab]."""
     weights = logits - logits.amax(dim=-1, keepdim=True)
     return weights.exp_().mul_(2.0**WEIGHT_BITS).long()
 
@@ -67,8 +67,8 @@ def _nucleus(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
 
 
 def _cached_rows(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The rows in blocks that are computed at a time: on CUDA one, on CPU blocks whose weights fit
-    in a core's cache."""
+    """Blocks of rows that are computed at a time: a single one on CUDA; on CPU, blocks whose
+    weights fit in a core's cache."""
     if logits.is_cuda:
         return (logits,)
     return torch.split(logits, max(1, _CACHED_WEIGHTS // logits.shape[-1]))

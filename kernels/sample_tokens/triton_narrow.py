@@ -1,10 +1,10 @@
 """Triton thresholds of rows whose filters keep few tokens, the usual case: one read of the logits.
 
-The first kernel stores the largest logit of each segment of 128 tokens. At least k tokens are not
+The first kernel stores the largest logit of each segment of 128 tokens. At least k logits are not
 below the k-th largest of these, so the k largest logits are in the segments that reach it. The
 second kernel, one program per row, gathers these segments' tokens and searches among them. Rows
-that it leaves open (flat distributions, thousands of tokens to keep or equal) are searched by
-histograms (`triton_threshold`).
+that it leaves open (flat distributions, thousands of tokens that are kept or tied) are searched
+with histograms (`triton_threshold`).
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -29,15 +29,15 @@ SEGMENT = 128
 NUM_BUCKETS = 2048
 NUM_CANDIDATES = 4096
 _NUCLEUS_SEGMENTS = 256
-"""Segments in which a nucleus is searched without top-k; language models' nuclei of 0.95 have tens
-of tokens."""
+"""Segments in which a nucleus is searched without top-k; a language model's nucleus of 0.95 has
+tens of tokens."""
 _MOST_SEGMENTS = 512
 """Maximum segments that are gathered."""
 _TILE = 16
 """Segments that are gathered at a time."""
 _TOLERANCE = 2.0**-12
 """Relative error allowed for a sum of fp32 weights: eight times that of logits up to
-`_LARGEST_EXACT`, and far above that of any order of additions."""
+`_LARGEST_EXACT`, and far above any error that the order of additions causes."""
 _LARGEST_EXACT = 512.0
 """Magnitude of logits over temperature below which sums of fp32 weights are used."""
 
@@ -58,8 +58,8 @@ class Narrowed(NamedTuple):
     """Thresholds of rows that keep few tokens, and inputs of the search for the others."""
 
     thresholds: torch.Tensor
-    """fp32 [R]: thresholds of logits over temperature; -inf for rows without filters; the minimum
-    of min-p for open rows."""
+    """fp32 [R]: thresholds of logits over temperature; -inf for rows without filters; the smallest
+    logit that min-p keeps for open rows."""
     is_open: torch.Tensor
     """int32 [R]: 1 for rows whose thresholds are not found yet, else 0."""
     best: torch.Tensor
@@ -285,7 +285,7 @@ def _search(
 
 @triton.jit
 def _nth_largest(values, wanted):
-    """The largest value such that at least `wanted` values reach it; -inf if there are fewer."""
+    """Largest value v for which at least `wanted` values are >= v; -inf if there are fewer."""
     keys = key_of(values).to(tl.int32)
     low, high = tl.min(keys, axis=0).to(tl.int64), tl.max(keys, axis=0).to(tl.int64)
     is_reached = wanted <= values.shape[0]
@@ -300,7 +300,7 @@ def _nth_largest(values, wanted):
 
 @triton.jit
 def _weighted(values, weights, target):
-    """The largest value such that the weights of values that reach it add up to the target."""
+    """Largest value v for which the weights of all values >= v sum to at least `target`."""
     keys = key_of(values).to(tl.int32)
     low, high = tl.min(keys, axis=0).to(tl.int64), tl.max(keys, axis=0).to(tl.int64)
     while low < high:

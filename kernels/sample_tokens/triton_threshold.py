@@ -1,12 +1,13 @@
 """Triton thresholds of min-p, top-k and top-p: the smallest logit that they keep in each row,
 without sorting.
 
-Four launches: two find thresholds in one read of the logits (`triton_narrow`), except in flat rows.
-For those follow histograms of counts and weights by distance from the row's maximum, and, with one
-program per row, the buckets of the searched logits, the logits in these buckets, gathered, and a
-bisection among them. All sums that decide are of integers, so they do not depend on the order of
-additions, and a row's result does not depend on other rows. A few thousand gathered logits are
-stored; if more are in the buckets (many equal logits), the bisection reads the row itself.
+There are four launches. The first two find thresholds in one read of the logits (`triton_narrow`),
+except in flat rows. For these, the third computes histograms of counts and weights by distance from
+the row's maximum. The fourth has one program per row: it finds the buckets that contain the
+thresholds, gathers the logits in these buckets, and searches among them by bisection. It stores a
+few thousand logits; if the buckets contain more (many equal logits), the bisection reads the row
+itself. All sums that decide are integer sums, so results do not depend on the order of additions or
+on other rows.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -43,7 +44,8 @@ _BUCKETS_PER_LOGIT = tl.constexpr(32.0)
 
 
 class Thresholds(NamedTuple):
-    """Thresholds of rows, and the largest logits of segments, of which those below are skipped."""
+    """Thresholds of rows, and the largest logits of segments. Segments below the threshold are
+    skipped."""
 
     values: torch.Tensor
     """fp32 [R]: thresholds of logits over temperature; -inf for rows without filters."""
@@ -206,7 +208,7 @@ def _least(
     source, length, best, floor, temperature, first, last, wanted,
     WEIGHTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The largest logit in the buckets such that it and larger ones reach `wanted`, by weight if
+    """Largest logit in the buckets for which it and all larger ones reach `wanted`, by weight if
     WEIGHTED, else by count."""
     low, high = _key_range(source, length, best, floor, temperature, first, last, BLOCK)
     while low < high:

@@ -13,15 +13,15 @@ class ScanLayer(NamedTuple):
     log_rate: torch.Tensor
     """[H] fp32 (A_log): logarithms of the rates of decay."""
     step_bias: torch.Tensor
-    """[H] fp32 (dt_bias)."""
+    """[H] fp32 (dt_bias): added to the step sizes before softplus."""
     skip: torch.Tensor
-    """[H] fp32 (D): factors of the inputs in the outputs."""
+    """[H] fp32 (D): weights of the skip connections from inputs to outputs."""
     num_groups: int
     """G, a divisor of H: consecutive heads share a group."""
     head_dim: int
-    """P."""
+    """P: values per head."""
     state_dim: int
-    """N."""
+    """N: values of B and of C per group."""
 
     @property
     def widths(self) -> list[int]:

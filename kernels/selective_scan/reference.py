@@ -52,19 +52,20 @@ def selective_scan(
 
 
 class ScanInputs(NamedTuple):
-    """Inputs of T positions by head, fp32: consecutive ones of a row, or one each of T rows."""
+    """Inputs of T positions by head, in fp32: consecutive positions of one row, or one position of
+    each of T rows."""
 
     x: torch.Tensor
     """[T, H, P]: inputs times step sizes."""
     b: torch.Tensor
-    """[T, H, N]."""
+    """[T, H, N]: B of each head's group."""
     c: torch.Tensor
-    """[T, H, N]."""
+    """[T, H, N]: C of each head's group."""
     decay: torch.Tensor
     """[T, H]: logarithms of the decay, at most 0."""
 
     def part(self, own: slice) -> ScanInputs:
-        """Inputs of some positions."""
+        """Inputs of a slice of the positions."""
         return ScanInputs(*(tensor[own] for tensor in self))
 
 
@@ -123,8 +124,8 @@ def scan_chunks(
 
 
 def _chunk(inputs: ScanInputs, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advances one row by matrix products: a position's output is the state's part, and the sum
-    over earlier positions of (C B^T), faded, times their inputs."""
+    """Advances one row by matmuls. A position's output is the state's contribution, plus the sum
+    over positions up to its own of the decayed (C B^T) times their inputs."""
     x, b, c = (part.transpose(0, 1) for part in inputs[:3])
     faded = inputs.decay.T.cumsum(1)
     between = (faded.unsqueeze(2) - faded.unsqueeze(1)).tril()

@@ -17,7 +17,7 @@ from kernels.states import StateRows
 from kernels.tiles import cdiv
 
 _CHANNELS: Final = 256
-"""Channels of a program."""
+"""Channels per program."""
 _RUNS: Final = 4
 """Programs that share the tokens of a piece."""
 
@@ -136,8 +136,8 @@ def store_window(
     CHANNELS: tl.constexpr, TAPS: tl.constexpr, SHARE: tl.constexpr, IN_PLACE: tl.constexpr,
     BLOCK: tl.constexpr = 64, BLOCK_TAPS: tl.constexpr = 4,
 ):  # fmt: skip
-    """Stores the last inputs of the convolution before token `end` to state `target`, for channels
-    number `part` * SHARE and following. Those before the row's first token are in the state of
+    """Stores the last inputs of the convolution before token `end` to state `target`, for SHARE
+    channels starting with `part` * SHARE. Inputs before the row's first token are in the state of
     `slot`, which is `target` if IN_PLACE."""
     tl.static_assert(TAPS - 1 <= BLOCK_TAPS)
     tap = tl.arange(0, BLOCK_TAPS)[:, None]

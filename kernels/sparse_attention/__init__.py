@@ -1,5 +1,5 @@
-"""DeepSeek Sparse Attention: index keys, by which a query selects tokens, and attention over their
-latents."""
+"""DeepSeek Sparse Attention: a query selects tokens by their index keys, and attends to the latents
+of these tokens."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from kernels.sparse_attention.base import SparsePiece, SparseQueries
 from kernels.sparse_attention.invariant import attend_invariantly, invariant_scores
 
 _MAX_PRODUCTS = 1 << 24
-"""Maximum products of queries and keys that are computed at a time: 64 MiB in fp32."""
+"""Maximum dot products of queries and keys that are computed at a time: 64 MiB in fp32."""
 _MAX_GATHERED = 1 << 24
-"""Maximum values of latents that are gathered at a time: 64 MiB in fp32."""
+"""Maximum elements of latents that are gathered at a time: 64 MiB in fp32."""
 
 
 @op
@@ -31,10 +31,10 @@ def store_index_keys(
     """Applies rotary embedding to the index keys of a step's tokens, and writes them to the cache.
 
     Args:
-        keys: [T, D]; undefined afterwards.
+        keys: [T, D]: index keys; undefined afterwards.
         cache: [num_pages, page_size, 1, D], contiguous, in the type of the keys.
         slot_mapping: int64 [T], as in `qk_norm_rope_store`.
-        positions: int64 [T].
+        positions: int64 [T]: positions of the tokens.
         cos_sin_cache: fp32 [positions, R]: cosines in the first half of each row, sines in the
             second, for the first R dimensions of a key in NeoX layout (two halves).
     """
@@ -55,12 +55,12 @@ def select_tokens(
     """Selects for each query the tokens at or before it with the highest scores.
 
     The score of a token with index key k is the sum over heads of weight * relu(q · k), in fp32,
-    after rotary embedding of q. Of equal scores, those of the first positions are selected.
+    after rotary embedding of q. Ties select the first positions.
 
     Args:
         q: [N, H, D]: index queries; undefined afterwards.
-        weights: fp32 [N, H].
-        cache: [num_pages, page_size, 1, D]: index keys, those of the step's tokens included.
+        weights: fp32 [N, H]: weight of each head's scores.
+        cache: [num_pages, page_size, 1, D]: index keys, including those of the step's tokens.
         queries: pages and positions of the queries.
         cos_sin_cache: as in `store_index_keys`.
         batch_invariant: whether a query's scores must be bitwise independent of other queries.
@@ -92,16 +92,16 @@ def attend_to_cells(
     value_scale: float = 1.0,
     batch_invariant: bool = False,
 ) -> torch.Tensor:
-    """Attends with each query over its own selection of latents, whose leading dimensions are the
-    values: [N, H, value_dim].
+    """Computes the attention of each query over its selected latents, whose leading dimensions are
+    the values: [N, H, value_dim].
 
     Args:
-        q: [N, H, D].
-        cache: [num_pages, page_size, 1, D], in the type of q or in FP8 (e4m3).
+        q: [N, H, D]: queries.
+        cache: [num_pages, page_size, 1, D]: latents, in the type of q or in FP8 (e4m3).
         cells: int32 [N, top_k] from `select_tokens`, at least one per query.
         value_dim: number of leading dimensions of D that are the values.
         scale: factor of scores, including the scale of an FP8 cache.
-        value_scale: scale of values in an FP8 cache, a factor of the result.
+        value_scale: scale of values in an FP8 cache, by which the result is multiplied.
         batch_invariant: whether a query's result must be bitwise independent of other queries.
     """
     out = q.new_empty(*q.shape[:2], value_dim)
@@ -136,8 +136,8 @@ def _scores(
     piece: SparsePiece,
     score: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """Scores [n, length], in fp32, of a piece's queries [n, H, D] with weights [n, H], by a
-    function for those of one row."""
+    """Scores [n, length], in fp32, of a piece's queries [n, H, D] with weights [n, H]; `score`
+    computes those of one row."""
     scores = weights.new_empty(len(q), piece.length)
     count = len(q) // len(piece.pages)
     step = max(1, _MAX_PRODUCTS // (q.shape[1] * piece.length))

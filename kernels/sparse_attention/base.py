@@ -13,7 +13,7 @@ class SparsePiece(NamedTuple):
 
     start: int
     stop: int
-    """Queries from `start` up to, not including, `stop`."""
+    """Queries [start, stop)."""
     pages: torch.Tensor
     """[R, P] int64: page ids of the rows."""
     length: int
@@ -27,7 +27,7 @@ class SparseQueries:
     pieces: tuple[SparsePiece, ...]
     """All queries in order."""
     positions: torch.Tensor
-    """[N] int64."""
+    """[N] int64: positions of the queries."""
     top_k: int
     """Number of tokens to select for a query."""
     page_size: int

@@ -1,4 +1,4 @@
-"""Batch-invariant sparse attention on CPU: products of fixed shapes, in a fixed order."""
+"""Batch-invariant sparse attention on CPU: matmuls of fixed shapes, in a fixed order."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import torch
 from kernels.linear.tiled import TiledWeight
 
 _SPLIT_KEYS = 128
-"""Number of keys per product."""
+"""Number of keys per matmul."""
 
 
 def invariant_products(q: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Products [n, L], in fp32, of queries [n, D] with keys [L, D]."""
+    """Dot products [n, L], in fp32, of queries [n, D] with keys [L, D]."""
     length, dim = keys.shape
     products = q.new_empty(len(q), length)
     for start in range(0, length, _SPLIT_KEYS):
@@ -41,8 +41,9 @@ def attend_invariantly(
     """Attention of q [n, H, D] over keys [n, K, D] and values [n, K, D], with a mask [n, K] that is
     added to scores.
 
-    HAZARD(invariance): the flash kernel computes each query by one product of the fixed shape H x K
-    x D. A single product would not run in the thread pool, and the library might then split it.
+    HAZARD(invariance): the flash kernel computes each query with matmuls of the fixed shape H x K x
+    D. A single query would not run in the thread pool, and the library might then split its
+    matmuls.
     """
     count, num_heads = q.shape[:2]
     queries, keys, values = (x.unsqueeze(1) for x in (q, keys, values))

@@ -1,7 +1,7 @@
 """Triton sparse attention: index keys, scores of all tokens, and attention over selected latents.
 
-A program of the scores has a block of keys, which it loads once for several queries of a row. A
-program of the attention has a block of heads of one query, and one split of the query's cells.
+A program that computes scores loads a block of keys once for several queries of a row. A program
+that computes attention has a block of heads of one query, and one split of the query's cells.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -28,9 +28,9 @@ from kernels.sparse_attention import (
 from kernels.tiles import cdiv, next_power_of_2
 
 _SCORED_KEYS = 64
-"""Keys of a program of the scores."""
+"""Keys per program that computes scores."""
 _SCORED_QUERIES = 32
-"""Maximum queries of a program of the scores."""
+"""Maximum queries per program that computes scores."""
 
 
 @implements(store_index_keys, "triton")
@@ -42,7 +42,7 @@ def launch_store_index_keys(
     positions: torch.Tensor,
     cos_sin_cache: torch.Tensor,
 ) -> None:
-    """Launches a program per token."""
+    """Launches one program per token."""
     num_tokens, dim = keys.shape
     half = cos_sin_cache.shape[1] // 2
     if num_tokens:
@@ -62,8 +62,8 @@ def launch_select_tokens(
     cos_sin_cache: torch.Tensor,
     batch_invariant: bool = False,
 ) -> torch.Tensor:
-    """Launches the scores of each piece, a grid of (blocks of keys, tiles of queries); torch
-    selects the highest."""
+    """Launches a grid of (blocks of keys, tiles of queries) for the scores of each piece; torch
+    selects the highest scores."""
     assert not batch_invariant, "latents are not supported in batch-invariant mode"
     rotate_heads(q, queries.positions, cos_sin_cache)
     cells = torch.empty(len(q), queries.top_k, dtype=torch.int32, device=q.device)
@@ -136,7 +136,7 @@ def _store_kernel(
     position = tl.load(position_ptr + token)
     key_ptrs = key_ptr + token * key_stride
     cell_ptrs = cache_ptr + tl.load(slot_ptr + token) * DIM
-    # The dimensions that rotate, and the others.
+    # Rotated dimensions, and the others.
     half = tl.arange(0, BLOCK_HALF)
     inside = half < HALF
     table_ptrs = table_ptr + position * 2 * HALF + half

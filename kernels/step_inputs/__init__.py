@@ -23,8 +23,8 @@ def write_table_rows_(
     """Copies segments of values to the token pool and the page table. No cell may be written twice.
 
     Args:
-        token_pool: int32 [slots, positions].
-        page_table: int32 [slots, pages].
+        token_pool: int32 [slots, positions]: tokens of each request.
+        page_table: int32 [slots, pages]: page ids of each request.
         segments: int64 [n, 4]: 0 for the token pool or 1 for the page table; first cell of the flat
             table; index of the first value; number of values.
         values: int32: values of all segments.
@@ -43,8 +43,8 @@ def gather_step_inputs(
     """Gathers the inputs of a step, from the tables and three integers per row.
 
     Args:
-        token_pool: int32 [slots, positions].
-        page_table: int32 [slots, pages].
+        token_pool: int32 [slots, positions]: tokens of each request.
+        page_table: int32 [slots, pages]: page ids of each request.
         rows: rows of the step.
     """
     out = StepTensors.allocate(rows)

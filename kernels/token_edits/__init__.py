@@ -16,10 +16,10 @@ def apply_token_edits_(
     """Adds the values of all edits that apply to fp32 logits [R, vocab], in place.
 
     Several values for one token may be added in any order, since all but one are -inf. The work
-    follows the edits that the rows have, not the largest that a slot could hold.
+    depends on the edits that the rows have, not on the maximum that a slot can hold.
 
     Args:
-        logits: fp32 [R, vocab].
+        logits: fp32 [R, vocab]: logits to edit.
         edits: edits of all slots.
         rows: edited rows.
         token_pool: int32 [slots, positions]: tokens of all requests.
@@ -56,7 +56,8 @@ def _ban(logits: torch.Tensor, edits: TokenEdits, rows: EditRows, token_pool: to
 
 
 def _lists(counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Items of lists with `counts` [n] items: the list and the number within it of each item."""
+    """All items of lists with `counts` [n] items: each item's list and its index within the
+    list."""
     owner = torch.repeat_interleave(counts)
     firsts = counts.cumsum(0) - counts
     return owner, torch.arange(len(owner), device=counts.device) - firsts[owner]

@@ -1,5 +1,5 @@
-"""Token scores: terms of the log-probabilities of given tokens, without those of the whole
-vocabulary."""
+"""Token scores: terms of the log-probabilities of given tokens, without computing those of the
+whole vocabulary."""
 
 from __future__ import annotations
 

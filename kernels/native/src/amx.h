@@ -1,7 +1,7 @@
-// Products of bf16 in the processor's tiles (Intel's AMX): 16 rows times 16 columns, 32 of k at a time.
+// bf16 matmuls in the processor's tiles (Intel AMX): 16 rows times 16 columns, 32 of k at a time.
 // The packed weights of linear.h have the layout of tiles, so there is no second copy.
-// HAZARD(invariance): tiles add up in another order than dot products, so if they are used, they
-// must compute every row.
+// HAZARD(invariance): tiles sum in another order than dot products, so if they are used, they must
+// compute every row.
 #pragma once
 
 #include <algorithm>
@@ -20,9 +20,9 @@
 namespace rayfleet {
 namespace amx {
 
-constexpr int kRows = 16;   // of a tile
-constexpr int kPairs = 16;  // of k, that a tile has
-constexpr int kLine = 64;   // bytes of its row
+constexpr int kRows = 16;   // per tile
+constexpr int kPairs = 16;  // of k per tile
+constexpr int kLine = 64;   // bytes per row of a tile
 
 // Sums of a pair of tiles times a block: 32 columns of each row.
 struct Sums {
@@ -87,7 +87,7 @@ static inline void emulated_dpbf16ps(int sum, int left, int right) {
 #define _tile_dpbf16ps emulated_dpbf16ps
 static inline bool permitted() { return true; }
 #elif defined(__AMX_BF16__)
-// Linux grants the registers on request of the process.
+// Linux grants the registers if the process requests them.
 static inline bool permitted() {
   constexpr long kRequest = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
@@ -185,7 +185,7 @@ static inline void store_sums(const Sums& sums) {
 
 // Pairs [begin, end) of `count` rows, up to 32, times those of one block of 32 columns, added to
 // `from` (zero for the first part), written to `to`. Tiles are configured for that number of rows.
-// Each step prefetches LINES from `next` on.
+// Each step prefetches LINES lines starting at `next`.
 template <bool LOWER, int LINES>
 static void product(const Operands& operands, int count, int64_t begin, int64_t end,
                     const Sums& from, const Sums& to, const char* next) {
@@ -259,7 +259,7 @@ static inline bool usable() {
   return known;
 }
 
-// Tiles configured for the number of rows of the last product.
+// Tiles configured for the number of rows of the last matmul.
 class Tiles {
  public:
   ~Tiles() { _tile_release(); }

@@ -1,9 +1,9 @@
 // Attention that reads the pages of the cache in place. A KV head's part of a page has the layout
 // of operand.h: keys [head_dim / per][page_size][per], so that 16 positions are scored at once, and
 // values [page_size / per][head_dim][per]; `per` is 1 in fp32, 2 in bf16. HAZARD(invariance): a
-// query's sums run over positions from 0 on in one order, independent of other queries: decodes,
-// extends and chunks of any length give the same bits. HAZARD: cells of a page that were never
-// written are undefined, and must never be multiplied.
+// query's sums run over positions in one order, starting at 0, independent of other queries:
+// decodes, extends and chunks of any length give bitwise equal results. HAZARD: cells of a page
+// that were never written are undefined, and must never be multiplied.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ constexpr int kMaxQueries = 8;  // that share the loads of keys and values
 
 struct Heads {
   int64_t num_heads, num_kv_heads, head_dim, page_size;
-  int64_t block_size;  // positions of one block see each other; 1 is causal
+  int64_t block_size;  // positions of one block attend to each other; 1 is causal
   float scale;
   int64_t group() const { return num_heads / num_kv_heads; }
   // Number of positions that a query at `position` attends to. HAZARD: later positions of its block
@@ -27,7 +27,7 @@ struct Heads {
   int64_t visible(int64_t position) const { return (position / block_size + 1) * block_size; }
 };
 
-// One kv head's keys or values in one page.
+// One KV head's keys or values in one page.
 template <typename W>
 static inline W* head_page(W* cache, const Heads& heads, int64_t page, int64_t kv_head) {
   return cache + (page * heads.num_kv_heads + kv_head) * heads.page_size * heads.head_dim;
@@ -71,7 +71,7 @@ template <typename W>
 struct Queries {
   const typename Operand<W>::Element* q[kMaxQueries];
   float* out[kMaxQueries];
-  int64_t visible[kMaxQueries];  // positions that each sees
+  int64_t visible[kMaxQueries];  // number of positions that each attends to
 };
 
 // Scratch memory of a thread for a few queries.
@@ -121,7 +121,7 @@ static int64_t score(const Queries<W>& queries, const W* k_cache, const Heads& h
   return position;
 }
 
-// Turns a query's scores into weights that sum up to the returned number.
+// Turns a query's scores into weights that sum to the returned number.
 static inline float soften(float* weights, int64_t padded) {
   F32 top = splat(-INFINITY);
   for (int64_t i = 0; i < padded; i += kLanes) top = maximum(load(weights + i), top);
@@ -135,8 +135,8 @@ static inline float soften(float* weights, int64_t padded) {
   return sum_of_lanes(total);
 }
 
-// COUNT queries times VECTORS vectors of the values' dimension, from `d` on. Even and odd elements
-// of the values are summed separately, to hide the latency of sums.
+// COUNT queries times VECTORS vectors of the values' dimension, starting at `d`. Even and odd
+// elements of the values are summed separately, to hide the latency of sums.
 template <typename W, int COUNT, int VECTORS>
 static void blend(float* const* out, const W* v_cache, const Heads& heads, int64_t kv_head,
                   const int32_t* pages, int64_t longest,
@@ -228,7 +228,7 @@ struct Span {
   const int32_t* pages;
 };
 
-// All query heads of one kv head for the tokens of a span. `q` is [tokens][heads][head_dim] as
+// All query heads of one KV head for the tokens of a span. `q` is [tokens][heads][head_dim] as
 // elements, `out` the same as floats; `positions` are those of all tokens.
 template <typename W>
 static void attend(const Span& span, int64_t kv_head, const typename Operand<W>::Element* q,

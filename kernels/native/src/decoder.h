@@ -74,7 +74,7 @@ class Decoder {
         team_(team),
         scratch_(team.size()) {}
 
-  // Normalised hidden states of logits_indices, [tokens, hidden]. False if a reduction failed.
+  // Normalized hidden states of logits_indices, [tokens, hidden]. False if a reduction failed.
   bool forward(const StepRows& step, float* hidden) {
     begin(step);
     failed_ = false;
@@ -95,7 +95,7 @@ class Decoder {
     product(model_.lm_head, hidden, rows, out);
   }
 
-  // Product of x [rows, weight.k] with a weight, [rows, weight.n].
+  // Multiplies x [rows, weight.k] by a weight: [rows, weight.n].
   void product(const LinearWeight& weight, const float* x, int64_t rows, float* out) {
     operand_.reserve(rows * row_stride<W>(weight.k));
     for (int64_t row = 0; row < rows; ++row)
@@ -110,7 +110,8 @@ class Decoder {
     int64_t page, offset;
   };
 
-  // Of a small model, in units of the work that justifies one more thread.
+  // Minimum work of a long step of a small model, in units of the work that justifies one more
+  // thread.
   static constexpr double kLongSteps = 2.0;
 
   // Tokens per work item of attention.
@@ -273,7 +274,7 @@ class Decoder {
     });
   }
 
-  // Norm and rotation of one token's queries.
+  // Normalizes and rotates one token's queries.
   void place_queries(const LayerWeights& layer, int64_t t) {
     const int64_t dim = model_.head_dim;
     float* q = &qkv_[t * qkv_size()];
@@ -284,7 +285,7 @@ class Decoder {
     }
   }
 
-  // Norm, rotation and storage of one token's keys, and its values.
+  // Normalizes, rotates and stores one token's keys, and stores its values.
   void place_keys(const LayerWeights& layer, int64_t t) {
     const int64_t dim = model_.head_dim;
     float* k = &qkv_[t * qkv_size() + query_size()];
@@ -298,7 +299,7 @@ class Decoder {
     rotate_head(head, model_.cos_sin + positions_[t] * model_.rotated_dim, model_.rotated_dim);
   }
 
-  // Output of one work item of attention, as elements for the next product.
+  // Output of one work item of attention, as elements for the next matmul.
   void convert_attended(const Span& span, int64_t kv_head) {
     const int64_t width = model_.num_heads * model_.head_dim;
     const int64_t part = heads_.group() * model_.head_dim, first = kv_head * part;
@@ -328,7 +329,7 @@ class Decoder {
     });
   }
 
-  // A row-parallel product, summed over the ranks, into block_.
+  // A row-parallel matmul, summed over the ranks, into block_.
   bool multiply_and_reduce(int id, const LinearWeight& weight, int64_t rows,
                            const Element* operand) {
     multiply(id, weight, rows, operand, Floats{block_.data(), weight.n});
@@ -346,7 +347,7 @@ class Decoder {
     return {(const W*)weight.packed, weight.bias, weight.n, weight.k};
   }
 
-  // Number of columns of a product, starting with a block.
+  // `count` columns of a weight, starting at `first`, the first column of a block.
   static LinearWeight columns(const LinearWeight& weight, int64_t first, int64_t count) {
     const W* packed = (const W*)weight.packed + first / kBlock * block_elements<W>(weight.k);
     return {packed, weight.bias ? weight.bias + first : nullptr, count, weight.k};

@@ -1,4 +1,4 @@
-// Drafts of a small model or of a head: one token of each row after another, without leaving the
+// Drafts of a small model or of a head: tokens of each row one after another, without leaving the
 // library.
 #pragma once
 
@@ -19,7 +19,7 @@ struct Drafting {
   const int64_t *top_k, *seeds;
   const int64_t* end_tokens;  // [slots, num_ends]: no draft after one of these is accepted; -1 for none
   int64_t num_ends;
-  const float* shares;  // [slots, num_levels]: probability that a guess of each level is right
+  const float* shares;  // [slots, num_levels]: probability that a guess of each level is correct
   const float* bounds;  // [num_levels], descending to 0: minimum probabilities of the levels
   int64_t num_levels;
   float greedy_below;
@@ -30,7 +30,7 @@ struct Drafting {
   int64_t *guessed, *drafted;  // number of guesses, and of those worth verifying
 };
 
-// Logits of a draft model, which computes the last tokens of the rows.
+// Logits of a draft model, for the last token of each row.
 template <typename W>
 class ModelSource {
  public:
@@ -106,8 +106,8 @@ class HeadSource {
   std::vector<int64_t> before_;
 };
 
-// A row's drafts end before the first whose acceptance is too unlikely, with one that ends its
-// request, or with rows[4 * i + 3].
+// A row's drafts end before the first whose acceptance is too unlikely, after one that ends its
+// request, or after rows[4 * i + 3] drafts.
 template <typename Source>
 class Drafter {
  public:

@@ -114,7 +114,7 @@ void rayfleet_apply_bitmask(float* logits, int64_t vocab_size, const int64_t* ro
     mask_row(logits + rows[i] * vocab_size, vocab_size, masks + i * num_words * 4);
 }
 
-// Tokens of all rows: sampled, or the likeliest for greedy rows.
+// Tokens of all rows: sampled, or the most likely for greedy rows.
 void rayfleet_sample(const float* logits, int64_t rows, int64_t vocab_size, const SamplingColumns* how,
                      int64_t* tokens) {
   Sampler sampler;

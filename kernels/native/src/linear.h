@@ -1,6 +1,6 @@
-// Products with packed weights. A weight [N, K] lies in blocks of 32 columns of its transpose:
+// Matmuls with packed weights. A weight [N, K] is stored in blocks of 32 columns of its transpose:
 //   fp32   packed[block][k][32]
-//   bf16   packed[block][k / 2][32][2]: neighbours in k side by side, as dot products take them
+//   bf16   packed[block][k / 2][32][2]: neighbors in k side by side, as dot products read them
 // HAZARD(invariance): each output is one chain of fused multiply-adds over k, in every tile shape,
 // so a row's result never depends on other rows.
 #pragma once
@@ -25,7 +25,7 @@ constexpr int kMostTileRows = 256;
 constexpr int64_t kDepth = 512;
 constexpr int kMaxRows = kRegisterLanes == 16 ? 12 : kRegisterLanes == 8 ? 6 : 3;
 
-// Whether products with such weights use amx.h.
+// Whether matmuls with such weights use amx.h.
 template <typename W>
 static inline bool in_tiles() {
   return sizeof(W) == 2 && amx::usable();
@@ -95,7 +95,7 @@ struct Floats {
 };
 
 // Sink for blocks of 16 columns of a gate and the matching 16 of the up projection: silu(gate) *
-// up, as elements for the next product, n / 2 per row.
+// up, as elements for the next matmul, n / 2 per row.
 template <typename W>
 struct Gated {
   typename Operand<W>::Element* out;
@@ -140,9 +140,9 @@ struct Product {
   }
 };
 
-// Steps [begin, end) of ROWS rows from `row` on times BLOCKS blocks of columns from `block` on.
-// With FETCH, prefetches the weights from `next` on: memory is idle while cached weights are used
-// for more rows.
+// Steps [begin, end) of ROWS rows starting at `row` times BLOCKS blocks of columns starting at
+// `block`. With FETCH, prefetches the weights starting at `next`: memory is idle while cached
+// weights are used for more rows.
 template <typename W, int ROWS, int BLOCKS, bool FETCH, typename Sink>
 static void tile(const Product<W, Sink>& product, int64_t row, int64_t block, int64_t begin,
                  int64_t end, const W* next) {
@@ -238,7 +238,7 @@ static void tile_part(const Product<W, Sink>& product, int64_t block, int64_t la
   }
 }
 
-// Work items of a product: groups of blocks, and, with many rows, equal groups of rows, of whole
+// Work items of a matmul: groups of blocks, and, with many rows, equal groups of rows, of whole
 // pairs of tiles if these are used. With few columns there are few items, and one thread would
 // often have one more than others, so items have fewer rows. Items of the same rows are
 // consecutive, so that a thread has the same rows here as in phases by row.

@@ -1,4 +1,4 @@
-// LoRA: adds the products with low-rank weights, B (A x), to the output of a linear layer.
+// LoRA: adds B (A x), the output of low-rank adapters, to the output of a linear layer.
 #pragma once
 
 #include <algorithm>
@@ -20,15 +20,15 @@ struct LoraStep {
   int64_t num_in, num_out, rank, num_projections, num_parts;
   void* out;              // [tokens, num_out]
   const void* x;          // [tokens, num_in]
-  const int64_t* tokens;  // rows of `x` and `out`, of one adapter after another
-  const int64_t* groups;  // [num_groups, 3]: slot from 1, first of its `tokens`, end
+  const int64_t* tokens;  // rows of `x` and `out`, one adapter after another
+  const int64_t* groups;  // [num_groups, 3]: 1-based slot, first of its `tokens`, end
   int64_t num_groups;
   int64_t num_threads;  // at most
 };
 
 // Some of the tokens of one adapter.
 struct LoraChunk {
-  int64_t slot, first, end;  // slot from 0
+  int64_t slot, first, end;  // 0-based slot
 };
 
 template <typename T>
@@ -103,7 +103,7 @@ class LoraProduct {
       }
   }
 
-  // Adds B times those to `BLOCKS` blocks of 16 output features.
+  // Adds B (A x) to `BLOCKS` blocks of 16 output features.
   template <int COUNT, int BLOCKS>
   void expand(T* const (&out)[COUNT], int64_t projection, int64_t column) {
     F32 sums[COUNT][BLOCKS];

@@ -1,5 +1,5 @@
-// Sums of products for both storage types: fp32 one product at a time, bf16 in pairs, as in the
-// processors' dot products.
+// Sums of products for both storage types: one product at a time in fp32, pairs of products in
+// bf16, as in the processors' dot-product instructions.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ struct Operand<uint16_t> {
   static int64_t length(int64_t count) { return (count + 1) / 2; }
 };
 
-// Row stride of a product's operand, in elements: an odd number of cache lines, since rows a power
+// Row stride of a matmul's operand, in elements: an odd number of cache lines, since rows a power
 // of two apart would map to the same few sets of the L1 cache.
 template <typename W>
 static inline int64_t row_stride(int64_t count) {
@@ -62,7 +62,7 @@ static inline F32 multiply_add(F32 sum, uint32_t pair, U32 pairs) {
 #endif
 }
 
-// The first of two adjacent values, without a second.
+// The first of two adjacent values, if there is no second.
 static inline F32 first_of(F32 one) { return one; }
 
 static inline U32 first_of(U32 pair) { return pair & 0xffffu; }

@@ -1,4 +1,4 @@
-// Whether all threads are faster than all but one.
+// Measures whether all threads are faster than all but one.
 #pragma once
 
 #include <algorithm>
@@ -6,9 +6,10 @@
 
 namespace rayfleet {
 
-// That depends on other load on the machine: a thread that waits for its core delays all others in
-// every phase. So both are measured, and the slower one is retried regularly: all threads more
-// often, since they may become faster when the load ends, while their slowdown is noticed anyway.
+// Which is faster depends on other load on the machine: a thread that waits for its core delays all
+// others in every phase. So both are measured, and the slower one is retried regularly: all threads
+// more often, since they may become faster when the load ends, while their slowdown is noticed
+// anyway.
 class Pace {
  public:
   // Whether the next step uses all threads.

@@ -1,4 +1,4 @@
-// Operations on single rows between products: norms, rotary embedding, activation, conversion.
+// Operations on single rows between matmuls: norms, rotary embedding, activation, conversion.
 #pragma once
 
 #include <cmath>

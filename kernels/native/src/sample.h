@@ -1,7 +1,7 @@
 // Sampling: argmax of logits over temperature plus Gumbel noise keyed by (seed, position), over the
-// tokens kept by min-p, top-k and top-p. Same hash and order of filters as kernels/sample_tokens;
-// logarithms differ in their last bits. HAZARD(invariance): each row is computed separately, in one
-// fixed order.
+// tokens kept by min-p, top-k and top-p. The hash and the order of filters are those of
+// kernels/sample_tokens; logarithms differ in their last bits. HAZARD(invariance): each row is
+// computed separately, in one fixed order.
 #pragma once
 
 #include <algorithm>
@@ -53,7 +53,7 @@ struct NoiseKey {
   }
 };
 
-// Noise of 16 columns from `column` on.
+// Noise of 16 columns starting at `column`.
 static inline F32 gumbel(NoiseKey key, uint32_t column) {
   U32 bits = ((U32)lane_numbers() + column) * 0x9e3779b1u + key.a;
   bits = (bits ^ (bits >> 16)) * 0x7feb352du;
@@ -142,7 +142,7 @@ class Sampler {
       place = select_int(better, lane_numbers() + (int32_t)start, place);
     }
 
-    // With the remaining values from `done` on.
+    // The best token, including the remaining values, which start at `done`.
     int64_t token(const float* values, int64_t done, int64_t size) const {
       float largest = -INFINITY;
       int64_t token = 0;
@@ -160,14 +160,15 @@ class Sampler {
     }
   };
 
-  // The k-th largest of the values from `least` up; `least` if there are fewer.
+  // The k-th largest of the values that are at least `least`; `least` if there are fewer.
   float kth(int64_t k, float largest, float least) {
     for (size_t i = 0; i < scaled_.size(); i += kLanes)
       store(&weights_[i], counted(load(&scaled_[i]), least, splat(1.0f)));
     return search((float)k, largest, least);
   }
 
-  // The smallest value of the smallest set of likeliest tokens that reaches the share.
+  // The smallest value in the smallest set of most likely tokens whose probability reaches the
+  // share.
   float nucleus(float share, float largest, float least) {
     F32 total = {};
     for (size_t i = 0; i < scaled_.size(); i += kLanes) {
@@ -183,8 +184,8 @@ class Sampler {
     return select((value >= splat(least)) & (value > splat(-INFINITY)), weight, splat(0.0f));
   }
 
-  // The largest value such that weights of values from it on reach `target`, by bisection over the
-  // order of floats; `least` if the total does not.
+  // Largest value v for which the weights of all values >= v sum to at least `target`, by bisection
+  // over the order of floats; `least` if the total is less.
   float search(float target, float largest, float least) {
     int64_t low = order_of(-INFINITY), high = (int64_t)order_of(largest) + 1;
     while (low + 1 < high) {

@@ -50,7 +50,7 @@ class Team {
   // Runs work(id) on the first `count` threads; the caller is number 0.
   void run(int count, const std::function<void(int)>& work) {
     if (count == 1) {
-      // The others are not woken: none of them is running that could read this.
+      // The other threads are not woken: no thread that could read this is running.
       active_ = 1;
       return work(0);
     }
@@ -120,7 +120,7 @@ class Team {
   };
 
   static constexpr int kSpins = 4000;
-  // Parts that a thread checks, its own first: the number of cache lines of others it reads per
+  // Maximum parts that a thread checks, its own first. Each is a cache line that it reads per
   // phase.
   static constexpr int kHelped = 8;
   static constexpr int kSmall = 8;
