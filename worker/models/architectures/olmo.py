@@ -34,8 +34,8 @@ class PostNormLayer(LlamaLayer):
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, None]:
-        """The residual after both blocks, [T, hidden] or, in the last layer, of the tokens
-        `logits_indices` [S], and None, since nothing remains to be added."""
+        """The residual [T, hidden] after both blocks (in the last layer, of the tokens
+        `logits_indices` [S]), and None, since nothing remains to be added."""
         assert residual is None, "as the layer before leaves it"
         after_attention, after_mlp = self.norms
         assert isinstance(after_attention, RMSNorm), "what build_norm makes"
@@ -50,11 +50,11 @@ class PostNormLayer(LlamaLayer):
 
 
 class Olmo2ForCausalLM(DecoderModel):
-    """OLMo 2 and 3: QK norm over all heads together. OLMo 3 adds sliding windows, and a separate
-    rotary embedding for these layers."""
+    """OLMo 2 and 3: QK norm over all heads together. OLMo 3 adds sliding windows, with a separate
+    rotary embedding."""
 
     def build_layer(self, index: int) -> PostNormLayer:
-        """Builds a layer; they differ in windows and rotary tables only."""
+        """Builds a layer; layers differ only in windows and rotary tables."""
         mlp = GatedMLP(self.config, self.options)
         return PostNormLayer(self, index, mlp, traits=AttentionTraits(has_wide_norms=True))
 

@@ -23,11 +23,12 @@ class ExpertShare:
     size: int
     """Number of columns of each expert on this rank."""
     is_whole: bool
-    """Whether the rank holds whole experts (expert parallelism) instead of columns of all."""
+    """Whether the rank holds whole experts (expert parallelism) instead of columns of all
+    experts."""
 
     def cut(self, dim: int, start: int) -> tuple[int, int]:
         """Dimension along which ranks shard a checkpoint's tensor [experts, ...], and this rank's
-        first index in it: dimension 0 with whole experts, else `dim` and `start`."""
+        first index in it: dimension 0 for whole experts, otherwise `dim` and `start`."""
         return (0, self.first) if self.is_whole else (dim, start)
 
 
