@@ -20,9 +20,9 @@ class CanvasSteps(BlockSteps):
         │                │ canvas                     │
 
     A step computes either known tokens, in rows of any length, or canvases in rounds: known tokens
-    are computed once, causally, and canvases in both directions. Keys and values of a canvas are
-    overwritten once its tokens are known. A preempted request repeats its canvas, with the same
-    result.
+    are computed once, causally; canvases are computed bidirectionally. Keys and values of a canvas
+    are overwritten once its tokens are known. A preempted request recomputes its canvas, with the
+    same result.
     """
 
     def _build(self, builder: StepBuilder, now: float) -> None:
@@ -34,7 +34,7 @@ class CanvasSteps(BlockSteps):
         for _, pending in known:
             lengths.append(min(pending, left))
             left -= lengths[-1]
-        # New requests: those whose tokens are all cached have no known tokens to compute.
+        # New requests: those whose known tokens are all cached only have a canvas to compute.
         admitted = self._admitted(left, builder, now, is_shared=bool(known))
         new_lengths = []
         for new in admitted:
@@ -51,7 +51,7 @@ class CanvasSteps(BlockSteps):
     def _admitted(
         self, tokens: int, builder: StepBuilder, now: float, *, is_shared: bool
     ) -> list[Admitted]:
-        """Requests admitted to the step, which has room for this number of known tokens."""
+        """Requests admitted to the step, which has room for `tokens` known tokens."""
         state = self._state
         if not state.queue.num_requests:
             return []
@@ -68,7 +68,7 @@ class CanvasSteps(BlockSteps):
         return admitted
 
     def _add_canvases(self, admitted: Sequence[Admitted], builder: StepBuilder) -> None:
-        """Adds the canvases of running requests, then those of admitted ones, as far as there are
+        """Adds the canvases of running requests, then those of admitted ones, while there are
         tokens."""
         state, size = self._state, self._policy.size
         num_left = state.config.max_num_batched_tokens // size
@@ -95,7 +95,7 @@ class CanvasSteps(BlockSteps):
         return True
 
     def _commit_pages(self, planned: InFlightRow, num_computed: int) -> None:
-        """Commits the full pages of known tokens to the prefix cache, and gives back pages behind
+        """Commits the full pages of known tokens to the prefix cache, and returns pages behind
         windows."""
         cache = self._state.cache
         cache.commit(planned.lease, planned.request.token_ids, num_computed)

@@ -14,7 +14,7 @@ from worker.rank.diffusion.base import BoolArray, EditProposal, Proposal, Specia
 from worker.rank.sampling.state import SamplingState
 
 _ROUND_STRIDE = np.int64(0x9E3779B97F4A7C15 - 2**64)
-"""Difference of the keys of two successive rounds. Odd, so that keys do not repeat modulo
+"""Difference between the keys of consecutive rounds. It is odd, so that keys do not repeat modulo
 2**64."""
 
 
@@ -43,7 +43,7 @@ def propose(
         tokens, shares = _choose(logits, random)
         columns = [tokens, shares.gather(1, tokens.unsqueeze(1)).squeeze(1)]
         if with_entropy:
-            # HAZARD(invariance): a sum would depend on the number of rows.
+            # HAZARD(invariance): a plain sum would depend on the number of rows.
             columns.append(torch.special.entr(shares).cumsum(dim=-1)[:, -1])
         found = torch.stack([column.double() for column in columns]).cpu().numpy()
         token_ids[scored] = found[0].astype(np.int32)
@@ -59,7 +59,7 @@ def propose_edits(
     special: SpecialTokens | None,
     random: SamplingParameters | None,
 ) -> EditProposal:
-    """Proposes tokens, special ones included, for each of the S scored positions; arguments as in
+    """Proposes tokens, including special ones, for each of the S scored positions; arguments as in
     `propose`, but the logits are kept."""
     assert special is not None, "the model has tokens for deletion and insertion"
     found = [np.zeros(scored.shape, dtype=np.int32) for _ in range(3)]
@@ -98,9 +98,9 @@ def random_positions(
 def _choose(
     logits: torch.Tensor, random: SamplingParameters | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Chosen tokens [S], and the distributions [S, vocab] that they are chosen from.
+    """Chosen tokens [S], and the distributions [S, vocab] from which they are chosen.
 
-    HAZARD(invariance): softmax over the last dimension sums each row separately; a plain sum would
+    HAZARD(invariance): softmax over the last dimension sums each row separately; a plain sum does
     not.
     """
     tokens = logits.argmax(dim=-1)
