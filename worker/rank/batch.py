@@ -313,7 +313,7 @@ class _StagedBatch:
         if self._num_samples:
             sampling = self._sampling(staged[self._sampling_group], speculative)
         logits_indices = None
-        # Unless prompts are scored, only sampled positions need hidden states. For running blocks
+        # Unless prompts are scored, only sampled positions need hidden states. For running blocks,
         # BlockDecoder selects the positions.
         prompts = () if self._processed is None else self._processed.prompts
         if self._size is None and self._tables.block_size == 1 and not prompts:
@@ -591,7 +591,7 @@ def count_decodes(lengths: IntArray) -> int:
 
 def sample_cells(table: IntArray, query_ends: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     """Tokens that rows [R, 4] sample, as three arrays [S]: slot, position of the new token, index
-    of the step's token whose logits it is sampled from."""
+    of the step's token from whose logits it is sampled."""
     slots, starts, lengths, num_samples = table.T
     ends = starts + lengths
     (samples,) = np.nonzero(num_samples)

@@ -37,9 +37,9 @@ class BlockSteps:
     Only finished blocks enter the prefix cache.
 
     With a grammar, a block is decoded from left to right. A round proposes the token of the
-    leftmost undecoded position, sampled with the grammar's mask, and confident tokens after it;
-    they are used as far as the grammar accepts them, which is part of the next Plan. From then
-    on they are treated like a prompt's tail before the undecoded positions.
+    leftmost undecoded position, sampled with the grammar's mask, and confident tokens after it.
+    Those that the grammar accepts are listed in the next Plan and are treated like a prompt's tail
+    from then on.
 
     Args:
         state: the scheduler's state.

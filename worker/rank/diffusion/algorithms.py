@@ -148,8 +148,8 @@ class JointThreshold(DiffusionAlgorithm):
 
 
 def _penalize(batch: BlockBatch, logits: torch.Tensor) -> None:
-    """Subtracts the request's penalty, in place, from the logit of the token that a position's
-    predecessor in the block holds, which makes repetitions less likely."""
+    """Subtracts the request's penalty, in place, from the logit of the token at the preceding
+    position in the block, which makes repetitions less likely."""
     if not batch.params.penalty.any():
         return
     rows, columns = np.nonzero(batch.scored)

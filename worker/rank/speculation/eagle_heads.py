@@ -1,4 +1,4 @@
-"""Drafts by an EAGLE-3 head, on CPU and CUDA; `heads.py` describes what a head caches."""
+"""Drafts by an EAGLE-3 head, on CPU and CUDA. `heads.py` describes what a head caches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class EagleProposer(HeadProposer):
         model: the model.
         head: its head.
         tables: the rank's tables; drafts are written to the token pool, which the model reads.
-        kv_caches: KV caches by layer, the head's included.
+        kv_caches: KV caches by layer, including the head's.
         groups: groups of layers in the KV cache.
         backend: attention backend of the model.
         most_tokens: maximum number of tokens in a step.
