@@ -42,7 +42,7 @@ class Guesses(NamedTuple):
     levels: list[int]
     """Level of each guess, as in Calibration."""
     num_drafts: int
-    """Number of leading guesses that are worth verifying, and become drafts."""
+    """Number of leading guesses that are worth verifying and become drafts."""
 
     @property
     def drafts(self) -> list[int]:
