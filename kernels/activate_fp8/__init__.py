@@ -1,4 +1,4 @@
-"""Gated activations whose results are quantized to FP8 for the next product, in one launch on
+"""Gated activations whose results are quantized to FP8 for the next matmul, in one launch on
 CUDA."""
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from kernels.registry import op
 
 @op
 def activate_fp8(both: torch.Tensor, activation: Activation, *, by_block: bool) -> Fp8Rows:
-    """`quantize_fp8` of a gated activation, which is rounded to the type of its input before.
+    """`quantize_fp8` of a gated activation, whose result is rounded to the type of its input before
+    quantization.
 
     Args:
         both: [T, 2 * I]: gate and up, gates first.
         activation: gated activation.
-        by_block: whether each block of 128 features has a scale, instead of each row.
+        by_block: whether each block of 128 features has a scale, rather than each row.
     """
     assert activation.is_gated, "no kernel for activations without a gate"
     return quantize_fp8(activation(both), by_block=by_block)

@@ -19,7 +19,7 @@ from kernels.tiles import cdiv
 
 @implements(activate_fp8, "triton")
 def launch_activate_fp8(both: torch.Tensor, activation: Activation, *, by_block: bool) -> Fp8Rows:
-    """Launches a grid of (rows, parts of a row); a row with one scale is one part."""
+    """Launches a grid of (rows, parts of a row); a row with a single scale is one part."""
     assert activation.is_gated, "no kernel for activations without a gate"
     rows, features = len(both), both.shape[1] // 2
     out = empty_rows(rows, features, by_block=by_block, device=both.device)
@@ -35,7 +35,7 @@ def launch_activate_fp8(both: torch.Tensor, activation: Activation, *, by_block:
     return out
 
 
-# Not specialised on the number of rows.
+# Not specialized on the number of rows.
 @triton.jit(do_not_specialize=["rows", "count"])
 def _activate_fp8_kernel(
     x_ptr, code_ptr, scale_ptr, rows, count, x_stride,
@@ -48,6 +48,6 @@ def _activate_fp8_kernel(
     gate = tl.load(x_ptr + row * x_stride + column, mask=there, other=0.0)
     up = tl.load(x_ptr + row * x_stride + FEATURES + column, mask=there, other=0.0)
     value = activated(gate.to(tl.float32), up.to(tl.float32), ACTIVATION, ALPHA, LIMIT)
-    # Rounded to the type of the input, as an activation that is stored.
+    # Rounded to the type of the input, like an activation that is stored.
     value = value.to(up.dtype).to(tl.float32)
     store_fp8(value, code_ptr, scale_ptr, row, tl.program_id(1), count, DEPTH, GROUP, WIDTH)

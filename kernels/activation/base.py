@@ -34,8 +34,8 @@ class Activation:
         return self.kind != "relu2"
 
     def __call__(self, both: torch.Tensor) -> torch.Tensor:
-        """Applies the activation: gate and up [T, 2 * I], gates first, or up [T, I] without a gate,
-        to [T, I]."""
+        """Applies the activation: gate and up [T, 2 * I], gates first, or only up [T, I] if there
+        is no gate, to [T, I]."""
         if self.kind == "relu2":
             return squared_relu(both)
         if self.kind == "clamped":

@@ -1,4 +1,4 @@
-"""Triton activations without a gate: one kernel, compiled for each activation."""
+"""Triton ungated activations: one kernel, compiled for each activation."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
@@ -13,8 +13,8 @@ from kernels.tiles import cdiv
 
 _BLOCK = 1024
 _SERIES_FROM = tl.constexpr(-0.25)
-"""Minimum x for which exp(x) - 1 is computed as a series of seven terms: between it and 0, the
-difference would lose precision."""
+"""From this x up to 0, exp(x) - 1 is computed as a series of seven terms: the difference would lose
+precision."""
 
 
 @implements(squared_relu, "triton")
@@ -30,7 +30,7 @@ def launch_xielu(x: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _activate(x: torch.Tensor, numbers: torch.Tensor | None) -> torch.Tensor:
-    """Launches xIELU with `numbers`, or squared ReLU without."""
+    """Launches xIELU if there are `numbers`, otherwise squared ReLU."""
     num_tokens, width = x.shape
     out = torch.empty(num_tokens, width, dtype=x.dtype, device=x.device)
     if num_tokens:

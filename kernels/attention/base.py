@@ -31,20 +31,20 @@ class AttentionSettings:
     window: int = 0
     """Smallest sliding window of any layer; 0 if all layers have full attention."""
     cap: float = 0.0
-    """Soft cap of scores: a scaled score s becomes cap * tanh(s / cap); 0 for none."""
+    """Soft cap of scores: a scaled score s becomes cap * tanh(s / cap); 0 if there is none."""
     has_sinks: bool = False
     """Whether layers have attention sinks."""
     has_latents: bool = False
-    """Whether attention is over latents (MLA): all heads share the keys, whose leading dimensions
+    """Whether queries attend to latents (MLA): all heads share the keys, whose leading dimensions
     are the values."""
     most_decodes: int = 0
-    """Maximum rows of a decode; only for latents."""
+    """Maximum number of rows of a decode; only for latents."""
     num_heads: int = 0
-    """Maximum query heads on a rank; only for latents."""
+    """Maximum number of query heads on a rank; only for latents."""
     head_dims: tuple[int, ...] = ()
-    """Head dimensions of all layers, without repeats."""
+    """Head dimensions of all layers, without duplicates."""
     has_narrow_values: bool = False
-    """Whether values, in a cache of their own, have fewer dimensions than keys."""
+    """Whether values, in a separate cache, have fewer dimensions than keys."""
     has_fp8_cache: bool = False
     """Whether caches are FP8 (e4m3)."""
     has_bidirectional_rows: bool = False
@@ -56,25 +56,27 @@ class AttentionMetadata:
     """B rows of one step: decodes, with one query each, or extends, with any number.
 
     Query i of a row is at position `seq_len - query_len + i` and attends to all positions up to the
-    end of its block; blocks are counted from position 0. With a window it attends to the last
-    `window` positions up to its own, or to its chunk up to itself. Pages without any visible
-    position of a row are not read, except within a split of keys that has some.
+    end of its block; blocks are counted from position 0. With a window, it attends to the last
+    `window` positions up to its own or, if attention is chunked, to its chunk up to itself. Pages
+    in which a row sees no position are not read, except within a split of keys that has visible
+    ones.
     """
 
     page_table: torch.Tensor
-    """[B, P] int32: page ids in the order of positions; entries past a row's end are valid ids."""
+    """[B, P] int32: page ids in the order of positions; entries past a row's end must be valid
+    ids."""
     seq_lens: torch.Tensor
-    """[B] int32: tokens in the cache, the new ones included; 0 for padding."""
+    """[B] int32: tokens in the cache, including the new ones; 0 for padding."""
     seq_lens_host: Sequence[int]
-    """[B]: the same on the host, since planning never waits for the device; may be upper bounds if
-    the backend's `needs_exact_lengths` is false."""
+    """[B]: the same on the host, since planning never waits for the device. They may be upper
+    bounds if the backend's `needs_exact_lengths` is false."""
     query_start: torch.Tensor | None = None
     """[B + 1] int32: offsets of the rows' queries among all queries; None for decodes."""
     query_lens_host: Sequence[int] = ()
     """[B]: number of queries per row; empty for decodes, and with `num_queries`."""
     num_queries: int = 0
     """Total number of queries of all extends, if each row's number, possibly 0, is only known on
-    the device; else 0."""
+    the device; otherwise 0."""
     page_size: int
     """Tokens per page."""
     block_size: int = 1
@@ -87,7 +89,7 @@ class AttentionMetadata:
     """Whether attention is chunked: windows begin at multiples of their length."""
     is_bidirectional: bool = False
     """Whether every query of an extend attends to the same positions as the last one of its row,
-    and so to all queries of the row."""
+    and therefore to all queries of the row."""
 
     def __post_init__(self) -> None:
         assert not (self.window and self.block_size > 1), "sliding windows require causal attention"
@@ -146,12 +148,12 @@ class AttentionStep(Protocol):
         Args:
             q: [T, Hq, D], rows one after another; heads are contiguous, rows may be strided.
             k_cache: [num_pages, page_size, Hkv, D], with the new tokens' keys, in the type of q or
-                in FP8. The caches must hold finite numbers everywhere, in unused slots too:
+                in FP8. The caches must contain finite numbers everywhere, including unused slots:
                 allocate them with zeros.
             v_cache: values [num_pages, page_size, Hkv, Dv], where Dv is at most D; or, for latents
                 with one KV head, the leading dimensions of the keys, a view k_cache[..., :Dv].
             scale: scale of scores, including that of keys in an FP8 cache.
-            sinks: fp32 [Hq]: for each head a score that enters the softmax like that of a key with
+            sinks: fp32 [Hq]: for each head, a score that enters the softmax like that of a key with
                 value 0; None if unused.
             value_scale: scale of values in an FP8 cache, a factor of the result.
 
@@ -165,7 +167,7 @@ class AttentionBackend(ABC):
     """An implementation of grouped-query attention with a paged KV cache."""
 
     needs_exact_lengths: ClassVar[bool] = True
-    """Whether planning needs exact lengths on the host. If not, they are read on the device, and
+    """Whether planning needs exact lengths on the host. If not, lengths are read on the device and
     may depend on a step in flight."""
 
     @abstractmethod
@@ -184,8 +186,8 @@ class CapturableBackend(AttentionBackend):
         """Plans a step of dummy rows for a capture.
 
         Its launches read static buffers. They must run once before the capture, since kernels are
-        compiled, and some backends plan, when a layer first attends. By default any planned step
-        may be captured.
+        compiled and some backends plan when a layer first attends. By default any planned step may
+        be captured.
 
         Args:
             metadata: a page table as wide as that of any later step, and upper bounds of lengths.

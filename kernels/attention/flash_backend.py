@@ -1,7 +1,7 @@
 """FlashAttention 4 for rows with many queries, and Triton for all others.
 
 The library's kernels for Hopper and Blackwell read page tables and lengths on the device. They do
-not split the keys of a row, so short rows are left to Triton.
+not split the keys of a row, so short rows run on Triton.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from kernels.attention.base import (
 from kernels.attention.split import SplitExtends, split_extends
 
 MIN_QUERIES = 1024
-"""Minimum queries of a row for FlashAttention: from here on a row alone fills an H100, with eight
-tiles of 128 queries for each of 16 heads or more."""
+"""Minimum number of queries of a row for FlashAttention: a single row then fills an H100, with
+eight tiles of 128 queries for each of at least 16 heads."""
 _HEAD_DIMS = {
     9: "up to 256 and multiples of 8",
     10: "up to 128 and multiples of 8, 192 with values of 128, or 256",
@@ -95,7 +95,7 @@ def _is_supported(head_dim: int, settings: AttentionSettings, major: int) -> boo
 
 
 class FlashAttention(CapturableBackend):
-    """Attention by FlashAttention 4 for extends of `MIN_QUERIES` queries or more, else by Triton.
+    """FlashAttention 4 for extends with at least `MIN_QUERIES` queries, otherwise Triton.
 
     Steps on CUDA graphs, chunked attention and shorter rows run on Triton.
 
@@ -132,7 +132,7 @@ class _Step:
     split: SplitExtends
     """Long rows, and the others."""
     others: AttentionStep | None
-    """Planned attention of the other rows; None without any."""
+    """Planned attention of the other rows; None if there are none."""
     cap: float
 
     def forward(
@@ -145,7 +145,7 @@ class _Step:
         sinks: torch.Tensor | None = None,
         value_scale: float = 1.0,
     ) -> torch.Tensor:
-        """Attends with long rows and others apart; arguments as in AttentionStep."""
+        """Attends with long rows and the others separately; arguments as in AttentionStep."""
         assert value_scale == 1.0, "FP8 caches are rejected when the backend is created"
         tokens, other_tokens = self.split.tokens, self.split.other_tokens
         if self.others is None or tokens is None or other_tokens is None:

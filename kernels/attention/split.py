@@ -1,4 +1,4 @@
-"""Separates some rows of a step's extends from the others, to compute them by another kernel."""
+"""Separates some rows of a step's extends from the others, to compute them with another kernel."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from kernels.attention.base import AttentionMetadata
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitExtends:
-    """Extends in two parts, each with its rows in their order."""
+    """Extends in two parts; each keeps the order of its rows."""
 
     selected: AttentionMetadata
     others: AttentionMetadata | None
     """None if all rows are selected."""
     tokens: torch.Tensor | None
-    """[N] int64: indices of the selected rows' queries among those of the step; None for all."""
+    """[N] int64: indices of the selected rows' queries among those of the step; None for all
+    queries."""
     other_tokens: torch.Tensor | None
     """[M] int64: indices of all other queries; None if there are none."""
 
@@ -32,7 +33,8 @@ def split_extends(
     Args:
         extend: rows whose numbers of queries are known on the host.
         is_selected: whether each row is selected.
-        num_before: queries of the step before those of the extends, which belong to the others.
+        num_before: number of queries of the step that precede those of the extends and count as
+            others.
     """
     if not any(is_selected):
         return None
@@ -69,6 +71,6 @@ def _rows_of(extend: AttentionMetadata, rows: Sequence[int]) -> AttentionMetadat
 
 
 def to_device(values: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Integers as int64 on the device, without waiting for it."""
+    """Integers as int64 on the device; does not wait for the device."""
     host = torch.tensor(values, dtype=torch.int64)
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host

@@ -1,4 +1,4 @@
-"""Torch backend: gathers whole pages, then calls scaled dot product attention. For CPU, and as
+"""Torch backend: gathers whole pages, then calls scaled dot product attention. For CPU, and as a
 reference on CUDA."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def create(settings: AttentionSettings) -> TorchAttention:
 
 
 class TorchAttention(AttentionBackend):
-    """Attention by torch: decodes in groups of rows of similar length, extends row by row.
+    """Attention in torch: decodes in groups of rows of similar length, extends row by row.
 
     Args:
         batch_invariant: whether keys and queries are split at fixed positions instead.
@@ -76,7 +76,7 @@ class _Scores:
 
     @property
     def are_special(self) -> bool:
-        """Whether torch's attention does not support these scores."""
+        """Whether torch's attention does not support these parameters."""
         return self.cap > 0 or self.sinks is not None
 
     def scale_values(self, out: torch.Tensor) -> torch.Tensor:
@@ -125,7 +125,7 @@ def _decode_group(
     k = _gather_pages(k_cache, group.pages, rows, q.dtype)[:, :, : group.length]
     mask = group.mask if group.mask is None else group.mask.to(q.dtype)
     if has_latents(k_cache, v_cache):
-        # Latents: with heads as rows of one product, their shared keys are read once.
+        # Latents: with heads as rows of one matmul, their shared keys are read only once.
         found = scaled_dot_product_attention(
             q.unsqueeze(1), k, k, attn_mask=mask, scale=scores.scale
         )
@@ -209,7 +209,7 @@ def _attend_by_hand(
     mask: torch.Tensor | None,
     how: _Scores,
 ) -> torch.Tensor:
-    """Attention of q [B, Hq, n, D] over k [B, Hkv, L, D] and v [B, Hkv, L, Dv], with soft cap and
+    """Attention of q [B, Hq, n, D] to k [B, Hkv, L, D] and v [B, Hkv, L, Dv], with soft cap and
     sinks: [B, Hq, n, Dv]. The mask [..., n or 1, L] is added to scores."""
     group = q.shape[1] // k.shape[1]
     rows = q.unflatten(1, (-1, group)).flatten(2, 3)

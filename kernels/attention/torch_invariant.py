@@ -1,4 +1,4 @@
-"""Batch-invariant torch attention: a query's result only depends, bitwise, on its own keys."""
+"""Batch-invariant torch attention: a query's result depends, bitwise, only on its own keys."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class InvariantStep:
         num_q_heads, head_dim = q.shape[1:]
         num_kv_heads, value_dim = v_cache.shape[2:]
         if has_latents(k_cache, v_cache):
-            v_cache = k_cache  # the flash kernel needs values as wide as keys
+            v_cache = k_cache  # torch's flash kernel needs values as wide as keys
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for block in self.plan.blocks:
             rows = block.num_tiles * TILE_QUERIES
@@ -52,7 +52,7 @@ class InvariantStep:
                 self.plan.has_window,
             )
             if sinks is not None:
-                # The sink joins the sum of exponentials of all splits, so it comes last.
+                # The sink is added to the sum of exponentials over all splits, so it comes last.
                 sink_scores = sinks.view(num_kv_heads, 1, -1)
                 share = 1.0 / (1.0 + (sink_scores - lse.view(folded.shape[:-1])).exp())
                 folded = (folded * share.unsqueeze(-1)).to(q.dtype)
@@ -72,7 +72,7 @@ def _fold(
     scale: float,
     has_window: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attends over a block's splits, and merges them in order.
+    """Attends to a block's splits, and merges them in order.
 
     Returns:
         Output [tiles, Hkv, Q, G, D], of the shape of `tiles`, and log-sum-exp [tiles, Hkv, Q * G].
@@ -103,7 +103,7 @@ def _attend_split(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention over one split: output [n, Hkv, Q * G, D] and log-sum-exp [n, Hkv, Q * G].
 
-    HAZARD(invariance): the flash kernel computes each (tile, KV head) by one product of the fixed
+    HAZARD(invariance): the flash kernel computes each (tile, KV head) with one matmul of the fixed
     shape Q * G x split x D, which must not depend on the batch.
     """
     queries = queries[part.first : part.stop]
@@ -119,7 +119,7 @@ def _attend_split(
     v = widened(v, head_dim)
     mask = part.mask.to(queries.dtype).expand(-1, -1, -1, rows // TILE_QUERIES, -1)
     mask = mask.reshape(count, 1, rows, split)
-    # A single product would not run in the thread pool, and the library might then split it.
+    # A single matmul would not run in the thread pool, and the library might then split it.
     padded = max(count, 2) if num_kv_heads == 1 else count
     queries, mask = queries.expand(padded, -1, -1, -1), mask.expand(padded, -1, -1, -1)
     k, v = k.expand(padded, -1, -1, -1), v.expand(padded, -1, -1, -1)

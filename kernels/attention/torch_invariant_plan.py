@@ -3,8 +3,8 @@
 Keys are divided into splits at fixed positions (0, S, 2S, ...), regardless of batch, chunk and
 prefix; the last split is padded to S and masked. Queries are divided into tiles at fixed positions,
 too (0, Q, 2Q, ...): a query is always row `position % Q` of its tile, and rows without a query are
-zeros. Each (tile, KV head, split) is one product of the same shape, in which rows do not affect
-each other, and a tile's splits are merged in order.
+zeros. Each (tile, KV head, split) is one matmul of the same shape, in which rows do not affect each
+other, and a tile's splits are merged in order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SPLIT_TOKENS = 128
 """Number of keys per split (one page if pages are larger)."""
 TILE_QUERIES = 4
 """Number of queries per tile: more would speed up long extends and slow down decoding."""
-# Maximum queries of a block, which bounds the scratch memory for a long chunk.
+# Maximum number of queries of a block, which bounds the scratch memory for a long chunk.
 _MAX_QUERIES = 1024
 _HIDDEN = 1e30
 
@@ -35,9 +35,9 @@ class InvariantSplit:
     pages: torch.Tensor
     """int64: page ids of the split, for each tile (decode) or for all tiles together (extend)."""
     mask: torch.Tensor
-    """fp32 [tiles, 1, Q, 1, S]: 0, or -inf for masked keys. With a window these are -1e30: all keys
-    of a query in a split may be masked, and its result then has no weight next to other splits.
-    There is always a mask, since the library would select another kernel without one."""
+    """fp32 [tiles, 1, Q, 1, S]: 0, or -inf for masked keys. With a window, masked keys have -1e30:
+    all keys of a query in a split may be masked, and its result then has no weight next to other
+    splits. There is always a mask, since torch would select another kernel without one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +48,7 @@ class InvariantBlock:
     stop: int
     num_tiles: int
     places: torch.Tensor
-    """[stop - start] int64: tile * Q + row within the tile, of each query."""
+    """[stop - start] int64: tile * Q + row within the tile, for each query."""
     splits: tuple[InvariantSplit, ...]
 
 
@@ -102,7 +102,7 @@ def plan_invariant_decode(metadata: AttentionMetadata) -> InvariantPlan:
 
 
 def plan_invariant_extend(metadata: AttentionMetadata) -> InvariantPlan:
-    """Plans extends: one block per row, or several if it has very many queries."""
+    """Plans extends: one block per row, or several if the row has very many queries."""
     page_table, page_size = metadata.page_table, metadata.page_size
     split = max(SPLIT_TOKENS, page_size)
     blocks = []
@@ -147,14 +147,14 @@ def _extend_block(
     splits = []
     begin = metadata.first_visible(lowest) // split * split
     for position in range(begin, end, split):
-        # Splits begin where blocks and tiles begin. All queries of the tiles from there on, and of
-        # tiles in the same block as one of these, attend to some of the split; earlier ones do not.
-        # All queries of a bidirectional row attend to some of every split.
+        # Splits begin where blocks and tiles begin. All queries of later tiles, and of tiles in the
+        # same block as one of these, attend to some of the split; earlier ones do not. All queries
+        # of a bidirectional row attend to some of every split.
         first = max(0, position // block_size * block_size // TILE_QUERIES - first_tile)
         stop = num_tiles
         if metadata.is_bidirectional:
             first = 0
-        elif window:  # if a tile's first query is past the split, so are the others
+        elif window:  # if a tile's first query is past the split, so are its others
             blind = position + split + window - 1
             if metadata.is_chunked:
                 blind = -(-(position + split) // window) * window

@@ -10,9 +10,9 @@ from kernels.attention.base import AttentionMetadata, window_start
 
 # Rows form a group if padding to its longest row at most doubles their pages.
 _MAX_PADDING = 2
-# Maximum tokens of a group: its keys and values should stay in the last-level cache.
+# Maximum number of tokens of a group: its keys and values should stay in the last-level cache.
 _MAX_GROUP_TOKENS = 8192
-# Maximum elements of a causal mask; longer extends are split into pieces of queries.
+# Maximum number of elements of a causal mask; longer extends are split into pieces of queries.
 _MAX_MASK_ELEMENTS = 1 << 20
 
 
@@ -94,8 +94,8 @@ def plan_decode_groups(metadata: AttentionMetadata) -> tuple[DecodeGroup, ...]:
 
 
 def _cut_rows(page_table: torch.Tensor, first_pages: list[int], width: int) -> torch.Tensor:
-    """`width` page ids of each row from its entry of `first_pages` on; past the table's end its
-    last column is repeated."""
+    """`width` page ids of each row, starting at its entry of `first_pages`; past the table's end,
+    its last column is repeated."""
     first = torch.tensor(first_pages, device=page_table.device).view(-1, 1)
     columns = first + torch.arange(width, device=page_table.device)
     return page_table.gather(1, columns.clamp_(max=page_table.shape[1] - 1))
@@ -174,11 +174,13 @@ def plan_extend_pieces(metadata: AttentionMetadata) -> tuple[ExtendPiece, ...]:
 
 
 def visible_length(position: int, block_size: int) -> int:
-    """Number of positions that a query at `position` attends to: all up to the end of its block."""
+    """Number of positions that a query at `position` attends to: all positions up to the end of its
+    block."""
     return (position // block_size + 1) * block_size
 
 
 def causal_mask(positions: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
-    """Mask in fp32: 0 for positions below their row's number of visible positions, else -inf."""
+    """Mask in fp32: 0 for positions below their row's number of visible positions, otherwise
+    -inf."""
     hidden = positions >= visible
     return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, float("-inf"))

@@ -13,35 +13,36 @@ class AttentionBlocks(NamedTuple):
     """Tile sizes and launch parameters for one kind of rows."""
 
     rows: int
-    """Rows of a tile: queries times heads that share a KV head, both padded."""
+    """Rows of a tile: queries times the heads that share a KV head, both padded."""
     keys: int
     """Keys of a tile."""
     warps: int
     stages: int
     least_split: int
-    """Minimum keys of a split, a multiple of `keys`."""
+    """Minimum number of keys of a split, a multiple of `keys`."""
 
 
 _WGMMA = 90
-"""Compute capability (9.0, Hopper) from which warp groups issue matrix products."""
+"""Minimum compute capability (9.0, Hopper) at which warp groups issue matmuls."""
 MIN_DOT_ROWS = 16
-"""Minimum rows of a tensor-core product; a group of query heads is padded to it."""
+"""Minimum number of rows of a tensor-core matmul, to which a group of query heads is padded."""
 
 INVARIANT_SPLIT_TOKENS = 256
-"""Minimum keys per split in batch-invariant mode."""
+"""Minimum number of keys per split in batch-invariant mode."""
 
 MAX_INVARIANT_SPLITS = 32
-"""Maximum splits of a query's keys in batch-invariant mode."""
+"""Maximum number of splits of a query's keys in batch-invariant mode."""
 
 MAX_INVARIANT_PARTIALS = 8192
-"""Maximum (query, split) pairs of a launch in batch-invariant mode; bounds partial outputs."""
+"""Maximum number of (query, split) pairs of a launch in batch-invariant mode, which bounds the
+partial outputs."""
 
-# (largest head_dim, whether elements have 4 bytes) -> rows, keys, warps, stages. With three stages
-# page ids are prefetched before keys. Before wgmma (compute capability 9.0) 64 keys of 128
+# (largest head_dim, whether elements have 4 bytes) -> rows, keys, warps, stages. With three stages,
+# page ids are prefetched before keys. Before wgmma (compute capability 9.0), 64 keys of 128
 # dimensions would spill registers. Measured on an H100 (8 KV heads, groups of 4): decodes take 2 to
-# 9 % less time with two stages than with three; Hopper's long extends 15 % less with two programs
-# of 4 warps, which take turns at products and exponentials, than with one of 8, though each spilled
-# 456 bytes (now 216); a step of decodes with a chunk of 512 tokens 30 % less in small tiles.
+# 9 % less time with two stages than with three. Long extends take 15 % less with two programs of 4
+# warps, which alternate between matmuls and exponentials, than with one of 8, although each spilled
+# 456 bytes (now 216). A step of decodes with a chunk of 512 tokens takes 30 % less in small tiles.
 _Sizes = dict[tuple[int, bool], tuple[int, int, int, int]]
 _DECODE: _Sizes = {
     (128, False): (MIN_DOT_ROWS, 32, 4, 3),
@@ -53,7 +54,8 @@ _DECODE: _Sizes = {
     (512, True): (MIN_DOT_ROWS, 16, 8, 1),
 }
 _DECODE_WGMMA: _Sizes = {**_DECODE, (128, False): (MIN_DOT_ROWS, 64, 4, 2)}
-# Converted keys take registers: with 64 keys, two programs fit a multiprocessor of 90, not four.
+# Converted keys take registers: with 64 keys, two programs instead of four fit on a multiprocessor
+# of 9.0.
 _DECODE_FP8: _Sizes = {**_DECODE, (128, False): (MIN_DOT_ROWS, 32, 4, 2)}
 _LONG: _Sizes = {
     (64, False): (128, 32, 4, 3),
@@ -79,7 +81,8 @@ _SHORT: _Sizes = {**_LONG, (64, False): (64, 32, 4, 3), (128, False): (64, 32, 4
 _SHORT_WGMMA: _Sizes = {**_LONG, (64, False): (64, 64, 4, 3), (128, False): (64, 64, 4, 3)}
 _SHORT_HOPPER: _Sizes = {**_SHORT_WGMMA, (128, False): (64, 64, 4, 2)}
 _SHORT_ROWS, _SHORT_ROWS_HOPPER = 64, 256
-"""Maximum rows (a row's queries times heads that share a KV head) for which tiles are small."""
+"""Maximum number of rows (a row's queries times the heads that share a KV head) for which tiles are
+small."""
 
 MAX_HEAD_DIM = 512
 """Maximum head size; a program holds all dimensions of queries and keys."""
@@ -104,7 +107,7 @@ _LATENT_FP8 = {
 def decode_blocks(
     head_dim: int, dtype: torch.dtype, group: int, *, is_fp8: bool
 ) -> AttentionBlocks:
-    """Tile sizes for decodes: tiles of one query.
+    """Tile sizes for decodes: each tile has one query.
 
     Args:
         head_dim: dimensions of queries and keys.
@@ -126,8 +129,8 @@ def extend_blocks(
         head_dim: dimensions of queries and keys.
         dtype: data type of queries and keys.
         group: number of query heads that share a KV head, padded to a power of 2.
-        mean_queries: mean number of queries per row; decodes batched with a prompt would leave most
-            of a large tile empty.
+        mean_queries: mean number of queries per row; decodes that are batched with a prompt would
+            leave most of a large tile empty.
     """
     rows, generation = mean_queries * group, compute_capability()
     if generation // 10 == _WGMMA // 10:
@@ -157,13 +160,13 @@ def latent_blocks(
 
 
 def dot_precision(dtype: torch.dtype) -> str:
-    """Precision of `tl.dot`: products of fp32 stay fp32, not TF32; for narrower types it has no
-    effect."""
+    """Precision of `tl.dot`: fp32 matmuls use fp32 rather than TF32; it has no effect on narrower
+    types."""
     return "ieee" if dtype == torch.float32 else "tf32"
 
 
 def compute_capability() -> int:
-    """Compute capability of the current device, 90 for 9.0; 0 without a device (in Triton's
+    """Compute capability of the current device, 90 for 9.0; 0 if there is no device (in Triton's
     interpreter)."""
     try:
         architecture = triton.runtime.driver.active.get_current_target().arch

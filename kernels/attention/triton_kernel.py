@@ -2,8 +2,8 @@
 
 A program computes one item of the schedule for one KV head: the queries of a tile, each with all
 heads that share the KV head, and a range of keys, with an online softmax. Only tiles of keys at the
-ends of the range are masked. If a tile's keys are split, each program stores a normalised partial
-output with its log-sum-exp, and the program that arrives last merges them in order.
+ends of the range are masked. If a tile's keys are split, each program stores a normalized partial
+output with its log-sum-exp, and the last program to finish merges them in order.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -19,12 +19,12 @@ from kernels.tiles import next_power_of_2
 
 _WIDTH = tl.constexpr(_ITEM_WIDTH)
 _MERGED = tl.constexpr(8192)
-"""Maximum elements of a tile's output that are merged at a time: 64 per thread of four warps, and
-as many of a part. More would be spilled."""
+"""Maximum number of elements of a tile's output that are merged at a time: 64 per thread of four
+warps, plus as many of a partial output. More would be spilled."""
 LOG2E = tl.constexpr(1.4426950408889634)
 _HIDDEN = tl.constexpr(-(2.0**100))
-"""Score of masked keys, with no weight next to any other. -inf would give NaN if a query attends to
-no key of a tile; over all tiles it attends to some.
+"""Score of masked keys, which has no weight next to any other score. -inf would give NaN if a query
+attends to no key of a tile; over all tiles, it attends to some.
 
 HAZARD(fused arithmetic): it is a power of 2, so that its product with any factor is exact. If the
 product were rounded for the maximum, but not where it is fused with the subtraction of the maximum,
@@ -43,8 +43,8 @@ def attend(
     sinks: torch.Tensor | None = None,
     value_scale: float = 1.0,
 ) -> None:
-    """Launches attention of q [n, Hq, D] by a schedule, with results to `out` [n, Hq, Dv], which
-    is contiguous; other arguments as in AttentionStep and AttentionSettings."""
+    """Launches attention of q [n, Hq, D] according to a schedule and writes the results to `out`
+    [n, Hq, Dv], which is contiguous; other arguments as in AttentionStep and AttentionSettings."""
     rows, blocks = schedule.rows, schedule.blocks
     _, num_q_heads, head_dim = q.shape
     page_size, num_kv_heads, value_dim = v_cache.shape[1:]
@@ -74,8 +74,8 @@ def attend(
     )  # fmt: skip
 
 
-# Arguments that change from step to step are not specialised on: each variant would be compiled in
-# the middle of serving.
+# The kernel is not specialized on arguments that change from step to step: each variant would be
+# compiled during serving.
 @triton.jit(
     do_not_specialize=["table_stride"],
     do_not_specialize_on_alignment=[
@@ -106,8 +106,8 @@ def _attention_kernel(
         row, seq_len_ptr, query_start_ptr, page_row_ptr, RAGGED, INDIRECT
     )
 
-    # Positions of the tile's first and last query: all attend as if at the last position of a
-    # bidirectional row.
+    # Positions of the tile's first and last query: in a bidirectional row, all attend as if they
+    # were at its last position.
     lowest = seq_len - query_len + begin
     highest_query = seq_len - query_len + tl.minimum(begin + QUERIES, query_len) - 1
     if BIDIRECTIONAL:
@@ -159,8 +159,8 @@ def _attention_kernel(
 def _load_row(
     row, seq_len_ptr, query_start_ptr, page_row_ptr, RAGGED: tl.constexpr, INDIRECT: tl.constexpr
 ):  # fmt: skip
-    """A row's sequence length, index of its first query among all, number of queries, and row of
-    the page table."""
+    """A row's sequence length, index of its first query among all queries, number of queries, and
+    row of the page table."""
     first_token, query_len = row, 1
     if RAGGED:
         first_token = tl.load(query_start_ptr + row)
@@ -176,8 +176,8 @@ def _lanes(
     begin, query_len, QUERIES: tl.constexpr, GROUP: tl.constexpr, GROUP_WIDTH: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Rows [M] of a tile: the query of each, its head among those of the KV head, and whether both
-    exist."""
+    """Rows [M] of a tile: for each, its query, its head among those of the KV head, and whether
+    both exist."""
     index = tl.arange(0, BLOCK_M)
     query, head = begin + index // GROUP_WIDTH, index % GROUP_WIDTH
     return query, head, (index // GROUP_WIDTH < QUERIES) & (query < query_len) & (head < GROUP)
@@ -197,7 +197,7 @@ def _split_of(
     lowest, highest_query, split, length,
     WINDOW: tl.constexpr, CHUNKED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Range of keys of a split, `length` of those that any query of a tile attends to, and the
+    """Range of keys of a split (`length` of those to which any query of a tile attends), and the
     number of splits of the tile. Queries of the tile are at positions `lowest` to
     `highest_query`."""
     visible = (highest_query // BLOCK_SIZE + 1) * BLOCK_SIZE
@@ -218,11 +218,11 @@ def _attend(
     BLOCK_V: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Online softmax of queries at positions [M] over keys from `start` up to `stop`: highest
-    scores, sums of exponentials, and weighted sums of values."""
+    scores, sums of exponentials and weighted sums of values."""
     highest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     weights = tl.zeros((BLOCK_M,), tl.float32)
     total = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
-    # From `clear` on, keys are in the windows of all queries, and before `border` no key is in the
+    # From `clear`, keys are in the windows of all queries, and before `border`, no key is in the
     # future of a query: nothing in between is masked.
     clear = start
     if WINDOW > 0 and QUERIES > 1:
@@ -257,8 +257,8 @@ def _walk(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Continues an online softmax [M], in powers of 2, with tiles of keys from `start` up to
-    `stop`. If MASKED, keys from `end` on are left out, and those that queries at positions [M] do
-    not attend to. FP8 keys and values are converted to the type of q, which is exact."""
+    `stop`. If MASKED, keys at or after `end`, and those to which queries at positions [M] do not
+    attend, are masked. FP8 keys and values are converted to the type of q, which is exact."""
     dimension, column = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_V)
     dimension_inside, column_inside = dimension < HEAD_DIM, column < VALUE_DIM
     for block in range(start, stop, BLOCK_N):
@@ -278,7 +278,8 @@ def _walk(
         else:
             k = tl.load(k_place)
         scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION)
-        # Factor from scores to exponents of 2; the product is fused with the subtraction below.
+        # Factor from scores to exponents of 2; the multiplication is fused with the subtraction
+        # below.
         factor = scale * LOG2E
         if CAP > 0.0:
             # tanh(x) = 1 - 2 / (exp(2 * x) + 1), which is 1 if exp overflows.
@@ -318,14 +319,15 @@ def _leave_part(
     BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """Stores a split's partial result; the last program of a tile merges all splits. Pointers [M]
-    are those of the first split, and of the output."""
+    point to the first split's partial results, and to the output."""
     safe = tl.where(weights > 0, weights, 1.0)
     column = tl.arange(0, BLOCK_V)
     kept = inside[:, None] & (column < VALUE_DIM)[None, :]
     tl.store(lse_ptr + split * step, highest + tl.log2(safe), mask=inside)
     part_ptr = (partial_ptr + split * step * VALUE_DIM)[:, None] + column[None, :]
     tl.store(part_ptr, total / safe[:, None], mask=kept)
-    # HAZARD(order): all threads' stores must precede the count, and the count all loads of others.
+    # HAZARD(order): all threads' stores must precede the count, and the count must precede all
+    # loads of other programs' results.
     tl.debug_barrier()
     is_last = tl.atomic_add(counter, 1, sem="acq_rel") == filled - 1
     tl.debug_barrier()
@@ -343,8 +345,8 @@ def _merge(
     HAS_SINKS: tl.constexpr, SCALES_VALUES: tl.constexpr,
     VALUE_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """Merges all splits of a tile in order, as many columns at a time as fit into registers beside
-    a part."""
+    """Merges all splits of a tile in order, as many columns at a time as fit into registers next to
+    a partial output."""
     WIDTH: tl.constexpr = BLOCK_V if BLOCK_M * BLOCK_V <= _MERGED else _MERGED // BLOCK_M
     for start in range(0, BLOCK_V, WIDTH):
         column = start + tl.arange(0, WIDTH)
@@ -373,7 +375,7 @@ def _finish(
     out_ptr, sink_ptr, highest, weights, total, value_scale, inside, kept,
     HAS_SINKS: tl.constexpr, SCALES_VALUES: tl.constexpr,
 ):  # fmt: skip
-    """Scales values, adds sinks to a softmax, and stores its output."""
+    """Scales values, adds sinks to a softmax and stores its output."""
     if SCALES_VALUES:
         total = total * value_scale
     if HAS_SINKS:

@@ -1,9 +1,9 @@
-"""Attention schedule: a list of work items for programs, made on the device once per step.
+"""Attention schedule: a list of work items for programs, created on the device once per step.
 
 A tile is one or several queries of a row, with all heads that share a KV head. Its keys are split
 among several programs, whose number depends on the lengths of all rows: one long row among short
-ones is divided among many programs. The host only has upper bounds of lengths, and so of the number
-of items: programs past the last item exit immediately.
+ones is divided among many programs. The host only has upper bounds of lengths and thus of the
+number of items; programs past the last item exit immediately.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -23,8 +23,8 @@ from kernels.attention.triton_config import (
 from kernels.tiles import cdiv
 
 TARGET_PROGRAMS = 512
-"""Number of programs that fill a large GPU with decodes, four per multiprocessor; half of that
-for extends."""
+"""Number of programs that fill a large GPU with decodes: four per multiprocessor; extends need half
+as many."""
 _ITEM_WIDTH = 8
 """Number of fields of an item; five of them are used."""
 _WIDTH = tl.constexpr(_ITEM_WIDTH)
@@ -78,13 +78,13 @@ class Schedule:
     queries: int
     """Number of queries per tile."""
     items: torch.Tensor
-    """[n, 8] int32: row (-1 for no item), tile of the row, split of the tile, tokens per split,
-    index of the partial output. The items of a tile are consecutive."""
+    """[n, 8] int32: row (-1 if there is no item), tile of the row, split of the tile, tokens per
+    split, index of the partial output. The items of a tile are consecutive."""
     arrived: torch.Tensor
-    """[n, KV heads] int32: number of splits of a tile that are stored, at the tile's first item;
-    zeros between launches."""
+    """[n, KV heads] int32: number of splits of a tile that have been stored, at the tile's first
+    item; zeros between launches."""
     num_partials: int
-    """Maximum items of tiles with several splits, which have partial outputs."""
+    """Maximum number of items of tiles with several splits, which have partial outputs."""
 
 
 def make_schedule(
@@ -104,8 +104,9 @@ def make_schedule(
         blocks: tile sizes of the attention kernel.
         queries: number of queries per tile.
         num_tiles: number of tiles of all rows, or an upper bound.
-        most_visible: maximum positions that a tile's queries attend to, or an upper bound.
-        num_kv_heads: number of KV heads, and so of programs per item.
+        most_visible: maximum number of positions to which a tile's queries attend, or an upper
+            bound.
+        num_kv_heads: number of KV heads, which is the number of programs per item.
         batch_invariant: whether the splits of a row only depend on its own length.
     """
     least = INVARIANT_SPLIT_TOKENS if batch_invariant else blocks.least_split
@@ -117,7 +118,7 @@ def make_schedule(
         num_items = num_partials = num_tiles * most_splits
     else:
         num_items = min(num_tiles * most_splits, num_tiles + target)
-        # A row with n > 1 splits has more keys than n / 2 splits hold.
+        # A row with n > 1 splits has more keys than fit in n / 2 splits.
         num_partials = min(num_items, 2 * target)
     device, num_rows = rows.seq_lens.device, rows.seq_lens.shape[0]
     items = torch.empty(num_items, _ITEM_WIDTH, dtype=torch.int32, device=device)
@@ -146,8 +147,8 @@ def _sizes_of(
     row, num_rows, seq_len_ptr, query_start_ptr,
     RAGGED: tl.constexpr, WINDOW: tl.constexpr, QUERIES: tl.constexpr,
 ):  # fmt: skip
-    """Maximum keys that a tile of each row attends to, and number of its tiles; 0 past the last
-    row."""
+    """Maximum number of keys to which a tile of each row attends, and the row's number of tiles; 0
+    past the last row."""
     exists = row < num_rows
     keys = tl.load(seq_len_ptr + row, mask=exists, other=0)
     tiles = exists.to(tl.int32)
@@ -161,8 +162,8 @@ def _sizes_of(
 
 @triton.jit
 def _pick(mine, values):
-    """Value [I] of the row that each item belongs to, from values [R] and a mask [I, R]; 0 for
-    none."""
+    """Value [I] of the row to which each item belongs, from values [R] and a mask [I, R]; 0 if
+    there is none."""
     return tl.sum(tl.where(mine, values[None, :], 0), axis=1)
 
 

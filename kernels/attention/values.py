@@ -1,4 +1,5 @@
-"""Values of other sizes than keys: latents, whose values are within the keys, and narrow values."""
+"""Values that differ in size from keys: latents, whose values are part of the keys, and narrow
+values."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ def has_latents(k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
 
 
 def widened(v: torch.Tensor, size: int) -> torch.Tensor:
-    """Values [..., Dv] with zeros up to `size` dimensions, since torch's flash kernel needs values
-    as wide as keys."""
+    """Values [..., Dv], padded with zeros to `size` dimensions, since torch's flash kernel needs
+    values as wide as keys."""
     missing = size - v.shape[-1]
     return pad(v, (0, missing)) if missing else v

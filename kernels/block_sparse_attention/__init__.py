@@ -1,5 +1,5 @@
 """Block-sparse attention (MiniMax M3): a query attends, per KV head, to the blocks of tokens whose
-index keys it scores highest, and to its own block."""
+index keys it scores highest and to its own block."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from kernels.sparse_attention import (
 from kernels.sparse_attention.invariant import attend_invariantly, invariant_products
 
 _MAX_PRODUCTS = 1 << 24
-"""Maximum products of queries and keys that are computed at a time: 64 MiB in fp32."""
+"""Maximum number of scores of queries and keys that are computed at a time: 64 MiB in fp32."""
 _MAX_GATHERED = 1 << 24
-"""Maximum values of keys that are gathered at a time: 64 MiB in fp32."""
+"""Maximum number of key elements that are gathered at a time: 64 MiB in fp32."""
 
 
 @op
@@ -35,16 +35,17 @@ def select_blocks(
     cos_sin_cache: torch.Tensor,
     batch_invariant: bool = False,
 ) -> BlockSelection:
-    """Selects for each query and KV head the blocks of tokens with the highest scores, and the
+    """For each query and KV head, selects the blocks of tokens with the highest scores, and the
     query's own block.
 
-    The score of a block is the highest product q · k, in fp32 and after rotary embedding of q, of
-    its tokens at or before the query. Of equal scores, those of the first blocks are selected.
+    The score of a block is the highest dot product q · k, in fp32 and after rotary embedding of q,
+    over its tokens at or before the query. Among equal scores, the first blocks are selected.
 
     Args:
         q: [N, H, D]: index queries, one per KV head; undefined afterwards.
-        cache: [num_pages, page_size, 1, D]: index keys, those of the step's tokens included.
-        queries: pages and positions of the queries; `top_k` tokens are those of the blocks.
+        cache: [num_pages, page_size, 1, D]: index keys, including those of the step's tokens.
+        queries: pages and positions of the queries; `top_k` is the number of tokens of the selected
+            blocks.
         block_size: tokens per block.
         cos_sin_cache: as in `store_index_keys`.
         batch_invariant: whether a query's scores must be bitwise independent of other queries.
@@ -85,7 +86,7 @@ def attend_to_blocks(
     value_scale: float = 1.0,
     batch_invariant: bool = False,
 ) -> torch.Tensor:
-    """Attends with each query over its own selection of blocks: [N, Hq, D].
+    """Attends with each query to its own selection of blocks: [N, Hq, D].
 
     Args:
         q: [N, Hq, D]; consecutive query heads share a KV head.
@@ -122,7 +123,7 @@ def attend_to_blocks(
 def best_runs(
     scores: torch.Tensor, piece: SparsePiece, queries: SparseQueries, block_size: int
 ) -> torch.Tensor:
-    """Runs of cells [n, H, C] of the blocks of a piece with the highest scores [n, H, blocks], as
+    """Runs of cells [n, H, C] of a piece's blocks with the highest scores [n, H, blocks], as
     in `BlockSelection`."""
     positions, page_size = queries.positions[piece.start : piece.stop], queries.page_size
     own = (positions // block_size)[:, None, None].expand(-1, scores.shape[1], 1)
@@ -139,7 +140,7 @@ def best_runs(
 
 
 def run_length(queries: SparseQueries, block_size: int) -> int:
-    """Number of tokens that are consecutive in pages as in blocks."""
+    """Number of tokens that are consecutive both in pages and in blocks."""
     return math.gcd(queries.page_size, block_size)
 
 
@@ -155,7 +156,7 @@ def selection_of(
 
 
 def _products(q: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Products [n, L] of queries [n, D] with keys [L, D]."""
+    """Scores [n, L]: dot products of queries [n, D] with keys [L, D]."""
     return q @ keys.T
 
 

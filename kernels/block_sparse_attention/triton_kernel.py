@@ -31,11 +31,11 @@ from kernels.sparse_attention import SparseQueries
 from kernels.tiles import cdiv, next_power_of_2
 
 _SCORED_QUERIES: Final = 32
-"""Maximum queries of a program of the scores."""
+"""Maximum number of queries per program of the scores."""
 _KEYS: Final = 64
-"""Keys of a tile of the attention."""
+"""Number of keys per tile of the attention."""
 _LEAST_SPLIT: Final = 256
-"""Minimum tokens of a split, estimated."""
+"""Minimum number of tokens per split (an estimate)."""
 
 
 @implements(select_blocks, "triton")
@@ -49,7 +49,7 @@ def launch_select_blocks(
     batch_invariant: bool = False,
 ) -> BlockSelection:
     """Launches the scores of each piece, a grid of (blocks, tiles of queries), whose results do not
-    depend on other queries; torch selects the highest."""
+    depend on other queries; torch selects the highest ones."""
     rotate_heads(q, queries.positions, cos_sin_cache)
     q = q.contiguous()
     num_heads, dim = q.shape[1:]
@@ -151,7 +151,7 @@ def _blocks_kernel(
 ):  # fmt: skip
     kv_head, query = tl.program_id(0), tl.program_id(1).to(tl.int64)
     own_ptr = run_ptr + (query * KV_HEADS + kv_head) * RUNS
-    # The query's runs precede its entries of -1; tokens after the query are the last ones.
+    # The query's runs precede its entries of -1; the last tokens are those after the query.
     entry = tl.arange(0, BLOCK_R)
     entries = tl.load(own_ptr + entry, mask=entry < RUNS, other=-1)
     filled = tl.sum((entries >= 0).to(tl.int32), axis=0) * LENGTH

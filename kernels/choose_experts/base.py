@@ -30,11 +30,11 @@ class Routing:
     """Number of selected experts per token."""
     scoring: Scoring = "softmax"
     normalize: bool = False
-    """Whether a token's weights are normalised to sum to 1."""
+    """Whether a token's weights are normalized to sum to 1."""
     num_groups: int = 1
     """Number of groups of consecutive experts, all of the same size."""
     top_k_groups: int = 1
-    """Number of groups that experts are selected from: those with the largest sums of
+    """Number of groups from which experts are selected: those with the largest sums of
     probabilities."""
     num_summed: int = 2
     """Number of largest probabilities per group whose sum ranks the groups."""
@@ -42,8 +42,8 @@ class Routing:
     """Number of consecutive tokens whose experts are selected among the same `block_capacity` ones;
     T is a multiple of it."""
     block_capacity: int = 0
-    """Number of experts per block: those with the largest probabilities of any of its tokens, the
-    first ones of equals. 0 selects among all experts."""
+    """Number of experts per block: those with the largest probabilities over its tokens; among
+    equal ones, the first. 0 selects among all experts."""
     scale: float = 1.0
     """Factor of the weights."""
     num_always: int = 0

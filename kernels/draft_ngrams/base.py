@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NgramLookup:
-    """Look-up of drafts for F rows."""
+    """Lookup of drafts for F rows."""
 
     slots: torch.Tensor
     """[F] int64: rows of the token pool."""
@@ -18,8 +18,8 @@ class NgramLookup:
     count: int
     """Number of drafts per row."""
     shortest: int
-    """Minimum length of a match in tokens."""
+    """Minimum length of a match, in tokens."""
     longest: int
-    """Maximum tokens that are compared; longer matches count as this long."""
+    """Maximum number of tokens that are compared; longer matches count as having this length."""
     num_tokens: int
     """Number greater than all of `newest`, on the host."""

@@ -1,4 +1,4 @@
-"""Triton fused addition and norms: one program per row, which it reads once."""
+"""Triton fused addition and norms: one program per row, which is read once."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _fused_add_norm_kernel(
             _store(third_out_ptr + place, row, weights, weights, inside, False, total.dtype)
 
 
-# Not specialised on the number of rows.
+# Not specialized on the number of rows.
 @triton.jit(do_not_specialize=["rows", "count"])
 def _fused_add_norm_fp8_kernel(
     x_ptr, residual_ptr, total_ptr, x_stride, residual_stride, eps, x_scale, x_weight_ptr,
@@ -187,7 +187,7 @@ def _sum_row(
 
 @triton.jit
 def _normalised(total, eps, inside, SUBTRACTS_MEAN: tl.constexpr, WIDTH: tl.constexpr):
-    """A row before the weight of its norm, fp32."""
+    """A normalized row before the weight is applied, fp32."""
     row = total.to(tl.float32)
     if SUBTRACTS_MEAN:
         row = tl.where(inside, row - tl.sum(row, axis=0) / WIDTH, 0.0)
@@ -201,14 +201,14 @@ def _normalised(total, eps, inside, SUBTRACTS_MEAN: tl.constexpr, WIDTH: tl.cons
 def _store(
     target, row, weights, biases, inside, HAS_BIAS: tl.constexpr, DTYPE: tl.constexpr
 ):  # fmt: skip
-    """Stores a normalised row times the weight, plus the bias, rounded to the type of the rows."""
+    """Stores a normalized row times the weight, plus the bias, rounded to the type of the rows."""
     result = _weighted(row, weights, biases, inside, HAS_BIAS, DTYPE)
     tl.store(target, result.to(target.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _weighted(row, weights, biases, inside, HAS_BIAS: tl.constexpr, DTYPE: tl.constexpr):
-    """A normalised row times the weight, plus the bias, rounded to the type of the rows."""
+    """A normalized row times the weight, plus the bias, rounded to the type of the rows."""
     result = row * tl.load(weights, mask=inside, other=0.0).to(tl.float32)
     if HAS_BIAS:
         result += tl.load(biases, mask=inside, other=0.0).to(tl.float32)

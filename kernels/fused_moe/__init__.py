@@ -1,4 +1,4 @@
-"""Fused mixture of experts (MoE): gated MLPs; each token uses a few of them."""
+"""Fused mixture of experts (MoE): MLPs, of which each token uses a few."""
 
 from __future__ import annotations
 

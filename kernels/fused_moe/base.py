@@ -14,10 +14,10 @@ class ExpertWeights(NamedTuple):
     """Linear weights [N, K] of E experts."""
 
     values: torch.Tensor
-    """[E, N, K] in the type of the inputs; with `scaling`, codes as in `dequantize`; with `packed`,
-    its words."""
+    """[E, N, K] in the type of the inputs. With `scaling`, codes as in `dequantize`; with `packed`,
+    packed words."""
     scaling: BlockScales | None = None
-    """Scales of codes; None without."""
+    """Scales of codes; None if there are no codes."""
     packed: PackedCodes | None = None
     """Quantized weights in the layout of Triton kernels; None for other weights."""
 
@@ -56,14 +56,15 @@ class ExtraTerms(NamedTuple):
     shared: torch.Tensor | None = None
     """[T, H] in the type of the inputs: output of the shared expert; None if unused."""
     gate: torch.Tensor | None = None
-    """fp32 [T, 1], rows may be strided: its sigmoid multiplies `shared`; None for no gate."""
+    """fp32 [T, 1], rows may be strided: its sigmoid multiplies `shared`; None if there is no
+    gate."""
     first_zero_expert: int | None = None
-    """First id of zero-computation experts, whose output is their input; None without any."""
+    """First id of zero-computation experts, whose output is their input; None if there are none."""
 
 
 def pack_quantized_experts(weights: ExpertWeights, dtype: torch.dtype) -> ExpertWeights:
-    """Packs quantized weights for their device. They are dequantized to `dtype`, expert by expert,
-    on CPU, and if fewer than 16 adjacent features share a scale."""
+    """Packs quantized weights for their device. On CPU, or if fewer than 16 adjacent features share
+    a scale, they are dequantized to `dtype`, expert by expert."""
     assert weights.scaling is not None, "the weights are not quantized"
     if registry.uses_triton(weights.values.device):
         packed = pack_codes(weights.values, weights.scaling, dtype=dtype)

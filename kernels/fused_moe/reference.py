@@ -37,17 +37,17 @@ def fused_moe(
         x: [T, H].
         experts: weights of the experts.
         choice: experts of each token, and their weights.
-        biases: biases of both products; None if unused.
+        biases: biases of both matmuls; None if unused.
         extra: extra terms that are added to the sum.
         activation: activation, gated or not.
         first_expert: expert id of the first of `experts`; selected experts that are not among them
             contribute nothing.
-        weighs_inputs: whether weights multiply the experts' inputs instead of their outputs; not
-            supported with biases.
+        weighs_inputs: whether the weights are applied to the experts' inputs instead of their
+            outputs; not supported with biases.
         batch_invariant: whether a token's result must be bitwise independent of other tokens.
     """
-    # Adds up experts in ascending order of their ids; always batch-invariant.
-    # HAZARD(invariance): products with another number of rows round differently, so all have
+    # Adds experts in ascending order of their ids; always batch-invariant.
+    # HAZARD(invariance): matmuls with different numbers of rows round differently, so all have
     # exactly `_TILE` rows; the last tile is padded with zeros.
     assert biases is None or not weighs_inputs, "biases are not weighted"
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)

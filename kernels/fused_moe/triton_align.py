@@ -32,7 +32,7 @@ def align_pairs(expert_ids: torch.Tensor, first_expert: int, num_experts: int, r
         expert_ids: [T, K]: chosen experts.
         first_expert: id of this rank's first expert.
         num_experts: number of experts on this rank.
-        rows: rows of a tile.
+        rows: number of rows per tile.
     """
     num_pairs, device = expert_ids.numel(), expert_ids.device
     touched = min(num_experts, num_pairs)
@@ -47,14 +47,14 @@ def align_pairs(expert_ids: torch.Tensor, first_expert: int, num_experts: int, r
     return Tiles(pairs, experts)
 
 
-# Not specialised on arguments that change with the number of tokens.
+# Not specialized on arguments that change with the number of tokens.
 @triton.jit(do_not_specialize=["num_pairs", "num_tiles", "first_expert"])
 def _align_kernel(
     ids_ptr, pairs_ptr, experts_ptr, num_pairs, num_tiles, first_expert,
     NUM_EXPERTS: tl.constexpr, BINS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program per expert. Each counts the pairs of all experts to find the offset of its
-    expert's pairs, which it stores in order, so no program waits for another."""
+    expert's pairs, which it stores in order, so that no program waits for another."""
     expert = tl.program_id(0)
     number = tl.arange(0, BINS)
     counts = tl.zeros((BINS,), tl.int32)
@@ -87,7 +87,7 @@ def _align_kernel(
 def _experts_at(
     ids_ptr, start, num_pairs, first_expert, NUM_EXPERTS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Indices of pairs' experts on this rank; NUM_EXPERTS for pairs of other ranks' experts, and
+    """Indices, on this rank, of pairs' experts; NUM_EXPERTS for pairs of other ranks' experts, and
     past the last pair."""
     pair = start + tl.arange(0, BLOCK)
     expert = tl.load(ids_ptr + pair, mask=pair < num_pairs, other=-1) - first_expert

@@ -1,8 +1,9 @@
 """Triton fused mixture of experts: (token, expert) pairs in tiles of one expert each.
 
-Four launches: the alignment to tiles, both products, and the sum over each token's experts and
-further terms. Biases, weights and the activation are applied in the epilogues of the products.
-FP8 experts with many tokens have FP8 inputs, whose quantization is a launch before each product.
+There are four launches: the alignment to tiles, both matmuls, and the sum over each token's experts
+and further terms. Biases, weights and the activation are applied in the epilogues of the matmuls.
+FP8 experts with many tokens read FP8 inputs, whose quantization is another launch before each
+matmul.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -38,7 +39,7 @@ _SUM_BLOCK = 1024
 
 
 class _Sizes(NamedTuple):
-    """Tile sizes and launch parameters of a product."""
+    """Tile sizes and launch parameters of a matmul."""
 
     rows: int
     columns: int
@@ -48,26 +49,29 @@ class _Sizes(NamedTuple):
 
 
 _SMALLEST = _Sizes(16, 64, 128, 4, 3)
-"""Sizes for few rows per expert, which are bound by loading weights: deep tiles and many
+"""Sizes for few rows per expert, which are bound by weight bandwidth: deep tiles and many
 programs."""
 _SIZES = {16: _SMALLEST, 64: _Sizes(64, 128, 64, 4, 3), 128: _Sizes(128, 128, 64, 8, 3)}
-"""Sizes by rows of a tile."""
+"""Sizes by rows per tile."""
 _LARGE_STAGES = 3
-"""Stages of products of quantized weights with 128 rows, which take most of the shared memory."""
+"""Pipeline stages of matmuls with quantized weights and 128 rows, which use most of the shared
+memory."""
 _HOPPER = 90
-"""Compute capability before which tiles of quantized weights with 64 and more rows have a stage
-less: with it, several formats spill 8 or 16 bytes."""
+"""Compute capability below which tiles of quantized weights with 64 or more rows have one stage
+less: otherwise, several formats would spill 8 or 16 bytes."""
 _SINGLE_SIZES = _Sizes(16, 64, 32, 4, 2)
 """Sizes for fp32."""
 _FP8_SIZES = {64: _Sizes(64, 128, 128, 4, 3), 128: _Sizes(128, 128, 128, 8, 3)}
-"""Sizes of products with FP8 inputs by rows of a tile. Tiles of 16 rows decode weights instead."""
+"""Sizes of matmuls with FP8 inputs, by rows per tile. Tiles of 16 rows dequantize weights
+instead."""
 _FP8_CAPABILITY = 89
-"""Minimum compute capability for products of FP8 numbers."""
+"""Minimum compute capability for FP8 matmuls."""
 _BLACKWELL, _BLACKWELL_WARPS = 100, 8
-"""Compute capability from which all of these tiles, and those that decode FP8 with scales per
-group, have eight warps: with four, those of 64 and of 16 rows spill 8 and 24 bytes."""
+"""Minimum compute capability at which all of these tiles, and those that dequantize FP8 with scales
+per group, have eight warps: with four, those with 64 and 16 rows would spill 8 and 24 bytes."""
 _ADA_COLUMNS = 64
-"""Columns of their tiles before Hopper, whose products take their factors from registers."""
+"""Columns of these tiles on GPUs before Hopper, where matmuls read their operands from
+registers."""
 
 
 @implements(fused_moe, "triton")
@@ -83,7 +87,7 @@ def launch_fused_moe(
     weighs_inputs: bool = False,
     batch_invariant: bool = False,
 ) -> torch.Tensor:
-    """Launches alignment, products and sum; does not wait for the device, since the number of tiles
+    """Launches alignment, matmuls and sum; does not wait for the device, since the number of tiles
     is an upper bound."""
     assert biases is None or not weighs_inputs, "biases are not weighted"
     num_tokens, num_choices = choice.expert_ids.shape
@@ -94,7 +98,7 @@ def launch_fused_moe(
     tiles = align_pairs(choice.expert_ids, first_expert, num_experts, rows)
     num_pairs = choice.expert_ids.numel()
     first_bias, second_bias = (None, None) if biases is None else biases
-    # Weights of inputs may as well multiply the first product, which is linear.
+    # Weights of inputs can be applied to the result of the first matmul, which is linear.
     factors = (choice.weights, None) if weighs_inputs else (None, choice.weights)
     first = experts.gate_up, tiles, first_bias, factors[0], activation
     second = experts.down, tiles, second_bias, factors[1], None
@@ -114,7 +118,7 @@ def launch_fused_moe(
 
 
 def _tile_rows(num_pairs: int, num_experts: int, dtype: torch.dtype) -> int:
-    """Number of rows per tile: the smallest that holds an expert's pairs if they are evenly
+    """Number of rows per tile: the smallest one that fits an expert's pairs if they are evenly
     distributed."""
     if dtype == torch.float32:
         return _SINGLE_SIZES.rows
@@ -131,9 +135,9 @@ def _multiply(
     num_pairs: int,
     pairs_per_row: int,
 ) -> torch.Tensor:
-    """Products [pairs, N] of row pair // pairs_per_row of `x` with its expert's weight [N, K]
-    transposed, plus the expert's bias, times the pair's factor; with an activation, its results
-    [pairs, N / 2], or [pairs, N] without gates. Rows of other ranks' experts are not written."""
+    """Matmul of row pair // pairs_per_row of `x` with its expert's transposed weight [N, K], plus
+    the expert's bias, times the pair's factor: [pairs, N]. With an activation, its results: [pairs,
+    N / 2], or [pairs, N] without gates. Rows of other ranks' experts are not written."""
     values, packed = weights.values, weights.packed
     assert weights.scaling is None, "quantized weights are not packed"
     depth, num_tiles = x.shape[1], len(tiles.experts)
@@ -184,19 +188,19 @@ def _multiply(
 
 
 def _packed_warps(tile_rows: int, packed: PackedCodes) -> int:
-    """Number of warps of products of quantized weights on the current device."""
+    """Number of warps of matmuls with quantized weights on the current device."""
     is_fp8 = packed.code == "e4m3" and packed.group > 0 and compute_capability() >= _BLACKWELL
     return 8 if is_fp8 or tile_rows == max(_SIZES) else 4
 
 
 def _packed_stages(tile_rows: int, dtype: torch.dtype) -> int:
-    """Number of pipeline stages of products of quantized weights on the current device."""
+    """Number of pipeline stages of matmuls with quantized weights on the current device."""
     number = _LARGE_STAGES if tile_rows == max(_SIZES) else stages(dtype)
     return number - (tile_rows > min(_SIZES) and compute_capability() < _HOPPER)
 
 
 def _fp8_sizes(tile_rows: int) -> _Sizes:
-    """Sizes of products with FP8 inputs on the current device."""
+    """Sizes of matmuls with FP8 inputs on the current device."""
     sizes, capability = _FP8_SIZES[tile_rows], compute_capability()
     if capability >= _BLACKWELL:
         return sizes._replace(warps=_BLACKWELL_WARPS)
@@ -204,8 +208,8 @@ def _fp8_sizes(tile_rows: int) -> _Sizes:
 
 
 def _multiplies_fp8(packed: PackedCodes, dtype: torch.dtype, tile_rows: int) -> bool:
-    """Whether inputs are quantized, too: those of FP8 weights with a scale per output feature or
-    per 128 input features, in bfloat16, if an expert has more than 16 rows."""
+    """Whether inputs are quantized, too. They are for FP8 weights with a scale per output feature
+    or per 128 input features, in bfloat16, if an expert has more than 16 rows."""
     return (
         packed.code == "e4m3"
         and packed.group in (0, TILE_DEPTH)
@@ -220,9 +224,9 @@ def _find_tile(
     pairs_ptr, experts_ptr, size,
     ACTIVATION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """This program's expert, -1 if unused, pairs [BLOCK_M], first column, and columns [BLOCK_N] of
+    """This program's expert (-1 if unused), pairs [BLOCK_M], first column, and columns [BLOCK_N] of
     the weight."""
-    # Consecutive programs share a tile's rows, and tiles of an expert are consecutive.
+    # Consecutive programs share a tile's rows, and the tiles of an expert are consecutive.
     num_columns = tl.cdiv(size, BLOCK_N)
     tile = tl.program_id(0) // num_columns
     expert = tl.load(experts_ptr + tile).to(tl.int64)
@@ -266,7 +270,7 @@ def _finish(
     )
 
 
-# Not specialised on arguments that change with the number of tokens.
+# Not specialized on arguments that change with the number of tokens.
 @triton.jit(do_not_specialize=["num_pairs"])
 def _multiply_kernel(
     x_ptr, out_ptr, pairs_ptr, experts_ptr, bias_ptr, factors_ptr,
@@ -363,7 +367,8 @@ def _fp8_multiply_kernel(
     for step in range(num_steps):
         a, b = tl.load(x_cell + step * BLOCK_K), tl.load(weight_cell + step * BLOCK_K)
         if BY_BLOCK:
-            # Rows' scales are loaded ahead; ahead or multiplied first, the others would be spilled.
+            # Scales of rows are loaded ahead; the others would be spilled if loaded ahead or
+            # multiplied first.
             following = tl.load(x_scales + tl.minimum(step + 1, num_steps - 1) * num_rows)
             scale = tl.load(scales + step * TILE)
             total += tl.dot(a, b) * x_scale[:, None] * scale[None, :]

@@ -7,9 +7,9 @@ For each position, with key k, value v, query q, log decay g <= 0 and step size 
 Each head has one decay, or one per dimension of its keys (Kimi Delta Attention, see
 `kernels/kimi_delta_attention`).
 
-`gated_delta_net` computes a whole layer except for its projections. On CUDA, a step of rows of few
-tokens takes two launches, which read and write each state once; longer rows are computed in pieces
-by matrix products, in three launches more.
+`gated_delta_net` computes a whole layer except for its projections. On CUDA, a step whose rows have
+few tokens takes two launches, which read and write each state once. Longer rows are computed in
+pieces with matmuls, in three more launches.
 """
 
 from __future__ import annotations

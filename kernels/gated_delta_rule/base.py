@@ -7,23 +7,23 @@ from typing import Final, NamedTuple
 import torch
 
 LENGTH_EPS: Final = 1e-6
-"""Added to the square of the length of queries and keys, which are divided by it."""
+"""Added to the squared L2 norm by which queries and keys are normalized."""
 
 
 class DeltaInputs(NamedTuple):
-    """Inputs of T positions, fp32: consecutive ones of one row, or one each of T rows."""
+    """Inputs of T positions, fp32: consecutive positions of one row, or one position of each of T
+    rows."""
 
     q: torch.Tensor
     """[T, H, K]: scaled queries."""
     k: torch.Tensor
-    """[T, H, K]: keys of length 1."""
+    """[T, H, K]: L2-normalized keys."""
     v: torch.Tensor
     """[T, H, V]: values."""
     decay: torch.Tensor
-    """[T, H], or [T, H, K] with a decay per dimension of keys: logarithms of the decay, at most
-    0."""
+    """[T, H], or [T, H, K] with a decay per key dimension: logarithms of the decay, at most 0."""
     share: torch.Tensor
-    """[T, H]: step sizes (beta): the part of v - S^T k that updates the state."""
+    """[T, H]: step sizes (beta): the fraction of v - S^T k that updates the state."""
 
     def part(self, start: int, end: int) -> DeltaInputs:
         """Inputs of positions from `start` up to, not including, `end`."""
@@ -34,8 +34,8 @@ class DeltaLayer(NamedTuple):
     """Weights and sizes of a layer with Hk key heads and H value heads."""
 
     conv: torch.Tensor
-    """[N, C]: weights of the convolution by input, the newest last, and by channel: C = 2 Hk K +
-    H V, for all queries, keys and values."""
+    """[N, C]: weights of the convolution by input (the newest last) and by channel (C = 2 Hk K + H
+    V, for all queries, keys and values)."""
     log_rate: torch.Tensor
     """[H] fp32 (A_log): logarithms of the rates of decay."""
     step_bias: torch.Tensor
@@ -49,13 +49,13 @@ class DeltaLayer(NamedTuple):
     key_dim: int
     """K."""
     share_scale: float = 1.0
-    """Factor of the sigmoids that are the step sizes: with 2, eigenvalues of a state's transition
+    """Factor of the step sizes, which are sigmoids: with 2, eigenvalues of the state's transition
     may be negative (arXiv 2411.12537)."""
 
     @property
     def widths(self) -> list[int]:
-        """Widths of q, k, v, z, b and a in a projected token: z gates the outputs, b are the step
-        sizes and a the decays before their activations."""
+        """Widths of q, k, v, z, b and a in a projected token: z gates the outputs; b are the step
+        sizes and a the decays, both before their activations."""
         num_heads = len(self.log_rate)
         keys, values = self.num_key_heads * self.key_dim, num_heads * len(self.norm)
         return [keys, keys, values, values, num_heads, num_heads]

@@ -1,5 +1,5 @@
-"""Triton inputs of the gated delta rule: convolution, SiLU, unit length and gates in one launch, by
-groups of heads and runs of tokens."""
+"""Triton inputs of the gated delta rule: convolution, SiLU, L2 normalization and gates in one
+launch, by groups of heads and runs of tokens."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
@@ -15,9 +15,9 @@ from kernels.states import StateCache, StateRows
 from kernels.tiles import cdiv, next_power_of_2
 
 _HEADS: Final = 4
-"""Heads of a program, the same for all steps, so that results do not depend on the step's size."""
+"""Heads per program; independent of the step's size, so that results are too."""
 _RUNS: Final = 4
-"""Programs that share the tokens of a piece."""
+"""Number of programs among which the tokens of a piece are divided."""
 
 
 class PreparedInputs(NamedTuple):
@@ -62,8 +62,8 @@ def prepare_inputs(
 
 
 _ROW_ARRAYS = ["slot_ptr", "start_ptr", "piece_ptr", "piece_row_ptr", "row_piece_ptr"]
-"""Pointers into the step's staged inputs. Their alignment varies and is not specialized on, so that
-one binary serves all."""
+"""Pointers into the step's staged inputs. Their alignment varies; kernels are not specialized on
+it, so that one binary serves all."""
 
 
 @triton.jit(do_not_specialize_on_alignment=_ROW_ARRAYS)
@@ -98,7 +98,7 @@ def _inputs_kernel(
             x = x * tl.where(head < KEY_HEADS, scale / length, 1.0 / length)
             target = qk_ptr + token * (2 * KEY_HEADS * KEY) + channel
             tl.store(target, x.to(qk_ptr.dtype.element_ty), mask=inside)
-        else:  # other names, since blocks may have other shapes
+        else:  # different names, since blocks may have different shapes
             value_head = ((block - KEY_BLOCKS) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
             value = tl.arange(0, BLOCK_V)[None, :]
             in_value = (value_head < HEADS) & (value < VALUE)
@@ -121,7 +121,7 @@ def _convolve(
     CHANNELS: tl.constexpr, TAPS: tl.constexpr,
 ):  # fmt: skip
     """SiLU of the convolution of channels at a token, fp32: its inputs are those of the row's
-    tokens in this step, and of the state before them."""
+    tokens in this step and, before them, those in the state."""
     total = tl.zeros(channel.shape, tl.float32)
     for tap in tl.static_range(TAPS):
         index = token - row_first + (tap - TAPS + 1)
@@ -140,14 +140,15 @@ def _convolve(
 def _store_gates(
     x_ptr, rate_ptr, bias_ptr, gate_ptr, share_scale, HEADS: tl.constexpr, BLOCK_ALL: tl.constexpr
 ):  # fmt: skip
-    """Step sizes from the first projections, decays from the following ones."""
+    """Stores step sizes, computed from the first projections, and decays, computed from the
+    following ones."""
     head = tl.arange(0, BLOCK_ALL)
     inside = head < HEADS
     b = tl.load(x_ptr + head, mask=inside, other=0.0).to(tl.float32)
     a = tl.load(x_ptr + HEADS + head, mask=inside, other=0.0).to(tl.float32)
     a += tl.load(bias_ptr + head, mask=inside, other=0.0)
     rate = tl.exp(tl.load(rate_ptr + head, mask=inside, other=0.0))
-    # Softplus, which is linear where torch's is; the exponential would overflow there.
+    # Softplus, which is linear where torch's is linear; the exponential would overflow there.
     positive = tl.where(a > 20.0, a, tl.log(1.0 + tl.exp(tl.minimum(a, 20.0))))
     tl.store(gate_ptr + head, -rate * positive, mask=inside)
     tl.store(gate_ptr + HEADS + head, share_scale / (1.0 + tl.exp(-b)), mask=inside)

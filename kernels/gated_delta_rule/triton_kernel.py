@@ -1,9 +1,9 @@
 """Triton gated delta net: launches of a step.
 
-Rows of few tokens are advanced position by position in one launch, which reads and writes a state
-once. Longer ones are computed in pieces, all rows at once: first the terms that do not depend on
-the state, then the states. Each launch is for all rows, and each program determines on the device
-whether it computes its row, so graphs can contain steps with any rows.
+Rows with few tokens are advanced position by position in one launch, which reads and writes each
+state once. Longer rows are computed in pieces, all rows at once: first the terms that do not depend
+on the state, then the states. Each launch is for all rows, and each program determines on the
+device whether it computes its row, so graphs can run steps with any rows.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from kernels.registry import implements
 from kernels.states import StateCache, StateRows
 
 MOST_STEPS: Final = 16
-"""Maximum tokens of a row that is advanced by position, estimated: a position takes about 1 us, the
-launches for pieces 20 us."""
+"""Maximum number of tokens of a row that is advanced by position. This is an estimate: a position
+takes about 1 us, the launches for pieces take 20 us."""
 _ALL: Final = 1 << 30
 
 
@@ -35,7 +35,8 @@ def launch_gated_delta_net(
     *,
     by_position: bool,
 ) -> torch.Tensor:
-    """Launches the inputs; the rows of few tokens, or all `by_position`; the others; the norm."""
+    """Launches the inputs, then rows with few tokens (or all rows if `by_position`), then the other
+    rows, then the norm."""
     num_heads, value_dim = len(layer.log_rate), len(layer.norm)
     out = projected.new_empty(len(projected), num_heads * value_dim)
     if not len(projected):

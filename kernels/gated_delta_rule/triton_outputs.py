@@ -15,7 +15,7 @@ from kernels.tiles import next_power_of_2
 def gate_outputs(
     projected: torch.Tensor, layer: DeltaLayer, rows: StateRows, out: torch.Tensor
 ) -> None:
-    """Launches a grid of (pieces, heads): normalises each head of out [T, H * V] and multiplies it
+    """Launches a grid of (pieces, heads): normalizes each head of out [T, H * V] and multiplies it
     by its gate."""
     num_heads, value_dim = len(layer.log_rate), len(layer.norm)
     _gate_kernel[len(rows.piece_rows), num_heads](

@@ -21,9 +21,9 @@ from kernels.states import PIECE, StateCache, StateRows
 from kernels.tiles import cdiv, next_power_of_2
 
 _FETCHING_AHEAD: Final = (80, 90)
-"""Compute capabilities (90 is 9.0) on which the next piece's factors are fetched while a piece is
-computed. It takes 123 KB of shared memory, and 8.6, 8.9 and 12.0 have 99 KB per program (CUDA C++
-guide, table 30); compiled for 10.0, registers are spilled."""
+"""Compute capabilities (90 is 9.0) on which the next piece's operands are prefetched while a piece
+is computed. This takes 123 KB of shared memory; 8.6, 8.9 and 12.0 have 99 KB per program (CUDA C++
+guide, table 30), and compiled for 10.0, it spills registers."""
 
 
 class _Solved(NamedTuple):
@@ -35,7 +35,8 @@ class _Solved(NamedTuple):
     u: torch.Tensor
     """[T, H, V]."""
     scores: torch.Tensor
-    """[T, H, PIECE]: products of queries with the keys of their piece up to their own, faded."""
+    """[T, H, PIECE]: dot products of queries with the keys of their piece up to their own,
+    decayed."""
     fade: torch.Tensor
     """[T, H] fp32: logarithms of the decay since the piece began."""
 
@@ -50,8 +51,8 @@ def advance_by_pieces(
     *,
     least_tokens: int,
 ) -> None:
-    """Launches grids of (pieces, heads) and of (rows, heads, blocks of columns), for rows of
-    `least_tokens` or more: writes their outputs to out [T, H * V], and their states."""
+    """Launches grids of (pieces, heads) and of (rows, heads, blocks of columns), for rows with at
+    least `least_tokens` tokens; writes their outputs to out [T, H * V], and their states."""
     num_tokens, num_heads, value_dim = inputs.v.shape
     num_rows, num_pieces, key_dim = len(rows.slots), len(rows.piece_rows), layer.key_dim
     channels = cache.conv.shape[2]
@@ -87,7 +88,7 @@ def advance_by_pieces(
 
 
 def _count_stages(dtype: torch.dtype) -> int:
-    """Pieces in flight."""
+    """Number of pieces in flight."""
     try:
         capability = triton.runtime.driver.active.get_current_target().arch
     except (RuntimeError, AssertionError):  # no device, as in Triton's interpreter
@@ -104,7 +105,8 @@ def count_tokens(row, piece_ptr, row_piece_ptr):
 
 @triton.jit
 def multiply(a, b, DTYPE: tl.constexpr):
-    """A matrix product in fp32 of factors of type DTYPE: by tensor cores, except fp32."""
+    """Matmul of operands of type DTYPE with fp32 accumulation; uses tensor cores, except for
+    fp32."""
     return tl.dot(a.to(DTYPE), b.to(DTYPE), input_precision="ieee")
 
 
@@ -125,8 +127,8 @@ def _solve_kernel(
     position = tl.arange(0, PIECE)
     inside = position < count
     token = first + position
-    # Decays since the piece began, and between any two of its positions. The upper triangle is
-    # masked before exp, too: its exponents are positive and may overflow.
+    # Decays since the piece began, and between any two of its positions. The upper triangle is also
+    # masked before exp: its exponents are positive and may overflow.
     gates = gate_ptr + token * (2 * HEADS) + head
     fade = tl.cumsum(tl.load(gates, mask=inside, other=0.0), axis=0)
     share = tl.load(gates + HEADS, mask=inside, other=0.0)
@@ -159,9 +161,9 @@ def _solve_kernel(
 
 @triton.jit
 def inverse_of(system, DTYPE: tl.constexpr, PIECE: tl.constexpr):
-    """Inverse of I + system, which is strictly lower triangular [PIECE, PIECE]: of its diagonal
-    blocks of 4 rows, then of 16, then of 64. Powers of larger blocks would grow, and cancel each
-    other where keys repeat."""
+    """Inverse of I + system, where the system is strictly lower triangular [PIECE, PIECE]. Inverts
+    its diagonal blocks of 4 rows, then of 16, then of 64: powers of larger blocks would grow and
+    cancel each other where keys repeat."""
     tl.static_assert(PIECE == 64)
     row, column = tl.arange(0, PIECE)[:, None], tl.arange(0, PIECE)[None, :]
     identity = tl.where(row == column, 1.0, 0.0)
@@ -182,7 +184,8 @@ def _sum_powers(n, identity, DTYPE: tl.constexpr):
 
 @triton.jit
 def _multiply_exactly(a, b, DTYPE: tl.constexpr):
-    """A product of fp32 matrices, more exact than DTYPE: of 16 bits by tensor cores in TF32."""
+    """Matmul of fp32 matrices, more precise than DTYPE: for 16-bit types, it uses tensor cores in
+    TF32."""
     if DTYPE.is_fp32():
         product = tl.dot(a, b, input_precision="ieee")
     else:

@@ -30,8 +30,8 @@ def advance_by_position(
     *,
     most_tokens: int,
 ) -> None:
-    """Launches a grid of (rows, heads, blocks of columns), for rows of up to `most_tokens` tokens:
-    writes their outputs to out [T, H * V], and their states."""
+    """Launches a grid of (rows, heads, blocks of columns), for rows with up to `most_tokens`
+    tokens; writes their outputs to out [T, H * V], and their states."""
     num_heads, value_dim = len(layer.log_rate), len(layer.norm)
     channels = cache.conv.shape[2]
     columns = min(COLUMNS, next_power_of_2(value_dim))
@@ -109,10 +109,10 @@ def store_state(
 ):  # fmt: skip
     """Stores a program's part of the state after token `end` - 1 to state `target`.
 
-    The part is a block of the recurrent state, whose `cells` are those in state 0 of SIZE numbers,
-    and the last inputs of the convolution for SHARE channels. Inputs before the row's first token
-    are in the state of `slot`, which is `target` if IN_PLACE. The grid is (rows, heads, blocks of
-    columns).
+    The part is a block of the recurrent state (`cells` are its cells in state 0, and a state has
+    SIZE numbers) and the last inputs of the convolution for SHARE channels. Inputs before the row's
+    first token are in the state of `slot`, which is `target` if IN_PLACE. The grid is (rows, heads,
+    blocks of columns).
     """
     tl.store(cells + target * SIZE, state, mask=in_cell)
     store_window(

@@ -1,8 +1,8 @@
 """Torch Gumbel noise from a counter-based integer hash.
 
 Row key: two 32-bit words hashed from the seed's halves and the position. Column hash: a 32-bit
-multiply-xorshift finalizer over `column * WEYL + key_a`, with `key_b` mixed in half way so that two
-rows whose first keys lie close do not share a shifted stream. All arithmetic wraps in int32.
+multiply-xorshift finalizer over `column * WEYL + key_a`, with `key_b` mixed in halfway, so that two
+rows whose first keys are close do not share a shifted stream. All arithmetic wraps in int32.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kernels.registry import op
 # Elements of a block per thread: its buffers fit in a core's second-level cache, and torch runs a
 # block of fewer elements on one thread.
 _BLOCK_ELEMENTS = 1 << 15
-# Number of elements from which blocks are computed by all threads.
+# Minimum number of elements for which blocks are computed by all threads.
 _PARALLEL_ELEMENTS = 1 << 20
 
 
@@ -39,7 +39,7 @@ def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) 
     if rows == 0:
         return noise
     keys = _row_keys(seeds, positions)
-    # Blocks of columns: scratch memory is small for any vocabulary.
+    # Blocks of columns: scratch memory is small for any vocabulary size.
     parallel = rows * vocab_size >= _PARALLEL_ELEMENTS
     block = _BLOCK_ELEMENTS * torch.get_num_threads() if parallel else _BLOCK_ELEMENTS - 1
     width = max(1, block // rows)
@@ -49,7 +49,7 @@ def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) 
         uniform = bits.bitwise_and_(0x7FFFFFFF).float()
         uniform.add_(0.5).mul_(UNIT).clamp_(max=LARGEST_BELOW_ONE)
         # -log1p(-u) keeps full relative precision for small u: the largest noises, which decide
-        # the argmax, are not quantised as -log(u) with u near 1 would be.
+        # the argmax, are not quantized, as -log(u) with u near 1 would be.
         exponential = uniform.neg_().log1p_().neg_()
         torch.neg(exponential.log_(), out=noise[:, start:stop])
     return noise

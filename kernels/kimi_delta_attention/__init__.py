@@ -1,11 +1,11 @@
-"""Kimi Delta Attention (KDA, arXiv 2510.26692): the gated delta rule with a decay per dimension of
-keys, and a gated norm of its outputs.
+"""Kimi Delta Attention (KDA, arXiv 2510.26692): the gated delta rule with a decay per key
+dimension, and a gated norm of its outputs.
 
     q, k divided by their lengths;  g = -exp(A_log) softplus(decay + dt_bias);  b = sigmoid(share)
     S = diag(exp(g)) S;  S = S + k (b (v - S^T k))^T;  o = norm(S^T q) sigmoid(gate)
 
-On CUDA, a step of rows of few tokens takes two launches, which read and write each state once;
-longer rows are computed in pieces by matrix products, in four launches more.
+On CUDA, a step whose rows have few tokens takes two launches, which read and write each state once.
+Longer rows are computed in pieces with matmuls, in four more launches.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Triton Kimi Delta Attention: launches of a step.
 
-Rows of few tokens are advanced position by position in one launch, longer ones by pieces, as in
+Rows with few tokens are advanced position by position in one launch, longer ones by pieces, as in
 `kernels/gated_delta_rule`. Each launch is for all rows, and each program determines on the device
-whether it computes its row, so graphs can contain steps with any rows.
+whether it computes its row, so graphs can run steps with any rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from kernels.registry import implements
 from kernels.states import StateRows
 
 MOST_STEPS: Final = 16
-"""Maximum tokens of a row that is advanced by position, estimated as for the gated delta net."""
+"""Maximum number of tokens of a row that is advanced by position, an estimate as in the gated delta
+net."""
 _ALL: Final = 1 << 30
 
 
@@ -33,7 +34,8 @@ def launch_kimi_delta_attention(
     *,
     by_position: bool,
 ) -> torch.Tensor:
-    """Launches the rows of few tokens, or all `by_position`; the others; the norm."""
+    """Launches rows with few tokens (or all rows if `by_position`), then the other rows, then the
+    norm."""
     out = torch.empty_like(gates.output, dtype=x.dtype, memory_format=torch.contiguous_format)
     if not len(x):
         return out

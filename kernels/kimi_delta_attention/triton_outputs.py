@@ -15,7 +15,7 @@ from kernels.tiles import next_power_of_2
 def gate_outputs(
     gates: torch.Tensor, layer: KimiDeltaLayer, rows: StateRows, out: torch.Tensor
 ) -> None:
-    """Launches a grid of (pieces, heads): normalises each head of out [T, H * V] and multiplies it
+    """Launches a grid of (pieces, heads): normalizes each head of out [T, H * V] and multiplies it
     by the sigmoid of its gates [T, H * V]."""
     num_heads, value_dim = len(layer.log_rate), len(layer.norm)
     _gate_by_sigmoid_kernel[len(rows.piece_rows), num_heads](

@@ -2,9 +2,9 @@
 
 As for the gated delta net, a piece's updates of the state are the solution of a triangular system,
 and terms that do not depend on the state are computed for all pieces at once. Decays differ by
-dimension, so keys and queries are faded before they are multiplied: between blocks of 16 positions
-relative to the later block's first position, so that all exponents are at most 0, and within a
-block pair by pair.
+dimension, so keys and queries are decayed before they are multiplied. Between blocks of 16
+positions, decays are relative to the later block's first position, so that all exponents are at
+most 0; within a block, they are computed pair by pair.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -24,11 +24,11 @@ from kernels.states import PIECE, StateRows
 from kernels.tiles import cdiv, next_power_of_2
 
 _BLOCK: Final = 16
-"""Positions of a block: the minimum rows of a matrix product."""
+"""Positions per block: the minimum number of rows of a tensor-core matmul."""
 
 
 class _Faded(NamedTuple):
-    """Inputs of a step's pieces: queries and keys of unit length, in the type of x."""
+    """Inputs of a step's pieces: L2-normalized queries and keys, in the type of x."""
 
     q: torch.Tensor
     """[T, H, K]: scaled queries."""
@@ -37,9 +37,9 @@ class _Faded(NamedTuple):
     fade: torch.Tensor
     """[T, H, K] fp32: logarithms of the decay since the piece began."""
     since: torch.Tensor
-    """[T, H, K]: queries, faded since the piece began."""
+    """[T, H, K]: queries, decayed since the piece began."""
     until: torch.Tensor
-    """[T, H, K]: keys, faded until the piece's end."""
+    """[T, H, K]: keys, decayed until the piece's end."""
 
 
 class _Solved(NamedTuple):
@@ -63,8 +63,8 @@ def advance_by_pieces(
     least_tokens: int,
 ) -> None:
     """Launches grids of (pieces, heads), of (pieces, heads, blocks of positions), of (pieces,
-    heads) and of (rows, heads, blocks of columns), for rows of `least_tokens` or more: writes their
-    outputs to out [T, H * V], and their states."""
+    heads) and of (rows, heads, blocks of columns), for rows with at least `least_tokens` tokens;
+    writes their outputs to out [T, H * V], and their states."""
     num_heads, key_dim, value_dim = len(layer.log_rate), layer.key_dim, len(layer.norm)
     num_tokens, num_pieces = len(x), len(rows.piece_rows)
     sizes = {
@@ -146,8 +146,8 @@ def _pair_kernel(
     HEADS: tl.constexpr, KEY: tl.constexpr, LEAST_TOKENS: tl.constexpr, PIECE: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Products of the queries of a block of positions with the keys up to their own, and of keys
-    with those before, faded; the latter times step sizes."""
+    """Decayed dot products of the queries of a block of positions with the keys up to their own,
+    and of its keys with earlier keys; the latter are multiplied by step sizes."""
     piece, head, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = tl.load(piece_ptr + piece)
     count = tl.load(piece_ptr + piece + 1) - first

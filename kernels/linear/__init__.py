@@ -1,4 +1,4 @@
-"""Linear layers: weights that are packed once, and products with them."""
+"""Linear layers: weights that are packed once, and matmuls with them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def linear(
     weight: PackedLinear | torch.Tensor,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Product of x [T, K] with the transposed weight [N, K], plus bias [N]: [T, N].
+    """Matmul of x [T, K] with the transposed weight [N, K], plus bias [N]: [T, N].
 
     Args:
-        x: [T, K]; or quantized to FP8 as `fp8_inputs` of the weight describes.
-        weight: a packed weight, or a plain tensor, whose products are not batch-invariant.
+        x: [T, K], or quantized to FP8 as described by the weight's `fp8_inputs`.
+        weight: a packed weight, or a plain tensor, with which matmuls are not batch-invariant.
         bias: [N]; None if unused.
     """
     if isinstance(x, Fp8Rows):
@@ -39,12 +39,12 @@ def linear(
 def pack_linear_weight(weight: torch.Tensor, *, batch_invariant: bool = False) -> PackedLinear:
     """Packs a weight [N, K] for its device and type.
 
-    On CPU the packed form owns a copy in another layout (fp32, and bf16 if the processor supports
-    it): drop the original afterwards, unless it is also needed unpacked, as a tied embedding is.
-    Elsewhere the packed form holds the given tensor.
+    On CPU, the packed form owns a copy in another layout (fp32, and bf16 if the CPU supports it):
+    drop the original afterwards, unless it is also needed unpacked, like a tied embedding.
+    Otherwise, the packed form keeps the given tensor.
 
-    With `batch_invariant` a row's result is bitwise independent of other rows, their number and the
-    row's position.
+    With `batch_invariant`, a row's result is bitwise independent of other rows, their number and
+    the row's position.
     """
     if registry.uses_triton(weight.device):
         return TritonTiledWeight(weight) if batch_invariant else _plain_or_skinny(weight)
@@ -59,7 +59,7 @@ def pack_linear_weight(weight: torch.Tensor, *, batch_invariant: bool = False) -
 
 
 def _plain_or_skinny(weight: torch.Tensor) -> PackedLinear:
-    """A weight that is multiplied by torch or, with few rows, by Triton on CUDA."""
+    """A weight whose matmuls run in torch or, for few rows on CUDA, in Triton."""
     if not weight.is_cuda:
         return PlainWeight(weight)
     count = torch.cuda.get_device_properties(weight.device).multi_processor_count
@@ -73,8 +73,8 @@ def pack_quantized_linear_weight(
     dtype: torch.dtype,
     batch_invariant: bool = False,
 ) -> PackedLinear:
-    """Packs a quantized weight for its device; it is dequantized on CPU, and if fewer than 16
-    adjacent features share a scale. Products of more than 128 rows with FP8 weights quantize their
+    """Packs a quantized weight for its device. On CPU, or if fewer than 16 adjacent features share
+    a scale, it is dequantized. Matmuls of more than 128 rows with FP8 weights quantize their
     inputs, too, unless they are batch-invariant or unsupported (`product_scales`).
 
     Args:

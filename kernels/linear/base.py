@@ -25,23 +25,23 @@ class BlockScales(NamedTuple):
     block: int
     """Number of input features per block."""
     offset: int
-    """Number of input features of the first block that come before feature 0 here."""
+    """Number of input features in the first block that precede feature 0."""
     code: WeightCode = "e4m3"
     """Kind of the codes."""
     zeros: torch.Tensor | None = None
     """uint8 [..., N, blocks], contiguous: zero points; None if unused."""
     rows: int = 1
-    """Number of adjacent output features, from the first one on, that share their scales."""
+    """Number of adjacent output features, starting with the first one, that share their scales."""
 
 
 class PackedLinear(ABC):
-    """A linear weight [N, K], packed once and multiplied many times."""
+    """A linear weight [N, K] that is packed once and multiplied many times."""
 
     out_features: int
     in_features: int
     fp8_inputs: Fp8Inputs | None = None
-    """Rows quantized to FP8 that `linear` accepts as well; None for values only."""
+    """FP8 rows that `linear` accepts as well; None if it only accepts unquantized rows."""
 
     @abstractmethod
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Product of x [T, K] with the transposed weight, plus bias [N]: [T, N]."""
+        """Matmul of x [T, K] with the transposed weight, plus bias [N]: [T, N]."""

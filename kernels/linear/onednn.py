@@ -1,4 +1,4 @@
-"""CPU weights in oneDNN's blocked layout, by the ops that freezing in torch's inductor uses."""
+"""CPU weights in oneDNN's blocked layout, using the ops of torch inductor's freezing."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import torch
 
 from kernels.linear.base import PackedLinear
 
-# Number of rows for which oneDNN selects the layout; it was as fast for all others from 2 on.
+# Number of rows for which oneDNN selects the layout; it was as fast for all other numbers of at
+# least 2.
 _LAYOUT_ROWS = 32
-# Weights up to this size are also kept unpacked, for single rows: their products are dominated by
-# dispatch, which takes a third of the time for an unpacked weight.
+# Weights up to this size are also kept unpacked, for single rows: their matmuls are dominated by
+# dispatch, which takes a third of the time with an unpacked weight.
 _KEEP_PLAIN_BYTES = 2 << 20
-# Maximum rows of a product for which invariance was tested; longer inputs are split.
+# Maximum number of rows of a matmul for which invariance was tested; longer inputs are split.
 _MAX_INVARIANT_ROWS = 512
 
 
 def is_available(dtype: torch.dtype) -> bool:
     """Whether torch has oneDNN and its two ops for packed weights of `dtype`.
 
-    bf16 needs a processor with AVX-512; others would convert, and gain nothing.
+    bf16 needs a CPU with AVX-512; others would convert and gain nothing.
     """
     if not (
         torch._C._has_mkldnn
@@ -34,7 +35,7 @@ def is_available(dtype: torch.dtype) -> bool:
 class OnednnWeight(PackedLinear):
     """A weight in oneDNN's blocked layout; small fp32 ones are also kept unpacked for single rows.
 
-    In bf16 products with the blocked layout were faster for all numbers of rows.
+    In bf16, matmuls with the blocked layout were faster for all numbers of rows.
     """
 
     def __init__(self, weight: torch.Tensor) -> None:
@@ -45,18 +46,17 @@ class OnednnWeight(PackedLinear):
         self._plain = weight if keep_plain else None
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """One product; for a single row with the unpacked weight, if it is kept."""
+        """One matmul, which uses the unpacked weight for a single row if it is kept."""
         if x.shape[0] == 1 and self._plain is not None:
             return torch.nn.functional.linear(x, self._plain, bias)
         return _product(x, self._packed, bias)
 
 
 class InvariantOnednnWeight(PackedLinear):
-    """A weight in oneDNN's blocked layout, whose products are batch-invariant.
+    """A weight in oneDNN's blocked layout with which matmuls are batch-invariant.
 
     oneDNN runs another kernel for a single row (a matrix-vector product), so single rows are padded
-    to two. `rows_agree` checks whether products of all other numbers of rows agree on this
-    processor.
+    to two. `rows_agree` checks whether matmuls of all other numbers of rows agree on this CPU.
     """
 
     def __init__(self, weight: torch.Tensor) -> None:
@@ -64,19 +64,19 @@ class InvariantOnednnWeight(PackedLinear):
         self._packed = _reorder(weight)
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Products of 2 to 512 rows."""
+        """Matmuls of 2 to 512 rows."""
         rows = x.shape[0]
         if rows == 1:
             return _product(torch.cat((x, x)), self._packed, bias)[:1]
         if rows <= _MAX_INVARIANT_ROWS:
             return _product(x, self._packed, bias)
-        # tensor_split leaves no piece of a single row.
+        # tensor_split leaves no piece with a single row.
         pieces = torch.tensor_split(x, -(-rows // _MAX_INVARIANT_ROWS))
         return torch.cat([_product(piece, self._packed, bias) for piece in pieces])
 
     def rows_agree(self) -> bool:
-        """Whether products of several numbers of rows, around likely block sizes, are bitwise equal
-        to the same rows of a larger product."""
+        """Whether matmuls of several numbers of rows, around likely block sizes, are bitwise equal
+        to the same rows of a larger matmul."""
         generator = torch.Generator().manual_seed(0)
         probe = torch.randn(67, self.in_features, generator=generator)
         whole = self.multiply(probe, None)
