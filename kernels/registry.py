@@ -1,9 +1,9 @@
 """Op registry: declares ops, and selects their implementations by the device of tensors.
 
-`@op` declares an op by its torch reference, which runs on every device: signature and docstring are
-those of the op. `@implements(OP, "triton")` registers a kernel with the same signature. It is in
-`triton_kernel.py` of the op's package, which is imported when the kernel is first called, so
-processes without a GPU never load Triton.
+`@op` declares an op with its torch reference, which runs on every device; the op has the
+reference's signature and docstring. `@implements(OP, "triton")` registers a kernel with the same
+signature. It is in `triton_kernel.py` of the op's package, which is imported when the kernel is
+first called, so processes without a GPU never load Triton.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Op(Generic[P, R]):
         return self.reference if name == "torch" else self._kernels.get(name) or self._first(name)
 
     def _first(self, name: Kernel) -> Callable[P, R]:
-        """Implementation until a kernel is registered: imports it, or selects the reference for an
-        op without one, and runs it."""
+        """Implementation until a kernel is registered: imports the kernel, or selects the reference
+        if the op has none, and runs it."""
 
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             if self.has_kernel(name):

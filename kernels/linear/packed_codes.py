@@ -1,15 +1,15 @@
-"""Layout of quantized weights on CUDA, made once at load.
+"""Layout of quantized weights on CUDA, created once when they are loaded.
 
-Weights are cut into tiles of 64 output by 128 input features, which a program of a product copies
-by 16 bytes per thread. Codes are stored in 32-bit words, in an order from which two adjacent
-features are decoded to a pair of bfloat16 by one shift and a mask:
+Weights are cut into tiles of 64 output by 128 input features, which a program of a matmul copies
+with 16 bytes per thread. Codes are stored in 32-bit words, in an order in which two adjacent
+features are decoded to a pair of bfloat16 with one shift and a mask:
 
     4 bits   feature 2 i in bits 4 i to 4 i + 3 of a word, feature 2 i + 1 in those 16 bits above
     8 bits   features 0, 2, 1 and 3 in bytes 0 to 3
 
 Tiles are contiguous in memory, except those of FP8: these are parts of rows, so that cuBLASLt reads
-the same words as a matrix [N, K] of FP8. Since it adds up the products of all features, the order
-within four of them only has to be that of the inputs (`quantize_fp8`).
+the same words as a matrix [N, K] of FP8. Since cuBLASLt sums over all features, the order within
+four of them only has to match that of the inputs (`quantize_fp8`).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from kernels.linear.base import HALF_BYTES, BlockScales, WeightCode
 from kernels.tiles import cdiv
 
 TILE_COLUMNS = 64
-"""Output features per tile."""
+"""Number of output features per tile."""
 TILE_DEPTH = 128
-"""Input features per tile."""
+"""Number of input features per tile."""
 _LEAST_GROUP = 16
-"""Minimum input features that share a scale, those of a tensor-core instruction."""
+"""Minimum number of input features that share a scale: the number in a tensor-core instruction."""
 _BYTES_AT_ONCE = 1 << 28
-"""Codes of experts that are packed at once, which limits temporary memory."""
+"""Number of expert codes that are packed at once, which limits temporary memory."""
 
 PackedCode = Literal["e4m3", "e2m1", "uint4", "int8"]
-"""Kinds of packed codes. Decoded integers of 4 bits are larger by 128; `offset` corrects it."""
+"""Kinds of packed codes. Decoded 4-bit integers are larger by 128, which `offset` corrects."""
 _KINDS: Mapping[WeightCode, tuple[PackedCode, float]] = {
     "e4m3": ("e4m3", 0.0),
     "e2m1": ("e2m1", 0.0),
@@ -61,13 +61,13 @@ class PackedCodes(NamedTuple):
     code: PackedCode
     """Kind of the codes."""
     offset: float
-    """Offset of decoded values without `zeros`."""
+    """Offset of decoded values if there are no `zeros`."""
     group: int
-    """Input features per group; 0 if all share a scale."""
+    """Number of input features per group; 0 if all share a scale."""
     shape: tuple[int, int]
     """N and K without padding."""
     shared_rows: int
-    """Number of adjacent output features, from the first one on, that share their scales."""
+    """Number of adjacent output features, starting with the first one, that share their scales."""
 
 
 def pack_codes(
@@ -104,7 +104,7 @@ def pack_codes(
 
 def _group(scaling: BlockScales, depth: int) -> int | None:
     """Number of features per group, such that groups are aligned with tiles; 0 for all features,
-    None if it were too small."""
+    None if groups would be too small."""
     if scaling.offset + depth <= scaling.block:
         return 0
     shared = math.gcd(scaling.block, scaling.offset)
@@ -135,7 +135,7 @@ def _tile_rows(values: torch.Tensor) -> torch.Tensor:
 
 
 def _tile_all_codes(codes: torch.Tensor, code: WeightCode) -> torch.Tensor:
-    """Words of codes [..., N, bytes] in tiles, for few experts at a time."""
+    """Words of codes [..., N, bytes] in tiles, computed for a few experts at a time."""
     if codes.ndim == 2:
         return _tile_codes(codes, code)
     count = max(1, _BYTES_AT_ONCE // codes[0].numel())

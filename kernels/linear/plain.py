@@ -1,4 +1,4 @@
-"""Unpacked weights, multiplied by torch."""
+"""Unpacked weights, whose matmuls run in torch."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ class PlainWeight(PackedLinear):
         self._weight = weight
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """One product of all rows."""
+        """One matmul for all rows."""
         return linear(x, self._weight, bias)

@@ -9,7 +9,7 @@ from kernels.linear.packed_codes import PackedCodes
 from kernels.quantize_fp8.base import LARGEST, LEAST_MAXIMUM
 
 _VALUES_AT_ONCE = 1 << 26
-"""Values that are quantized at once, which limits temporary memory."""
+"""Number of values that are quantized at once, which limits temporary memory."""
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -60,11 +60,11 @@ def _decode(codes: torch.Tensor, code: WeightCode) -> torch.Tensor:
 
 
 class TritonQuantizedWeight(PackedLinear):
-    """A quantized weight on CUDA, dequantized tile by tile within the product.
+    """A quantized weight on CUDA, dequantized tile by tile within the matmul.
 
     Args:
         weight: the packed weight [N, K].
-        batch_invariant: whether a row's bits must not depend on the number of rows.
+        batch_invariant: whether a row's result must be bitwise independent of the number of rows.
     """
 
     def __init__(self, weight: PackedCodes, *, batch_invariant: bool = False) -> None:

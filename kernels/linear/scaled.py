@@ -1,11 +1,11 @@
-"""FP8 weights on CUDA whose products with many rows have FP8 activations.
+"""FP8 weights on CUDA whose matmuls with many rows use FP8 activations.
 
-Up to 128 rows a product is bound by the weight's bytes, and weights are decoded to bfloat16 as in
-other formats. Above, rows are quantized, with a scale per token or per block of 128 features, as
-the weight has scales per output feature or per block, and cuBLASLt or CUTLASS multiplies FP8 by
-FP8. Norms and activations quantize their results for the next product; other rows are quantized by
-a launch. Scales of activations in a checkpoint are not used: per-token scales are at
-least as accurate.
+For up to 128 rows, a matmul is bound by weight bandwidth, and weights are decoded to bfloat16 as in
+other formats. For more rows, the rows are quantized, with a scale per token if the weight has
+scales per output feature, or per block of 128 features if it has scales per block, and cuBLASLt or
+CUTLASS runs an FP8 matmul. Norms and activations quantize their results for the next matmul; other
+rows need a separate quantization launch. Scales of activations in a checkpoint are not used:
+per-token scales are at least as accurate.
 """
 
 from __future__ import annotations
@@ -20,32 +20,33 @@ from kernels.linear.quantized import TritonQuantizedWeight
 from kernels.quantize_fp8 import Fp8Inputs, Fp8Rows, quantize_fp8
 
 FP8_CAPABILITY = (8, 9)
-"""Minimum compute capability for products of FP8 numbers."""
+"""Minimum compute capability for FP8 matmuls."""
 _BLOCK_CAPABILITY = 9
-"""Major compute capability (Hopper) for which cuBLASLt has products with scales per block."""
+"""Major compute capability (Hopper) for which cuBLASLt has matmuls with scales per block."""
 _BLOCK = 128
-"""Features in each direction of a block."""
+"""Number of features of a block in each direction."""
 _WEIGHT_ONLY_ROWS = 128
-"""Rows up to which weights are decoded instead. Estimated: vLLM measured cuBLASLt 2.2 times slower
-than DeepGEMM up to 64 rows, and as fast from 1,024 (vllm#49932)."""
+"""Maximum number of rows for which weights are decoded instead. This is an estimate: vLLM measured
+that cuBLASLt is 2.2 times slower than DeepGEMM for up to 64 rows, and as fast for 1,024 or more
+(vllm#49932)."""
 
 
 class ProductScales(NamedTuple):
-    """Scales of a weight [N, K] as `scaled_mm` reads them."""
+    """Scales of a weight [N, K] in the layout that `scaled_mm` reads."""
 
     values: torch.Tensor
     """fp32 [1, N], or of blocks [K / 128, N / 128], with K / 128 padded to a multiple of 4 and
     adjacent along it."""
     by_block: bool
-    """Whether there is one per block of 128 by 128 features."""
+    """Whether there is one scale per block of 128 by 128 features."""
 
 
 def product_scales(
     weight: PackedCodes, dtype: torch.dtype, capability: tuple[int, int]
 ) -> ProductScales | None:
-    """Scales for products with FP8 activations; None if these are not supported: for inputs of
-    another type than bfloat16, before compute capability 8.9, for a number of output features that
-    is not a multiple of 16, and for blocks other than 128 by 128, or on GPUs other than Hopper.
+    """Scales for matmuls with FP8 activations. None if these are not supported: for inputs of types
+    other than bfloat16, below compute capability 8.9, if the number of output features is not a
+    multiple of 16, and for blocks other than 128 by 128 or on GPUs other than Hopper.
 
     Args:
         weight: the packed weight.
@@ -61,7 +62,7 @@ def product_scales(
     if group != _BLOCK or capability[0] != _BLOCK_CAPABILITY or columns % _BLOCK or depth % _BLOCK:
         return None
     if weight.shared_rows % _BLOCK:
-        return None  # as of a fused weight whose parts are no whole blocks
+        return None  # as in a fused weight whose parts are not whole blocks
     # [blocks of columns, tiles of a block, blocks of features, columns of a tile]
     blocks = weight.scales.squeeze(-1).unflatten(0, (columns // _BLOCK, -1))[:, 0, :, 0]
     padded = torch.nn.functional.pad(blocks, (0, -blocks.shape[1] % 4))
@@ -69,7 +70,7 @@ def product_scales(
 
 
 class Fp8Weight(TritonQuantizedWeight):
-    """An FP8 weight on CUDA, multiplied by FP8 rows if there are many.
+    """An FP8 weight on CUDA, whose matmuls use FP8 rows if there are many.
 
     Args:
         weight: the packed weight [N, K].
@@ -93,7 +94,7 @@ class Fp8Weight(TritonQuantizedWeight):
         return self.multiply_fp8(quantize_fp8(x, by_block=by_block), bias)
 
     def multiply_fp8(self, rows: Fp8Rows, bias: torch.Tensor | None) -> torch.Tensor:
-        """Product of quantized rows [T, K] with the transposed weight, plus bias [N]: bfloat16 [T,
+        """Matmul of quantized rows [T, K] with the transposed weight, plus bias [N]: bfloat16 [T,
         N]."""
         by_block = self._scales.by_block
         out = scaled_mm(
@@ -104,7 +105,7 @@ class Fp8Weight(TritonQuantizedWeight):
             self._scales.values,
             ScalingType.BlockWise128x128 if by_block else ScalingType.RowWise,
             output_dtype=torch.bfloat16,
-            # Sums with a scale per row have Hopper's lower precision, as in vLLM.
+            # With a scale per row, accumulation has Hopper's lower precision, as in vLLM.
             use_fast_accum=not by_block,
         )[: rows.num_rows]
         return out if bias is None else out.add_(bias)

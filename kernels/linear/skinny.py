@@ -1,8 +1,9 @@
-"""Weights of 16 bits on CUDA whose products with few rows are split over input features.
+"""16-bit weights on CUDA whose matmuls with few rows are split over input features.
 
-A product of few rows takes as long as reading the weight. cuBLAS computes it in tiles of 64 output
-features or more without splitting, and a weight of 4,096 output features occupies half of an H100:
-47 to 65 % of the bandwidth, measured, for three of the four products of an 8B model's layer.
+A matmul of few rows takes as long as reading the weight. cuBLAS computes it without splitting, in
+tiles of at least 64 output features, so a weight with 4,096 output features only occupies half of
+an H100. For three of the four matmuls in a layer of an 8B-sized model, we measured 47 to 65 % of
+the bandwidth.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from kernels.linear.packed_codes import TILE_COLUMNS, TILE_DEPTH
 from kernels.linear.plain import PlainWeight
 
 _MOST_ROWS = 128
-"""Rows up to which products are split; more are bound by arithmetic. Estimated."""
+"""Maximum number of rows for which matmuls are split; with more, they are compute-bound. This is an
+estimate."""
 _LEAST_DEPTH = 1024
-"""Minimum input features: with fewer, a product takes no longer than its launch."""
+"""Minimum number of input features: with fewer, a matmul takes no longer than its launch."""
 
 
 def is_skinny(weight: torch.Tensor, num_processors: int) -> bool:
-    """Whether products of a weight [N, K] with few rows would leave multiprocessors idle, and its
-    sizes and layout are those of the kernel.
+    """Whether matmuls of a weight [N, K] with few rows would leave multiprocessors idle, and the
+    kernel supports its sizes and layout.
 
     Args:
         weight: the weight.
@@ -39,7 +41,7 @@ def is_skinny(weight: torch.Tensor, num_processors: int) -> bool:
 
 
 class SkinnyWeight(PlainWeight):
-    """An unpacked weight on CUDA, multiplied by a Triton kernel if there are few rows.
+    """An unpacked weight on CUDA, for which a Triton kernel runs matmuls of few rows.
 
     Args:
         weight: the weight [N, K], with sizes as in `is_skinny`.

@@ -1,4 +1,4 @@
-"""Batch-invariant products of tiles with a fixed shape."""
+"""Batch-invariant matmuls of tiles with a fixed shape."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import torch
 from kernels.linear.plain import PlainWeight
 
 TILE_ROWS = 16
-"""Number of rows per tile of the CPU product."""
+"""Number of rows per tile of the CPU matmul."""
 
 
 class TiledWeight(PlainWeight):
-    """An unpacked weight, multiplied by 16 rows at a time: with one shape of products, the order of
-    summation is always the same."""
+    """An unpacked weight, multiplied by 16 rows at a time: since all matmuls have the same shape,
+    the order of summation is always the same."""
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Pads the rows to whole tiles, and multiplies tile by tile."""
@@ -29,8 +29,8 @@ class TiledWeight(PlainWeight):
 
 
 class TritonTiledWeight(PlainWeight):
-    """An unpacked weight, multiplied by a persistent Triton kernel with fixed tiles and without
-    split-K."""
+    """An unpacked weight, whose matmuls run in a persistent Triton kernel with fixed tiles and
+    without split-K."""
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """One launch for all rows."""

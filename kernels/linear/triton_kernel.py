@@ -1,4 +1,4 @@
-"""Triton batch-invariant matrix product: fixed tiles, and no split-K: one program sums over K in
+"""Triton batch-invariant matmul with fixed tiles and without split-K: one program sums over K in
 order."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -33,7 +33,7 @@ _INTERPRETER_PROCESSORS = 3
 def matmul_fixed_tiles(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Product of x [M, K] with the transposed weight [N, K], plus bias [N], summed in fp32: [M, N].
+    """Matmul of x [M, K] with the transposed weight [N, K], plus bias [N], summed in fp32: [M, N].
 
     Raises ValueError if there is no kernel for the type of x.
     """
@@ -65,7 +65,7 @@ def num_processors(device: torch.device) -> int:
     return count
 
 
-# Not specialised on the number of rows: one binary serves all batches.
+# Not specialized on the number of rows: one binary serves all batches.
 @triton.jit(do_not_specialize=["rows"])
 def _matmul_kernel(
     x_ptr, weight_ptr, bias_ptr, out_ptr, rows, columns, depth,

@@ -1,7 +1,7 @@
-"""Triton products with quantized weights in tiles (`packed_codes`).
+"""Triton matmuls with quantized weights in tiles (`packed_codes`).
 
-A program multiplies tiles of weights, the first factor, with up to 64 rows. Few rows are split over
-input features (`triton_split`).
+A program multiplies tiles of weights, the left operand, with up to 64 rows. Matmuls of few rows are
+split over input features (`triton_split`).
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -17,11 +17,12 @@ from kernels.linear.triton_split import new_parts, split_steps, store_sum
 from kernels.tiles import cdiv
 
 _ROWS = (16, 32, 64)
-"""Rows of a program, the smallest that holds a step's; the last one in batch-invariant mode."""
+"""Numbers of rows per program: the smallest that fits a step's rows is used, or the last one in
+batch-invariant mode."""
 _MOST_ROWS = 256
-"""Number of rows above which a separate launch dequantizes the weights for a dense product: each
-program would otherwise decode them again for 64 rows, and a dense product has larger tiles.
-Estimated."""
+"""Number of rows above which a separate launch dequantizes the weights for a dense matmul.
+Otherwise, each program would decode them again for 64 rows; a dense matmul also has larger tiles.
+This is an estimate."""
 _WARPS, _STAGES, _SINGLE_STAGES = 4, 4, 2
 _ADA, _BLACKWELL = 89, 100
 """Compute capabilities for which one tile size of a format would spill registers; see
@@ -37,16 +38,16 @@ def multiply_packed(
     *,
     batch_invariant: bool,
 ) -> torch.Tensor:
-    """Product of x [M, K] with the transposed weight [N, K], plus bias [N], summed in fp32: [M, N].
+    """Matmul of x [M, K] with the transposed weight [N, K], plus bias [N], summed in fp32: [M, N].
 
-    Equal inputs give equal bits.
+    Equal inputs give bitwise equal results.
 
     Args:
         x: [M, K].
         weight: the quantized weight.
         bias: [N]; None if unused.
         arrived: counters of the weight, from `count_arrivals`.
-        batch_invariant: whether a row's bits must not depend on the number of rows.
+        batch_invariant: whether a row's result must be bitwise independent of the number of rows.
     """
     (rows, depth), (columns, _) = x.shape, weight.shape
     if rows > _MOST_ROWS and not batch_invariant:
@@ -72,7 +73,7 @@ def multiply_packed(
 
 
 def _tile_rows(rows: int, weight: PackedCodes) -> int:
-    """Number of rows of a tile."""
+    """Number of rows per tile."""
     if weight.code == "e4m3" and weight.group and compute_capability() >= _BLACKWELL:
         rows = max(rows, _ROWS[1])  # smaller tiles spill 16 bytes
     return next((size for size in _ROWS if rows <= size), _ROWS[-1])
@@ -114,17 +115,18 @@ def constants(weight: PackedCodes, dtype: torch.dtype) -> dict[str, object]:
 
 
 def stages(dtype: torch.dtype) -> int:
-    """Number of pipeline stages: all tiles but one are loaded ahead."""
+    """Number of pipeline stages: all tiles but one are prefetched."""
     return _SINGLE_STAGES if dtype == torch.float32 else _STAGES
 
 
 @triton.jit
 def _decode(words, CODE: tl.constexpr, TYPE: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr):
-    """Values of words [ROWS, DEPTH / codes per word], integers of 4 bits plus 128: TYPE [ROWS,
+    """Values of words [ROWS, DEPTH / codes per word], plus 128 for 4-bit integers: TYPE [ROWS,
     DEPTH], exact in bf16.
 
-    Integers of 4 and of 7 bits are the lowest bits of a bf16 between 128 and 256. Floats are bf16
-    with a shorter mantissa and exponent, and another bias; bf16 holds their subnormal numbers, too.
+    Integers of 4 and of 7 bits are the lowest bits of a bf16 between 128 and 256. Floats are like
+    bf16 with a shorter mantissa and exponent and a different bias; bf16 can also represent their
+    subnormal numbers.
     """
     if CODE == "uint4":
         pairs = _join(
@@ -180,9 +182,9 @@ def _weights(
     CODE: tl.constexpr, OFFSET: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """Weights of a tile, TYPE [BLOCK_N, BLOCK_K]: with their scales if groups are smaller than a
-    tile, else without. `place` [BLOCK_N] are the indices of the rows' first groups, and `zero`
-    [BLOCK_N] the offsets of a tile's rows if they share one."""
+    """Weights of a tile, TYPE [BLOCK_N, BLOCK_K]; scales are only applied if groups are smaller
+    than a tile. `place` [BLOCK_N] has the indices of the rows' first groups, and `zero` [BLOCK_N]
+    the offsets of a tile's rows if each row has only one."""
     values = _decode(words, CODE, TYPE, BLOCK_N, BLOCK_K)
     if GROUP > 0 and GROUP < BLOCK_K:
         groups: tl.constexpr = BLOCK_K // GROUP
@@ -209,13 +211,13 @@ def _group(step, GROUP: tl.constexpr, BLOCK_K: tl.constexpr):
 
 @triton.jit
 def _row_words(CODE: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Words per row of a tile."""
+    """Number of words per row of a tile."""
     return BLOCK_K // (8 if CODE == "uint4" or CODE == "e2m1" else 4)
 
 
 @triton.jit
 def _step_words(CODE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Words from a tile to the next one along input features."""
+    """Number of words from a tile to the next one along input features."""
     return _row_words(CODE, BLOCK_K) * (1 if CODE == "e4m3" else BLOCK_N)
 
 
@@ -229,7 +231,7 @@ def _places(
     tile, row = column // BLOCK_N, column % BLOCK_N
     first = column * num_steps if CODE == "e4m3" else tile * num_steps * BLOCK_N + row
     word = (first * size)[:, None] + tl.arange(0, size)[None, :]
-    # Groups of a tile along input features, or of several tiles, or one of all.
+    # A tile has several groups along input features, or a group spans several or all tiles.
     num_groups = num_steps
     if GROUP >= BLOCK_K:
         num_groups = tl.cdiv(num_steps, GROUP // BLOCK_K)
@@ -252,7 +254,7 @@ def packed_product(
         x_row: pointers [BLOCK_M] to the rows' first features, which are adjacent.
         exists: [BLOCK_M]: whether there is such a row.
         depth: number of input features.
-        word_ptr: the weight's words; likewise its scales and zeros.
+        word_ptr: the weight's words; scales and zeros likewise.
         column: [BLOCK_N]: output features.
     """
     dtype: tl.constexpr = x_row.dtype.element_ty
@@ -262,7 +264,8 @@ def packed_product(
     word += word_ptr
     k = tl.arange(0, BLOCK_K)
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    # Scales and offsets of the next tile are loaded ahead: Triton pipelines only whole operands.
+    # Scales and offsets of the next tile are prefetched explicitly: Triton only pipelines whole
+    # operands.
     scale, zero = place, place  # unused if groups are smaller than tiles
     if by_sum or GROUP == 0:
         cell = place + _group(first, GROUP, BLOCK_K) * BLOCK_N
@@ -293,7 +296,7 @@ def packed_product(
     return total
 
 
-# Not specialised on the number of rows and what follows from it.
+# Not specialized on the number of rows and values derived from it.
 @triton.jit(do_not_specialize=["rows", "steps"])
 def _packed_matmul_kernel(
     x_ptr, word_ptr, scale_ptr, zero_ptr, bias_ptr, out_ptr, partial_ptr, arrived_ptr,

@@ -1,6 +1,6 @@
-"""Triton product of few rows with a weight of 16 bits, split over input features.
+"""Triton matmul of few rows with a 16-bit weight, split over input features.
 
-A program multiplies tiles of weights, the first factor, with all rows.
+A program multiplies tiles of weights, the left operand, with all rows.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -27,20 +27,20 @@ class _Sizes(NamedTuple):
 
 
 _SIZES = (_Sizes(16, 128, 4), _Sizes(32, 128, 4), _Sizes(64, 128, 3), _Sizes(128, 64, 4))
-"""Sizes, the first that holds all rows. All but one of the tiles are loaded ahead: 24 to 48 KiB of
-weights, within the 99 KiB of shared memory of compute capability 8.9. Not measured."""
+"""Sizes, of which the first that fits all rows is used. All tiles but one are prefetched: 24 to 48
+KiB of weights, within the 99 KiB of shared memory of compute capability 8.9. Not measured."""
 _WARPS = 4
 _BLACKWELL, _BLACKWELL_WARPS = 100, 8
-"""Compute capability from which the largest tiles have eight warps: with four, they spill 40
-bytes."""
+"""Minimum compute capability at which the largest tiles have eight warps: with four, they would
+spill 40 bytes."""
 
 
 def multiply_few(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, arrived: torch.Tensor
 ) -> torch.Tensor:
-    """Product of x [M, K] with the transposed weight [N, K], plus bias [N], summed in fp32: [M, N].
+    """Matmul of x [M, K] with the transposed weight [N, K], plus bias [N], summed in fp32: [M, N].
 
-    Equal inputs give equal bits, which depend on the number of rows.
+    Equal inputs give bitwise equal results, which depend on the number of rows.
 
     Args:
         x: [M, K], with at most 128 rows.
@@ -74,7 +74,7 @@ def _count_warps(sizes: _Sizes) -> int:
     return _BLACKWELL_WARPS if is_large and compute_capability() >= _BLACKWELL else _WARPS
 
 
-# Not specialised on the number of rows and of steps: one binary serves all weights.
+# Not specialized on the numbers of rows and steps: one binary serves all weights.
 @triton.jit(do_not_specialize=["rows", "num_steps", "steps"])
 def _skinny_matmul_kernel(
     x_ptr, weight_ptr, bias_ptr, out_ptr, partial_ptr, arrived_ptr,

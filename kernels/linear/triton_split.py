@@ -1,8 +1,8 @@
-"""Products of few rows in Triton, split over input features.
+"""Matmuls of few rows in Triton, split over input features.
 
-With tiles of output features alone, there are too few programs to fill a device. So several
-programs, each with a share of the input features, compute a tile: they store partial sums, and the
-one that arrives last adds them in order. Equal inputs give equal bits, also on CUDA graphs.
+With tiles of output features alone, there are too few programs to fill a device. Several programs,
+each with a part of the input features, therefore compute a tile: they store partial sums, and the
+last one to finish adds them in order. Equal inputs give bitwise equal results, also on CUDA graphs.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -16,19 +16,19 @@ from kernels.linear.triton_kernel import num_processors
 from kernels.tiles import cdiv
 
 _PROGRAMS_PER_PROCESSOR = 2
-"""Programs per multiprocessor up to which input features are split."""
+"""Maximum number of programs per multiprocessor to which splitting input features may lead."""
 _MOST_SPLITS = 8
 _LEAST_STEPS = 2
-"""Minimum tiles of a split."""
+"""Minimum number of tiles per split."""
 
 
 def split_steps(num_tiles: int, num_steps: int, device: torch.device) -> int:
-    """Tiles along input features per split, such that the device is filled.
+    """Number of tiles along input features per split, chosen to fill the device.
 
     Args:
-        num_tiles: tiles of the product.
-        num_steps: tiles along the input features.
-        device: device of the product.
+        num_tiles: number of tiles of the matmul.
+        num_steps: number of tiles along the input features.
+        device: device of the matmul.
     """
     wanted = _PROGRAMS_PER_PROCESSOR * num_processors(device) // num_tiles
     return cdiv(num_steps, max(1, min(wanted, num_steps // _LEAST_STEPS, _MOST_SPLITS)))
@@ -37,10 +37,10 @@ def split_steps(num_tiles: int, num_steps: int, device: torch.device) -> int:
 def count_arrivals(device: torch.device) -> torch.Tensor:
     """Counters that identify the last program of a tile whose input features are split.
 
-    They are zeros between launches, since the last program resets its tile's counter. Products that
+    They are zeros between launches, since the last program resets its tile's counter. Matmuls that
     may run at the same time need separate counters.
     """
-    # Tiles are split only if there are fewer than half of these.
+    # Tiles are only split if there are fewer than half as many.
     size = _PROGRAMS_PER_PROCESSOR * num_processors(device)
     return torch.zeros(size, dtype=torch.int32, device=device)
 
@@ -49,9 +49,9 @@ def new_parts(num_tiles: int, num_splits: int, size: int, arrived: torch.Tensor)
     """Memory for partial sums.
 
     Args:
-        num_tiles: tiles of the product.
-        num_splits: splits of each tile.
-        size: elements of a tile.
+        num_tiles: number of tiles of the matmul.
+        num_splits: number of splits per tile.
+        size: number of elements per tile.
         arrived: counters of the weight.
     """
     if num_splits == 1:
@@ -65,8 +65,9 @@ def store_sum(
     total, tile, row, column, rows, columns, bias_ptr, out_ptr, partial_ptr, arrived_ptr,
     HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Stores a tile [BLOCK_N, BLOCK_M] of a product, plus bias. If axis 1 of the grid are splits of
-    the input features, `total` is a part, and the last program of the tile stores the sum of all.
+    """Stores a tile [BLOCK_N, BLOCK_M] of a matmul, plus bias. If axis 1 of the grid is splits of
+    the input features, `total` is a partial sum, and the last program of the tile stores the sum of
+    all.
 
     Args:
         row: [BLOCK_M]: rows of the tile, of `rows`.
@@ -78,7 +79,8 @@ def store_sum(
         cell = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
         part = partial_ptr + tile * num_splits * (BLOCK_M * BLOCK_N) + cell
         tl.store(part + split * (BLOCK_M * BLOCK_N), total)
-        # HAZARD(order): all threads' stores must precede the count, and the count all loads.
+        # HAZARD(order): all threads' stores must precede the count, and the count must precede all
+        # loads.
         tl.debug_barrier()
         is_last = tl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel") == num_splits - 1
         tl.debug_barrier()

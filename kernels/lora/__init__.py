@@ -1,4 +1,4 @@
-"""LoRA: adds each token's product with the low-rank weights of its adapter to a layer's output."""
+"""LoRA: adds the output of each token's low-rank adapter to a layer's output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights of a layer's LoRA adapters, and the tokens of a step by adapter."""
+"""Weights of a layer's LoRA adapters, and the tokens of a step, by adapter."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import torch
 from kernels.native import NativeLora
 
 TILE_TOKENS = 16
-"""Number of tokens per tile: the minimum rows of a matrix product in Triton."""
+"""Number of tokens per tile: the minimum number of rows of a matmul in Triton."""
 RANK_STEP = 16
-"""Ranks of buffers are multiples of this: the minimum depth of a matrix product in Triton."""
+"""Ranks of buffers are multiples of this: the minimum depth of a matmul in Triton."""
 _BLOCK_COLUMNS = 64
 """Output features per program of the kernel."""
 
 
 class LoraPart(NamedTuple):
-    """Output features [start, stop) of a layer, which one projection of the checkpoint computes."""
+    """Output features [start, stop) of a layer, computed by one projection of the checkpoint."""
 
     start: int
     stop: int
@@ -34,9 +34,9 @@ class LoraWeights:
     """Low-rank weights of all adapters of one linear layer, which may fuse several projections."""
 
     a: torch.Tensor
-    """[slots, groups * rank, in]: first factors, of one projection after another."""
+    """[slots, groups * rank, in]: A matrices, one projection after another."""
     b: torch.Tensor
-    """[slots, rank, out]: transposed second factors, times the adapters' scales."""
+    """[slots, rank, out]: transposed B matrices, times the adapters' scales."""
     blocks: torch.Tensor
     """int32 [blocks, 3]: first output feature, end and projection of each block of the kernel."""
     parts: tuple[LoraPart, ...]
@@ -59,17 +59,17 @@ class LoraWeights:
         batch_invariant: bool,
         is_native: bool = False,
     ) -> Self:
-        """Buffers without adapters.
+        """Allocates buffers without adapters.
 
         Args:
             num_slots: number of adapters.
             in_features: number of input features.
             parts: as in LoraWeights.
-            rank: maximum rank; buffers have the next multiple of `RANK_STEP`.
+            rank: maximum rank; the rank of the buffers is the next multiple of `RANK_STEP`.
             dtype: data type of weights and activations.
             device: device of the weights.
             batch_invariant: as in LoraWeights.
-            is_native: whether the compiled CPU library computes the products.
+            is_native: whether the compiled CPU library computes the LoRA matmuls.
         """
         num_groups, rank = 1 + max(part.group for part in parts), padded_rank(rank)
         a = torch.zeros(num_slots, num_groups * rank, in_features, dtype=dtype, device=device)
@@ -99,12 +99,12 @@ class LoraWeights:
         return self.a.shape[1] // self.rank
 
     def load(self, slot: int, a: torch.Tensor, b: torch.Tensor) -> None:
-        """Copies an adapter to slot `slot`, from 1, without waiting for the device.
+        """Copies an adapter to the 1-based slot `slot`; does not wait for the device.
 
         Args:
             slot: the slot.
-            a: [groups, r, in]: first factors by projection.
-            b: [r, out]: transposed second factors, times the adapter's scale.
+            a: [groups, r, in]: A matrices by projection.
+            b: [r, out]: transposed B matrices, times the adapter's scale.
         """
         rank = len(b)
         self._set_rank(slot, rank)
@@ -116,7 +116,7 @@ class LoraWeights:
             self.b[slot - 1, rank:].zero_()
 
     def clear(self, slot: int) -> None:
-        """Removes the adapter from slot `slot`, from 1."""
+        """Removes the adapter from the 1-based slot `slot`."""
         self._set_rank(slot, 0)
         self.a[slot - 1].zero_()
         self.b[slot - 1].zero_()
@@ -127,12 +127,12 @@ class LoraWeights:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the buffers."""
+        """Size of the buffers, in bytes."""
         return (self.a.numel() + self.b.numel()) * self.a.element_size()
 
 
 def padded_rank(rank: int) -> int:
-    """The rank of buffers for adapters of this rank."""
+    """The buffer rank for adapters of this rank."""
     return -(-rank // RANK_STEP) * RANK_STEP
 
 
@@ -140,9 +140,9 @@ class TokenGroups(NamedTuple):
     """Tokens of a step by adapter, on the host."""
 
     tokens: torch.Tensor
-    """int64 [n]: indices of the tokens, of one adapter after another."""
+    """int64 [n]: indices of the tokens, one adapter after another."""
     table: torch.Tensor
-    """int64 [adapters, 3]: slot from 1, first of its `tokens`, end."""
+    """int64 [adapters, 3]: 1-based slot, first of its `tokens`, end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,13 +150,13 @@ class LoraTiles:
     """Tokens of a step that have an adapter, in tiles of one adapter each."""
 
     slots: torch.Tensor
-    """int32 [N]: slot of each tile's adapter, from 1; 0 for an unused tile."""
+    """int32 [N]: 1-based slot of each tile's adapter; 0 for an unused tile."""
     tokens: torch.Tensor
-    """int32 [N * TILE_TOKENS]: indices of the tiles' tokens among the step's; -1 for none, after
-    all others of a tile."""
+    """int32 [N * TILE_TOKENS]: indices of the tiles' tokens among the step's; -1, after all other
+    tokens of the tile, if there is none."""
     groups: TokenGroups | None = None
-    """The same by adapter, for steps on CPU, all of whose layers share it; None to compute it in
-    each."""
+    """The same by adapter, for steps on CPU, shared by all layers; if None, each layer computes
+    it."""
 
 
 def token_groups(slots: torch.Tensor, tokens: torch.Tensor) -> TokenGroups:
@@ -170,7 +170,8 @@ def token_groups(slots: torch.Tensor, tokens: torch.Tensor) -> TokenGroups:
 
 
 def token_slots(tiles: LoraTiles, num_tokens: int) -> torch.Tensor:
-    """Slots of a step's T tokens, int64 [T]; 0 without an adapter. Does not wait for the device."""
+    """Slots of a step's T tokens, int64 [T]; 0 for tokens without an adapter. Does not wait for the
+    device."""
     slots = tiles.slots.long().repeat_interleave(TILE_TOKENS, output_size=len(tiles.tokens))
     tokens = tiles.tokens.long()
     tokens = tokens.where(tokens >= 0, num_tokens)
@@ -179,7 +180,7 @@ def token_slots(tiles: LoraTiles, num_tokens: int) -> torch.Tensor:
 
 
 def tiles_of_one(slot: int, num_tokens: int, device: torch.device) -> LoraTiles:
-    """Tiles of tokens that all have the adapter in slot `slot`, from 1. Does not wait for the
+    """Tiles of tokens that all have the adapter in the 1-based slot `slot`. Does not wait for the
     device."""
     num_tiles = -(-num_tokens // TILE_TOKENS)
     tokens = torch.arange(num_tiles * TILE_TOKENS, dtype=torch.int32, device=device)
@@ -200,7 +201,7 @@ def tile_arrays(
     """Arrays `slots` and `tokens` of `LoraTiles`.
 
     Args:
-        adapters: [T] slot of each token's adapter; 0 without one.
+        adapters: [T] slot of each token's adapter; 0 if it has none.
         num_tiles: number of tiles, the last of which may be unused; 0 for as many as needed.
     """
     order = np.argsort(adapters, kind="stable")

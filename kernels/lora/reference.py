@@ -1,4 +1,4 @@
-"""LoRA: products with low-rank weights in torch."""
+"""LoRA: matmuls with low-rank weights in torch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from kernels.registry import op
 def add_lora_(
     out: torch.Tensor, x: torch.Tensor, weights: LoraWeights, tiles: LoraTiles
 ) -> torch.Tensor:
-    """Adds the products with the tokens' adapters, B (A x), to the output of a linear layer, in
-    place. Tokens without an adapter are not touched.
+    """Adds the outputs of the tokens' adapters, B (A x), to the output of a linear layer, in place.
+    Tokens without an adapter are not changed.
 
-    With `batch_invariant` weights a token's result is bitwise independent of the other tokens. The
-    kernel's always is.
+    With `batch_invariant` weights, a token's result is bitwise independent of other tokens. In the
+    kernel, it always is.
 
     Args:
         out: [T, out], contiguous.
@@ -39,7 +39,7 @@ def add_lora_(
 def _add(
     out: torch.Tensor, x: torch.Tensor, weights: LoraWeights, index: int, tokens: torch.Tensor
 ) -> None:
-    """Adds the products of `tokens` with the adapter of that index."""
+    """Adds the LoRA outputs of `tokens` for the adapter with that index."""
     a, b = weights.a[index], weights.b[index]
     size = TILE_TOKENS if weights.batch_invariant else len(tokens)
     for rows in tokens.split(size):
@@ -51,8 +51,8 @@ def _add(
 
 
 def _product(x: torch.Tensor, weight: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """Product of x [R, K] and the weight [K, N], of a fixed number of rows, so that the order of
-    summation is always the same: [num_rows, N]."""
+    """Matmul of x [R, K] with the weight [K, N], padded to a fixed number of rows so that the order
+    of summation is always the same: [num_rows, N]."""
     missing = num_rows - len(x)
     if missing:
         x = torch.nn.functional.pad(x, (0, 0, 0, missing))

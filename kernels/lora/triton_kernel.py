@@ -3,9 +3,9 @@
     shrink   tile x rank x split of the input     s = A x, a partial sum per split
     expand   tile x block of output features      out += B (sum of the splits)
 
-Tiles are data on the device: graphs contain as many as a step of their size may need, and a program
-of an unused one exits. No tile depends on the number of tokens, so a token's result does not depend
-on the others.
+Tiles are data on the device: graphs contain as many as a step of their size may need, and programs
+of unused tiles exit. No tile depends on the number of tokens, so a token's result does not depend
+on other tokens.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -21,13 +21,14 @@ from kernels.registry import implements
 from kernels.tiles import cdiv
 
 _DEPTH = 128
-"""Input features per product."""
+"""Number of input features per matmul."""
 _SPLIT_DEPTH = 1024
-"""Input features per program: a decode step has few tiles, and reading A takes the time."""
+"""Number of input features per program: a decode step has few tiles, and its time is spent on
+reading A."""
 _MOST_RANK = 64
-"""Maximum ranks per product."""
+"""Maximum number of ranks per matmul."""
 _COLUMNS = 64
-"""Output features per product; no block of `LoraWeights.blocks` is wider."""
+"""Number of output features per matmul; no block of `LoraWeights.blocks` is wider."""
 
 
 @implements(add_lora_, "triton")

@@ -14,12 +14,12 @@ from kernels.mla_prefill.base import ExpandedRows, Expansion, KeyPiece, plan_exp
 from kernels.registry import op
 
 _MAX_PAIRS = 1 << 20
-"""Maximum pairs of queries and keys whose mask is computed at a time."""
+"""Maximum number of pairs of queries and keys whose mask is computed at a time."""
 
 
 class SoftmaxState(NamedTuple):
-    """Attention of queries to the pieces of their keys so far; without queries if all rows have
-    all keys in one piece."""
+    """Attention of queries to the pieces of their keys so far; it has no queries if all keys of
+    each row are in one piece."""
 
     output: torch.Tensor
     """fp32 [T or 0, H, Dv]."""
@@ -45,8 +45,8 @@ def mla_prefill(
     Args:
         q: [T, H, P + R]: queries, with rotary embedding of the last R dimensions; heads are
             contiguous, rows may be strided.
-        cache: [num_pages, page_size, 1, V + R]: latents and rotary parts of keys, those of the
-            step's tokens included, in the type of q or in FP8 (e4m3).
+        cache: [num_pages, page_size, 1, V + R]: latents and rotary parts of keys, including those
+            of the step's tokens, in the type of q or in FP8 (e4m3).
         up: [H * (P + Dv), V]: weight of the projection from latents to each head's key and value.
         rows: the rows' plan.
         sizes: H, V, R, P and Dv.
@@ -57,7 +57,7 @@ def mla_prefill(
     kept = out if rows.has_parts else out[:0]
     output = torch.empty_like(kept, dtype=torch.float32)
     state = SoftmaxState(output, output.new_empty(kept.shape[:2]))
-    # Always of the same size, so that the first measured step includes the largest.
+    # Always of the same size, so that the first profiled step includes the maximum.
     buffer = q.new_empty(sizes.most_keys, sizes.width)
     for piece in rows.pieces:
         latents = _gather(cache, piece.cells).to(q.dtype)
@@ -72,7 +72,8 @@ def mla_prefill(
 
 
 def _gather(cache: torch.Tensor, cells: torch.Tensor) -> torch.Tensor:
-    """Copies cells out of a cache: [K, V + R]; as bytes, since not all devices index FP8."""
+    """Copies cells out of a cache: [K, V + R]; as bytes, since not all devices support indexing
+    FP8."""
     rows = cache.view(-1, cache.shape[3])
     if cache.dtype.itemsize > 1:
         return rows.index_select(0, cells)
@@ -94,8 +95,8 @@ def attend_to_expanded(
 ) -> None:
     """Attends with the queries of a piece's rows to its keys.
 
-    Pieces of a row are attended to in order: each continues the softmax of the one before, and
-    the result is written once a query has attended to its last key.
+    Pieces of a row are attended to in order: each continues the softmax of the previous one, and
+    the result is written when a query has attended to its last key.
 
     Args:
         q: [T, H, P + R]; heads are contiguous, rows may be strided.
@@ -147,7 +148,7 @@ class _Queries(NamedTuple):
     scale: float
 
     def mask(self, num_keys: int) -> torch.Tensor:
-        """[n, num_keys]: 0 for keys that a query attends to, else -inf."""
+        """[n, num_keys]: 0 for keys to which a query attends, otherwise -inf."""
         positions = torch.arange(num_keys, device=self.q.device)
         visible = torch.arange(self.q.shape[1], device=self.q.device) + self.first + 1
         return causal_mask(positions, visible.unsqueeze(1)).to(self.q.dtype)

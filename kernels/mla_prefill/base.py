@@ -3,9 +3,9 @@
     absorbed   queries in the latent space; all heads share the cached latents as keys and values
     expanded   keys and values of each head, computed from the cached latents
 
-The absorbed form needs more operations for each pair of a query and a key, the expanded one needs
-operations for each key. So rows with many queries are expanded, in pieces of keys that bound the
-memory.
+The absorbed form needs more operations per pair of a query and a key; the expanded form needs
+additional operations per key. Rows with many queries are therefore expanded, in pieces of keys that
+bound the memory.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from kernels.attention.base import AttentionMetadata
 from kernels.attention.split import to_device
 
 MIN_QUERIES = 128
-"""Minimum queries of an expanded row: a tile of the Triton kernel."""
+"""Minimum number of queries of an expanded row: a tile of the Triton kernel."""
 _PIECE_BYTES = 128 << 20
-"""Maximum bytes of the keys and values that are expanded at a time."""
+"""Maximum size, in bytes, of the keys and values that are expanded at a time."""
 _MIN_KEYS = 128
-"""Minimum keys of a piece, for models with very many heads."""
+"""Minimum number of keys per piece, for models with very many heads."""
 
 
 class Expansion(NamedTuple):
     """Sizes of a rank's attention heads."""
 
     num_heads: int
-    """Heads of this rank."""
+    """Number of heads of this rank."""
     latent_dim: int
     """Dimensions of the latents, from which keys and values are computed."""
     rotary_dim: int
@@ -42,27 +42,28 @@ class Expansion(NamedTuple):
     value_dim: int
     """Dimensions of values."""
     itemsize: int
-    """Bytes of a number of an expanded key."""
+    """Size of an element of an expanded key, in bytes."""
 
     @property
     def width(self) -> int:
-        """Numbers per expanded key: keys without rotary embedding and values of all heads."""
+        """Number of elements per expanded key: keys without rotary embedding and values of all
+        heads."""
         return self.num_heads * (self.plain_dim + self.value_dim)
 
     @property
     def most_keys(self) -> int:
-        """Maximum keys of a piece: 128 MiB, which are 16,384 keys of 16 heads of 128 + 128
-        dimensions in bf16, or 2,048 keys of 128 heads."""
+        """Maximum number of keys per piece: 128 MiB, which is 16,384 keys with 16 heads of 128 +
+        128 dimensions in bf16, or 2,048 keys with 128 heads."""
         return max(_MIN_KEYS, _PIECE_BYTES // (self.width * self.itemsize))
 
     def saves_work(self, num_queries: int, seq_len: int) -> bool:
         """Whether a row needs fewer operations in expanded than in absorbed form.
 
         Per head, a pair of a query and a key takes 2 (latent + rotary + latent) operations in
-        absorbed form, and 2 (plain + rotary + value) in expanded form. To expand a key takes 2
-        latent (plain + value), as much as to absorb a query; so new tokens make no difference in
-        this part, and the prefix is what expanded form adds. For DeepSeek's 512, 64, 128 and 128
-        the border is at 171 queries with a long prefix.
+        absorbed form, and 2 (plain + rotary + value) in expanded form. Expanding a key takes 2
+        latent (plain + value), as much as absorbing a query. New tokens therefore cancel out in
+        this part, and only the prefix is an additional cost of expanded form. For DeepSeek's 512,
+        64, 128 and 128, the break-even point is 171 queries with a long prefix.
 
         Args:
             num_queries: number of queries.
@@ -98,7 +99,7 @@ class ExpandedRows:
     seq_lens: torch.Tensor
     """[B] int32: number of keys of each row."""
     key_start: torch.Tensor
-    """[B + 1] int32: offsets of the rows' keys among those of all rows."""
+    """[B + 1] int32: offsets of the rows' keys among the keys of all rows."""
     query_lens_host: Sequence[int]
     """[B]: number of queries per row."""
     seq_lens_host: Sequence[int]
@@ -113,11 +114,11 @@ class ExpandedRows:
 
 
 def plan_expanded_rows(extend: AttentionMetadata, most_keys: int) -> ExpandedRows:
-    """Plans rows of exact lengths. Does not wait for the device.
+    """Plans rows whose exact lengths are known. Does not wait for the device.
 
     Args:
         extend: rows with causal attention.
-        most_keys: maximum keys of a piece.
+        most_keys: maximum number of keys per piece.
     """
     assert extend.query_start is not None, "decodes are absorbed"
     device, lengths = extend.page_table.device, extend.seq_lens_host

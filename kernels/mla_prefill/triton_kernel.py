@@ -1,8 +1,8 @@
 """Triton attention of MLA prompts to expanded keys.
 
-A program computes a block of queries of one row and head. Keys are contiguous, and in two parts:
-that without rotary embedding beside the values, and the rotary one, which all heads share. If a
-row has several pieces of keys, a program continues the softmax of the piece before.
+A program computes a block of queries of one row and head. Keys are contiguous, in two parts: the
+part without rotary embedding is stored next to the values, and the rotary part is shared by all
+heads. If a row has several pieces of keys, a program continues the softmax of the previous piece.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -32,7 +32,7 @@ class _Blocks(NamedTuple):
 
 
 _WIDE = _Blocks(16, 16, 8, 1)
-"""Tiles for elements of 4 bytes; larger ones spill registers."""
+"""Tiles for 4-byte elements; larger ones would spill registers."""
 _AMPERE = _Blocks(64, 32, 4, 2)
 _HOPPER = _Blocks(128, 64, 8, 3)
 
@@ -93,7 +93,7 @@ def _expanded_kernel(
     first_query = tl.load(query_start_ptr + row)
     query_len = tl.load(query_start_ptr + row + 1) - first_query
     seq_len = tl.load(seq_len_ptr + row)
-    # Positions from here on are relative to the first key of the piece.
+    # Positions below are relative to the first key of the piece.
     first = seq_len - query_len - first_key
     lowest, highest_query = first + begin, first + tl.minimum(begin + BLOCK_M, query_len) - 1
     if (begin >= query_len) | (highest_query < 0):
@@ -122,7 +122,7 @@ def _expanded_kernel(
     total = tl.load(output_ptr + value_place, mask=kept & is_later, other=0.0)
     weights = tl.zeros((BLOCK_M,), tl.float32) + is_later.to(tl.float32)
 
-    # Before `border` no key is in the future of a query.
+    # Before `border`, no key is in the future of a query.
     stop = tl.minimum(highest_query + 1, last_key - first_key)
     border = tl.minimum(tl.maximum(lowest + 1, 0), stop) // BLOCK_N * BLOCK_N
     before = tl.load(key_start_ptr + row) - tl.load(key_start_ptr + first_row)
@@ -156,7 +156,8 @@ def _walk(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Continues an online softmax [M], in powers of 2, with tiles of keys from `start` up to
-    `stop`. If MASKED, keys from `stop` on are left out, and those after a query's position [M]."""
+    `stop`. If MASKED, keys at or after `stop`, and those after a query's position [M], are
+    masked."""
     plain, rotated, column = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_V)
     for block in range(start, stop, BLOCK_N):
         position = block + tl.arange(0, BLOCK_N)

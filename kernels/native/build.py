@@ -1,4 +1,4 @@
-"""Build of the library for this machine's processor, once, in the user's cache folder."""
+"""Build of the library for this machine's CPU, done once, in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _WITHOUT = {
     "AVX2": ["-mno-avx512f"],
     "SSE41": ["-mno-avx"],
 }
-"""Compiler flags that turn off instruction sets above a limit, together with those of the limits
-before it."""
+"""Compiler flags that disable the instruction sets above a limit, in addition to those of the
+limits before it."""
 
 
 class NativeUnavailable(RuntimeError):
@@ -46,7 +46,7 @@ def build_library() -> Path:
     if library.exists():
         return library
     with (folder / "lock").open("w") as lock:
-        # If several ranks start at once, one compiles, and the others wait for the result.
+        # If several ranks start at the same time, one compiles and the others wait for the result.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not library.exists():
             _compile(compiler, flags, library)
@@ -82,7 +82,8 @@ def _compiler() -> str:
 
 def _flags() -> list[str]:
     machine = "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
-    # All products and additions fuse, or none, since rows must not differ in rounding.
+    # Either all multiplications and additions are fused, or none, since rows must not differ in
+    # rounding.
     flags = ["-std=c++17", "-O3", "-ffp-contract=fast", "-fPIC", "-shared", "-pthread"]
     return [*flags, machine, *_flags_without(os.environ.get(MAX_CPU_ISA, ""))]
 
@@ -108,7 +109,7 @@ def _fingerprint(compiler: str, flags: list[str]) -> str:
 
 
 def processor() -> str:
-    """The system's description of the processor: flags, features and model."""
+    """The system's description of the CPU: flags, features and model."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         lines = cpuinfo.read_text().splitlines()
@@ -119,7 +120,7 @@ def processor() -> str:
 
 def cache_folder() -> Path:
     """A folder that only this user can write to, since code is loaded from it: the user's cache
-    folder, or else a new temporary one."""
+    folder, or a new temporary one."""
     return private_folder("native") or Path(tempfile.mkdtemp(prefix="rayfleet-native-"))
 
 

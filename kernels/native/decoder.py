@@ -28,7 +28,7 @@ _VECTOR = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinearTensors:
-    """A weight [out, in] and its bias [out]; None for no bias."""
+    """A weight [out, in] and its bias [out]; None if there is no bias."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -74,8 +74,8 @@ class ModelTensors:
     """Number of consecutive positions that attend to each other, blocks counted from position 0; 1
     for causal attention. Rows of a step must end with whole blocks."""
     layers: Iterable[LayerTensors]
-    """Layers in order; each is packed before the next is taken, so that the iterator may drop their
-    weights in between."""
+    """Layers in order; each is packed before the next one is requested, so that the iterator may
+    drop its weights in between."""
 
     def unsupported(self, page_size: int) -> str | None:
         """Reason why the library cannot run this model; None if it can."""
@@ -97,18 +97,18 @@ class ModelTensors:
 class NativeDecoder:
     """Forward passes and logits; activations are fp32 for all types of weights.
 
-    A token's result only depends, bitwise, on its own request: not on other rows, on the chunks of
-    its prompt, on its pages, or on the number of threads.
+    A token's result depends, bitwise, only on its own request: not on other rows, the chunks of its
+    prompt, its pages, or the number of threads.
 
     Args:
         model: weights, all of which are copied or packed, so they may be dropped afterwards. If
             `memory` is filled, only their shapes and types are used.
         page_size: tokens per page.
-        num_threads: maximum threads of a forward pass, including the caller's.
-        ms_per_thread: estimated milliseconds of work per further thread of a pass.
-        memory: memory for the copies, which may be filled with them already; None for memory of
-            this process.
-        all_reduce: sums an fp32 tensor over the ranks, in place; None for a single rank.
+        num_threads: maximum number of threads of a forward pass, including the caller's.
+        ms_per_thread: estimated milliseconds of work per additional thread of a pass.
+        memory: memory for the copies, which may already be filled with them; None for private
+            memory.
+        all_reduce: sums an fp32 tensor over the ranks, in place; None if there is only one rank.
 
     Raises:
         NativeUnavailable: the library cannot be compiled or loaded on this machine.
@@ -139,7 +139,7 @@ class NativeDecoder:
         self._reduce = Reduce(self._sum_over_ranks) if all_reduce else Reduce()
         self._layers = (LayerWeights * model.num_layers)(*map(self.pack_layer, model.layers))
         self.weights = self._describe(model, page_size)
-        """Weights and sizes, as the library reads them."""
+        """Weights and sizes in the form that the library reads."""
         self._handle: int | None = None
 
     def bind(self, caches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -167,7 +167,7 @@ class NativeDecoder:
             token_pool: int32 [slots, positions].
             page_table: int32 [slots, pages].
             logits_indices: int64 [S], contiguous, ascending: tokens whose hidden states are needed;
-                None for all. For others the last layer only computes keys and values.
+                None for all. For other tokens, the last layer only computes keys and values.
 
         Raises:
             Exception: the exception that `all_reduce` raised.
@@ -272,7 +272,7 @@ class NativeDecoder:
         )
 
     def _paired_gate_up(self, gate_up: LinearTensors) -> LinearTensors:
-        """Interleaves rows of gate and up projection, one vector of each in turn, padded with
+        """Interleaves rows of gate and up projection, alternating one vector of each, padded with
         zeros."""
         missing = self._inner_size - gate_up.weight.shape[0] // 2
 
@@ -300,7 +300,8 @@ class NativeDecoder:
         return LinearWeight(self._keep(packed), self.copy_floats(linear.bias), n, k)
 
     def copy_floats(self, values: torch.Tensor | None) -> int | None:
-        """Address of an fp32 copy, which is kept alive as long as the decoder; None for None."""
+        """Address of an fp32 copy, which is kept alive as long as the decoder; None if there are no
+        values."""
         return None if values is None else self._copy(values, torch.float32)
 
     def _copy(self, values: torch.Tensor, dtype: torch.dtype | None = None) -> int:
@@ -317,7 +318,7 @@ class NativeDecoder:
 
 
 def packed_bytes(model: ModelTensors, page_size: int) -> int:
-    """Bytes of a decoder's packed weights, from shapes and types.
+    """Size of a decoder's packed weights in bytes, from shapes and types.
 
     Raises:
         NativeUnavailable: the library cannot be compiled or loaded on this machine.
@@ -339,7 +340,7 @@ def pack_weight(weight: torch.Tensor, memory: WeightMemory | None = None) -> tor
 
 
 def multiply(x: torch.Tensor, packed: torch.Tensor, n: int) -> torch.Tensor:
-    """Product of x, fp32 [T, K], with a transposed packed weight [N, K]: fp32 [T, N], on one
+    """Matmul of x, fp32 [T, K], with a transposed packed weight [N, K]: fp32 [T, N], on one
     thread."""
     rows, k = x.shape
     source, out = x.contiguous(), torch.empty(rows, n)

@@ -21,7 +21,7 @@ IntArray = npt.NDArray[np.int64]
 class DraftTables:
     """Tokens, pages and sampling parameters of each slot, in arrays that the library reads.
 
-    A guess has a level, by the probability that the draft model gives it.
+    A guess has a level, according to its probability under the draft model.
     """
 
     token_pool: torch.Tensor
@@ -34,7 +34,7 @@ class DraftTables:
     top_k: IntArray
     seeds: IntArray
     end_tokens: IntArray
-    """[slots, n]: end tokens of each request, -1 for none."""
+    """[slots, n]: EOS and stop tokens of each request, padded with -1."""
     shares: FloatArray
     """[slots, levels]: probability that a guess of each level is correct."""
     bounds: FloatArray
@@ -59,8 +59,8 @@ class NativeDrafter:
     Args:
         decoder: decoder of the draft model, replicated on this rank, or the model's head, with its
             KV cache bound.
-        tables: tables of the slots. HAZARD: the library only holds their addresses.
-        most: maximum drafts of a row.
+        tables: tables of the slots. HAZARD: the library only keeps their addresses.
+        most: maximum number of drafts per row.
     """
 
     def __init__(self, decoder: NativeDecoder | NativeHead, tables: DraftTables, most: int) -> None:
@@ -97,9 +97,9 @@ class NativeDrafter:
         them to the token pool.
 
         Args:
-            rows: [R, 4], contiguous: slot, first position, number of tokens, maximum drafts. For a
-                head only the newest token.
-            threshold: minimum probability that a draft and all before it are accepted; the first
+            rows: [R, 4], contiguous: slot, first position, number of tokens, maximum number of
+                drafts. For a head, a row only has the newest token.
+            threshold: minimum probability that a draft and all earlier ones are accepted; the first
                 draft below it ends the row's drafts.
         """
         num_rows = len(rows)

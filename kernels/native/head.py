@@ -24,7 +24,8 @@ class HeadTensors:
     """[hidden, 2 * hidden]"""
     final_norm: torch.Tensor
     hidden_first: bool
-    """Whether the projection's input begins with the hidden state, and not with the embedding."""
+    """Whether the projection's input begins with the hidden state, rather than with the
+    embedding."""
     zeroes_first: bool
     """Whether the embedding is replaced by zeros at position 0."""
 
@@ -54,7 +55,7 @@ class NativeHead:
         self._outputs = torch.empty(0)
 
     def bind(self, cache: tuple[torch.Tensor, torch.Tensor], outputs: torch.Tensor) -> None:
-        """Sets the KV cache (keys, values) of the layer, and the outputs that drafts start from.
+        """Sets the KV cache (keys, values) of the layer, and the outputs from which drafts start.
         The model's caches must be bound first.
 
         Args:
@@ -102,7 +103,7 @@ class NativeHead:
         return outputs
 
     def draft(self, step: StepRows, drafting: Drafting) -> None:
-        """Drafts tokens after each row of one token, into the arrays of NativeDrafter."""
+        """Drafts tokens after each single-token row, into the arrays of NativeDrafter."""
         assert self._handle is not None, "bind must be called first"
         self._model.library.rayfleet_head_draft(
             self._handle, ctypes.byref(step), ctypes.byref(drafting)

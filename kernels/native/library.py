@@ -10,8 +10,8 @@ from kernels.native.build import NativeUnavailable, build_library
 _I64, _F32, _PTR = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
 Reduce = ctypes.CFUNCTYPE(ctypes.c_int32, _PTR, _I64)
-"""Callback that sums `count` values over ranks, in place: returns 0, or another number to abort the
-step."""
+"""Callback that sums `count` values over ranks, in place: returns 0, or any other number to abort
+the step."""
 
 
 class LinearWeight(ctypes.Structure):
@@ -118,7 +118,7 @@ def library() -> ctypes.CDLL:
     """The library, compiled if necessary and loaded once per process.
 
     Raises:
-        NativeUnavailable: it cannot be compiled or loaded on this machine.
+        NativeUnavailable: the library cannot be compiled or loaded on this machine.
     """
     try:
         loaded = ctypes.CDLL(str(build_library()))

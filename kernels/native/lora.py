@@ -1,5 +1,5 @@
-"""Native LoRA: products with low-rank weights in the compiled library, since a step with several
-adapters would take hundreds of torch's operators per layer."""
+"""Native LoRA: matmuls with low-rank weights in the compiled library, since a step with several
+adapters would take hundreds of torch operators per layer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class NativeLora:
         self, a: torch.Tensor, b: torch.Tensor, parts: Sequence[tuple[int, int, int]]
     ) -> None:
         self.ranks = torch.zeros(len(a), dtype=torch.int64)
-        """int64 [slots]: leading ranks of A and B that are not zero."""
+        """int64 [slots]: number of leading ranks of A and B that are not zero."""
         self._kept = a, b, self.ranks, torch.tensor(parts, dtype=torch.int64)
         self._is_bf16 = a.dtype == torch.bfloat16
         self._step = LoraStep(
@@ -47,8 +47,8 @@ class NativeLora:
         Args:
             out: [T, out], contiguous.
             x: [T, in], contiguous.
-            tokens: int64 [n]: rows of `out` and `x`, of one adapter after another.
-            groups: int64 [adapters, 3]: slot from 1, first of its `tokens`, end.
+            tokens: int64 [n]: rows of `out` and `x`, one adapter after another.
+            groups: int64 [adapters, 3]: 1-based slot, first of its `tokens`, end.
         """
         assert out.is_contiguous(), "tokens are rows"
         assert x.is_contiguous(), "tokens are rows"

@@ -1,6 +1,6 @@
-"""Speedup of bfloat16 over float32 weights in matmuls on this processor.
+"""Speedup of bfloat16 over float32 weights in matmuls on this CPU.
 
-Measured once per processor, and cached next to the compiled library.
+Measured once per CPU model and cached next to the compiled library.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from kernels.native.build import MAX_CPU_ISA, build_library, cache_folder, proce
 from kernels.native.decoder import multiply, pack_weight
 
 Multiplier = Literal["native", "torch"]
-"""Implementations of products: the compiled library, or torch with oneDNN."""
+"""Matmul implementations: the compiled library, or torch with oneDNN."""
 
 _INSTRUCTIONS = frozenset(("amx_bf16", "avx512_bf16", "bf16"))
-"""Instruction sets with products of bfloat16, as /proc/cpuinfo names them: AMX, AVX-512, ARM."""
+"""Instruction sets with bfloat16 dot products, named as in /proc/cpuinfo: AMX, AVX-512, ARM."""
 _LIMITS_WITHOUT = frozenset(("AVX512_CORE", "AVX512_CORE_VNNI", "AVX2", "AVX2_VNNI", "SSE41"))
-"""Limits of instruction sets (`MAX_CPU_ISA`) that exclude products of bfloat16."""
+"""Limits of instruction sets (`MAX_CPU_ISA`) that exclude bfloat16 dot products."""
 _SHAPE = (1024, 2048)
-"""Shape of the weight, [N, K]: 8 MiB in float32, more than a core's caches."""
+"""Shape of the weight, [N, K]: 8 MiB in float32, more than fits in a core's caches."""
 _ROWS = (1, 32)
 """Numbers of rows: one request, and a batch; bfloat16 must be faster for both."""
 _ROUNDS = 5
 
 
 def has_bf16_products() -> bool:
-    """Whether the processor has bfloat16 instructions; others convert to float32 first."""
+    """Whether the CPU has bfloat16 instructions; others convert to float32 first."""
     limits = {os.environ.get(MAX_CPU_ISA, ""), os.environ.get("ONEDNN_MAX_CPU_ISA", "")}
     if limits & _LIMITS_WITHOUT:
         return False
@@ -46,7 +46,7 @@ def bf16_speedup(multiplier: Multiplier) -> float:
     """Ratio of matmul times with weights in float32 and in bfloat16; the minimum over all numbers
     of rows.
 
-    Takes about 0.1 s the first time on a processor; cached afterwards.
+    Takes about 0.1 s the first time on a CPU model; cached afterwards.
 
     Raises:
         NativeUnavailable: `multiplier` is "native", and the library cannot be compiled or loaded on
@@ -69,7 +69,7 @@ def _key(multiplier: Multiplier) -> str:
 
 def _keep(path: Path, speedup: float) -> None:
     unfinished = path.with_suffix(f".{os.getpid()}")
-    with contextlib.suppress(OSError):  # without the file, the next start measures again
+    with contextlib.suppress(OSError):  # without the file, the next startup measures again
         unfinished.write_text(json.dumps(speedup))
         unfinished.rename(path)
 

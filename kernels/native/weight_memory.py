@@ -9,20 +9,20 @@ import torch
 _CHUNK_BYTES = 32 << 20
 _HUGE_PAGE_BYTES = 2 << 20
 _ALIGNMENT = 64
-"""Alignment of weights in bytes, a cache line."""
+"""Alignment of weights in bytes: a cache line."""
 
 
 class WeightMemory:
     """Memory from large chunks, in huge pages if the system grants them.
 
-    A step reads all weights, so with pages of 4 KiB it waits for an address translation at every
-    64th cache line: steps of 8 to 32 rows with a model of 100 M parameters were 8 to 12 % faster
-    with huge pages.
+    A step reads all weights, so with 4 KiB pages, it waits for an address translation at every 64th
+    cache line: steps of 8 to 32 rows with a model of 100 M parameters were 8 to 12 % faster with
+    huge pages.
     """
 
     is_filled = False
-    """Whether the memory already holds its values, in the order of allocations of an earlier
-    process, as in a cached file."""
+    """Whether the memory already has its values, in the order in which an earlier process allocated
+    them, as in a cached file."""
 
     def __init__(self) -> None:
         self._chunk: torch.Tensor = torch.empty(0, dtype=torch.uint8)
@@ -45,7 +45,7 @@ class WeightMemory:
 class CountedMemory(WeightMemory):
     """Counts the bytes that would be allocated, without allocating memory."""
 
-    is_filled = True  # so that nothing is written
+    is_filled = True  # so that the caller writes nothing
 
     def __init__(self) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ class PenaltyRows:
     ends: torch.Tensor
     """int64: number of tokens before the new one."""
     num_drafts: torch.Tensor
-    """int64: number of last tokens that are drafts, which are not in `counts` yet."""
+    """int64: number of trailing tokens that are drafts, which are not in `counts` yet."""
     most_drafts: int
     """Largest of `num_drafts`."""
     frequency: torch.Tensor

@@ -24,7 +24,7 @@ def prepare_latents(
     query_scale: torch.Tensor | None = None,
     cache_scale: float = 1.0,
 ) -> None:
-    """Applies rotary embedding and factors to queries; normalises latents, applies rotary embedding
+    """Applies rotary embedding and factors to queries; normalizes latents, applies rotary embedding
     to the shared part of the keys, and writes both to the cache.
 
     Each operation rounds to the type of q, as in `qk_norm_rope_store`. A token's result is bitwise
@@ -32,17 +32,18 @@ def prepare_latents(
 
     Args:
         q: [T, H, P + R], with rotary embedding of the last R dimensions; rows may be strided. The
-            first P are scaled in place; with `queries` the others are undefined afterwards,
-            without they are rotated in place.
-        queries: [T, H, V + R], contiguous; the last R dimensions of each head are written. None
-            for attention in expanded form.
+            first P are scaled in place; the others are undefined afterwards with `queries`, and
+            rotated in place without.
+        queries: [T, H, V + R], contiguous; the last R dimensions of each head are written. None if
+            attention is computed in expanded form.
         rows: latents and rotary parts of the tokens' keys.
         cache: [num_pages, page_size, 1, V + R], contiguous, in the type of q or in FP8 (e4m3).
         slot_mapping: int64 [T], as in `qk_norm_rope_store`.
         positions: int64 [T].
-        cos_sin_cache: fp32 [positions, R], as in `qk_norm_rope_store`; None for no rotary
+        cos_sin_cache: fp32 [positions, R], as in `qk_norm_rope_store`; None if there is no rotary
             embedding.
-        query_scale: fp32 [positions]: factors of queries by position; None for no factors.
+        query_scale: fp32 [positions]: factors of queries by position; None if queries are not
+            scaled.
         cache_scale: scale of an FP8 cache, as in `qk_norm_rope_store`.
     """
     value_dim, rotary_dim = rows.latents.shape[1], rows.rotating.shape[1]

@@ -15,7 +15,8 @@ from kernels.rms_norm.triton_kernel import normalise
 from kernels.tiles import cdiv, next_power_of_2
 
 _HEADS = 16
-"""Maximum heads of a program, so that a prompt has few programs, and a single token several."""
+"""Maximum number of heads per program, so that a prompt has few programs and a single token has
+several."""
 
 
 @implements(prepare_latents, "triton")
@@ -31,7 +32,7 @@ def launch_prepare_latents(
     query_scale: torch.Tensor | None = None,
     cache_scale: float = 1.0,
 ) -> None:
-    """Launches a grid of (tokens, blocks of heads and one for the cache)."""
+    """Launches a grid of (tokens, blocks of heads plus one for the cache)."""
     num_tokens, num_heads, query_dim = q.shape
     if not num_tokens:
         return

@@ -19,4 +19,4 @@ class HeadNorms(NamedTuple):
     after_rotation: bool = False
     """Whether norms are applied after rotary embedding instead of before."""
     of_values: bool = False
-    """Whether heads of values are also normalised, without weight."""
+    """Whether heads of values are also normalized, without a weight."""

@@ -35,8 +35,8 @@ def qk_norm_rope_store(
     Args:
         q: [T, Hq, D]; may be overwritten by the result. q, k and v may be strided views whose last
             dimension is contiguous.
-        k: [T, Hkv, D]; undefined afterwards. Without heads (Hkv = 0) nothing is stored: for layers
-            that read the cache of another layer.
+        k: [T, Hkv, D]; undefined afterwards. Without heads (Hkv = 0), nothing is stored; this is
+            for layers that read another layer's cache.
         v: [T, Hkv, Dv].
         caches: keys [num_pages, page_size, Hkv, D] and values [num_pages, page_size, Hkv, Dv],
             contiguous, in the type of q or in FP8 (e4m3).
@@ -44,12 +44,13 @@ def qk_norm_rope_store(
             rows may share a cell of the dummy page, with an arbitrary result.
         positions: int64 [T].
         cos_sin_cache: fp32 [positions, R]: cosines in the first half of each row, sines in the
-            second, for the first R dimensions of a head in NeoX layout (two halves). None for no
-            rotary embedding.
+            second, for the first R dimensions of a head in NeoX layout (two halves). None if there
+            is no rotary embedding.
         norms: norms over each head; None if unused.
-        query_scale: fp32 [positions]: factors of queries by position; None for no factors.
-        cache_scales: scales of keys and values in FP8 caches, which hold their quotients, clamped
-            to the range of e4m3.
+        query_scale: fp32 [positions]: factors of queries by position; None if queries are not
+            scaled.
+        cache_scales: scales of keys and values in FP8 caches, which contain keys and values divided
+            by them, clamped to the range of e4m3.
     """
     if norms is not None and norms.of_values:
         v = rms_norm(v, torch.ones_like(v[0, 0]), norms.eps)
@@ -69,10 +70,10 @@ def qk_norm_rope_store(
 def rotary_embedding(
     q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin_cache: torch.Tensor
 ) -> None:
-    """Applies rotary embedding to heads [T, Hq, D] and [T, Hkv, D] in place, by positions int64
+    """Applies rotary embedding to heads [T, Hq, D] and [T, Hkv, D] in place, at positions int64
     [T].
 
-    In one pass if k directly follows q in memory. The table is as in `qk_norm_rope_store`.
+    This takes one pass if k directly follows q in memory. The table is as in `qk_norm_rope_store`.
     """
     cos_sin = cos_sin_cache.index_select(0, positions).unsqueeze(1)
     cos, sin = cos_sin.chunk(2, dim=-1)
@@ -93,7 +94,7 @@ def rotate_heads(x: torch.Tensor, positions: torch.Tensor, cos_sin_cache: torch.
 
 def _joined_heads(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
     """The heads of q and k as one view [T, Hq + Hkv, D], if they are adjacent in the output of a
-    fused projection; else None."""
+    fused projection; otherwise None."""
     tokens, num_q_heads, head_dim = q.shape
     follows = (
         q.dtype == k.dtype
@@ -109,8 +110,9 @@ def _joined_heads(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    # Separate multiplications and additions, not fused ones, round alike in vectorized loops and in
-    # their scalar tails, so a token's result does not depend on its place in the batch.
+    # Separate multiplications and additions, unlike fused ones, round in the same way in vectorized
+    # loops and in their scalar tails, so a token's result does not depend on its position in the
+    # batch.
     half = cos.shape[-1]
     first, second = x[..., :half], x[..., half : 2 * half]
     if x.dtype == torch.float32:
@@ -142,9 +144,9 @@ def write_cells(
     cells: torch.Tensor, slot_mapping: torch.Tensor, rows: torch.Tensor, scale: float
 ) -> None:
     """Writes rows [T, N] to the cells [C, N] of a cache with the indices `slot_mapping` [T]; FP8
-    cells hold rows / scale, clamped to the range of e4m3."""
+    cells contain rows / scale, clamped to the range of e4m3."""
     if cells.dtype == torch.float8_e4m3fn:
         scaled = (rows.float() * (1.0 / scale)).clamp_(-_FP8_MAX, _FP8_MAX)
-        # Bytes, since torch has no index_copy_ for FP8.
+        # As bytes, since torch has no index_copy_ for FP8.
         rows, cells = scaled.to(cells.dtype).view(torch.uint8), cells.view(torch.uint8)
     cells.index_copy_(0, slot_mapping, rows)

@@ -1,4 +1,4 @@
-"""Quantization of activations to FP8 (e4m3), for products with FP8 weights."""
+"""Quantization of activations to FP8 (e4m3), for matmuls with FP8 weights."""
 
 from __future__ import annotations
 

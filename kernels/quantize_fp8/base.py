@@ -9,20 +9,21 @@ import torch
 LARGEST = 448.0
 """Largest number in e4m3."""
 LEAST_MAXIMUM = 1e-10
-"""Minimum of the maximum that determines a scale, for groups of zeros."""
+"""Lower bound of the maximum magnitude that determines a scale, for groups of zeros."""
 BLOCK = 128
-"""Features that share a scale if rows have several: DeepSeek's blocks of 1 x 128."""
+"""Number of features that share a scale if rows have several: DeepSeek's blocks of 1 x 128."""
 _ROWS = 16
-"""Rows are padded to a multiple of it: cuBLASLt reads scales of blocks by 16 bytes or more."""
+"""Rows are padded to a multiple of this: cuBLASLt reads block scales in units of at least 16
+bytes."""
 
 
 class Fp8Inputs(NamedTuple):
-    """FP8 rows that a product reads."""
+    """Format of FP8 rows that a matmul reads."""
 
     by_block: bool
-    """Whether each block of 128 features has a scale, instead of each row."""
+    """Whether each block of 128 features has a scale, rather than each row."""
     min_rows: int
-    """Minimum number of rows for which they are used."""
+    """Minimum number of rows for which FP8 rows are used."""
 
 
 class Fp8Rows(NamedTuple):
@@ -30,8 +31,8 @@ class Fp8Rows(NamedTuple):
     multiple of 128, with zeros."""
 
     codes: torch.Tensor
-    """e4m3 [T, K], contiguous; of each four features the two in the middle are swapped, as in
-    words of weights (`kernels.linear.packed_codes`)."""
+    """e4m3 [T, K], contiguous; in each group of four features, the two in the middle are swapped,
+    as in the words of weights (`kernels.linear.packed_codes`)."""
     scales: torch.Tensor
     """fp32 [T, K / 128], adjacent along T: scales of blocks of 128 features; or [T, 1], with both
     strides 1, as `scaled_mm` checks."""
@@ -45,7 +46,7 @@ def empty_rows(count: int, features: int, *, by_block: bool, device: torch.devic
     Args:
         count: number of rows without padding.
         features: number of features without padding.
-        by_block: whether each block of 128 features has a scale, instead of each row.
+        by_block: whether each block of 128 features has a scale, rather than each row.
         device: device of the rows.
     """
     rows, depth = padded_rows(count), padded_depth(features)

@@ -22,7 +22,7 @@ def quantize_fp8(x: torch.Tensor, *, by_block: bool) -> Fp8Rows:
 
     Args:
         x: [T, K].
-        by_block: whether each block of 128 features has a scale, instead of each row.
+        by_block: whether each block of 128 features has a scale, rather than each row.
     """
     rows, depth = x.shape
     values = x.new_zeros(padded_rows(rows), padded_depth(depth), dtype=torch.float32)

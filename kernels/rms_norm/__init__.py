@@ -1,4 +1,4 @@
-"""RMSNorm over rows, or over heads. On CPU all operations are elementwise or over single rows, so
+"""RMSNorm over rows, or over heads. On CPU, all operations are elementwise or over single rows, so
 rows do not depend on others."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from kernels.registry import op
 
 @op
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Normalises the last dimension of `x` ([T, H] or [T, N, D]) and multiplies it by `weight`.
+    """Normalizes the last dimension of `x` ([T, H] or [T, N, D]) and multiplies it by `weight`.
 
     The mean square is computed in fp32; the output has the type of `x`. The last dimension must be
     contiguous, others may be strided (a slice of a fused projection).
@@ -30,8 +30,8 @@ def rms_norm_pair(
     weights: tuple[torch.Tensor, torch.Tensor],
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`rms_norm` of [T, N] and of [T, M] with two weights, in one launch on CUDA: for QK norm over
-    all heads together. Rows may be strided."""
+    """`rms_norm` of [T, N] and of [T, M] with two weights, in one launch on CUDA: used for QK norm
+    over all heads together. Rows may be strided."""
     return rms_norm(first, weights[0], eps), rms_norm(second, weights[1], eps)
 
 

@@ -1,4 +1,4 @@
-"""Triton RMSNorm: one program per normalised row."""
+"""Triton RMSNorm: one program per normalized row."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations

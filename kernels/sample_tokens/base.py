@@ -12,7 +12,7 @@ GREEDY_BELOW = 1e-5
 
 
 class TokenCells(NamedTuple):
-    """Cells of a pool that sampled tokens are written to."""
+    """Cells of a pool to which sampled tokens are written."""
 
     tokens: torch.Tensor
     """int32 [n]: the flat token pool."""

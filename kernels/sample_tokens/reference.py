@@ -1,8 +1,8 @@
-"""Torch reference of sampling: logits over temperature, filtered, plus keyed noise.
+"""Torch reference of sampling: logits divided by temperature, filtered, plus keyed noise.
 
-HAZARD(invariance): a row's sample must not depend on other rows. All operations are elementwise,
-compare, or sum integers; floating-point sums are avoided, since their order may depend on the
-number of rows.
+HAZARD(invariance): a row's sample must not depend on other rows. All operations are elementwise
+operations, comparisons or integer sums; floating-point sums are avoided, since their order may
+depend on the number of rows.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ def sample_tokens(
     """Samples one token per row of fp32 logits [R, vocab]: int64 [R].
 
     A row's sample is a function of its own logits, parameters, seed and position. Does not wait for
-    the device, and launches only depend on shapes: a captured graph samples any mixture of greedy
-    and random rows. For rows without a finite logit the token is arbitrary.
+    the device, and launches only depend on shapes, so a captured graph can sample any mixture of
+    greedy and random rows. For rows without a finite logit, the token is arbitrary.
 
     Args:
         logits: fp32 [R, vocab].
         parameters: sampling parameters of the rows.
         out: int64 [R], for the result; None for a new tensor.
-        cells: further cells that the tokens are written to; None if unused.
+        cells: further cells to which the tokens are written; None if unused.
     """
-    # Rows without a temperature are sampled like the others, and replaced.
+    # Greedy rows are sampled like the others, and their samples are then replaced.
     is_greedy = parameters.temperature < GREEDY_BELOW
     noise = gumbel_noise(parameters.seeds, parameters.positions, logits.shape[-1])
     sampled = noise.add_(masked_logits(logits, parameters)).argmax(dim=-1)
@@ -45,8 +45,8 @@ def sample_tokens(
 
 
 def masked_logits(logits: torch.Tensor, parameters: SamplingParameters) -> torch.Tensor:
-    """Logits over temperature, with -inf for tokens that min-p, top-k or top-p exclude. Logits of
-    greedy rows are not divided.
+    """Logits divided by temperature, with -inf for tokens excluded by min-p, top-k or top-p. Logits
+    of greedy rows are not divided.
 
     The order is vLLM's: temperature, min-p, top-k, then top-p over the remaining tokens.
     """
@@ -58,7 +58,8 @@ def masked_logits(logits: torch.Tensor, parameters: SamplingParameters) -> torch
     if parameters.top_k is not None:
         max_top_k = parameters.max_top_k
         if max_top_k is None:
-            # Reading the maximum would wait for the device; the vocabulary is also a bound.
+            # Reading the maximum would synchronize with the device; the vocabulary size is also a
+            # bound.
             is_known = parameters.top_k.is_cpu
             max_top_k = int(parameters.top_k.max()) if is_known else logits.shape[-1]
         _drop_below(scaled, top_k_threshold(scaled, parameters.top_k, max(1, max_top_k)))

@@ -1,7 +1,7 @@
 """Triton sampling: the best token of each chunk of the vocabulary, then the best of all chunks.
 
-Filters become one threshold per row, the smallest logit that they keep (`triton_threshold`). Noise
-is computed when added, and never stored.
+Filters become one threshold per row: the smallest logit that they keep (`triton_threshold`). Noise
+is computed when it is added and never stored.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -28,7 +28,7 @@ def launch_sample_tokens(
     out: torch.Tensor | None = None,
     cells: TokenCells | None = None,
 ) -> torch.Tensor:
-    """Launches two kernels, and four before them if rows may have filters."""
+    """Launches two kernels, preceded by four others if rows may have filters."""
     assert logits.dtype == torch.float32, f"sampling needs fp32 logits, got {logits.dtype}"
     assert logits.stride(1) == 1, "logits of a row must be contiguous"
     rows, vocab_size = logits.shape
@@ -87,7 +87,8 @@ def _sample_kernel(
         value = noise + scaled
         if FILTERS:
             value = tl.where(scaled >= tl.load(threshold_ptr + row), value, float("-inf"))
-    # NaN would make the result depend on the order of the reduction, and could win past the row.
+    # NaN would make the result depend on the order of the reduction, and a token past the end of
+    # the row could win.
     value = tl.where(inside & (value == value), value, float("-inf"))
     best, place = tl.max(value, axis=0, return_indices=True)
     cell = row * tl.num_programs(1) + chunk

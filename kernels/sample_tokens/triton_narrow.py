@@ -3,8 +3,8 @@
 The first kernel stores the largest logit of each segment of 128 tokens. At least k tokens are not
 below the k-th largest of these, so the k largest logits are in the segments that reach it. The
 second kernel, one program per row, gathers these segments' tokens and searches among them. Rows
-that it leaves open (flat distributions, thousands of tokens to keep or equal) are searched by
-histograms (`triton_threshold`).
+that it leaves open (flat distributions, or thousands of equal logits or tokens to keep) are
+searched with histograms (`triton_threshold`).
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -28,17 +28,17 @@ SEGMENT = 128
 NUM_BUCKETS = 2048
 NUM_CANDIDATES = 4096
 _NUCLEUS_SEGMENTS = 256
-"""Segments in which a nucleus is searched without top-k; language models' nuclei of 0.95 have tens
-of tokens."""
+"""Number of segments in which a nucleus is searched without top-k; nuclei of 0.95 of language
+models have tens of tokens."""
 _MOST_SEGMENTS = 512
-"""Maximum segments that are gathered."""
+"""Maximum number of segments that are gathered."""
 _TILE = 16
-"""Segments that are gathered at a time."""
+"""Number of segments that are gathered at a time."""
 _TOLERANCE = 2.0**-12
-"""Relative error allowed for a sum of fp32 weights: eight times that of logits up to
-`_LARGEST_EXACT`, and far above that of any order of additions."""
+"""Relative error allowed for a sum of fp32 weights: eight times the error of logits up to
+`_LARGEST_EXACT`, and far more than any order of additions can cause."""
 _LARGEST_EXACT = 512.0
-"""Magnitude of logits over temperature below which sums of fp32 weights are used."""
+"""Maximum magnitude of logits divided by temperature for which sums of fp32 weights are used."""
 
 GREEDY_BELOW = tl.constexpr(base.GREEDY_BELOW)
 WEIGHT_SCALE = tl.constexpr(2.0**thresholds.WEIGHT_BITS)
@@ -57,12 +57,12 @@ class Narrowed(NamedTuple):
     """Thresholds of rows that keep few tokens, and inputs of the search for the others."""
 
     thresholds: torch.Tensor
-    """fp32 [R]: thresholds of logits over temperature; -inf for rows without filters; the minimum
-    of min-p for open rows."""
+    """fp32 [R]: thresholds of logits divided by temperature; -inf for rows without filters, min-p's
+    threshold for open rows."""
     is_open: torch.Tensor
-    """int32 [R]: 1 for rows whose thresholds are not found yet, else 0."""
+    """int32 [R]: 1 for rows whose thresholds have not been found yet, otherwise 0."""
     best: torch.Tensor
-    """fp32 [R]: largest logits over temperature; unset for greedy rows."""
+    """fp32 [R]: largest logits divided by temperature; unset for greedy rows."""
     maxima: torch.Tensor
     """fp32 [R, segments]: largest logit of each segment, -inf for NaN; padded to whole chunks."""
     counts: torch.Tensor
@@ -134,8 +134,8 @@ def _maxima_kernel(
     logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, maxima_ptr, sums_ptr, vocab_size,
     row_stride, HAS_TOP_K: tl.constexpr, HAS_TOP_P: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Stores the largest logit of each segment and, for rows with top-p alone, the sum of the
-    weights of its tokens relative to that of the largest."""
+    """Stores the largest logit of each segment and, for rows that only have top-p, the sum of its
+    tokens' weights relative to the largest."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = chunk * CHUNK + tl.arange(0, CHUNK)
     value = tl.load(
@@ -189,7 +189,7 @@ def _narrow_kernel(
                 scaled = tl.load(
                     candidates_ptr + row * CAPACITY + cell, mask=cell < number, other=float("-inf")
                 )
-                # Sums of rows with top-p alone.
+                # Sums of rows that only have top-p.
                 total = tl.full((), 0.0, tl.float32)
                 is_whole = (top_k > 0) | (least <= threshold)
                 if HAS_TOP_P:
@@ -212,8 +212,8 @@ def _narrow_kernel(
 def _gather(
     logits, segments, candidates, segment, largest, least, temperature, vocab_size
 ):  # fmt: skip
-    """Stores logits over temperature that are at least `least` as candidates, and returns their
-    number, or a larger one than CAPACITY if too many segments have any."""
+    """Stores logits divided by temperature that are at least `least` as candidates; returns their
+    number, or a number larger than CAPACITY if too many segments have any."""
     chosen = (largest >= least) & (largest > float("-inf"))
     count = tl.sum(chosen.to(tl.int32), axis=0)
     number = tl.full((), 0, tl.int32)
@@ -243,15 +243,15 @@ def _search(
     scaled, number, best, threshold, top_k, top_p, total, is_whole,
     HAS_TOP_K: tl.constexpr, HAS_TOP_P: tl.constexpr,
 ):  # fmt: skip
-    """A row's threshold, and 1 if it is not among the candidates, else 0.
+    """A row's threshold, and 1 if it is not among the candidates, otherwise 0.
 
     Args:
         scaled: [CAPACITY]: the candidates, then -inf.
         number: number of candidates.
         best: the row's largest logit.
         threshold: the smallest logit that min-p keeps.
-        top_k: top-k; 0 for none.
-        top_p: top-p; 1 for none.
+        top_k: top-k; 0 if there is none.
+        top_p: top-p; 1 if there is none.
         total: sum of all weights relative to that of `best`, if not all kept tokens are candidates.
         is_whole: whether all tokens that min-p and top-k keep are candidates.
     """
@@ -282,7 +282,8 @@ def _search(
 
 @triton.jit
 def _nth_largest(values, wanted):
-    """The largest value such that at least `wanted` values reach it; -inf if there are fewer."""
+    """The largest value v for which at least `wanted` values are >= v; -inf if there are fewer
+    values."""
     keys = key_of(values).to(tl.int32)
     low, high = tl.min(keys, axis=0).to(tl.int64), tl.max(keys, axis=0).to(tl.int64)
     is_reached = wanted <= values.shape[0]
@@ -297,7 +298,7 @@ def _nth_largest(values, wanted):
 
 @triton.jit
 def _weighted(values, weights, target):
-    """The largest value such that the weights of values that reach it add up to the target."""
+    """The largest value v for which the weights of all values >= v sum to at least `target`."""
     keys = key_of(values).to(tl.int32)
     low, high = tl.min(keys, axis=0).to(tl.int64), tl.max(keys, axis=0).to(tl.int64)
     while low < high:
@@ -313,7 +314,7 @@ def _weighted(values, weights, target):
 def filters_of_row(
     row, temperature, top_k_ptr, top_p_ptr, HAS_TOP_K: tl.constexpr, HAS_TOP_P: tl.constexpr
 ):  # fmt: skip
-    """The row's top-k, 0 for none, and top-p, 1 for none."""
+    """The row's top-k (0 if there is none) and top-p (1 if there is none)."""
     top_k = tl.full((), 0, tl.int64)
     top_p = tl.full((), 1.0, tl.float32)
     if temperature >= GREEDY_BELOW:

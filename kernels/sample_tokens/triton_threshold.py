@@ -1,12 +1,13 @@
 """Triton thresholds of min-p, top-k and top-p: the smallest logit that they keep in each row,
 without sorting.
 
-Four launches: two find thresholds in one read of the logits (`triton_narrow`), except in flat rows.
-For those follow histograms of counts and weights by distance from the row's maximum, and, with one
-program per row, the buckets of the searched logits, the logits in these buckets, gathered, and a
-bisection among them. All sums that decide are of integers, so they do not depend on the order of
-additions, and a row's result does not depend on other rows. A few thousand gathered logits are
-stored; if more are in the buckets (many equal logits), the bisection reads the row itself.
+There are four launches. Two find thresholds in one read of the logits (`triton_narrow`), except in
+flat rows. For those, the third builds histograms of counts and weights by distance from the row's
+maximum. The fourth has one program per row, which finds the buckets of the searched logits, gathers
+the logits in these buckets and bisects them. All sums that affect the result are integer sums, so
+they do not depend on the order of additions, and a row's result does not depend on other rows. A
+few thousand gathered logits are stored; if more are in the buckets (many equal logits), the
+bisection reads the row itself.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -42,10 +43,11 @@ _BUCKETS_PER_LOGIT = tl.constexpr(32.0)
 
 
 class Thresholds(NamedTuple):
-    """Thresholds of rows, and the largest logits of segments, of which those below are skipped."""
+    """Thresholds of rows, and the largest logits of segments; segments below the threshold are
+    skipped."""
 
     values: torch.Tensor
-    """fp32 [R]: thresholds of logits over temperature; -inf for rows without filters."""
+    """fp32 [R]: thresholds of logits divided by temperature; -inf for rows without filters."""
     maxima: torch.Tensor
     """fp32 [R, segments]: largest logit of each segment, before temperature."""
 
@@ -142,10 +144,10 @@ def _search_kernel(
 def _locate(
     counts_ptr, weights_ptr, top_k, top_p, HAS_TOP_K: tl.constexpr, HAS_TOP_P: tl.constexpr
 ):  # fmt: skip
-    """Buckets of a row's histograms, and what they hold: the bucket of the k-th largest logit (-1
-    without top-k), and how many of its logits are among the k largest; the weight above that
-    bucket, or of all; the first and last bucket in which the nucleus may end (-1 without top-p),
-    and the weight above the first."""
+    """Buckets of a row's histograms: the bucket of the k-th largest logit (-1 without top-k) and
+    how many of its logits are among the k largest; the weight above that bucket, or of all buckets;
+    the first and last bucket in which the nucleus may end (-1 without top-p), and the weight above
+    the first."""
     bucket = tl.arange(0, BUCKETS)
     k_bucket = tl.full((), -1, tl.int64)
     k_rest = tl.full((), 0, tl.int64)
@@ -166,8 +168,8 @@ def _locate(
             weight_above = tl.sum(tl.where(bucket < stop, weights, 0), axis=0)
             most = tl.sum(tl.where(bucket <= stop, weights, 0), axis=0)
             reached = tl.cumsum(weights, axis=0)
-            # The share of the k-th logit's bucket is not known yet; its full weight is an upper
-            # bound.
+            # The share of the k-th logit's bucket is not known yet; the bucket's full weight is an
+            # upper bound.
             first = tl.sum((reached < target_of(top_p, weight_above)).to(tl.int64), axis=0)
             last = tl.sum((reached < target_of(top_p, most)).to(tl.int64), axis=0)
             first = tl.minimum(first, BUCKETS - 1)
@@ -203,8 +205,8 @@ def _least(
     source, length, best, floor, temperature, first, last, wanted,
     WEIGHTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The largest logit in the buckets such that it and larger ones reach `wanted`, by weight if
-    WEIGHTED, else by count."""
+    """The largest logit in the buckets for which it and larger logits reach `wanted`, by weight if
+    WEIGHTED, otherwise by count."""
     low, high = _key_range(source, length, best, floor, temperature, first, last, BLOCK)
     while low < high:
         middle = low + (high - low + 1) // 2
@@ -265,7 +267,7 @@ def _candidates(
 
 @triton.jit
 def _range_of(row, min_p_ptr, best_ptr, HAS_MIN_P: tl.constexpr):
-    """The row's largest logit over temperature, and the smallest one that min-p keeps."""
+    """The row's largest logit divided by temperature, and the smallest one that min-p keeps."""
     best = tl.load(best_ptr + row)
     floor = tl.full((), float("-inf"), tl.float32)
     if HAS_MIN_P:

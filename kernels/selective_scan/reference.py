@@ -24,7 +24,7 @@ def selective_scan(
 ) -> torch.Tensor:
     """Scans the tokens of all rows, computed in fp32; updates and stores the rows' states.
 
-    The reference computes rows of one token together, and longer ones one after another.
+    The reference computes rows with one token together, and longer ones one after another.
 
     Args:
         x: [T, H * P + 2 * G * N], contiguous: inputs, B and C (`ScanLayer.widths`).
@@ -52,7 +52,8 @@ def selective_scan(
 
 
 class ScanInputs(NamedTuple):
-    """Inputs of T positions by head, fp32: consecutive ones of a row, or one each of T rows."""
+    """Inputs of T positions by head, fp32: consecutive positions of a row, or one position of each
+    of T rows."""
 
     x: torch.Tensor
     """[T, H, P]: inputs times step sizes."""
@@ -123,8 +124,8 @@ def scan_chunks(
 
 
 def _chunk(inputs: ScanInputs, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advances one row by matrix products: a position's output is the state's part, and the sum
-    over earlier positions of (C B^T), faded, times their inputs."""
+    """Advances one row with matmuls: a position's output is the contribution of the state plus the
+    sum over earlier positions of decayed (C B^T) times their inputs."""
     x, b, c = (part.transpose(0, 1) for part in inputs[:3])
     faded = inputs.decay.T.cumsum(1)
     between = (faded.unsqueeze(2) - faded.unsqueeze(1)).tril()

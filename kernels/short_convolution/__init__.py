@@ -1,4 +1,4 @@
-"""Short causal convolution of each channel over its last N inputs, which are a state per request.
+"""Short causal convolution of each channel over its last N inputs, which are per-request state.
 
     y_t = bias + sum over n < N of weight_n x_(t - N + 1 + n), possibly followed by SiLU
 

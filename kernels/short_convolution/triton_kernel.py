@@ -16,9 +16,9 @@ from kernels.states import StateRows
 from kernels.tiles import cdiv
 
 _CHANNELS: Final = 256
-"""Channels of a program."""
+"""Number of channels per program."""
 _RUNS: Final = 4
-"""Programs that share the tokens of a piece."""
+"""Number of programs among which the tokens of a piece are divided."""
 
 
 @implements(short_convolution, "triton")
@@ -131,8 +131,8 @@ def store_window(
     CHANNELS: tl.constexpr, TAPS: tl.constexpr, SHARE: tl.constexpr, IN_PLACE: tl.constexpr,
     BLOCK: tl.constexpr = 64, BLOCK_TAPS: tl.constexpr = 4,
 ):  # fmt: skip
-    """Stores the last inputs of the convolution before token `end` to state `target`, for channels
-    number `part` * SHARE and following. Those before the row's first token are in the state of
+    """Stores the last inputs of the convolution before token `end` to state `target`, for SHARE
+    channels, starting at `part` * SHARE. Those before the row's first token are in the state of
     `slot`, which is `target` if IN_PLACE."""
     tl.static_assert(TAPS - 1 <= BLOCK_TAPS)
     tap = tl.arange(0, BLOCK_TAPS)[:, None]
@@ -145,6 +145,6 @@ def store_window(
         x = tl.load(new, mask=inside & (index >= 0), other=0.0)
         old = conv_ptr + (slot * (TAPS - 1) + index + TAPS - 1) * CHANNELS + channel
         x += tl.load(old, mask=inside & (index < 0) & (is_first == 0), other=0.0)
-        if IN_PLACE:  # another thread may store where this one loads
+        if IN_PLACE:  # another thread may store what this one loads
             tl.debug_barrier()
         tl.store(conv_ptr + (target * (TAPS - 1) + tap) * CHANNELS + channel, x, mask=inside)
