@@ -1,8 +1,8 @@
 """Sizes of the grid and of the tiles of Triton kernels.
 
-Plain functions: Triton's functions of the same names also work in kernels, and therefore take 2 us
-per call on the host, a quarter of a launch. An eager step makes a dozen such calls per layer, and
-with small layers the device waits for them.
+These are plain functions: Triton's functions of the same names also work in kernels, and therefore
+take 2 us per call on the host, a quarter of the time of a launch. An eager step makes a dozen such
+calls per layer; if layers are small, the device waits for them.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ def cdiv(size: int, block: int) -> int:
 
 
 def next_power_of_2(size: int) -> int:
-    """The next power of 2 from `size`: a valid width of Triton's tiles."""
+    """The smallest power of 2 that is at least `size`, a valid width of Triton tiles."""
     assert size > 0, "nothing is computed"
     return 1 << (size - 1).bit_length()
 
 
 def count_warps(width: int) -> int:
-    """Number of warps of a program that holds a row of `width` elements: 16 elements per thread or
-    fewer, up to 4,096."""
+    """Number of warps of a program that processes a row of `width` elements: at most 16 elements
+    per thread, up to a width of 4,096."""
     if width <= 512:
         return 1
     return 4 if width <= 2048 else 8

@@ -13,8 +13,8 @@ from kernels.tiles import cdiv
 
 _BLOCK = 1024
 _SERIES_FROM = tl.constexpr(-0.25)
-"""From this x up to 0, exp(x) - 1 is computed as a series of seven terms: the difference would lose
-precision."""
+"""Minimum x for which exp(x) - 1 is computed as a series of seven terms. From here up to 0, the
+difference would lose precision."""
 
 
 @implements(squared_relu, "triton")

@@ -35,7 +35,7 @@ def select_blocks(
     cos_sin_cache: torch.Tensor,
     batch_invariant: bool = False,
 ) -> BlockSelection:
-    """For each query and KV head, selects the blocks of tokens with the highest scores, and the
+    """Selects, for each query and KV head, the blocks of tokens with the highest scores, and the
     query's own block.
 
     The score of a block is the highest dot product q · k, in fp32 and after rotary embedding of q,

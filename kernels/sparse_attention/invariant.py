@@ -1,4 +1,4 @@
-"""Batch-invariant sparse attention on CPU: products of fixed shapes, in a fixed order."""
+"""Batch-invariant sparse attention on CPU: matmuls of fixed shapes, in a fixed order."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import torch
 from kernels.linear.tiled import TiledWeight
 
 _SPLIT_KEYS = 128
-"""Number of keys per product."""
+"""Number of keys per matmul."""
 
 
 def invariant_products(q: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Products [n, L], in fp32, of queries [n, D] with keys [L, D]."""
+    """Dot products [n, L], in fp32, of queries [n, D] with keys [L, D]."""
     length, dim = keys.shape
     products = q.new_empty(len(q), length)
     for start in range(0, length, _SPLIT_KEYS):
@@ -27,7 +27,7 @@ def invariant_scores(q: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor)
     """Scores [n, L], in fp32, of a row's queries [n, H, D] with weights [n, H], and its keys [L,
     D]."""
     products = invariant_products(q.flatten(0, 1), keys).relu_()
-    # HAZARD(invariance): a sum over heads by one operation may depend on the batch.
+    # HAZARD(invariance): a sum over heads in one operation may depend on the batch.
     heads = products.view(*q.shape[:2], -1).unbind(1)
     scores = torch.zeros_like(heads[0])
     for head, weight in zip(heads, weights.unbind(1), strict=True):
@@ -38,11 +38,11 @@ def invariant_scores(q: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor)
 def attend_invariantly(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Attention of q [n, H, D] over keys [n, K, D] and values [n, K, D], with a mask [n, K] that is
+    """Attention of q [n, H, D] to keys [n, K, D] and values [n, K, D], with a mask [n, K] that is
     added to scores.
 
-    HAZARD(invariance): the flash kernel computes each query by one product of the fixed shape H x K
-    x D. A single product would not run in the thread pool, and the library might then split it.
+    HAZARD(invariance): the flash kernel computes each query with one matmul of the fixed shape H x
+    K x D. A single matmul would not run in the thread pool, and the library might then split it.
     """
     count, num_heads = q.shape[:2]
     queries, keys, values = (x.unsqueeze(1) for x in (q, keys, values))

@@ -1,7 +1,7 @@
 """Plan of sparse attention: which queries of a step attend to a selection of tokens.
 
-A query with at most `top_k` visible tokens attends to all of them, so it takes the path of ordinary
-attention. A row that grows beyond this length within a step is split:
+A query with at most `top_k` visible tokens attends to all of them, so it uses ordinary attention. A
+row that grows beyond this length within a step is split:
 
     positions   0 ... top_k - 1   top_k ... end - 1
                     others          SparseQueries
@@ -21,13 +21,13 @@ from kernels.attention.split import to_device
 from kernels.sparse_attention.base import SparsePiece, SparseQueries
 
 _MAX_PAIRS = 1 << 22
-"""Maximum pairs of queries and keys of a piece, which bounds the memory to select tokens: about 30
-bytes per pair."""
+"""Maximum number of pairs of queries and keys per piece, which bounds the memory for selecting
+tokens: about 30 bytes per pair."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitRows:
-    """The rows of a step, split by the number of tokens that queries attend to."""
+    """The rows of a step, split by the number of tokens to which queries attend."""
 
     queries: SparseQueries
     tokens: torch.Tensor | None
@@ -35,9 +35,9 @@ class SplitRows:
     others: torch.Tensor | None
     """[M] int64: indices of the other queries; None if there are none."""
     decode: AttentionMetadata | None
-    """Decode rows of the other queries; None without any."""
+    """Decode rows of the other queries; None if there are none."""
     extend: AttentionMetadata | None
-    """Longer rows of the other queries; None without any."""
+    """Longer rows of the other queries; None if there are none."""
 
 
 class _Row(NamedTuple):
@@ -75,8 +75,8 @@ def split_rows(
     Lengths on the host may be upper bounds: a query with fewer tokens selects all of them.
 
     Args:
-        decode: rows of one token, which come first; None without any.
-        extend: longer rows; None without any.
+        decode: rows with one token, which come first; None if there are none.
+        extend: longer rows; None if there are none.
         positions: [T] int64: positions of the step's tokens.
         top_k: number of tokens to select for a query.
     """

@@ -28,9 +28,9 @@ from kernels.sparse_attention import (
 from kernels.tiles import cdiv, next_power_of_2
 
 _SCORED_KEYS = 64
-"""Keys of a program of the scores."""
+"""Number of keys per program of the scores."""
 _SCORED_QUERIES = 32
-"""Maximum queries of a program of the scores."""
+"""Maximum number of queries per program of the scores."""
 
 
 @implements(store_index_keys, "triton")
@@ -63,7 +63,7 @@ def launch_select_tokens(
     batch_invariant: bool = False,
 ) -> torch.Tensor:
     """Launches the scores of each piece, a grid of (blocks of keys, tiles of queries); torch
-    selects the highest."""
+    selects the highest ones."""
     assert not batch_invariant, "latents are not supported in batch-invariant mode"
     rotate_heads(q, queries.positions, cos_sin_cache)
     cells = torch.empty(len(q), queries.top_k, dtype=torch.int32, device=q.device)
@@ -135,7 +135,7 @@ def _store_kernel(
     position = tl.load(position_ptr + token)
     key_ptrs = key_ptr + token * key_stride
     cell_ptrs = cache_ptr + tl.load(slot_ptr + token) * DIM
-    # The dimensions that rotate, and the others.
+    # The rotary dimensions, and the others.
     half = tl.arange(0, BLOCK_HALF)
     inside = half < HALF
     table_ptrs = table_ptr + position * 2 * HALF + half

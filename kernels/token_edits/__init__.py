@@ -15,8 +15,8 @@ def apply_token_edits_(
 ) -> None:
     """Adds the values of all edits that apply to fp32 logits [R, vocab], in place.
 
-    Several values for one token may be added in any order, since all but one are -inf. The work
-    follows the edits that the rows have, not the largest that a slot could hold.
+    Several values for one token may be added in any order, since all but one are -inf. The amount
+    of work depends on the number of edits of the rows, not on the maximum of a slot.
 
     Args:
         logits: fp32 [R, vocab].
@@ -35,7 +35,7 @@ def apply_token_edits_(
 
 
 def _ban(logits: torch.Tensor, edits: TokenEdits, rows: EditRows, token_pool: torch.Tensor) -> None:
-    """Bans the last tokens of words whose other tokens were sampled last."""
+    """Bans the last tokens of words whose other tokens are the most recently sampled ones."""
     owner, number = _lists(rows.num_words)
     cells = rows.slots[owner] * edits.word_ends.shape[1] + number
     word_ends = edits.word_ends.view(-1)
@@ -56,7 +56,7 @@ def _ban(logits: torch.Tensor, edits: TokenEdits, rows: EditRows, token_pool: to
 
 
 def _lists(counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Items of lists with `counts` [n] items: the list and the number within it of each item."""
+    """Items of lists with `counts` [n] items: for each item, its list and its index in the list."""
     owner = torch.repeat_interleave(counts)
     firsts = counts.cumsum(0) - counts
     return owner, torch.arange(len(owner), device=counts.device) - firsts[owner]

@@ -1,4 +1,4 @@
-"""Token scores: terms of the log-probabilities of given tokens, without those of the whole
+"""Token scores: terms of the log-probabilities of given tokens, computed without those of the whole
 vocabulary."""
 
 from __future__ import annotations

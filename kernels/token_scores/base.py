@@ -17,4 +17,4 @@ class TokenScores(NamedTuple):
     weight: torch.Tensor
     """int64: sum over the vocabulary of exp(logit - best), in fixed point."""
     rank: torch.Tensor
-    """int64: ranks of the tokens, from 1: number of logits that are at least the token's."""
+    """int64: 1-based ranks of the tokens: number of logits that are at least the token's."""

@@ -1,7 +1,7 @@
 """Triton token scores: two passes over the logits, without storage per token of the vocabulary.
 
-The first finds the largest logit of each chunk, and counts logits that are at least the token's;
-the second sums weights relative to the row's largest logit.
+The first pass finds the largest logit of each chunk and counts logits that are at least the
+token's; the second one sums weights relative to the row's largest logit.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -80,6 +80,6 @@ def _weigh_kernel(
         logits_ptr + row * row_stride + column, mask=column < vocab_size, other=float("-inf")
     )
     weight = tl.exp(logit - best) * _WEIGHT_SCALE
-    # NaN weighs nothing.
+    # NaN has weight 0.
     weight = tl.where(weight >= 0.0, weight, 0.0).to(tl.int64)
     tl.atomic_add(weight_ptr + row, tl.sum(weight, axis=0), sem="relaxed")

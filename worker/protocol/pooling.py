@@ -11,7 +11,8 @@ Task = Literal["auto", "generate", "embed", "classify", "score"]
 Runner = Literal["auto", "generate", "pooling"]
 Convert = Literal["auto", "none", "embed", "classify"]
 PoolingType = Literal["last", "mean", "cls"]
-"""Hidden states that become the vector: of the last token, the mean of all, or of the first one."""
+"""Hidden states that become the vector: that of the last token, the mean of all, or that of the
+first token."""
 PoolingTypeName = Literal["last", "mean", "cls", "LAST", "MEAN", "CLS"]
 """Pooling as users write it: vLLM's names are in capitals."""
 Activation = Literal["none", "sigmoid", "softmax"]
@@ -59,7 +60,8 @@ class PoolingOptions:
 
     @property
     def requested(self) -> Task | Literal["pooling"]:
-        """The task; "pooling" for the one that suits the checkpoint, auto if none is requested."""
+        """The task; "pooling" for the task that suits the checkpoint, "auto" if none is
+        requested."""
         if self.task != "auto":
             return self.task
         if self.convert in ("embed", "classify"):
@@ -77,13 +79,13 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """
 
     dimensions: int | None = None
-    """Number of leading dimensions of the embedding to return (matryoshka), which are normalized
-    again; None for all."""
+    """Number of leading dimensions of the embedding to return (matryoshka), which are then
+    normalized again; None for all."""
     normalize: bool | None = None
-    """Whether the embedding is scaled to length 1; None for the model's default."""
+    """Whether the embedding is L2-normalized; None for the model's default."""
     is_pair: bool = False
-    """Whether the prompt is a pair of texts that end with the separator token each. Token types of
-    BERT cross-encoders depend on it; other models ignore it."""
+    """Whether the prompt is a pair of texts, each of which ends with the separator token. Token
+    types of BERT cross-encoders depend on this; other models ignore it."""
 
     def __post_init__(self) -> None:
         if self.dimensions is not None and self.dimensions < 1:
@@ -97,9 +99,9 @@ class PoolingInfo(msgspec.Struct, array_like=True, frozen=True):
     """embed returns the pooled hidden state, classify the logits of a head."""
     pooling_type: PoolingType
     size: int
-    """Numbers of a vector: the hidden size, or the number of labels."""
+    """Size of a vector: the hidden size, or the number of labels."""
     normalize: bool = True
-    """Whether embeddings have length 1 by default."""
+    """Whether embeddings are L2-normalized by default."""
     activation: Activation = "none"
     """Function that converts logits to scores."""
     labels: tuple[str, ...] = ()
@@ -109,20 +111,21 @@ class PoolingInfo(msgspec.Struct, array_like=True, frozen=True):
     prompts: tuple[tuple[str, str], ...] = ()
     """Names and prefixes of texts, as in config_sentence_transformers.json."""
     default_prompt: str = ""
-    """Name of the prefix of texts for which the request names none; empty for none."""
+    """Name of the default prefix, for texts for which the request names none; empty if there is
+    none."""
     pair_template: str = ""
     """Prompt for a pair of texts, with the fields instruction, query and document; empty if the
     tokenizer joins them."""
     instruction: str = ""
     """Default instruction of `pair_template`."""
     is_bidirectional: bool = False
-    """Whether tokens attend to later ones, too (encoders): prompts are computed in one step, and
+    """Whether tokens also attend to later ones (encoders): prompts are computed in one step, and
     prefixes are not cached."""
 
     @property
     def reuses_prefixes(self) -> bool:
-        """Whether cached prefixes save work: other pooling needs the hidden states of all tokens,
-        which are not cached."""
+        """Whether cached prefixes save work: other kinds of pooling need the hidden states of all
+        tokens, which are not cached."""
         return self.pooling_type == "last" and not self.is_bidirectional
 
     @property

@@ -73,8 +73,7 @@ class SamplingBatch:
     """Sampling parameters of the rows; None if all are greedy, or if a graph samples."""
     num_samples: int
     tokens: torch.Tensor | None
-    """[S] int64: indices of the step's tokens whose logits are sampled; None for all tokens in
-    order."""
+    """[S] int64: indices of the step's tokens whose logits are sampled; None for all."""
     destinations: torch.Tensor
     """[S] int64: cells of the flat token pool to which the sampled tokens are written."""
     filters: tuple[str, ...]
@@ -104,7 +103,7 @@ class Batch:
     host has placed all rows."""
     staged: StagedArrays | None
     """Arrays slots [R], starts [R] and query_start [R + 1], int64, on the device. If layers keep
-    states, also the chunks of the rows (`StateRows`) and, if `has_replay`, the arrays of
+    states, also the pieces of the rows (`StateRows`) and, if `has_replay`, the arrays of
     `draft_arrays`. If `has_adapters`, also adapter_slots and adapter_tokens (`LoraTiles`). None if
     the compiled CPU library reads the tables itself."""
     starts: torch.Tensor | None
@@ -117,16 +116,14 @@ class Batch:
     size: int | None
     """Number of rows of the graph on which the step runs; None for an eager step."""
     num_tokens: int = 0
-    """Number of tokens of the graph on which the step runs if its rows may have any length;
-    otherwise 0."""
+    """Number of tokens of that graph if its rows may have any length; otherwise 0."""
     logits_indices: torch.Tensor | None = None
     """[S] int64, ascending: indices of the step's tokens whose hidden states the forward pass
     returns; None for all T."""
     has_adapters: bool = False
     """Whether any token has a LoRA adapter."""
     selected_adapters: Tensors | None = None
-    """Adapters of the sampled tokens, as in `staged`; None if there are none, or if a graph
-    samples."""
+    """Adapters of the sampled tokens, as in `staged`; None if no token has one or a graph samples."""
     signal: torch.Tensor | None = None
     """[T, hidden]: self-conditioning signal if the rows are canvases, which attend bidirectionally;
     otherwise None."""
@@ -553,8 +550,7 @@ def _attention_rows(
     border, ends, window = batch.num_decodes, batch.ends, spec.window
     is_bidirectional = batch.signal is not None
     if is_bidirectional and window:
-        # The window of a canvas is that of its first token; all its tokens attend like its last
-        # one.
+        # The window of a canvas is that of its first token; all its tokens attend like its last.
         window += int(batch.rows[0, 2]) - 1
     decode, extend = None, None
     if border:

@@ -127,7 +127,7 @@ class StateReplays:
         """
         states, count = self._positions[slots], self.num_tokens
         lengths = (starts - states).clamp(0, count)
-        # Two chunks per row: up to the state that is stored, and after it.
+        # Two pieces per row: up to the state that is stored, and after it.
         before = positions - states
         is_stored = (before > 0) & (before <= lengths)
         before = torch.where(is_stored, before, 0)

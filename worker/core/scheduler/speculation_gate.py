@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 FIRST_RATE = 0.8
 """Prior of the acceptance rate, typical for prompt lookup in copied text."""
 REFERENCE_STEPS = 48
-"""After this many steps of a batch size with drafts in all rows, one step has none: only such a
-step separates the cost of drafting from the cost of a row."""
+"""Number of steps of a batch size with drafts in all rows after which one step has none: only that
+separates the cost of drafting from the cost of a row."""
 PROBE_SHARE = 0.005
 """Fraction of the time of all steps that is available to probes; at most the share of
 `LONGEST_WAIT` steps accumulates."""

@@ -71,7 +71,7 @@ class Tokenizer:
         self._separators = separators(added, candidates.union(self.special_tokens.values()))
         self._token_bytes: dict[tuple[bool, frozenset[str]], dict[int, bytes]] = {}
         self._all_token_bytes: dict[int, bytes] = {}
-        """Bytes by token id, of special tokens, too; filled on demand."""
+        """Bytes by token id, including special tokens; filled on demand."""
         self._longest_token: int | None = None
 
     @property
@@ -84,7 +84,8 @@ class Tokenizer:
         """Maximum length of a token's name in characters; slow on first access.
 
         As in vLLM, a text longer than N times this is treated as having more than N tokens,
-        although a normalizer might shorten it, or a single token cover many unknown characters.
+        although a normalizer might shorten it, or a single token might cover many unknown
+        characters.
         """
         if self._longest_token is None:
             vocabulary = self._backend.get_vocab(with_added_tokens=True)
@@ -103,8 +104,9 @@ class Tokenizer:
     def encode(self, text: str | tuple[str, str], *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`, or of a pair of texts joined as the checkpoint specifies, by default
         with the special tokens that the checkpoint adds."""
-        # HAZARD: the library's `encode` holds the GIL: for a long prompt it would block every
-        # stream of the process, whatever thread runs it. Batch encoding does not.
+        # HAZARD: the library's `encode` holds the GIL: for a long prompt, it would block every
+        # stream of the process, regardless of the thread that runs it. Batch encoding does not hold
+        # it.
         if isinstance(text, str) and len(text) <= SHORT_TEXT:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
@@ -155,10 +157,10 @@ class Tokenizer:
         return self._backend.id_to_token(token_id)
 
     def vocabulary(self, size: int) -> list[bytes]:
-        """Bytes of each token of a model, as grammar libraries need them.
+        """Bytes of each token of a model, in the form that grammar libraries need.
 
-        Empty for ids without a token and for special tokens: the name of a special token in a text
-        is not that token, so grammars must not generate it.
+        Empty for ids without a token and for special tokens: a special token's name in a text is
+        not that token, so grammars must not generate it.
 
         Args:
             size: vocabulary size of the model, which may exceed the tokenizer's.
@@ -227,7 +229,7 @@ class Tokenizer:
         return StreamDetokenizer(self._backend, context=context, pending=pending, skipped=skipped)
 
     def _skipped(self, skip_special_tokens: bool, shown: frozenset[str]) -> frozenset[int] | None:
-        """Ids of tokens without text; None to decode special tokens by their names."""
+        """Ids of tokens without text; None if special tokens are decoded to their names."""
         return self.special_token_ids if skip_special_tokens and not shown else None
 
     def render_chat(
@@ -327,7 +329,7 @@ def _find_chat_template(folder: Path) -> str | None:
 
 
 def _decoder_kinds(backend: tokenizers.Tokenizer) -> list[str]:
-    """Types of a tokenizer's decoders in order of application; empty without a decoder."""
+    """Types of a tokenizer's decoders in order of application; empty if there is no decoder."""
     if backend.decoder is None:
         return []
     kinds: list[str] = []
