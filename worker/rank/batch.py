@@ -123,7 +123,7 @@ class Batch:
     has_adapters: bool = False
     """Whether any token has a LoRA adapter."""
     selected_adapters: Tensors | None = None
-    """Adapters of the sampled tokens, as in `staged`; None if no token has one or a graph samples."""
+    """Adapters of the sampled tokens, as in `staged`; None if none has any or a graph samples."""
     signal: torch.Tensor | None = None
     """[T, hidden]: self-conditioning signal if the rows are canvases, which attend bidirectionally;
     otherwise None."""

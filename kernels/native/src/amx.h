@@ -1,6 +1,6 @@
-// Products of bf16 in the processor's tiles (Intel's AMX): 16 rows times 16 columns, 32 of k at a time.
-// The packed weights of linear.h have the layout of tiles, so there is no second copy.
-// HAZARD(invariance): tiles add up in another order than dot products, so if they are used, they
+// Matmuls of bf16 in the CPU's tiles (Intel AMX): 16 rows times 16 columns, 32 of k at a time. The
+// packed weights of linear.h have the layout of tiles, so there is no second copy.
+// HAZARD(invariance): tiles sum in a different order than dot products, so if they are used, they
 // must compute every row.
 #pragma once
 
@@ -20,9 +20,9 @@
 namespace rayfleet {
 namespace amx {
 
-constexpr int kRows = 16;   // of a tile
-constexpr int kPairs = 16;  // of k, that a tile has
-constexpr int kLine = 64;   // bytes of its row
+constexpr int kRows = 16;   // rows of a tile
+constexpr int kPairs = 16;  // pairs of k in a tile
+constexpr int kLine = 64;   // bytes of a tile's row
 
 // Sums of a pair of tiles times a block: 32 columns of each row.
 struct Sums {
@@ -87,7 +87,7 @@ static inline void emulated_dpbf16ps(int sum, int left, int right) {
 #define _tile_dpbf16ps emulated_dpbf16ps
 static inline bool permitted() { return true; }
 #elif defined(__AMX_BF16__)
-// Linux grants the registers on request of the process.
+// Linux grants the registers if the process requests them.
 static inline bool permitted() {
   constexpr long kRequest = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
@@ -107,16 +107,16 @@ struct Operands {
   const uint16_t* block;  // [pairs of k][32][2]
 };
 
-// Steps of k per part with more than four tiles of rows: a part of a block is 16 KiB, which stays
-// in the L1 cache for all rows. With fewer rows, reading the weights again from the L2 cache is
-// cheaper than spilling sums.
+// Steps of k per part if there are more than four tiles of rows: a part of a block is 16 KiB, which
+// stays in the L1 cache for all rows. With fewer rows, reading the weights again from the L2 cache
+// is cheaper than spilling sums.
 constexpr int64_t kDepth = 128;
 constexpr int64_t kPairBytes = 2 * kLine;  // of a block's weights
 constexpr int kStepLines = 2 * kPairs;     // of a block's weights in one step
 // Tiles wait for their loads, so weights are prefetched: this many bytes ahead if each is used
-// once, since a core reads 2 KiB at 20 GB/s in the 0.1 us latency of memory; else during the
-// previous part, some lines per step. Blocks are contiguous, so the end of one fetches the next;
-// fetching beyond the last is harmless.
+// once, since a core reads 2 KiB at 20 GB/s within memory's latency of 0.1 us. Otherwise, they are
+// prefetched during the previous part, some lines per step. Blocks are contiguous, so the end of
+// one prefetches the next; prefetching beyond the last one is harmless.
 constexpr int64_t kAhead = 8 << 10;
 
 // Tiles 0 to 3 are sums [row half][column half], 4 and 5 rows, 6 and 7 columns. The intrinsics
@@ -184,8 +184,8 @@ static inline void store_sums(const Sums& sums) {
 }
 
 // Pairs [begin, end) of `count` rows, up to 32, times those of one block of 32 columns, added to
-// `from` (zero for the first part), written to `to`. Tiles are configured for that number of rows.
-// Each step prefetches LINES from `next` on.
+// `from` (zero for the first part) and written to `to`. Tiles must be configured for that number of
+// rows. Each step prefetches LINES, starting at `next`.
 template <bool LOWER, int LINES>
 static void product(const Operands& operands, int count, int64_t begin, int64_t end,
                     const Sums& from, const Sums& to, const char* next) {
@@ -259,7 +259,7 @@ static inline bool usable() {
   return known;
 }
 
-// Tiles configured for the number of rows of the last product.
+// Tiles, configured for the number of rows of the last matmul.
 class Tiles {
  public:
   ~Tiles() { _tile_release(); }
@@ -291,7 +291,7 @@ static inline void with_lines(int64_t pairs, Body&& body) {
 // One work item: rows [begin, end) of the operand times blocks [first, last).
 struct Item {
   const uint32_t* operand;
-  int64_t stride;  // of its rows
+  int64_t stride;  // between its rows
   const uint16_t* packed;
   int64_t length, begin, end, first, last;
 
@@ -310,8 +310,7 @@ struct Item {
 };
 
 // Sums are written to place(row, block); if that is null, into `room`, which has space for all of
-// them with rows in whole pairs of tiles, and from there passed to take(row, block, its 32
-// columns).
+// them with rows in whole pairs of tiles, and then passed to take(row, block, its 32 columns).
 template <typename Place, typename Take>
 static void linear_item(const Item& item, float* room, Place&& place, Take&& take) {
   constexpr int64_t kPair = 2 * kRows;

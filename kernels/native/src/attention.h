@@ -1,9 +1,9 @@
 // Attention that reads the pages of the cache in place. A KV head's part of a page has the layout
 // of operand.h: keys [head_dim / per][page_size][per], so that 16 positions are scored at once, and
 // values [page_size / per][head_dim][per]; `per` is 1 in fp32, 2 in bf16. HAZARD(invariance): a
-// query's sums run over positions from 0 on in one order, independent of other queries: decodes,
-// extends and chunks of any length give the same bits. HAZARD: cells of a page that were never
-// written are undefined, and must never be multiplied.
+// query's sums run over positions in one order, starting at 0, independently of other queries:
+// decodes, extends and chunks of any length give bitwise equal results. HAZARD: cells of a page
+// that were never written are undefined, and must never be multiplied.
 #pragma once
 
 #include <algorithm>
@@ -15,15 +15,15 @@
 
 namespace rayfleet {
 
-constexpr int kMaxQueries = 8;  // that share the loads of keys and values
+constexpr int kMaxQueries = 8;  // queries that share the loads of keys and values
 
 struct Heads {
   int64_t num_heads, num_kv_heads, head_dim, page_size;
   int64_t block_size;  // positions of one block see each other; 1 is causal
   float scale;
   int64_t group() const { return num_heads / num_kv_heads; }
-  // Number of positions that a query at `position` attends to. HAZARD: later positions of its block
-  // must already be in the cache, so rows end with whole blocks.
+  // Number of positions to which a query at `position` attends. HAZARD: later positions of its
+  // block must already be in the cache, so rows end with whole blocks.
   int64_t visible(int64_t position) const { return (position / block_size + 1) * block_size; }
 };
 
@@ -33,7 +33,8 @@ static inline W* head_page(W* cache, const Heads& heads, int64_t page, int64_t k
   return cache + (page * heads.num_kv_heads + kv_head) * heads.page_size * heads.head_dim;
 }
 
-// Every kPer-th cell: cells in between belong to another token, possibly of another thread.
+// Writes every kPer-th cell: the cells in between belong to other tokens, possibly of other
+// threads.
 static inline void store_every(float* to, F32 value) { store(to, value); }
 
 static inline void store_every(uint16_t* to, F32 value) {
@@ -71,7 +72,7 @@ template <typename W>
 struct Queries {
   const typename Operand<W>::Element* q[kMaxQueries];
   float* out[kMaxQueries];
-  int64_t visible[kMaxQueries];  // positions that each sees
+  int64_t visible[kMaxQueries];  // number of positions that each sees
 };
 
 // Scratch memory of a thread for a few queries.
@@ -81,8 +82,8 @@ struct Scratch {
   std::vector<typename Operand<W>::Element> elements;
 };
 
-// Scores of COUNT queries for CHUNKS times 16 positions at a time: with few parallel sums, their
-// latency is the limit. Returns the first remaining position.
+// Scores of COUNT queries for CHUNKS times 16 positions at a time: with few parallel sums, latency
+// is the limit. Returns the first remaining position.
 template <typename W, int COUNT, int CHUNKS>
 static int64_t score(const Queries<W>& queries, const W* k_cache, const Heads& heads,
                      int64_t kv_head, const int32_t* pages, int64_t position, int64_t longest,
@@ -121,7 +122,7 @@ static int64_t score(const Queries<W>& queries, const W* k_cache, const Heads& h
   return position;
 }
 
-// Turns a query's scores into weights that sum up to the returned number.
+// Converts a query's scores to weights whose sum is returned.
 static inline float soften(float* weights, int64_t padded) {
   F32 top = splat(-INFINITY);
   for (int64_t i = 0; i < padded; i += kLanes) top = maximum(load(weights + i), top);
@@ -135,8 +136,8 @@ static inline float soften(float* weights, int64_t padded) {
   return sum_of_lanes(total);
 }
 
-// COUNT queries times VECTORS vectors of the values' dimension, from `d` on. Even and odd elements
-// of the values are summed separately, to hide the latency of sums.
+// COUNT queries times VECTORS vectors of the values' dimension, starting at `d`. Even and odd
+// elements of the values are summed separately, to hide the latency of sums.
 template <typename W, int COUNT, int VECTORS>
 static void blend(float* const* out, const W* v_cache, const Heads& heads, int64_t kv_head,
                   const int32_t* pages, int64_t longest,
@@ -223,13 +224,13 @@ static void attend_some(const Queries<W>& queries, const W* k_cache, const W* v_
 
 // Tokens of one request in a work item.
 struct Span {
-  int64_t first_token;  // in the step
+  int64_t first_token;  // index in the step
   int64_t num_tokens;
   const int32_t* pages;
 };
 
 // All query heads of one kv head for the tokens of a span. `q` is [tokens][heads][head_dim] as
-// elements, `out` the same as floats; `positions` are those of all tokens.
+// elements, `out` is the same as floats; `positions` are those of all tokens.
 template <typename W>
 static void attend(const Span& span, int64_t kv_head, const typename Operand<W>::Element* q,
                    const int64_t* positions, const W* k_cache, const W* v_cache,

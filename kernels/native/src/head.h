@@ -1,5 +1,5 @@
-// A head for multi-token prediction: one layer of the model, whose input at a position is made from
-// the model's hidden state there and from the next token.
+// A head for multi-token prediction: one layer of the model, whose input at a position is computed
+// from the model's hidden state there and the next token.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The functions called by library.py. Plain C, to be independent of compilers' ABIs.
+// The functions called by library.py, with a plain C interface to be independent of C++ ABIs.
 #include "decoder.h"
 #include "draft.h"
 #include "head.h"
@@ -114,7 +114,7 @@ void rayfleet_apply_bitmask(float* logits, int64_t vocab_size, const int64_t* ro
     mask_row(logits + rows[i] * vocab_size, vocab_size, masks + i * num_words * 4);
 }
 
-// Tokens of all rows: sampled, or the likeliest for greedy rows.
+// Tokens of all rows: sampled, or the most likely ones for greedy rows.
 void rayfleet_sample(const float* logits, int64_t rows, int64_t vocab_size, const SamplingColumns* how,
                      int64_t* tokens) {
   Sampler sampler;

@@ -1,4 +1,4 @@
-// LoRA: adds the products with low-rank weights, B (A x), to the output of a linear layer.
+// LoRA: adds the outputs of low-rank adapters, B (A x), to the output of a linear layer.
 #pragma once
 
 #include <algorithm>
@@ -15,20 +15,20 @@ namespace rayfleet {
 struct LoraStep {
   const void* a;         // [slots, projections * rank, num_in]
   const void* b;         // [slots, rank, num_out]
-  const int64_t* ranks;  // [slots]: leading ranks that are not zero
+  const int64_t* ranks;  // [slots]: number of leading ranks that are not zero
   const int64_t* parts;  // [num_parts, 3]: first output feature, end, projection
   int64_t num_in, num_out, rank, num_projections, num_parts;
   void* out;              // [tokens, num_out]
   const void* x;          // [tokens, num_in]
-  const int64_t* tokens;  // rows of `x` and `out`, of one adapter after another
-  const int64_t* groups;  // [num_groups, 3]: slot from 1, first of its `tokens`, end
+  const int64_t* tokens;  // rows of `x` and `out`, one adapter after another
+  const int64_t* groups;  // [num_groups, 3]: 1-based slot, first of its `tokens`, end
   int64_t num_groups;
-  int64_t num_threads;  // at most
+  int64_t num_threads;  // maximum number of threads
 };
 
 // Some of the tokens of one adapter.
 struct LoraChunk {
-  int64_t slot, first, end;  // slot from 0
+  int64_t slot, first, end;  // 0-based slot
 };
 
 template <typename T>
@@ -103,7 +103,7 @@ class LoraProduct {
       }
   }
 
-  // Adds B times those to `BLOCKS` blocks of 16 output features.
+  // Adds B times these to `BLOCKS` blocks of 16 output features.
   template <int COUNT, int BLOCKS>
   void expand(T* const (&out)[COUNT], int64_t projection, int64_t column) {
     F32 sums[COUNT][BLOCKS];
@@ -156,7 +156,7 @@ class LoraProduct {
   std::vector<float> shrunk_;  // [kTokens, projections, rank]
 };
 
-// Threads are started for each call: steps of so many tokens take much longer.
+// Threads are started for each call: steps with so many tokens take much longer than that.
 template <typename T>
 void add_lora(const LoraStep& step) {
   constexpr int64_t kChunk = 64, kTokensPerThread = 256;

@@ -1,5 +1,5 @@
 // Sums of products for both storage types: fp32 one product at a time, bf16 in pairs, as in the
-// processors' dot products.
+// CPU's dot-product instructions.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +34,8 @@ struct Operand<uint16_t> {
   static int64_t length(int64_t count) { return (count + 1) / 2; }
 };
 
-// Row stride of a product's operand, in elements: an odd number of cache lines, since rows a power
-// of two apart would map to the same few sets of the L1 cache.
+// Row stride of a matmul's operand, in elements: an odd number of cache lines, since rows that are
+// a power of two apart would map to the same few sets of the L1 cache.
 template <typename W>
 static inline int64_t row_stride(int64_t count) {
   constexpr int64_t kLine = 64 / sizeof(typename Operand<W>::Element);
@@ -62,12 +62,12 @@ static inline F32 multiply_add(F32 sum, uint32_t pair, U32 pairs) {
 #endif
 }
 
-// The first of two adjacent values, without a second.
+// A pair of adjacent values of which only the first exists.
 static inline F32 first_of(F32 one) { return one; }
 
 static inline U32 first_of(U32 pair) { return pair & 0xffffu; }
 
-// A row of floats as elements; bf16 rounds, and needs room for a whole number of vectors.
+// A row of floats as elements; bf16 rounds and needs room for a whole number of vectors.
 static inline void convert_row(const float* from, int64_t size, float* to) {
   if (from != to) std::memcpy(to, from, size * sizeof(float));
 }

@@ -1,4 +1,4 @@
-// Whether all threads are faster than all but one.
+// Measures whether all threads are faster than all but one.
 #pragma once
 
 #include <algorithm>
@@ -7,8 +7,9 @@
 namespace rayfleet {
 
 // That depends on other load on the machine: a thread that waits for its core delays all others in
-// every phase. So both are measured, and the slower one is retried regularly: all threads more
-// often, since they may become faster when the load ends, while their slowdown is noticed anyway.
+// every phase. Both are therefore measured, and the slower one is retried regularly: all threads
+// more often, since they may become faster when the load ends, while their slowdown is noticed
+// anyway.
 class Pace {
  public:
   // Whether the next step uses all threads.
@@ -27,8 +28,8 @@ class Pace {
   static constexpr int64_t kStepsOfAll = 256, kStepsOfFewer = 32;  // between trials of the other
 
   // The latest speeds of one kind. Uses the median, since requests arrive in bursts: a step during
-  // a burst may take twice as long, which does not predict the next. Of seven consecutive steps at
-  // most three meet a burst if every third step does.
+  // a burst may take twice as long, which does not predict the next. If every third step is in a
+  // burst, at most three of seven consecutive steps are.
   class Speeds {
    public:
     bool is_known() const { return count_ >= kKept / 2; }

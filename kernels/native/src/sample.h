@@ -1,7 +1,7 @@
-// Sampling: argmax of logits over temperature plus Gumbel noise keyed by (seed, position), over the
-// tokens kept by min-p, top-k and top-p. Same hash and order of filters as kernels/sample_tokens;
-// logarithms differ in their last bits. HAZARD(invariance): each row is computed separately, in one
-// fixed order.
+// Sampling: argmax of logits divided by temperature plus Gumbel noise keyed by (seed, position),
+// over the tokens kept by min-p, top-k and top-p. The hash and the order of filters are the same as
+// in kernels/sample_tokens; logarithms differ in their last bits. HAZARD(invariance): each row is
+// computed separately, in one fixed order.
 #pragma once
 
 #include <algorithm>
@@ -53,7 +53,7 @@ struct NoiseKey {
   }
 };
 
-// Noise of 16 columns from `column` on.
+// Noise of 16 columns, starting at `column`.
 static inline F32 gumbel(NoiseKey key, uint32_t column) {
   U32 bits = ((U32)lane_numbers() + column) * 0x9e3779b1u + key.a;
   bits = (bits ^ (bits >> 16)) * 0x7feb352du;
@@ -115,7 +115,7 @@ class Sampler {
       top = maximum(value, top);
     }
     const float largest = max_of_lanes(top);
-    float least = largest + how.log_min_p;  // -inf for none
+    float least = largest + how.log_min_p;  // -inf if there is none
     if (how.top_k > 0 && how.top_k < size) least = std::max(least, kth(how.top_k, largest, least));
     if (how.top_p < 1.0f) least = std::max(least, nucleus(how.top_p, largest, least));
     const NoiseKey key = NoiseKey::of(how.seed, how.position);
@@ -160,14 +160,15 @@ class Sampler {
     }
   };
 
-  // The k-th largest of the values from `least` up; `least` if there are fewer.
+  // The k-th largest of the values that are at least `least`; `least` if there are fewer.
   float kth(int64_t k, float largest, float least) {
     for (size_t i = 0; i < scaled_.size(); i += kLanes)
       store(&weights_[i], counted(load(&scaled_[i]), least, splat(1.0f)));
     return search((float)k, largest, least);
   }
 
-  // The smallest value of the smallest set of likeliest tokens that reaches the share.
+  // The smallest value in the smallest set of most likely tokens whose probability reaches the
+  // share.
   float nucleus(float share, float largest, float least) {
     F32 total = {};
     for (size_t i = 0; i < scaled_.size(); i += kLanes) {
@@ -183,8 +184,8 @@ class Sampler {
     return select((value >= splat(least)) & (value > splat(-INFINITY)), weight, splat(0.0f));
   }
 
-  // The largest value such that weights of values from it on reach `target`, by bisection over the
-  // order of floats; `least` if the total does not.
+  // The largest value v for which the weights of all values >= v sum to at least `target`, found by
+  // bisection over the order of floats; `least` if the total is less than `target`.
   float search(float target, float largest, float least) {
     int64_t low = order_of(-INFINITY), high = (int64_t)order_of(largest) + 1;
     while (low + 1 < high) {
@@ -200,7 +201,7 @@ class Sampler {
     return low == order_of(-INFINITY) ? least : value_of(low);
   }
 
-  // Floats as integers of the same order.
+  // Floats as integers in the same order.
   static int64_t order_of(float value) {
     int32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
