@@ -20,7 +20,7 @@ def next_power_of_2(size: int) -> int:
 
 
 def count_warps(width: int) -> int:
-    """Number of warps of a program that processes a row of `width` elements: at most 16 elements
+    """Number of warps for a program that processes a row of `width` elements: at most 16 elements
     per thread, up to a width of 4,096."""
     if width <= 512:
         return 1

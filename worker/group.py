@@ -213,7 +213,7 @@ class WorkerGroup:
         return render(worker_metrics(view, vllm_names=self._vllm_names), content_type)
 
     def _socket_for(self, node_id: str) -> str | None:
-        """Path of the socket for a gateway on that node; None if it is another node."""
+        """Path of the socket for a gateway on that node; None if the gateway is on another."""
         if node_id != ray.get_runtime_context().get_node_id():
             return None
         return self._server.path
@@ -363,7 +363,7 @@ class _Ranks:
 
 
 async def _common_host(actors: Sequence[Any]) -> str:
-    """Rank 0's address if the ranks are on several nodes, else empty.
+    """Rank 0's address if the ranks are on several nodes, otherwise empty.
 
     Waits until all are scheduled, which may take until another node has joined the cluster.
     """

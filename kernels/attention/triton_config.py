@@ -88,7 +88,7 @@ MAX_HEAD_DIM = 512
 """Maximum head size; a program holds all dimensions of queries and keys."""
 
 MAX_VALUE_DIM = 512
-"""Maximum dimensions of a latent vector; a program holds all of them."""
+"""Maximum size of a latent vector; a program holds all its dimensions."""
 
 # (whether rows are decodes, whether elements have 4 bytes) -> blocks of (query, head) pairs
 _LATENT = {

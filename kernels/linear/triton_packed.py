@@ -80,7 +80,7 @@ def _tile_rows(rows: int, weight: PackedCodes) -> int:
 
 
 def _count_warps(tile_rows: int, weight: PackedCodes) -> int:
-    """Number of warps of a program."""
+    """Number of warps per program."""
     if weight.code == "int8" and tile_rows == _ROWS[-1] and compute_capability() == _ADA:
         return _ADA_WARPS  # four spill 8 bytes
     return _WARPS

@@ -69,7 +69,7 @@ def multiply_few(
 
 
 def _count_warps(sizes: _Sizes) -> int:
-    """Number of warps of a program."""
+    """Number of warps per program."""
     is_large = sizes == _SIZES[-1]
     return _BLACKWELL_WARPS if is_large and compute_capability() >= _BLACKWELL else _WARPS
 

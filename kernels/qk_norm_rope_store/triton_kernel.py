@@ -16,7 +16,7 @@ _HEADS = 8
 """Maximum number of heads per program, so that a prompt has few programs and a single token has
 several."""
 _BEFORE, _AFTER = tl.constexpr(1), tl.constexpr(2)
-"""Values of NORM: norms before, or after, rotary embedding; 0 for no norms."""
+"""Values of NORM: norms before or after rotary embedding; 0 if there are none."""
 
 
 @implements(qk_norm_rope_store, "triton")

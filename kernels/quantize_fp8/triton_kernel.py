@@ -16,7 +16,7 @@ _LARGEST, _LEAST_MAXIMUM = tl.constexpr(LARGEST), tl.constexpr(LEAST_MAXIMUM)
 _BLOCKED_WIDTH = 1024
 """Number of features per program if blocks have separate scales."""
 _WARP_WIDTH = 1024
-"""Number of features per warp of a program: 32 per thread."""
+"""Number of features per warp: 32 per thread."""
 _MOST_WARPS = 16
 
 
@@ -44,7 +44,7 @@ def program_width(depth: int, *, by_block: bool) -> int:
 
 
 def count_fp8_warps(width: int) -> int:
-    """Number of warps of a program for `width` features."""
+    """Number of warps per program for `width` features."""
     return min(cdiv(width, _WARP_WIDTH), _MOST_WARPS)
 
 

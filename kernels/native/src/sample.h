@@ -142,7 +142,7 @@ class Sampler {
       place = select_int(better, lane_numbers() + (int32_t)start, place);
     }
 
-    // With the remaining values from `done` on.
+    // Continues with the remaining values, starting at `done`.
     int64_t token(const float* values, int64_t done, int64_t size) const {
       float largest = -INFINITY;
       int64_t token = 0;

@@ -93,7 +93,7 @@ class StepBudget:
         """
         granted = [*[0] * len(needs), *new]
         lengths = [min(length, 1) for length in granted] if self._chunked else list(granted)
-        # Without chunking, a prompt that was begun in a step of its own is continued in one.
+        # Without chunking, a prompt that was begun in a separate step continues in one.
         max_prompts = self._prompts if self._chunked or not needs else self._rest
         left = max(max_prompts - sum(lengths), 0)
         pending = [*needs, *costs]

@@ -19,7 +19,7 @@ def take_tokens(
     Args:
         request: a request that has not ended.
         token_ids: tokens in sampling order.
-        advance: outcome of its grammar for these tokens; None without a grammar.
+        advance: outcome of its grammar for these tokens; None if there is none.
     """
     state: RequestState | None = None
     known, ends, limit = request.token_ids, request.end_token_ids, request.limit

@@ -33,7 +33,7 @@ MEMORY_BYTES = 2 * 2**30
 PAYLOAD_BYTES = 16 * 2**20
 """Maximum size of a compiled grammar."""
 READ_BYTES = 1 << 20
-"""Maximum bytes per read from a pipe."""
+"""Maximum number of bytes per read from a pipe."""
 PROBE_TOKENS = 256
 """Number of random tokens with which a compiled grammar is tested."""
 PROBE_S = 0.3

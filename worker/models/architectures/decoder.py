@@ -217,7 +217,7 @@ class DecoderModel(ABC):
     @cached_property
     def query_scale(self) -> torch.Tensor | None:
         """Factors of queries by position, fp32 [positions], for configurations with
-        `llama_4_scaling_beta`; None for no factors."""
+        `llama_4_scaling_beta`; None if queries are not scaled."""
         return query_scales(self.config.rope, len(self.cos_sin), self.options.device)
 
     def extra(self, key: str) -> Any:

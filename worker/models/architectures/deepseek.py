@@ -72,8 +72,8 @@ class LatentAttention:
 
     Keys and values of all heads are projections of one latent vector c per token. In addition, keys
     have a part r with rotary embedding, which is the same for all heads. The score of the part q of
-    a head's query without rotary embedding and its key U c is q · (U c) = (U^T q) · c. So all heads
-    share the "key" [c, r], whose leading part c is the "value", and each head projects the result
+    a head's query without rotary embedding and its key U c is q · (U c) = (U^T q) · c. All heads
+    thus share the "key" [c, r], whose leading part c is the "value", and each head projects the result
     to its values afterwards. The cache of [c, r] is replicated on every rank; heads are divided
     among the ranks. Rows for which it is cheaper (`Expansion.saves_work`) attend to U c and r
     instead.
@@ -83,8 +83,8 @@ class LatentAttention:
 
     Args:
         model: the model that the layer belongs to.
-        index: index of the layer, from 0.
-        query_scale: factors of queries by position, fp32 [positions]; None for no factors.
+        index: 0-based index of the layer.
+        query_scale: factors of queries by position, fp32 [positions]; None if there are none.
     """
 
     _up: torch.Tensor

@@ -26,7 +26,7 @@ class DiffusionGemmaLayer(Gemma4Layer):
 
     Args:
         model: the model that the layer belongs to.
-        index: index of the layer, from 0.
+        index: 0-based index of the layer.
     """
 
     def __init__(self, model: DiffusionGemmaForBlockDiffusion, index: int) -> None:

@@ -174,7 +174,7 @@ class Gemma3nLayer:
 
     Args:
         model: the model that the layer belongs to.
-        index: index of the layer, from 0.
+        index: 0-based index of the layer.
     """
 
     norm_names = (

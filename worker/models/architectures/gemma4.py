@@ -74,7 +74,7 @@ class Gemma4Router:
         return Norm(self._scale, is_fp32=True)
 
     def forward(self, normed: torch.Tensor) -> ExpertChoice:
-        """Experts and their weights per token, from the normalised residual, fp32 [T, hidden]."""
+        """Experts and their weights per token, from the normalized residual, fp32 [T, hidden]."""
         scores = self._projection.forward(normed)
         return choose_experts(scores, None, self._routing, factors=self._weight_of_experts)
 
@@ -122,7 +122,7 @@ class ParallelExperts:
         inputs: Sequence[torch.Tensor],
         after_both: HiddenNorm,
     ) -> torch.Tensor:
-        """Adds the outputs of MLP and experts, each after its norm, and normalises the sum.
+        """Adds the outputs of MLP and experts, each after its norm, and normalizes the sum.
 
         Args:
             mlp_output: [T, hidden].
@@ -149,7 +149,7 @@ class Gemma4Layer(PreNormLayer):
 
     Args:
         model: the model that the layer belongs to.
-        index: index of the layer, from 0.
+        index: 0-based index of the layer.
     """
 
     norm_names: ClassVar[tuple[str, ...]] = GemmaLayer.norm_names

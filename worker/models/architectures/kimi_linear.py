@@ -42,7 +42,7 @@ class KimiDeltaAttention:
 
     Args:
         model: the model that the layer belongs to.
-        index: index of the layer, from 0.
+        index: 0-based index of the layer.
 
     Raises:
         ValueError: the ranks cannot share the heads evenly.

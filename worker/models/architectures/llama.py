@@ -187,7 +187,7 @@ class LlamaLayer(PreNormLayer):
 
     Args:
         model: the model that the layer belongs to.
-        index: index of the layer, from 0.
+        index: 0-based index of the layer.
         mlp: feed-forward block.
         traits: how its attention differs from Llama's.
         attention_name: checkpoint name of the attention block within the layer.

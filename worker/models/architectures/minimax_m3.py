@@ -41,7 +41,7 @@ class BlockIndexer:
     Args:
         model: the model that the layer belongs to.
         attention: the layer's attention.
-        index: index of the layer, from 0.
+        index: 0-based index of the layer.
     """
 
     def __init__(self, model: MiniMaxM3ForCausalLM, attention: Attention, index: int) -> None:
@@ -128,7 +128,7 @@ class BlockSparseAttention(Attention):
 
     Args:
         model: the model that the layer belongs to.
-        index: index of the layer, from 0.
+        index: 0-based index of the layer.
     """
 
     def __init__(self, model: MiniMaxM3ForCausalLM, index: int) -> None:

@@ -31,7 +31,7 @@ class ModernBertLayer:
 
     Args:
         model: the model that the layer belongs to.
-        index: index of the layer, from 0.
+        index: 0-based index of the layer.
     """
 
     def __init__(self, model: DecoderModel, index: int) -> None:

@@ -65,7 +65,7 @@ class GatedDeltaNet:
 
     Args:
         model: the model that the layer belongs to.
-        index: index of the layer, from 0.
+        index: 0-based index of the layer.
         traits: how it differs from Qwen3.5's.
 
     Raises:

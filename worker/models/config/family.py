@@ -305,7 +305,7 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return None
 
     def attention_cap(self) -> float:
-        """Soft cap of attention scores (by tanh); 0 for none."""
+        """Soft cap of attention scores (by tanh); 0 if there is none."""
         return 0.0
 
     def moe(self) -> MoeConfig | None:

@@ -90,7 +90,7 @@ class ModelConfig:
     """Further sizes that must be divisible among the ranks (besides attention heads, MLPs and
     experts), by description; None if there are none."""
     attention_cap: float = 0.0
-    """Soft cap of attention scores (by tanh); 0 for none."""
+    """Soft cap of attention scores (by tanh); 0 if there is none."""
     has_sinks: bool = False
     """Whether heads have attention sinks."""
     tie_word_embeddings: bool

@@ -42,7 +42,7 @@ class MoeConfig:
     score_cap: float | None = None
     """Soft cap of the router's outputs (by tanh); None if there is none."""
     shared_size: int = 0
-    """Intermediate size of the shared expert, which all tokens use; 0 for none."""
+    """Intermediate size of the shared expert, which all tokens use; 0 if there is none."""
     num_zero_experts: int = 0
     """Number of zero-computation experts, which return their input; they follow the other
     experts."""

@@ -109,7 +109,7 @@ class Attention:
     Args:
         config: the layer's configuration (`ModelConfig.for_layer`).
         options: options of the model's layers.
-        layer_index: index of the layer, from 0.
+        layer_index: 0-based index of the layer.
         cos_sin: rotary table [positions, rotary_dim].
         window: sliding window: number of positions that a query attends to, including its own; 0
             for full attention.

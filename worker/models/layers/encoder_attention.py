@@ -17,7 +17,7 @@ class EncoderAttention(Attention):
     Args:
         config: the model's configuration.
         options: options of the model's layers.
-        layer_index: index of the layer, from 0.
+        layer_index: 0-based index of the layer.
         cos_sin: rotary table [positions, head_dim].
         traits: names of its parts, and whether queries and keys have rotary embedding.
         distance: maximum distance of tokens that attend to each other; None for no limit.

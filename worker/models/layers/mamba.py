@@ -29,7 +29,7 @@ class Mamba2:
     Args:
         config: the model's configuration.
         options: options of the model's layers.
-        index: index of the layer, from 0.
+        index: 0-based index of the layer.
 
     Raises:
         ValueError: heads and groups cannot be split evenly across the ranks.

@@ -68,7 +68,7 @@ class SymmetricMemory:
 
     Args:
         group: NCCL process group.
-        buffer: uint8 [maximum bytes of an all-reduce], allocated by `symm_mem.empty`, of the same
+        buffer: uint8 [maximum size of an all-reduce], allocated by `symm_mem.empty`, of the same
             size on all ranks.
 
     Raises:

@@ -13,7 +13,7 @@ import tokenizers
 from worker.protocol.text.stop import StopChecker, StopStrings
 
 MAX_HELD_TOKENS = 8
-"""Maximum tokens held back for an incomplete character; no valid character needs more."""
+"""Maximum number of tokens held back for an incomplete character; no valid character needs more."""
 
 CONTEXT_TOKENS = 2
 """Minimum number of preceding tokens with which a token is decoded. Decoders consider one (whether
