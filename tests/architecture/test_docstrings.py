@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from tests.support.sources import FLOORS, Source, sources
@@ -16,6 +17,27 @@ RELATIONS = frozenset(
 )
 """First words that relate something to another thing instead of saying what it is."""
 
+PHRASES = {
+    r"(?:normal|quant|special|initial|optim|serial|recogn|minim|maxim)is(?:e|ing|at)": "-ize",
+    r"\b(?:neighbour|favour|colour|behaviour|misspelt)": "US spelling",
+    r"\b(?:None|[Ee]mpty|0|-1) without (?:any|one)\b": "if there is none, if X is disabled",
+    r"\b(?:None|[Ee]mpty) for (?:none\b|no\b(?! limit))": "if there is none",
+    r"[;:,] else (?:None|empty|0|-1|1)\b": "otherwise",
+    r"\btakes? the (?:way|path) of\b": "uses, goes through the same",
+    r"\bwhole on (?:every|each) rank\b": "replicated on every rank",
+    r"\bin any case\b": "always, unconditionally",
+    r"\b(?:keys|queries|rows|vectors) of length 1\b": "L2-normalized",
+    r"\b(?:heads|keys|queries|channels|warps) of a program\b": "per program",
+    r", from [01](?=[.;,)])": "0-based, 1-based",
+    r"\blikeliest\b": "most likely",
+    r"\b(?:matrix|dense|FP8) products?\b": "matmul",
+    r"\bprompts? under way\b": "running prefills",
+    r"\bNo torch\.": "Imports no torch",
+    r"\bmathematics\b": "outputs, computation",
+    r"\bstart-up\b": "startup",
+}
+"""Pattern of a phrase that readers stop at, and what to say in its place."""
+
 
 def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
     found = [
@@ -23,6 +45,19 @@ def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
         for source in sources(*FLOORS, "deploy", "tests/campaigns", "tests/support")
         for line, text in _docstrings(source)
         if text.split(maxsplit=1)[0].strip(".,:;") in RELATIONS
+    ]
+    assert found == []
+
+
+def test_docstrings_have_no_phrases_that_readers_stop_at() -> None:
+    any_phrase = re.compile("|".join(PHRASES))
+    found = [
+        f"{source.path}:{line}: {match.group()!r}, say: {PHRASES[pattern]}"
+        for source in sources("worker", "kernels")
+        for line, text in _docstrings(source)
+        if any_phrase.search(words := " ".join(text.split()))
+        for pattern in PHRASES
+        for match in re.finditer(pattern, words)
     ]
     assert found == []
 

@@ -36,13 +36,13 @@ class Member(NamedTuple):
 class TokenSteps:
     """Builds steps: decodes first, then running prefills and new requests. Applies their results.
 
-        running      decodes have one pending token, prompts under way have more
-        may enter    the request that has waited longest, given a free slot or a victim
-        budget       tokens for prompts: those that decodes leave, limited by the decodes' targets
+        running      decodes have one pending token, running prefills have more
+        may enter    the request that has waited longest, if there is a free slot or a victim
+        budget       tokens for prompts: those left by decodes, limited by the decodes' targets
         admission    waiting requests enter while there are slots, pages and tokens
-        lengths      tokens of each prompt, under way or new; some decodes may be deferred
+        lengths      tokens of each prompt, running or new; some decodes may be deferred
         rows         running requests claim pages in order, then new requests get theirs;
-                     drafts take the tokens that are left
+                     drafts use the tokens that are left
 
     A prompt that is outranked by the preemption gap is skipped, since it would only make the step
     longer for the more urgent one. Decodes are also skipped, for a limited number of consecutive

@@ -73,10 +73,10 @@ class LatentAttention:
     Keys and values of all heads are projections of one latent vector c per token. In addition, keys
     have a part r with rotary embedding, which is the same for all heads. The score of the part q of
     a head's query without rotary embedding and its key U c is q · (U c) = (U^T q) · c. All heads
-    thus share the "key" [c, r], whose leading part c is the "value", and each head projects the result
-    to its values afterwards. The cache of [c, r] is replicated on every rank; heads are divided
-    among the ranks. Rows for which it is cheaper (`Expansion.saves_work`) attend to U c and r
-    instead.
+    thus share the "key" [c, r], whose leading part c is the "value", and each head projects the
+    result to its values afterwards. The cache of [c, r] is replicated on every rank; heads are
+    divided among the ranks. Rows for which it is cheaper (`Expansion.saves_work`) attend to U c and
+    r instead.
 
     With sparse attention, a query attends to the tokens that an indexer selects. It is the layer's
     own, or that of the nearest earlier layer that has one.
