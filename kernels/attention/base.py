@@ -63,8 +63,7 @@ class AttentionMetadata:
     """
 
     page_table: torch.Tensor
-    """[B, P] int32: page ids in the order of positions; entries past a row's end must be valid
-    ids."""
+    """[B, P] int32: page ids in the order of positions; entries past a row's end must be valid."""
     seq_lens: torch.Tensor
     """[B] int32: tokens in the cache, including the new ones; 0 for padding."""
     seq_lens_host: Sequence[int]

@@ -19,8 +19,7 @@ class SplitExtends:
     others: AttentionMetadata | None
     """None if all rows are selected."""
     tokens: torch.Tensor | None
-    """[N] int64: indices of the selected rows' queries among those of the step; None for all
-    queries."""
+    """[N] int64: indices of the selected rows' queries among those of the step; None for all."""
     other_tokens: torch.Tensor | None
     """[M] int64: indices of all other queries; None if there are none."""
 

@@ -278,8 +278,7 @@ def _walk(
         else:
             k = tl.load(k_place)
         scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION)
-        # Factor from scores to exponents of 2; the multiplication is fused with the subtraction
-        # below.
+        # Factor from scores to exponents of 2; multiplying is fused with the subtraction below.
         factor = scale * LOG2E
         if CAP > 0.0:
             # tanh(x) = 1 - 2 / (exp(2 * x) + 1), which is 1 if exp overflows.

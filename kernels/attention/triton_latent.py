@@ -266,8 +266,7 @@ def _latent_kernel(
         rotated = load_rows(key_ptrs + VALUE_DIM, exists, rotary, ROTARY_DIM).to(q.dtype)
         scores = tl.dot(rotated_q, tl.trans(rotated), input_precision=PRECISION)
         scores += tl.dot(q, tl.trans(latents), input_precision=PRECISION)
-        # No row of scores is completely masked: every pair attends to position 0 or to a whole
-        # split.
+        # No row of scores is completely masked: every pair attends to position 0 or a whole split.
         seen = exists[None, :] & (position[None, :] <= own[:, None])
         scores = tl.where(seen, scores * (scale * LOG2E), float("-inf"))
         highest, weights, total = fold_block(scores, latents, highest, weights, total, PRECISION)

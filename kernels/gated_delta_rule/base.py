@@ -11,8 +11,7 @@ LENGTH_EPS: Final = 1e-6
 
 
 class DeltaInputs(NamedTuple):
-    """Inputs of T positions, fp32: consecutive positions of one row, or one position of each of T
-    rows."""
+    """Inputs of T positions, fp32: consecutive ones of one row, or one of each of T rows."""
 
     q: torch.Tensor
     """[T, H, K]: scaled queries."""

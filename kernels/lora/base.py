@@ -170,8 +170,7 @@ def token_groups(slots: torch.Tensor, tokens: torch.Tensor) -> TokenGroups:
 
 
 def token_slots(tiles: LoraTiles, num_tokens: int) -> torch.Tensor:
-    """Slots of a step's T tokens, int64 [T]; 0 for tokens without an adapter. Does not wait for the
-    device."""
+    """Slots of a step's T tokens, int64 [T]; 0 for tokens without an adapter. Asynchronous."""
     slots = tiles.slots.long().repeat_interleave(TILE_TOKENS, output_size=len(tiles.tokens))
     tokens = tiles.tokens.long()
     tokens = tokens.where(tokens >= 0, num_tokens)

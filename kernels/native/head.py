@@ -24,8 +24,7 @@ class HeadTensors:
     """[hidden, 2 * hidden]"""
     final_norm: torch.Tensor
     hidden_first: bool
-    """Whether the projection's input begins with the hidden state, rather than with the
-    embedding."""
+    """Whether the projection's input begins with the hidden state, not the embedding."""
     zeroes_first: bool
     """Whether the embedding is replaced by zeros at position 0."""
 

@@ -15,8 +15,7 @@ from kernels.rms_norm.triton_kernel import normalise
 from kernels.tiles import cdiv, next_power_of_2
 
 _HEADS = 16
-"""Maximum number of heads per program, so that a prompt has few programs and a single token has
-several."""
+"""Maximum number of heads per program, so prompts have few programs, single tokens several."""
 
 
 @implements(prepare_latents, "triton")

@@ -13,8 +13,7 @@ from kernels.registry import implements
 from kernels.tiles import cdiv, next_power_of_2
 
 _HEADS = 8
-"""Maximum number of heads per program, so that a prompt has few programs and a single token has
-several."""
+"""Maximum number of heads per program, so prompts have few programs, single tokens several."""
 _BEFORE, _AFTER = tl.constexpr(1), tl.constexpr(2)
 """Values of NORM: norms before or after rotary embedding; 0 if there are none."""
 

@@ -52,8 +52,7 @@ def selective_scan(
 
 
 class ScanInputs(NamedTuple):
-    """Inputs of T positions by head, fp32: consecutive positions of a row, or one position of each
-    of T rows."""
+    """Inputs of T positions by head, fp32: consecutive ones of a row, or one of each of T rows."""
 
     x: torch.Tensor
     """[T, H, P]: inputs times step sizes."""

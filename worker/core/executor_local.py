@@ -41,8 +41,7 @@ class LocalExecutor(Executor):
         self._rank = Rank(config)
 
     def start(self) -> EngineInfo:
-        """Loads rank 0's shard in parallel with the others; all ranks allocate the same number of
-        pages."""
+        """Loads rank 0's shard in parallel with the others; all have equally many pages."""
         salt = begin_salt(self._config)
         with self._naming_failed_peer():
             device = select_device(self._config, 0)

@@ -37,8 +37,7 @@ class ProcessExecutor(Executor):
         self._group = RankGroup(config, directory, range(config.tensor_parallel_size), spawn, host)
 
     def start(self) -> EngineInfo:
-        """Waits until all ranks have loaded their shards; all ranks allocate the same number of
-        pages."""
+        """Waits until all ranks have loaded their shards; all have equally many pages."""
         salt = begin_salt(self._config)
         hellos = list(self._group.collect_hellos().values())
         info = build_engine_info(self._config, hellos, salt())

@@ -213,8 +213,7 @@ class Request:
         """Last reported status of its grammar, set before the first admission; None if it has no
         grammar."""
         self.speculation: RequestRecord | None = None
-        """Acceptance of its drafts; None until the speculation gate decides on it for the first
-        time."""
+        """Acceptance of its drafts; None until the speculation gate first decides on it."""
         self.times = RequestTimes(arrived_s, queued_s, slo, num_resumed=self.num_output)
         self.tpot_s = inf
         """Target of its SLO in seconds per output token; infinite if there is none."""

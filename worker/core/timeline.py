@@ -90,7 +90,7 @@ class Timeline:
             self._left = None
 
     def launched(self, num_tokens: int, scheduled: float) -> None:
-        """Records that a Plan, whose scheduling began at `scheduled`, has just been sent."""
+        """Records that a Plan, whose scheduling ended at `scheduled`, has just been sent."""
         self._launches.append(_Launch(num_tokens, self._entered, scheduled, self.now()))
 
     def collected(self, result: StepResult, awaited: float) -> None:

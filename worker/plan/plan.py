@@ -66,8 +66,7 @@ class Admit(msgspec.Struct, array_like=True, frozen=True):
 
     slot: int
     token_ids: bytes
-    """All tokens known so far (prompt and generated), little-endian int32, starting at position
-    0."""
+    """All tokens known so far (prompt and generated), as little-endian int32."""
     temperature: float
     top_k: int
     """Number of most likely tokens to keep; 0 keeps all."""

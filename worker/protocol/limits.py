@@ -31,8 +31,7 @@ class Problem(NamedTuple):
     message: str
     """Message for the client, including the numbers."""
     overflow: Overflow | None = None
-    """Set if the prompt exceeds the context length, so that each API can word the error its own
-    way."""
+    """Set if the prompt exceeds the context length, so each API can word the error its own way."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -151,8 +150,7 @@ def too_long(found: str, num_tokens: int, max_tokens: int, limits: Limits | None
 
 
 def token_problem(limits: Limits, token_id: int) -> Problem | None:
-    """Problem of a prompt whose largest token id (unsigned) exceeds the vocabulary, otherwise
-    None."""
+    """Problem of a prompt whose largest token id (unsigned) exceeds the vocabulary, or None."""
     if token_id < limits.vocab_size:
         return None
     shown = token_id - 2**32 if token_id >= 2**31 else token_id
@@ -162,8 +160,7 @@ def token_problem(limits: Limits, token_id: int) -> Problem | None:
 
 
 def room_problem(limits: Limits, sampling: SamplingParams, num_tokens: int) -> Problem | None:
-    """Problem of a `min_tokens` that does not fit after a prompt of `num_tokens`, otherwise
-    None."""
+    """Problem of a `min_tokens` that does not fit after a prompt of `num_tokens`, or None."""
     num_left = limits.max_tokens - num_tokens
     if sampling.min_tokens <= num_left:
         return None

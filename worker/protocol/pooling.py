@@ -111,8 +111,7 @@ class PoolingInfo(msgspec.Struct, array_like=True, frozen=True):
     prompts: tuple[tuple[str, str], ...] = ()
     """Names and prefixes of texts, as in config_sentence_transformers.json."""
     default_prompt: str = ""
-    """Name of the default prefix, for texts for which the request names none; empty if there is
-    none."""
+    """Name of the default prefix, for texts for which the request names none; may be empty."""
     pair_template: str = ""
     """Prompt for a pair of texts, with the fields instruction, query and document; empty if the
     tokenizer joins them."""

@@ -47,8 +47,7 @@ RuntimeError, which Gloo, NCCL and CUDA raise."""
 
 
 class Unavailable(ValueError):
-    """Model files are unavailable, possibly temporarily: because of a mount, a running copy, or the
-    Hub."""
+    """Model files are unavailable, possibly temporarily: a mount, a running copy, or the Hub."""
 
 
 class RemoteFailure(RuntimeError):

@@ -58,8 +58,7 @@ class PooledRows:
 
     rows: Sequence[_Row]
     logits_indices: torch.Tensor | None
-    """[n] int64: indices of the step's tokens whose hidden states are needed; None for all
-    tokens."""
+    """[n] int64: indices of the step's tokens whose hidden states are needed; None for all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,9 +17,9 @@ from worker.protocol.options import option_name
 
 _STATEFUL = "linear-attention or convolution layers"
 _MOST_DRAFTS: Final = 15
-"""Maximum number of drafts per row for models with linear attention: only in rows of up to 16
-tokens (`MOST_STEPS`) do kernels advance states position by position and can leave them
-unchanged."""
+"""Maximum number of drafts per row for models with linear attention. Kernels advance states
+position by position, and can leave them unchanged, only in rows of up to 16 tokens (`MOST_STEPS`).
+"""
 
 
 def check_engine(config: EngineConfig) -> ModelConfig:
@@ -187,8 +187,7 @@ def check_windows(
         raise ValueError(f"--cpu-backend native is not supported for {models}: {remedy}")
     if not config.draft_checkpoint:
         return
-    # The draft model's cache uses the page ids of the first group, which must therefore keep all
-    # positions.
+    # The draft model's cache uses the page ids of the first group, which must keep all positions.
     option = "--speculative-method draft"
     if all(layer_windows):
         models = f"models with sliding windows in all layers (this model's: {min(windows)} tokens)"

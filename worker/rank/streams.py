@@ -38,8 +38,7 @@ class DeviceStreams:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.schedule, self.compute, self.copy = (torch.cuda.Stream(device) for _ in range(3))
-        # Work on the default stream, such as loading weights, finishes before any of these streams
-        # starts.
+        # Work on the default stream, such as loading weights, finishes before any of these starts.
         torch.cuda.synchronize(device)
         self._slots = itertools.cycle([StepSlot(self) for _ in range(NUM_SLOTS)])
         self.latest: StepSlot | None = None

@@ -72,8 +72,7 @@ class CacheManager:
         self._step_tokens = step_tokens
         steps = self._steps = CompletedSteps()
         copied = self._copied = CompletedSteps()
-        """Steps that have completed with all loads of their Plans; only used if there is a host
-        tier."""
+        """Steps that have completed with all their loads; only used with a host tier."""
         self._released = Fence(copied, self._release)
         """Leases that were released before their loads had completed."""
         self._loading: deque[int] = deque()
@@ -215,8 +214,7 @@ class CacheManager:
         return self._num_to_take(num_tokens, num_cached, max(0, num_cached - first_seen))
 
     def num_still_needed(self, num_tokens: int, lease: Lease) -> int:
-        """Number of pages that a lease needs to grow to `num_tokens`, in addition to those that it
-        has."""
+        """Number of pages that a lease needs to grow to `num_tokens`, beyond those it has."""
         num_blocks = len(lease.pages)
         return self._num_to_take(num_tokens, num_blocks, num_blocks - lease.first_seen)
 

@@ -47,8 +47,7 @@ class Node:
         self.num_device_children = 0
         """Children on the device."""
         self.on_host = False
-        """Whether the run is in host memory; such a run is unlocked, except briefly while it is
-        loaded."""
+        """Whether the run is in host memory; such runs are only locked while being loaded."""
         self.loading = 0
         """Last Plan that loads its pages from host memory; 0 if there is none."""
         self.locks = 0

@@ -58,8 +58,7 @@ class BlockSteps:
         self._claims = PageClaims(state, lifecycle)
         self._totals = state.stats.load.blocks = BlockTotals()
         self._accepted: list[tuple[Request, Lease]] = []
-        """Requests with tokens that their grammar has accepted and that have not been sent to the
-        ranks yet."""
+        """Requests with grammar-accepted tokens that have not been sent to the ranks yet."""
 
     def build(
         self, builder: StepBuilder, now: float, in_flight: Sequence[StepInFlight] = ()

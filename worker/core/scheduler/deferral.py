@@ -10,8 +10,7 @@ from worker.core.scheduler.admission import Admission
 from worker.core.scheduler.state import SchedulerState
 
 _GOOD_PART = 0.125
-"""Minimum fraction of a step (tokens or time) that decodes must take to be deferred for urgent
-prompts."""
+"""Minimum fraction of a step (tokens or time) that decodes must take to be deferred."""
 
 
 class Deferrable(NamedTuple):

@@ -76,8 +76,7 @@ class Lifecycle:
         self._state.stats.load.num_preemptions += 1
 
     def requeue(self, request: Request) -> None:
-        """Moves a request from the running set to the queue, before requests that have never
-        run."""
+        """Moves a request from the running set to the queue, before those that have never run."""
         self._vacate(request)
         self._state.queue.push_back(request, self._state.clock())
 

@@ -39,7 +39,7 @@ class PageClaims:
         """Pages (blocks) reserved for requests admitted to this step, after the running ones."""
 
     def add_row(self, request: Request, lease: Lease, length: int, builder: StepBuilder) -> int:
-        """Adds a row of up to `length` positions, limited by the available pages; returns the
+        """Adds a row of up to `length` positions, as far as pages are available; returns its
         length."""
         if request.num_computed + length > len(lease.pages) * self._page_size:
             length = self._claim(request, lease, length, builder)

@@ -36,8 +36,7 @@ class QueueOrder(NamedTuple):
     key: Callable[[Item], float]
     """Sort key, lowest first; ties keep the order of arrival."""
     max_queue: int
-    """Maximum queue length that is sorted; sorting a longer one would take more time than it
-    saves."""
+    """Maximum queue length that is sorted; sorting longer ones costs more than it saves."""
 
     def order(self, items: Sequence[Item]) -> list[int]:
         """Indices in queue order; levels are in descending order."""
@@ -110,8 +109,7 @@ class Outcome(Enum):
     NO_CAPACITY = auto()
     """Slots or pages are missing."""
     WAITS = auto()
-    """The request waits for a prefix that another request is computing; later requests may be
-    tried."""
+    """The request waits for a prefix that another request is computing; others may be tried."""
     PREEMPTING = auto()
     """Slot and pages will be free in the next step: running requests are about to be preempted."""
 

@@ -33,8 +33,7 @@ class MtpConfig:
     is_dense: bool = False
     """Whether its layer has an MLP where the model's layers have experts."""
     hidden_first: bool = False
-    """Whether the projection's input begins with the hidden state, rather than with the
-    embedding."""
+    """Whether the projection's input begins with the hidden state, not the embedding."""
     zeroes_first: bool = True
     """Whether the embedding is replaced by zeros at position 0, as in vLLM."""
     recycles_normed: bool = True

@@ -17,8 +17,7 @@ class TensorNames:
     renamed: tuple[tuple[str, str], ...] = ()
     """Pairs of a name prefix in the checkpoint and the family's; the first match is used."""
     renamed_ends: tuple[tuple[str, str], ...] = ()
-    """Pairs of a name suffix in the checkpoint and the family's; all matches are applied in
-    turn."""
+    """Name suffixes in the checkpoint and the family's; all matches are applied in turn."""
     skipped: tuple[str, ...] = ()
     """Name prefixes, the checkpoint's or the family's, of tensors that are not loaded."""
     skipped_ends: tuple[str, ...] = ()

@@ -503,8 +503,7 @@ class GatedMLP:
         return self.down.forward(self._activated(self.gate_up.forward(hidden)))
 
     def forward_share(self, hidden: Rows) -> torch.Tensor:
-        """[T, hidden] to this rank's partial output, [T, hidden]; the caller sums them over
-        ranks."""
+        """[T, hidden] to this rank's partial output, [T, hidden]; the caller sums over ranks."""
         return self.down.forward_share(self._activated(self.gate_up.forward(hidden)))
 
     def _activated(self, both: torch.Tensor) -> Rows:

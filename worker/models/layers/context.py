@@ -39,8 +39,7 @@ class SparseInputs:
 
     queries: SparseQueries
     tokens: torch.Tensor | None
-    """[N] int64, ascending: tokens of the step to which these queries belong; None for all
-    tokens."""
+    """[N] int64, ascending: tokens of the step to which these queries belong; None for all."""
     others: torch.Tensor | None
     """[M] int64, ascending: the other tokens of the step; None if there are none."""
     num_other_decodes: int
@@ -88,8 +87,7 @@ class ForwardContext:
     kv_caches: Mapping[int, KVCache]
     """KV caches, by index of the layers that have one."""
     attention: Mapping[int, AttentionInputs]
-    """Attention inputs, by index of the layers that have a KV cache; layers of a group share one
-    object."""
+    """Attention inputs, by index of the layers that have a KV cache; a group's layers share one."""
     num_decode_tokens: int
     """Number of leading tokens that are decode rows, with one token each."""
     logits_indices: torch.Tensor | None = None

@@ -23,8 +23,7 @@ class ExpertShare:
     size: int
     """Number of columns of each expert on this rank."""
     is_whole: bool
-    """Whether the rank holds whole experts (expert parallelism) instead of columns of all
-    experts."""
+    """Whether the rank holds whole experts (expert parallelism) instead of columns of all."""
 
     def cut(self, dim: int, start: int) -> tuple[int, int]:
         """Dimension along which ranks shard a checkpoint's tensor [experts, ...], and this rank's

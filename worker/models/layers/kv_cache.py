@@ -45,8 +45,7 @@ class KVCacheSpec:
     own_value_dim: int = 0
     """Dimensions of a value in a separate plane, if they differ from `head_dim`; otherwise 0."""
     top_k: int = 0
-    """Number of cached tokens that sparse attention selects for a query; 0 if queries attend to all
-    tokens."""
+    """Number of cached tokens that sparse attention selects per query; 0 for full attention."""
     has_dense_layers: bool = False
     """Whether some layers with this `top_k` attend to all tokens (`AttentionInputs.dense`)."""
     index_keys: IndexKeys | None = None

@@ -261,8 +261,7 @@ class RowParallelLinear(Linear):
         return total if self.bias is None else total + self.bias
 
     def forward_share(self, x: Rows) -> torch.Tensor:
-        """[T, local in] to this rank's partial output, [T, out]; the caller sums them over
-        ranks."""
+        """[T, local in] to this rank's partial output, [T, out]; the caller sums over ranks."""
         return self._share(x, self.bias if self._group.rank == 0 else None)
 
     def _share(self, x: Rows, bias: torch.Tensor | None) -> torch.Tensor:

@@ -207,8 +207,7 @@ class LayerOptions:
     batch_invariant: bool
     """Whether a token's result must be bitwise independent of the rest of the batch."""
     expert_parallel: bool = False
-    """Whether each rank holds whole experts (expert parallelism) instead of columns of all
-    experts."""
+    """Whether each rank holds whole experts (expert parallelism) instead of columns of all."""
     linear_method: LinearMethod = field(default_factory=UnquantizedMethod)
     """Format of linear weights."""
     quantizes_fp8: bool = False

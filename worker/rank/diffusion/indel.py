@@ -131,9 +131,9 @@ class _Block:
         )
 
     def _take(self, confidence: FloatArray, is_last: bool) -> BoolArray:
-        """Undecided positions to decide: those above the threshold or, if there are none, the most
-        confident ones, up to the first one that was not inserted; all of them in the last round, or
-        if all were inserted."""
+        """Undecided positions to decide: those above the threshold or, if these are too few, as
+        many of the most confident ones as ensure that at least one was not inserted. All of them in
+        the last round, or if all were inserted."""
         take: BoolArray = self._undecided.copy()
         if not is_last and self._original.any():
             least = 1 + int((take & ~self._original).sum())

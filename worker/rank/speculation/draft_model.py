@@ -26,8 +26,7 @@ DRAFT_DTYPE: Final = torch.bfloat16
 need not be exact."""
 
 _MOST_ENDS: Final = 4
-"""Maximum number of EOS and stop tokens per request at which drafting stops; further ones are
-ignored."""
+"""Maximum number of EOS and stop tokens per request at which drafting stops; others are ignored."""
 
 LEAST_PROBABILITIES: Final = np.array(
     [0.995, 0.98, 0.95, 0.9, 0.8, 0.65, 0.5, 0.35, 0.0], dtype=np.float32

@@ -322,8 +322,7 @@ class Qwen35Config(_DeltaNet):
     num_key_value_heads: Count | None = 4
     attn_output_gate: Yes = True
     output_gate_type: Literal["swish", "silu"] = "swish"
-    """Activation of the delta network's output gate, in Qwen3.6; both names have the same
-    meaning."""
+    """Activation of the delta network's output gate, in Qwen3.6; both names mean the same."""
     mamba_ssm_dtype: Literal["float32"] = "float32"
 
 
