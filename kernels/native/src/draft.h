@@ -17,7 +17,7 @@ namespace rayfleet {
 struct Drafting {
   const float *temperature, *top_p, *log_min_p;  // by slot, as are the following three
   const int64_t *top_k, *seeds;
-  const int64_t* end_tokens;  // [slots, num_ends]: padded with -1; no later draft is accepted
+  const int64_t* end_tokens;  // [slots, num_ends], padded with -1: no draft after one is accepted
   int64_t num_ends;
   const float* shares;  // [slots, num_levels]: probability that a guess of each level is right
   const float* bounds;  // [num_levels], descending to 0: minimum probabilities of the levels
