@@ -1,4 +1,4 @@
-"""Docstrings begin with a noun or a verb, so that each can be read by itself."""
+"""Docstrings begin with a noun or a verb, so that each can be read by itself, in plain words."""
 
 from __future__ import annotations
 
