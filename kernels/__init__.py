@@ -62,7 +62,7 @@ from kernels.token_bitmask import apply_token_bitmask
 from kernels.token_edits import EditRows, TokenEdits, apply_token_edits_
 from kernels.token_scores import TokenScores, token_scores
 
-# Declares the ops that are not exported above, too.
+# Also declares the ops that are not exported above.
 for _module in pkgutil.iter_modules(__path__):
     if _module.ispkg:
         importlib.import_module(f"kernels.{_module.name}")

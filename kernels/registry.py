@@ -1,9 +1,9 @@
 """Op registry: declares ops, and selects their implementations by the device of tensors.
 
-`@op` declares an op by its torch reference, which runs on every device: signature and docstring are
-those of the op. `@implements(OP, "triton")` registers a kernel with the same signature. It is in
-`triton_kernel.py` of the op's package, which is imported when the kernel is first called, so
-processes without a GPU never load Triton.
+`@op` declares an op with its torch reference, which runs on every device; the op has the
+reference's signature and docstring. `@implements(OP, "triton")` registers a kernel with the same
+signature. It is in `triton_kernel.py` of the op's package, which is imported when the kernel is
+first called, so processes without a GPU never load Triton.
 """
 
 from __future__ import annotations

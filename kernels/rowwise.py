@@ -1,9 +1,9 @@
 """Batch-invariant elementwise functions: an element's result depends, bitwise, only on its value.
 
-HAZARD(invariance): on CPU torch evaluates the end of each contiguous run (fewer elements than two
-vector registers hold) with different functions than the rest (sigmoid, SiLU, softplus, GELU, ELU,
+HAZARD(invariance): on CPU, torch evaluates the end of each contiguous run (fewer elements than fit
+in two vector registers) with different functions than the rest (sigmoid, SiLU, softplus, GELU, ELU,
 mish, exp2, pow; not exp, expm1, log1p, tanh, erf). A contiguous tensor is one run, which several
-threads divide into equal parts. Model code calls the functions of this module, which pass only runs
+threads divide into equal parts. Model code calls the functions of this module, which only pass runs
 and parts of whole registers to torch.
 """
 
@@ -22,11 +22,11 @@ SLOPE = 2.0 * math.sqrt(2.0 / math.pi)
 """Slope of the sigmoid that is equivalent to the tanh approximation of GELU: (1 + tanh(z)) / 2 is
 the sigmoid of 2 z."""
 _RUN_BYTES = 128
-"""Bytes of two registers of AVX-512, the widest that torch uses; it computes two at a time."""
+"""Bytes of two AVX-512 registers, the widest that torch uses; it processes two at a time."""
 _GRAIN = 32768
-"""Elements per thread of torch's elementwise ops (at::internal::GRAIN_SIZE)."""
+"""Number of elements per thread of torch's elementwise ops (at::internal::GRAIN_SIZE)."""
 _GELU_GRAIN = 16384
-"""Elements above which torch's GELU uses all threads (GeluKernelImpl)."""
+"""Number of elements above which torch's GELU uses all threads (GeluKernelImpl)."""
 
 
 class _Op(NamedTuple):
@@ -38,8 +38,8 @@ class _Op(NamedTuple):
     """Writes into the tensor `out`."""
     is_gelu: bool = False
     is_onednn: bool = False
-    """Whether oneDNN computes contiguous tensors; its results differ bitwise from those of
-    torch's own kernels, used for all others."""
+    """Whether oneDNN computes contiguous tensors; its results differ bitwise from those of torch's
+    own kernels, which compute all other tensors."""
 
     def threads(self, count: int) -> int:
         """Number of threads that torch uses for `count` elements."""
@@ -105,7 +105,7 @@ def _apply(op: _Op, x: torch.Tensor) -> torch.Tensor:
 
 
 def _padded(op: _Op, x: torch.Tensor, unit: int) -> torch.Tensor:
-    """Applies an op to a padded copy of x, whose run is whole."""
+    """Applies an op to a copy of x that is padded to a whole run."""
     count = x.numel()
     length = -(-count // unit) * unit
     while length % (unit * op.threads(length)):

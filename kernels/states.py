@@ -18,9 +18,10 @@ class StateCache:
     """States of requests in one layer: those of all slots, then snapshots."""
 
     planes: tuple[torch.Tensor, ...]
-    """Tensors [states, ...] that together are the states."""
+    """Tensors [states, ...] that together form the states."""
     inputs: tuple[torch.Tensor, ...] = ()
-    """Tensors [cells, ...]: inputs of the latest draft rows, see `Replay`; empty without drafts."""
+    """Tensors [cells, ...]: inputs of the latest draft rows, see `Replay`; empty if there are no
+    drafts."""
 
     @property
     def conv(self) -> torch.Tensor:
@@ -47,53 +48,54 @@ class StatePart(NamedTuple):
     end: int
     """Index after the last token."""
     target: int
-    """Index in the state caches that the state after the last token is copied to; -1 for no
-    copy."""
+    """Index in the state caches to which the state after the last token is copied; -1 if it is not
+    copied."""
     is_first: bool
     """Whether the request begins here: its state then starts from zero, regardless of the slot's
     content."""
     is_kept: bool
-    """Whether the state after the last token becomes the slot's."""
+    """Whether the state after the last token becomes the slot's state."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StateRows:
     """R rows of a step, divided into N pieces: consecutive tokens of one row, at most `PIECE`. A
-    piece ends at the end of its row, or at a position whose state is stored. Pieces of no tokens
-    may follow."""
+    piece ends at the end of its row, or at a position whose state is stored. Empty pieces may
+    follow."""
 
     slots: torch.Tensor
     """int64 [R]: slots of the rows."""
     starts: torch.Tensor
-    """int64 [R]: positions of the rows' first tokens. At 0 a request begins, and its state starts
-    from zero, regardless of the slot's content."""
+    """int64 [R]: positions of the rows' first tokens. At position 0, a request begins and its state
+    starts from zero, regardless of the slot's content."""
     piece_starts: torch.Tensor
     """int64 [N + 1]: indices of the pieces' first tokens among the step's tokens, which all belong
-    to a piece; then the number of tokens. In a replay, tokens of no piece may follow, whose outputs
-    are arbitrary."""
+    to a piece; then the number of tokens. In a replay, tokens that belong to no piece may follow;
+    their outputs are arbitrary."""
     piece_rows: torch.Tensor
     """int64 [N]: rows of the pieces."""
     piece_targets: torch.Tensor
-    """int64 [N]: indices in the state caches that the states after the pieces are copied to; -1 for
-    no copy."""
+    """int64 [N]: indices in the state caches to which the states after the pieces are copied; -1 if
+    they are not copied."""
     row_pieces: torch.Tensor
-    """int64 [R + 1]: number of the rows' first pieces; then of the pieces of all rows."""
+    """int64 [R + 1]: indices of the rows' first pieces, followed by the number of pieces of all
+    rows."""
     num_decodes: int
-    """Number of leading rows that are computed as rows of one token."""
+    """Number of leading rows that are computed as rows with one token."""
     longest: int
-    """Maximum tokens of a row, or an upper bound."""
+    """Maximum number of tokens of a row, or an upper bound."""
     kept: torch.Tensor | None = None
     """int64 [R]: slots of the rows; -1 for draft rows, which leave the states as they are. None if
     there are none."""
     has_outputs: bool = True
-    """Whether the outputs are used: not those of a replay, which need not be computed."""
+    """Whether the outputs are used; those of a replay are not and need not be computed."""
     replay: Replay | None = None
     """Replay before the rows, and inputs of the rows that are kept, due to drafts; None if neither
     is needed."""
 
     def longer(self) -> Sequence[tuple[int, Sequence[StatePart]]]:
-        """Slots and parts of the rows that `num_decodes` does not count, on the host; waits for the
-        device."""
+        """Slots and parts of the rows that are not included in `num_decodes`, on the host; waits
+        for the device."""
         border = self.num_decodes
         if border == len(self.slots):
             return ()
@@ -115,7 +117,7 @@ class StateRows:
         return rows
 
     def keep_steps(self, plane: torch.Tensor, states: torch.Tensor) -> None:
-        """Stores the states after the rows that `num_decodes` counts, [n, ...], in their slots."""
+        """Stores the states [n, ...] after the rows included in `num_decodes` in their slots."""
         slots = self.slots[: self.num_decodes]
         if self.kept is not None:
             (rows,) = (self.kept[: self.num_decodes] >= 0).nonzero(as_tuple=True)
@@ -151,7 +153,7 @@ class Replay:
     tokens: torch.Tensor
     """int64 [M]: the step's tokens whose inputs are kept: those of draft rows."""
     kept: torch.Tensor
-    """int64 [M]: cells that their inputs are copied to."""
+    """int64 [M]: cells to which their inputs are copied."""
 
 
 Inputs = Sequence[torch.Tensor]
@@ -171,7 +173,7 @@ def advance_with_drafts(
         inputs: inputs of the step's tokens, [T, ...] each, as in `StateCache.inputs`.
         cache: the layer's states.
         rows: rows of the step.
-        advance: advances the states by the tokens of rows with these inputs: returns outputs.
+        advance: advances the states by the tokens of rows with these inputs; returns outputs.
 
     Returns:
         The outputs of the step's tokens.
@@ -182,14 +184,14 @@ def advance_with_drafts(
     if len(replay.cells):
         advance([plane.index_select(0, replay.cells) for plane in cache.inputs], replay.rows)
     outputs = advance(inputs, rows)
-    # After the replay, which may read the same cells.
+    # Done after the replay, which may read the same cells.
     for plane, own in zip(cache.inputs, inputs, strict=True):
         plane.index_copy_(0, replay.kept, own.index_select(0, replay.tokens))
     return outputs
 
 
 Advance = Callable[[slice, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""Advances states by the tokens of a slice: returns outputs, and the states afterwards."""
+"""Advances states by the tokens of a slice; returns the outputs and the new states."""
 
 
 def advance_rows(
@@ -200,7 +202,8 @@ def advance_rows(
     Args:
         plane: [states, ...]: states of the layer.
         rows: rows of the step.
-        steps: advances rows of one token: tokens [t] and their states [t, ...] to outputs [t, ...].
+        steps: advances rows with one token: tokens [t] and their states [t, ...] to outputs [t,
+            ...].
         chunk: advances one row: its next tokens [t] and its state [...] to outputs [t, ...].
         shape: shape of the outputs of all tokens: (T, ...).
 

@@ -1,8 +1,8 @@
 """Grid and tile sizes of Triton kernels.
 
-Plain functions: Triton's functions of the same names also work in kernels, and therefore take 2 us
-per call on the host, a quarter of a launch. An eager step makes a dozen such calls per layer, and
-with small layers the device waits for them.
+These are plain functions: Triton's functions of the same names also work in kernels, and therefore
+take 2 us per call on the host, a quarter of the time of a launch. An eager step makes a dozen such
+calls per layer; if layers are small, the device waits for them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def next_power_of_2(size: int) -> int:
 
 
 def count_warps(width: int) -> int:
-    """Number of warps of a program that holds a row of `width` elements: 16 elements per thread or
-    fewer, up to 4,096."""
+    """Number of warps for a program that processes a row of `width` elements: at most 16 elements
+    per thread, up to a width of 4,096."""
     if width <= 512:
         return 1
     return 4 if width <= 2048 else 8

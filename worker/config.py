@@ -40,7 +40,7 @@ _VLLM_METHODS = {
     ),
     "draft_model": "draft",
 }
-"""vLLM's names of methods that have other names here."""
+"""vLLM's names of methods that have different names here."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,7 +219,7 @@ class SpeculativeConfig:
 
     @property
     def checkpoint(self) -> str:
-        """The draft model or head, as NAME or NAME@REVISION; empty without one."""
+        """The draft model or head, as NAME or NAME@REVISION; empty if there is none."""
         return at_revision(self.model, self.revision)
 
 
@@ -256,12 +256,12 @@ class DllmConfig:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Optimizations that are enabled."""
+        """The enabled optimizations."""
         return tuple(name for name in get_args(DllmFeature) if name not in self.disable)
 
 
 class LoraModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An adapter in `lora_modules`, in its JSON form."""
+    """An adapter in `modules`, in its JSON form."""
 
     name: str
     """Model name of requests that use the adapter."""
@@ -462,7 +462,7 @@ class EngineConfig:
 
     @classmethod
     def of(cls, **options: Any) -> EngineConfig:
-        """Configuration with the given options, named as the CLI's flags.
+        """Configuration with the given options, which have the same names as the CLI's flags.
 
         Raises:
             ValueError: an option is unknown or out of range; the message names it.
@@ -505,7 +505,7 @@ class EngineConfig:
 
     @property
     def cpu_steps(self) -> CPUBackend:
-        """Backend for steps on CPU: torch if an attention backend, an FP8 cache, LoRA or an EAGLE-3
+        """Backend for steps on CPU; torch if an attention backend, an FP8 cache, LoRA or an EAGLE-3
         head is set."""
         needs_torch = (
             *(self.execution.attention_backend != "auto", self.cache.is_fp8),
@@ -520,18 +520,18 @@ class EngineConfig:
 
     @property
     def tokenizer_checkpoint(self) -> str:
-        """Checkpoint to load the tokenizer from: `tokenizer`, or the model's."""
+        """Checkpoint from which to load the tokenizer: `tokenizer`, or the model's."""
         return self.tokenizer or self.checkpoint
 
     @property
     def draft_checkpoint(self) -> str:
-        """Draft model to load, as NAME or NAME@REVISION; empty without one."""
+        """Draft model to load, as NAME or NAME@REVISION; empty if there is none."""
         draft = self.speculative
         return draft.checkpoint if draft is not None and draft.method == "draft" else ""
 
     @property
     def head_checkpoint(self) -> str:
-        """EAGLE-3 head to load, as NAME or NAME@REVISION; empty without one."""
+        """EAGLE-3 head to load, as NAME or NAME@REVISION; empty if there is none."""
         draft = self.speculative
         return draft.checkpoint if draft is not None and draft.method == "eagle3" else ""
 
@@ -541,11 +541,12 @@ class EngineConfig:
         return self.speculative is not None and self.speculative.method == "mtp"
 
     def with_options(self, **options: Any) -> EngineConfig:
-        """This configuration with other values of some options, named as the CLI's flags."""
+        """This configuration with changed values of some options, which have the same names as the
+        CLI's flags."""
         return from_options(EngineConfig, option_values(self) | options)
 
     def with_page_size(self, block_size: int) -> EngineConfig:
-        """This configuration with the default page size for a model if it is unset (0).
+        """This configuration, with the model's default page size if it is unset (0).
 
         Args:
             block_size: block size of a block-diffusion model; 1 for an autoregressive model.
@@ -554,10 +555,10 @@ class EngineConfig:
         return replace(self, cache=replace(self.cache, page_size=page_size))
 
     def with_limits(self, max_num_seqs: int, max_num_batched_tokens: int) -> EngineConfig:
-        """This configuration with the device's limits in place of those that are unset (0).
+        """This configuration, with unset limits (0) replaced by the device's defaults.
 
-        A limit that is set takes precedence over the other one's default, so that tokens never
-        fall below requests.
+        A limit that is set takes precedence over the other one's default, so that the number of
+        tokens is never less than the number of requests.
         """
         given = self.scheduling
         tokens = given.max_num_batched_tokens or max(max_num_batched_tokens, given.max_num_seqs)

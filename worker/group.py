@@ -1,7 +1,8 @@
 """Worker group on Ray: the replica with the frontend, and the rank actors.
 
-The only use of Ray in `worker/`. `cluster/app.py` wraps `WorkerGroup` as a Serve deployment whose
-placement group has one bundle per rank; the replica itself is in the first.
+The only module in `worker/` that uses Ray. `cluster/app.py` wraps `WorkerGroup` as a Serve
+deployment whose placement group has one bundle per rank; the replica itself runs in the first
+bundle.
 """
 
 from __future__ import annotations
@@ -52,14 +53,14 @@ MAX_FAILED_REBUILDS = 3
 replaces it."""
 _RENDEZVOUS_POLL_S = 0.02
 LAST_WORDS_S = 1.0
-"""Seconds for the other ranks to report errors after a rank has exited."""
+"""Seconds to wait for the other ranks' errors after a rank has exited."""
 
 
 class RankActor:
     """One rank of a group, in a separate process, so that its crash does not affect streams."""
 
     def node(self) -> tuple[str, str]:
-        """Id and address of the node of this process."""
+        """Id and address of the node on which this process runs."""
         return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 
     def belong_to(self, model_name: str, worker_id: str) -> None:
@@ -69,14 +70,15 @@ class RankActor:
     def lead(self, config: EngineConfig, directory: str, host: str = "") -> None:
         """Runs rank 0; blocks until it exits.
 
-        On CPU, this process only runs the scheduler, and a child process the step. `host` is this
+        On CPU, this process only runs the scheduler; a child process runs the steps. `host` is this
         node's address if other ranks are on other nodes.
 
         Raises:
             Exception: the error that ended the rank.
         """
         log_as("rank 0")
-        # Imported here, since the driver and the replica import this module but need no engine.
+        # Imported here because the driver and the replica also import this module but need no
+        # engine.
         from worker.core.loop import serve_engine
 
         serve_engine(config, directory, host)
@@ -84,7 +86,7 @@ class RankActor:
     def follow(
         self, rank: int, config: EngineConfig, directory: str, rendezvous: Rendezvous | None = None
     ) -> None:
-        """Runs rank 1 or up; blocks until it exits. Raises Exception like `lead`."""
+        """Runs a rank other than 0; blocks until it exits. Raises Exception like `lead`."""
         log_as(f"rank {rank}")
         from worker.rank.main import run_rank
 
@@ -92,7 +94,8 @@ class RankActor:
 
 
 class WorkerGroup:
-    """Serves one copy of a model while its replica exists, with a sequence of rank groups."""
+    """Serves one copy of a model for as long as its replica exists; failed rank groups are
+    rebuilt."""
 
     async def __init__(  # type: ignore[misc]  # awaited by Serve
         self,
@@ -104,15 +107,15 @@ class WorkerGroup:
         startup_retry_s: float = 0.0,
         report: StartReport = lambda delay: None,
     ) -> None:
-        """Loads the model on all ranks; a failed start is retried if it may succeed later.
+        """Loads the model on all ranks; a failed startup is retried if it may succeed later.
 
         Args:
             config: the engine configuration of each rank.
-            model_name: model name for clients; empty for `config.model`.
+            model_name: model name for clients; if empty, `config.model`.
             metrics: where to serve this node's metrics.
             traces_endpoint: URL to export spans to; empty to use OpenTelemetry's variables.
             startup_retry_s: seconds within which retries may begin, inf for no limit.
-            report: called with the reason whenever a start is delayed.
+            report: called with the reason whenever startup is delayed.
 
         Raises:
             RemoteFailure: a rank failed; the last line of the message is the root cause.
@@ -153,14 +156,14 @@ class WorkerGroup:
     ) -> AsyncIterator[bytes]:
         """Yields a SocketOffer, then the gateway's stream of WorkerItems, both as msgpack.
 
-        A gateway on this node (`node_id`) is offered the socket in place of the items. `worker_id`
-        is unused here: the handle has selected this replica by it.
+        A gateway on this node (`node_id`) only gets the socket's offer. `worker_id` is unused here:
+        the handle has already used it to select this replica.
         """
         path = self._socket_for(node_id)
         yield msgspec.msgpack.encode(SocketOffer(path))
         if path is not None:
-            # HAZARD: Serve stops a draining replica once it has no open calls: this one stays open
-            # for as long as the gateway needs the socket.
+            # HAZARD: Serve stops a draining replica once it has no open calls, so this call stays
+            # open for as long as the gateway needs the socket.
             await self._server.wait_closed()
             return
         async with aclosing(self.frontend.attach(gateway_id)) as items:  # type: ignore[type-var]
@@ -172,20 +175,21 @@ class WorkerGroup:
         return await self.frontend.submit(payload)
 
     async def hello(self) -> bytes:
-        """No-op: a handle starts its request router with its first call."""
+        """No-op: a handle starts its request router on its first call."""
         return b""
 
     async def check_health(self) -> None:
         """Health check, called periodically by Serve.
 
         Raises:
-            RuntimeError: the rank group cannot be rebuilt here.
+            RuntimeError: the rank group cannot be rebuilt on this replica.
         """
         if self._broken is not None:
             raise RuntimeError(self._broken)
 
     async def __del__(self) -> None:
-        """Called by Serve before the replica exits; stops the ranks, so that they do not fail."""
+        """Called by Serve before the replica exits; stops the ranks, so that they do not fail when
+        it is gone."""
         self._starting.cancel()
         if self._supervisor is not None:
             self._supervisor.cancel()
@@ -209,7 +213,7 @@ class WorkerGroup:
         return render(worker_metrics(view, vllm_names=self._vllm_names), content_type)
 
     def _socket_for(self, node_id: str) -> str | None:
-        """Path of the socket for a gateway on that node; None if it is another node."""
+        """Path of the socket for a gateway on that node; None if the gateway is on another."""
         if node_id != ray.get_runtime_context().get_node_id():
             return None
         return self._server.path
@@ -230,7 +234,7 @@ class WorkerGroup:
                 ),
             )
             actor = actor_class.remote()
-            # An actor runs its calls in order: this one is before the long-running one.
+            # An actor runs its calls in order, so this one comes before the long-running one.
             actor.belong_to.remote(self._model_name, self.frontend.worker_id)
             self._actors.append(actor)
         actors = tuple(self._actors)
@@ -247,9 +251,10 @@ class WorkerGroup:
         self._actors.clear()
 
     async def _fetch(self) -> float:
-        """Downloads the checkpoints to this node before any rank is started; returns the seconds.
+        """Downloads the checkpoints to this node before any rank is started; returns the seconds
+        spent.
 
-        Ranks on other nodes download them separately.
+        Ranks on other nodes download their own.
         """
         began = time.monotonic()
         await asyncio.to_thread(_fetch_checkpoints, self.config)
@@ -311,7 +316,7 @@ def metrics_directory() -> str:
 
 
 def _publish(worker_id: str, value: bytes) -> None:
-    """Publishes a heartbeat in Ray's key-value store, which gateways on all nodes read."""
+    """Publishes a heartbeat in Ray's key-value store, where gateways on all nodes read it."""
     internal_kv._internal_kv_put(
         heartbeat_key(worker_id), value, overwrite=True, namespace="rayfleet"
     )
@@ -327,7 +332,7 @@ class _Ranks:
     def may_heal(self) -> bool:
         """Whether a restart of failed ranks may succeed.
 
-        This is the case if a rank was killed: the errors of the others are only a consequence.
+        It may if a rank was killed: the other ranks' errors are only a consequence.
         """
         ended = [task.exception() for task in self.tasks if task.done() and not task.cancelled()]
         if any(error is None or isinstance(error, RayActorError) for error in ended):
@@ -335,10 +340,11 @@ class _Ranks:
         return all(may_heal(_cause(error)) for error in ended if error is not None)
 
     async def failure_reason(self) -> str:
-        """Waits for the errors of ranks after one has exited; the most likely root cause is last.
+        """Waits for all ranks' errors after one has exited; the most likely root cause is listed
+        last.
 
         A killed rank leaves no error, and the others then fail in their next collective operation:
-        their errors come first, and ranks that exited without an error after them.
+        their errors are listed first, followed by ranks that exited without an error.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
@@ -352,12 +358,12 @@ class _Ranks:
                 silent.append(f"rank {rank} exited without an error (killed, or out of memory)")
             else:
                 words.append(_root_cause(error))
-        # Rank 0 is connected to all others, so its error is the most complete.
+        # Rank 0 is connected to all others, so its error has the most detail.
         return "\n".join([*reversed(words), *silent])
 
 
 async def _common_host(actors: Sequence[Any]) -> str:
-    """Rank 0's address if the ranks are on several nodes, else empty.
+    """Rank 0's address if the ranks are on several nodes, otherwise empty.
 
     Waits until all are scheduled, which may take until another node has joined the cluster.
     """
@@ -370,7 +376,7 @@ async def _common_host(actors: Sequence[Any]) -> str:
 async def _run_rank(
     rank: int, actor: Any, config: EngineConfig, directory: str, host: asyncio.Future[str]
 ) -> None:
-    """Runs a rank in its actor; returns, or raises, when the rank exits."""
+    """Runs a rank in its actor; returns or raises when the rank exits."""
     address = await asyncio.shield(host)
     if rank == 0:
         await actor.lead.remote(config, directory, address)

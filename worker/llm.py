@@ -69,7 +69,7 @@ class LoRARequest:
     lora_int_id: int
     """Ignored: adapters differ by the content of their files."""
     lora_path: str
-    """Folder with the files of PEFT."""
+    """Folder with the adapter's PEFT files."""
 
 
 class TokensPrompt(TypedDict):
@@ -83,7 +83,7 @@ class TokensPrompt(TypedDict):
 Prompt = str | TokensPrompt
 
 _COMPILE_S = 30.0
-"""CPU time limit for compiling a grammar in seconds; no other client is waiting."""
+"""CPU time limit for compiling a grammar in seconds; no other clients are waiting."""
 _MAX_GRAMMARS = 256
 """Maximum number of compiled grammars in the engine, beyond which all of them are dropped."""
 
@@ -111,31 +111,32 @@ class _OpenChoice(NamedTuple):
     item: _Pending
     choice: ChoiceState
     grown: dict[int, _Pending]
-    """Prompts of that call with output that was not yielded yet, by index."""
+    """Prompts of that call with output that has not been yielded yet, by index."""
 
 
 class LLM:
-    """A loaded model. Options of the engine are named as the CLI's flags.
+    """A loaded model. Engine options have the same names as the CLI's flags.
 
     Args:
-        model: checkpoint folder or Hub repository.
+        model: checkpoint folder or Hub repository id.
         tokenizer: folder or repository of a tokenizer that replaces the model's.
         engine_options: options of EngineConfig and its groups, see `EngineConfig.of`.
 
     Raises:
-        ValueError: an option is invalid, or the Hub does not have the model; the message names it.
+        ValueError: an option is invalid, or the model is not on the Hub; the message names it.
         RankFailure: a rank failed to start; the root cause is in the message.
     """
 
     def __init__(self, model: str, *, tokenizer: str | None = None, **engine_options: Any) -> None:
-        # The caller waits for all of its requests: nothing is rejected.
+        # The caller waits for all of its requests, so nothing is rejected.
         options = {"max_queued_requests": 0, **engine_options}
         self.config = pinned(EngineConfig.of(model=model, tokenizer=tokenizer or "", **options))
         self._tokenizer: Tokenizer | None = None
         self._ids = itertools.count()
         directory = tempfile.mkdtemp(prefix="rf-")
         executor = create_executor(self.config, directory, spawn_peers=True)
-        # Also stops the rank processes if the owner never calls close(), or if this fails halfway.
+        # Also stops the rank processes if the owner never calls close(), or if this constructor
+        # fails halfway.
         self._finalizer = weakref.finalize(self, _release, executor, directory)
         try:
             info = executor.start()
@@ -148,11 +149,13 @@ class LLM:
         self._grammars: dict[str, None] = {}
         """Keys of the compiled grammars in the engine."""
         self._open: dict[str, _OpenChoice] = {}
-        """Unfinished choices of all calls, by request id: streams may be read in turns."""
+        """Unfinished choices of all calls, by request id: several streams may be read
+        alternately."""
         weakref.finalize(self, self._compiler.close)
 
     def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer, loaded on first use: tokenized prompts without text need none."""
+        """The model's tokenizer, loaded on first use: tokenized prompts with `detokenize=False`
+        need none."""
         if self._tokenizer is None:
             self._tokenizer = load_tokenizer(self.config.tokenizer_checkpoint)
         return self._tokenizer
@@ -165,11 +168,11 @@ class LLM:
         detokenize: bool = True,
         lora_request: LoRARequest | None = None,
     ) -> list[RequestOutput]:
-        """Completes all prompts in batches, and returns the outputs in order.
+        """Completes all prompts in batches and returns the outputs in order.
 
         Args:
             prompts: texts, or `{"prompt_token_ids": [...]}`.
-            sampling_params: one for all, or one per prompt; None uses the defaults.
+            sampling_params: one for all prompts or one per prompt; None uses the defaults.
             detokenize: False leaves texts empty (needs no tokenizer; stop strings are not
                 supported).
             lora_request: LoRA adapter; None for the base model.
@@ -189,8 +192,8 @@ class LLM:
     def encode(
         self, prompts: Prompt | Sequence[Prompt], pooling_params: PoolingParams | None = None
     ) -> list[PoolingRequestOutput]:
-        """Computes the vectors of all prompts in batches, and returns them in order: embeddings, or
-        logits of labels.
+        """Computes the vectors of all prompts in batches, and returns them in order. A vector is an
+        embedding or the logits of the labels.
 
         Args:
             prompts: texts, or `{"prompt_token_ids": [...]}`.
@@ -214,9 +217,9 @@ class LLM:
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
-        """Yields the growing output after each step that adds to it.
+        """Yields the output so far after each step that adds to it.
 
-        Leaving the iterator early aborts the request. Raises the errors of `generate`.
+        Leaving the iterator early aborts the request. Raises the same errors as `generate`.
         """
         for _, output in self._run([prompt], _spread(sampling_params, [prompt]), True):
             yield output
@@ -245,7 +248,8 @@ class LLM:
         detokenize: bool,
         adapter: AdapterRef | None = None,
     ) -> Iterator[tuple[int, RequestOutput]]:
-        """Submits everything, then steps; yields (prompt index, output) for each growing output."""
+        """Submits all prompts, then runs steps; yields (prompt index, output) for each output that
+        grew."""
         if not self._finalizer.alive:
             raise ValueError("this LLM is closed")
         if len(self._grammars) >= _MAX_GRAMMARS:
@@ -270,12 +274,12 @@ class LLM:
                 if not grown:
                     self._step()
                     continue
-                # One at a time: while the caller uses it, other calls may run steps.
+                # Yielded one at a time: while the caller uses one, other calls may run steps.
                 item = grown.pop(next(iter(grown)))
                 num_left -= item.finished
                 yield item.index, _assemble(item)
         except RankFailure:
-            self.close()  # the other ranks are of no more use
+            self.close()  # the other ranks are useless now
             raise
         finally:
             self._abandon(choices)
@@ -289,7 +293,7 @@ class LLM:
         for delta in self._core.step().deltas.get(_GATEWAY, ()):
             opened = self._open.get(delta.request_id)
             if opened is None:
-                continue  # it was ended by a stop string a step ago, or abandoned
+                continue  # ended by a stop string a step ago, or abandoned
             opened.choice.apply(delta)
             opened.grown[opened.item.index] = opened.item
             if opened.choice.finished:
@@ -380,7 +384,7 @@ class LLM:
         ]
         for request_id in left:
             self._core.abort(Abort(request_id=request_id))
-        # Steps in flight use their pages; if other calls are open, these run the steps.
+        # Steps in flight still use their pages. If other calls are open, those run the steps.
         while left and not self._open and self._finalizer.alive and self._core.has_work():
             self._core.step()
 

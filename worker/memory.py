@@ -12,12 +12,12 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _THRESHOLDS = (700, 5, 500)
 """Thresholds of the garbage collector's generations; Python's are (700, 10, 10). Collections of
 young objects stay short and frequent. Full collections traverse all live objects, about 230 per
-request: 120 ms with 600 requests, every few seconds. They are made rare, since finished requests
-leave no cycles that only full collections would find, as tests verify."""
+request: 120 ms with 600 requests, every few seconds. They are made rare: as tests verify, finished
+requests leave no cycles that only full collections would find."""
 _TRIM_S = 60.0
-"""Seconds between two trims: little memory accumulates in a minute. A trim took 8 to 18 ms after
-15,000 blocks (50 MiB) had been freed and 1 ms after none; it only blocks threads that allocate from
-the same arena."""
+"""Seconds between two trims: little memory accumulates in a minute. A trim took 8 to 18 ms if
+15,000 blocks (50 MiB) had been freed and 1 ms if none had; it only blocks threads that allocate
+from the same arena."""
 
 
 def freeze_gc() -> None:
@@ -61,8 +61,9 @@ def trim_regularly(every_s: float = _TRIM_S) -> None:
     """Starts a thread that returns freed memory to the system periodically.
 
     By itself, malloc only returns memory above the last block in use. Under steady load with blocks
-    of all sizes, the memory below grows for an hour although the memory in use does not: in ten
-    minutes of a worker's frontend from 4.4 to 5.4 MiB, in addition to 29.0 in use.
+    of all sizes, freed memory below that block grows for an hour although the memory in use does
+    not: in a worker's frontend, it grew from 4.4 to 5.4 MiB in ten minutes, in addition to 29.0 MiB
+    in use.
     """
 
     never = threading.Event()

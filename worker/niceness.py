@@ -11,13 +11,13 @@ logger = logging.getLogger(__name__)
 
 RANK_NICENESS: Final = 10
 """Niceness that a rank on CPU adds to its own. Measured with two workers at 1.3 times their
-sustainable load on two cores, shared with gateway and clients: at 0, 5 and 10 the median TTFT of
-urgent requests was 68, 56 and 53 ms, and throughput 2,850, 2,906 and 3,097 tokens/s."""
+sustainable load on two cores, shared with gateway and clients: at 0, 5 and 10, the median TTFT of
+urgent requests was 68, 56 and 53 ms, and throughput was 2,850, 2,906 and 3,097 tokens/s."""
 COMPILER_NICENESS: Final = 12
-"""Niceness that a grammar compiler adds to its own. Higher than a rank's, since a step delays
-all streams and a compilation only one request: on a core that both use, Linux gives them 39 and
-61 %. Next to a busy process of niceness 0 it still gets 6 %, more than the twentieth of a core
-below which a compiler counts as hung."""
+"""Niceness that a grammar compiler adds to its own. It is higher than a rank's, since a step delays
+all streams and a compilation only one request: on a core that both use, Linux gives the compiler 39
+% and the rank 61 %. Next to a busy process of niceness 0, the compiler still gets 6 %, more than
+the 5 % below which it counts as hung."""
 
 _AUTOGROUP_ENABLED = Path("/proc/sys/kernel/sched_autogroup_enabled")
 _OWN_AUTOGROUP = Path("/proc/self/autogroup")
@@ -30,10 +30,10 @@ def yield_cpu_to_others(added: int) -> None:
     frontends, schedulers and clients use little CPU time, but need it immediately: on cores shared
     with steps of the same priority, they wait several milliseconds each time they become runnable.
 
-    Only for a process that does nothing else. Threads that start later inherit the priority.
+    Only for processes that do nothing else. Threads that start later inherit the priority.
 
     Args:
-        added: niceness to add to the present one; the sum is at most 19.
+        added: niceness to add to the current one; the sum is at most 19.
     """
     niceness = min(os.getpriority(os.PRIO_PROCESS, 0) + added, 19)
     os.setpriority(os.PRIO_PROCESS, 0, niceness)
@@ -41,7 +41,7 @@ def yield_cpu_to_others(added: int) -> None:
 
 
 def _yield_cpu_to_other_sessions(niceness: int) -> None:
-    """Also applies the niceness relative to processes of other sessions.
+    """Also applies the niceness relative to the processes of other sessions.
 
     With autogroups, Linux's default outside containers, cores are shared evenly among sessions, and
     niceness only applies within a session. HAProxy, which Ray starts in a separate session, waited

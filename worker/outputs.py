@@ -21,7 +21,7 @@ class Logprob:
     rank: int
     """Rank of the token in the vocabulary; 1 is the most likely."""
     decoded_token: str | None
-    """Text of the token; None without detokenization."""
+    """Text of the token; None if detokenization is disabled."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -31,22 +31,23 @@ class CompletionOutput:
     index: int
     """Index of the choice, 0 to n - 1."""
     text: str = ""
-    """Generated text; empty without detokenization."""
+    """Generated text; empty if detokenization is disabled."""
     token_ids: list[int] = field(default_factory=list)
-    """Generated tokens, including the end or stop token that ended the completion."""
+    """Generated tokens, including the EOS or stop token that ended the completion."""
     finish_reason: FinishReason | None = None
     """Finish reason; None while the completion is running."""
     stop_reason: int | str | None = None
     """Stop token or stop string that ended the completion; None if none did."""
     logprobs: list[dict[int, Logprob]] | None = None
-    """A dict per generated token, by token id: the token itself, then the most likely ones; None
+    """A dict per generated token, by token id: the token itself, then the most likely ones. None
     unless requested."""
     cumulative_logprob: float | None = None
     """Sum of the generated tokens' log-probabilities; None unless these are requested."""
     num_rounds: int = 0
-    """Block diffusion: passes that decoded positions of the completion's blocks, else 0."""
+    """Block diffusion: forward passes that decoded positions of the completion's blocks. 0 for
+    other models."""
     num_forwards: int = 0
-    """Block diffusion: all forward passes of the completion, else 0."""
+    """Block diffusion: all forward passes of the completion. 0 for other models."""
     pooled: bytes | None = None
     """Vector of a pooling model, little-endian float32; None while it is computed, and for models
     that generate text."""
@@ -57,7 +58,7 @@ class PoolingOutput:
     """The vector of one prompt."""
 
     data: npt.NDArray[np.float32]
-    """Embedding, or logits of the labels."""
+    """Embedding, or the logits of the labels."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -120,7 +121,7 @@ class ChoiceState:
 
     @property
     def finished(self) -> bool:
-        """Whether the completion has ended, by the engine or by a stop string."""
+        """Whether the completion has ended, in the engine or by a stop string."""
         return self.output.finish_reason is not None
 
     def apply(self, delta: TokenDelta) -> None:

@@ -1,4 +1,4 @@
-"""Progress of a long start-up: a bar on a terminal, otherwise a log line per quarter."""
+"""Progress of a long startup: a bar on a terminal, otherwise a log line per quarter."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def progress(
     show: bool,
     are_bytes: bool = False,
 ) -> Iterator[Advance]:
-    """Shows progress on standard error while the block runs; nothing if `show` is False.
+    """Shows progress on standard error while the block runs, unless `show` is False.
 
     Args:
         label: description such as "loading weights".

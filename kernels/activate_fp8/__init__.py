@@ -17,7 +17,7 @@ def activate_fp8(both: torch.Tensor, activation: Activation, *, by_block: bool) 
     Args:
         both: [T, 2 * I]: gate and up, gates first.
         activation: gated activation.
-        by_block: whether each block of 128 features has a scale, instead of each row.
+        by_block: whether each block of 128 features has a scale, rather than each row.
     """
     assert activation.is_gated, "no kernel for activations without a gate"
     return quantize_fp8(activation(both), by_block=by_block)

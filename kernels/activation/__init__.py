@@ -1,4 +1,4 @@
-"""Activations of MLPs without a gate, fused into one launch on CUDA."""
+"""Activations of ungated MLPs, fused into one launch on CUDA."""
 
 from __future__ import annotations
 

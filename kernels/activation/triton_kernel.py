@@ -1,4 +1,4 @@
-"""Triton activations without a gate: one kernel, compiled for each activation."""
+"""Triton ungated activations: one kernel, compiled for each activation."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations

@@ -33,7 +33,7 @@ def create_attention_backend(name: str, settings: AttentionSettings) -> Attentio
     """Creates an attention backend with `create` in `kernels/attention/{name}_backend.py`.
 
     Args:
-        name: value of `--attention-backend`; "auto" selects the backend that ops run on.
+        name: value of `--attention-backend`; "auto" selects the one that ops use.
         settings: properties of the model and of the engine.
 
     Raises:

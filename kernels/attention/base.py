@@ -31,11 +31,11 @@ class AttentionSettings:
     window: int = 0
     """Smallest sliding window of any layer; 0 if all layers have full attention."""
     cap: float = 0.0
-    """Soft cap of scores: a scaled score s becomes cap * tanh(s / cap); 0 for none."""
+    """Soft cap of scores: a scaled score s becomes cap * tanh(s / cap); 0 if there is none."""
     has_sinks: bool = False
     """Whether layers have attention sinks."""
     has_latents: bool = False
-    """Whether attention is over latents (MLA): all heads share the keys, whose leading dimensions
+    """Whether queries attend to latents (MLA): all heads share the keys, whose leading dimensions
     are the values."""
     most_decodes: int = 0
     """Maximum rows of a decode; used only for latents."""
@@ -63,12 +63,12 @@ class AttentionMetadata:
     """
 
     page_table: torch.Tensor
-    """[B, P] int32: page ids in the order of positions; entries past a row's end are valid ids."""
+    """[B, P] int32: page ids in the order of positions; entries past a row's end must be valid."""
     seq_lens: torch.Tensor
     """[B] int32: tokens in the cache, including the new ones; 0 for padding."""
     seq_lens_host: Sequence[int]
-    """[B]: the same on the host, since planning never waits for the device; may be upper bounds if
-    the backend's `needs_exact_lengths` is false."""
+    """[B]: the same on the host, since planning never waits for the device. They may be upper
+    bounds if the backend's `needs_exact_lengths` is false."""
     query_start: torch.Tensor | None = None
     """[B + 1] int32: offsets of the rows' queries among all queries; None for decodes."""
     query_lens_host: Sequence[int] = ()
@@ -166,7 +166,7 @@ class AttentionBackend(ABC):
     """An implementation of grouped-query attention with a paged KV cache."""
 
     needs_exact_lengths: ClassVar[bool] = True
-    """Whether planning needs exact lengths on the host. If not, they are read on the device, and
+    """Whether planning needs exact lengths on the host. If not, lengths are read on the device and
     may depend on a step in flight."""
 
     @abstractmethod

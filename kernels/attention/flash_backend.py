@@ -1,7 +1,7 @@
 """FlashAttention 4 for rows with many queries, and Triton for all others.
 
 The library's kernels for Hopper and Blackwell read page tables and lengths on the device. They do
-not split the keys of a row, so short rows are left to Triton.
+not split the keys of a row, so short rows run on Triton.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _is_supported(head_dim: int, settings: AttentionSettings, major: int) -> boo
 
 
 class FlashAttention(CapturableBackend):
-    """Attention by FlashAttention 4 for extends of `MIN_QUERIES` queries or more, else by Triton.
+    """FlashAttention 4 for extends with at least `MIN_QUERIES` queries, otherwise Triton.
 
     Steps on CUDA graphs, chunked attention and shorter rows run on Triton.
 

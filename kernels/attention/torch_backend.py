@@ -210,7 +210,7 @@ def _attend_by_hand(
     mask: torch.Tensor | None,
     how: _Scores,
 ) -> torch.Tensor:
-    """Attention of q [B, Hq, n, D] over k [B, Hkv, L, D] and v [B, Hkv, L, Dv], with soft cap and
+    """Attention of q [B, Hq, n, D] to k [B, Hkv, L, D] and v [B, Hkv, L, Dv], with soft cap and
     sinks: [B, Hq, n, Dv]. The mask [..., n or 1, L] is added to scores."""
     group = q.shape[1] // k.shape[1]
     rows = q.unflatten(1, (-1, group)).flatten(2, 3)

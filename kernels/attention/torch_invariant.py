@@ -36,7 +36,7 @@ class InvariantStep:
         num_q_heads, head_dim = q.shape[1:]
         num_kv_heads, value_dim = v_cache.shape[2:]
         if has_latents(k_cache, v_cache):
-            v_cache = k_cache  # the flash kernel needs values as wide as keys
+            v_cache = k_cache  # torch's flash kernel needs values as wide as keys
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for block in self.plan.blocks:
             rows = block.num_tiles * TILE_QUERIES

@@ -20,7 +20,7 @@ SPLIT_TOKENS = 128
 """Number of keys per split (one page if pages are larger)."""
 TILE_QUERIES = 4
 """Number of queries per tile: more would speed up long extends and slow down decoding."""
-# Maximum queries of a block, which bounds the scratch memory for a long chunk.
+# Maximum number of queries of a block, which bounds the scratch memory for a long chunk.
 _MAX_QUERIES = 1024
 _HIDDEN = 1e30
 
@@ -49,7 +49,7 @@ class InvariantBlock:
     stop: int
     num_tiles: int
     places: torch.Tensor
-    """[stop - start] int64: tile * Q + row within the tile, of each query."""
+    """[stop - start] int64: tile * Q + row within the tile, for each query."""
     splits: tuple[InvariantSplit, ...]
 
 
@@ -103,7 +103,7 @@ def plan_invariant_decode(metadata: AttentionMetadata) -> InvariantPlan:
 
 
 def plan_invariant_extend(metadata: AttentionMetadata) -> InvariantPlan:
-    """Plans extends: one block per row, or several if it has very many queries."""
+    """Plans extends: one block per row, or several if the row has very many queries."""
     page_table, page_size = metadata.page_table, metadata.page_size
     split = max(SPLIT_TOKENS, page_size)
     blocks = []
@@ -155,7 +155,7 @@ def _extend_block(
         stop = num_tiles
         if metadata.is_bidirectional:
             first = 0
-        elif window:  # if a tile's first query is past the split, so are the others
+        elif window:  # if a tile's first query is past the split, so are its others
             blind = position + split + window - 1
             if metadata.is_chunked:
                 blind = -(-(position + split) // window) * window

@@ -10,9 +10,9 @@ from kernels.attention.base import AttentionMetadata, window_start
 
 # Rows form a group if padding them to the longest row at most doubles their pages.
 _MAX_PADDING = 2
-# Maximum tokens of a group: its keys and values should stay in the last-level cache.
+# Maximum number of tokens of a group: its keys and values should stay in the last-level cache.
 _MAX_GROUP_TOKENS = 8192
-# Maximum elements of a causal mask; longer extends are split into pieces of queries.
+# Maximum number of elements of a causal mask; longer extends are split into pieces of queries.
 _MAX_MASK_ELEMENTS = 1 << 20
 
 
@@ -174,11 +174,13 @@ def plan_extend_pieces(metadata: AttentionMetadata) -> tuple[ExtendPiece, ...]:
 
 
 def visible_length(position: int, block_size: int) -> int:
-    """Number of positions that a query at `position` attends to: all up to the end of its block."""
+    """Number of positions that a query at `position` attends to: all positions up to the end of its
+    block."""
     return (position // block_size + 1) * block_size
 
 
 def causal_mask(positions: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
-    """Mask in fp32: 0 for positions below their row's number of visible positions, else -inf."""
+    """Mask in fp32: 0 for positions below their row's number of visible positions, otherwise
+    -inf."""
     hidden = positions >= visible
     return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, float("-inf"))

@@ -59,11 +59,11 @@ class TritonAttention(CapturableBackend):
     fixed in a captured step. The work of each program is determined on the device.
 
     Args:
-        batch_invariant: whether each query is computed as a decode, in splits that only depend on
+        batch_invariant: whether each query is computed as a decode, in splits that depend only on
             its own keys.
         cap: soft cap of scores, as in AttentionSettings.
-        arrived: counters from `count_arrivals`, for attention over latents; else None. Steps share
-            them, since they run one after another.
+        arrived: counters from `count_arrivals`, for attention to latents; otherwise None. Steps
+            share them, since they run one after another.
     """
 
     needs_exact_lengths = False
@@ -76,8 +76,8 @@ class TritonAttention(CapturableBackend):
         arrived: torch.Tensor | None = None,
     ) -> None:
         self._batch_invariant, self._cap, self._arrived = batch_invariant, cap, arrived
-        # Upper bounds would add programs: batch-invariant attention for the maximum keys of each
-        # query, attention over latents for the maximum queries of each row.
+        # Upper bounds would add programs: to batch-invariant attention for the maximum number of
+        # keys of each query, to attention to latents for the maximum number of queries of each row.
         self.captures_ragged = not batch_invariant and arrived is None
 
     def plan(self, metadata: AttentionMetadata) -> _Step:
@@ -104,7 +104,7 @@ class _Step:
     batch_invariant: bool
     cap: float
     arrived: torch.Tensor | None
-    """The backend's counters for attention over latents; else None."""
+    """The backend's counters for attention to latents; otherwise None."""
     pieces: list[tuple[slice, Schedule]] = field(default_factory=list)
     """Slices of queries with their schedules, created in the first layer, when the number of heads
     is known, and shared by all layers."""
@@ -142,7 +142,7 @@ class _Step:
     def _schedules(
         self, q: torch.Tensor, num_kv_heads: int, *, is_fp8: bool = False
     ) -> list[tuple[slice, Schedule]]:
-        """Schedules of a step: one, or, in batch-invariant mode, several if the partial outputs of
+        """Schedules of a step: one or, in batch-invariant mode, several if the partial outputs of
         all queries would take too much memory."""
         num_queries, num_q_heads, head_dim = q.shape
         group = next_power_of_2(num_q_heads // num_kv_heads)
@@ -156,7 +156,7 @@ class _Step:
             queries = blocks.rows // group
             if query_lens:
                 num_tiles = sum(-(-length // queries) for length in query_lens)
-            else:  # an upper bound: each row's last tile may have a single query
+            else:  # an upper bound: each row's last tile may have only one query
                 num_tiles = min(num_queries, (num_queries + num_rows * (queries - 1)) // queries)
         most_visible = self.metadata.max_seq_len
         if rows.window:
@@ -189,7 +189,7 @@ def _query_rows(metadata: AttentionMetadata, query_start: torch.Tensor) -> Atten
         ends - query_start[:-1],
         output_size=num_queries,
     )
-    # Counted back from the row's end, which is that of its last query.
+    # Counted backwards from the row's end, which is that of its last query.
     index = torch.arange(num_queries, dtype=torch.int32, device=seq_lens.device)
     position = index - (ends - seq_lens).index_select(0, rows)
     visible_lens = (position // metadata.block_size + 1) * metadata.block_size

@@ -13,13 +13,13 @@ class AttentionBlocks(NamedTuple):
     """Tile sizes and launch parameters for one kind of rows."""
 
     rows: int
-    """Rows of a tile: queries times heads that share a KV head, both padded."""
+    """Rows of a tile: queries times the heads that share a KV head, both padded."""
     keys: int
     """Keys of a tile."""
     warps: int
     stages: int
     least_split: int
-    """Minimum keys of a split, a multiple of `keys`."""
+    """Minimum number of keys of a split, a multiple of `keys`."""
 
 
 _WGMMA = 90
@@ -28,13 +28,14 @@ MIN_DOT_ROWS = 16
 """Minimum rows of a tensor-core matmul; a group of query heads is padded to it."""
 
 INVARIANT_SPLIT_TOKENS = 256
-"""Minimum keys per split in batch-invariant mode."""
+"""Minimum number of keys per split in batch-invariant mode."""
 
 MAX_INVARIANT_SPLITS = 32
-"""Maximum splits of a query's keys in batch-invariant mode."""
+"""Maximum number of splits of a query's keys in batch-invariant mode."""
 
 MAX_INVARIANT_PARTIALS = 8192
-"""Maximum (query, split) pairs of a launch in batch-invariant mode; bounds partial outputs."""
+"""Maximum number of (query, split) pairs of a launch in batch-invariant mode, which bounds the
+partial outputs."""
 
 # (largest head_dim, whether elements have 4 bytes) -> rows, keys, warps, stages. With three stages,
 # page ids are prefetched before keys. Without wgmma (before compute capability 9.0), 64 keys of 128
@@ -81,13 +82,14 @@ _SHORT: _Sizes = {**_LONG, (64, False): (64, 32, 4, 3), (128, False): (64, 32, 4
 _SHORT_WGMMA: _Sizes = {**_LONG, (64, False): (64, 64, 4, 3), (128, False): (64, 64, 4, 3)}
 _SHORT_HOPPER: _Sizes = {**_SHORT_WGMMA, (128, False): (64, 64, 4, 2)}
 _SHORT_ROWS, _SHORT_ROWS_HOPPER = 64, 256
-"""Maximum rows (a row's queries times heads that share a KV head) for which tiles are small."""
+"""Maximum number of rows (a row's queries times the heads that share a KV head) for which tiles are
+small."""
 
 MAX_HEAD_DIM = 512
 """Maximum head size; a program holds all dimensions of queries and keys."""
 
 MAX_VALUE_DIM = 512
-"""Maximum dimensions of a latent vector; a program holds all of them."""
+"""Maximum size of a latent vector; a program holds all its dimensions."""
 
 # (whether rows are decodes, whether elements have 4 bytes) -> blocks of (query, head) pairs
 _LATENT = {
@@ -106,7 +108,7 @@ _LATENT_FP8 = {
 def decode_blocks(
     head_dim: int, dtype: torch.dtype, group: int, *, is_fp8: bool
 ) -> AttentionBlocks:
-    """Tile sizes for decodes: tiles of one query.
+    """Tile sizes for decodes: each tile has one query.
 
     Args:
         head_dim: dimensions of queries and keys.
@@ -128,8 +130,8 @@ def extend_blocks(
         head_dim: dimensions of queries and keys.
         dtype: data type of queries and keys.
         group: number of query heads that share a KV head, padded to a power of 2.
-        mean_queries: mean number of queries per row; decodes batched with a prompt would leave most
-            of a large tile empty.
+        mean_queries: mean number of queries per row; decodes that are batched with a prompt would
+            leave most of a large tile empty.
     """
     rows, generation = mean_queries * group, compute_capability()
     if generation // 10 == _WGMMA // 10:
@@ -164,7 +166,7 @@ def dot_precision(dtype: torch.dtype) -> str:
 
 
 def compute_capability() -> int:
-    """Compute capability of the current device, 90 for 9.0; 0 without a device (in Triton's
+    """Compute capability of the current device, 90 for 9.0; 0 if there is no device (in Triton's
     interpreter)."""
     try:
         architecture = triton.runtime.driver.active.get_current_target().arch

@@ -108,8 +108,8 @@ def _attention_kernel(
         row, seq_len_ptr, query_start_ptr, page_row_ptr, RAGGED, INDIRECT
     )
 
-    # Positions of the tile's first and last query: all attend as if at the last position of a
-    # bidirectional row.
+    # Positions of the tile's first and last query: in a bidirectional row, all attend as if they
+    # were at its last position.
     lowest = seq_len - query_len + begin
     highest_query = seq_len - query_len + tl.minimum(begin + QUERIES, query_len) - 1
     if BIDIRECTIONAL:
@@ -161,8 +161,8 @@ def _attention_kernel(
 def _load_row(
     row, seq_len_ptr, query_start_ptr, page_row_ptr, RAGGED: tl.constexpr, INDIRECT: tl.constexpr
 ):  # fmt: skip
-    """A row's sequence length, index of its first query among all, number of queries, and row of
-    the page table."""
+    """A row's sequence length, index of its first query among all queries, number of queries, and
+    row of the page table."""
     first_token, query_len = row, 1
     if RAGGED:
         first_token = tl.load(query_start_ptr + row)
@@ -178,8 +178,8 @@ def _lanes(
     begin, query_len, QUERIES: tl.constexpr, GROUP: tl.constexpr, GROUP_WIDTH: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Rows [M] of a tile: the query of each, its head among those of the KV head, and whether both
-    exist."""
+    """Rows [M] of a tile: for each, its query, its head among those of the KV head, and whether
+    both exist."""
     index = tl.arange(0, BLOCK_M)
     query, head = begin + index // GROUP_WIDTH, index % GROUP_WIDTH
     return query, head, (index // GROUP_WIDTH < QUERIES) & (query < query_len) & (head < GROUP)
@@ -220,7 +220,7 @@ def _attend(
     BLOCK_V: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Online softmax of queries at positions [M] over keys from `start` up to `stop`: highest
-    scores, sums of exponentials, and weighted sums of values."""
+    scores, sums of exponentials and weighted sums of values."""
     highest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     weights = tl.zeros((BLOCK_M,), tl.float32)
     total = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
@@ -280,7 +280,7 @@ def _walk(
         else:
             k = tl.load(k_place)
         scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION)
-        # Factor from scores to exponents of 2; the product is fused with the subtraction below.
+        # Factor from scores to exponents of 2; multiplying is fused with the subtraction below.
         factor = scale * LOG2E
         if CAP > 0.0:
             # tanh(x) = 1 - 2 / (exp(2 * x) + 1), which is 1 if exp overflows.
@@ -320,7 +320,7 @@ def _leave_part(
     BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """Stores a split's partial result; the last program of a tile merges all splits. Pointers [M]
-    are those of the first split, and of the output."""
+    point to the first split's partial results, and to the output."""
     safe = tl.where(weights > 0, weights, 1.0)
     column = tl.arange(0, BLOCK_V)
     kept = inside[:, None] & (column < VALUE_DIM)[None, :]
@@ -376,7 +376,7 @@ def _finish(
     out_ptr, sink_ptr, highest, weights, total, value_scale, inside, kept,
     HAS_SINKS: tl.constexpr, SCALES_VALUES: tl.constexpr,
 ):  # fmt: skip
-    """Scales values, adds sinks to a softmax, and stores its output."""
+    """Scales values, adds sinks to a softmax and stores its output."""
     if SCALES_VALUES:
         total = total * value_scale
     if HAS_SINKS:

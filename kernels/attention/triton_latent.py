@@ -1,8 +1,8 @@
-"""Triton attention over latents (MLA): all heads share the keys, whose leading dimensions are the
+"""Triton attention to latents (MLA): all heads share the keys, whose leading dimensions are the
 values.
 
 A program computes a block of (query, head) pairs of one row, which share the keys, with an online
-softmax over all keys; for decodes, over one split of the keys, and the program that arrives last
+softmax over all keys. For decodes, it covers one split of the keys, and the last program to finish
 merges the splits in order.
 """
 
@@ -21,7 +21,7 @@ from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.tiles import cdiv, next_power_of_2
 
 _MAX_SPLITS = 32
-"""Maximum splits of a decode's keys."""
+"""Maximum number of splits of a decode's keys."""
 _MERGED = tl.constexpr(64)
 """Number of columns of values that are merged at a time."""
 
@@ -84,12 +84,12 @@ def attend_to_latents(
 def count_arrivals(num_rows: int, num_heads: int, device: torch.device) -> torch.Tensor:
     """Counters that identify the last program of a decode's tile.
 
-    They are zeros between launches, since the last program resets its tile's counter. So one static
-    tensor serves all layers and steps of a stream, including captured ones.
+    They are zeros between launches, since the last program resets its tile's counter. One static
+    tensor thus serves all layers and steps of a stream, including captured ones.
 
     Args:
-        num_rows: maximum rows of a decode.
-        num_heads: maximum query heads.
+        num_rows: maximum number of rows of a decode.
+        num_heads: maximum number of query heads.
         device: device of the counters.
     """
     size = num_rows * cdiv(num_heads, MIN_DOT_ROWS)
@@ -97,7 +97,7 @@ def count_arrivals(num_rows: int, num_heads: int, device: torch.device) -> torch
 
 
 def count_splits(programs_per_split: int, most_visible: int, least_split: int) -> int:
-    """Number of splits of the keys that fills the device, with at least `least_split` keys each."""
+    """Number of splits of the keys that fill the device, with at least `least_split` keys each."""
     wanted = -(-TARGET_PROGRAMS // programs_per_split)
     useful = -(-most_visible // least_split)
     return max(1, min(wanted, useful, _MAX_SPLITS))
@@ -111,7 +111,7 @@ def _split_length(visible, num_splits, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def _pairs_of_row(row, query_start_ptr, IS_DECODE: tl.constexpr, NUM_HEADS: tl.constexpr):
-    """Index of the row's first query among all, and its number of (query, head) pairs."""
+    """Index of the row's first query among all queries, and its number of (query, head) pairs."""
     first = row
     num_pairs = row.to(tl.int32) * 0 + NUM_HEADS
     if not IS_DECODE:
@@ -125,8 +125,8 @@ def _keys_of_block(
     seq_len, num_pairs,
     IS_DECODE: tl.constexpr, NUM_HEADS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Range of positions that the program attends to: a decode's split, or all up to its last
-    query."""
+    """Range of positions to which the program attends: a decode's split, or all positions up to its
+    last query."""
     start = seq_len * 0
     if IS_DECODE:
         length = _split_length(seq_len, tl.num_programs(2), BLOCK_N)
@@ -142,7 +142,7 @@ def _keys_of_block(
 
 @triton.jit
 def load_rows(row_ptrs, inside, column, WIDTH: tl.constexpr):
-    """Loads [rows, columns], with zeros outside of the rows and of the width."""
+    """Loads [rows, columns], with zeros outside the rows and the width."""
     mask = inside[:, None] & (column < WIDTH)[None, :]
     return tl.load(row_ptrs[:, None] + column[None, :], mask=mask, other=0.0)
 

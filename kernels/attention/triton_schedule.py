@@ -24,8 +24,8 @@ from kernels.dependent_launch import dependent_kernel, wait_for_previous_kernel
 from kernels.tiles import cdiv
 
 TARGET_PROGRAMS = 512
-"""Number of programs that fill a large GPU with decodes, four per multiprocessor; half of that
-for extends."""
+"""Number of programs that fill a large GPU with decodes: four per multiprocessor; extends need half
+as many."""
 _ITEM_WIDTH = 8
 """Number of fields of an item; five of them are used."""
 _WIDTH = tl.constexpr(_ITEM_WIDTH)
@@ -79,13 +79,13 @@ class Schedule:
     queries: int
     """Number of queries per tile."""
     items: torch.Tensor
-    """[n, 8] int32: row (-1 for no item), tile of the row, split of the tile, tokens per split,
-    index of the partial output. The items of a tile are consecutive."""
+    """[n, 8] int32: row (-1 if there is no item), tile of the row, split of the tile, tokens per
+    split, index of the partial output. The items of a tile are consecutive."""
     arrived: torch.Tensor
-    """[n, KV heads] int32: number of splits of a tile that are stored, at the tile's first item;
-    zeros between launches."""
+    """[n, KV heads] int32: number of splits of a tile that have been stored, at the tile's first
+    item; zeros between launches."""
     num_partials: int
-    """Maximum items of tiles with several splits, which have partial outputs."""
+    """Maximum number of items of tiles with several splits, which have partial outputs."""
 
 
 def make_schedule(
@@ -118,7 +118,7 @@ def make_schedule(
         num_items = num_partials = num_tiles * most_splits
     else:
         num_items = min(num_tiles * most_splits, num_tiles + target)
-        # A row with n > 1 splits has more keys than n / 2 splits hold.
+        # A row with n > 1 splits has more keys than fit in n / 2 splits.
         num_partials = min(num_items, 2 * target)
     device, num_rows = rows.seq_lens.device, rows.seq_lens.shape[0]
     items = torch.empty(num_items, _ITEM_WIDTH, dtype=torch.int32, device=device)
@@ -147,8 +147,8 @@ def _sizes_of(
     row, num_rows, seq_len_ptr, query_start_ptr,
     RAGGED: tl.constexpr, WINDOW: tl.constexpr, QUERIES: tl.constexpr,
 ):  # fmt: skip
-    """Maximum keys that a tile of each row attends to, and number of its tiles; 0 past the last
-    row."""
+    """Maximum number of keys to which a tile of each row attends, and the row's number of tiles; 0
+    past the last row."""
     exists = row < num_rows
     keys = tl.load(seq_len_ptr + row, mask=exists, other=0)
     tiles = exists.to(tl.int32)
@@ -162,8 +162,8 @@ def _sizes_of(
 
 @triton.jit
 def _pick(mine, values):
-    """Value [I] of the row that each item belongs to, from values [R] and a mask [I, R]; 0 for
-    none."""
+    """Value [I] of the row to which each item belongs, from values [R] and a mask [I, R]; 0 if
+    there is none."""
     return tl.sum(tl.where(mine, values[None, :], 0), axis=1)
 
 

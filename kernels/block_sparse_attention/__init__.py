@@ -1,5 +1,5 @@
 """Block-sparse attention (MiniMax M3): a query attends, per KV head, to the blocks of tokens whose
-index keys it scores highest, and to its own block."""
+index keys it scores highest and to its own block."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def select_blocks(
     cos_sin_cache: torch.Tensor,
     batch_invariant: bool = False,
 ) -> BlockSelection:
-    """Selects for each query and KV head the blocks of tokens with the highest scores, and the
+    """Selects, for each query and KV head, the blocks of tokens with the highest scores, and the
     query's own block.
 
     The score of a block is the highest dot product q · k over its tokens at or before the query, in
@@ -122,7 +122,7 @@ def attend_to_blocks(
 def best_runs(
     scores: torch.Tensor, piece: SparsePiece, queries: SparseQueries, block_size: int
 ) -> torch.Tensor:
-    """Runs of cells [n, H, C] of the blocks of a piece with the highest scores [n, H, blocks], as
+    """Runs of cells [n, H, C] of a piece's blocks with the highest scores [n, H, blocks], as
     in `BlockSelection`."""
     positions, page_size = queries.positions[piece.start : piece.stop], queries.page_size
     own = (positions // block_size)[:, None, None].expand(-1, scores.shape[1], 1)

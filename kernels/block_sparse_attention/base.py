@@ -8,12 +8,12 @@ import torch
 
 
 class BlockSelection(NamedTuple):
-    """Tokens that N queries attend to, per KV head: whole blocks, the last of which is the query's
-    own and ends after it."""
+    """Tokens to which N queries attend, per KV head: whole blocks, the last of which is the query's
+    own and ends after the query."""
 
     runs: torch.Tensor
     """int32 [N, H, C]: first cells page * page_size + offset of runs of tokens, in the order of
-    their positions, then -1 if fewer are visible."""
+    their positions, padded with -1 if fewer are visible."""
     hidden: torch.Tensor
     """int64 [N]: number of tokens after the query in its own block."""
     length: int

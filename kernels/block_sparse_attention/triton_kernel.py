@@ -153,7 +153,7 @@ def _blocks_kernel(
     wait_for_previous_kernel()
     kv_head, query = tl.program_id(0), tl.program_id(1).to(tl.int64)
     own_ptr = run_ptr + (query * KV_HEADS + kv_head) * RUNS
-    # The query's runs precede its entries of -1; tokens after the query are the last ones.
+    # The query's runs precede its entries of -1; the last tokens are those after the query.
     entry = tl.arange(0, BLOCK_R)
     entries = tl.load(own_ptr + entry, mask=entry < RUNS, other=-1)
     filled = tl.sum((entries >= 0).to(tl.int32), axis=0) * LENGTH

@@ -21,12 +21,12 @@ def choose_experts(
 
     Args:
         scores: fp32 [T, E]: the router's scores; rows may be strided.
-        bias: fp32 [E], added to probabilities for the selection only; None if unused. Must be None
+        bias: fp32 [E], added to probabilities only for the selection; None if unused. Must be None
             if experts are ranked by their scores ("... of chosen").
         routing: scoring, groups and numbers of experts.
-        gate: fp32 [T, 1]: its sigmoid is the weight of shared experts; rows may be strided. None
-            for a weight of 1.
-        factors: fp32 [E]: factors of the selected experts' weights; None for 1.
+        gate: fp32 [T, 1]: its sigmoid is the weight of shared experts; rows may be strided. None if
+            that weight is 1.
+        factors: fp32 [E]: factors of the selected experts' weights; None if they are 1.
     """
     choice, (num_tokens, count) = _choose(scores, bias, routing), scores.shape
     if factors is not None:
@@ -70,8 +70,8 @@ def _choose(scores: torch.Tensor, bias: torch.Tensor | None, routing: Routing) -
 
 
 def experts_of_blocks(ranking: torch.Tensor, routing: Routing) -> torch.Tensor:
-    """Flags, bool [T / block_size, E], of the experts that the tokens of each block select from, as
-    in LLaDA 2.2.
+    """Flags, bool [T / block_size, E], of the experts from which the tokens of each block select,
+    as in LLaDA 2.2.
 
     Args:
         ranking: fp32 [T, E]: probabilities plus bias.

@@ -34,7 +34,7 @@ class Routing:
     num_groups: int = 1
     """Number of groups of consecutive experts, all of the same size."""
     top_k_groups: int = 1
-    """Number of groups that experts are selected from: those with the largest sums of
+    """Number of groups from which experts are selected: those with the largest sums of
     probabilities."""
     num_summed: int = 2
     """Number of largest probabilities per group whose sum ranks the groups."""

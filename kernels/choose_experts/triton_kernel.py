@@ -1,4 +1,4 @@
-"""Triton choice of experts: one program per token, its experts in a tile [groups, experts]."""
+"""Triton choice of experts: one program per token, with its experts in a tile [groups, experts]."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _choose_kernel(
     if TOKENS_PER_BLOCK > 0:
         row = allowed_ptr + token // TOKENS_PER_BLOCK * (GROUPS * SIZE)
         exists = exists & (tl.load(row + expert, mask=exists, other=0) != 0)
-    # NaN ranks last, so that a choice is always an existing expert.
+    # NaN is ranked last, so that only existing experts are chosen.
     ranking = tl.where(exists & (ranking == ranking), ranking, float("-inf"))
     if NUM_CHOSEN_GROUPS < GROUPS:
         chosen = _best_groups(

@@ -18,8 +18,8 @@ class NgramLookup:
     count: int
     """Number of drafts per row."""
     shortest: int
-    """Minimum length of a match in tokens."""
+    """Minimum length of a match, in tokens."""
     longest: int
-    """Maximum tokens that are compared; longer matches count as this long."""
+    """Maximum number of tokens that are compared; longer matches count as having this length."""
     num_tokens: int
     """Exclusive upper bound of `newest`, known on the host."""

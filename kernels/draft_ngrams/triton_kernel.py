@@ -13,7 +13,7 @@ from kernels.tiles import next_power_of_2
 
 _BLOCK = 1024
 _LEAST_COUNT = 16
-"""Minimum number of drafts that a kernel is compiled for: fewer use the same binary."""
+"""Minimum number of drafts for which a kernel is compiled; fewer use the same binary."""
 
 
 @implements(draft_ngrams, "triton")

@@ -32,15 +32,16 @@ def fused_add_norm(
 
     Args:
         x: [T, H]: a block's output.
-        residual: [T, H]; None if unused: the sum is then x itself.
+        residual: [T, H]; if None, the sum is x itself.
         norms: norms of the sum, at most `MOST_NORMS`, all RMSNorms or all LayerNorms; one with a
             bias must be the only one.
-        eps: added to mean squares, or variances.
-        x_weight: [H]: weight of an RMSNorm of x before it is added; None for no norm.
-        residual_weight: [H]: weight of an RMSNorm of the residual before it is added; None for no
-            norm.
+        eps: added to mean squares or variances.
+        x_weight: [H]: weight of an RMSNorm applied to x before it is added; None if there is none.
+        residual_weight: [H]: weight of an RMSNorm applied to the residual before it is added; None
+            if there is none.
         x_scale: factor of x before it is added.
-        total_scale: [1]: factor of the returned sum, not applied to the input of norms; None for 1.
+        total_scale: [1]: factor of the returned sum, not applied to the input of norms; None if it
+            is 1.
     """
     check_norms(residual, norms, x_weight, total_scale)
     total = x if x_weight is None else rms_norm(x, x_weight, eps)
@@ -69,11 +70,11 @@ def fused_add_norm_fp8(
 
     Args:
         x: [T, H]: a block's output.
-        residual: [T, H]; None if unused: the sum is then x itself.
+        residual: [T, H]; if None, the sum is x itself.
         norm: norm of the sum.
         eps: added to the mean square, or the variance.
-        by_block: whether each block of 128 features has a scale, instead of each row.
-        x_weight: [H]: weight of an RMSNorm of x before it is added; None for no norm.
+        by_block: whether each block of 128 features has a scale, rather than each row.
+        x_weight: [H]: weight of an RMSNorm applied to x before it is added; None if there is none.
         x_scale: factor of x before it is added.
     """
     (normed,), total = fused_add_norm(x, residual, (norm,), eps, x_weight=x_weight, x_scale=x_scale)

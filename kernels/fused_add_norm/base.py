@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 MOST_NORMS = 3
-"""Maximum norms of one sum: an MLP, a router and experts may each have a separate one."""
+"""Maximum number of norms of one sum: an MLP, a router and experts may each have a separate one."""
 
 
 class Norm(NamedTuple):
@@ -19,8 +19,8 @@ class Norm(NamedTuple):
     bias: torch.Tensor | None = None
     """[H]: bias of a LayerNorm; None if unused."""
     subtracts_mean: bool = False
-    """Whether the norm is a LayerNorm, which rounds once, at the end; an RMSNorm rounds before the
-    weight and after it, as `rms_norm` does."""
+    """Whether the norm is a LayerNorm, which rounds once, at the end; an RMSNorm rounds before and
+    after the weight is applied, like `rms_norm`."""
     is_fp32: bool = False
     """Whether the result is fp32; its values are always rounded to the type of the rows first."""
 

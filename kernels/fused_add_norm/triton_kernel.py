@@ -1,4 +1,4 @@
-"""Triton fused addition and norms: one program per row, which it reads once."""
+"""Triton fused addition and norms: one program per row, which is read once."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations

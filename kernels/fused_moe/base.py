@@ -14,8 +14,8 @@ class ExpertWeights(NamedTuple):
     """Linear weights [N, K] of E experts."""
 
     values: torch.Tensor
-    """[E, N, K] in the type of the inputs; with `scaling`, codes as in `dequantize`; with `packed`,
-    its words."""
+    """[E, N, K] in the type of the inputs. With `scaling`, codes as in `dequantize`; with `packed`,
+    packed words."""
     scaling: BlockScales | None = None
     """Scales of codes; None if `values` are not codes."""
     packed: PackedCodes | None = None
@@ -56,7 +56,8 @@ class ExtraTerms(NamedTuple):
     shared: torch.Tensor | None = None
     """[T, H] in the type of the inputs: output of the shared expert; None if unused."""
     gate: torch.Tensor | None = None
-    """fp32 [T, 1], rows may be strided: its sigmoid multiplies `shared`; None for no gate."""
+    """fp32 [T, 1], rows may be strided: its sigmoid multiplies `shared`; None if there is no
+    gate."""
     first_zero_expert: int | None = None
     """First id of zero-computation experts, whose output is their input; None if there are none."""
 

@@ -42,8 +42,8 @@ def fused_moe(
         activation: activation, gated or not.
         first_expert: expert id of the first of `experts`; selected experts that are not among them
             contribute nothing.
-        weighs_inputs: whether weights multiply the experts' inputs instead of their outputs; not
-            supported with biases.
+        weighs_inputs: whether the weights are applied to the experts' inputs instead of their
+            outputs; not supported with biases.
         batch_invariant: whether a token's result must be bitwise independent of other tokens.
     """
     # Adds up experts in ascending order of their ids; always batch-invariant.

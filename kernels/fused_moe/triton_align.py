@@ -33,7 +33,7 @@ def align_pairs(expert_ids: torch.Tensor, first_expert: int, num_experts: int, r
         expert_ids: [T, K]: chosen experts.
         first_expert: id of this rank's first expert.
         num_experts: number of experts on this rank.
-        rows: rows of a tile.
+        rows: number of rows per tile.
     """
     num_pairs, device = expert_ids.numel(), expert_ids.device
     touched = min(num_experts, num_pairs)
@@ -89,7 +89,7 @@ def _align_kernel(
 def _experts_at(
     ids_ptr, start, num_pairs, first_expert, NUM_EXPERTS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Indices of pairs' experts on this rank; NUM_EXPERTS for pairs of other ranks' experts, and
+    """Indices, on this rank, of pairs' experts; NUM_EXPERTS for pairs of other ranks' experts, and
     past the last pair."""
     pair = start + tl.arange(0, BLOCK)
     expert = tl.load(ids_ptr + pair, mask=pair < num_pairs, other=-1) - first_expert

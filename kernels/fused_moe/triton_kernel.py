@@ -115,7 +115,7 @@ def launch_fused_moe(
 
 
 def _tile_rows(num_pairs: int, num_experts: int, dtype: torch.dtype) -> int:
-    """Number of rows per tile: the smallest that holds an expert's pairs if they are evenly
+    """Number of rows per tile: the smallest one that fits an expert's pairs if they are evenly
     distributed."""
     if dtype == torch.float32:
         return _SINGLE_SIZES.rows
@@ -222,9 +222,9 @@ def _find_tile(
     pairs_ptr, experts_ptr, size,
     ACTIVATION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """This program's expert, -1 if unused, pairs [BLOCK_M], first column, and columns [BLOCK_N] of
+    """This program's expert (-1 if unused), pairs [BLOCK_M], first column, and columns [BLOCK_N] of
     the weight."""
-    # Consecutive programs share a tile's rows, and tiles of an expert are consecutive.
+    # Consecutive programs share a tile's rows, and the tiles of an expert are consecutive.
     num_columns = tl.cdiv(size, BLOCK_N)
     tile = tl.program_id(0) // num_columns
     expert = tl.load(experts_ptr + tile).to(tl.int64)

@@ -36,7 +36,8 @@ def clamped_swiglu(x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
     """Maps [T, 2 * I] to (u + 1) * g * sigmoid(alpha * g), computed in fp32, rounded to the type of
     x, as in gpt-oss.
 
-    g is the first half, clamped to at most `limit`; u is the second, clamped to [-limit, limit].
+    g is the first half, clamped to at most `limit`; u is the second half, clamped to [-limit,
+    limit].
     """
     gate, up = _fp32_halves(x)
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)

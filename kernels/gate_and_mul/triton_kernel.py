@@ -77,7 +77,7 @@ def _gate_and_mul_kernel(
 def activated(
     gate, up, ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr
 ):  # fmt: skip
-    """Gated activation of gate and up, in fp32; only clamped ones use ALPHA and LIMIT."""
+    """Gated activation of gate and up, in fp32; only clamped activations use ALPHA and LIMIT."""
     if ACTIVATION == "silu":
         result = gate / (1.0 + tl.exp(-gate)) * up
     elif ACTIVATION == "gelu":

@@ -21,10 +21,9 @@ class DeltaInputs(NamedTuple):
     v: torch.Tensor
     """[T, H, V]: values."""
     decay: torch.Tensor
-    """[T, H], or [T, H, K] with a decay per dimension of keys: logarithms of the decay, at most
-    0."""
+    """[T, H], or [T, H, K] with a decay per key dimension: logarithms of the decay, at most 0."""
     share: torch.Tensor
-    """[T, H]: step sizes (beta): the part of v - S^T k that updates the state."""
+    """[T, H]: step sizes (beta): the fraction of v - S^T k that updates the state."""
 
     def part(self, start: int, end: int) -> DeltaInputs:
         """Inputs of positions [start, end)."""
@@ -35,8 +34,8 @@ class DeltaLayer(NamedTuple):
     """Weights and sizes of a layer with Hk key heads and H value heads."""
 
     conv: torch.Tensor
-    """[N, C]: weights of the convolution by input, the newest last, and by channel: C = 2 Hk K +
-    H V, for all queries, keys and values."""
+    """[N, C]: weights of the convolution by input (the newest last) and by channel (C = 2 Hk K + H
+    V, for all queries, keys and values)."""
     log_rate: torch.Tensor
     """[H] fp32 (A_log): logarithms of the rates of decay."""
     step_bias: torch.Tensor

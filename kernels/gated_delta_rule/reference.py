@@ -33,8 +33,7 @@ def gated_delta_net(
     Args:
         projected: [T, W]: projections of the rows' tokens, with `DeltaLayer.widths`.
         layer: weights.
-        cache: states, shared by several rows only if these are padding, whose results are
-            arbitrary.
+        cache: states; only padding rows, whose results are arbitrary, may share one.
         rows: slots, pieces and snapshots of the rows.
         by_position: whether to advance by single positions, so that the result is bitwise
             independent of other rows and of how a prompt is split into chunks.
@@ -62,7 +61,7 @@ def _mix(
     *,
     by_position: bool,
 ) -> torch.Tensor:
-    """Convolution and delta rule of all rows, which updates and stores their states. Rows of one
+    """Convolution and delta rule of all rows, which updates and stores their states. Rows with one
     token are computed together, longer ones one after another.
 
     Args:
@@ -139,7 +138,7 @@ def causal_convolution(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tens
 
     Args:
         inputs: [..., N - 1 + T, C]: N - 1 earlier inputs, then those of the T positions.
-        weight: [C, N]: the newest input's factor is last.
+        weight: [C, N]: the factor of the newest input is last.
 
     Returns:
         [..., T, C] fp32.
@@ -198,11 +197,11 @@ def gated_delta_chunks(
 
 def _chunk(inputs: DeltaInputs, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Advances a row by one chunk. The updates of the state depend on those of earlier positions,
-    so they are solved as a triangular system (arXiv 2412.06464, section 3.3)."""
+    so they are computed by solving a triangular system (arXiv 2412.06464, section 3.3)."""
     q, k, v = (x.transpose(0, 1) for x in inputs[:3])  # [H, T, ...]
     share = inputs.share.T.unsqueeze(-1)
     total = inputs.decay.T.cumsum(-1)
-    # The upper triangle is masked before exp, too: its exponents are positive and may overflow.
+    # The upper triangle is also masked before exp: its exponents are positive and may overflow.
     between = (total.unsqueeze(-1) - total.unsqueeze(-2)).tril().exp().tril()
     system = (k * share) @ k.transpose(-1, -2) * between
     fade = total.exp().unsqueeze(-1)

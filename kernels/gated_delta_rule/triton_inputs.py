@@ -18,7 +18,7 @@ from kernels.tiles import cdiv, next_power_of_2
 _HEADS: Final = 4
 """Heads per program, independent of the step's size, so that results are independent of it, too."""
 _RUNS: Final = 4
-"""Programs that share the tokens of a piece."""
+"""Number of programs among which the tokens of a piece are divided."""
 
 
 class PreparedInputs(NamedTuple):
@@ -63,8 +63,8 @@ def prepare_inputs(
 
 
 _ROW_ARRAYS = ["slot_ptr", "start_ptr", "piece_ptr", "piece_row_ptr", "row_piece_ptr"]
-"""Pointers into the step's staged inputs. Their alignment varies and is not specialized on, so that
-one binary serves all."""
+"""Pointers into the step's staged inputs. Their alignment varies; kernels are not specialized on
+it, so that one binary serves all."""
 
 
 @dependent_kernel(do_not_specialize_on_alignment=_ROW_ARRAYS)
@@ -149,7 +149,7 @@ def _store_gates(
     a = tl.load(x_ptr + HEADS + head, mask=inside, other=0.0).to(tl.float32)
     a += tl.load(bias_ptr + head, mask=inside, other=0.0)
     rate = tl.exp(tl.load(rate_ptr + head, mask=inside, other=0.0))
-    # Softplus, which is linear where torch's is; the exponential would overflow there.
+    # Softplus, which is linear where torch's is linear; the exponential would overflow there.
     positive = tl.where(a > 20.0, a, tl.log(1.0 + tl.exp(tl.minimum(a, 20.0))))
     tl.store(gate_ptr + head, -rate * positive, mask=inside)
     tl.store(gate_ptr + HEADS + head, share_scale / (1.0 + tl.exp(-b)), mask=inside)

@@ -129,8 +129,8 @@ def _solve_kernel(
     position = tl.arange(0, PIECE)
     inside = position < count
     token = first + position
-    # Decays since the piece began, and between any two of its positions. The upper triangle is
-    # masked before exp, too: its exponents are positive and may overflow.
+    # Decays since the piece began, and between any two of its positions. The upper triangle is also
+    # masked before exp: its exponents are positive and may overflow.
     gates = gate_ptr + token * (2 * HEADS) + head
     fade = tl.cumsum(tl.load(gates, mask=inside, other=0.0), axis=0)
     share = tl.load(gates + HEADS, mask=inside, other=0.0)

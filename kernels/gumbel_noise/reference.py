@@ -39,7 +39,7 @@ def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) 
     if rows == 0:
         return noise
     keys = _row_keys(seeds, positions)
-    # Blocks of columns: scratch memory is small for any vocabulary.
+    # Blocks of columns: scratch memory is small for any vocabulary size.
     parallel = rows * vocab_size >= _PARALLEL_ELEMENTS
     block = _BLOCK_ELEMENTS * torch.get_num_threads() if parallel else _BLOCK_ELEMENTS - 1
     width = max(1, block // rows)

@@ -35,7 +35,8 @@ def launch_gumbel_noise(
 
 
 def hash_bits(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Hashes from which noise is computed, int32 [B, vocab_size]; to compare implementations."""
+    """Hashes from which noise is computed, int32 [B, vocab_size]; used to compare
+    implementations."""
     rows = seeds.shape[0]
     bits = torch.empty(rows, vocab_size, dtype=torch.int32, device=seeds.device)
     grid = (rows, cdiv(vocab_size, _BLOCK))
@@ -54,7 +55,7 @@ def _gumbel_kernel(seed_ptr, position_ptr, noise_ptr, vocab_size, BLOCK: tl.cons
 
 @triton.jit
 def noise_of(seed, position, column):
-    """Noise of a block of columns, fp32; for kernels that sample without storing it."""
+    """Noise of a block of columns, fp32; for kernels that sample without storing the noise."""
     bits = _hash(seed, position, column)
     uniform = ((bits & 0x7FFFFFFF).to(tl.int32).to(tl.float32) + 0.5) * _UNIT
     uniform = tl.minimum(uniform, _LARGEST_BELOW_ONE)

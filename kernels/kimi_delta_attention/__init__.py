@@ -1,5 +1,5 @@
-"""Kimi Delta Attention (KDA, arXiv 2510.26692): the gated delta rule with a decay per dimension of
-keys, and a gated norm of its outputs.
+"""Kimi Delta Attention (KDA, arXiv 2510.26692): the gated delta rule with a decay per key
+dimension, and a gated norm of its outputs.
 
     q, k L2-normalized;  g = -exp(A_log) softplus(decay + dt_bias);  b = sigmoid(share)
     S = diag(exp(g)) S;  S = S + k (b (v - S^T k))^T;  o = norm(S^T q) sigmoid(gate)

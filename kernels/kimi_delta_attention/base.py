@@ -11,7 +11,7 @@ class KimiGates(NamedTuple):
     """Projections of T tokens before their activations; rows may be strided."""
 
     decay: torch.Tensor
-    """[T, H * K]: decays per dimension of keys."""
+    """[T, H * K]: decays per key dimension."""
     share: torch.Tensor
     """[T, H]: step sizes (beta)."""
     output: torch.Tensor

@@ -27,18 +27,18 @@ def kimi_delta_attention(
     *,
     by_position: bool,
 ) -> torch.Tensor:
-    """Delta rule with a decay per dimension of keys, computed in fp32, and the gated norm of its
+    """Delta rule with a decay per key dimension, computed in fp32, and the gated norm of its
     outputs; updates and stores the states of all rows.
 
-    The reference computes rows of one token together, and longer ones one after another.
+    The reference computes rows with one token together, and longer ones one after another.
 
     Args:
         x: [T, H * (2 K + V)], contiguous: queries, keys and values of all heads, after the
             convolution.
         gates: projections of the same tokens.
         layer: weights.
-        states: fp32 [states, H, K, V]; shared by several rows only if these are padding, whose
-            results are arbitrary.
+        states: fp32 [states, H, K, V]; only padding rows, whose results are arbitrary, may share
+            one.
         rows: slots, pieces and snapshots of the rows.
         by_position: whether to advance by single positions, so that the result is bitwise
             independent of other rows and of how a prompt is split into chunks.

@@ -30,8 +30,8 @@ def advance_by_position(
     *,
     most_tokens: int,
 ) -> None:
-    """Launches a grid of (rows, heads, blocks of columns), for rows of up to `most_tokens` tokens:
-    writes their outputs to out [T, H * V], and their states."""
+    """Launches a grid of (rows, heads, blocks of columns), for rows with up to `most_tokens`
+    tokens; writes their outputs to out [T, H * V], and their states."""
     num_heads, key_dim, value_dim = len(layer.log_rate), layer.key_dim, len(layer.norm)
     columns = min(COLUMNS, next_power_of_2(value_dim))
     _steps_by_channel_kernel[len(rows.slots), num_heads, cdiv(value_dim, columns)](
@@ -49,7 +49,7 @@ def advance_by_position(
 def decays_of(a, bias, rate):
     """Logarithms of decays, from their projections."""
     a = a.to(tl.float32) + bias
-    # Softplus, which is linear where torch's is; the exponential would overflow there.
+    # Softplus, which is linear where torch's is linear; the exponential would overflow there.
     return -rate * tl.where(a > 20.0, a, tl.log(1.0 + tl.exp(tl.minimum(a, 20.0))))
 
 

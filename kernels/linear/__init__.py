@@ -39,9 +39,9 @@ def linear(
 def pack_linear_weight(weight: torch.Tensor, *, batch_invariant: bool = False) -> PackedLinear:
     """Packs a weight [N, K] for its device and type.
 
-    On CPU the packed form owns a copy in another layout (fp32, and bf16 if the processor supports
-    it): drop the original afterwards, unless it is also needed unpacked, as a tied embedding is.
-    Elsewhere the packed form holds the given tensor.
+    On CPU, the packed form owns a copy in another layout (fp32, and bf16 if the CPU supports it):
+    drop the original afterwards, unless it is also needed unpacked, like a tied embedding.
+    Otherwise, the packed form keeps the given tensor.
 
     With `batch_invariant`, a row's result is bitwise independent of other rows, their number and
     the row's position.
@@ -59,7 +59,7 @@ def pack_linear_weight(weight: torch.Tensor, *, batch_invariant: bool = False) -
 
 
 def _plain_or_skinny(weight: torch.Tensor) -> PackedLinear:
-    """A weight that is multiplied by torch or, with few rows, by Triton on CUDA."""
+    """A weight whose matmuls run in torch or, for few rows on CUDA, in Triton."""
     if not weight.is_cuda:
         return PlainWeight(weight)
     count = torch.cuda.get_device_properties(weight.device).multi_processor_count

@@ -35,7 +35,7 @@ class BlockScales(NamedTuple):
 
 
 class PackedLinear(ABC):
-    """A linear weight [N, K], packed once and multiplied many times."""
+    """A linear weight [N, K] that is packed once and multiplied many times."""
 
     out_features: int
     in_features: int

@@ -70,7 +70,7 @@ class InvariantOnednnWeight(PackedLinear):
             return _product(torch.cat((x, x)), self._packed, bias)[:1]
         if rows <= _MAX_INVARIANT_ROWS:
             return _product(x, self._packed, bias)
-        # tensor_split leaves no piece of a single row.
+        # tensor_split leaves no piece with a single row.
         pieces = torch.tensor_split(x, -(-rows // _MAX_INVARIANT_ROWS))
         return torch.cat([_product(piece, self._packed, bias) for piece in pieces])
 

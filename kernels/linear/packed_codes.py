@@ -24,9 +24,9 @@ from kernels.linear.base import HALF_BYTES, BlockScales, WeightCode
 from kernels.tiles import cdiv
 
 TILE_COLUMNS = 64
-"""Output features per tile."""
+"""Number of output features per tile."""
 TILE_DEPTH = 128
-"""Input features per tile."""
+"""Number of input features per tile."""
 _LEAST_GROUP = 16
 """Minimum input features that share a scale: the depth of a tensor-core instruction."""
 _BYTES_AT_ONCE = 1 << 28
@@ -61,9 +61,9 @@ class PackedCodes(NamedTuple):
     code: PackedCode
     """Kind of the codes."""
     offset: float
-    """Offset of decoded values without `zeros`."""
+    """Offset of decoded values if there are no `zeros`."""
     group: int
-    """Input features per group; 0 if all share a scale."""
+    """Number of input features per group; 0 if all share a scale."""
     shape: tuple[int, int]
     """N and K without padding."""
     shared_rows: int

@@ -1,4 +1,4 @@
-"""Unpacked weights, multiplied by torch."""
+"""Unpacked weights, whose matmuls run in torch."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ times slower than DeepGEMM up to 64 rows, and as fast for 1,024 or more (vllm#49
 
 
 class ProductScales(NamedTuple):
-    """Scales of a weight [N, K] as `scaled_mm` reads them."""
+    """Scales of a weight [N, K] in the layout that `scaled_mm` reads."""
 
     values: torch.Tensor
     """fp32 [1, N], or of blocks [K / 128, N / 128], with K / 128 padded to a multiple of 4 and

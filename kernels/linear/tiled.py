@@ -29,8 +29,8 @@ class TiledWeight(PlainWeight):
 
 
 class TritonTiledWeight(PlainWeight):
-    """An unpacked weight, multiplied by a persistent Triton kernel with fixed tiles and without
-    split-K."""
+    """An unpacked weight, whose matmuls run in a persistent Triton kernel with fixed tiles and
+    without split-K."""
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Computes all rows in one launch."""

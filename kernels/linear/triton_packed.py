@@ -117,7 +117,7 @@ def constants(weight: PackedCodes, dtype: torch.dtype) -> dict[str, object]:
 
 
 def stages(dtype: torch.dtype) -> int:
-    """Number of pipeline stages: all tiles but one are loaded ahead."""
+    """Number of pipeline stages: all tiles but one are prefetched."""
     return _SINGLE_STAGES if dtype == torch.float32 else _STAGES
 
 
@@ -213,13 +213,13 @@ def _group(step, GROUP: tl.constexpr, BLOCK_K: tl.constexpr):
 
 @triton.jit
 def _row_words(CODE: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Words per row of a tile."""
+    """Number of words per row of a tile."""
     return BLOCK_K // (8 if CODE == "uint4" or CODE == "e2m1" else 4)
 
 
 @triton.jit
 def _step_words(CODE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Words from a tile to the next one along input features."""
+    """Number of words from a tile to the next one along input features."""
     return _row_words(CODE, BLOCK_K) * (1 if CODE == "e4m3" else BLOCK_N)
 
 
@@ -266,7 +266,8 @@ def packed_product(
     word += word_ptr
     k = tl.arange(0, BLOCK_K)
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    # Scales and offsets of the next tile are loaded ahead: Triton pipelines only whole operands.
+    # Scales and offsets of the next tile are prefetched explicitly: Triton only pipelines whole
+    # operands.
     scale, zero = place, place  # unused if groups are smaller than tiles
     if by_sum or GROUP == 0:
         cell = place + _group(first, GROUP, BLOCK_K) * BLOCK_N

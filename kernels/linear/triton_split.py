@@ -41,7 +41,7 @@ def count_arrivals(device: torch.device) -> torch.Tensor:
     They are zeros between launches, since the last program resets its tile's counter. Matmuls that
     may run concurrently need separate counters.
     """
-    # Tiles are split only if there are fewer than half of these.
+    # Tiles are only split if there are fewer than half as many.
     size = _PROGRAMS_PER_PROCESSOR * num_processors(device)
     return torch.zeros(size, dtype=torch.int32, device=device)
 

@@ -1,4 +1,4 @@
-"""Weights of a layer's LoRA adapters, and the tokens of a step by adapter."""
+"""Weights of a layer's LoRA adapters, and the tokens of a step, by adapter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BLOCK_COLUMNS = 64
 
 
 class LoraPart(NamedTuple):
-    """Output features [start, stop) of a layer, which one projection of the checkpoint computes."""
+    """Output features [start, stop) of a layer, computed by one projection of the checkpoint."""
 
     start: int
     stop: int
@@ -65,7 +65,7 @@ class LoraWeights:
             num_slots: number of adapters.
             in_features: number of input features.
             parts: as in LoraWeights.
-            rank: maximum rank; buffers have the next multiple of `RANK_STEP`.
+            rank: maximum rank; the rank of the buffers is the next multiple of `RANK_STEP`.
             dtype: data type of weights and activations.
             device: device of the weights.
             batch_invariant: as in LoraWeights.
@@ -127,12 +127,12 @@ class LoraWeights:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the buffers."""
+        """Size of the buffers, in bytes."""
         return (self.a.numel() + self.b.numel()) * self.a.element_size()
 
 
 def padded_rank(rank: int) -> int:
-    """The rank of buffers for adapters of this rank."""
+    """The buffer rank for adapters of this rank."""
     return -(-rank // RANK_STEP) * RANK_STEP
 
 

@@ -14,7 +14,7 @@ from kernels.mla_prefill.base import ExpandedRows, Expansion, KeyPiece, plan_exp
 from kernels.registry import op
 
 _MAX_PAIRS = 1 << 20
-"""Maximum pairs of queries and keys whose mask is computed at a time."""
+"""Maximum number of pairs of queries and keys whose mask is computed at a time."""
 
 
 class SoftmaxState(NamedTuple):
@@ -72,7 +72,8 @@ def mla_prefill(
 
 
 def _gather(cache: torch.Tensor, cells: torch.Tensor) -> torch.Tensor:
-    """Copies cells out of a cache: [K, V + R]; as bytes, since not all devices index FP8."""
+    """Copies cells out of a cache: [K, V + R]; as bytes, since not all devices support indexing
+    FP8."""
     rows = cache.view(-1, cache.shape[3])
     if cache.dtype.itemsize > 1:
         return rows.index_select(0, cells)
@@ -94,8 +95,8 @@ def attend_to_expanded(
 ) -> None:
     """Computes the attention of the queries of a piece's rows over its keys.
 
-    Pieces of a row are attended to in order: each continues the softmax of the one before, and
-    the result is written once a query has attended to its last key.
+    Pieces of a row are attended to in order: each continues the softmax of the previous one, and
+    the result is written when a query has attended to its last key.
 
     Args:
         q: [T, H, P + R]; heads are contiguous, rows may be strided.
@@ -147,7 +148,7 @@ class _Queries(NamedTuple):
     scale: float
 
     def mask(self, num_keys: int) -> torch.Tensor:
-        """[n, num_keys]: 0 for keys that a query attends to, else -inf."""
+        """[n, num_keys]: 0 for keys to which a query attends, otherwise -inf."""
         positions = torch.arange(num_keys, device=self.q.device)
         visible = torch.arange(self.q.shape[1], device=self.q.device) + self.first + 1
         return causal_mask(positions, visible.unsqueeze(1)).to(self.q.dtype)

@@ -21,18 +21,18 @@ from kernels.attention.base import AttentionMetadata
 from kernels.attention.split import to_device
 
 MIN_QUERIES = 128
-"""Minimum queries of an expanded row: a tile of the Triton kernel."""
+"""Minimum number of queries of an expanded row: a tile of the Triton kernel."""
 _PIECE_BYTES = 128 << 20
-"""Maximum bytes of the keys and values that are expanded at a time."""
+"""Maximum size, in bytes, of the keys and values that are expanded at a time."""
 _MIN_KEYS = 128
-"""Minimum keys of a piece, for models with very many heads."""
+"""Minimum number of keys per piece, for models with very many heads."""
 
 
 class Expansion(NamedTuple):
     """Sizes of a rank's attention heads."""
 
     num_heads: int
-    """Heads of this rank."""
+    """Number of heads of this rank."""
     latent_dim: int
     """Dimensions of the latents, from which keys and values are computed."""
     rotary_dim: int
@@ -98,7 +98,7 @@ class ExpandedRows:
     seq_lens: torch.Tensor
     """[B] int32: number of keys of each row."""
     key_start: torch.Tensor
-    """[B + 1] int32: offsets of the rows' keys among those of all rows."""
+    """[B + 1] int32: offsets of the rows' keys among the keys of all rows."""
     query_lens_host: Sequence[int]
     """[B]: number of queries per row."""
     seq_lens_host: Sequence[int]
@@ -117,7 +117,7 @@ def plan_expanded_rows(extend: AttentionMetadata, most_keys: int) -> ExpandedRow
 
     Args:
         extend: rows with causal attention.
-        most_keys: maximum keys of a piece.
+        most_keys: maximum number of keys per piece.
     """
     assert extend.query_start is not None, "decodes are absorbed"
     device, lengths = extend.page_table.device, extend.seq_lens_host

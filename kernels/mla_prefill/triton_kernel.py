@@ -33,7 +33,7 @@ class _Blocks(NamedTuple):
 
 
 _WIDE = _Blocks(16, 16, 8, 1)
-"""Tiles for elements of 4 bytes; larger ones spill registers."""
+"""Tiles for 4-byte elements; larger ones would spill registers."""
 _AMPERE = _Blocks(64, 32, 4, 2)
 _HOPPER = _Blocks(128, 64, 8, 3)
 

@@ -1,9 +1,9 @@
 """Decoder steps on CPU in C++: a whole forward pass per call, compiled for this machine.
 
 For a small model, dispatching a step's hundred torch operators takes longer than computing the
-step, and torch has no attention that reads a paged KV cache in place. So on CPU one call computes
-all layers. The library is compiled once per machine (`build.py`) and loaded with ctypes. Without a
-compiler the engine falls back to torch, against which the library is tested.
+step, and torch has no attention that reads a paged KV cache in place. On CPU, one call therefore
+computes all layers. The library is compiled once per machine (`build.py`) and loaded with ctypes.
+Without a compiler, the engine falls back to torch, against which the library is tested.
 """
 
 from kernels.native.build import NativeUnavailable, build_library

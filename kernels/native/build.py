@@ -46,7 +46,7 @@ def build_library() -> Path:
     if library.exists():
         return library
     with (folder / "lock").open("w") as lock:
-        # If several ranks start at once, one compiles, and the others wait for the result.
+        # If several ranks start at the same time, one compiles and the others wait for the result.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not library.exists():
             _compile(compiler, flags, library)
@@ -108,7 +108,7 @@ def _fingerprint(compiler: str, flags: list[str]) -> str:
 
 
 def processor() -> str:
-    """The system's description of the processor: flags, features and model."""
+    """The system's description of the CPU: flags, features and model."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         lines = cpuinfo.read_text().splitlines()
@@ -119,7 +119,7 @@ def processor() -> str:
 
 def cache_folder() -> Path:
     """A folder that only this user can write to, since code is loaded from it: the user's cache
-    folder, or else a new temporary one."""
+    folder, or a new temporary one."""
     return private_folder("native") or Path(tempfile.mkdtemp(prefix="rayfleet-native-"))
 
 

@@ -28,7 +28,7 @@ _VECTOR = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinearTensors:
-    """A weight [out, in] and its bias [out]; None for no bias."""
+    """A weight [out, in] and its bias [out]; None if there is no bias."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -74,8 +74,8 @@ class ModelTensors:
     """Number of consecutive positions that attend to each other, blocks counted from position 0; 1
     for causal attention. Rows of a step must end with whole blocks."""
     layers: Iterable[LayerTensors]
-    """Layers in order; each is packed before the next is taken, so that the iterator may drop their
-    weights in between."""
+    """Layers in order; each is packed before the next one is requested, so that the iterator may
+    drop its weights in between."""
 
     def unsupported(self, page_size: int) -> str | None:
         """Reason why the library cannot run this model; None if it can."""
@@ -139,7 +139,7 @@ class NativeDecoder:
         self._reduce = Reduce(self._sum_over_ranks) if all_reduce else Reduce()
         self._layers = (LayerWeights * model.num_layers)(*map(self.pack_layer, model.layers))
         self.weights = self._describe(model, page_size)
-        """Weights and sizes, as the library reads them."""
+        """Weights and sizes in the form that the library reads."""
         self._handle: int | None = None
 
     def bind(self, caches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -272,7 +272,7 @@ class NativeDecoder:
         )
 
     def _paired_gate_up(self, gate_up: LinearTensors) -> LinearTensors:
-        """Interleaves rows of gate and up projection, one vector of each in turn, padded with
+        """Interleaves rows of gate and up projection, alternating one vector of each, padded with
         zeros."""
         missing = self._inner_size - gate_up.weight.shape[0] // 2
 
@@ -318,7 +318,7 @@ class NativeDecoder:
 
 
 def packed_bytes(model: ModelTensors, page_size: int) -> int:
-    """Bytes of a decoder's packed weights, from shapes and types.
+    """Size of a decoder's packed weights in bytes, from shapes and types.
 
     Raises:
         NativeUnavailable: the library cannot be compiled or loaded on this machine.

@@ -34,7 +34,7 @@ class DraftTables:
     top_k: IntArray
     seeds: IntArray
     end_tokens: IntArray
-    """[slots, n]: end tokens of each request, -1 for none."""
+    """[slots, n]: EOS and stop tokens of each request, padded with -1."""
     shares: FloatArray
     """[slots, levels]: probability that a guess of each level is correct."""
     bounds: FloatArray
@@ -59,8 +59,8 @@ class NativeDrafter:
     Args:
         decoder: decoder of the draft model, replicated on this rank, or the model's head, with its
             KV cache bound.
-        tables: tables of the slots. HAZARD: the library only holds their addresses.
-        most: maximum drafts of a row.
+        tables: tables of the slots. HAZARD: the library only keeps their addresses.
+        most: maximum number of drafts per row.
     """
 
     def __init__(self, decoder: NativeDecoder | NativeHead, tables: DraftTables, most: int) -> None:

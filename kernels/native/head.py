@@ -54,7 +54,7 @@ class NativeHead:
         self._outputs = torch.empty(0)
 
     def bind(self, cache: tuple[torch.Tensor, torch.Tensor], outputs: torch.Tensor) -> None:
-        """Sets the KV cache (keys, values) of the layer, and the outputs that drafts start from.
+        """Sets the KV cache (keys, values) of the layer, and the outputs from which drafts start.
         The model's caches must be bound first.
 
         Args:
@@ -102,7 +102,7 @@ class NativeHead:
         return outputs
 
     def draft(self, step: StepRows, drafting: Drafting) -> None:
-        """Drafts tokens after each row of one token, into the arrays of NativeDrafter."""
+        """Drafts tokens after each single-token row, into the arrays of NativeDrafter."""
         assert self._handle is not None, "bind must be called first"
         self._model.library.rayfleet_head_draft(
             self._handle, ctypes.byref(step), ctypes.byref(drafting)

@@ -119,7 +119,7 @@ def library() -> ctypes.CDLL:
     """The library, compiled if necessary and loaded once per process.
 
     Raises:
-        NativeUnavailable: it cannot be compiled or loaded on this machine.
+        NativeUnavailable: the library cannot be compiled or loaded on this machine.
     """
     try:
         loaded = ctypes.CDLL(str(build_library()))

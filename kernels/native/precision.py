@@ -1,6 +1,6 @@
-"""Speedup of bfloat16 over float32 weights in matmuls on this processor.
+"""Speedup of bfloat16 over float32 weights in matmuls on this CPU.
 
-Measured once per processor, and cached next to the compiled library.
+Measured once per CPU model and cached next to the compiled library.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _INSTRUCTIONS = frozenset(("amx_bf16", "avx512_bf16", "bf16"))
 _LIMITS_WITHOUT = frozenset(("AVX512_CORE", "AVX512_CORE_VNNI", "AVX2", "AVX2_VNNI", "SSE41"))
 """Limits of instruction sets (`MAX_CPU_ISA`) that exclude bfloat16 dot products."""
 _SHAPE = (1024, 2048)
-"""Shape of the weight, [N, K]: 8 MiB in float32, more than a core's caches."""
+"""Shape of the weight, [N, K]: 8 MiB in float32, more than fits in a core's caches."""
 _ROWS = (1, 32)
 """Numbers of rows: a single request, and a batch; bfloat16 must be faster for both."""
 _ROUNDS = 5
 
 
 def has_bf16_products() -> bool:
-    """Whether the processor has bfloat16 instructions; others convert to float32 first."""
+    """Whether the CPU has bfloat16 instructions; others convert to float32 first."""
     limits = {os.environ.get(MAX_CPU_ISA, ""), os.environ.get("ONEDNN_MAX_CPU_ISA", "")}
     if limits & _LIMITS_WITHOUT:
         return False
@@ -46,7 +46,7 @@ def bf16_speedup(multiplier: Multiplier) -> float:
     """Ratio of matmul times with weights in float32 and in bfloat16; the minimum over all numbers
     of rows.
 
-    Takes about 0.1 s the first time on a processor; cached afterwards.
+    Takes about 0.1 s the first time on a CPU model; cached afterwards.
 
     Raises:
         NativeUnavailable: `multiplier` is "native", and the library cannot be compiled or loaded on

@@ -1,4 +1,4 @@
-"""Native sampler: samples in the compiled library, since torch's operators would read all logits a
+"""Native sampler: samples in the compiled library, since torch operators would read all logits a
 dozen times."""
 
 from __future__ import annotations

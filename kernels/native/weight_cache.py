@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 _PIECE_BYTES = 8 << 20
 _MARK = b"rayfleet weights"
 _DISK_SHARES = 4
-"""Inverse of the maximum fraction of the disk for packed weights: a quarter."""
+"""Inverse of the maximum fraction of the disk that packed weights may use (a quarter)."""
 _PROT_READ = 1
 """Argument of mprotect that makes pages read-only."""
 
@@ -48,7 +48,7 @@ class MappedMemory(WeightMemory):
     They are in the page cache, with small pages on most file systems.
 
     Args:
-        file: file of the right size, which stays locked as long as this object lives.
+        file: file of the right size, which stays locked for as long as this object exists.
         num_bytes: number of bytes of weights in it.
         is_filled: whether the file has the weights; the mapping is then read-only.
     """
@@ -59,8 +59,8 @@ class MappedMemory(WeightMemory):
         access = mmap.ACCESS_READ if is_filled else mmap.ACCESS_WRITE
         self._region = mmap.mmap(file.fileno(), 0, access=access)
         self._num_bytes = num_bytes
-        # By address, since torch has no read-only tensors and warns when one is created from a
-        # buffer.
+        # Accessed by address, since torch has no read-only tensors and warns when one is created
+        # from a buffer.
         self._address = np.frombuffer(self._region, np.uint8).ctypes.data
         weights = (ctypes.c_uint8 * num_bytes).from_address(self._address)
         self._chunk = torch.frombuffer(weights, dtype=torch.uint8)
@@ -91,15 +91,14 @@ class MappedMemory(WeightMemory):
 @contextmanager
 def cached_memory(content: str, num_bytes: int) -> Iterator[WeightMemory]:
     """Memory of a file with packed weights. If there is no file yet, the caller fills the memory
-    within the context, and it becomes a file for others. One process does so at a time; others
-    wait.
+    within the context, after which it becomes a file for others. Only one process does so at a
+    time; others wait.
 
-    If the file cannot be created, such as on a full disk, logs a warning and uses memory of this
-    process.
+    If the file cannot be created, for example because the disk is full, logs a warning and uses
+    private memory.
 
     Args:
-        content: name of everything that the weights depend on, except the library and the
-            processor.
+        content: identifies everything on which the weights depend, except the library and the CPU.
         num_bytes: number of bytes of the weights.
 
     Raises:
@@ -131,13 +130,14 @@ def _folder() -> Path:
 
 
 def _map(path: Path, num_bytes: int) -> MappedMemory | None:
-    """Memory of a file with weights; None if there is no file, or if it was corrupt and removed."""
+    """Memory of a file with weights; None if there is no file, or if it was corrupt and has been
+    removed."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
         return None
     with file:
-        fcntl.flock(file, fcntl.LOCK_SH)  # held as long as the mapping
+        fcntl.flock(file, fcntl.LOCK_SH)  # held for as long as the mapping
         if os.fstat(file.fileno()).st_size == _file_bytes(num_bytes):
             memory = MappedMemory(file, num_bytes, is_filled=True)
             if memory.is_whole():
@@ -176,7 +176,7 @@ def _file_bytes(num_bytes: int) -> int:
 
 
 def _make_room(folder: Path, needed: int) -> None:
-    """Evicts unused files, least recently used first, until `needed` more bytes fit the cache's
+    """Evicts unused files, least recently used first, until `needed` more bytes fit in the cache's
     share of the disk.
 
     Raises:

@@ -9,7 +9,7 @@ import torch
 _CHUNK_BYTES = 32 << 20
 _HUGE_PAGE_BYTES = 2 << 20
 _ALIGNMENT = 64
-"""Alignment of weights in bytes, a cache line."""
+"""Alignment of weights in bytes: a cache line."""
 
 
 class WeightMemory:
@@ -21,8 +21,8 @@ class WeightMemory:
     """
 
     is_filled = False
-    """Whether the memory already holds its values, in the order of allocations of an earlier
-    process, as in a cached file."""
+    """Whether the memory already has its values, in the order in which an earlier process allocated
+    them, as in a cached file."""
 
     def __init__(self) -> None:
         self._chunk: torch.Tensor = torch.empty(0, dtype=torch.uint8)
@@ -45,7 +45,7 @@ class WeightMemory:
 class CountedMemory(WeightMemory):
     """Counts the bytes that would be allocated, without allocating memory."""
 
-    is_filled = True  # so that nothing is written
+    is_filled = True  # so that the caller writes nothing
 
     def __init__(self) -> None:
         super().__init__()

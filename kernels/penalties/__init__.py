@@ -28,12 +28,12 @@ def apply_penalties_(
             output.
     """
     # Gathers the logits of each request's tokens and scatters them back, in time linear in the
-    # tokens of all rows; Triton reads the whole vocabulary instead.
+    # number of tokens of all rows; Triton reads the whole vocabulary instead.
     owner = torch.repeat_interleave(rows.ends)
     firsts = rows.ends.cumsum(0) - rows.ends
     slots = rows.slots[owner]
     positions = torch.arange(len(owner), device=owner.device) - firsts[owner]
-    # Repeated tokens are computed repeatedly, with the same result.
+    # Repeated tokens are computed several times, with the same result.
     tokens = token_pool[slots, positions].long()
     cells, places = (slots, tokens), (rows.rows[owner], tokens)
     count = counts[cells]

@@ -1,6 +1,8 @@
-"""Triton penalties: one pass over a slot's counts, which writes only logits of tokens with a count.
+"""Triton penalties: one pass over a slot's counts, which only writes logits of tokens with nonzero
+counts.
 
-Reads the vocabulary instead of the request's tokens: two threads would race for repeated tokens.
+It reads the vocabulary instead of the request's tokens, since threads would race on repeated
+tokens.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"

@@ -42,7 +42,8 @@ def prepare_latents(
         positions: int64 [T]: positions of the tokens.
         cos_sin_cache: fp32 [positions, R], as in `qk_norm_rope_store`; None for no rotary
             embedding.
-        query_scale: fp32 [positions]: factors of queries by position; None for no factors.
+        query_scale: fp32 [positions]: factors of queries by position; None if queries are not
+            scaled.
         cache_scale: scale of an FP8 cache, as in `qk_norm_rope_store`.
     """
     value_dim, rotary_dim = rows.latents.shape[1], rows.rotating.shape[1]

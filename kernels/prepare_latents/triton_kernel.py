@@ -32,7 +32,7 @@ def launch_prepare_latents(
     query_scale: torch.Tensor | None = None,
     cache_scale: float = 1.0,
 ) -> None:
-    """Launches a grid of (tokens, blocks of heads and one for the cache)."""
+    """Launches a grid of (tokens, blocks of heads plus one for the cache)."""
     num_tokens, num_heads, query_dim = q.shape
     if not num_tokens:
         return

@@ -44,8 +44,8 @@ def qk_norm_rope_store(
             rows may share a cell of the dummy page, with an arbitrary result.
         positions: int64 [T]: positions of the tokens.
         cos_sin_cache: fp32 [positions, R]: cosines in the first half of each row, sines in the
-            second, for the first R dimensions of a head in NeoX layout (two halves). None for no
-            rotary embedding.
+            second, for the first R dimensions of a head in NeoX layout (two halves). None if there
+            is no rotary embedding.
         norms: norms over each head; None if unused.
         query_scale: fp32 [positions]: factors of queries by position; None for no factors.
         cache_scales: scales of keys and values in FP8 caches, which hold keys and values divided by
@@ -69,7 +69,7 @@ def qk_norm_rope_store(
 def rotary_embedding(
     q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin_cache: torch.Tensor
 ) -> None:
-    """Applies rotary embedding to heads [T, Hq, D] and [T, Hkv, D] in place, by positions int64
+    """Applies rotary embedding to heads [T, Hq, D] and [T, Hkv, D] in place, at positions int64
     [T].
 
     Takes one pass if k directly follows q in memory. The table is as in `qk_norm_rope_store`.
@@ -93,7 +93,7 @@ def rotate_heads(x: torch.Tensor, positions: torch.Tensor, cos_sin_cache: torch.
 
 def _joined_heads(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
     """The heads of q and k as one view [T, Hq + Hkv, D], if they are adjacent in the output of a
-    fused projection; else None."""
+    fused projection; otherwise None."""
     tokens, num_q_heads, head_dim = q.shape
     follows = (
         q.dtype == k.dtype
@@ -143,9 +143,9 @@ def write_cells(
     cells: torch.Tensor, slot_mapping: torch.Tensor, rows: torch.Tensor, scale: float
 ) -> None:
     """Writes rows [T, N] to the cells [C, N] of a cache with the indices `slot_mapping` [T]; FP8
-    cells hold rows / scale, clamped to the range of e4m3."""
+    cells contain rows / scale, clamped to the range of e4m3."""
     if cells.dtype == torch.float8_e4m3fn:
         scaled = (rows.float() * (1.0 / scale)).clamp_(-_FP8_MAX, _FP8_MAX)
-        # Bytes, since torch has no index_copy_ for FP8.
+        # As bytes, since torch has no index_copy_ for FP8.
         rows, cells = scaled.to(cells.dtype).view(torch.uint8), cells.view(torch.uint8)
     cells.index_copy_(0, slot_mapping, rows)

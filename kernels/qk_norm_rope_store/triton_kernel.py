@@ -16,7 +16,7 @@ from kernels.tiles import cdiv, next_power_of_2
 _HEADS = 8
 """Maximum heads per program, so that a prompt has few programs and a single token has several."""
 _BEFORE, _AFTER = tl.constexpr(1), tl.constexpr(2)
-"""Values of NORM: norms before, or after, rotary embedding; 0 for no norms."""
+"""Values of NORM: norms before or after rotary embedding; 0 if there are none."""
 
 
 @implements(qk_norm_rope_store, "triton")
@@ -38,7 +38,7 @@ def launch_qk_norm_rope_store(
     if num_tokens == 0:
         return q
     rotates = cos_sin_cache is not None
-    # Without rotary embedding any split into halves will do.
+    # Without rotary embedding, any split into halves will do.
     half = width // 2 if cos_sin_cache is None else cos_sin_cache.shape[1] // 2
     heads = min(_HEADS, next_power_of_2(max(num_q, num_k)))
     q_blocks = cdiv(num_q, heads)
@@ -120,7 +120,7 @@ def _finish(
 ):  # fmt: skip
     """Applies norm, rotary embedding and factor to heads [HEADS, 1], and stores them, in three
     parts: the two halves of rotary dimensions, and the rest. Source and target may be the same,
-    since each thread reads the elements that it overwrites. FP8 targets hold the heads times
+    since each thread reads the elements that it overwrites. FP8 targets receive the heads times
     `inverse`."""
     first = tl.arange(0, BLOCK_HALF)[None, :]
     second = HALF + first
@@ -178,6 +178,6 @@ def _normalise(
 
 @triton.jit
 def _scale(normalised, weight, DTYPE: tl.constexpr):
-    """Multiplies by the weight, rounding before and after it, as `rms_norm` does."""
+    """Multiplies by the weight, rounding before and after, like `rms_norm`."""
     rounded = normalised.to(DTYPE).to(tl.float32)
     return (rounded * weight.to(tl.float32)[None, :]).to(DTYPE)

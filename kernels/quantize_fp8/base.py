@@ -11,7 +11,7 @@ LARGEST = 448.0
 LEAST_MAXIMUM = 1e-10
 """Lower bound of the magnitude that determines a scale, for groups of zeros."""
 BLOCK = 128
-"""Features that share a scale if rows have several: DeepSeek's blocks of 1 x 128."""
+"""Number of features that share a scale if rows have several: DeepSeek's blocks of 1 x 128."""
 _ROWS = 16
 """Rows are padded to a multiple of this: cuBLASLt reads at least 16 bytes of block scales at a
 time."""
@@ -21,9 +21,9 @@ class Fp8Inputs(NamedTuple):
     """Format of FP8 rows that a matmul reads."""
 
     by_block: bool
-    """Whether each block of 128 features has a scale, instead of each row."""
+    """Whether each block of 128 features has a scale, rather than each row."""
     min_rows: int
-    """Minimum number of rows for which they are used."""
+    """Minimum number of rows for which FP8 rows are used."""
 
 
 class Fp8Rows(NamedTuple):
@@ -46,7 +46,7 @@ def empty_rows(count: int, features: int, *, by_block: bool, device: torch.devic
     Args:
         count: number of rows without padding.
         features: number of features without padding.
-        by_block: whether each block of 128 features has a scale, instead of each row.
+        by_block: whether each block of 128 features has a scale, rather than each row.
         device: device of the rows.
     """
     rows, depth = padded_rows(count), padded_depth(features)

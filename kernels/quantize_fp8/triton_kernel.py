@@ -15,15 +15,15 @@ from kernels.tiles import cdiv, next_power_of_2
 
 _LARGEST, _LEAST_MAXIMUM = tl.constexpr(LARGEST), tl.constexpr(LEAST_MAXIMUM)
 _BLOCKED_WIDTH = 1024
-"""Features per program if blocks have separate scales."""
+"""Number of features per program if blocks have separate scales."""
 _WARP_WIDTH = 1024
-"""Features per warp of a program: 32 per thread."""
+"""Number of features per warp: 32 per thread."""
 _MOST_WARPS = 16
 
 
 @implements(reference.quantize_fp8, "triton")
 def quantize_fp8(x: torch.Tensor, *, by_block: bool) -> Fp8Rows:
-    """Launches a grid of (rows, parts of a row); a row with one scale is one part."""
+    """Launches a grid of (rows, parts of a row); a row with a single scale is one part."""
     rows, features = x.shape
     out = empty_rows(rows, features, by_block=by_block, device=x.device)
     if x.stride(1) != 1:
@@ -40,7 +40,7 @@ def quantize_fp8(x: torch.Tensor, *, by_block: bool) -> Fp8Rows:
 
 
 def program_width(depth: int, *, by_block: bool) -> int:
-    """Features per program for rows of `depth` features."""
+    """Number of features per program for rows of `depth` features."""
     return _BLOCKED_WIDTH if by_block else next_power_of_2(depth)
 
 
@@ -72,7 +72,7 @@ def store_fp8(
 
     Args:
         x: fp32 [WIDTH]: values of the part, zeros past the last feature and past the last row.
-        code_ptr: `Fp8Rows.codes`; likewise its scales.
+        code_ptr: `Fp8Rows.codes`; scales likewise.
         row: index of the row.
         part: index of the part.
         count: number of rows with padding.

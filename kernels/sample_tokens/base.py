@@ -12,7 +12,7 @@ GREEDY_BELOW = 1e-5
 
 
 class TokenCells(NamedTuple):
-    """Cells of a pool that sampled tokens are written to."""
+    """Cells of a pool to which sampled tokens are written."""
 
     tokens: torch.Tensor
     """int32 [n]: the flat token pool."""
@@ -36,8 +36,8 @@ class SamplingParameters:
     top_p: torch.Tensor | None = None
     """fp32: probability of the nucleus; 1 keeps all."""
     log_min_p: torch.Tensor | None = None
-    """fp32: logarithm of min-p: logits further below the largest one are dropped; -inf keeps
-    all."""
+    """fp32: logarithm of min-p: logits that are below the largest one by more than this are
+    dropped; -inf keeps all."""
     max_top_k: int | None = None
     """Upper bound of `top_k`, if known on the host."""
 

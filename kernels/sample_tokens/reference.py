@@ -1,4 +1,4 @@
-"""Torch reference of sampling: logits over temperature, filtered, plus keyed noise.
+"""Torch reference of sampling: logits divided by temperature, filtered, plus keyed noise.
 
 HAZARD(invariance): a row's sample must not depend on other rows. All operations are elementwise
 operations, comparisons or integer sums; floating-point sums are avoided, since their order may
@@ -32,7 +32,7 @@ def sample_tokens(
         logits: fp32 [R, vocab].
         parameters: sampling parameters of the rows.
         out: int64 [R], for the result; None for a new tensor.
-        cells: further cells that the tokens are written to; None if unused.
+        cells: further cells to which the tokens are written; None if unused.
     """
     # Greedy rows are sampled like the others, and their tokens replaced.
     is_greedy = parameters.temperature < GREEDY_BELOW
@@ -45,8 +45,8 @@ def sample_tokens(
 
 
 def masked_logits(logits: torch.Tensor, parameters: SamplingParameters) -> torch.Tensor:
-    """Logits over temperature, with -inf for tokens that min-p, top-k or top-p exclude. Logits of
-    greedy rows are not divided.
+    """Logits divided by temperature, with -inf for tokens excluded by min-p, top-k or top-p. Logits
+    of greedy rows are not divided.
 
     The order is vLLM's: temperature, min-p, top-k, then top-p over the remaining tokens.
     """

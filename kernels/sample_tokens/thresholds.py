@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 
 WEIGHT_BITS = 40
-"""Bits of the fixed point: the most likely token weighs 2**40, and the sum over 2**22 tokens
-fits 63 bits."""
+"""Number of fractional bits: the most likely token weighs 2**40, and the sum over 2**22 tokens fits
+in 63 bits."""
 
 NARROW = 64
 """Maximum k for `topk`, which is fast for small k."""
@@ -18,7 +18,7 @@ NARROW = 64
 _CACHED_WEIGHTS = 1 << 17
 
 _DIGITS = ((21, 11), (10, 11), (0, 10))
-"""(lowest bit, number of bits) of the digits of a radix search over 32 bits, highest first."""
+"""Digits of a radix search over 32 bits, highest first: (lowest bit, number of bits)."""
 
 
 def integer_weights(logits: torch.Tensor) -> torch.Tensor:
@@ -56,7 +56,7 @@ def _nucleus(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     weights = integer_weights(logits)
     total = weights.sum(dim=-1)
     targets = (top_p.double() * total.double()).ceil_().long().clamp_(min=1)
-    if logits.is_cuda:  # selecting rows would wait for the device
+    if logits.is_cuda:  # selecting rows would synchronize
         threshold = weighted_threshold(logits, weights, targets)
     else:
         threshold, is_reached = _narrow_threshold(logits, weights, targets)
@@ -77,11 +77,11 @@ def _cached_rows(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def weighted_threshold(
     logits: torch.Tensor, weights: torch.Tensor, targets: torch.Tensor
 ) -> torch.Tensor:
-    """The largest logit t of each row such that the total weight of tokens with logits >= t reaches
+    """The largest logit t of each row for which the total weight of tokens with logits >= t reaches
     the target.
 
-    This is a radix search over the bits of the logits: a histogram by the highest bits yields a
-    bucket, one by the next bits a bucket within it, and so on.
+    This is a radix search over the bits of the logits: a histogram over the highest bits yields a
+    bucket, a histogram over the next bits yields a bucket within it, and so on.
 
     Args:
         logits: fp32 [R, vocab].
@@ -95,7 +95,7 @@ def weighted_threshold(
         digit, targets = _pick_bucket(buckets, weights, targets, 1 << num_bits)
         found |= digit << shift
         inside = buckets == digit.unsqueeze(1)
-        if len(keys) == 1 and not keys.is_cuda:  # other tokens can be dropped without waiting
+        if len(keys) == 1 and not keys.is_cuda:  # other tokens can be dropped without synchronizing
             keys, weights = keys[inside].unsqueeze(0), weights[inside].unsqueeze(0)
         else:
             weights = torch.where(inside, weights, 0)

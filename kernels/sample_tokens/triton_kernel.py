@@ -1,7 +1,7 @@
 """Triton sampling: the best token of each chunk of the vocabulary, then the best of all chunks.
 
-Filters become one threshold per row, the smallest logit that they keep (`triton_threshold`). Noise
-is computed when added, and never stored.
+Filters become one threshold per row: the smallest logit that they keep (`triton_threshold`). Noise
+is computed when it is added and never stored.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"

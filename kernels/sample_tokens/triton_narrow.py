@@ -32,14 +32,14 @@ _NUCLEUS_SEGMENTS = 256
 """Segments in which a nucleus is searched without top-k; a language model's nucleus of 0.95 has
 tens of tokens."""
 _MOST_SEGMENTS = 512
-"""Maximum segments that are gathered."""
+"""Maximum number of segments that are gathered."""
 _TILE = 16
-"""Segments that are gathered at a time."""
+"""Number of segments that are gathered at a time."""
 _TOLERANCE = 2.0**-12
 """Relative error allowed for a sum of fp32 weights: eight times that of logits up to
 `_LARGEST_EXACT`, and far above any error that the order of additions causes."""
 _LARGEST_EXACT = 512.0
-"""Magnitude of logits over temperature below which sums of fp32 weights are used."""
+"""Maximum magnitude of logits divided by temperature for which sums of fp32 weights are used."""
 
 GREEDY_BELOW = tl.constexpr(base.GREEDY_BELOW)
 WEIGHT_SCALE = tl.constexpr(2.0**thresholds.WEIGHT_BITS)
@@ -61,9 +61,9 @@ class Narrowed(NamedTuple):
     """fp32 [R]: thresholds of logits over temperature; -inf for rows without filters; the smallest
     logit that min-p keeps for open rows."""
     is_open: torch.Tensor
-    """int32 [R]: 1 for rows whose thresholds are not found yet, else 0."""
+    """int32 [R]: 1 for rows whose thresholds have not been found yet, otherwise 0."""
     best: torch.Tensor
-    """fp32 [R]: largest logits over temperature; unset for greedy rows."""
+    """fp32 [R]: largest logits divided by temperature; unset for greedy rows."""
     maxima: torch.Tensor
     """fp32 [R, segments]: largest logit of each segment, -inf for NaN; padded to whole chunks."""
     counts: torch.Tensor
@@ -192,7 +192,7 @@ def _narrow_kernel(
                 scaled = tl.load(
                     candidates_ptr + row * CAPACITY + cell, mask=cell < number, other=float("-inf")
                 )
-                # Sums of rows with top-p alone.
+                # Sums of rows that only have top-p.
                 total = tl.full((), 0.0, tl.float32)
                 is_whole = (top_k > 0) | (least <= threshold)
                 if HAS_TOP_P:
@@ -215,8 +215,8 @@ def _narrow_kernel(
 def _gather(
     logits, segments, candidates, segment, largest, least, temperature, vocab_size
 ):  # fmt: skip
-    """Stores logits over temperature that are at least `least` as candidates, and returns their
-    number, or a larger one than CAPACITY if too many segments have any."""
+    """Stores logits divided by temperature that are at least `least` as candidates; returns their
+    number, or a number larger than CAPACITY if too many segments have any."""
     chosen = (largest >= least) & (largest > float("-inf"))
     count = tl.sum(chosen.to(tl.int32), axis=0)
     number = tl.full((), 0, tl.int32)
@@ -246,15 +246,15 @@ def _search(
     scaled, number, best, threshold, top_k, top_p, total, is_whole,
     HAS_TOP_K: tl.constexpr, HAS_TOP_P: tl.constexpr,
 ):  # fmt: skip
-    """A row's threshold, and 1 if it is not among the candidates, else 0.
+    """A row's threshold, and 1 if it is not among the candidates, otherwise 0.
 
     Args:
         scaled: [CAPACITY]: the candidates, then -inf.
         number: number of candidates.
         best: the row's largest logit.
         threshold: the smallest logit that min-p keeps.
-        top_k: top-k; 0 for none.
-        top_p: top-p; 1 for none.
+        top_k: top-k; 0 if there is none.
+        top_p: top-p; 1 if there is none.
         total: sum of all weights relative to that of `best`, if not all kept tokens are candidates.
         is_whole: whether all tokens that min-p and top-k keep are candidates.
     """
@@ -316,7 +316,7 @@ def _weighted(values, weights, target):
 def filters_of_row(
     row, temperature, top_k_ptr, top_p_ptr, HAS_TOP_K: tl.constexpr, HAS_TOP_P: tl.constexpr
 ):  # fmt: skip
-    """The row's top-k, 0 for none, and top-p, 1 for none."""
+    """The row's top-k (0 if there is none) and top-p (1 if there is none)."""
     top_k = tl.full((), 0, tl.int64)
     top_p = tl.full((), 1.0, tl.float32)
     if temperature >= GREEDY_BELOW:

@@ -48,7 +48,7 @@ class Thresholds(NamedTuple):
     skipped."""
 
     values: torch.Tensor
-    """fp32 [R]: thresholds of logits over temperature; -inf for rows without filters."""
+    """fp32 [R]: thresholds of logits divided by temperature; -inf for rows without filters."""
     maxima: torch.Tensor
     """fp32 [R, segments]: largest logit of each segment, before temperature."""
 
@@ -147,10 +147,10 @@ def _search_kernel(
 def _locate(
     counts_ptr, weights_ptr, top_k, top_p, HAS_TOP_K: tl.constexpr, HAS_TOP_P: tl.constexpr
 ):  # fmt: skip
-    """Buckets of a row's histograms, and what they hold: the bucket of the k-th largest logit (-1
-    without top-k), and how many of its logits are among the k largest; the weight above that
-    bucket, or of all; the first and last bucket in which the nucleus may end (-1 without top-p),
-    and the weight above the first."""
+    """Buckets of a row's histograms: the bucket of the k-th largest logit (-1 without top-k) and
+    how many of its logits are among the k largest; the weight above that bucket, or of all buckets;
+    the first and last bucket in which the nucleus may end (-1 without top-p), and the weight above
+    the first."""
     bucket = tl.arange(0, BUCKETS)
     k_bucket = tl.full((), -1, tl.int64)
     k_rest = tl.full((), 0, tl.int64)
@@ -171,8 +171,8 @@ def _locate(
             weight_above = tl.sum(tl.where(bucket < stop, weights, 0), axis=0)
             most = tl.sum(tl.where(bucket <= stop, weights, 0), axis=0)
             reached = tl.cumsum(weights, axis=0)
-            # The share of the k-th logit's bucket is not known yet; its full weight is an upper
-            # bound.
+            # The share of the k-th logit's bucket is not known yet; the bucket's full weight is an
+            # upper bound.
             first = tl.sum((reached < target_of(top_p, weight_above)).to(tl.int64), axis=0)
             last = tl.sum((reached < target_of(top_p, most)).to(tl.int64), axis=0)
             first = tl.minimum(first, BUCKETS - 1)
@@ -270,7 +270,7 @@ def _candidates(
 
 @triton.jit
 def _range_of(row, min_p_ptr, best_ptr, HAS_MIN_P: tl.constexpr):
-    """The row's largest logit over temperature, and the smallest one that min-p keeps."""
+    """The row's largest logit divided by temperature, and the smallest one that min-p keeps."""
     best = tl.load(best_ptr + row)
     floor = tl.full((), float("-inf"), tl.float32)
     if HAS_MIN_P:

@@ -8,7 +8,8 @@ import torch
 
 
 class ScanLayer(NamedTuple):
-    """Weights and sizes of H heads of P values in G groups, which share B and C of N values."""
+    """Weights and sizes of H heads with P values, in G groups whose heads share B and C with N
+    values."""
 
     log_rate: torch.Tensor
     """[H] fp32 (A_log): logarithms of the rates of decay."""

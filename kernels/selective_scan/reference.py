@@ -24,7 +24,7 @@ def selective_scan(
 ) -> torch.Tensor:
     """Scans the tokens of all rows, computed in fp32; updates and stores the rows' states.
 
-    The reference computes rows of one token together, and longer ones one after another.
+    The reference computes rows with one token together, and longer ones one after another.
 
     Args:
         x: [T, H * P + 2 * G * N], contiguous: inputs, B and C (`ScanLayer.widths`).

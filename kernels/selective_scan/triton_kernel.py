@@ -80,7 +80,7 @@ def _scan_kernel(
             b = tl.load(inputs + shared, mask=in_state, other=0.0).to(tl.float32)
             c = tl.load(inputs + GROUPS * STATE + shared, mask=in_state, other=0.0).to(tl.float32)
             step = tl.load(step_ptr + token * step_stride + head).to(tl.float32) + bias
-            # Softplus, which is linear where torch's is; the exponential would overflow there.
+            # Softplus, which is linear where torch's is linear; exp would overflow there.
             step = tl.where(step > 20.0, step, tl.log(1.0 + tl.exp(tl.minimum(step, 20.0))))
             state = state * tl.exp(-rate * step) + b[:, None] * (step * x)[None, :]
             output = tl.sum(state * c[:, None], axis=0) + skip * x

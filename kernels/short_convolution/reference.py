@@ -22,7 +22,7 @@ def short_convolution(
     """Convolves the tokens of all rows, computed in fp32; updates and stores the rows' states. A
     token's result is bitwise independent of other rows and of how a prompt is split.
 
-    The reference computes rows of one token together, and longer ones one after another.
+    The reference computes rows with one token together, and longer ones one after another.
 
     Args:
         x: [T, C], rows may be strided.
@@ -30,7 +30,7 @@ def short_convolution(
         bias: [C]; None if unused.
         states: [states, N - 1, C]: last inputs of requests.
         rows: slots, pieces and snapshots of the rows.
-        has_silu: whether SiLU follows.
+        has_silu: whether SiLU is applied to the result.
 
     Returns:
         [T, C] in the type of x.
@@ -56,7 +56,7 @@ def convolve(
 
     Args:
         inputs: [..., N - 1 + T, C]: N - 1 earlier inputs, then those of the T positions.
-        weight: [N, C]: the newest input's factor is last.
+        weight: [N, C]: the factor of the newest input is last.
         bias: [C]; None if unused.
 
     Returns:

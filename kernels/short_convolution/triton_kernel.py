@@ -19,7 +19,7 @@ from kernels.tiles import cdiv
 _CHANNELS: Final = 256
 """Channels per program."""
 _RUNS: Final = 4
-"""Programs that share the tokens of a piece."""
+"""Number of programs among which the tokens of a piece are divided."""
 
 
 @implements(short_convolution, "triton")
@@ -150,6 +150,6 @@ def store_window(
         x = tl.load(new, mask=inside & (index >= 0), other=0.0)
         old = conv_ptr + (slot * (TAPS - 1) + index + TAPS - 1) * CHANNELS + channel
         x += tl.load(old, mask=inside & (index < 0) & (is_first == 0), other=0.0)
-        if IN_PLACE:  # another thread may store where this one loads
+        if IN_PLACE:  # another thread may store what this one loads
             tl.debug_barrier()
         tl.store(conv_ptr + (target * (TAPS - 1) + tap) * CHANNELS + channel, x, mask=inside)

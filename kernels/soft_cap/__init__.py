@@ -1,4 +1,4 @@
-"""Soft cap of logits, as in Gemma: values near 0 hardly change, large ones approach the cap."""
+"""Soft cap of logits, as in Gemma: values near 0 hardly change; large values approach the cap."""
 
 from __future__ import annotations
 

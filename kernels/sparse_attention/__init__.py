@@ -28,7 +28,7 @@ def store_index_keys(
     positions: torch.Tensor,
     cos_sin_cache: torch.Tensor,
 ) -> None:
-    """Applies rotary embedding to the index keys of a step's tokens, and writes them to the cache.
+    """Applies rotary embedding to the index keys of a step's tokens and writes them to the cache.
 
     Args:
         keys: [T, D]: index keys; undefined afterwards.
@@ -52,7 +52,7 @@ def select_tokens(
     cos_sin_cache: torch.Tensor,
     batch_invariant: bool = False,
 ) -> torch.Tensor:
-    """Selects for each query the tokens at or before it with the highest scores.
+    """Selects, for each query, the tokens at or before it with the highest scores.
 
     The score of a token with index key k is the sum over heads of weight * relu(q · k), in fp32,
     after rotary embedding of q. Ties select the first positions.
@@ -66,8 +66,8 @@ def select_tokens(
         batch_invariant: whether a query's scores must be bitwise independent of other queries.
 
     Returns:
-        int32 [N, top_k]: cells page * page_size + offset in the order of their positions, then -1
-        if fewer tokens are visible.
+        int32 [N, top_k]: cells page * page_size + offset in the order of their positions, padded
+        with -1 if fewer tokens are visible.
     """
     rotate_heads(q, queries.positions, cos_sin_cache)
     cells = torch.empty(len(q), queries.top_k, dtype=torch.int32, device=q.device)
@@ -122,7 +122,7 @@ def attend_to_cells(
 
 def best_cells(scores: torch.Tensor, piece: SparsePiece, queries: SparseQueries) -> torch.Tensor:
     """Cells [n, top_k] of the highest scores [n, length] of a piece, in the order of their
-    positions, then -1; scores of -inf are excluded."""
+    positions, padded with -1; scores of -inf are excluded."""
     positions = highest_positions(scores, queries.top_k).reshape(len(piece.pages), -1)
     known, page_size = positions.clamp(min=0), queries.page_size
     cells = piece.pages.gather(1, known // page_size) * page_size + known % page_size
@@ -156,8 +156,8 @@ def _scores_of_row(q: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor) -
 
 
 def highest_positions(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Positions [n, count] of the highest scores [n, L], ascending, then -1; those of -inf are
-    excluded."""
+    """Positions [n, count] of the highest scores [n, L], ascending, padded with -1; scores of -inf
+    are excluded."""
     length = scores.shape[1]
     visible = scores > float("-inf")
     chosen = visible
@@ -167,7 +167,8 @@ def highest_positions(scores: torch.Tensor, count: int) -> torch.Tensor:
         level = (scores == least) & visible
         room = count - above.sum(-1, keepdim=True)
         chosen = above | (level & (level.cumsum(-1) <= room))
-    # A position goes to its rank among the chosen ones, the others to a column that is dropped.
+    # Each chosen position is written to its rank among the chosen ones, the others to a column that
+    # is dropped.
     ranks = torch.where(chosen, chosen.cumsum(-1) - 1, count)
     positions = torch.arange(length, device=scores.device).expand_as(scores)
     found = torch.full((len(scores), count + 1), -1, device=scores.device)
@@ -177,7 +178,7 @@ def highest_positions(scores: torch.Tensor, count: int) -> torch.Tensor:
 def attend_to_own_keys(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Attention of q [n, H, D] over keys [n, K, D] and values [n, K, Dv], with a mask [n, K] that
+    """Attention of q [n, H, D] to keys [n, K, D] and values [n, K, Dv], with a mask [n, K] that
     is added to scores."""
     return scaled_dot_product_attention(
         *(q.unsqueeze(1), keys.unsqueeze(1), values.unsqueeze(1)),

@@ -1,4 +1,5 @@
-"""Queries that attend to a selection of the cached tokens, and the pages that hold their keys."""
+"""Queries that attend to a selection of the cached tokens, and the pages that contain their
+keys."""
 
 from __future__ import annotations
 

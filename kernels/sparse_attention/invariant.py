@@ -27,7 +27,7 @@ def invariant_scores(q: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor)
     """Scores [n, L], in fp32, of a row's queries [n, H, D] with weights [n, H], and its keys [L,
     D]."""
     products = invariant_products(q.flatten(0, 1), keys).relu_()
-    # HAZARD(invariance): a sum over heads by one operation may depend on the batch.
+    # HAZARD(invariance): a sum over heads in one operation may depend on the batch.
     heads = products.view(*q.shape[:2], -1).unbind(1)
     scores = torch.zeros_like(heads[0])
     for head, weight in zip(heads, weights.unbind(1), strict=True):
@@ -38,7 +38,7 @@ def invariant_scores(q: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor)
 def attend_invariantly(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Attention of q [n, H, D] over keys [n, K, D] and values [n, K, D], with a mask [n, K] that is
+    """Attention of q [n, H, D] to keys [n, K, D] and values [n, K, D], with a mask [n, K] that is
     added to scores.
 
     HAZARD(invariance): the flash kernel computes each query with matmuls of the fixed shape H x K x

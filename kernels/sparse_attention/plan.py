@@ -27,7 +27,7 @@ _MAX_PAIRS = 1 << 22
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitRows:
-    """The rows of a step, split by the number of tokens that queries attend to."""
+    """The rows of a step, split by the number of tokens to which queries attend."""
 
     queries: SparseQueries
     tokens: torch.Tensor | None

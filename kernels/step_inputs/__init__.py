@@ -28,7 +28,7 @@ def write_table_rows_(
         segments: int64 [n, 4]: 0 for the token pool or 1 for the page table; first cell of the flat
             table; index of the first value; number of values.
         values: int32: values of all segments.
-        longest: maximum values of a segment.
+        longest: maximum number of values of a segment.
     """
     tables = (token_pool.view(-1), page_table.view(-1))
     for table, cell, first, length in segments.tolist():

@@ -21,7 +21,7 @@ class StepRows:
     num_tokens: int
     """Number of tokens of all rows."""
     longest_query: int
-    """Maximum tokens of a row, or an upper bound."""
+    """Maximum number of tokens of a row, or an upper bound."""
     num_pages: int
     """Number of leading pages of each row that the step reads."""
     page_size: int
@@ -41,7 +41,7 @@ class StepTensors:
     page_rows: torch.Tensor
     """int32 [B, pages]: rows of the page table."""
     seq_lens: torch.Tensor
-    """int32 [B]: tokens in the cache, including the step's."""
+    """int32 [B]: number of tokens in the cache, including the step's."""
 
     @classmethod
     def allocate(cls, rows: StepRows) -> Self:

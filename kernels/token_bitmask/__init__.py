@@ -1,4 +1,4 @@
-"""Token bitmask: sets logits of tokens that a grammar, or a request, forbids to -inf."""
+"""Token bitmask: sets logits of tokens that a grammar or request forbids to -inf."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def _penalty(bitmask: torch.Tensor, vocab_size: int) -> torch.Tensor:
     order."""
     octets = bitmask.view(torch.uint8)
     if not bitmask.is_cuda:
-        # A table by byte is 3 to 18 times as fast as booleans and masked_fill_, whose branches
-        # depend on the mask.
+        # A lookup table by byte is 3 to 18 times as fast as booleans and masked_fill_, whose
+        # branches depend on the mask.
         penalty = torch.from_numpy(_PENALTY_OF_BYTE.take(octets.numpy(), axis=0))
     else:
         shifts = torch.arange(8, dtype=torch.uint8, device=bitmask.device)

@@ -1,4 +1,4 @@
-"""Triton token bitmask: reads the bits, and writes only logits of forbidden tokens."""
+"""Triton token bitmask: reads the bits and only writes logits of forbidden tokens."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations

@@ -35,7 +35,7 @@ def apply_token_edits_(
 
 
 def _ban(logits: torch.Tensor, edits: TokenEdits, rows: EditRows, token_pool: torch.Tensor) -> None:
-    """Bans the last tokens of words whose other tokens were sampled last."""
+    """Bans the last tokens of words whose other tokens are the most recently sampled ones."""
     owner, number = _lists(rows.num_words)
     cells = rows.slots[owner] * edits.word_ends.shape[1] + number
     word_ends = edits.word_ends.view(-1)

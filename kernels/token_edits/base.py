@@ -11,7 +11,7 @@ import torch
 class TokenEdits:
     """Biases and bad words of each slot, as ragged lists in rows of fixed size.
 
-    A slot holds up to B biases, and up to N words of W tokens together. Its numbers of biases and
+    A slot has up to B biases, and up to N words with W tokens in total. Its numbers of biases and
     words are in `EditRows`; cells after them are undefined.
     """
 
@@ -23,7 +23,7 @@ class TokenEdits:
     """int32 [slots, W]: tokens of the slot's words, one word after another."""
     word_ends: torch.Tensor
     """int32 [slots, N]: end of each word in `words`. A word has at least two tokens; its last one
-    is banned if the others were sampled last."""
+    is banned if the others are the most recently sampled ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,7 @@
 """Triton token scores: two passes over the logits, which store nothing per token of the vocabulary.
 
-The first finds the largest logit of each chunk, and counts logits that are at least the token's;
-the second sums weights relative to the row's largest logit.
+The first pass finds the largest logit of each chunk and counts logits that are at least the
+token's; the second one sums weights relative to the row's largest logit.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"

@@ -1,4 +1,4 @@
-"""Docstrings begin with a noun or a verb, so that each can be read by itself."""
+"""Docstrings begin with a noun or a verb, so that each can be read by itself, in plain words."""
 
 from __future__ import annotations
 
@@ -25,6 +25,27 @@ PHRASES = {
     r"\blength 1\b": "unit norm, L2-normalized",
 }
 """Phrases that docstrings of gateways and of the cluster package avoid, and what to say."""
+
+PHRASES = {
+    r"(?:normal|quant|special|initial|optim|serial|recogn|minim|maxim)is(?:e|ing|at)": "-ize",
+    r"\b(?:neighbour|favour|colour|behaviour|misspelt)": "US spelling",
+    r"\b(?:None|[Ee]mpty|0|-1) without (?:any|one)\b": "if there is none, if X is disabled",
+    r"\b(?:None|[Ee]mpty) for (?:none\b|no\b(?! limit))": "if there is none",
+    r"[;:,] else (?:None|empty|0|-1|1)\b": "otherwise",
+    r"\btakes? the (?:way|path) of\b": "uses, goes through the same",
+    r"\bwhole on (?:every|each) rank\b": "replicated on every rank",
+    r"\bin any case\b": "always, unconditionally",
+    r"\b(?:keys|queries|rows|vectors) of length 1\b": "L2-normalized",
+    r"\b(?:heads|keys|queries|channels|warps) of a program\b": "per program",
+    r", from [01](?=[.;,)])": "0-based, 1-based",
+    r"\blikeliest\b": "most likely",
+    r"\b(?:matrix|dense|FP8) products?\b": "matmul",
+    r"\bprompts? under way\b": "running prefills",
+    r"\bNo torch\.": "Imports no torch",
+    r"\bmathematics\b": "outputs, computation",
+    r"\bstart-up\b": "startup",
+}
+"""Pattern of a phrase that readers stop at, and what to say in its place."""
 
 
 def test_docstrings_begin_with_a_noun_or_a_verb() -> None:

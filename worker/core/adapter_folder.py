@@ -1,4 +1,4 @@
-"""Folders of LoRA adapters: checks before they are served, and versions. Imports no torch."""
+"""Folders of LoRA adapters: checks before serving, and versions. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from worker.protocol.adapters import AdapterCheck, AdapterRef
 
 def check_adapter(folder: str, max_rank: int) -> AdapterCheck:
     """Checks an adapter's configuration and the header of its weights, and computes its version,
-    which takes about a second per GB of weights at the first time.
+    which takes about a second per GB of weights the first time.
 
     Args:
         folder: folder on this node.

@@ -11,7 +11,7 @@ from worker.plan.plan import AdapterLoad, AdapterRead, AdapterReadResult
 from worker.protocol.adapters import AdapterRef, AdapterTotals
 
 _WEIGHT = 0.2
-"""Weight of the newest read in the moving average of their time."""
+"""Weight of the newest read in the moving average of read times."""
 
 
 class HostCopy(Enum):
@@ -23,25 +23,26 @@ class HostCopy(Enum):
 
 
 class Adapter:
-    """One version of an adapter that a request has used: its copies, and who needs them."""
+    """One version of an adapter that a request has used: its copies and the requests that need
+    them."""
 
     __slots__ = ("fence", "host", "key", "num_users", "num_waiting", "ref", "slot", "used")
 
     def __init__(self, key: int, ref: AdapterRef) -> None:
         self.key = key
-        """Number of the version in Plans; never used again for another."""
+        """Number of the version in Plans; never reused."""
         self.ref = ref
         self.host = HostCopy.ABSENT
         self.slot = 0
-        """Slot on the device, from 1; 0 if it has none."""
+        """1-based slot on the device; 0 if it has none."""
         self.num_users = 0
-        """Queued and running requests, which lock the slot."""
+        """Number of queued and running requests, which lock the slot."""
         self.num_waiting = 0
-        """Requests that wait for a slot."""
+        """Number of requests that wait for a slot."""
         self.fence = 0
-        """Last step with a row that uses the slot."""
+        """Last step that has a row that uses the slot."""
         self.used = 0
-        """Number of its last use, which orders adapters for eviction."""
+        """Sequence number of its last use, which orders adapters for eviction."""
 
 
 class AdapterPool:
@@ -51,12 +52,12 @@ class AdapterPool:
            ^                  │                      │
            └───── evicted ────┘ <───── evicted ──────┘
 
-    A slot is locked while requests use its adapter, and until the last step with a row of them has
-    completed; of the others, the least recently used one is evicted. The copy in host memory
-    is kept for later loads, and evicted in the same order unless requests wait for its load.
+    A slot is locked while requests use its adapter and until the last step with one of their rows
+    has completed. Of the unlocked slots, the least recently used one is evicted. The copy in host
+    memory is kept for later loads, and evicted in the same order unless requests wait for its load.
 
     Args:
-        num_slots: slots on the device, from 1.
+        num_slots: number of slots on the device; slots are 1-based.
         num_host_copies: maximum number of copies in host memory, at least `num_slots`.
     """
 
@@ -74,10 +75,10 @@ class AdapterPool:
         self._reads: dict[int, AdapterRead] = {}
         self._drops: list[int] = []
         self._loads: dict[int, int] = {}
-        """Slots of the loads that the next Plan contains, by key."""
+        """Slots of the loads in the next Plan, by key."""
 
     def find(self, ref: AdapterRef) -> Adapter:
-        """The adapter of a request that has arrived, which is about to wait for it or use it."""
+        """The adapter of a newly arrived request, which is about to wait for it or use it."""
         adapter = self._by_version.get(ref.version)
         if adapter is None:
             self._num_keys += 1
@@ -96,14 +97,14 @@ class AdapterPool:
         self._touch(adapter)
 
     def release(self, adapter: Adapter, fence: int) -> None:
-        """Ends a use; `fence` is the last step with a row of the request, 0 for none."""
+        """Ends a use; `fence` is the last step with a row of the request, 0 if there is none."""
         assert adapter.num_users > 0, "released more often than used"
         adapter.num_users -= 1
         adapter.fence = max(adapter.fence, fence)
         self._forget_if_unused(adapter)
 
     def forget_waiter(self, adapter: Adapter) -> None:
-        """A request no longer waits for the adapter."""
+        """Records that a request no longer waits for the adapter."""
         assert adapter.num_waiting > 0
         adapter.num_waiting -= 1
         self._forget_if_unused(adapter)
@@ -165,8 +166,8 @@ class AdapterPool:
         self._completed = seq
 
     def read_ended(self, result: AdapterReadResult) -> None:
-        """Records the end of a read. After an error, the caller has ended the adapter's requests;
-        later ones make another attempt, with another key."""
+        """Records the end of a read. After an error, the caller has already ended the adapter's
+        requests; later requests retry with a new key."""
         adapter = self._by_key.get(result.key)
         if result.error:
             self.totals.num_failures += 1
@@ -184,7 +185,7 @@ class AdapterPool:
             self._drop_copy(adapter)
 
     def take(self, seq: int) -> tuple[list[AdapterRead], list[int], list[AdapterLoad]]:
-        """The reads, drops and loads of Plan `seq`, which were decided since the last one."""
+        """The reads, drops and loads of Plan `seq`, decided since the previous Plan."""
         reads, drops = list(self._reads.values()), self._drops
         loads = [AdapterLoad(slot, key) for key, slot in self._loads.items()]
         for key in self._loads:
@@ -221,7 +222,7 @@ class AdapterPool:
         return not adapter.num_users and adapter.fence <= self._completed
 
     def _is_copy_needed(self, adapter: Adapter) -> bool:
-        """Whether requests wait for the load of its copy in host memory."""
+        """Whether requests wait for its copy in host memory to be loaded."""
         return not adapter.slot and adapter.num_waiting > 0
 
     def _touch(self, adapter: Adapter) -> None:
@@ -244,7 +245,7 @@ class AdapterPool:
         self._forget_if_unused(adapter)
 
     def _retire(self, adapter: Adapter) -> None:
-        """Makes later requests of this version read it again, with another key."""
+        """Makes later requests of this version read it again, with a new key."""
         del self._by_version[adapter.ref.version]
 
     def _is_unused(self, adapter: Adapter) -> bool:

@@ -1,4 +1,4 @@
-"""Acceptance statistics of drafts: per request, and over all requests by batch size."""
+"""Acceptance statistics of drafts: per request, and over all requests, by batch size."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from worker.protocol.messages import StepShape
 from worker.protocol.step_time import StepCosts
 
 REQUEST_ROWS = 20.0
-"""Window of a request's statistics in rows: acceptance varies much from row to row."""
+"""Window of a request's statistics, in rows: acceptance varies a lot from row to row."""
 COMMON_ROWS, RARE_ROWS = 50.0, 10.0
-"""Window of the statistics over all requests in rows; the second is for rows of a kind that rarely
-drafts, which count more."""
+"""Window of the statistics over all requests, in rows; the second applies to rows of a kind that
+rarely drafts, so that each of them counts more."""
 PRIOR_DRAFTS, PRIOR_ROWS = 8.0, 2.0
-"""Weight of a request's priors: of the rate in drafts (about one row), of the gain in rows."""
+"""Weight of a request's priors: of the rate, in drafts (about one row), and of the gain, in
+rows."""
 FIRST_GAIN = 0.5
-"""Prior of a row's gain in tokens, before any drafts: enough for a first attempt."""
+"""Prior of a row's gain, in tokens, before any drafts: large enough for a first attempt."""
 FIRST_WAIT, LONGEST_WAIT = 4, 512
-"""Initial and maximum number of steps before a request whose drafts were rejected tries again."""
+"""Initial and maximum number of steps until a request whose drafts were rejected drafts again."""
 
 
 class CommonGain:
-    """Running mean, over all requests, of the gain (accepted tokens minus cost) of rows that may
-    draft."""
+    """Running mean, over all requests, of the gain (accepted tokens minus cost) of rows that were
+    allowed to draft."""
 
     __slots__ = ("mean", "variance")
 
@@ -31,7 +32,7 @@ class CommonGain:
         self.variance = 1.0
 
     def observe(self, gain: float, *, is_rare: bool) -> None:
-        """Adds one row's gain; `is_rare` if most rows like it did not draft."""
+        """Adds one row's gain; `is_rare` is set if most rows of its kind did not draft."""
         weight = 1.0 / (RARE_ROWS if is_rare else COMMON_ROWS)
         difference = gain - self.mean
         self.mean += weight * difference
@@ -51,17 +52,17 @@ class BatchRecord:
     def __init__(self) -> None:
         self.gain = CommonGain()
         self.num_with_drafts = 0
-        """Steps since the last one that had a row without drafts."""
+        """Number of steps since the last one that had a row without drafts."""
         self._tokens = self._seconds = 0.0
 
     def observe(self, num_tokens: int, seconds: float) -> None:
-        """Adds one step: its tokens, and its predicted seconds without prefill."""
+        """Adds one step: its number of tokens, and its predicted seconds without prefill."""
         keep = 1.0 - 1.0 / COMMON_ROWS
         self._tokens = keep * self._tokens + num_tokens
         self._seconds = keep * self._seconds + seconds
 
     def tokens_per_s(self, costs: StepCosts, num_rows: int) -> float:
-        """Tokens per second of these steps; before the first one, the prediction without drafts."""
+        """Tokens per second in these steps; before the first one, the prediction without drafts."""
         if self._seconds:
             return self._tokens / self._seconds
         return num_rows / max(costs.step(StepShape(decode_rows=num_rows)), 1e-9)
@@ -95,13 +96,13 @@ class RequestRecord:
 
     @property
     def rate(self) -> float:
-        """Acceptance rate: probability that a draft token is accepted if all before it were."""
+        """Acceptance rate: probability that a draft token is accepted if all earlier ones were."""
         accepted = self._accepted + PRIOR_DRAFTS * self._expected_rate
         return accepted / (self._trials + PRIOR_DRAFTS)
 
     @property
     def gain(self) -> float:
-        """Mean gain of a row of this request in tokens, after the cost of its drafts."""
+        """Mean gain per row of this request, in tokens, net of the cost of its drafts."""
         return self._gained / self._rows
 
     @property
@@ -121,12 +122,13 @@ class RequestRecord:
         return math.sqrt(variance / self._rows)
 
     def observe(self, num_drafts: int, num_accepted: int, gain: float, step: int) -> None:
-        """Adds the outcome of one row that was allowed to draft.
+        """Records the outcome of one row that was allowed to draft.
 
         Args:
             num_drafts: draft tokens of the row; 0 if the proposer had none.
             num_accepted: draft tokens before the first rejected one.
-            gain: accepted tokens minus those that could have been generated in the drafts' time.
+            gain: accepted tokens minus those that could have been generated in the time taken by
+                drafts.
             step: number of the current step.
         """
         keep = 1.0 - 1.0 / REQUEST_ROWS
@@ -162,5 +164,6 @@ class RequestRecord:
 
 
 def size_class(num_rows: int) -> int:
-    """Class of a batch size: one per size up to 8, then in steps of about a fifth."""
+    """Class of a batch size: one class per size up to 8, then classes that grow by about a
+    fifth."""
     return num_rows if num_rows <= 8 else 8 + round(4 * math.log2(num_rows / 8))

@@ -28,20 +28,20 @@ class EngineCore:
         depth 1   schedule 1 │ launch 1 │ schedule 2 │ launch 2 │ result 1 │ apply 1 │ …
 
     A Plan that samples under a grammar is sent without masks, which depend on the previous step.
-    They follow as soon as no earlier step is in flight; the forward pass runs in the meantime:
+    They are sent as soon as no earlier step is in flight; the forward pass runs in the meantime:
 
         depth 0   launch 1 │ masks 1 │ result 1 │ apply 1 │ launch 2 │ masks 2 │ …
         depth 1   launch 1 │ masks 1 │ launch 2 │ result 1 │ apply 1 │ masks 2 │ launch 3 │ …
 
-    On CPU no step is queued after one that computes part of a prompt, at any depth. Such a
-    step takes much longer than scheduling, so overlap would gain little, but a request that arrives
-    while it runs would wait for another whole step instead of joining the next one. A GPU computes
-    prompts in little more time than the host takes to launch them and would idle between them, so
-    there steps overlap with prompts, too (`Executor.overlaps_prompts`).
+    On CPU, no step is queued after one that computes part of a prompt, at any depth. Such a step
+    takes much longer than scheduling, so overlap would gain little, and a request that arrives
+    while it runs would have to wait for another whole step instead of joining the next one. A GPU
+    computes prompts in little more time than the host takes to launch them, and would idle between
+    them. On GPUs, steps therefore overlap with prefill steps, too (`Executor.overlaps_prompts`).
 
     In block diffusion, the next step depends on the running blocks that this step completes. At
-    depth 1 it is launched ahead if ranks can correct its rows themselves; otherwise it is launched
-    as soon as the result is applied, before the report:
+    depth 1, it is launched ahead if ranks can correct its rows themselves; otherwise, it is
+    launched as soon as the result is applied, before the report:
 
         ahead     schedule 2 │ launch 2 │ result 1 │ apply 1 │ report 1 │ schedule 3 │ …
         else      result 1 │ apply 1 │ receive arrivals │ schedule 2 │ launch 2 │ report 1 │ …
@@ -73,7 +73,7 @@ class EngineCore:
         self._prompt_launched = False
         """Whether the last launched step computes part of a prompt and must not be overlapped."""
         self._masks_due: Plan | None = None
-        """The last launched Plan while it waits for masks; else None."""
+        """The last launched Plan while it waits for masks; otherwise None."""
         self.grammars = GrammarStore(info)
         self._guided: GuidedRequests | None = None
         """Requests under a grammar; None before the first one."""
@@ -83,7 +83,7 @@ class EngineCore:
         )
 
     def receive(self, batch: SubmitBatch) -> None:
-        """Handles a batch of the frontend: grammars, submits, aborts, and admission options."""
+        """Handles a batch from the frontend: grammars, submits, aborts, and admission options."""
         self.grammars.receive(batch)
         for submit in batch.submits:
             self.add(submit)
@@ -102,11 +102,11 @@ class EngineCore:
             self.grammars.request(submit)
 
     def abort(self, abort: Abort) -> None:
-        """Aborts a request in any state; unknown ones are ignored."""
+        """Aborts a request in any state; unknown requests are ignored."""
         self.scheduler.abort(abort.request_id, abort.attempt)
 
     def take_grammars(self, *, wait: bool = False) -> None:
-        """Resumes requests whose matchers are ready; with `wait`, waits for at least one."""
+        """Resumes requests whose matchers are ready; with `wait`, waits until at least one is."""
         for request_id, attempt, grammar in self.grammars.take(wait=wait):
             self.guide(request_id, attempt, grammar)
 
@@ -115,7 +115,7 @@ class EngineCore:
         if isinstance(grammar, GrammarProblem):
             self.scheduler.provide(request_id, attempt, grammar)
         elif self.scheduler.provide(request_id, attempt, GrammarStatus.of(grammar)):
-            if grammar.is_free:  # a resumed request, or one held for the end of its reasoning
+            if grammar.is_free:  # a resumed request, or one held until the end of its reasoning
                 if self._guided is not None:
                     self._guided.drop([(request_id, attempt)])
                 return
@@ -128,7 +128,7 @@ class EngineCore:
         self.grammars.close()
 
     def has_work(self) -> bool:
-        """Whether `step` would do anything."""
+        """Whether `step` has anything to do."""
         return bool(self._in_flight) or self.scheduler.has_work()
 
     def step(self, take_in: Callable[[], object] | None = None) -> StepReport:
@@ -194,7 +194,8 @@ class EngineCore:
             self._send_masks(self._masks_due)
 
     def _launch_before_report(self, take_in: Callable[[], object] | None) -> bool:
-        """Block diffusion without a step in flight: launches the next step before the report."""
+        """Launches the next step before the report, for block diffusion without another step in
+        flight."""
         if self._in_flight:
             return False
         self.timeline.leave(idle=False)

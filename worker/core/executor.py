@@ -10,8 +10,8 @@ from worker.protocol.messages import EngineInfo
 from worker.protocol.retry import RemoteFailure
 
 AwaitResult = Callable[[], StepResult]
-"""Waits for the result of a launched step; raises RankFailure if a rank exited instead. Results are
-awaited in launch order, once each."""
+"""Waits for the result of a launched step; raises RankFailure if a rank exited instead. Each result
+must be awaited once, in launch order."""
 
 
 class RankFailure(RemoteFailure):
@@ -21,13 +21,13 @@ class RankFailure(RemoteFailure):
 class Executor(ABC):
     """Sends Plans to every rank of a worker group and returns results.
 
-    `launch` returns without waiting for the step; up to the overlap depth, any number of steps may
-    be in flight.
+    `launch` returns without waiting for the step; several steps may be in flight, up to the overlap
+    depth.
     """
 
     max_overlap_depth: int
-    """Maximum useful number of steps to launch ahead of the one whose result is awaited. Set when
-    the executor has started."""
+    """Maximum useful number of steps to launch ahead of the one whose result is awaited. Set by
+    `start`."""
     overlaps_prompts = False
     """Whether steps may also be launched ahead of a prefill step's result. Set by `start`."""
 
@@ -44,9 +44,9 @@ class Executor(ABC):
 
     @abstractmethod
     def drafts(self, seq: int) -> list[list[int]]:
-        """Drafts of each masked row of Plan `seq`, the last one launched.
+        """Drafts of each masked row of Plan `seq`, the last launched one.
 
-        Called once, before `sample` and when no earlier step is in flight.
+        Must be called once, before `sample` and while no earlier step is in flight.
         """
 
     @abstractmethod

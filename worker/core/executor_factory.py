@@ -12,11 +12,11 @@ from worker.models.config.model_config import load_model_config
 
 
 def uses_cuda(config: EngineConfig) -> bool:
-    """Whether the engine runs on CUDA devices, determined by device files, without torch."""
+    """Whether the engine runs on CUDA devices, determined from device files without torch."""
     if config.device != "auto":
         return config.device == "cuda"
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    # A container may have access to another GPU than the first one.
+    # A container may have access to a GPU other than the first.
     return not hidden and bool(glob.glob("/dev/nvidia[0-9]*"))
 
 
@@ -31,13 +31,13 @@ def create_executor(
     Args:
         config: the group's engine configuration.
         directory: the group's private folder.
-        spawn_peers: whether to start ranks 1 and up as child processes (offline use); otherwise the
-            caller starts them, on CPU and CUDA alike.
-        host: this node's address if the caller starts the ranks on several nodes, else empty.
+        spawn_peers: whether to start the other ranks as child processes (offline use); otherwise
+            the caller starts them, both on CPU and on CUDA.
+        host: this node's address if the caller starts the ranks on several nodes, otherwise empty.
     """
     peers: Sequence[int] = range(1, config.tensor_parallel_size) if spawn_peers else ()
     if uses_cuda(config) and not _has_blocks(config):
-        # Imported on demand, since it imports torch, which a coordinator on CPU does not need.
+        # Imported on demand: it imports torch, which a coordinator on CPU does not need.
         from worker.core.executor_local import LocalExecutor
 
         return LocalExecutor(config, directory, peers, host)

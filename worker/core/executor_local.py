@@ -1,4 +1,4 @@
-"""Executor for CUDA: rank 0's step runs in the scheduler's process, with asynchronous launches."""
+"""Executor for CUDA: rank 0's steps run in the scheduler's process, with asynchronous launches."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class LocalExecutor(Executor):
     Args:
         config: the group's engine configuration.
         directory: the group's private folder.
-        spawn: ranks to start as child processes (1 and up); the caller starts the others.
-        host: this node's address if the ranks are on several nodes, else empty.
+        spawn: ranks to start as child processes (not rank 0); the caller starts the others.
+        host: this node's address if the ranks are on several nodes, otherwise empty.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class LocalExecutor(Executor):
         self._rank = Rank(config)
 
     def start(self) -> EngineInfo:
-        """Loads rank 0's shard in parallel to the others; all allocate the same number of pages."""
+        """Loads rank 0's shard in parallel with the others; all have equally many pages."""
         salt = begin_salt(self._config)
         with self._naming_failed_peer():
             device = select_device(self._config, 0)
@@ -58,7 +58,7 @@ class LocalExecutor(Executor):
             hellos = [self._rank.load(group), *self._others.collect_hellos().values()]
         info = build_engine_info(self._config, hellos, salt())
         if info.block_size > 1:
-            self.max_overlap_depth = 0  # `launch` blocks until the rounds of its blocks are done
+            self.max_overlap_depth = 0  # `launch` blocks until all rounds are done
         start = start_of(info)
         self._others.send(start)
         with self._naming_failed_peer():
@@ -102,15 +102,15 @@ class LocalExecutor(Executor):
         except RankFailure:
             raise
         except RuntimeError:
-            # A peer's exit may be noticed a moment after its connection was closed.
+            # A peer's exit may be detected shortly after its connection was closed.
             select.select(self.death_fds, [], [], LAST_WORD_MS / 1e3)
             self.raise_on_death()
             raise
 
     def close(self) -> None:
         """Stops all ranks and frees the device's memory."""
-        # NCCL needs all ranks to leave a group together: the others are stopped first, and killed
-        # after a while.
+        # NCCL needs all ranks to leave a group together. The others are stopped first, and killed
+        # after a timeout.
         self._others.stop()
         self._rank.close()
         self._others.close()

@@ -1,7 +1,7 @@
 """Executor for CPU, and for block diffusion: every rank's step runs in a separate process.
 
 An eager step that shares the GIL with a busy scheduler thread is 1.5 to 100 times slower
-(measured), so rank 0's scheduler and rank 0's step never share a process here.
+(measured), so the scheduler and rank 0's steps never share a process on CPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ProcessExecutor(Executor):
         config: the group's engine configuration.
         directory: the group's private folder.
         spawn: ranks to start as child processes; the caller starts the others.
-        host: this node's address if the ranks are on several nodes, else empty.
+        host: this node's address if the ranks are on several nodes, otherwise empty.
     """
 
     max_overlap_depth = 1
@@ -40,7 +40,7 @@ class ProcessExecutor(Executor):
         """Number of the last Plan if its step may be a round ahead; else 0."""
 
     def start(self) -> EngineInfo:
-        """Waits until all ranks have loaded their shards; all allocate the same number of pages."""
+        """Waits until all ranks have loaded their shards; all have equally many pages."""
         salt = begin_salt(self._config)
         hellos = list(self._group.collect_hellos().values())
         info = build_engine_info(self._config, hellos, salt())
@@ -50,7 +50,7 @@ class ProcessExecutor(Executor):
         return info
 
     def launch(self, plan: Plan) -> AwaitResult:
-        """Sends the Plan; the ranks run it while the caller continues."""
+        """Sends the Plan; the ranks run it asynchronously."""
         self._group.send(PlanMessage(plan=plan))
         self._last_ahead = plan.seq if self._is_cuda and plan.has_windows else 0
         return partial(self._result, plan.seq)

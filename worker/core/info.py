@@ -1,4 +1,5 @@
-"""EngineInfo: sent by the coordinator to its frontend once all ranks have loaded. No torch."""
+"""EngineInfo: sent by the coordinator to its frontend after all ranks have loaded. Imports no
+torch."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from worker.protocol.text.end_tokens import tokenizer_eos_token_id
 
 
 def begin_salt(config: EngineConfig) -> Callable[[], str]:
-    """Starts to hash the checkpoint's files for the salt of block hashes, while ranks load them.
+    """Starts hashing the checkpoint's files for the salt of block hashes while ranks load them.
 
     Returns:
         Function that waits for the salt; it raises the errors of `load_model_config`.
@@ -37,7 +38,7 @@ def begin_salt(config: EngineConfig) -> Callable[[], str]:
         except Exception as error:
             salt.set_exception(error)
 
-    # A daemon thread: a process that exits because a rank failed does not wait for it.
+    # A daemon thread: a process that exits because a rank failed must not wait for it.
     threading.Thread(target=read, name="salt", daemon=True).start()
     return salt.result
 
@@ -51,7 +52,7 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello], salt: str) 
         salt: identifies the checkpoint in block hashes.
 
     Raises:
-        ValueError: a rank's memory has no room for any KV cache page, or a LoRA adapter is missing
+        ValueError: a rank's memory has no room for a KV cache page, or a LoRA adapter is missing
             or unsupported.
     """
     model = load_model_config(
@@ -103,8 +104,8 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello], salt: str) 
 def _max_total_tokens(
     config: EngineConfig, num_pages: int, groups: PageGroups, *, num_ahead: int
 ) -> int:
-    """Tokens of one request that fit in a cache of `num_pages` pages, without the `num_ahead`
-    positions after it; raises ValueError if none does."""
+    """Number of tokens of one request that fit in a cache of `num_pages` pages, excluding the
+    `num_ahead` positions after it; raises ValueError if none fit."""
     page_size, most = config.cache.page_size, config.scheduling.max_num_batched_tokens
     max_total_tokens = groups.max_tokens(num_pages, page_size, most) - num_ahead
     if max_total_tokens < 1:
@@ -135,14 +136,13 @@ def _dllm_algorithm(config: EngineConfig, model: ModelConfig) -> str:
 
 
 def _salt(config: EngineConfig, hello: Hello, salt: str) -> str:
-    """Salt of block hashes: the checkpoint's digest, and all options that affect keys and
-    values."""
+    """Salt of block hashes: the checkpoint's digest and all options that affect keys and values."""
     quantization = "" if config.quantization == "auto" else config.quantization
     return "-".join(filter(None, (salt, hello.dtype, hello.kv_cache_dtype, quantization)))
 
 
 def _eos_token_ids(config: EngineConfig, model: ModelConfig, vocab_size: int) -> list[int]:
-    """End tokens from the checkpoint's configuration and its tokenizer."""
+    """EOS tokens from the checkpoint's configuration and its tokenizer."""
     try:
         tokenizer_eos = tokenizer_eos_token_id(config.tokenizer_checkpoint)
     except ValueError:  # prompts are token ids, or gateways report the error
@@ -159,7 +159,7 @@ def start_of(info: EngineInfo) -> Start:
 
 
 def _processes(hellos: Sequence[Hello]) -> dict[str, int]:
-    """Process ids by name, for ranks outside of the coordinator's process."""
+    """Process ids by name, for ranks outside the coordinator's process."""
     return {
         f"rank {hello.rank}" if hello.rank else "the step of rank 0": hello.process
         for hello in sorted(hellos, key=lambda hello: hello.rank)
@@ -168,7 +168,7 @@ def _processes(hellos: Sequence[Hello]) -> dict[str, int]:
 
 
 def slowest(ranks: Sequence[Hello | Ready]) -> dict[str, float]:
-    """Seconds of each phase on its slowest rank, for which the others wait."""
+    """Seconds of each phase on its slowest rank, for which the other ranks wait."""
     times: dict[str, float] = {}
     for rank in ranks:
         for phase, seconds in rank.startup.items():

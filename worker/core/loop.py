@@ -27,12 +27,11 @@ from worker.protocol.tokenizer_fingerprint import fingerprint
 
 
 def serve_engine(config: EngineConfig, directory: str, host: str = "") -> None:
-    """Runs a worker group's engine for the frontend that owns `directory`; blocking.
+    """Runs a worker group's engine for the frontend that owns `directory`; blocks.
 
     Connects to the frontend's socket, receives SubmitBatches, and sends one EngineInfo when all
-    ranks are ready, then a StepReport per step. Ranks 1 and up are started by the caller; `host` is
-    this node's address if ranks are on several nodes. Returns when the frontend closes the
-    connection.
+    ranks are ready, then a StepReport per step. The caller starts the other ranks; `host` is this
+    node's address if ranks are on several nodes. Returns when the frontend closes the connection.
 
     Raises:
         RankFailure: a rank exited; the message includes its last error.
@@ -54,10 +53,11 @@ def serve_engine(config: EngineConfig, directory: str, host: str = "") -> None:
 
 
 def _fingerprint(model: str, info: EngineInfo) -> TokenizerFingerprint | None:
-    """Fingerprint of this worker's tokenizer, which may be large and is not kept in memory."""
+    """Fingerprint of this worker's tokenizer. The tokenizer may be large, so it is not kept in
+    memory."""
     try:
         tokenizer = load_tokenizer(model)
-    except ValueError:  # no fingerprint, and gateways could not serve it either
+    except ValueError:  # no fingerprint; gateways could not serve the model either
         return None
     return fingerprint(tokenizer, info.page_size, info.block_hash_salt)
 
@@ -66,7 +66,7 @@ class _Loop:
     """Alternates between frontend and engine; blocks while idle.
 
     Every message from the frontend is answered by a report, which states whether another one will
-    follow. So a missing report means that a rank or this process hangs.
+    follow. A missing report therefore means that a rank or this process hangs.
     """
 
     def __init__(

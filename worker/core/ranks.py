@@ -1,4 +1,4 @@
-"""Rank processes of the coordinator: start, messages, failures, and shutdown."""
+"""Rank processes of the coordinator: startup, messages, failures and shutdown."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from worker.plan.rendezvous import Rendezvous, RendezvousHost
 
 LAST_WORD_MS = 1000
 """Maximum milliseconds to wait for the last message of an exiting rank, or for the exit of another.
-A killed process closes its sockets first, and ranks have a low priority: on a loaded machine its
-exit follows much later."""
+A killed process closes its sockets first, and ranks have a low priority, so on a loaded machine it
+may exit much later."""
 
 
 class RankGroup:
-    """Ranks of a worker group that run outside of the coordinator's process.
+    """Ranks of a worker group that run outside the coordinator's process.
 
     Args:
         config: the group's engine configuration.
         directory: the group's private folder.
         ranks: ranks connected by sockets.
         spawn: ranks to start as child processes; another process starts the others.
-        host: this node's address if ranks are on several nodes, else empty.
+        host: this node's address if ranks are on several nodes, otherwise empty.
     """
 
     def __init__(
@@ -60,7 +60,8 @@ class RankGroup:
             self._spawn(rank)
 
     def rendezvous_of_rank_0(self) -> Rendezvous | None:
-        """Rendezvous of ranks on several nodes, for a rank 0 in this process; None on one node."""
+        """Rendezvous of ranks on several nodes, for a rank 0 in this process; None if all ranks are
+        on one node."""
         return None if self._rendezvous is None else self._rendezvous.for_rank_0()
 
     @property
@@ -69,7 +70,8 @@ class RankGroup:
         return [*self._children, *self._channel.fds]
 
     def collect_hellos(self) -> dict[int, Hello]:
-        """Waits until every rank has loaded its shard; hellos by rank. Raises RankFailure."""
+        """Waits until every rank has loaded its shard; returns their hellos by rank. Raises
+        RankFailure."""
         hellos: dict[int, Hello] = {}
         while len(hellos) < len(self._ranks):
             message = self.receive()
@@ -88,10 +90,10 @@ class RankGroup:
         return readies
 
     def receive(self) -> FromRank:
-        """The next message of any rank. Raises RankFailure if a rank failed or ended."""
+        """The next message of any rank. Raises RankFailure if a rank failed or exited."""
         messages = self._channel.messages
         while not messages:
-            # Before a child is connected, only its process shows its end.
+            # Before a child is connected, its exit can only be detected from its process.
             self._channel.wait(() if self._is_connected else self._children)
             if self._channel.num_lost or not self._is_connected:
                 self.raise_on_death()
@@ -105,8 +107,8 @@ class RankGroup:
         self._channel.wait(timeout_ms=0)
         if not self._channel.num_lost and not self._ended_children():
             return
-        # Read a rank's last messages before its exit code. The exit of a process may be noticed a
-        # moment after the end of its stream.
+        # Read a rank's last messages before its exit code. The exit of a process may be detected
+        # shortly after the end of its stream.
         self._channel.wait(self._children, timeout_ms=LAST_WORD_MS)
         while self._channel.messages:
             message = self._channel.messages.popleft()
@@ -121,13 +123,13 @@ class RankGroup:
         return [child for _, child in self._children.values() if child.poll() is not None]
 
     def _fail(self, message: Failure) -> NoReturn:
-        # When a rank is killed the others fail in their next collective: name the kill first.
+        # When a rank is killed, the others fail in their next collective, so list the kill first.
         words = [f"rank {message.rank} failed:\n{message.error}"]
         deadline_polls = LAST_WORD_MS // 10
         while not (deaths := self._describe_deaths()) and deadline_polls:
             deadline_polls -= 1
             time.sleep(0.01)
-        # A killed rank may start the next time, regardless of the errors of other ranks.
+        # A killed rank may start successfully the next time, regardless of the other ranks' errors.
         heals = message.heals or bool(deaths)
         raise RankFailure("\n".join([*words, *([deaths] if deaths else [])]), heals=heals)
 
@@ -142,7 +144,7 @@ class RankGroup:
         return "\n".join(lines)
 
     def stop(self) -> None:
-        """Requests all ranks to exit, without waiting."""
+        """Requests that all ranks exit, without waiting."""
         if not self._is_stopped:
             self._is_stopped = True
             self.send(Stop())
@@ -155,7 +157,7 @@ class RankGroup:
         self._closed = True
         for fd, (_, child) in self._children.items():
             if child.stdin is not None:
-                child.stdin.close()  # a rank that is not waiting for a Plan exits on this
+                child.stdin.close()  # a rank that is not waiting for a Plan exits because of this
             try:
                 child.wait(timeout=2)
             except subprocess.TimeoutExpired:

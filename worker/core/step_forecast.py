@@ -10,20 +10,20 @@ from worker.protocol.step_time import StepCosts, StepTimeModel
 _MIN_OBSERVATIONS = 20
 """Number of observed steps before predictions start."""
 _FIRST_SOLVED = 16
-"""Number of observations before the coefficients are first solved for."""
+"""Number of observations before the coefficients are computed for the first time."""
 _SOLVED_EVERY_S = 0.05
-"""Total duration of observed steps after which the coefficients are solved for again. That takes
-half a millisecond, 1 % of it. So the first long prompt suffices to predict the next one."""
+"""Total duration of observed steps after which the coefficients are computed again. That takes half
+a millisecond, 1 % of this duration. The first long prompt thus suffices to predict the next one."""
 _DECODES, _DRAFTS = 16, 4
-"""Sampling of steps without prefill, which are many and similar: 1 in 16 is observed, or 1 in 4
-with drafts, which vary more. An observation takes 10 us, the shortest steps 100 us. Until
-predictions start, all are observed."""
+"""Sampling of steps without prefill, which are many and similar: 1 in 16 is observed, or 1 in 4 of
+those with drafts, which vary more. An observation takes 10 us, the shortest steps take 100 us.
+Until predictions start, all steps are observed."""
 FACTOR = 20.0
 """Multiple of its predicted time after which a step counts as hung: a factor of 2 for the model's
 error and 10 for a shared machine."""
 FIRST_FACTOR = 6.0
-"""Multiple of the timeout for a step larger than any before, for which kernels may be compiled:
-some seconds each and a handful per model. With a timeout of ten seconds, this is a minute."""
+"""Multiple of the timeout for a step larger than any before, for which kernels may be compiled: a
+few kernels per model, some seconds each. With a timeout of ten seconds, this is a minute."""
 
 
 class StepForecast:
@@ -37,22 +37,25 @@ class StepForecast:
         self._max_tokens = max_num_batched_tokens
         self._model = StepTimeModel()
         self.is_ready = False
-        """Whether enough steps were observed to predict others."""
+        """Whether enough steps have been observed to make predictions."""
         self.costs: StepCosts = self._model.costs
-        """Coefficients last solved for; initially a prior for any engine."""
+        """The last computed coefficients; initially a prior for any engine."""
         self._unsolved_s = -math.inf
-        """Duration of the steps observed since the last solution; minus infinity before the first,
-        which is triggered by `_FIRST_SOLVED`."""
+        """Duration of the steps observed since the coefficients were last computed; minus infinity
+        before the first time, which is triggered by `_FIRST_SOLVED`."""
         self._last = StepShape()
         self._num_sampled = 0
-        """Number of sampled steps: all with prefill, and a part of the others, see `observe`."""
+        """Number of observed steps: all steps with prefill and a part of the others, see
+        `observe`."""
         self._num_drafting = 0
-        """Number of steps with drafts; the first ones are all observed, and solved for at once."""
+        """Number of steps with drafts; the first ones are all observed, and the coefficients are
+        computed immediately."""
         self._max_prompts = self._max_decodes = 0
-        """Maximum prompt tokens, and maximum decoding requests plus drafts, of any step so far."""
+        """Maximum number of prompt tokens, and of decoding requests plus drafts, in any step so
+        far."""
 
     def observe(self, shape: StepShape, seconds: float) -> None:
-        """Records the duration of the last step; a repetition or an empty step is ignored."""
+        """Records the duration of the last step; repeated and empty steps are ignored."""
         is_empty = not (shape.prefill_tokens or shape.decode_rows)
         if shape.seq == self._last.seq or seconds <= 0.0 or is_empty:
             return
@@ -68,7 +71,7 @@ class StepForecast:
             return
         self._model.observe(shape, seconds)
         self.is_ready = self._model.num_observations >= _MIN_OBSERVATIONS
-        # Here, not in a prediction: the same observations are to give the same predictions.
+        # Here rather than in a prediction, so that the same observations give the same predictions.
         self._unsolved_s += seconds
         is_first = self._model.num_observations == _FIRST_SOLVED
         if is_first or is_new or self._unsolved_s >= _SOLVED_EVERY_S:
@@ -78,13 +81,13 @@ class StepForecast:
     def limit_s(self, shape: StepShape, timeout_s: float, num_passes: int = 1) -> float:
         """Seconds after which a step is considered hung.
 
-        Longer for the first hundreds of steps, and for one with more prompt tokens, or decoding
-        requests and drafts, than any before: kernels may still be compiled.
+        Longer for the first hundreds of steps, and for a step with more prompt tokens, or more
+        decoding requests and drafts, than any before: kernels may still be compiled.
 
         Args:
             shape: shape of one pass of the step.
             timeout_s: minimum for all steps.
-            num_passes: maximum forward passes of the step.
+            num_passes: maximum number of forward passes of the step.
         """
         limit = max(timeout_s, FACTOR * num_passes * self.costs.step(shape))
         is_new = (
@@ -95,8 +98,8 @@ class StepForecast:
         return max(limit, FIRST_FACTOR * timeout_s) if is_new else limit
 
     def prefill_s(self, num_tokens: int, num_cached: int) -> float | None:
-        """Predicted seconds to prefill `num_tokens` after `num_cached`; None without
-        predictions."""
+        """Predicted seconds to prefill `num_tokens` after `num_cached`; None before predictions
+        start."""
         if not self.is_ready:
             return None
         return self.costs.prefill(num_tokens, num_cached)
@@ -122,7 +125,7 @@ class StepForecast:
         """Fraction (0 to 1) of a step's time that decodes take next to the prefill of the step.
 
         0 before predictions start, and if decodes take less than the constant time per step, which
-        they would cost again in a separate step.
+        a separate step for them would add.
 
         Args:
             num_rows: number of decoding requests.
@@ -141,7 +144,7 @@ class StepForecast:
         """Predicted seconds from admission to the first token of a request with `num_tokens` to
         compute; 0 before predictions start.
 
-        The prefill takes a number of steps, each with the same decodes as the last step.
+        The prefill is assumed to take several steps, each with the same decodes as the last step.
         """
         if not self.is_ready:
             return 0.0

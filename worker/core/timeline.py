@@ -25,7 +25,7 @@ RING_SIZE = 256
 
 
 class StepRecord(NamedTuple):
-    """Times of the events of one step in order, in seconds of the host's monotonic clock."""
+    """Times of the events of one step, in order, in seconds of the host's monotonic clock."""
 
     seq: int
     num_tokens: int
@@ -61,8 +61,8 @@ class Timeline:
     """Records the phases of every step, in a few microseconds each.
 
     Args:
-        clock: CLOCK_MONOTONIC in seconds (`time.monotonic`), which all processes of a host share:
-            times of the rank are compared with the coordinator's.
+        clock: CLOCK_MONOTONIC in seconds (`time.monotonic`), which is the same for all processes of
+            a host, since the rank's times are compared with the coordinator's.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -72,7 +72,7 @@ class Timeline:
         self._totals = StepTimes()
         self._launches: deque[_Launch] = deque()
         self._collected: _Collected | None = None
-        """Result that is being processed; None outside of that."""
+        """Result that is being processed; None if there is none."""
         self._entered = 0.0
         self._left: float | None = None
         """Time at which the coordinator last left the engine's work; None if idle since."""
@@ -83,14 +83,14 @@ class Timeline:
         return msgspec.structs.replace(self._totals)
 
     def enter(self) -> None:
-        """Records that the coordinator begins with the engine's work."""
+        """Records that the coordinator begins the engine's work."""
         now = self._entered = self.now()
         if self._left is not None:
             self._totals.deliver += now - self._left
             self._left = None
 
     def launched(self, num_tokens: int, scheduled: float) -> None:
-        """Records that a Plan, which was decided at `scheduled`, has just been sent."""
+        """Records that a Plan, whose scheduling ended at `scheduled`, has just been sent."""
         self._launches.append(_Launch(num_tokens, self._entered, scheduled, self.now()))
 
     def collected(self, result: StepResult, awaited: float) -> None:

@@ -1,1 +1,1 @@
-"""Frontend of a worker: an asyncio process between gateways and the engine. No torch."""
+"""Frontend of a worker: an asyncio process between gateways and the engine. Imports no torch."""

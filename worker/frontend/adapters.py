@@ -10,14 +10,16 @@ from worker.protocol.adapters import AdapterCheck, AdapterRef
 from worker.protocol.messages import EngineInfo, Rejection, Submit
 
 MAX_KNOWN = 4096
-"""Maximum number of adapters remembered as checked; the oldest ones are checked again."""
+"""Maximum number of adapters remembered as checked; beyond it, the oldest ones are checked
+again."""
 
 
 class AdapterChecks:
     """Checks that folders have the adapters that gateways have registered.
 
-    The first request of an adapter waits for the check, which reads the files in a thread. So
-    another content of the folder never runs, or shares a prefix cache, as the registered version.
+    The first request of an adapter waits for the check, which reads the files in a thread.
+    Different content of the folder thus never runs, nor shares a prefix cache, as the registered
+    version.
     """
 
     def __init__(self) -> None:
@@ -34,8 +36,8 @@ class AdapterChecks:
     async def rejections(
         self, submits: Sequence[Submit], info: EngineInfo | None
     ) -> list[Rejection]:
-        """Rejections of the submits whose adapter this worker cannot use. Submits of adapters that
-        are known are not delayed."""
+        """Rejections of the submits whose adapter this worker cannot use. Submits of known adapters
+        are not delayed."""
         problems: dict[AdapterRef, str] = {}
         for ref in dict.fromkeys(s.adapter for s in submits if s.adapter is not None):
             if ref not in self._checked and (problem := await self._problem(ref, info)):

@@ -44,9 +44,9 @@ class AttachServer:
         self._closed = asyncio.Event()
 
     async def open(self) -> None:
-        """Starts to listen. Raises OSError if the socket cannot be created."""
+        """Starts listening. Raises OSError if the socket cannot be created."""
         loop = asyncio.get_running_loop()
-        # mkdtemp gives mode 0700.
+        # mkdtemp sets mode 0700.
         self._directory = tempfile.mkdtemp(prefix="rf-", dir=self._parent_directory)
         path = f"{self._directory}/attach"
         self._server = await loop.create_unix_server(lambda: _Connection(self._frontend), path)
@@ -81,7 +81,7 @@ class _Connection(asyncio.Protocol):
         self._answers: set[asyncio.Task[None]] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not an assertion: uvloop's transports are not subclasses.
+        # Not asserted: uvloop's transports are not subclasses.
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
@@ -113,7 +113,7 @@ class _Connection(asyncio.Protocol):
         self._flush()
 
     def _flush(self) -> None:
-        """Sends pending items, unless the gateway is not reading; then they are merged."""
+        """Sends pending items; if the gateway is not reading, they are merged instead."""
         attachment = self._attachment
         while not self._paused and (item := attachment.take_item()) is not None:
             self._transport.write(frame(self._encode(Item(self._encode(item)))))

@@ -1,4 +1,4 @@
-"""Frontend state per gateway: pending items; and a mirror of the prefix cache for new gateways."""
+"""Frontend state per gateway: pending items, and a mirror of the prefix cache for new gateways."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class Attachment:
     """Attach stream of one gateway: pending items and open requests.
 
     Args:
-        on_item: called when an item is available or the stream has ended; without it, `next` waits
-            for that.
+        on_item: called when an item is available or the stream has ended; if None, `next` waits for
+            that.
     """
 
     def __init__(self, on_item: Callable[[], None] | None = None) -> None:
@@ -76,13 +76,13 @@ class Attachment:
         self._on_item = on_item or self._has_items.set
         self._seq = 0
         self._events: list[BlockEvent] = []
-        """Block events that no item has yet."""
+        """Block events that are not yet in an item."""
         self._computed: list[int] = []
-        """Ordinals of computed prompts that no item has yet."""
+        """Ordinals of computed prompts that are not yet in an item."""
 
     def put(self, item: AttachSnapshot | WorkerDown) -> None:
         """Adds an item that is never merged."""
-        self._events.clear()  # a snapshot has them; after a failure there are no blocks
+        self._events.clear()  # a snapshot includes them; after a failure there are no blocks
         self._computed.clear()
         self._pending.append(item)
         self._tails = None
@@ -99,7 +99,7 @@ class Attachment:
         """Adds one step. Tokens are sent immediately. Load and blocks, which cost a gateway as much
         as several tokens, wait for the next heartbeat unless they are needed before.
 
-        `deltas` are this gateway's; ownership passes to this object. For the other arguments see
+        `deltas` are this gateway's; ownership passes to this object. For the other arguments, see
         WorkerUpdate.
         """
         self._events.extend(block_events)
@@ -115,7 +115,7 @@ class Attachment:
     def put_prompts(
         self, epoch: int, prompts: Sequence[PromptInFlight], load: LoadSnapshot
     ) -> None:
-        """Adds prompts that other gateways have just sent, and the load with them."""
+        """Adds prompts that other gateways have just sent, and the load including them."""
         self._put_update(epoch, [], load, prompts)
 
     def beat(self, epoch: int, load: LoadSnapshot, computed: Sequence[int] = ()) -> None:
@@ -142,7 +142,7 @@ class Attachment:
 
     @property
     def num_pending_events(self) -> int:
-        """Number of block events in the pending update, and of those that wait."""
+        """Number of block events in the pending update, plus the waiting ones."""
         update = self._pending[-1] if self._pending else None
         pending = len(update.block_events) if isinstance(update, WorkerUpdate) else 0
         return pending + len(self._events)
@@ -208,8 +208,8 @@ class Attachment:
 
 
 def _need_report(deltas: Iterable[TokenDelta]) -> bool:
-    """Whether the gateway needs the blocks of a step: a prompt was computed, which was predicted to
-    be cached until then, or a request has ended, which the next one may continue."""
+    """Whether the gateway needs the blocks of a step: a prompt was computed, whose blocks were only
+    predicted until then, or a request has ended, which the next one may continue."""
     return any(d.num_cached_tokens >= 0 or d.finish_reason is not None for d in deltas)
 
 

@@ -29,21 +29,21 @@ class EngineConnection:
         # names.
         self.directory = tempfile.mkdtemp(prefix="rf-", dir=parent_directory)
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Fails when a message cannot be handled, or by `fail`."""
+        """Fails when a message cannot be handled, or when `fail` is called."""
         self._on_message = on_message
         self._decode = msgspec.msgpack.Decoder(EngineMessage).decode
         self._num_submits = 0
         self._loop = asyncio.get_running_loop()
         self._stream: FrameStream | None = None
         self._listener = listen(self.directory, "front", 1)
-        # asyncio streams would add time for buffers and tasks to every step.
+        # asyncio streams would add the overhead of buffers and tasks to every step.
         self._loop.add_reader(self._listener, self._accept)
 
     def send(self, payload: bytes, num_submits: int = 0) -> int:
         """Sends a SubmitBatch to rank 0 without waiting; returns the ordinal of its last submit.
 
-        Ordinals count the submits sent to this engine. Rank 0 counts them in the same order, so
-        that its reported loads show which submits they include.
+        Ordinals count the submits sent to this engine. Rank 0 counts them in the same order, so its
+        reported loads show which submits they include.
         """
         assert self._stream is not None, "the engine is still loading"
         self._stream.send(payload)
@@ -79,7 +79,7 @@ class EngineConnection:
             for payload in self._stream.read(wait=False):
                 self._on_message(self._decode(payload))
         except EOFError:
-            self._detach()  # rank 0 exits, and its supervisor gets the reason
+            self._detach()  # rank 0 exits, and its supervisor receives the reason
         except Exception as error:
             self._detach()
             self.broken.set_exception(error)

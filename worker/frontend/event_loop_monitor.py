@@ -13,7 +13,7 @@ PERIOD_S = 0.25
 """Seconds between two checks of the loop. Gateways check at the same rate and give up on a
 worker after 2 s, so they receive four heartbeats before that."""
 LATE_S = 0.5
-"""Seconds without a beat after which the loop, which beats every 0.2 s, counts as blocked.
+"""Seconds without a beat after which the loop counts as blocked; it beats every 0.2 s.
 Heartbeats are only published then."""
 
 
@@ -21,7 +21,7 @@ class EventLoopMonitor:
     """Monitors an event loop, which calls `beat` periodically.
 
     The thread can run while the loop computes, since the interpreter switches threads every 5 ms.
-    It publishes nothing while the loop is on time, nor if the process is stopped or has exited.
+    It publishes nothing while the loop is on time, or if the process is stopped or has exited.
 
     Args:
         publish: publishes a value that is different each time; called on the monitoring thread.

@@ -20,12 +20,12 @@ class InFlightSubmits:
     """Submits of all gateways between the frontend and rank 0 in one epoch.
 
     Every load sent to gateways includes them, so that each gateway immediately takes the requests
-    of the others into account. A load needs no addition while there are none.
+    of the others into account. If there are none, nothing is added to a load.
     """
 
     def __init__(self) -> None:
         self.submits: deque[_SentSubmit] = deque()
-        """Submits that the last load given to `added_to` does not include, oldest first."""
+        """Submits not included in the last load passed to `added_to`, oldest first."""
         self._num_tokens = 0
         self._last_ordinal = 0
 
@@ -39,7 +39,7 @@ class InFlightSubmits:
         self._last_ordinal = max(self._last_ordinal, last_ordinal)
 
     def added_to(self, load: LoadSnapshot) -> LoadSnapshot:
-        """Load with the submits that it does not include added as its reserved part."""
+        """The load, with the submits that it does not include added as its reserved part."""
         while self.submits and self.submits[0].ordinal <= load.num_submits_seen:
             self._num_tokens -= self.submits.popleft().num_tokens
         return msgspec.structs.replace(

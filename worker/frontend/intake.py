@@ -1,4 +1,5 @@
-"""Intake of a frontend: decodes batches without blocking the event loop, rejects submits early."""
+"""Intake of a frontend: decodes batches without blocking the event loop, and rejects submits
+early."""
 
 from __future__ import annotations
 
@@ -17,10 +18,10 @@ SLICE_BYTES = 1 << 16
 """Encoded bytes per slice, between two passes of the event loop. The largest parameters that a
 single request can have, 33 KB, take 0.8 ms to decode and validate."""
 SLICE_SUBMITS = 512
-"""Maximum submits per slice. Each takes about 10 us here and 20 us at rank 0."""
+"""Maximum number of submits per slice. Each takes about 10 us here and 20 us at rank 0."""
 SLICE_ENTRIES = 1 << 14
-"""Maximum texts and tokens in parameters that rank 0 decodes between two steps; each takes about
-0.1 us."""
+"""Maximum number of texts and tokens in parameters that rank 0 decodes between two steps; each
+takes about 0.1 us."""
 
 
 class _RawBatch(msgspec.Struct):
@@ -81,8 +82,8 @@ class Intake:
 
 
 def slices(batch: SubmitBatch) -> Iterator[SubmitBatch]:
-    """Splits a batch into parts that rank 0 receives between two steps; grammars are in the first,
-    aborts in the last."""
+    """Splits a batch into parts that rank 0 receives between two steps; grammars are in the first
+    part, aborts in the last."""
     first = msgspec.structs.replace(batch, submits=[], aborts=[], admission=None)
     *parts, last = _parts(batch.submits)
     for part in parts:
@@ -131,9 +132,9 @@ class _Slice:
 def reject_early(
     submit: Submit, info: EngineInfo, load: LoadSnapshot, last_ordinal: int
 ) -> Rejection | None:
-    """Early 429 if the queue is full of requests of at least equal urgency, else None.
+    """Early 429 if the queue is full of requests of at least equal urgency, otherwise None.
 
-    The load is one step old. Submits sent since count as waiting, so that bursts between two
+    The load is one step old. Submits sent since then count as waiting, so that bursts between two
     reports are limited. Replacing a queued request by a more urgent one is left to the scheduler.
 
     Args:

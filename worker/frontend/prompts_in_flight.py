@@ -10,8 +10,8 @@ from worker.protocol.messages import PromptInFlight, Submit, TokenDelta
 class PromptsInFlight:
     """Prompts with sampled block hashes in one epoch, from their submit to their first token.
 
-    Gateways receive those of the others, so that requests with a common prefix that arrive at
-    several gateways are routed to one worker while it computes the prefix.
+    Each gateway receives the prompts of the others, so that requests with a common prefix that
+    arrive at several gateways are routed to one worker while it computes the prefix.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class PromptsInFlight:
         return added
 
     def apply(self, deltas: Mapping[str, Sequence[TokenDelta]]) -> None:
-        """Ends prompts of which a step has generated the first token, given its deltas."""
+        """Ends prompts whose first token a step has generated, given the step's deltas."""
         for changes in deltas.values():
             for delta in changes:
                 if delta.num_cached_tokens >= 0 or delta.finish_reason is not None:

@@ -24,8 +24,8 @@ class ProcessSnapshot(NamedTuple):
     is_active: bool
     """Whether any process is running, or waiting for a core or a disk."""
     cpu_ns: int
-    """Total nanoseconds in which their main threads ran or waited for a core. Clock ticks would not
-    count short activity, such as each collective of a starved rank."""
+    """Total nanoseconds in which their main threads ran or waited for a core. Clock ticks would
+    miss short activity, such as each collective of a starved rank."""
 
 
 class RankProcesses:
@@ -59,7 +59,7 @@ class RankProcesses:
     def kill(self) -> None:
         """Kills all ranks with SIGKILL.
 
-        HAZARD: nothing else ends a stopped process, neither Ray nor the exit of its parent.
+        HAZARD: nothing else ends a stopped process: neither Ray nor the exit of its parent does.
         """
         for pid, started in self._members.values():
             if started and _started(pid) == started:
@@ -85,7 +85,8 @@ def _started(pid: int) -> str:
 
 
 def _cpu_ns(pid: int, stat: list[str]) -> int:
-    """Time of a main thread on a core and in a run queue, in clock ticks on old kernels."""
+    """Time that a process's main thread has spent running or runnable, in ns; without schedstat,
+    its CPU time from /proc stat (clock-tick resolution)."""
     try:
         running, waiting, _ = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()
     except (OSError, ValueError):
@@ -99,4 +100,4 @@ def _stat(pid: int) -> list[str]:
         text = Path(f"/proc/{pid}/task/{pid}/stat").read_text()
     except OSError:
         return []
-    return text.rpartition(")")[2].split()  # names may contain anything, including brackets
+    return text.rpartition(")")[2].split()  # names may contain anything, including parentheses

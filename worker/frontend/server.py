@@ -54,11 +54,12 @@ from worker.protocol.messages import (
 logger = logging.getLogger(__name__)
 
 MAX_PENDING_EVENTS = 100_000
-"""Maximum block events pending for one gateway; a gateway that has stopped reading is detached."""
+"""Maximum number of block events pending for one gateway; beyond it, the gateway has stopped
+reading and is detached."""
 
 HEARTBEAT_S = 0.2
-"""Seconds between heartbeats of an attach stream, which have the load and all block events since
-the last report; gateways expect one within 250 ms."""
+"""Seconds between heartbeats of an attach stream. They have the load and all block events since the
+last report; gateways expect one within 250 ms."""
 
 
 class WorkerFrontend:
@@ -70,10 +71,10 @@ class WorkerFrontend:
     Args:
         worker_id: id of the worker.
         parent_directory: folder in which each epoch's private directory is created.
-        traces: creates spans for requests; None without tracing.
+        traces: creates spans for requests; None if tracing is disabled.
         step_timeout_s: minimum seconds without a report before the engine counts as hung; 0
             disables the watchdog.
-        loop_monitor: monitor of the event loop; None without one.
+        loop_monitor: monitor of the event loop; None if there is none.
     """
 
     def __init__(
@@ -173,8 +174,8 @@ class WorkerFrontend:
     def add(self, gateway_id: str, attachment: Attachment) -> None:
         """Starts a gateway's stream of WorkerItems: a snapshot, then an update per step.
 
-        A gateway that attaches again has lost its previous stream, which is ended, and its requests
-        are aborted.
+        A gateway that attaches again has lost its previous stream: that stream is ended and its
+        requests are aborted.
         """
         earlier = self._attachments.pop(gateway_id, None)
         if earlier is not None:
@@ -198,7 +199,8 @@ class WorkerFrontend:
         batch, rejections = await self._intake.decode(payload, info)
         grammars: dict[str, CompiledGrammar] = {}
         if self._grammars is not None and any(s.sampling.structured_outputs for s in batch.submits):
-            # Other submits of the batch also wait, but gateways send such requests separately.
+            # Other submits of the batch also wait, but gateways send submits with new grammars
+            # separately.
             rejected_ids = {rejection.request_id for rejection in rejections}
             valid = [s for s in batch.submits if s.request_id not in rejected_ids]
             grammars, broken = await self._grammars.compile(valid)
@@ -208,7 +210,7 @@ class WorkerFrontend:
         check = None
         if batch.check_adapter:
             check = await self._adapters.check(batch.check_adapter, info)
-        # No await from here on: the state must not change until the batch is sent.
+        # No await below: the state must not change until the batch is sent.
         rejections = self._drop_repeated(batch, rejections)
         if batch.admission is not None:
             self._admission_change = self._admission_change.then(batch.admission)
@@ -337,7 +339,7 @@ class WorkerFrontend:
 
     def _reserve(self, submits: list[Submit], last_ordinal: int) -> None:
         """Adds submits to the load, and sends it to other gateways immediately with their prompts,
-        so that they choose this worker for the same prefixes only."""
+        so that they only choose this worker for the same prefixes."""
         self._reserved.add(submits, last_ordinal)
         if self._sessions is None and any(submit.session is not None for submit in submits):
             self._sessions = SessionLoad()
@@ -350,7 +352,7 @@ class WorkerFrontend:
                 attachment.put_prompts(self.epoch, prompts, self.load)
 
     def _total(self, load: LoadSnapshot) -> LoadSnapshot:
-        """The load with submits that it does not include, and with all gateways' sessions."""
+        """The load, plus the submits that it does not include and all gateways' sessions."""
         if self._reserved.submits:
             load = self._reserved.added_to(load)
         return load if self._sessions is None else self._sessions.added_to(load)
@@ -363,7 +365,7 @@ class WorkerFrontend:
 
     def _drop_repeated(self, batch: SubmitBatch, rejections: list[Rejection]) -> list[Rejection]:
         """Drops submits of requests that this or a later attempt has already opened, which
-        continue; returns the other submits' rejections."""
+        continue; returns the rejections of the other submits."""
         attempts = {
             submit.request_id: attachment.open_requests[submit.request_id]
             for submit in batch.submits

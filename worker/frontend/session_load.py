@@ -22,7 +22,7 @@ class SessionLoad:
         self._clock = clock
         self._sets = WorkingSets()
         self._keys: dict[str, int] = {}
-        """Context of each open request of a session, by request id."""
+        """Context of each open request that belongs to a session, by request id."""
 
     def begin(self, submits: Iterable[Submit]) -> None:
         """Adds the sessions of submits sent to rank 0."""
@@ -32,7 +32,7 @@ class SessionLoad:
                 for key in use.displaced:
                     self._sets.drop(key)
                 self._sets.begin(use)
-                # A request that was resumed here is counted once.
+                # A request that is resumed here is only counted once.
                 self._sets.leave(self._keys.pop(submit.request_id, 0))
                 self._keys[submit.request_id] = use.key
 

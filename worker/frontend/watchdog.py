@@ -8,17 +8,17 @@ from worker.frontend.rank_processes import ProcessSnapshot
 from worker.protocol.messages import StepLimit, StepReport
 
 BUSY_FACTOR = 10.0
-"""Multiple of a step's limit for ranks that are active all the time: on a loaded machine, in a
-compiler, or in an endless loop."""
+"""Multiple of a step's limit for ranks that are always active: on a loaded machine, in a compiler,
+or in an endless loop."""
 
 
 class StepWatchdog:
     """Monitors the reports of one rank group's engine.
 
     Rank 0 answers each submit with a report, which states whether another one will follow. If that
-    is not received within the limit of a step, a rank is hung, unless ranks are active: they are
-    then slow, and get `BUSY_FACTOR` times the limit. A rank that was stopped by a signal counts as
-    hung after the timeout, regardless of the limit of its step.
+    is not received within the limit of a step, a rank is hung, unless ranks are active: active
+    ranks are slow and get `BUSY_FACTOR` times the limit. A rank that was stopped by a signal counts
+    as hung after the timeout, regardless of the limit of its step.
 
     Args:
         timeout_s: minimum limit of a step in seconds; 0 for no limit.
@@ -33,7 +33,7 @@ class StepWatchdog:
         self._awaits = False
         """Whether a report is due."""
         self._waited_s = 0.0
-        """Seconds since the last report, or since a report is due."""
+        """Seconds since the last report, or since a report became due."""
         self._asleep_s = 0.0
         """Seconds in which no rank was active."""
         self._cpu_ns = -1

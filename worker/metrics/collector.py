@@ -35,7 +35,7 @@ class WorkerView(NamedTuple):
     model_name: str
     worker_id: str
     epoch: int
-    """Number of the worker's rank group, from 1."""
+    """1-based number of the worker's rank group."""
     info: EngineInfo | None
     """The engine; None while it is loading."""
     load: LoadSnapshot
@@ -105,7 +105,7 @@ _STEP_PHASES: dict[str, tuple[str, Callable[[StepTimes], float]]] = {
 
 
 _PROTOCOL = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-"""Gauges of the Gateway API's model server protocol, apart from the cache configuration."""
+"""Gauges of the Gateway API's model server protocol, except the cache configuration."""
 
 
 def worker_metrics(view: WorkerView, *, vllm_names: bool = False) -> Iterator[Metric]:

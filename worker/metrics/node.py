@@ -57,7 +57,7 @@ class NodeMetrics:
         process: name of the process.
         render_metrics: renders the metrics of this process for a content type.
         directory: folder shared by the processes of this node; created with mode 0700 if missing.
-        config: where to listen; None for no port.
+        config: where to listen; None if there is no port.
         watch_loop: whether to export the lag of this process's event loop.
     """
 
@@ -81,7 +81,7 @@ class NodeMetrics:
         self._lag_task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Starts to listen. On failure, logs the error and continues without serving metrics."""
+        """Starts listening. On failure, logs the error and continues without serving metrics."""
         if self._lag is not None:
             self._lag_task = asyncio.create_task(self._lag.watch())
         path = self._directory / self._name

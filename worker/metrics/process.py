@@ -22,8 +22,8 @@ from prometheus_client.core import (
 from worker.protocol.exposition import Histogram
 
 PERIOD_S: Final = 0.5
-"""Seconds between two probes of the event loop. Each wakes an idle process for 0.15 ms, with cold
-caches. Ten per second took 10 % of an idle gateway's CPU time."""
+"""Seconds between two probes of the event loop. Each probe wakes an idle process for 0.15 ms, with
+cold caches. Ten per second took 10 % of an idle gateway's CPU time."""
 LAG_BUCKETS: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 )  # fmt: skip
@@ -35,7 +35,7 @@ class LoopLag:
     """Event loop lag: how long due callbacks wait.
 
     A probe is due every PERIOD_S even while earlier ones wait: while the loop is blocked, they all
-    wait like requests do, so that a quantile is that of a request at any time.
+    wait as requests do, so a quantile applies to requests that arrive at any time.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ def process_metrics(process: str, lag: Histogram | None = None) -> Iterator[Metr
 
     Args:
         process: name of the process.
-        lag: lag of its event loop; None without an event loop.
+        lag: lag of its event loop; None if there is none.
     """
     labels = ["process"]
     build = InfoMetricFamily(

@@ -1,7 +1,7 @@
 """Metrics of a rank: the memory of its device, which is not visible to other processes.
 
 A rank has no event loop, so a thread with its own loop serves them. It sleeps between scrapes, and
-then holds the GIL for less than a millisecond.
+holds the GIL for less than a millisecond per scrape.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ VARIABLE: Final = "RAYFLEET_RANK_OF"
 """Environment variable with a RankOwner as JSON, inherited by child processes, which may run a
 rank's step."""
 DeviceMemory = Callable[[], tuple[int, int]]
-"""Returns the free and the total bytes of the device."""
+"""Returns the free and total memory of the device, in bytes."""
 
 
 class RankOwner(NamedTuple):
-    """Model and worker that a rank belongs to."""
+    """Model and worker to which a rank belongs."""
 
     model_name: str
     worker_id: str

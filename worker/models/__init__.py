@@ -1,1 +1,2 @@
-"""Architectures, their configuration, the loader. Importing the package needs no torch."""
+"""Architectures, their configuration, and the loader. Importing the package does not import
+torch."""

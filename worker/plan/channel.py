@@ -44,7 +44,7 @@ class CoordinatorChannel:
         """Messages sent before all ranks were connected, sent to each rank when it connects."""
         self._num_missing = len(ranks)
         self.messages: deque[FromRank] = deque()
-        """Messages that were read and not taken yet, oldest first."""
+        """Messages that have been read but not taken yet, oldest first."""
         self.num_lost = 0
         """Number of ranks that have closed the connection."""
 
@@ -62,9 +62,10 @@ class CoordinatorChannel:
             self._sent.append(payload)
 
     def wait(self, others: Collection[int] = (), timeout_ms: int | None = None) -> None:
-        """Waits until something was read or sent, a rank exited, or one of `others` is readable.
+        """Waits until something has been read or sent, a rank has exited, or one of `others` is
+        readable.
 
-        The exit of a rank shows as the end of its stream, so `others` need not report it.
+        A rank's exit is detected as the end of its stream, so `others` need not report it.
         """
         if not (others or self._num_missing) and timeout_ms is None and len(self._streams) == 1:
             ((fd, stream),) = self._streams.items()

@@ -17,17 +17,18 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
 
     rank: int
     num_pages: int
-    """KV cache pages that fit the rank's memory, including the dummy page."""
+    """Number of KV cache pages that fit in the rank's memory, including the dummy page."""
     max_model_len: int
     vocab_size: int
     num_host_pages: int = 0
-    """Pages that fit the rank's share of host memory; 0 without a host-memory tier."""
+    """Number of pages that fit in the rank's share of host memory; 0 if there is no host-memory
+    tier."""
     device: str = ""
     """Device type of the rank: "cuda" or "cpu"."""
     dtype: str = ""
     """Data type of weights, activations and, by default, KV cache, such as "bfloat16"."""
     kv_cache_dtype: str = ""
-    """Data type of the KV cache if it is another one: "fp8_e4m3"; else empty."""
+    """Data type of the KV cache if it differs from `dtype` ("fp8_e4m3"); otherwise empty."""
     startup: dict[str, float] = {}
     """Seconds by phase until this message, see `worker.rank.rank.Rank`."""
     process: int = 0
@@ -35,7 +36,7 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
     page_groups: PageGroups = ONE_GROUP
     """Layer groups with separate pages."""
     max_num_seqs: int = 0
-    """Maximum running requests, with the device's default applied; equal on all ranks."""
+    """Maximum number of running requests, with the device's default applied; equal on all ranks."""
     max_num_batched_tokens: int = 0
     """Token budget of one step, with the device's default applied; equal on all ranks."""
 
@@ -44,9 +45,9 @@ class Start(msgspec.Struct, tag="start", frozen=True):
     """Reply to the hellos of all ranks: request to allocate the KV cache."""
 
     num_pages: int
-    """Pages to allocate on the device, including the dummy page."""
+    """Number of pages to allocate on the device, including the dummy page."""
     num_host_pages: int = 0
-    """Pages to allocate in host memory."""
+    """Number of pages to allocate in host memory."""
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
@@ -74,7 +75,7 @@ class Result(msgspec.Struct, tag="result", frozen=True):
 
 
 class Drafts(msgspec.Struct, tag="drafts", frozen=True):
-    """Rank 0's drafts for masked rows, which need a mask for the token after each draft too."""
+    """Rank 0's drafts for masked rows, which also need a mask for the token after each draft."""
 
     seq: int
     """Number of the Plan."""
@@ -98,7 +99,7 @@ class Sample(msgspec.Struct, tag="sample", frozen=True):
     """Number of the Plan."""
     masks: bytes
     """Concatenated masks of all tokens of the masked rows: each has ceil(vocab / 32) little-endian
-    int32 words, in which bit 1 allows a token."""
+    int32 words, in which a set bit allows a token."""
 
 
 class Fetch(msgspec.Struct, tag="fetch", frozen=True):
@@ -111,7 +112,7 @@ class Fetch(msgspec.Struct, tag="fetch", frozen=True):
 
 
 class Stop(msgspec.Struct, tag="stop", frozen=True):
-    """Request for the rank to exit."""
+    """Request that the rank exit."""
 
 
 ToRank = Start | PlanMessage | Sample | Fetch | Stop

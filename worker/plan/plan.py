@@ -39,9 +39,10 @@ class LogitsParams(msgspec.Struct, array_like=True, frozen=True):
     min_tokens: int = 0
     """Number of output tokens before which none of `stop_token_ids` is sampled."""
     stop_token_ids: list[int] = []
-    """End and stop tokens of the request, if `min_tokens` is set."""
+    """EOS and stop tokens of the request, if `min_tokens` is set."""
     num_logprobs: int = -1
-    """Number of most likely tokens to report with each sampled one; -1 for no log-probabilities."""
+    """Number of most likely tokens to report with each sampled one; -1 if log-probabilities are not
+    requested."""
     num_prompt_logprobs: int = -1
     """Number of most likely tokens to report per prompt token after the first; -1 for none."""
     logprob_token_ids: list[int] = []
@@ -54,7 +55,7 @@ class BlockAdmit(msgspec.Struct, array_like=True, frozen=True):
     params: DiffusionParams | None
     """Parameters of the request; None uses the server's defaults."""
     end_token_ids: list[int]
-    """End and stop tokens of the request."""
+    """EOS and stop tokens of the request."""
     limit: int
     """Length in tokens at which the request ends."""
     state: bytes = b""
@@ -66,7 +67,7 @@ class Admit(msgspec.Struct, array_like=True, frozen=True):
 
     slot: int
     token_ids: bytes
-    """All tokens known so far (prompt and generated), little-endian int32, from position 0."""
+    """All tokens known so far (prompt and generated), as little-endian int32."""
     temperature: float
     top_k: int
     """Number of most likely tokens to keep; 0 keeps all."""
@@ -75,11 +76,11 @@ class Admit(msgspec.Struct, array_like=True, frozen=True):
     seed: int
     """Signed 64-bit random seed of the request."""
     logits_params: LogitsParams | None = None
-    """Logits processors and log-probabilities; None without any."""
+    """Logits processors and log-probabilities; None if there are none."""
     block: BlockAdmit | None = None
     """Block-diffusion parameters; None for an autoregressive model."""
     end_token_ids: list[int] = []
-    """Tokens that are certain to end the request: nothing is computed after one. Empty if
+    """Tokens that are certain to end the request: nothing is computed after them. Empty if
     `min_tokens` makes that uncertain."""
     pooling: PoolingParams | None = None
     """Parameters of a request to a pooling model, whose rows sample nothing: the row that computes
@@ -95,11 +96,11 @@ class AdapterRead(msgspec.Struct, array_like=True, frozen=True):
     """Start of reading a LoRA adapter to host memory, in the background."""
 
     key: int
-    """Number of this version of the adapter; other contents have another key."""
+    """Number of this version of the adapter; different content has a different key."""
     folder: str
     """Folder of the adapter."""
     version: str = ""
-    """Version that the folder must have; empty for any."""
+    """Version that the folder must have; empty if any version will do."""
 
 
 class AdapterLoad(msgspec.Struct, array_like=True, frozen=True):
@@ -107,13 +108,14 @@ class AdapterLoad(msgspec.Struct, array_like=True, frozen=True):
     is still reading the adapter waits for it."""
 
     slot: int
-    """Slot on the device, from 1; no row in flight uses it."""
+    """1-based slot on the device; no row in flight uses it."""
     key: int
     """The adapter's key in its AdapterRead."""
 
 
 class PageWrite(msgspec.Struct, array_like=True, frozen=True):
-    """Write of page ids to a slot's page-table row for a group of layers, from column `start`."""
+    """Write of page ids to a slot's page-table row for a group of layers, starting at column
+    `start`."""
 
     slot: int
     start: int
@@ -153,7 +155,8 @@ class PlannedRow(msgspec.Struct, array_like=True, frozen=True, tag=0):
     start: int
     length: int
     num_samples: int
-    """1 if a token is sampled at the last position, written to position start + length; else 0."""
+    """1 if a token is sampled at the last position, and written to position start + length;
+    otherwise 0."""
 
 
 class DraftRow(msgspec.Struct, array_like=True, frozen=True, tag=1):
@@ -168,8 +171,8 @@ class DraftRow(msgspec.Struct, array_like=True, frozen=True, tag=1):
     start: int
     length: int
     num_drafts: int
-    """Maximum drafts; 0 for a row that is speculative only because its position depends on drafts
-    of steps in flight."""
+    """Maximum number of drafts; 0 for a row that is only speculative because its position depends
+    on drafts of steps in flight."""
 
     @property
     def num_samples(self) -> int:
@@ -179,19 +182,19 @@ class DraftRow(msgspec.Struct, array_like=True, frozen=True, tag=1):
 
 class BlockRow(msgspec.Struct, array_like=True, frozen=True, tag=2):
     """Row that computes positions [start, start + length) of a block-diffusion model's request. The
-    last block of the range is a running one: each pass decodes some of its positions."""
+    last block of the range is a running block: each pass decodes some of its positions."""
 
     slot: int
     start: int
     length: int
     is_window: bool = False
     """Whether the previous step determines which part of the range is computed: the uncached part
-    up to the end of the running block, or of the next one if that step finished the running one;
-    nothing if it ended the request."""
+    up to the end of the running block (or of the next block if that step finished it), or nothing
+    if it ended the request."""
 
     @property
     def num_samples(self) -> int:
-        """1: the running block has one outcome, and one mask with a grammar."""
+        """1: the running block has one outcome and, with a grammar, one mask."""
         return 1
 
 
@@ -210,19 +213,19 @@ class Accept(msgspec.Struct, array_like=True, frozen=True):
 class Plan(msgspec.Struct, array_like=True, frozen=True):
     """Plan of one step: updates of the device tables, and rows.
 
-    Rows of one planned position (decodes) come first, then speculative rows and windows of running
-    blocks, then all others.
+    Rows with one planned position (decodes) come first, then speculative rows and windows of
+    running blocks, then all others.
     """
 
     seq: int
-    """Number of the step, from 1 without gaps; a rank that detects a gap exits."""
+    """1-based number of the step, without gaps; a rank that detects a gap exits."""
     admits: list[Admit]
     """Admissions, applied before the page writes."""
     page_writes: list[PageWrite]
     """Updates of page tables, applied before the rows."""
     rows: list[Row]
     digest_seq: int = 0
-    """Last step whose sampled tokens `digest` covers, in every 64th Plan; 0 in others."""
+    """Last step whose sampled tokens `digest` covers, in every 64th Plan; 0 in the others."""
     digest: int = 0
     """SampleDigest of the coordinator, which ranks compare with theirs."""
     masked: list[int] = []
@@ -231,14 +234,15 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
     draft_threshold: float = 0.0
     """Minimum acceptance probability for a draft to be worthwhile."""
     max_rounds: int = 1
-    """Maximum forward passes over running blocks before the step ends with none finished."""
+    """Maximum number of forward passes over running blocks before the step ends even if none is
+    finished."""
     accepts: list[Accept] = []
     """Accepted tokens of running blocks with grammars, applied before the admits."""
     stores: PageCopies | None = None
     """Copies of pages to host memory, made before anything else writes to these pages."""
     loads: PageCopies | None = None
-    """Copies of pages from host memory, made after the stores, which may use the same slots, and
-    while rows of this and later Plans are computed, see `loaded`."""
+    """Copies of pages from host memory, made after the stores, which may use the same slots, while
+    rows of this and later Plans are computed; see `loaded`."""
     state_loads: list[StateLoad] = []
     """Loads of state snapshots, for layers with states; made before the rows."""
     state_stores: list[StateStore] = []
@@ -253,9 +257,9 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
     load_stores: PageCopies | None = None
     """Copies to host memory of pages that `loads` overwrite, made before them."""
     loaded: int = 0
-    """Last Plan whose loads, like those of all Plans before it, must have ended before the stores
-    and rows of this one; its own number if its rows read what it loads. Each rank waits for its own
-    copies."""
+    """Last Plan whose loads, like those of all earlier Plans, must have completed before the stores
+    and rows of this Plan; this Plan's own number if its rows read what it loads. Each rank waits
+    for its own copies."""
     adapter_reads: list[AdapterRead] = []
     """LoRA adapters to read to host memory."""
     adapter_drops: list[int] = []
@@ -271,7 +275,7 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def drafts_under_grammar(self) -> bool:
-        """Whether masked rows may draft: then the masks depend on the drafts."""
+        """Whether masked rows may draft, so that the masks depend on the drafts."""
         sampling = [row for row in self.rows if row.num_samples]
         return any(sampling[number].num_samples > 1 for number in self.masked)
 
@@ -279,8 +283,7 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
 class RankTimes(msgspec.Struct, array_like=True, frozen=True):
     """Times of a step on a rank, in seconds of CLOCK_MONOTONIC, which all processes share.
 
-    On CUDA, they are device times; launching takes time of the host and counts as the
-    coordinator's.
+    On CUDA, they are device times; launching takes host time and counts as the coordinator's.
     """
 
     started: float
@@ -298,8 +301,9 @@ class BlockOutcome(msgspec.Struct, array_like=True, frozen=True):
     """Outcome of a step for one running block."""
 
     num_tokens: int
-    """Tokens that the block adds to its request; 0 if it is not finished. With a grammar: tokens
-    proposed from the leftmost undecoded position on, the first of which the grammar allows."""
+    """Number of tokens that the block adds to its request; 0 if it is not finished. With a grammar:
+    number of tokens proposed starting at the leftmost undecoded position; the grammar allows the
+    first one."""
     is_committed: bool
     """Whether the KV cache has the final tokens of the block, that is, it was finished before the
     last pass."""
@@ -330,14 +334,15 @@ class StepResult(msgspec.Struct, array_like=True, frozen=True):
     seq: int
     token_ids: list[int]
     """Sampled tokens in the order of the Plan's rows: one per planned row that samples; for a
-    speculative row, those up to the first that differs from its draft; for a running block,
-    `num_tokens`."""
+    speculative row, the tokens up to the first one that differs from its draft; for a running
+    block, `num_tokens` tokens."""
     compute_ms: float
     """Duration of the step on the rank in milliseconds, without copies to and from host memory."""
     times: RankTimes | None = None
     """Times of the step; None from an executor that does not measure them."""
     logprobs: list[TokenLogprobs | None] | None = None
-    """Log-probabilities per token, None for requests without them; None if none need any."""
+    """Log-probabilities per token, None for requests without them, or for the whole step if no
+    request needs them."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] | None = None
     """Log-probabilities of the prompt tokens predicted by a row's positions, by row index."""
     drafted: list[int] | None = None
@@ -347,15 +352,15 @@ class StepResult(msgspec.Struct, array_like=True, frozen=True):
     blocks: list[BlockOutcome] | None = None
     """Outcomes of the running blocks, one per BlockRow."""
     num_forwards: int = 1
-    """Forward passes of the step."""
+    """Number of forward passes of the step."""
     load_ms: float = 0.0
-    """Duration of the loads from host memory that have ended since the previous result, in
+    """Duration of the loads from host memory that have completed since the previous result, in
     milliseconds."""
     loading: int = 0
-    """First Plan whose loads from host memory have not ended; 0 if all have."""
+    """First Plan whose loads from host memory have not completed; 0 if all have."""
     pooled: dict[int, bytes] | None = None
     """Vectors of rows that computed the last token of a pooling model's request, little-endian
-    float32, by row index; None without any."""
+    float32, by row index; None if there are none."""
     adapters_read: list[AdapterReadResult] = []
     """LoRA adapters that this rank has finished reading since the previous result."""
 

@@ -1,8 +1,8 @@
 """Rendezvous: addresses for the ranks of one group that are on several nodes.
 
-On a single node, they use a directory. Across nodes, the coordinator listens at its node's address
-on two ports: one for ranks, which must send a token before they receive Plans, and one for torch's
-store, which creates the process group.
+On a single node, ranks use a directory instead. Across nodes, the coordinator listens at its node's
+address on two ports: one for ranks, which must send a token before they receive Plans, and one for
+torch's store, which creates the process group.
 
 HAZARD: neither the store nor the connections of collectives check a token. The network between the
 nodes must be private.
@@ -36,7 +36,7 @@ class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
     """Secret that a rank sends to the coordinator as its first frame."""
     store_fd: int = -1
     """File descriptor of the socket listening on `store_port`, in rank 0's process, whose store
-    takes it over; -1 in others."""
+    takes it over; -1 in other processes."""
 
 
 class RendezvousHost:
@@ -76,7 +76,7 @@ class RendezvousHost:
 
 
 def published(directory: str, store_fd: int = -1) -> Rendezvous | None:
-    """The rendezvous written by `RendezvousHost.publish`; None before."""
+    """The rendezvous written by `RendezvousHost.publish`; None before that."""
     try:
         rendezvous = msgspec.json.decode(
             Path(directory, _FILE).read_bytes(), type=analyzed(Rendezvous)

@@ -18,7 +18,7 @@ _BUFFER_BYTES = 4 << 20
 """Socket buffer size per direction, large enough for long prompts."""
 _READ_BYTES = 1 << 18
 _SILENCE_S = 5
-"""Idle seconds after which TCP probes the peer's node, and between two probes."""
+"""Idle seconds after which TCP probes the peer's node, and seconds between two probes."""
 _LOST_AFTER_S = 20
 """Seconds without a response after which a node counts as lost."""
 
@@ -102,9 +102,9 @@ class FrameStream:
         self._reader = FrameReader()
         self.unsent = bytearray()
         """Bytes that are left to `flush` once the socket is writable."""
-        # HAZARD: a thread that waits in `recv` is woken, for nothing, whenever the peer takes what
-        # was sent to it, and the peer's `recv` waits for that: 50 us on a virtual machine. A thread
-        # that waits in `poll` for POLLIN is woken for arrivals alone.
+        # HAZARD: a thread that waits in `recv` is woken needlessly whenever the peer reads what was
+        # sent to it, and the peer's `recv` waits for that: 50 us on a virtual machine. A thread
+        # that waits in `poll` for POLLIN is only woken when data arrives.
         self._arrivals = select.poll()
         self._arrivals.register(connection, select.POLLIN)
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):

@@ -1,1 +1,2 @@
-"""Code that gateways and workers share: messages, parameters, block hashes, text. No torch."""
+"""Code that gateways and workers share: messages, parameters, block hashes, text. Imports no
+torch."""

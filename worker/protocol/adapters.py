@@ -42,7 +42,7 @@ class AdapterTotals(msgspec.Struct, array_like=True):
     ] = 0
     read_s: float = 0.0
     """Moving average of the time to read an adapter to host memory, in seconds; 0 before the first
-    one."""
+    read."""
     num_loads: Annotated[
         int, AsCounter("lora_loads", "LoRA adapters copied from host memory to the device.")
     ] = 0

@@ -43,7 +43,7 @@ def _reduced(root: Mapping[str, Any], schema: Any) -> dict[str, Any]:
 
 
 def _target(root: Mapping[str, Any], schema: Any) -> Any:
-    """Target of a schema's `$ref`; None without one."""
+    """Target of a schema's `$ref`; None if there is none."""
     reference = schema.get("$ref") if isinstance(schema, dict) else None
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None

@@ -1,7 +1,7 @@
 """Chained block hashes of full pages of tokens: equal hashes mean (almost surely) equal prefixes.
 
 Gateway and worker compute the same hashes, so a gateway can determine which worker has cached a
-prompt. Hashes are for routing only; before a worker reuses a page, it compares the token ids.
+prompt. Hashes are only used for routing; before a worker reuses a page, it compares the token ids.
 
     digest of a page    e = mix(Σ token[j]·key[j])
     hash of page i      h[i] = h[i-1]·M + e[i]          h[-1] is the root, or the parent
@@ -39,7 +39,7 @@ _CHAIN_INVERSE = pow(_CHAIN, -1, 2**64)
 _GAMMA = 0x9E3779B97F4A7C15
 _MIX_A = 0xBF58476D1CE4E5B9
 _MIX_B = 0x94D049BB133111EB
-# The same as arrays: numpy would convert any other number on each use.
+# The same constants as arrays: numpy would convert other types on each use.
 _GAMMA64, _MIX_A64, _MIX_B64, _30, _27, _31 = (
     np.array(value, np.uint64) for value in (_GAMMA, _MIX_A, _MIX_B, 30, 27, 31)
 )

@@ -17,7 +17,7 @@ DllmAlgorithm = Literal[
 EDITING: Final = ("JointThreshold", "JointThresholdInDel")
 """Algorithms that replace decoded tokens."""
 CANVAS_ALGORITHM: Final = "Gemma4Renoise"
-"""Algorithm of models with canvases, by its name in SGLang; they support no other."""
+"""Algorithm of models with canvases, named as in SGLang; they do not support other algorithms."""
 DllmFeature = Literal[
     "inplace",
     "mixed_rounds",
@@ -54,17 +54,17 @@ class DiffusionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     likely position always is (LowConfidence, JointThreshold, JointThresholdInDel; with a
     grammar, all algorithms)."""
     steps: int | None = None
-    """Maximum rounds per block: each round decodes at least its share of the positions
-    (LowConfidence), or exactly that (LowConfidenceStatic, Sequential). The default is the block
-    size, for one position per round. For canvases, the default is the checkpoint's."""
+    """Maximum number of rounds per block: each round decodes at least its share of the positions
+    (LowConfidence), or exactly its share (LowConfidenceStatic, Sequential). The default is the
+    block size, for one position per round. For canvases, the default is the checkpoint's."""
     entropy_bound: float | None = None
-    """Positions are decoded in the order of their entropies while the sum of these, in nats, does
-    not exceed this bound; the first one always is (EntropyBounded). The default is 0.35; for
-    canvases, the checkpoint's."""
+    """Positions are decoded in ascending order of entropy while the sum of their entropies, in
+    nats, does not exceed this bound; the first position always is (EntropyBounded). The default is
+    0.35; for canvases, the checkpoint's."""
     edit_threshold: float | None = None
     """Probability above which a decoded token is replaced by another (JointThreshold)."""
     max_post_edit_steps: int | None = None
-    """Maximum rounds of edits after a block is fully decoded (JointThreshold)."""
+    """Maximum number of edit rounds after a block is fully decoded (JointThreshold)."""
     penalty: float | None = None
     """Subtracted from the logit of the token just before a position (JointThreshold)."""
     stream_drafts: bool = False
@@ -81,10 +81,10 @@ class BlockTotals(msgspec.Struct, array_like=True):
     """Totals of block diffusion since the epoch began."""
 
     num_forwards: int = 0
-    """Forward passes."""
+    """Number of forward passes."""
     num_rounds: int = 0
-    """Forward passes that decoded positions of a block, summed over blocks."""
+    """Number of forward passes that decoded positions of a block, summed over blocks."""
     num_passes: int = 0
-    """Forward passes over running blocks, summed over blocks."""
+    """Number of forward passes over running blocks, summed over blocks."""
     num_tokens: int = 0
-    """Tokens of finished blocks."""
+    """Number of tokens of finished blocks."""

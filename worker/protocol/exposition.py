@@ -39,7 +39,7 @@ class Histogram:
         self.total += value * count
 
     def cumulative(self) -> list[tuple[str, int]]:
-        """(upper bound, cumulative count) pairs, as Prometheus expects them."""
+        """Pairs (upper bound, cumulative count), as Prometheus expects them."""
         names = [*(str(bound) for bound in self.bounds), "+Inf"]
         running = 0
         rows = []

@@ -65,12 +65,12 @@ class SocketOffer(msgspec.Struct):
 
     path: str | None
     """Path of the socket, for a gateway on the worker's node; None if the call itself carries the
-    items. With a socket, the call stays open without further items: Serve ends a draining worker
+    items. With a socket, the call stays open without further items: Serve stops a draining worker
     once it has no open calls."""
 
 
 def heartbeat_key(worker_id: str) -> bytes:
-    """Key in Ray's key-value store of the heartbeats of a worker whose event loop is blocked."""
+    """Key in Ray's key-value store for the heartbeats of a worker whose event loop is blocked."""
     return f"pulse/{worker_id}".encode()
 
 
@@ -88,7 +88,8 @@ class FrameReader:
         self._rest = bytearray()
         """Start of an incomplete frame."""
         self._missing = 0
-        """Bytes missing from the current frame or header; incomplete frames are not parsed."""
+        """Number of bytes missing from the current frame or header; incomplete frames are not
+        parsed."""
 
     def feed(self, data: bytes) -> list[bytes]:
         """Payloads of all frames that `data` completes.

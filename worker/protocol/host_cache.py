@@ -14,24 +14,24 @@ always."""
 class HostCacheTotals(msgspec.Struct, array_like=True):
     """Totals of the host-memory tier since the epoch began.
 
-    A page is in one of the two tiers at a time, and is stored each time it leaves the device.
+    A page is only in one of the two tiers at a time, and is stored each time it leaves the device.
     """
 
     num_pages: int = 0
     """Capacity of the tier in pages."""
     num_used: int = 0
-    """Pages currently in the tier."""
+    """Number of pages currently in the tier."""
     num_stored: int = 0
-    """Pages copied from the device."""
+    """Number of pages copied from the device."""
     num_loaded: int = 0
-    """Pages copied back to the device for requests."""
+    """Number of pages copied back to the device for requests."""
     num_evicted: int = 0
-    """Pages evicted from the tier without having been reused."""
+    """Number of pages evicted from the tier without having been reused."""
     num_recomputed: int = 0
-    """Pages recomputed although they were in the tier: because that was faster, or because a
-    request sampled the same tokens as another."""
+    """Number of pages recomputed although they were in the tier: because that was faster, or
+    because a request sampled the same tokens as another."""
     num_resumed_tokens: int = 0
-    """Computed tokens of preempted requests, counted at their readmission."""
+    """Number of computed tokens of preempted requests, counted when they are readmitted."""
     num_resumed_cached_tokens: int = 0
     """Tokens of `num_resumed_tokens` that were still on the device."""
     num_resumed_loaded_tokens: int = 0
@@ -39,4 +39,4 @@ class HostCacheTotals(msgspec.Struct, array_like=True):
     load_s: float = 0.0
     """Seconds spent on copies back to the device."""
     num_hit_tokens: int = 0
-    """Cached tokens of requests that were copied back from the host."""
+    """Number of cached tokens of requests that were copied back from the host."""

@@ -15,7 +15,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 def at_revision(model: str, revision: str) -> str:
     """Model name with revision: ORGANIZATION/NAME@REVISION.
 
-    One string, so that the revision is always passed together with the name.
+    It is one string, so that the revision is always passed along with the name.
     """
     return f"{model}@{revision}" if revision else model
 
@@ -24,7 +24,7 @@ def local_folder(model: str) -> Path | None:
     """Local folder that `model` names; None if it is a repository name.
 
     Raises:
-        Unavailable: the name can only be a folder's, and the folder does not exist.
+        Unavailable: the name can only be that of a folder, and the folder does not exist.
         ValueError: a revision is given for a folder.
     """
     folder = Path(model).expanduser()
@@ -56,7 +56,7 @@ def download(repository: str, files: Sequence[str], ignored: Sequence[str] = ())
         Unavailable: the Hub is unreachable or busy, and the cache has no complete snapshot.
         ValueError: the Hub denies access to the repository or does not have it.
     """
-    from huggingface_hub import snapshot_download  # slow to import, needed for Hub names only
+    from huggingface_hub import snapshot_download  # slow to import, only needed for Hub names
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     name, _, revision = repository.partition("@")
@@ -70,8 +70,7 @@ def download(repository: str, files: Sequence[str], ignored: Sequence[str] = ())
             )
         )
     except LocalEntryNotFoundError as error:
-        # The library fell back to the cache because of another error, which is the more
-        # informative one.
+        # The library fell back to the cache because of another error, which is more informative.
         kind = Unavailable if hub_may_heal(error.__cause__ or error) else ValueError
         raise kind(
             f"{repository} is neither a local folder nor in the Hub cache, and the Hub cannot be "
@@ -95,7 +94,7 @@ def commit_of(model: str) -> str:
     """
     name, _, revision = model.partition("@")
     if not revision and _can_only_be_folder(name):
-        return ""  # which may be created later
+        return ""  # it may be created later
     if local_folder(model) is not None:
         return ""
     # In the cache, a snapshot's folder is named after its commit.

@@ -15,12 +15,12 @@ from worker.protocol.sampling import MAX_BAD_WORDS_TOKENS, MAX_LOGIT_BIASES, Sam
 
 
 class Overflow(NamedTuple):
-    """Numbers of a prompt that exceeds the context length."""
+    """Numbers for a prompt that exceeds the context length."""
 
     num_tokens: int
-    """Tokens of the prompt; a lower bound if it is not tokenized."""
+    """Number of tokens of the prompt; a lower bound if it is not tokenized."""
     max_prompt_tokens: int
-    """Maximum tokens of a prompt, which leaves room for one generated token."""
+    """Maximum number of tokens of a prompt, which leaves room for one generated token."""
 
 
 class Problem(NamedTuple):
@@ -31,7 +31,7 @@ class Problem(NamedTuple):
     message: str
     """Message for the client, including the numbers."""
     overflow: Overflow | None = None
-    """The numbers if the prompt exceeds the context length, as some APIs word it differently."""
+    """Set if the prompt exceeds the context length, so each API can word the error its own way."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -39,10 +39,10 @@ class Limits(msgspec.Struct, frozen=True):
 
     max_model_len: int
     max_total_tokens: int
-    """Longest request in tokens that fits the KV cache."""
+    """Maximum number of tokens of a request that fits in the KV cache."""
     vocab_size: int
     block_size: int
-    """Tokens per block of block diffusion; 1 for an autoregressive model."""
+    """Tokens per block in block diffusion; 1 for an autoregressive model."""
     dllm_algorithm: str
     """Default decoding algorithm; empty for an autoregressive model."""
     has_edit_tokens: bool
@@ -65,23 +65,25 @@ class Limits(msgspec.Struct, frozen=True):
 
     @property
     def max_tokens(self) -> int:
-        """Maximum tokens of prompt and completion together."""
+        """Maximum number of tokens of prompt plus completion."""
         return min(self.max_model_len, self.max_total_tokens)
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Maximum tokens of a prompt, which leaves room for a generated token if any are."""
+        """Maximum number of tokens of a prompt, which leaves room for one generated token if the
+        model generates any."""
         return self.max_tokens - (self.pooling is None)
 
 
 def refuse(
     submit: Submit, info: EngineInfo, known: dict[int, Problem | None] | None = None
 ) -> Rejection | None:
-    """Rejection, with the numbers, if `submit` can never run on an engine like `info`, else None.
+    """Rejection, with the numbers, if `submit` can never run on an engine like `info`, otherwise
+    None.
 
-    This protects ranks from invalid requests: a token id outside of the embedding would crash a
-    rank. A `max_tokens` that exceeds the context is accepted: generation then ends with finish
-    reason "length" at the model's maximum.
+    This protects ranks from invalid requests: a token id outside the embedding would crash a rank.
+    A `max_tokens` that exceeds the context is accepted: generation then ends with finish reason
+    "length" at the model's maximum.
 
     Args:
         submit: one request.
@@ -117,7 +119,7 @@ def refuse(
 
 
 def prompt_problem(limits: Limits, num_tokens: int) -> Problem | None:
-    """Problem of a prompt that is empty or too long, else None."""
+    """Problem of a prompt that is empty or too long, otherwise None."""
     if num_tokens == 0:
         return Problem("prompt", "the prompt is empty: send at least one token")
     if num_tokens <= limits.max_prompt_tokens:
@@ -133,8 +135,8 @@ def too_long(found: str, num_tokens: int, max_tokens: int, limits: Limits | None
 
     Args:
         found: the length of the prompt, as a clause of the message.
-        num_tokens: tokens of the prompt; a lower bound if it is not tokenized.
-        max_tokens: maximum tokens of prompt and completion together.
+        num_tokens: number of tokens of the prompt; a lower bound if it is not tokenized.
+        max_tokens: maximum number of tokens of prompt plus completion.
         limits: the engine, if its KV cache may be the reason; None to omit that.
     """
     is_small = limits is not None and limits.max_total_tokens < limits.max_model_len
@@ -158,7 +160,7 @@ def token_problem(limits: Limits, token_id: int) -> Problem | None:
 
 
 def room_problem(limits: Limits, sampling: SamplingParams, num_tokens: int) -> Problem | None:
-    """Problem of a `min_tokens` that does not fit after a prompt of `num_tokens`, else None."""
+    """Problem of a `min_tokens` that does not fit after a prompt of `num_tokens`, or None."""
     num_left = limits.max_tokens - num_tokens
     if sampling.min_tokens <= num_left:
         return None
@@ -171,7 +173,7 @@ def room_problem(limits: Limits, sampling: SamplingParams, num_tokens: int) -> P
 
 def sampling_problem(limits: Limits, sampling: SamplingParams) -> Problem | None:
     """Problem of the first sampling parameter that has an unknown token id, exceeds a maximum or is
-    unsupported for the kind of model; None without any."""
+    unsupported for the kind of model; None if there is none."""
     num_tokens = sum(map(len, sampling.bad_words_token_ids))
     for name, unit, count, limit in (
         ("logit_bias", "tokens", len(sampling.logit_bias or ()), MAX_LOGIT_BIASES),
@@ -217,7 +219,7 @@ def _parameters(
 
 
 def _unsuited(limits: Limits, sampling: SamplingParams) -> Problem | None:
-    """Problem of the first parameter unsupported for the kind of model, or None."""
+    """Problem of the first parameter unsupported for the kind of model, otherwise None."""
     if limits.pooling is not None or sampling.pooling is not None:
         return _pooling_problem(limits.pooling, sampling.pooling)
     if limits.block_size == 1:
@@ -253,8 +255,8 @@ def _unsuited(limits: Limits, sampling: SamplingParams) -> Problem | None:
 
 
 def _pooling_problem(info: PoolingInfo | None, params: PoolingParams | None) -> Problem | None:
-    """Problem of a request for a vector to a model that generates text, of the opposite, or of a
-    number of dimensions; None without any."""
+    """Problem of a request for a vector to a model that generates text, of the opposite case, or of
+    an unsupported number of dimensions; None if there is none."""
     if info is None:
         return Problem(
             "model",
@@ -282,7 +284,7 @@ def _pooling_problem(info: PoolingInfo | None, params: PoolingParams | None) -> 
 
 
 def _unsuited_for_canvases(sampling: SamplingParams) -> Problem | None:
-    """Problem of the first parameter unsupported by models with canvases, or None."""
+    """Problem of the first parameter unsupported by models with canvases, otherwise None."""
     if sampling.structured_outputs is not None:
         return Problem(
             "structured_outputs",
@@ -302,7 +304,7 @@ def _unsuited_for_canvases(sampling: SamplingParams) -> Problem | None:
 
 def _unsuited_for_moves(limits: Limits, sampling: SamplingParams) -> Problem | None:
     """Problem of the first parameter unsupported by an algorithm that deletes and inserts tokens,
-    or None."""
+    otherwise None."""
     if not limits.has_edit_tokens:
         return Problem(
             "diffusion",

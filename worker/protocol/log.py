@@ -12,7 +12,7 @@ from typing import Literal, TextIO
 LogFormat = Literal["text", "json"]
 
 FILE_VARIABLE = "RAYFLEET_LOG_FILE"
-"""Environment variable with the file that all processes append their log lines to, such as
+"""Environment variable with the file to which all processes append their log lines, such as
 /proc/1/fd/1 (standard output of a container). Default: standard error of each process."""
 FIELDS = ("request_id", "worker_id", "model")
 """Record attributes that can be set with `extra=`."""
@@ -41,7 +41,7 @@ def _stream() -> tuple[TextIO, str | None]:
     """Stream for log lines, and a problem if it is not the configured one.
 
     HAZARD: in replicas, Ray Serve replaces `sys.stderr` by a stream that wraps each line in a
-    record of level INFO, hence the original standard error.
+    record of level INFO, so the original standard error is used.
     """
     problem = None
     if path := os.environ.get(FILE_VARIABLE):
@@ -67,7 +67,7 @@ class TextFormatter(logging.Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """Line of a record, followed by the lines of its traceback."""
+        """The line of a record, followed by the lines of its traceback."""
         line = (
             f"{_timestamp(record)} {record.levelname} {self._process} {record.name}: "
             f"{record.getMessage()}"
@@ -87,7 +87,7 @@ class JsonFormatter(logging.Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """Line of a record, with its traceback as a field."""
+        """The line of a record, with its traceback as a field."""
         entry: dict[str, str] = {
             "time": _timestamp(record),
             "level": record.levelname,

@@ -61,9 +61,10 @@ class Submit(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Index of the parameters in the `samplings` of an encoded batch; -1 if `sampling` has them."""
     seed: int | None = None
     """Seed of this completion, chosen by the gateway so that a resubmission reproduces its tokens;
-    None uses that of `sampling`."""
+    None uses the seed in `sampling`."""
     attempt: int = 0
-    """Number of the attempt, incremented by each resubmission; older deltas are dropped."""
+    """Number of the attempt, incremented by each resubmission; deltas of older attempts are
+    dropped."""
     cache_salt: str = ""
     """Salt that separates prefix caches: prompts with different salts share no cached blocks."""
     priority: int = DEFAULT_PRIORITY
@@ -74,9 +75,9 @@ class Submit(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Whether a previous worker failed after accepting the request: it is then exempt from the
     queue limits, and scheduled before requests of equal priority that have not run."""
     grammar: str = ""
-    """Key of the compiled grammar, from the frontend to rank 0; empty for none."""
+    """Key of the compiled grammar, from the frontend to rank 0; empty if there is none."""
     num_expected_cached: int = 0
-    """Prompt tokens that the gateway expects to be in the worker's prefix cache."""
+    """Number of prompt tokens that the gateway expects to be in the worker's prefix cache."""
     slo: Slo | None = None
     """Service-level objective, which sets the deadlines of tokens; None if there is none."""
     waited_ms: float = 0.0
@@ -91,8 +92,8 @@ class Submit(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Hashes of blocks of the prompt, for other gateways (see PromptInFlight); empty if little of
     the prompt has to be computed."""
     shared_block: int = 0
-    """Hash of the last block of the longest prefix that any worker had, for other gateways; 0 for
-    none."""
+    """Hash of the last block of the longest prefix that any worker had, for other gateways; 0 if
+    there is none."""
     adapter: AdapterRef | None = None
     """LoRA adapter, whose version is part of `cache_salt`; None for the base model."""
     second_text: int = 0
@@ -145,13 +146,13 @@ class SubmitBatch(msgspec.Struct, kw_only=True, omit_defaults=True):
     vocabulary: Vocabulary | None = None
     """Vocabulary for grammars, sent with the first grammar."""
     grammars: list[CompiledGrammar] = []
-    """Compiled grammars that rank 0 does not have."""
+    """Compiled grammars that rank 0 does not have yet."""
     dropped_grammars: list[str] = []
     """Keys of grammars that rank 0 may drop; they are sent again if a later submit needs them."""
     admission: AdmissionChange | None = None
     """Change of the admission options, effective immediately."""
     check_adapter: str = ""
-    """Folder of a LoRA adapter to check, see SubmitReply; empty for none."""
+    """Folder of a LoRA adapter to check, see SubmitReply; empty if there is none."""
     samplings: list[SamplingParams] = []
     """Parameters shared by several submits of an encoded batch; see `share_sampling`."""
 
@@ -202,7 +203,7 @@ class Rejection(msgspec.Struct, kw_only=True):
     retry_after_s: int = 0
     """Seconds after which there should be room again (429)."""
     param: str = ""
-    """Invalid field (400): one of SamplingParams, or `prompt`; empty for none."""
+    """Invalid field (400): one of SamplingParams, or `prompt`; empty if there is none."""
     is_final: bool = False
     """Whether this worker would always reject the request (400 for a grammar)."""
 
@@ -222,8 +223,8 @@ class SubmitReply(msgspec.Struct, kw_only=True, omit_defaults=True):
 class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Packed log-probabilities of one token and its most likely alternatives.
 
-    A response keeps one of these per token until its client has read it; as lists of twenty numbers
-    they would need five times the memory and time to free.
+    A response keeps one of these per token until its client has read it; lists of twenty numbers
+    would need five times the memory, and five times as long to free.
     """
 
     packed_ids: bytes
@@ -260,17 +261,17 @@ class TokenDelta(msgspec.Struct, array_like=True):
     stop_reason: int | None = None
     """Stop token that ended the request, if it was one of `stop_token_ids`."""
     num_cached_tokens: int = -1
-    """Cached prompt tokens, in the first delta of the request; -1 in others."""
+    """Cached prompt tokens, in the first delta of the request; -1 in the others."""
     error: str | None = None
     """Error message if `finish_reason` is "error"."""
     logprobs: list[TokenLogprobs] | None = None
     """Log-probabilities, one entry per new token, if requested."""
     prompt_logprobs: list[TokenLogprobs] | None = None
-    """Log-probabilities of further prompt tokens (without the first), if requested: one chunk of
-    the prompt at a time, the last one with the first new token."""
+    """Log-probabilities of further prompt tokens (except the first one), if requested: one chunk of
+    the prompt at a time, the last one along with the first new token."""
     ended_by_grammar: bool = False
     """Whether it stopped because its grammar is complete: the last token is then part of the text,
-    not an end or stop token."""
+    not an EOS or stop token."""
     rejection: Rejection | None = None
     """Response to the client if the request ends with an error that is not the worker's fault:
     the queue is full of more urgent requests, or its parameters are contradictory."""
@@ -287,7 +288,7 @@ class TokenDelta(msgspec.Struct, array_like=True):
 
     @property
     def ends_with_stop_token(self) -> bool:
-        """Whether the last token is an end or stop token that ended the completion."""
+        """Whether the last token is an EOS or stop token that ended the completion."""
         return self.finish_reason == "stop" and not self.ended_by_grammar
 
 
@@ -296,7 +297,7 @@ class BlockStored(msgspec.Struct, array_like=True, tag="stored"):
 
     block_hashes: list[int]
     parent_hash: int | None
-    """Hash of the block before the first one; None at the start of a chain."""
+    """Hash of the block that precedes the first one; None at the start of a chain."""
     tier: Tier = "device"
 
 
@@ -315,27 +316,27 @@ class StepShape(msgspec.Struct, array_like=True, frozen=True):
     """Shape of one engine step, which determines its duration."""
 
     seq: int = 0
-    """Number of the step; 0 for none."""
+    """Number of the step; 0 if there was none."""
     prefill_tokens: int = 0
-    """Prompt tokens, or tokens of running blocks (block diffusion)."""
+    """Number of prompt tokens, or of tokens of running blocks (block diffusion)."""
     prefill_attended: int = 0
-    """Pairs of a prefill token and a position that it attends to."""
+    """Number of pairs of a prefill token and a position to which it attends."""
     decode_rows: int = 0
-    """Requests that decoded."""
+    """Number of requests that decoded."""
     decode_context: int = 0
     """Sum of the positions that decoding requests attended to."""
     draft_rows: int = 0
-    """Decoding requests with drafting enabled."""
+    """Number of decoding requests with drafting enabled."""
     draft_tokens: int = 0
-    """Draft tokens that were verified."""
+    """Number of draft tokens that were verified."""
     draft_starts: int = 0
-    """Requests with drafting enabled for the first time."""
+    """Number of requests with drafting enabled for the first time."""
     scored_tokens: int = 0
-    """Prompt tokens whose log-probabilities were computed; each needs a row of logits."""
+    """Number of prompt tokens whose log-probabilities were computed; each needs a row of logits."""
 
 
 class PrefillSteps(msgspec.Struct, array_like=True, frozen=True):
-    """Totals of an epoch's steps with prompt tokens, not all of which are reported one by one."""
+    """Totals of an epoch's steps with prompt tokens; not every step is reported individually."""
 
     num_steps: int = 0
     """Number of steps."""
@@ -368,11 +369,11 @@ class LoadSnapshot(msgspec.Struct, array_like=True):
     ] = 0
     num_waiting: int = 0
     num_free_pages: int = 0
-    """Free or evictable pages. Pages of one block in several groups of layers count as one, as in
-    `num_total_pages`."""
+    """Number of free or evictable pages. Pages of one block in several groups of layers count as
+    one, as in `num_total_pages`."""
     num_total_pages: int = 0
     queued_prefill_tokens: int = 0
-    """Prompt tokens of running and waiting requests that are not computed yet."""
+    """Number of prompt tokens of running and waiting requests that have not been computed yet."""
     max_num_seqs: Annotated[int, AsGauge("max_num_seqs", "Maximum number of running requests.")] = 0
     num_preemptions: Annotated[int, AsCounter("num_preemptions", "Requests preempted.")] = 0
     """Counted since the epoch began, as for all counters."""
@@ -390,30 +391,30 @@ class LoadSnapshot(msgspec.Struct, array_like=True):
     step_shape: StepShape = StepShape()
     """Shape of the step that took `step_ms`."""
     queued_cached_tokens: int = 0
-    """Tokens of `queued_prefill_tokens` that gateways expect to be cached."""
+    """Number of tokens of `queued_prefill_tokens` that gateways expect to be cached."""
     num_reserved: int = 0
-    """Requests of all gateways that the frontend has received but rank 0 has not: not included in
-    the running and waiting requests."""
+    """Number of requests from all gateways that the frontend has received but rank 0 has not; they
+    are not included in the running and waiting requests."""
     reserved_prefill_tokens: int = 0
-    """Prompt tokens of reserved requests that gateways do not expect to be cached."""
+    """Number of prompt tokens of reserved requests that gateways do not expect to be cached."""
     num_submits_reserved: int = 0
-    """Ordinal of the last reserved request: this load, with its reserved part, includes it."""
+    """Ordinal of the last reserved request, which this load includes in its reserved part."""
     num_queued_tokens: Annotated[
         int, AsGauge("num_queued_tokens", "Tokens of the waiting requests.")
     ] = 0
     least_queued_priority: int = -1
-    """Lowest priority of queued requests that have never run; -1 without any."""
+    """Lowest priority of queued requests that have never run; -1 if there are none."""
     retry_after_s: int = 0
     """Estimated seconds until the current queue has drained; 0 if it is empty."""
     blocks: BlockTotals | None = None
     """Totals of block diffusion; None for an autoregressive model."""
     prefilling_attended: int = 0
-    """Pairs of a prompt token of running requests that is not computed yet and a position that it
-    attends to."""
+    """Number of pairs of a prompt token of running requests that has not been computed yet and a
+    position to which it attends."""
     new_prompt_share: float = 0.0
     """Fraction of a step's prompt tokens that running prefills leave to new prompts."""
     host_cache: HostCacheTotals | None = None
-    """Totals of the host-memory tier; None without it."""
+    """Totals of the host-memory tier; None if it is disabled."""
     num_prefix_queries: Annotated[
         int,
         AsCounter(
@@ -425,7 +426,8 @@ class LoadSnapshot(msgspec.Struct, array_like=True):
         int, AsCounter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
     ] = 0
     session_tokens: int = 0
-    """Tokens of the contexts of live agent sessions of all gateways, each shared prefix once."""
+    """Number of tokens of the contexts of live agent sessions of all gateways; each shared prefix
+    counts once."""
     prefill_steps: PrefillSteps = PrefillSteps()
     """Totals of steps with prompt tokens."""
     adapters: AdapterTotals | None = None
@@ -451,7 +453,7 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
     """Name (NAME or NAME@REVISION on the Hub) or folder of the checkpoint."""
     max_model_len: int
     max_total_tokens: int
-    """Maximum tokens of one request (prompt and completion) that fit the KV cache."""
+    """Maximum number of tokens of one request (prompt plus completion) that fit in the KV cache."""
     vocab_size: int
     page_size: int
     max_num_seqs: int
@@ -463,7 +465,7 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
     max_num_batched_tokens: int = 0
     """Token budget of one step; 0 if unknown."""
     tokenizer_fingerprint: TokenizerFingerprint | None = None
-    """Fingerprint of the worker's tokenizer; None without a tokenizer."""
+    """Fingerprint of the worker's tokenizer; None if there is no tokenizer."""
     max_queued_requests: int = 0
     """Maximum number of requests waiting at this worker; 0 for no limit."""
     max_queued_tokens: int = 0
@@ -475,7 +477,7 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
     has_edit_tokens: bool = False
     """Whether a block-diffusion model has tokens for deletion and insertion."""
     num_host_pages: int = 0
-    """Pages of the host-memory tier; 0 if disabled."""
+    """Number of pages of the host-memory tier; 0 if disabled."""
     device: str = ""
     """Device type of the ranks: "cuda" or "cpu"."""
     dtype: str = ""
@@ -483,20 +485,20 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
     tensor_parallel_size: int = 1
     """Number of ranks."""
     startup: dict[str, float] = msgspec.field(default_factory=dict)
-    """Start-up time in seconds by phase, see `worker.rank.rank.Rank`; `launch`, added by the
+    """Startup time in seconds, by phase, see `worker.rank.rank.Rank`; `launch`, added by the
     frontend, is the remainder (processes, imports, other ranks)."""
     processes: dict[str, int] = msgspec.field(default_factory=dict)
     """Process ids by name, rank 0 first; only rank 0's if ranks are on several nodes."""
     num_pages: int = 0
-    """Pages of the KV cache; 0 for the number that `max_total_tokens` needs."""
+    """Number of pages of the KV cache; 0 for the number that `max_total_tokens` needs."""
     page_groups: PageGroups = ONE_GROUP
     """Layer groups with separate pages."""
     tokenizer: str = ""
-    """Name or folder of a tokenizer that replaces the checkpoint's; empty for none."""
+    """Name or folder of a tokenizer that replaces the checkpoint's; empty if there is none."""
     pooling: PoolingInfo | None = None
     """Properties of a pooling model; None for a model that generates text."""
     max_loras: int = 0
-    """Slots on the device for LoRA adapters; 0 if they are disabled."""
+    """Number of slots on the device for LoRA adapters; 0 if they are disabled."""
     max_lora_rank: int = 0
     """Maximum rank of LoRA adapters."""
     adapters: list[AdapterRef] = []
@@ -507,7 +509,7 @@ class StepReport(msgspec.Struct, array_like=True, tag="step"):
     """Results of one engine step for all gateways, from rank 0 to its frontend."""
 
     seq: int
-    """Number of the report: from 1 in each epoch, without gaps."""
+    """Number of the report: starts at 1 in each epoch, without gaps."""
     deltas: dict[str, list[TokenDelta]]
     """Deltas by gateway id."""
     block_events: list[BlockEvent]
@@ -554,19 +556,19 @@ class AttachSnapshot(msgspec.Struct, array_like=True, tag="snapshot"):
     """All blocks in the prefix cache."""
     load: LoadSnapshot
     prompts: list[PromptInFlight] = []
-    """Prompts of other gateways that are not computed yet."""
+    """Prompts of other gateways that have not been computed yet."""
 
 
 class WorkerUpdate(msgspec.Struct, array_like=True, tag="update"):
     """Engine steps as seen by one gateway; sent at least every 250 ms, empty when idle.
 
     Tokens are sent with each step. The other fields follow with a request's first token, its end or
-    another gateway's submit, else within 250 ms.
+    another gateway's submit, otherwise within 250 ms.
     """
 
     epoch: int
     seq: int
-    """Number of the update: from 1 in each attach stream, without gaps."""
+    """Number of the update: starts at 1 in each attach stream, without gaps."""
     deltas: list[TokenDelta]
     block_events: list[BlockEvent]
     load: LoadSnapshot | None
@@ -574,8 +576,8 @@ class WorkerUpdate(msgspec.Struct, array_like=True, tag="update"):
     prompts: list[PromptInFlight] = []
     """Prompts that other gateways have sent."""
     computed: list[int] = []
-    """Ordinals of prompts that have been computed, or that will not be: `block_events` of this or
-    an earlier update have their blocks."""
+    """Ordinals of prompts that have been computed or never will be; `block_events` of this or an
+    earlier update have their blocks."""
 
 
 class WorkerDown(msgspec.Struct, array_like=True, tag="down"):

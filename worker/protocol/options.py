@@ -2,7 +2,8 @@
 files.
 
 A configuration consists of groups, each a dataclass in a field with the metadata of `group`. Flags,
-config files and `LLM` have the fields of all groups side by side; code reads them from the groups.
+config files and `LLM` have the fields of all groups in one flat namespace; code reads them from the
+groups.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 T = TypeVar("T")
 
 _GROUP = "group"
-"""Key of the metadata of fields that are groups: the title of the group in the CLI's help."""
+"""Metadata key of fields that are groups; its value is the title of the group in the CLI's help."""
 
 
 class Option(NamedTuple):
@@ -27,8 +28,8 @@ class Option(NamedTuple):
     """Key in config files. The flag is the same with dashes, or with its value within the JSON
     object of another flag."""
     field: Field[Any]
-    """The field. Metadata `option` is the option's name if it differs from the field's, `within`
-    the flag with a JSON object that contains it."""
+    """The field. Metadata `option` is the option's name if it differs from the field's, `within` is
+    the flag whose JSON object contains it."""
     hint: Any
     """Type of the value."""
     owner: type
@@ -44,7 +45,8 @@ def group(title: str = "") -> Mapping[str, str]:
     `enabled`.
 
     Args:
-        title: title of the group in the CLI's help; empty to list its options with those around it.
+        title: title of the group in the CLI's help; empty to list its options along with those
+            around it.
     """
     return {_GROUP: title}
 
@@ -126,7 +128,7 @@ def _fields_of(cls: type) -> Iterator[tuple[Field[Any], Any]]:
     return ((item, hints[item.name]) for item in fields(cls))
 
 
-@cache  # evaluates the annotations of all fields
+@cache  # it evaluates the annotations of all fields
 def _type_hints(cls: type) -> Mapping[str, Any]:
     return typing.get_type_hints(cls)
 

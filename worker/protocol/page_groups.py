@@ -7,11 +7,11 @@ from typing import Final
 import msgspec
 
 UNBOUNDED = 1 << 40
-"""Maximum length in tokens if all layers use sliding windows, since pages then do not grow with the
-length."""
+"""Maximum length, in tokens, if all layers use sliding windows: the number of pages then does not
+grow with the length."""
 MIN_SNAPSHOTS = 4
-"""Minimum number of snapshots, with which a single request can still cache its latest state: those
-that a step loads, and those that two steps store."""
+"""Minimum number of snapshots with which a single request can still cache its latest state: those
+that a step loads, plus those that two steps store."""
 
 
 class PageGroups(msgspec.Struct, array_like=True, frozen=True):
@@ -29,10 +29,11 @@ class PageGroups(msgspec.Struct, array_like=True, frozen=True):
     num_window: int = 0
     """Number of sliding-window groups; they come after the full-attention groups."""
     window: int = 0
-    """Window size in positions, including the query's; 0 without such groups."""
+    """Window size in positions, including the query's; 0 if there are no such groups."""
     snapshot_pages: int = 0
-    """Pages with the size of one linear-attention state: one state snapshot is kept per this many
-    pages of a prefix. 0 for layers without states, or without prefix caching."""
+    """Number of pages that take as much memory as one linear-attention state: one state snapshot is
+    kept per this many pages of a prefix. 0 if layers have no states, or prefix caching is
+    disabled."""
 
     @property
     def num_groups(self) -> int:
@@ -40,17 +41,19 @@ class PageGroups(msgspec.Struct, array_like=True, frozen=True):
         return self.num_full + self.num_window
 
     def num_snapshots(self, num_pages: int) -> int:
-        """Number of snapshots that use as much memory as `num_pages` pages; 0 without states."""
+        """Number of snapshots that use as much memory as `num_pages` pages; 0 if there are no
+        states."""
         if not self.snapshot_pages:
             return 0
         return max(MIN_SNAPSHOTS, num_pages // self.snapshot_pages)
 
     def first_block(self, position: int, page_size: int) -> int:
-        """Index of the first block whose window pages are needed by queries from `position` on."""
+        """Index of the first block whose window pages are needed by queries at or after
+        `position`."""
         return max(0, position + 1 - self.window) // page_size
 
     def max_window_blocks(self, page_size: int, step_tokens: int) -> int:
-        """Maximum number of window pages per group that a request needs at a time: the window and
+        """Maximum number of window pages per group that a request needs at a time: the window plus
         one step of `step_tokens`, at any alignment."""
         return -(-(self.window - 1) // page_size) + -(-step_tokens // page_size) + 1
 
@@ -69,7 +72,7 @@ class PageGroups(msgspec.Struct, array_like=True, frozen=True):
         return self.num_full * num_blocks + self.num_window * window_blocks
 
     def max_tokens(self, num_pages: int, page_size: int, step_tokens: int) -> int:
-        """Length in tokens of the longest request that fits; UNBOUNDED if any does.
+        """Maximum length, in tokens, of a request that fits; UNBOUNDED if any request fits.
 
         Args:
             num_pages: pages available to requests.

@@ -11,7 +11,8 @@ Task = Literal["auto", "generate", "embed", "classify", "score"]
 Runner = Literal["auto", "generate", "pooling"]
 Convert = Literal["auto", "none", "embed", "classify"]
 PoolingType = Literal["last", "mean", "cls"]
-"""Hidden states that become the vector: of the last token, the mean of all, or of the first one."""
+"""Hidden states that become the vector: that of the last token, the mean of all, or that of the
+first token."""
 PoolingTypeName = Literal["last", "mean", "cls", "LAST", "MEAN", "CLS"]
 """Pooling as users write it: vLLM's names are in capitals."""
 Activation = Literal["none", "sigmoid", "softmax"]
@@ -59,7 +60,8 @@ class PoolingOptions:
 
     @property
     def requested(self) -> Task | Literal["pooling"]:
-        """The task; "pooling" for the one that suits the checkpoint, auto if none is requested."""
+        """The task; "pooling" for the task that suits the checkpoint, "auto" if none is
+        requested."""
         if self.task != "auto":
             return self.task
         if self.convert in ("embed", "classify"):
@@ -77,8 +79,8 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """
 
     dimensions: int | None = None
-    """Number of leading dimensions of the embedding to return (matryoshka), which are normalized
-    again; None for all."""
+    """Number of leading dimensions of the embedding to return (matryoshka), which are then
+    normalized again; None for all."""
     normalize: bool | None = None
     """Whether to L2-normalize the embedding; None for the model's default."""
 
@@ -106,7 +108,7 @@ class PoolingInfo(msgspec.Struct, array_like=True, frozen=True):
     prompts: tuple[tuple[str, str], ...] = ()
     """Names and prefixes of texts, as in config_sentence_transformers.json."""
     default_prompt: str = ""
-    """Name of the prefix of texts for which the request names none; empty for none."""
+    """Name of the default prefix, for texts for which the request names none; may be empty."""
     pair_template: str = ""
     """Prompt for a pair of texts, with the fields instruction, query and document; empty if the
     tokenizer joins them."""
@@ -118,8 +120,8 @@ class PoolingInfo(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def reuses_prefixes(self) -> bool:
-        """Whether cached prefixes save work: other pooling needs the hidden states of all tokens,
-        which are not cached."""
+        """Whether cached prefixes save work: other kinds of pooling need the hidden states of all
+        tokens, which are not cached."""
         return self.pooling_type == "last" and not self.is_bidirectional
 
     @property

@@ -10,7 +10,8 @@ from worker.protocol.messages import Rejection
 class QueueLimits(NamedTuple):
     """Limits of a worker's queue.
 
-    A frontend checks them against the last reported load, the scheduler against the queue.
+    The frontend checks them against the last reported load, the scheduler checks them against the
+    queue.
     """
 
     max_requests: int
@@ -28,10 +29,10 @@ class QueueLimits(NamedTuple):
         next step.
 
         Args:
-            num_waiting: requests in the queue.
-            num_tokens: tokens of the waiting requests.
+            num_waiting: number of requests in the queue.
+            num_tokens: number of tokens of the waiting requests.
             num_free_slots: number of requests that can start running immediately.
-            num_new_tokens: tokens of the new request, at least 1.
+            num_new_tokens: number of tokens of the new request, at least 1.
         """
         if num_waiting < num_free_slots:
             return True
@@ -50,8 +51,8 @@ def queue_full(
     Args:
         request_id: id of the request.
         attempt: attempt of the request.
-        num_waiting: requests in the queue.
-        num_tokens: tokens of the waiting requests.
+        num_waiting: number of requests in the queue.
+        num_tokens: number of tokens of the waiting requests.
         retry_after_s: estimated seconds until the queue has drained.
     """
     return Rejection(

@@ -1,8 +1,8 @@
-"""Retries of failed starts: retryable errors and delays.
+"""Retries of failed startups: retryable errors and delays.
 
-Serve gives up on a deployment after a few failed starts of its replicas. So transient failures are
-retried in the replica's constructor, which has no timeout in Serve; permanent ones are raised
-immediately.
+Serve gives up on a deployment after a few failed startups of its replicas. Transient failures are
+therefore retried in the replica's constructor, which has no timeout in Serve; permanent ones are
+raised immediately.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ FIRST_DELAY_S = 1.0
 DELAY_FACTOR = 1.6
 MAX_DELAY_S = 120.0
 JITTER = 0.2
-"""Exponential backoff between attempts, as gRPC's for connections (its doc/connection-backoff.md):
-first delay, factor, maximum delay, and jitter, which spreads the retries of a fleet's replicas when
-the Hub is reachable again."""
+"""Exponential backoff between attempts, as in gRPC's for connections (its
+doc/connection-backoff.md): first delay, factor, maximum delay, and jitter, which spreads the
+retries of a fleet's replicas when the Hub is reachable again."""
 MAX_REASON_CHARS = 300
 """Maximum length of a reason in one line; the log has the full text."""
 
@@ -41,13 +41,13 @@ HOPELESS = (
     NotImplementedError,
     PermissionError,
 )
-"""Exceptions of an invalid configuration, a corrupt checkpoint or a bug, which would be raised
-again by each attempt. All others come from disks, networks, devices and processes, including
+"""Exceptions caused by an invalid configuration, a corrupt checkpoint or a bug, which each attempt
+would raise again. All others come from disks, networks, devices and processes, including
 RuntimeError, which Gloo, NCCL and CUDA raise."""
 
 
 class Unavailable(ValueError):
-    """Model files are unavailable, possibly temporarily: a mount, a running copy, the Hub."""
+    """Model files are unavailable, possibly temporarily: a mount, a running copy, or the Hub."""
 
 
 class RemoteFailure(RuntimeError):
@@ -64,7 +64,7 @@ class RemoteFailure(RuntimeError):
 
 
 class StartDelay(msgspec.Struct, frozen=True, kw_only=True):
-    """Failed start that will be retried."""
+    """A failed startup that will be retried."""
 
     reason: str
     """Reason of the last failure in one line."""
@@ -75,7 +75,7 @@ class StartDelay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 StartReport = Callable[[StartDelay | None], None]
-"""Callback for each delay, and with None once a delayed start has succeeded or failed."""
+"""Called with each delay, and with None once a delayed startup has succeeded or failed."""
 
 
 def may_heal(error: BaseException) -> bool:
@@ -110,8 +110,8 @@ async def until_started(
 
     Args:
         attempt: makes one complete attempt.
-        retry_s: seconds from now during which retries may begin; 0 for a single attempt, inf for no
-            limit.
+        retry_s: seconds, counted from the call, during which retries may begin; 0 for a single
+            attempt, inf for no limit.
         report: called with each delay.
         clock: returns seconds.
         sleep: waits for a number of seconds.

@@ -29,8 +29,8 @@ MAX_LOGIT_BIASES = 1024
 OpenAI's clients send up to 300."""
 MAX_BAD_WORDS_TOKENS = 4096
 """Maximum number of tokens of all bad words of a request: ranks reserve 6 bytes for each in every
-slot. Enough for 256 words of 8 tokens, since a word counts both at the start of a text and after a
-space."""
+slot. Enough for 256 words of 8 tokens, since a word is stored both as at the start of a text and as
+after a space."""
 MAX_LOGIT_BIAS = 100.0
 """Magnitude to which biases are clamped."""
 
@@ -44,7 +44,7 @@ class InvalidParameter(ValueError):
     """
 
     def __init__(self, param: str, message: str) -> None:
-        super().__init__(param, message)  # both, since exceptions are pickled as their arguments
+        super().__init__(param, message)  # both, since exceptions are pickled by their arguments
         self.param = param
         self.message = message
 
@@ -75,9 +75,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     seed: int | None = None
     """Random seed of the request; if None, the gateway (or `LLM`) chooses one at random."""
     max_tokens: int | None = 16
-    """Maximum tokens to generate; None for up to the model's maximum length."""
+    """Maximum number of tokens to generate; None for up to the model's maximum length."""
     min_tokens: int = 0
-    """Minimum tokens to generate: end and stop tokens are not sampled before."""
+    """Minimum number of tokens to generate: EOS and stop tokens are not sampled before that."""
     frequency_penalty: float = 0.0
     """Subtracted from a token's logit for each time that it was generated."""
     presence_penalty: float = 0.0
@@ -105,19 +105,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     stop: tuple[str, ...] = ()
     """Stop strings, which end the request when they appear in the text."""
     stop_token_ids: tuple[int, ...] = ()
-    """Stop tokens, which end the request like the model's end tokens."""
+    """Stop tokens, which end the request like the model's EOS tokens."""
     include_stop_str_in_output: bool = False
     """Whether the text keeps the stop string that ended it."""
     ignore_eos: bool = False
-    """Whether to continue after an end token (for benchmarks)."""
+    """Whether to continue after an EOS token (for benchmarks)."""
     skip_special_tokens: bool = True
     """Whether special tokens are omitted from the text."""
     structured_outputs: StructuredOutputsParams | None = None
     """Structured output: format of the text; None for free text."""
     thought: ThoughtTokens | None = None
-    """Tokens around reasoning that may precede structured output; None without reasoning."""
+    """Tokens around reasoning that may precede structured output; None if there is no reasoning."""
     diffusion: DiffusionParams | None = None
-    """Parameters of block diffusion; None uses the server's."""
+    """Parameters of block diffusion; None uses the server's defaults."""
     pooling: PoolingParams | None = None
     """Parameters of a request for a vector, which generates no tokens; None generates text."""
 
@@ -130,7 +130,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         self._check_logprob_tokens()
 
     def amended(self, **changes: object) -> SamplingParams:
-        """Copy with other values, which are not validated.
+        """A copy with changed values, which are not validated.
 
         `msgspec.structs.replace` would validate all fields again, which may be as large as the
         vocabulary, for each of a request's many completions.
@@ -265,10 +265,10 @@ def _clamped(logit_bias: Mapping[int, float]) -> dict[int, float]:
 
 
 def with_bad_words(sampling: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
-    """Sampling parameters with `bad_words` converted to tokens, as the worker needs them.
+    """Sampling parameters with `bad_words` converted to tokens, in the form that the worker needs.
 
-    As in vLLM, a word counts at the start of a text and, if that only changes its first token,
-    after a space too.
+    As in vLLM, a word matches at the start of a text and, if that only changes its first token,
+    also after a space.
 
     Raises:
         ValueError: a word has no tokens.

@@ -8,7 +8,7 @@ import msgspec
 
 SloClass = Literal["interactive", "server", "relaxed", "none"]
 """Class of an SLO in metrics. interactive and server are within the limits of MLPerf Inference's
-scenarios of these names for an 8B model; relaxed is any other SLO, none is no SLO."""
+scenarios of these names for an 8B model; relaxed is any other SLO, and none means no SLO."""
 INTERACTIVE_MS = (500.0, 30.0)
 """Maximum (TTFT, TPOT) in milliseconds of class interactive."""
 SERVER_MS = (2000.0, 100.0)
@@ -18,7 +18,7 @@ SERVER_MS = (2000.0, 100.0)
 class Slo(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """Service-level objective of a request: times in milliseconds, None for no objective.
+    """Service-level objective of a request: times in milliseconds; None if there is no objective.
 
     Raises:
         ValueError: a time is not above 0.
@@ -34,7 +34,7 @@ class Slo(
     def __post_init__(self) -> None:
         for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
             value = getattr(self, name)
-            # Not "value <= 0", so that NaN is rejected too.
+            # Not "value <= 0", so that NaN is also rejected.
             if value is not None and not 0.0 < value < 1e12:
                 raise ValueError(f"slo.{name} must be greater than 0, got {value}")
 
@@ -45,7 +45,7 @@ class Slo(
 
 
 class SloOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether an SLO was met, and the measured times (None without tokens to measure)."""
+    """Whether an SLO was met, and the measured times (None if there are no tokens to measure)."""
 
     met: bool
     ttft_ms: float | None
@@ -54,7 +54,7 @@ class SloOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def slo_class(slo: Slo | None) -> SloClass:
-    """Strictest class that any of the SLO's times belongs to."""
+    """The strictest class to which any of the SLO's times belongs."""
     if slo is None or slo.is_empty:
         return "none"
     targets = (slo.ttft_ms, slo.tpot_ms)
@@ -68,7 +68,7 @@ def outcome(
 ) -> SloOutcome:
     """Compares the times of a finished completion, all on one clock, with its SLO.
 
-    A completion without tokens meets no objective.
+    A completion without tokens does not meet any objective.
     """
     if not num_tokens:
         return SloOutcome(met=slo.is_empty, ttft_ms=None, tpot_ms=None, e2e_ms=None)

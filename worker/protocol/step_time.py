@@ -3,10 +3,10 @@
     seconds = constant + a·prefill + b·attended + c·rows + d·context
               + e·drafting rows + f·drafts + g·first drafting rows + h·scored
 
-where prefill is the number of prompt tokens, attended the number of (prompt token, attended
-position) pairs, rows the number of decoding requests, context the sum of positions that these
-attend to, drafts the number of verified draft tokens, first drafting rows the number of requests
-whose proposer runs for the first time, and scored the number of prompt tokens whose
+where prefill is the number of prompt tokens, attended is the number of (prompt token, attended
+position) pairs, rows is the number of decoding requests, context is the sum of positions to which
+these attend, drafts is the number of verified draft tokens, first drafting rows is the number of
+requests whose proposer runs for the first time, and scored is the number of prompt tokens whose
 log-probabilities are computed (`StepShape`). Coefficients are non-negative.
 """
 
@@ -25,14 +25,14 @@ _PRIOR_S = np.array((2e-3, 1e-1, 2e-2, 5e-4, 1e-3, 2e-4, 5e-4, 1e-4, 1e-1))
 """Prior: seconds per term of typical size. A drafting row costs as much as the search for a first
 draft token, a draft token as much as a row, a scored token as much as a prompt token."""
 _FORGETTING = 0.995
-"""Weight that an observation keeps after each later similar one, so that about 200 count."""
+"""Weight that an observation keeps after each later similar one: about 200 observations count."""
 _FORGOTTEN_EVERY = 2 * len(_SCALES)
 """Number of observations between two forgetting steps: twice the number of terms, to cover
 everything that varies."""
 _EXCITED = 0.05
 """Minimum contribution (fraction of the steps' time, root mean square) of a combination of terms
-for observations to be informative about it: similar steps differ by a few percent. Plans for long
-prompts are the same for values of 0.01 to 0.2."""
+for observations to be informative about it: similar steps differ by a few percent. Values of 0.01
+to 0.2 lead to the same plans for long prompts."""
 _PRIOR_WEIGHT = 1e-3
 """Weight of the prior relative to one observation."""
 _SHORTEST_S = 1e-4
@@ -47,11 +47,11 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
     prefill_token: float
     """Seconds per prompt token."""
     attended: float
-    """Seconds per pair of a prompt token and a position that it attends to."""
+    """Seconds per pair of a prompt token and a position to which it attends."""
     decode_row: float
     """Seconds per decoding request."""
     context_token: float
-    """Seconds per position that a decoding request attends to."""
+    """Seconds per position to which a decoding request attends."""
     draft_row: float = 0.0
     """Seconds per drafting request, to search for or compute the first draft token."""
     draft_token: float = 0.0
@@ -90,7 +90,8 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
         return self.prefill_token * num_tokens + self.attended * attended
 
     def decode(self, num_rows: float, context: float) -> float:
-        """Predicted seconds of a step with `num_rows` decodes over `context` positions in total."""
+        """Predicted seconds of a step with `num_rows` decodes that attend to `context` positions in
+        total."""
         return self.constant + self.decode_row * num_rows + self.context_token * context
 
 
@@ -121,7 +122,7 @@ class StepTimeModel:
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """Adds the duration of one step."""
-        # Errors are relative, so that a step that was delayed has little weight.
+        # Errors are relative, so that a delayed step has little weight.
         terms = np.array(msgspec.structs.astuple(shape), float)
         terms[0] = 1.0  # constant term in place of the step's number
         terms /= _SCALES * max(seconds, _SHORTEST_S)
@@ -136,12 +137,12 @@ class StepTimeModel:
     def _forget(self) -> None:
         """Forgets part of the information, in the directions of recent observations only.
 
-        With uniform forgetting, an hour of short steps would erase the cost of long prompts. So the
-        gram matrix is discounted only in the subspace excited by recent observations (SIFt-RLS, Lai
-        and Bernstein 2024), and the moment with it, which leaves the coefficients unchanged. The
-        subspace consists of the combinations of terms that contribute to the steps' time under the
-        current coefficients; a term whose coefficient is zero counts with its prior, since it would
-        never be forgotten otherwise.
+        With uniform forgetting, an hour of short steps would erase the cost of long prompts. The
+        Gram matrix is therefore only discounted in the subspace excited by recent observations
+        (SIFt-RLS, Lai and Bernstein 2024). The moment is discounted along with it, which leaves the
+        coefficients unchanged. The subspace consists of the combinations of terms that contribute
+        to the steps' time under the current coefficients; a term whose coefficient is zero counts
+        with its prior, since it would never be forgotten otherwise.
         """
         scale = np.where(np.array(self._solution) > 0.0, self._solution, _PRIOR_S)
         _, values, directions = np.linalg.svd(self._recent * scale, full_matrices=False)
@@ -155,7 +156,7 @@ class StepTimeModel:
         self._gram = 0.5 * (gram + gram.T)  # symmetrize, or rounding errors would grow
 
     def _solve(self, sweeps: int = 30) -> None:
-        """Minimizes the weighted squares and the prior's with non-negative coefficients."""
+        """Minimizes the weighted squares and the prior's squares with non-negative coefficients."""
         solution, prior = self._solution, _PRIOR_S.tolist()
         # Relative to the prior, as observations are relative to their durations.
         ridge = _PRIOR_WEIGHT / _PRIOR_S**2

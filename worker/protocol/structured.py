@@ -16,7 +16,7 @@ KINDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Format of a completion, of exactly one kind. Names and meanings follow vLLM.
+    """Format of a completion: exactly one kind is set. Names and meanings follow vLLM.
 
     Raises:
         ValueError: none or several kinds are given, one is too large, or a choice is empty.
@@ -69,7 +69,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
 
 
 class ThoughtTokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Tokens around reasoning that is limited, or precedes the structured part of a completion."""
+    """Tokens around reasoning that has a limit or precedes the structured part of a completion."""
 
     opening: int
     """Token that begins reasoning."""
@@ -80,6 +80,7 @@ class ThoughtTokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     leading: tuple[int, ...] = ()
     """Tokens before `before` if the end of reasoning is enforced."""
     budget: int | None = None
-    """Maximum tokens of reasoning, without those that begin and end it; None for no maximum."""
+    """Maximum number of reasoning tokens, excluding those that begin and end it; None for no
+    limit."""
     is_open: bool = False
     """Whether the prompt ends within reasoning; otherwise the first token may begin it."""

@@ -25,7 +25,7 @@ class StepTimes(msgspec.Struct, array_like=True):
     schedule: float = 0.0
     """Scheduling: deciding the Plan."""
     broadcast: float = 0.0
-    """Encoding and sending the Plan to the ranks; on CUDA also launching it on rank 0's device."""
+    """Encoding and sending the Plan to the ranks; on CUDA, also launching it on rank 0's device."""
     prepare: float = 0.0
     """Updating tables and staging input tensors."""
     forward: float = 0.0

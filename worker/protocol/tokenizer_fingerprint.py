@@ -1,7 +1,9 @@
-"""Tokenizer fingerprint: verifies that gateway and worker render, tokenize and hash prompts alike.
+"""Tokenizer fingerprint: verifies that gateway and worker render, tokenize and hash prompts
+identically.
 
-A mismatch causes no errors, but prompts would be routed as if no worker had them cached. So a
-worker sends digests of a probe chat, and a gateway with different ones rejects the worker.
+A mismatch would cause no errors, but prompts would be routed as if no worker had them cached. A
+worker therefore sends digests of a probe chat, and a gateway whose digests differ rejects the
+worker.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def create_tracing(process: str, endpoint: str = "") -> Tracing | None:
 
     Args:
         process: name of the process.
-        endpoint: URL to export spans to (OTLP over HTTP); empty to use the environment's.
+        endpoint: URL to which spans are exported (OTLP over HTTP); empty to use the environment's.
 
     Raises:
         ValueError: tracing is enabled, but its packages are missing.

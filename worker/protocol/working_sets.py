@@ -1,8 +1,8 @@
 """WorkingSets: tokens of the KV cache that live agent sessions need on one worker.
 
 A session is a conversation that continues within seconds, such as a coding agent's. While it is
-live (in flight, or ended less than `live_s` ago) its context should stay in the cache. Gateways and
-workers use the same class: a gateway for its own sessions, a worker for those of all gateways.
+live (in flight, or ended less than `live_s` ago), its context should stay in the cache. Gateways
+and workers use the same class: a gateway for its own sessions, a worker for those of all gateways.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class SessionUse(msgspec.Struct, array_like=True, frozen=True):
     key: int
     """Id of the context, the same in all gateways if the client sends a session id."""
     tokens: int
-    """Tokens of the prompt that no other session is known to share."""
+    """Number of prompt tokens that no other session is known to share."""
     shared_key: int = 0
-    """Block hash at the end of the prefix that other sessions share; 0 without one."""
+    """Block hash at the end of the prefix that other sessions share; 0 if there is none."""
     shared_tokens: int = 0
-    """Tokens of that prefix."""
+    """Number of tokens of that prefix."""
     live_s: float = 0.0
     """Seconds after the end of a request during which the session counts as live."""
     displaced: tuple[int, ...] = ()
@@ -46,12 +46,12 @@ class _Held:
 class WorkingSets:
     """Sum of the contexts of live sessions on one worker, in which a shared prefix counts once.
 
-    Times are seconds on any one clock that never goes back.
+    Times are in seconds, on any clock that never goes backwards.
     """
 
     def __init__(self) -> None:
         self.tokens = 0
-        """Tokens of all contexts that count."""
+        """Number of tokens of all contexts that count."""
         self._held: dict[int, _Held] = {}
         self._shared: dict[int, tuple[int, int]] = {}
         """Number of contexts and tokens of each shared prefix."""
@@ -67,8 +67,8 @@ class WorkingSets:
         return iter(self._held)
 
     def needed(self, use: SessionUse) -> int:
-        """Tokens that `begin` would add: the growth of a context that already counts, all of a new
-        one."""
+        """Number of tokens that `begin` would add: the growth of a context that already counts, or
+        all tokens of a new one."""
         held = self._held.get(use.key)
         if held is not None:
             return max(use.tokens - held.use.tokens, 0)
@@ -87,7 +87,7 @@ class WorkingSets:
         held.num_open += 1
 
     def end(self, key: int, now: float) -> None:
-        """Ends a request in flight: with the last one the context stays live for `live_s`."""
+        """Ends a request in flight; after the last one, the context stays live for `live_s`."""
         held = self._held.get(key)
         if held is None or not held.num_open:
             return
@@ -97,7 +97,7 @@ class WorkingSets:
             heapq.heappush(self._ends, (held.live_until, key))
 
     def leave(self, key: int) -> None:
-        """Removes a request in flight; with the last one the context no longer counts."""
+        """Removes a request in flight; after the last one, the context no longer counts."""
         held = self._held.get(key)
         if held is not None and held.num_open:
             held.num_open -= 1

@@ -16,7 +16,7 @@ class AdapterRows:
     """Adapters of a step's tokens.
 
     Args:
-        adapters: [T] slot of each token's adapter; 0 without one.
+        adapters: [T] slot of each token's adapter; 0 if it has none.
         num_tiles: number of tiles of a graph; 0 for an eager step.
     """
 
@@ -24,11 +24,11 @@ class AdapterRows:
         self._adapters, self._num_tiles = adapters, num_tiles
 
     def all(self) -> dict[str, npt.NDArray[Any]]:
-        """Arrays adapter_slots and adapter_tokens (`LoraTiles`) of all tokens."""
+        """Arrays adapter_slots and adapter_tokens (`LoraTiles`) for all tokens."""
         return _arrays(self._adapters, self._num_tiles)
 
     def selected(self, tokens: IntArray) -> dict[str, npt.NDArray[Any]]:
-        """Arrays of some tokens, by their indices among these."""
+        """The same arrays for some tokens, indexed among these."""
         return _arrays(self._adapters[tokens], 0)
 
 
@@ -43,7 +43,7 @@ def adapter_rows(
     """Adapters of the tokens of a step's rows; None if no token has one.
 
     Args:
-        adapters: [R] slot of each row's adapter; 0 without one.
+        adapters: [R] slot of each row's adapter; 0 if it has none.
         lengths: [R] numbers of tokens.
         max_loras: number of adapter slots.
         is_eager: whether the step does not run on a graph.
@@ -63,13 +63,13 @@ def adapter_tiles(staged: Tensors) -> LoraTiles:
 
 
 def logits_tiles(selected: Tensors, tables: DeviceTables) -> LoraTiles | None:
-    """Adapters of the tokens `Batch.selected_adapters` for the LM head; None if it has none."""
+    """Adapters for the LM head of the tokens in `Batch.selected_adapters`; None if it has none."""
     return adapter_tiles(selected) if tables.adapts_logits else None
 
 
 def row_tiles(slot: int, num_tokens: int, tables: DeviceTables) -> LoraTiles | None:
-    """Adapters of tokens of one row in slot `slot` for the LM head; None if they or it have
-    none."""
+    """Adapters for the LM head of the tokens of one row, in slot `slot`; None if the row or the LM
+    head has none."""
     if tables.adapters is None or not tables.adapts_logits:
         return None
     adapter = int(tables.adapters[slot])

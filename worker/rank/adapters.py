@@ -1,4 +1,4 @@
-"""LoRA adapters of a rank: host copies, read in the background, and slots on the device.
+"""LoRA adapters of a rank: host copies, which are read in the background, and slots on the device.
 
     AdapterRead ──(thread)──> host copy ──AdapterLoad──> slot on the device ──> rows (Admit.adapter)
 
@@ -32,8 +32,8 @@ from worker.rank.batch import Batch
 logger = logging.getLogger(__name__)
 
 IDLE_S = 0.02
-"""Maximum seconds that a Plan without rows waits for a read: a request that arrives meanwhile is
-delayed by as much."""
+"""Maximum seconds for which a Plan without rows waits for a read; a request that arrives in the
+meantime is delayed by as much."""
 
 
 class RankAdapters:
@@ -43,7 +43,7 @@ class RankAdapters:
     Args:
         model: the model; its layers get buffers for the adapters.
         config: numbers of adapters.
-        is_native: whether the compiled CPU library may compute the products.
+        is_native: whether the compiled CPU library may compute the LoRA matmuls.
     """
 
     def __init__(self, model: DecoderModel, config: LoraConfig, *, is_native: bool) -> None:
@@ -61,21 +61,21 @@ class RankAdapters:
         self._copies: dict[int, Future[Adapter]] = {}
         """Host copies by key, some of which are still being read."""
         self._ended: deque[AdapterReadResult] = deque()
-        """Reads that have ended and are not reported yet."""
+        """Reads that have ended and have not been reported yet."""
 
     @property
     def modules(self) -> Collection[str]:
-        """Names of the projections that may have adapters, as the family names them."""
+        """Names of the projections that may have adapters, with the family's names."""
         return self._adapters.modules
 
     @property
     def num_bytes(self) -> int:
-        """Size of the buffers on the device."""
+        """Size of the buffers on the device, in bytes."""
         return self._adapters.num_bytes
 
     def apply(self, plan: Plan) -> None:
-        """Starts the Plan's reads, queues its loads, and drops copies. Waits for reads that have
-        not ended of adapters to load, and, if the Plan has no rows, up to IDLE_S for any read.
+        """Starts the Plan's reads, queues its loads, and drops copies. Waits for the reads of
+        adapters to load and, if the Plan has no rows, up to IDLE_S for any read.
 
         Raises:
             ValueError: an adapter to load could not be read.
@@ -140,7 +140,7 @@ class RankAdapters:
         started, error = time.monotonic(), ""
         try:
             adapter = self._adapters.read(Path(read.folder))
-            # After the read: what was read is then of this version, too.
+            # Checked after the read, so that what was read is of this version, too.
             if read.version and adapter_version(Path(read.folder)) != read.version:
                 raise ValueError(f"{read.folder} has changed: load it again")
             size = f"{adapter.num_bytes / 1e6:.1f} MB"

@@ -1,5 +1,5 @@
 """Batch: the inputs of one step as tensors, for eager steps and CUDA graphs alike. A step that runs
-on a graph is padded with rows of the tables' dummy slot; nothing else differs.
+on a graph is padded with rows of the tables' dummy slot; otherwise, there is no difference.
 
     size                a graph of `size` rows, of one token (or one block) each
     size, num_tokens    a graph of `size` rows of any lengths, `num_tokens` tokens in all
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingBatch:
-    """Parameters and destinations of the S tokens that a step samples."""
+    """Sampling parameters and destinations of the S tokens that a step samples."""
 
     staged: StagedArrays | None
     """Arrays [S] on the device: destinations and tokens; if any row is random, or a graph samples,
@@ -74,19 +74,19 @@ class SamplingBatch:
     """Sampling parameters of the rows; None if all are greedy, or if a graph samples."""
     num_samples: int
     tokens: torch.Tensor | None
-    """[S] int64: indices of the step's tokens whose logits are sampled; None for all in order."""
+    """[S] int64: indices of the step's tokens whose logits are sampled; None for all."""
     destinations: torch.Tensor
-    """[S] int64: cells of the flat token pool that the sampled tokens are written to."""
+    """[S] int64: cells of the flat token pool to which the sampled tokens are written."""
     filters: tuple[str, ...]
     """Filters among top_k, top_p and log_min_p that any row applies."""
     processed: ProcessedRows | None
-    """Rows with logits processors or log-probabilities; None without any."""
+    """Rows with logits processors or log-probabilities; None if there are none."""
     is_captured: bool = False
-    """Whether sampling runs on a graph, which samples all rows, padding included."""
+    """Whether sampling runs on a graph, which samples all rows, including padding."""
     sampled_rows: Sequence[int] | None = None
     """Rows that the Plan samples if a graph samples all; None if these are all rows."""
     speculative: SpeculativeRows | None = None
-    """Speculative rows, whose sampled tokens verify their drafts; None without any."""
+    """Speculative rows, whose sampled tokens verify their drafts; None if there are none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,37 +94,37 @@ class Batch:
     """Inputs of one step: R rows of T tokens in all, and sampling inputs."""
 
     rows: IntArray
-    """[R, 4] on the host: slot, start, length, number of last positions that sample a token."""
+    """[R, 4] on the host: slot, start, length, number of trailing positions that sample a token."""
     num_rows: int
     """Number of leading rows that come from the Plan; padding follows."""
     num_decodes: int
-    """Number of leading rows of one token; 0 if the compiled CPU library runs the model."""
+    """Number of leading rows with one token; 0 if the compiled CPU library runs the model."""
     ends: Sequence[int]
     """Upper bounds of the rows' sequence lengths, on the host; exact if the step is eager and the
     host has placed all rows."""
     staged: StagedArrays | None
-    """Arrays slots [R], starts [R] and query_start [R + 1], int64, on the device; if layers keep
-    states, also the pieces of the rows (`StateRows`), and the arrays of `draft_arrays` if
-    `has_replay`; if `has_adapters`, also adapter_slots and adapter_tokens (`LoraTiles`). None if
+    """Arrays slots [R], starts [R] and query_start [R + 1], int64, on the device. If layers keep
+    states, also the pieces of the rows (`StateRows`) and, if `has_replay`, the arrays of
+    `draft_arrays`. If `has_adapters`, also adapter_slots and adapter_tokens (`LoraTiles`). None if
     the compiled CPU library reads the tables itself."""
     starts: torch.Tensor | None
-    """[R] int64: first positions of the rows. If the device has placed speculative rows, those in
-    `rows` are only the planned ones."""
+    """[R] int64: first positions of the rows. If the device has placed speculative rows, the starts
+    in `rows` are only the planned ones."""
     sampling: SamplingBatch | None
     """How the step samples; None if it samples nothing."""
     prompts: Sequence[PromptChunk]
     """Prompt positions whose next tokens are scored."""
     size: int | None
-    """Rows of the graph that the step runs on; None for an eager step."""
+    """Number of rows of the graph on which the step runs; None for an eager step."""
     num_tokens: int = 0
-    """Tokens of the graph that the step runs on if its rows may have any length; else 0."""
+    """Number of tokens of that graph if its rows may have any length; otherwise 0."""
     logits_indices: torch.Tensor | None = None
     """[S] int64, ascending: indices of the step's tokens whose hidden states the forward pass
     returns; None for all T."""
     has_adapters: bool = False
     """Whether any token has a LoRA adapter."""
     selected_adapters: Tensors | None = None
-    """Adapters of the sampled tokens, as in `staged`; None without any, or if a graph samples."""
+    """Adapters of the sampled tokens, as in `staged`; None if none has any or a graph samples."""
     signal: torch.Tensor | None = None
     """[C, hidden]: self-conditioning signal of the last rows, which are canvases; else None."""
 
@@ -162,10 +162,10 @@ class BatchBuilder:
         Args:
             plan: the step.
             uploader: copies the staged arrays to the device; None copies on the current stream.
-            size: rows (blocks of a block-diffusion model) of the graph that the step runs on; None
-                for an eager step.
-            num_tokens: tokens of that graph if its rows may have any length; else 0.
-            speculative: the Plan's speculative rows; None without any.
+            size: number of rows (blocks of a block-diffusion model) of the graph on which the step
+                runs; None for an eager step.
+            num_tokens: number of tokens of that graph if its rows may have any length; otherwise 0.
+            speculative: the Plan's speculative rows; None if there are none.
             drafts: the Plan's draft rows, for layers with states; None if nothing is replayed and
                 no inputs are kept.
         """
@@ -198,7 +198,7 @@ class BatchBuilder:
         return batch.finish(staged, speculative)
 
     def build_padding(self, size: int, num_tokens: int = 0, *, has_adapters: bool = False) -> Batch:
-        """A batch of dummy rows only, to capture a graph of `size` rows; `num_tokens` as in
+        """A batch that only has dummy rows, to capture a graph of `size` rows; `num_tokens` as in
         `build`, `has_adapters` as in Batch."""
         groups, none = list[Arrays](), np.zeros((0, 4), dtype=np.int64)
         graph = _GraphSize(size, num_tokens, has_adapters)
@@ -212,7 +212,7 @@ class _GraphSize(NamedTuple):
     rows: int | None
     tokens: int
     has_adapters: bool = False
-    """Whether the graph is for tokens with adapters even if there are none."""
+    """Whether the graph supports adapters even if no token has one."""
 
 
 class _StagedBatch:
@@ -221,12 +221,12 @@ class _StagedBatch:
     Args:
         tables: the rank's tables.
         table: the Plan's rows [R, 4], as in Batch.
-        processed: those of the rows with logits processors or log-probabilities.
-        graph: size of the graph that the step runs on.
-        groups: gets the arrays to copy to the device.
+        processed: rows with logits processors or log-probabilities.
+        graph: size of the graph on which the step runs.
+        groups: receives the arrays to copy to the device.
         is_native: whether the compiled CPU library runs the model, which needs no row arrays.
         stores: snapshots to take of the rows' states.
-        drafts: the step's draft rows, for layers with states; None if they do not matter.
+        drafts: the step's draft rows, for layers with states; None if they are not needed.
     """
 
     def __init__(
@@ -271,8 +271,8 @@ class _StagedBatch:
             (sampled_rows,) = np.nonzero(num_samples)
             is_all = len(sampled_rows) == self._num_rows
             self._sampled_rows = None if is_all else sampled_rows.tolist()
-            # The graph samples every row: tokens of rows that do not sample are written where
-            # those of padding are.
+            # The graph samples every row. Tokens of rows that do not sample are written to the same
+            # cell as those of padding.
             slots = np.where(num_samples, slots, tables.dummy_slot)
             cells = slots, np.where(num_samples, starts + lengths, 1), query_ends - 1
         else:
@@ -292,7 +292,7 @@ class _StagedBatch:
             groups.append(self._adapters.selected(cells[2]))
 
     def finish(self, staged: Sequence[Tensors], speculative: SpeculativeRows | None) -> Batch:
-        """The batch, given the arrays on the device in the order in which they were staged."""
+        """The batch, given the arrays on the device, in the order in which they were staged."""
         placement = None if speculative is None else speculative.on_device
         lengths = self._rows[:, 2]
         ends = (self._rows[:, 1] + lengths).tolist()
@@ -310,7 +310,7 @@ class _StagedBatch:
         if self._num_samples:
             sampling = self._sampling(staged[self._sampling_group], speculative)
         logits_indices = None
-        # Unless prompts are scored, only sampled positions need hidden states. For running blocks
+        # Unless prompts are scored, only sampled positions need hidden states. For running blocks,
         # BlockDecoder selects the positions.
         prompts = () if self._processed is None else self._processed.prompts
         if self._size is None and self._tables.block_size == 1 and not prompts:
@@ -345,7 +345,7 @@ class _StagedBatch:
         if tables.keeps_states:
             arrays |= arrays_of_states(rows, stores, drafts, tables, self._ragged_tokens)
         if self._adapters is not None:
-            # Last: graphs for tokens without adapters read a prefix of the same buffer.
+            # These come last: graphs without adapters read a prefix of the same buffer.
             arrays |= self._adapters.all()
         return arrays
 
@@ -425,7 +425,7 @@ def gather_inputs(
     """
     assert batch.staged is not None, "the compiled library gathers its own inputs"
     assert batch.starts is not None, "the compiled library gathers its own inputs"
-    # Rows: on a graph any of them may be as long as the graph's tokens allow.
+    # Rows: on a graph, any row may be as long as the graph's number of tokens allows.
     lengths, longest = batch.rows[:, 2], longest_row(batch, tables.max_model_len)
     rows = StepRows(
         slots=batch.staged["slots"],
@@ -436,7 +436,7 @@ def gather_inputs(
         num_pages=-(-max(batch.ends) // tables.page_size),
         page_size=tables.page_size,
     )
-    # Attention: rows of one token come first, and are planned apart from longer ones.
+    # Attention: rows with one token come first and are planned separately from longer ones.
     plan = backend.plan
     if batch.size is not None:
         assert isinstance(backend, CapturableBackend), "this backend runs eager steps only"
@@ -446,7 +446,7 @@ def gather_inputs(
     if border < last:
         query_start = batch.staged["query_start"][border : last + 1]
         query_start = (query_start - border if border else query_start).int()
-    # Groups of layers: tokens and positions are the same for all, pages are not.
+    # Groups of layers: tokens and positions are the same for all groups, pages are not.
     by_layer: dict[int, AttentionInputs] = {}
     for group in groups:
         step = gather_step_inputs(tables.token_pool, tables.group_tables[group.page_table], rows)
@@ -471,14 +471,14 @@ def gather_inputs(
 
 
 def longest_row(batch: Batch, max_model_len: int) -> int:
-    """Maximum tokens of a row; on a graph for rows of any length an upper bound."""
+    """Maximum number of tokens of a row; an upper bound on a graph for rows of any length."""
     if batch.num_tokens:
         return min(batch.num_tokens, max_model_len)
     return int(batch.rows[:, 2].max())
 
 
 _Parts = tuple[AttentionMetadata | None, AttentionMetadata | None]
-"""Rows of one token, and longer ones; None for a part without rows."""
+"""Rows with one token, and longer rows; None for a part without rows."""
 
 
 def _attention_inputs(
@@ -489,8 +489,8 @@ def _attention_inputs(
     *,
     is_eager: bool,
 ) -> AttentionInputs:
-    """Planned attention of a group's rows, in which some queries may attend to a selection of
-    tokens, and some rows of an eager step be in expanded form."""
+    """Planned attention of a group's rows. Some queries may attend to a selection of tokens, and
+    some rows of an eager step may be computed in expanded form."""
     whole, sparse, dense, expanded = parts, None, None, None
     if spec.top_k:
         parts, sparse = _split(parts, step.positions, spec.top_k)
@@ -527,7 +527,7 @@ def _split(
 
 
 def _split_prompts(parts: _Parts, expansion: Expansion) -> tuple[_Parts, ExpandedInputs | None]:
-    """Separates the rows of an eager step that need less work in expanded form."""
+    """Separates the rows of an eager step that are cheaper in expanded form."""
     decode, extend = parts
     if extend is None:
         return parts, None
@@ -580,14 +580,14 @@ def _attention_rows(
 
 
 def count_decodes(lengths: IntArray) -> int:
-    """Number of leading rows of one token, including speculative rows without drafts."""
+    """Number of leading rows with one token, including speculative rows without drafts."""
     (longer,) = np.nonzero(lengths > 1)
     return int(longer[0]) if len(longer) else len(lengths)
 
 
 def sample_cells(table: IntArray, query_ends: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     """Tokens that rows [R, 4] sample, as three arrays [S]: slot, position of the new token, index
-    of the step's token whose logits it is sampled from."""
+    of the step's token from whose logits it is sampled."""
     slots, starts, lengths, num_samples = table.T
     ends = starts + lengths
     (samples,) = np.nonzero(num_samples)

@@ -21,18 +21,18 @@ from worker.rank.streams import DeviceStreams
 from worker.rank.tables import DeviceTables
 
 _MOST_TOKENS = 2048
-"""Upper bound of the largest default size in tokens: larger steps take longer to compute than to
+"""Upper bound of the largest default size, in tokens: larger steps take longer to compute than to
 launch."""
 
 
 class CanvasGraphs:
-    """Graphs of forward passes over several numbers of canvases, and the static buffers that they
+    """Graphs of forward passes over different numbers of canvases, and the static buffers that they
     read.
 
     Args:
         forward: computes the hidden states of a batch.
         tables: tokens and pages of all slots.
-        length: tokens of a canvas.
+        length: number of tokens per canvas.
         signal: [largest size * length, hidden]: buffer of the signal.
         sizes: sizes in canvases, ascending.
         capture: `GraphCapture`; tests on CPU pass a function that captures nothing.
@@ -68,7 +68,7 @@ class CanvasGraphs:
         self._replays.clear()
 
     def size_for(self, count: int) -> int | None:
-        """The number of canvases that this many are padded to; None if no graph can run them."""
+        """The number to which this many canvases are padded; None if no graph can run them."""
         if count > self._sizes[-1]:
             return None
         return self._sizes[bisect.bisect_left(self._sizes, count)]
@@ -92,7 +92,7 @@ class CanvasGraphs:
 
 
 class CanvasCapture:
-    """Captures the rounds of canvases of one rank, after measuring the memory that graphs take.
+    """Captures the rounds of canvases on one rank after measuring the memory that graphs take.
 
     Args:
         sizes: sizes in canvases, ascending.
@@ -113,7 +113,7 @@ class CanvasCapture:
 
     def measure(self, forward: Forward, tables: DeviceTables) -> int:
         """Estimated bytes of device memory for all graphs, extrapolated from capturing the two
-        largest, which are dropped again."""
+        largest, which are then dropped."""
         capture = GraphCapture(self._streams)
         graphs: list[CanvasGraphs] = []
 
@@ -128,7 +128,7 @@ class CanvasCapture:
         return expected
 
     def run(self, forward: Forward, tables: DeviceTables) -> CanvasGraphs:
-        """Captures all graphs. Every rank must call it, since they contain collectives."""
+        """Captures all graphs. Every rank must call this, since they contain collectives."""
         return self._graphs(forward, tables, self._sizes, GraphCapture(self._streams))
 
     def _graphs(
@@ -151,8 +151,8 @@ def create_canvas_capture(
     model: ModelConfig,
     dtype: torch.dtype,
 ) -> CanvasCapture | None:
-    """The capture of rounds of canvases; None for models without canvases, or if they run eagerly:
-    due to the configuration, collectives through the host, or the attention backend."""
+    """The capture of rounds of canvases; None for models without canvases, or if they run eagerly
+    because of the configuration, collectives through the host, or the attention backend."""
     can_capture = registry.uses_triton(group.device) and not group.is_through_host
     if streams is None or config.execution.enforce_eager or not can_capture:
         return None

@@ -1,4 +1,4 @@
-"""Settings of a rank's process on CPU: threads, allocator, memory."""
+"""Settings of a rank's process on CPU: threads, allocator and memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KEEP_BYTES = 1 << 30
 
 
 def tune_cpu_process(num_threads: int, world_size: int) -> None:
-    """Configures torch in a rank's process; with `num_threads` 0, ranks share all cores but one.
+    """Configures torch in a rank's process; if `num_threads` is 0, ranks share all cores but one.
 
     The scheduler and the frontend use that core: a compute thread that waits for a core delays the
     whole step.
@@ -34,7 +34,7 @@ def native_options(
 ) -> NativeOptions | None:
     """Options of a rank for the compiled CPU library; None if it does not use it.
 
-    By default ranks share all cores: the library uses fewer threads for short steps anyway.
+    By default, ranks share all cores: the library uses fewer threads for short steps anyway.
     """
     if device.type != "cpu" or config.cpu_steps == "torch":
         return None
@@ -67,7 +67,7 @@ def lazy_zeros(
 def _keep_freed_memory() -> None:
     """Makes malloc keep large freed blocks, since every step allocates them again.
 
-    By default glibc returns them to the kernel; the resulting page faults took half the time of a
+    By default, glibc returns them to the kernel; the resulting page faults took half the time of a
     32-row step.
     """
     if not keep_freed_memory(_KEEP_BYTES) and sys.platform.startswith("linux"):

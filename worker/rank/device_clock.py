@@ -1,10 +1,10 @@
 """Device clock: converts CUDA events to times of the host's clock.
 
 CUDA events only measure time relative to each other. Steps are therefore chained: the times of a
-step follow from the end of the previous step and the time between their events, so the gap between
-two steps is as measured on the device. A chain begins at a step whose end is set to the time at
-which the host observed it. A new chain begins if a step's end would lie after that time, or long
-before it although the host was waiting.
+step are computed from the end of the previous step and the time between their events, so the gap
+between two steps is as measured on the device. A chain begins at a step whose end is set to the
+time at which the host observed it. A new chain begins if a step's end would be after the time at
+which the host observed it, or long before that although the host was waiting.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from worker.plan.plan import RankTimes
 
 _LARGEST_LAG_S = 1e-3
 """Maximum seconds between a step's end and its observation by a waiting host: longer than a
-wake-up, and short enough that clock drift exceeds it once in thousands of steps."""
+wake-up, and short enough that clock drift exceeds it only once in thousands of steps."""
 
 _LONGEST_CHAIN_S = 1.0
-"""Idle seconds before a step after which a new chain begins."""
+"""Idle time before a step, in seconds, after which a new chain begins."""
 
 
 class TimedEvent(Protocol):

@@ -33,10 +33,11 @@ def resolve_dtype(
 ) -> torch.dtype:
     """The data type used for computation, the same on all ranks.
 
-    `auto` on CUDA is the checkpoint's type if that is bfloat16 or float16, else bfloat16; devices
-    without bfloat16 use float16 instead. On CPU it is bfloat16 if the checkpoint is stored in it
-    and it is faster on all ranks' processors, else float32. In batch-invariant mode it is always
-    float32 on CPU, since outputs must not depend on a measurement.
+    On CUDA, `auto` selects the checkpoint's type if that is bfloat16 or float16, otherwise
+    bfloat16; devices without bfloat16 use float16 instead. On CPU, it selects bfloat16 if the
+    checkpoint is stored in bfloat16 and that is faster on all ranks' CPUs, otherwise float32. In
+    batch-invariant mode on CPU, it always selects float32, since outputs must not depend on a
+    measurement.
 
     Args:
         config: the engine's configuration.
@@ -66,8 +67,8 @@ def resolve_cache_dtype(
 ) -> torch.dtype | None:
     """The data type of the KV cache: FP8, or None for the type used for computation.
 
-    `auto` is FP8 if the checkpoint specifies it and the device and the attention backend support
-    it. On CPU, where FP8 is slower, it never is.
+    `auto` selects FP8 if the checkpoint specifies it and the device and the attention backend
+    support it. On CPU, where FP8 is slower, it never does.
 
     Args:
         config: the engine's configuration.
@@ -76,8 +77,8 @@ def resolve_cache_dtype(
         dtype: the data type to compute in.
 
     Raises:
-        ValueError: FP8 is configured, but the GPU does not support it; or bfloat16 is, but the
-            model computes in another type.
+        ValueError: FP8 is configured but the GPU does not support it, or bfloat16 is configured but
+            the model computes in another type.
     """
     if config.cache.kv_cache_dtype == "bfloat16":
         if dtype != torch.bfloat16:
@@ -116,7 +117,7 @@ def prefers_bf16(backend: CPUBackend) -> tuple[bool, str]:
 
 
 def _multipliers(backend: CPUBackend) -> Sequence[Multiplier]:
-    """Matmul implementations that must be faster; with `auto` both, since the model determines
+    """Matmul implementations that must be faster; both with `auto`, since the model determines
     which one is used."""
     return ("native", "torch") if backend == "auto" else (backend,)
 

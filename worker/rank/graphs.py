@@ -40,15 +40,15 @@ from worker.rank.transfer import StagedArrays
 logger = logging.getLogger(__name__)
 
 _LARGEST_DEFAULT = 512
-"""Largest default size in rows: larger steps take longer to compute than to launch."""
+"""Largest default size, in rows: larger steps take longer to compute than to launch."""
 _MOST_TOKENS = 2048
-"""Upper bound of the largest default size in tokens."""
+"""Upper bound of the largest default size, in tokens."""
 _LAYER_FLOP = 1e11
-"""Floating-point operations that a layer computes in the time of launching its kernels, estimated:
-on an H100, launching attention took 29 us and a norm 24 us, so about 150 us for the 9 kernels of a
-layer, in which the device computes 1e11 at the 550 to 650 TFLOP/s of long prompts."""
+"""Estimated floating-point operations that a layer can compute while its kernels are launched. On
+an H100, launching attention took 29 us and launching a norm 24 us, so the 9 kernels of a layer take
+about 150 us. In that time, the device computes 1e11 at the 550 to 650 TFLOP/s of long prompts."""
 _TILE_TOKENS = 64
-"""Tokens of a matrix product's tile: fewer take as long, as reading the weights dominates."""
+"""Tokens per matmul tile: fewer take as long, since reading the weights dominates."""
 
 Replay = Callable[[], None]
 Forward = Callable[[Batch], torch.Tensor]
@@ -59,11 +59,11 @@ Drafts = DeviceModelProposer | HeadProposer
 
 
 def capture_sizes(config: EngineConfig, block_size: int = 1) -> tuple[int, ...]:
-    """Sizes in rows to capture graphs for, ascending.
+    """Sizes, in rows, for which graphs are captured, ascending.
 
-    The default ends with the maximum rows of a step, or 512 if that is less. Rows of a
-    block-diffusion model are blocks; a request may compute two in one pass: one to commit, one to
-    decide.
+    The default ends with the maximum number of rows of a step, at most 512. Rows of a
+    block-diffusion model are blocks; a request may compute two in one pass: one to commit and one
+    to decide.
     """
     most = config.scheduling.max_num_seqs
     if block_size > 1:
@@ -77,7 +77,7 @@ def capture_sizes(config: EngineConfig, block_size: int = 1) -> tuple[int, ...]:
 
 
 def token_capture_sizes(config: EngineConfig, hidden_size: int) -> tuple[int, ...]:
-    """Sizes in tokens to capture graphs for whose rows may have any length, ascending.
+    """Sizes, in tokens, for which graphs with rows of any length are captured, ascending.
 
     Args:
         config: the engine's configuration.
@@ -104,16 +104,17 @@ def token_capture_sizes(config: EngineConfig, hidden_size: int) -> tuple[int, ..
 class StepGraphs:
     """Graphs of small steps, and the static buffers that they read.
 
-    For steps of one token per row, forward pass and sampling are captured, for several numbers of
-    rows. For steps with longer rows (prompts, drafts), only the forward pass is captured, for
+    For steps with one token per row, the forward pass and sampling are captured for several numbers
+    of rows. For steps with longer rows (prompts, drafts), only the forward pass is captured, for
     several numbers of tokens; row lengths are data on the device. For block-diffusion models, whose
-    rows are blocks, also only the forward pass is: the sampled positions vary between rounds.
+    rows are blocks, only the forward pass is captured as well, since the sampled positions vary
+    between rounds.
 
-    If LoRA is enabled, forward passes are captured twice, for tokens with and without adapters, so
-    that steps without any launch nothing for them.
+    If LoRA is enabled, forward passes are captured twice, with and without adapters, so that steps
+    without adapters launch no LoRA kernels.
 
-    Graphs assume that each row may be as long as the tables allow, so the number of splits in
-    attention depends on the number of rows only.
+    Graphs assume that each row may be as long as the tables allow, so the number of attention
+    splits depends only on the number of rows.
 
     Args:
         forward: computes the hidden states of a batch.
@@ -122,7 +123,7 @@ class StepGraphs:
         sizes: sizes in rows, ascending.
         capture: `GraphCapture`; tests on CPU pass a function that captures nothing.
         drafts: proposer with a draft model or a head, whose passes are captured at the same sizes;
-            None without one.
+            None if there is none.
         token_sizes: sizes in tokens, ascending, for steps whose rows may have any length.
         show_progress: whether to show a progress bar.
     """
@@ -143,7 +144,7 @@ class StepGraphs:
         self._compute_logits = compute_logits
         self._tables = tables
         self._drafts = drafts
-        # Sizes, without those that rows cannot fill because requests are short.
+        # Sizes, except those that rows cannot fill because requests are short.
         self._sizes = tuple(sizes)
         self._token_sizes = [
             size for size in token_sizes if size <= self._num_rows(size) * tables.max_model_len
@@ -152,7 +153,7 @@ class StepGraphs:
         # Static buffers: row arrays, sampling arrays, sampled tokens, masks.
         builder = BatchBuilder(tables)
         self._variants = (True, False) if tables.max_loras else (False,)
-        """Whether tokens have adapters, in the forward passes to capture."""
+        """Whether tokens have adapters, for each variant of forward passes to capture."""
         most = self._variants[0]
         largest = builder.build_padding(self._sizes[-1], has_adapters=most)
         self._rows = _like(largest.staged)
@@ -169,11 +170,13 @@ class StepGraphs:
             drafts.prepare_capture(self._sizes[-1])
         # Graphs by size, the largest first: the others reuse its memory pool.
         self._forward: dict[tuple[int, bool], Replay] = {}
-        """Graphs by size and whether tokens have adapters."""
+        """Forward graphs by size and whether tokens have adapters."""
         self._ragged: dict[tuple[int, bool], Replay] = {}
-        """Graphs of steps with rows of any length, by size in tokens and as above."""
+        """Forward graphs with rows of any length, by size in tokens and whether tokens have
+        adapters."""
         self._sample: dict[tuple[int, bool, bool], Replay] = {}
-        """Graphs by size, whether samples are filtered, and whether logits have adapters."""
+        """Sampling graphs by size, whether samples are filtered, and whether the LM head has
+        adapters."""
         num_sizes = len(self._token_sizes) + len(self._sizes)
         shown = progress(
             "capturing CUDA graphs",
@@ -186,7 +189,7 @@ class StepGraphs:
             self._capture_all(builder, capture, advance)
 
     def close(self) -> None:
-        """Drops all graphs, even if this object is still referenced: they must not outlive NCCL's
+        """Drops all graphs even if this object is still referenced: they must not outlive NCCL's
         group."""
         self._forward.clear()
         self._ragged.clear()
@@ -200,7 +203,7 @@ class StepGraphs:
         return self._sizes[-1]
 
     def size_for(self, rows: Sequence[Row]) -> int | None:
-        """The number of rows that a step of these rows is padded to; None if no graph can run
+        """The number of rows to which a step with these rows is padded; None if no graph can run
         it."""
         count = captured_rows(rows, self._row_tokens)
         if not 0 < count <= self._sizes[-1]:
@@ -208,9 +211,9 @@ class StepGraphs:
         return self._sizes[bisect.bisect_left(self._sizes, count)]
 
     def tokens_for(self, rows: Sequence[Row]) -> tuple[int, int] | None:
-        """The numbers of rows and tokens that a step with rows of any length is padded to; None if
-        no graph can run it, or if all its rows have one token and are too many for `size_for`:
-        such a step runs eagerly, since it takes longer to compute than to launch."""
+        """The numbers of rows and tokens to which a step with rows of any length is padded. None if
+        no graph can run it, or if all its rows have one token and are too many for `size_for`: such
+        a step runs eagerly, since it takes longer to compute than to launch."""
         sizes, count = self._token_sizes, sum(row.length for row in rows)
         if not sizes or not 0 < count <= sizes[-1]:
             return None
@@ -222,7 +225,8 @@ class StepGraphs:
         return (num_rows, num_tokens) if num_tokens - count <= room else None
 
     def _num_rows(self, num_tokens: int) -> int:
-        """Rows of a graph of `num_tokens` tokens: at most one per token, plus one for padding."""
+        """Number of rows of a graph with `num_tokens` tokens: at most one per token, plus one for
+        padding."""
         return 1 + min(num_tokens, self._tables.dummy_slot)
 
     def forward(self, batch: Batch) -> torch.Tensor:
@@ -275,7 +279,7 @@ class StepGraphs:
             self._samples[: len(packed)].copy_(packed)
 
     def _capture_all(self, builder: BatchBuilder, capture: Capture, advance: Advance) -> None:
-        """Captures all sizes; `advance` counts them."""
+        """Captures all sizes; calls `advance` after each."""
         for size in reversed(self._token_sizes):
             for variant in self._variants:
                 padding = builder.build_padding(self._num_rows(size), size, has_adapters=variant)
@@ -341,7 +345,7 @@ class StepGraphs:
         rows: StagedArrays | None,
     ) -> None:
         """Samples one token for each row, into the token buffer and the token pool; `rows` has the
-        LoRA adapters of the rows, which are tokens, too."""
+        LoRA adapters of the rows, each of which is one token."""
         assert self._hidden is not None, "sampling follows a forward pass"
         tiles = None if rows is None else adapter_tiles(rows)
         logits = self._compute_logits(self._hidden[:size], tiles)
@@ -350,16 +354,16 @@ class StepGraphs:
 
 
 def captured_rows(rows: Sequence[Row], row_tokens: int) -> int:
-    """Number of graph rows that these rows of a Plan take; 0 if no graph can run them.
+    """Number of graph rows taken by these rows of a Plan; 0 if no graph can run them.
 
     Args:
         rows: the Plan's rows.
-        row_tokens: tokens of a graph's row: 1, or the block size. With 1, all rows must have one
+        row_tokens: tokens per graph row: 1, or the block size. If it is 1, all rows must have one
             token and sample at most one.
     """
     if row_tokens > 1:
         return sum(row.length for row in rows) // row_tokens
-    # Rows of one token come first.
+    # Rows with one token come first.
     if not rows or rows[-1].length > 1 or any(row.num_samples > 1 for row in rows):
         return 0
     return len(rows)
@@ -395,10 +399,10 @@ class GraphCapture:
 
 
 class StepCapture:
-    """Captures the small steps of one rank, after measuring the memory that graphs take.
+    """Captures the small steps of one rank after measuring the memory that graphs take.
 
     Args:
-        sizes: sizes in rows, ascending.
+        sizes: sizes, in rows, ascending.
         token_sizes: sizes in tokens, ascending; may be empty.
         streams: the rank's streams.
         show_progress: whether to show a progress bar and log the result.
@@ -427,7 +431,7 @@ class StepCapture:
         drafts: Drafts | None,
     ) -> int:
         """Estimated bytes of device memory for all graphs, extrapolated from capturing the two
-        largest of each kind, which are dropped again."""
+        largest of each kind, which are then dropped."""
         capture = GraphCapture(self._streams)
         graphs: list[StepGraphs] = []
 
@@ -440,7 +444,7 @@ class StepCapture:
         self.expected = taken_by(self._sizes[-1:], self._token_sizes[-1:])
         further = max(len(self._sizes), len(self._token_sizes)) - 1
         if further > 0:
-            # One graph of each kind at a time, as if both kinds had equally many sizes.
+            # One graph of each kind at a time, as if both kinds had the same number of sizes.
             second = (sizes[-2:-1] or sizes for sizes in (self._sizes, self._token_sizes))
             self.expected += taken_by(*second) * further
         return self.expected
@@ -452,7 +456,7 @@ class StepCapture:
         tables: DeviceTables,
         drafts: Drafts | None,
     ) -> StepGraphs:
-        """Captures all graphs. Every rank must call it, since they contain collectives."""
+        """Captures all graphs. Every rank must call this, since they contain collectives."""
         before, start = free_bytes(self._streams), time.perf_counter()
         graphs = StepGraphs(
             forward,
@@ -478,7 +482,7 @@ class StepCapture:
 
 
 def free_bytes(streams: DeviceStreams) -> int:
-    """Free bytes of device memory, after torch's allocator has released its cache."""
+    """Free device memory in bytes, after torch's allocator has released its cache."""
     torch.cuda.synchronize(streams.device)
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(streams.device)
@@ -493,7 +497,7 @@ def create_capture(
     model: ModelConfig,
     draft_backend: AttentionBackend,
 ) -> StepCapture | None:
-    """The capture of a rank's steps; None if all steps run eagerly: due to the configuration,
+    """The capture of a rank's steps; None if all steps run eagerly because of the configuration,
     collectives through the host, canvases, sparse attention, pooling, or an attention backend that
     cannot be captured.
 
@@ -512,9 +516,9 @@ def create_capture(
     if not isinstance(backend, CapturableBackend) or model.pooling is not None:
         return None
     if model.canvas is not None:
-        return None  # only rounds of canvases are captured: `create_canvas_capture`
+        return None  # only canvas rounds are captured: `create_canvas_capture`
     if model.selects_tokens_within(model.resolve_max_model_len(config.max_model_len)):
-        return None  # a step's kernels depend on the lengths of its rows
+        return None  # kernels depend on the lengths of rows
     sizes = capture_sizes(config, model.block_size)
     token_sizes: Sequence[int] = ()
     captured = [one for one in (backend, draft_backend) if isinstance(one, CapturableBackend)]

@@ -1,4 +1,4 @@
-"""Plan guard: stops a rank that lost a Plan or sampled different tokens than rank 0."""
+"""Plan guard: stops a rank that missed a Plan or sampled tokens that differ from rank 0's."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from worker.plan.plan import Plan, SampleDigest, StepResult
 
 
 class OutOfStep(RuntimeError):
-    """This rank missed a Plan or sampled different tokens than rank 0."""
+    """This rank missed a Plan or sampled tokens that differ from rank 0's."""
 
 
 RUN_AHEAD = 1
-"""Maximum number of launched steps whose tokens are not in the digest yet."""
+"""Maximum number of launched steps whose tokens are not yet in the digest."""
 
 
 class Launched(Protocol):
@@ -32,21 +32,21 @@ class Launched(Protocol):
 class PlanGuard:
     """Checks each Plan's sequence number, and every digest of sampled tokens that a Plan carries.
 
-    If a rank continued after a mismatch, the next all-reduce would mix requests; the only symptom
-    would be wrong text.
+    If a rank continued after a mismatch, the next all-reduce would mix requests, and the only
+    symptom would be wrong text.
     """
 
     def __init__(self) -> None:
         self._last_seq = 0
         self._digest = SampleDigest()
         self._launched: deque[Launched] = deque()
-        """Launched steps whose tokens are not in the digest yet."""
+        """Launched steps whose tokens are not yet in the digest."""
 
     def check(self, plan: Plan) -> None:
-        """Checks that `plan` is the next one, and that its digest, if any, is this rank's.
+        """Checks that `plan` is the next one, and that its digest, if any, equals this rank's.
 
         Raises:
-            OutOfStep: it is not.
+            OutOfStep: either check fails.
         """
         if plan.seq != self._last_seq + 1:
             raise OutOfStep(f"Plan {plan.seq} arrived after Plan {self._last_seq}: a Plan was lost")
@@ -62,7 +62,7 @@ class PlanGuard:
 
     def follow(self, step: Launched) -> None:
         """Queues a launched step, whose tokens are added to the digest later; waits for all steps
-        but the newest."""
+        except the newest."""
         self._launched.append(step)
         while len(self._launched) > RUN_AHEAD:
             self.record(self._launched.popleft().result())

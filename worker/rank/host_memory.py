@@ -1,4 +1,5 @@
-"""Default size of the host-memory tier: memory of this node that its ranks may pin. No torch."""
+"""Default size of the host-memory tier: memory of this node that its ranks may pin. Imports no
+torch."""
 
 from __future__ import annotations
 
@@ -10,16 +11,16 @@ from typing import NamedTuple
 import psutil
 
 REQUEST_VARIABLE = "RAYFLEET_MEMORY_REQUEST"
-"""Environment variable with the memory request of the container in bytes, set by the Helm chart: a
-pod that uses more may be evicted when its node runs out of memory."""
+"""Environment variable, set by the Helm chart, with the container's memory request in bytes: a pod
+that uses more may be evicted when its node runs out of memory."""
 _RESERVED = 0.5
-"""Fraction of the memory that is reserved for others: Ray's object store (30 % of a node by
-default), page cache of weights, other containers, which follow the same rule."""
+"""Fraction of memory reserved for other uses: Ray's object store (30 % of a node by default), page
+cache of weights, other containers that follow the same rule."""
 _MAX_RATIO = 2.0
-"""Maximum size relative to the KV cache on the device. With agents that return after minutes, twice
-the device's cache recovers most of the prefix hits, and more memory takes longer to pin."""
+"""Maximum size relative to the KV cache on the device. If agents return after minutes, twice the
+device's cache recovers most of the prefix hits; more memory takes longer to pin."""
 _MIN_RATIO = 0.125
-"""Minimum size relative to the KV cache on the device: less is not worth the copies."""
+"""Minimum size relative to the KV cache on the device: a smaller tier is not worth the copies."""
 
 
 class MemoryBound(NamedTuple):
@@ -27,9 +28,9 @@ class MemoryBound(NamedTuple):
 
     source: str
     total: int
-    """Bytes of the limit."""
+    """The limit in bytes."""
     free: int
-    """Bytes that are left, including reclaimable page cache."""
+    """Remaining bytes, including reclaimable page cache."""
 
     @property
     def pinnable(self) -> int:
@@ -40,8 +41,8 @@ class MemoryBound(NamedTuple):
 def tightest_bound(
     root: Path = Path("/"), environment: Mapping[str, str] = os.environ
 ) -> MemoryBound:
-    """The bound with the minimum of memory that may be pinned: the node's memory, limits of
-    cgroups, or the container's memory request.
+    """The bound that allows the least memory to be pinned: the node's memory, cgroup limits, or the
+    container's memory request.
 
     Args:
         root: folder that contains `proc` and `sys`.
@@ -70,7 +71,7 @@ def default_host_bytes(bound: MemoryBound, num_ranks: int, cache_bytes: int) -> 
 
     Args:
         bound: memory of the node.
-        num_ranks: maximum number of ranks on the node, which share the memory.
+        num_ranks: maximum number of ranks on the node, among which the memory is divided.
         cache_bytes: bytes of the rank's KV cache on the device.
     """
     num_bytes = min(bound.pinnable // max(1, num_ranks), int(_MAX_RATIO * cache_bytes))
@@ -78,7 +79,7 @@ def default_host_bytes(bound: MemoryBound, num_ranks: int, cache_bytes: int) -> 
 
 
 def _cgroup_limits(root: Path) -> Iterator[tuple[int, int]]:
-    """(limit, bytes in use) of the cgroups with a memory limit that contain this process."""
+    """Limit and bytes in use of each cgroup with a memory limit that contains this process."""
     for folder, limit_name, used_name, prefix in _cgroups(root):
         limit = _read_number(folder / limit_name)
         used = _read_number(folder / used_name)
@@ -105,7 +106,8 @@ def _cgroups(root: Path) -> Iterator[tuple[Path, str, str, str]]:
                 ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
                 mount / "memory",
             )
-        # In a container, the path is relative to the host's root, and the mount is its own cgroup.
+        # In a container, the path is relative to the host's root, and the mount is the container's
+        # own cgroup.
         folder = mount / path.lstrip("/")
         inside = [folder, *folder.parents] if folder.is_dir() else [mount]
         for one in inside:
@@ -123,7 +125,7 @@ def _read_number(path: Path) -> int | None:
 
 
 def _reclaimable(statistics: Path, prefix: str) -> int:
-    """Bytes of page cache without shared memory."""
+    """Bytes of page cache, excluding shared memory."""
     try:
         rows: Sequence[list[str]] = [line.split() for line in statistics.read_text().splitlines()]
     except OSError:

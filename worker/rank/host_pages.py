@@ -26,13 +26,13 @@ from worker.rank.transfer import to_device
 logger = logging.getLogger(__name__)
 
 _STAGED_BYTES = 32 << 20
-"""Maximum bytes of a staging buffer on the device, and of a piece of loads."""
+"""Maximum size, in bytes, of a staging buffer on the device and of a piece of loads."""
 _PIECE_BYTES = 1 << 20
-"""Maximum bytes of a piece of loads on CPU: a fraction of a millisecond."""
+"""Maximum size, in bytes, of a piece of loads on CPU: it takes a fraction of a millisecond."""
 _MIN_S = 5e-4
-"""Minimum seconds that loads are continued for per Plan."""
+"""Minimum seconds per Plan for which loads are continued."""
 _MAX_S = 0.1
-"""Maximum seconds that loads are continued for per Plan, since some time before it may have been
+"""Maximum seconds per Plan for which loads are continued, since the time before it may have been
 idle."""
 
 
@@ -43,18 +43,18 @@ class Loads:
     seq: int
     """Number of the Plan."""
     pieces: Iterator[None]
-    """Makes a piece, or launches it on CUDA, with each item."""
+    """Each item copies a piece or, on CUDA, launches its copy."""
     is_launched: bool = False
-    """Whether no piece is left."""
+    """Whether no pieces are left."""
     awaited: int = 0
-    """Plan whose rows wait for them; 0 for none."""
+    """Plan whose rows wait for the loads; 0 if there is none."""
     ms: float = 0.0
-    """Milliseconds of pieces made on CPU."""
+    """Milliseconds spent copying pieces on CPU."""
     events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
     """Events on CUDA before and after pieces that were launched together."""
 
     def run(self, until: float) -> None:
-        """Makes pieces until this time by `time.monotonic`, at least one."""
+        """Copies pieces until this time of `time.monotonic`, but at least one."""
         while not self.is_launched:
             self.is_launched = next(self.pieces, True) is not None
             if time.monotonic() >= until:
@@ -65,14 +65,14 @@ class HostPages(ABC):
     """Slots in host memory, each for the content of one page on this rank: all layers and planes;
     and snapshots of states, if the model has any.
 
-    Stores are made before a Plan's rows. Loads are made in pieces, as far as possible while rows
-    that do not read them are computed, in the order of the Plans:
+    Stores are copied before a Plan's rows. Loads are copied in pieces, in the order of the Plans,
+    if possible while rows that do not read them are computed:
 
         Plan N loads    Plan N+1      Plan N+2      Plan N+3 (loaded = N)
         piece │ rows    piece │ rows  piece │ rows  the rest │ rows that read them
 
-    Each Plan makes pieces for a part of the time since the Plan before it, so that they delay
-    steps by no more than this part.
+    Each Plan copies pieces for a fraction of the time since the previous Plan, so that they delay
+    steps by no more than this fraction.
 
     Args:
         num_slots: number of slots.
@@ -80,7 +80,7 @@ class HostPages(ABC):
     """
 
     _SHARE = 0.25
-    """Part of the time between Plans for loads."""
+    """Fraction of the time between Plans that loads may take."""
 
     def __init__(self, num_slots: int, planes: Sequence[torch.Tensor]) -> None:
         rows = _rows(planes)
@@ -93,15 +93,15 @@ class HostPages(ABC):
         self.slots = lazy_zeros((num_slots, ends[-1]), rows[0].dtype)
         """[slots, values of all planes] in host memory."""
         self._unawaited: deque[Loads] = deque()
-        """Loads that no rows have waited for, by Plan."""
+        """Loads for which no rows have waited, by Plan."""
         self._unreported: deque[Loads] = deque()
-        """Loads whose end is not reported, by Plan."""
+        """Loads whose completion has not been reported, by Plan."""
         self._ended_ms = 0.0
-        """Milliseconds of loads that have ended since they were last reported."""
+        """Milliseconds of loads that have completed since the last report."""
         self._last_plan_s = -inf
 
     def copy(self, plan: Plan) -> None:
-        """Makes a Plan's copies, before anything else in the step: all of its stores, and the loads
+        """Makes a Plan's copies before anything else in the step: all of its stores, and the loads
         that its rows read (`Plan.loaded`)."""
         now = time.monotonic()
         until = now + min(max(_MIN_S, self._SHARE * (now - self._last_plan_s)), _MAX_S)
@@ -124,8 +124,8 @@ class HostPages(ABC):
                     break
 
     def take_ended(self, seq: int) -> tuple[float, int]:
-        """Milliseconds of the loads that have ended since the last call, and the first Plan whose
-        loads have not ended (0 for none). Called on rank 0.
+        """Milliseconds of the loads that have completed since the last call, and the first Plan
+        whose loads have not completed (0 if there is none). Called on rank 0.
 
         Args:
             seq: last completed step.
@@ -137,7 +137,7 @@ class HostPages(ABC):
         return ms, self._unreported[0].seq if self._unreported else 0
 
     def start(self) -> None:
-        """Begins work in the background, if there is any; called at the end of start-up."""
+        """Starts background work, if there is any; called at the end of startup."""
         return
 
     def add_states(self, states: RequestStates, num_snapshots: int) -> None:
@@ -146,26 +146,27 @@ class HostPages(ABC):
 
     @abstractmethod
     def _store(self, plan: Plan) -> None:
-        """Makes a Plan's stores."""
+        """Copies a Plan's stores."""
 
     @abstractmethod
     def _pieces(self, plan: Plan) -> Iterator[None]:
-        """Makes a Plan's loads, a piece with each item."""
+        """Copies a Plan's loads, a piece with each item."""
 
     @abstractmethod
     def _run(self, loads: Loads, until: float) -> None:
-        """Makes pieces of loads until this time by `time.monotonic`, at least one."""
+        """Copies pieces of loads until this time of `time.monotonic`, but at least one."""
 
     @abstractmethod
     def _wait(self, loads: Loads) -> None:
-        """Makes everything after it wait for loads, all pieces of which are made or launched."""
+        """Makes all later work wait for loads, all of whose pieces have been copied or launched."""
 
     @abstractmethod
     def _elapsed_ms(self, loads: Loads, seq: int) -> float | None:
-        """Milliseconds of loads that have ended, given the last completed step; else None."""
+        """Milliseconds of loads if they have completed, given the last completed step; otherwise
+        None."""
 
     def _finish(self, plan: Plan, seq: int) -> None:
-        """Finishes the loads of all Plans up to `seq`, for this Plan."""
+        """Finishes the loads of all Plans up to `seq` for this Plan."""
         while self._unawaited and self._unawaited[0].seq <= seq:
             loads = self._unawaited.popleft()
             if not loads.is_launched:
@@ -237,12 +238,12 @@ class CUDAHostPages(HostPages):
         compute  … step N-1 ─│ step N ───────────────│ step N+1 …
 
     A slot is contiguous, so that it crosses the bus in one transfer; kernels gather its parts from
-    the layers, and scatter them to the layers, via staging buffers on the device.
+    the layers and scatter them to the layers through staging buffers on the device.
 
-    HAZARD(stream): copies do not wait for the compute stream. This is safe since the scheduler only
-    stores and loads pages that no step in flight touches. The compute stream waits for all stores.
-    Loads wait for the stores of their Plan and of all before it; stores and rows wait for loads up
-    to `Plan.loaded`, before which the scheduler uses none of their slots and pages.
+    HAZARD(stream): copies do not wait for the compute stream. This is safe because the scheduler
+    only stores and loads pages that no step in flight accesses. The compute stream waits for all
+    stores. Loads wait for the stores of their Plan and of all earlier Plans. Stores and rows wait
+    for loads up to `Plan.loaded`; until then, the scheduler uses none of their slots and pages.
 
     Raises:
         ValueError: the host memory cannot be pinned.
@@ -370,10 +371,10 @@ def create_host_pages(
     *,
     must_pin: bool = True,
 ) -> HostPages | None:
-    """The host pages of one rank; None without a host-memory tier.
+    """The host pages of one rank; None if there is no host-memory tier.
 
     Args:
-        num_slots: number of pages in host memory; 0 for no tier.
+        num_slots: number of pages in host memory; 0 if there is no tier.
         planes: tensors of all pages.
         streams: the rank's streams; None on CPU.
         must_pin: whether memory that cannot be pinned is an error; otherwise, copies from and to it
@@ -387,8 +388,8 @@ def create_host_pages(
 
 
 def _rows(planes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Planes as [pages, values] of one type: bytes if types differ, and for FP8, since torch has no
-    index_copy_ for it."""
+    """Planes as [pages, values] of one type: bytes if types differ, and for FP8, for which torch
+    has no index_copy_."""
     rows = [plane.view(len(plane), -1) for plane in planes]
     types = {plane.dtype for plane in planes}
     if len(types) == 1 and rows[0].itemsize > 1:

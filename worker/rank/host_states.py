@@ -11,14 +11,14 @@ from worker.rank.cpu import lazy_zeros
 from worker.rank.states import RequestStates
 
 _ALIGNMENT = 16
-"""Bytes to which each layer's part of a snapshot is aligned, a multiple of every type's size."""
+"""Alignment of each layer's part of a snapshot, in bytes: a multiple of every type's size."""
 
 
 class HostStates:
     """Snapshots in host memory, copied to and from the state caches on the current stream.
 
     A snapshot is contiguous. Its parts are copied one by one, without a staging buffer: a layer's
-    recurrent state has hundreds of KiB, unlike its part of a page.
+    recurrent state takes hundreds of KiB, unlike its part of a page.
 
     Args:
         count: number of snapshots.

@@ -1,5 +1,4 @@
-"""KV cache of one rank: the size of a page, the memory of all pages, and options that some layouts
-exclude."""
+"""KV cache of one rank: the size of a page, and the memory of all pages."""
 
 from __future__ import annotations
 
@@ -25,8 +24,8 @@ def page_groups(config: EngineConfig, layout: KVCacheLayout) -> PageGroups:
 def page_bytes(
     config: EngineConfig, layout: KVCacheLayout, groups: PageGroups, draft_bytes: int = 0
 ) -> int:
-    """Bytes of one page on this rank, with its share of state snapshots, and with its `draft_bytes`
-    in a draft model's cache."""
+    """Size of one page on this rank, in bytes, including its share of state snapshots and its
+    `draft_bytes` in a draft model's cache."""
     num_bytes = layout.page_bytes(config.cache.page_size) + draft_bytes
     if groups.snapshot_pages:
         num_bytes += -(-layout.state_bytes // groups.snapshot_pages)
@@ -58,10 +57,11 @@ def allocate_planes(
 def kv_caches(
     tensors: Sequence[Sequence[torch.Tensor]], page_size: int, layout: KVCacheLayout
 ) -> Mapping[int, KVCache]:
-    """KV caches by layer with pages, as views of `allocate_planes`.
+    """KV caches, by index of the layers that have pages, as views of the result of
+    `allocate_planes`.
 
-    Layers at the same index in different groups share one tensor: their groups own different pages
-    of it. If a page holds several layers of a group (`layers_per_page`), each has a view that
+    Layers at the same index in different groups share one tensor; their groups own different pages
+    of it. If a page contains several layers of a group (`layers_per_page`), each has a view that
     begins at its part of page 0; page `p` is then index `layers_per_page * p` of the view.
     """
     by_layer: dict[int, KVCache] = {}
@@ -83,7 +83,7 @@ def kv_caches(
 def allocate_kv_caches(
     num_pages: int, page_size: int, layout: KVCacheLayout, device: torch.device
 ) -> Mapping[int, KVCache]:
-    """KV caches by layer with pages, in new memory."""
+    """KV caches in newly allocated memory, by index of the layers that have pages."""
     return kv_caches(allocate_planes(num_pages, page_size, layout, device), page_size, layout)
 
 

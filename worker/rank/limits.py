@@ -21,15 +21,16 @@ class StepLimits(NamedTuple):
     max_num_batched_tokens: int
 
 
-# The defaults of vLLM's server (EngineArgs.get_batch_defaults), so that settings carry over. There
-# A100s are not large GPUs either: long steps made them slower (vLLM's pull request 17885).
+# The defaults of vLLM's server (EngineArgs.get_batch_defaults), so that settings carry over. vLLM
+# does not treat A100s as large GPUs either: long steps made them slower (vLLM's pull request
+# 17885).
 _LARGE_GPU = StepLimits(1024, 8192)
 _GPU = StepLimits(256, 2048)
 _CPU = StepLimits(64, 1024)
 _LARGE_BYTES = 70 << 30
 _STATE_SHARE = 0.2
 """Maximum fraction of a GPU's memory for the states of running requests by default. States of
-Qwen3.5 take 20 to 60 MB per request: as much as its pages of some thousand tokens."""
+Qwen3.5 take 20 to 60 MB per request: as much as the pages of a few thousand tokens."""
 
 
 def resolve_limits(
@@ -40,7 +41,7 @@ def resolve_limits(
     Args:
         config: the engine's configuration, in which limits may be unset.
         state_bytes: bytes of a request's state in linear-attention layers on this rank, which is
-            allocated for each of `max_num_seqs`: the default leaves memory for weights and pages.
+            allocated `max_num_seqs` times: the default leaves memory for weights and pages.
         group: the ranks, all of which must call this, since their GPUs may differ.
     """
     given = config.scheduling
@@ -66,11 +67,11 @@ def with_whole_prompts(config: EngineConfig, max_model_len: int, given: int) -> 
 
     Args:
         config: the configuration with all limits set.
-        max_model_len: tokens of the longest prompt.
+        max_model_len: maximum number of tokens of a prompt.
         given: the user's `max_num_batched_tokens`; 0 for the default.
 
     Raises:
-        ValueError: `given` is less than the longest prompt.
+        ValueError: `given` is less than `max_model_len`.
     """
     if 0 < given < max_model_len:
         raise ValueError(
@@ -82,8 +83,8 @@ def with_whole_prompts(config: EngineConfig, max_model_len: int, given: int) -> 
 
 
 def _fitting_states(most: int, state_bytes: int, group: TensorParallelGroup) -> int:
-    """The largest of `most`, its half and so on, down to 1, whose states fit their share of the
-    memory of each rank's GPU."""
+    """The largest number among `most`, half of it, and so on down to 1, whose states fit their
+    share of the memory of each rank's GPU."""
     total = torch.cuda.get_device_properties(group.device).total_memory
     counts = [most >> halvings for halvings in range(most.bit_length())]
     fits = [float(count * state_bytes <= _STATE_SHARE * total) for count in counts]

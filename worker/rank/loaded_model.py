@@ -31,7 +31,8 @@ from worker.rank.state_replays import num_replayed
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedModel:
-    """A rank's model with its weights, and what follows from it and the engine's configuration."""
+    """A rank's model with its weights, and what is derived from it and the engine's
+    configuration."""
 
     config: EngineConfig
     """The engine's configuration with limits filled in."""
@@ -42,7 +43,7 @@ class LoadedModel:
     dtype: torch.dtype
     """Data type of weights and hidden states."""
     cache_dtype: torch.dtype | None
-    """Data type of the KV cache, if it differs; else None."""
+    """Data type of the KV cache, if it differs; otherwise None."""
     layout: KVCacheLayout
     """KV caches and states of its layers."""
     attention: AttentionBackend
@@ -50,7 +51,7 @@ class LoadedModel:
     adapters: RankAdapters | None
     """LoRA adapters; None if they are disabled."""
     num_positions: int
-    """Positions of the longest request, with those after it that are computed, too."""
+    """Maximum number of positions of a request, including those computed after its end."""
     num_replayed: int
     """Maximum number of tokens that are replayed into a state."""
     eagle: EagleHead | None
@@ -88,7 +89,7 @@ def load_model(
     eagle = _add_eagle(config, built, num_positions) if config.head_checkpoint else None
     lora, is_native = config.lora, config.execution.cpu_backend != "torch"
     adapters = None if lora is None else RankAdapters(built, lora, is_native=is_native)
-    # Limits, and whether all options are supported.
+    # Limits, and checks that all options are supported.
     layout = layout_of(built.caching_layers)
     if eagle is not None:
         layout = layout.with_beside(eagle.layer_index, eagle.layer.kv_cache_spec)
@@ -172,10 +173,10 @@ def _create_attention(
     dtype: torch.dtype,
     cache_dtype: torch.dtype | None,
 ) -> AttentionBackend:
-    """The attention backend that the configuration selects.
+    """The attention backend selected by the configuration.
 
     Raises:
-        ValueError: it does not support the model.
+        ValueError: the backend does not support the model.
     """
     windows = model.windows_within(num_positions)
     return create_attention_backend(

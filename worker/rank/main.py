@@ -43,7 +43,7 @@ def run_rank(
     """Runs one rank until the coordinator stops it; blocks.
 
     Args:
-        rank: index of this rank in the group; on CPU, rank 0 may run here, too.
+        rank: index of this rank in the group; on CPU, rank 0 may also run here.
         config: the group's engine configuration, equal on all ranks.
         directory: the group's private folder, with plan sockets and the rendezvous file.
         rendezvous: used instead of the folder if the ranks are on several nodes.
@@ -55,7 +55,7 @@ def run_rank(
         try:
             _load_and_serve(rank, config, directory, rendezvous, channel, at_last)
         except Exception as error:
-            # Sent before shutting down the group, which takes long while peers wait in a
+            # Sent before shutting down the group, which takes a long time while peers wait in a
             # collective.
             channel.send(Failure(rank=rank, error=_root_cause(error), heals=may_heal(error)))
             raise
@@ -69,7 +69,7 @@ def _load_and_serve(
     channel: RankChannel,
     at_last: ExitStack,
 ) -> None:
-    """Loads the rank and executes Plans; registers its closing with `at_last`."""
+    """Loads the rank and executes Plans; registers closing it with `at_last`."""
     # Imported lazily: the coordinator on CPU imports this module's package and must stay
     # torch-free.
     from worker.models.layers.tensor_parallel import TensorParallelGroup
@@ -137,7 +137,7 @@ def _root_cause(error: Exception) -> str:
 
 
 def _exit_with_parent() -> None:
-    """Ends this process when its parent ends: the other end of stdin is the parent's."""
+    """Ends this process when its parent exits, which closes the other end of stdin."""
 
     def watch() -> None:
         # Use the raw descriptor: a thread holding sys.stdin's lock would break a clean exit.
@@ -149,7 +149,7 @@ def _exit_with_parent() -> None:
 
 
 def main() -> None:
-    """Entry of a rank that runs as a child process: RANK DIRECTORY CONFIG_JSON [FD] in argv.
+    """Entry point of a rank that runs as a child process: RANK DIRECTORY CONFIG_JSON [FD] in argv.
 
     FD is the listening socket of the rendezvous store, for rank 0 of a group on several nodes.
     """
@@ -163,7 +163,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception:
-        # The coordinator has the traceback and reports it once, last.
+        # The coordinator has the traceback and reports it once, at the end.
         sys.exit(1)
 
 

@@ -21,12 +21,12 @@ from worker.rank.sampling.logits_processors import table_bytes
 logger = logging.getLogger(__name__)
 
 _CPU_SHARE = 0.1
-"""Fraction of the machine's available memory that all ranks' caches together use by default."""
+"""Default fraction of the machine's available memory for the caches of all ranks together."""
 _CPU_MOST_BYTES = 4 << 30
 _STEADY_S, _AWAIT_S = 3.0, 60.0
-"""Seconds without growth of free memory after which the rest is attributed to other processes, and
-maximum seconds to wait in total. The driver frees a killed process's memory in parts, within a
-second or two."""
+"""Seconds without growth of free memory after which the memory in use is attributed to other
+processes, and maximum seconds to wait in total. The driver frees a killed process's memory in
+parts, within a second or two."""
 _POLL_S = 0.1
 _NOISE_BYTES = 16 << 20
 """Growth of free memory that is ignored; an exiting rank frees more."""
@@ -41,9 +41,9 @@ def await_free_memory(
 ) -> None:
     """Waits while the driver frees a CUDA device's memory after a process has exited.
 
-    Without this, a group that replaces a failed one would find little free memory, and have a small
-    cache for its lifetime. Returns immediately if this rank's share is free, else when free memory
-    has not grown for some seconds: the rest belongs to other processes. Does nothing on CPU.
+    Without this, a group that replaces a failed one would find little free memory and have a small
+    cache for its lifetime. Returns immediately if this rank's share is free, otherwise when free
+    memory has not grown for some seconds: the rest is used by other processes. Does nothing on CPU.
 
     Args:
         device: this rank's device.
@@ -87,18 +87,18 @@ def plan_pages(
     Args:
         config: the engine's configuration.
         group: the rank's tensor-parallel group.
-        page_bytes: bytes of one page, with its share of state snapshots.
+        page_bytes: bytes of one page, including its share of state snapshots.
         page_groups: groups of layers with separate pages.
-        max_model_len: tokens of the longest request.
+        max_model_len: maximum number of tokens of a request.
         profile: on CUDA, runs the largest step once to measure peak activation memory; also
             allocates the states.
         graphs: on CUDA, returns the bytes that CUDA graphs will take, and frees the allocations of
             `profile`.
-        state_bytes: bytes of all slots' states and of the tables of logits processors, which are
-            subtracted on CPU; on CUDA `profile` allocates them.
+        state_bytes: bytes of all slots' states and of the logits processors' tables, which are
+            subtracted on CPU; on CUDA, `profile` allocates them.
 
     Raises:
-        ValueError: there is no room for a single page of each group.
+        ValueError: not even one page per group fits.
     """
     cache = config.cache
     if cache.kv_cache_tokens is not None:
@@ -110,8 +110,8 @@ def plan_pages(
         available = min(share // config.tensor_parallel_size, _CPU_MOST_BYTES) - state_bytes
     pages = available // page_bytes
     if group.device.type == "cpu" or not cache.enable_prefix_caching:
-        # Capped at the use of all slots at full length. With prefix caching on a GPU, whose memory
-        # has no other use, the rest caches prefixes.
+        # Capped at what all slots use at full length. With prefix caching on a GPU, whose memory
+        # has no other use, there is no cap: the rest caches prefixes.
         useful = config.scheduling.max_num_seqs * page_groups.num_pages(
             max_model_len, cache.page_size, config.scheduling.max_num_batched_tokens
         )
@@ -135,13 +135,13 @@ def slot_bytes(
     num_replayed: int,
     adapter_bytes: int,
 ) -> int:
-    """Bytes of what a rank keeps per slot of a request, and of LoRA adapters: states, with the
-    inputs of tokens to replay, signals, and tables of logits processors.
+    """Bytes that a rank allocates for all slots and for LoRA adapters: states including the inputs
+    of tokens to replay, signals, and logits processors' tables.
 
     Args:
         config: the engine's configuration.
-        model: the model's.
-        layout: states and caches of its layers.
+        model: the model's configuration.
+        layout: states and caches of the model's layers.
         dtype: type of hidden states.
         num_replayed: maximum number of tokens that are replayed into a state.
         adapter_bytes: size of the device's slots for LoRA adapters.
@@ -154,7 +154,7 @@ def slot_bytes(
 def plan_host_pages(
     config: EngineConfig, *, group: TensorParallelGroup, page_bytes: int, num_pages: int
 ) -> int:
-    """Number of pages of one rank's host-memory tier; 0 without one.
+    """Number of pages of one rank's host-memory tier; 0 if there is none.
 
     A draft model's part of a page is not offloaded: it is recomputed for each request that enters a
     slot, even if its prefix is cached.
@@ -162,8 +162,8 @@ def plan_host_pages(
     Args:
         config: the engine's configuration.
         group: the rank's tensor-parallel group.
-        page_bytes: bytes of one page, with its share of state snapshots.
-        num_pages: pages on the device.
+        page_bytes: bytes of one page, including its share of state snapshots.
+        num_pages: number of pages on the device.
 
     Raises:
         ValueError: the machine has less memory than configured, or not even one page fits.
@@ -192,7 +192,7 @@ def plan_host_pages(
 def _default_host_pages(
     config: EngineConfig, group: TensorParallelGroup, page_bytes: int, num_pages: int
 ) -> int:
-    """Pages of the tier if its size is not configured: none on CPU, or if CPU and GPU share
+    """Number of pages of the tier if its size is not configured: 0 on CPU, or if CPU and GPU share
     their memory, since the KV cache is then in host memory."""
     device = group.device
     if device.type != "cuda" or not config.cache.enable_prefix_caching:
@@ -226,8 +226,8 @@ def _cuda_cache_bytes(
     graph_bytes = graphs()
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
-    # Also a barrier for ranks on one device: after it, all have freed the memory of the profiled
-    # step.
+    # This is also a barrier for ranks on one device: after it, all have freed the memory of the
+    # profiled step.
     ranks = group.gather_on_device([peak + graph_bytes, torch.cuda.memory_reserved(device)])
     free, total = torch.cuda.mem_get_info(device)
     share = cache_share(total, free, config.cache.gpu_memory_utilization, ranks)
@@ -246,10 +246,12 @@ def cache_share(total: int, free: int, utilization: float, ranks: Sequence[Seque
         total: bytes of the device.
         free: bytes of the device that are free between steps.
         utilization: fraction of `total` that may be in use.
-        ranks: (bytes at the peak of a step and of graphs, bytes held between steps) of each rank.
+        ranks: for each rank, bytes at the peak of a step and of graphs, and bytes held between
+            steps.
     """
     held = sum(held for _, held in ranks)
-    # Neither free nor used by the ranks' tensors: CUDA contexts, libraries, other processes.
+    # Memory that is neither free nor used by the ranks' tensors: CUDA contexts, libraries, other
+    # processes.
     foreign = total - free - held
     peaks = sum(peak for peak, _ in ranks)
     return (int(total * utilization) - foreign - peaks) // len(ranks)

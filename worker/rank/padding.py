@@ -1,4 +1,4 @@
-"""Rows of a step on a graph, which has a fixed number of them; columns as in `Batch.rows`."""
+"""Rows of a step on a graph, which has a fixed number of rows; columns are as in `Batch.rows`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def split_blocks(table: IntArray, block_size: int) -> IntArray:
 
 
 def pad_rows(table: IntArray, size: int, num_tokens: int, tables: DeviceTables) -> IntArray:
-    """The rows [R, 4], padded to `size` with dummy rows that sample nothing: of one token or block
-    each, or, with `num_tokens`, of the missing tokens, distributed evenly."""
+    """Pads rows [R, 4] to `size` with dummy rows that sample nothing. Each has one token (or
+    block); with `num_tokens`, the missing tokens are distributed evenly over them."""
     count = size - len(table)
     padding = np.zeros((count, 4), dtype=np.int64)
     padding[:, 0] = tables.dummy_slot

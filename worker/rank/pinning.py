@@ -1,4 +1,4 @@
-"""Pinning of large host memory: a first piece at once, the others in the background."""
+"""Pinning of large host memory: the first piece immediately, the others in the background."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import torch
 logger = logging.getLogger(__name__)
 
 _PIECE_BYTES = 128 << 20
-"""Minimum bytes that are pinned at a time. Other CUDA calls of the process may wait meanwhile."""
+"""Minimum number of bytes pinned at a time. Other CUDA calls of the process may have to wait."""
 _POPULATE_WRITE = 23
-"""MADV_POPULATE_WRITE (Linux 5.14): allocates memory, as a write to each of its pages would."""
+"""MADV_POPULATE_WRITE (Linux 5.14): allocates memory as if each of its pages were written."""
 
 
 class PinnedRows:
-    """Pins the memory of a tensor in place: torch would round pinned memory up to a power of two.
+    """Pins the memory of a tensor in place; torch would round pinned memory up to a power of two.
 
-    Pinning takes up to a second per GiB, most of it to allocate the memory. So only the first piece
-    is pinned at once; `start` pins the others in a thread. Until then, copies to and from their
-    rows are slower.
+    Pinning takes up to a second per GiB, most of which is spent allocating the memory. Only the
+    first piece is therefore pinned immediately; `start` pins the others in a thread. Until then,
+    copies to and from their rows are slower.
 
-    Pieces begin and end with rows and pages of memory, so that the copy of a row never crosses
-    their borders, which CUDA rejects.
+    Pieces consist of whole rows and whole pages of memory, so that the copy of a row never crosses
+    a border, which CUDA rejects.
 
     Args:
         tensor: rows in host memory, contiguous, from the start of a page of memory.
@@ -47,14 +47,14 @@ class PinnedRows:
         self._pin(*self._pieces.pop(0))
 
     def start(self) -> None:
-        """Pins the other pieces in a thread. Not while CUDA graphs are captured, which would
-        fail."""
+        """Pins the other pieces in a thread. Must not run while CUDA graphs are captured: the
+        capture would fail."""
         if self._pieces and self._thread is None:
             self._thread = threading.Thread(target=self._pin_all, name="pinning", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread and unpins all memory: the next engine of the process may map the same
+        """Ends the thread and unpins all memory: the next engine in the process may map the same
         addresses."""
         self._stopped.set()
         if self._thread is not None:
@@ -64,13 +64,13 @@ class PinnedRows:
         self._pinned.clear()
 
     def _pin_all(self) -> None:
-        # Otherwise, CUDA would make a context on the first device.
+        # Otherwise, CUDA would create a context on the first device.
         torch.cuda.set_device(self._device)
         libc = ctypes.CDLL(None, use_errno=True)
         for address, num_bytes in self._pieces:
             if self._stopped.is_set():
                 return
-            # Before CUDA holds its locks. Pinning allocates the memory itself if this fails.
+            # Done before CUDA holds its locks. If this fails, pinning allocates the memory itself.
             libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), _POPULATE_WRITE)
             try:
                 self._pin(address, num_bytes)

@@ -1,12 +1,12 @@
-"""Placement of speculative rows at their newest tokens, and of drafts after these.
+"""Placement of speculative rows at their newest tokens, and of drafts after them.
 
     planned    start ──────── window of the newest token ──────── end
     computed                  first ── newest ── drafts ── first + length
 
-The host places rows as long as their drafts, so that `first` is the newest token's position. While
-positions are only known on the device, it places rows of the planned length: `first` is an earlier
-position if the window ends less than this length after the newest token. Positions before that
-token are then recomputed, without effect.
+The host places rows with the length of their drafts, so that `first` is the newest token's
+position. If positions are only known on the device, the device places rows of the planned length:
+`first` is an earlier position if the window ends less than this length after the newest token.
+Positions before that token are then recomputed, without effect.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ NO_TOKEN = -1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostPlacement:
-    """Positions of a step's F speculative rows that the host placed.
+    """Positions of a step's F speculative rows, placed by the host.
 
-    Plain integers: with arrays, a step of one row would take 0.1 ms more on CPU.
+    These are plain integers: with arrays, a step with one row would take 0.1 ms longer on CPU.
     """
 
     slots: Sequence[int]
     """[F]: slots of the rows."""
     newest: Sequence[int]
-    """[F]: positions of the newest tokens, which are the first that are computed."""
+    """[F]: positions of the newest tokens, which are the first positions that are computed."""
     drafts: Sequence[Sequence[int]]
     """[F]: drafts of each row."""
     first_samples: Sequence[int]
@@ -44,7 +44,7 @@ class HostPlacement:
 
     @classmethod
     def of(cls, rows: Sequence[Row], drafts: Sequence[Sequence[int]]) -> Self:
-        """Placement of the speculative ones among a step's rows, which are placed.
+        """Placement of the speculative rows among a step's placed rows.
 
         Args:
             rows: all rows of the step.
@@ -80,7 +80,7 @@ class HostPlacement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DevicePlacement:
-    """Positions of a step's F speculative rows that the device placed, with D samples in total."""
+    """Positions of a step's F speculative rows, placed by the device, with D samples in total."""
 
     tables: DeviceTables
     rows: torch.Tensor
@@ -98,7 +98,7 @@ class DevicePlacement:
     longest: int
     """Largest of `lengths`, on the host."""
     last_ends: Sequence[int]
-    """Planned ends of all rows of the step, on the host: upper bounds of the computed ones."""
+    """Planned ends of all rows of the step, on the host: upper bounds of the actual ends."""
     samples: torch.Tensor
     """[F, M] int64: index of each position's sample among the step's samples; shorter rows are
     padded with their last sample."""
@@ -107,7 +107,7 @@ class DevicePlacement:
     sample_rows: torch.Tensor
     """[D] int64: index of the speculative row of each sample."""
     sample_offsets: torch.Tensor
-    """[D] int64: position of each sample within its row, from 0."""
+    """[D] int64: 0-based position of each sample within its row."""
 
     @classmethod
     def of(
@@ -123,8 +123,7 @@ class DevicePlacement:
         Args:
             plan: the Plan, whose speculative rows are the windows.
             rows: the Plan's rows, with the lengths that are computed.
-            newest: [slots]: positions of the newest tokens; a later start of a window takes
-                precedence.
+            newest: [slots]: positions of the newest tokens; a later window start takes precedence.
             tables: the rank's tables.
         """
         windows = [
@@ -133,7 +132,7 @@ class DevicePlacement:
             if isinstance(row, DraftRow)
         ]
         samples = samples_of_rows(rows)
-        # Kernels take contiguous columns.
+        # Kernels require contiguous columns.
         table = np.ascontiguousarray(np.array(windows, dtype=np.int64).T)
         sample_rows, sample_offsets = np.nonzero(np.arange(samples.shape[1]) < table[4][:, None])
         flat = np.stack((samples[sample_rows, sample_offsets], sample_rows, sample_offsets))
@@ -169,7 +168,7 @@ class DevicePlacement:
 
     def tokens_after(self) -> torch.Tensor:
         """[F, M]: the token after each computed position in the token pool: a known one or a draft;
-        NO_TOKEN from a row's last position on."""
+        NO_TOKEN at a row's last position and in padding."""
         columns = torch.arange(self.longest, device=self.slots.device)
         is_inside = columns + 1 < self.lengths[:, None]
         cells = self._cells(self.firsts[:, None] + 1 + columns)
@@ -187,7 +186,7 @@ class DevicePlacement:
         return planned.index_add(0, self.rows, self.shifts)
 
     def destinations(self, planned: torch.Tensor) -> torch.Tensor:
-        """Cells [S] that all sampled tokens are written to, from the planned ones; samples at
+        """Cells [S] to which all sampled tokens are written, from the planned ones; samples at
         positions of known tokens go to the dummy slot."""
         cells = planned[self.flat_samples] + self.shifts[self.sample_rows]
         is_new = (

@@ -27,9 +27,10 @@ from worker.rank.transfer import to_device
 
 _FRACTION_BITS = 30
 """Bits after the binary point of summed hidden states. Their resolution, 1e-9, is that of fp32 at
-0.01; sums overflow beyond 8.6e9, that is, a mean of 8,600 over a million tokens."""
+0.01; sums overflow beyond 8.6e9, which is a mean of 8,600 over a million tokens."""
 _SQUARE_BITS = 48
-"""Bits after the binary point of summed squares, each at most 1: sums of 32,768 do not overflow."""
+"""Bits after the binary point of summed squares, each at most 1: sums of 32,768 terms do not
+overflow."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +49,7 @@ class _Row:
     length: int
     params: PoolingParams
     num_prompt: int
-    """Tokens of the request's prompt."""
+    """Number of tokens of the request's prompt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,10 +70,10 @@ class PooledVectors:
     vectors: torch.Tensor
     """[n, size] fp32."""
     sizes: Sequence[int]
-    """[n]: numbers of each vector that were requested, the first ones."""
+    """[n]: number of leading elements of each vector that were requested."""
 
     def to_bytes(self) -> dict[int, bytes]:
-        """Little-endian float32 by row index; for vectors on the host."""
+        """Little-endian float32 by row index; the vectors must be on the host."""
         vectors = self.vectors.numpy().astype("<f4")
         rows = zip(self.indices, vectors, self.sizes, strict=True)
         return {index: vector[:size].tobytes() for index, vector, size in rows}
@@ -82,12 +83,12 @@ class Pooler:
     """Keeps the state of pooled requests by slot, and computes their vectors.
 
     Args:
-        info: the model's pooling.
+        info: the model's pooling properties.
         head: classification head; None for embeddings.
         hidden_size: size of hidden states.
         num_slots: maximum number of running requests.
         device: the rank's device.
-        has_pair_types: whether the second text of a pair has another token type.
+        has_pair_types: whether the second text of a pair has a different token type.
     """
 
     def __init__(
@@ -109,14 +110,15 @@ class Pooler:
         self._second_texts: dict[int, int] = {}
         """Index of the second text's first token by slot of a request with token types."""
         self._states: torch.Tensor | None = None
-        """[slots, hidden]: sums in fixed point (mean), or those of the first tokens (cls)."""
+        """[slots, hidden]: sums in fixed point (mean), or hidden states of the first tokens
+        (cls)."""
         if info.pooling_type != "last":
             kind = torch.int64 if info.pooling_type == "mean" else torch.float64
             self._states = torch.zeros(num_slots, hidden_size, dtype=kind, device=device)
 
     @classmethod
     def of(cls, model: DecoderModel, pooling: PoolerConfig, num_slots: int) -> Self:
-        """The pooler of a model; `num_slots` as above."""
+        """The pooler of a model; `num_slots` as in Pooler."""
         extra = model.config.extra or {}
         return cls(
             *(pooling.info, model.pooling_head),
@@ -129,7 +131,7 @@ class Pooler:
         )
 
     def prepare(self, plan: Plan) -> PooledRows:
-        """Records a Plan's admissions; returns its rows of pooled requests. Call it once per
+        """Records a Plan's admissions; returns its rows of pooled requests. Must be called once per
         Plan."""
         for admit in plan.admits:
             if admit.pooling is not None:
@@ -157,13 +159,13 @@ class Pooler:
         if self._states is not None:
             return PooledRows(rows=rows, logits_indices=None)
         if not rows:
-            return PooledRows(rows=(), logits_indices=None)  # a step that measures memory
+            return PooledRows(rows=(), logits_indices=None)  # a memory-profiling step
         last = [row.first_token + row.length - 1 for row in rows if row.is_last]
         indices = to_device(torch.tensor(last, dtype=torch.int64), self._device)
         return PooledRows(rows=rows, logits_indices=indices)
 
     def pool(self, hidden: torch.Tensor, step: PooledRows) -> PooledVectors | None:
-        """Vectors of the rows that compute their request's last token; None without any.
+        """Vectors of the rows that compute their request's last token; None if there are none.
 
         Args:
             hidden: [n, hidden] of the step's `logits_indices`, or [T, hidden] of all tokens.
@@ -223,8 +225,8 @@ class Pooler:
     def _embeddings(
         self, pooled: torch.Tensor, sizes: Sequence[int], normalize: Sequence[bool | None]
     ) -> torch.Tensor:
-        """Embeddings, fp64 [n, hidden], of which the first `sizes` numbers are used, from pooled
-        hidden states; `normalize` as requested."""
+        """Embeddings, fp64 [n, hidden], from pooled hidden states. Only the first `sizes` elements
+        are used; `normalize` as requested."""
         default = self._info.normalize
         scaled = [default if one is None else one for one in normalize]
         if not any(scaled):

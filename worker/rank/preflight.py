@@ -1,6 +1,6 @@
 """Preflight: checks of an engine's configuration against config.json, before weights are read.
 
-`rayfleet serve` runs them before it starts Ray, each rank runs them again. Imports no torch.
+`rayfleet serve` runs them before it starts Ray; each rank runs them again. Imports no torch.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from worker.protocol.options import option_name
 
 _STATEFUL = "linear-attention or convolution layers"
 _MOST_DRAFTS: Final = 15
-"""Maximum drafts per row of models with such layers: kernels advance states by position in rows of
-up to 16 tokens (`MOST_STEPS`), and only leave the states of these as they are."""
+"""Maximum number of drafts per row for models with linear attention. Kernels advance states
+position by position, and can leave them unchanged, only in rows of up to 16 tokens (`MOST_STEPS`).
+"""
 
 
 def check_engine(config: EngineConfig) -> ModelConfig:
@@ -31,7 +32,7 @@ def check_engine(config: EngineConfig) -> ModelConfig:
 
     Raises:
         Unavailable: a file is missing, possibly temporarily.
-        ValueError: it cannot be served; the message names the option to change.
+        ValueError: the model cannot be served; the message names the option to change.
     """
     model = load_model_config(config.checkpoint, weights=False, pooling=config.pooling)
     config = config.with_page_size(model.block_size)
@@ -69,10 +70,10 @@ def check_options(
 
     Args:
         config: the engine's configuration.
-        model: the model's.
+        model: the model's configuration.
         windows: sliding window of each group of layers; 0 for full attention.
-        layers_per_page: layers of the first group that share a page.
-        max_model_len: tokens of the longest request.
+        layers_per_page: number of layers of the first group that share a page.
+        max_model_len: maximum number of tokens of a request.
 
     Raises:
         ValueError: an option is not supported; the message names it.
@@ -86,7 +87,7 @@ def check_options(
 
 
 def check_quantization(config: EngineConfig, model: ModelConfig) -> None:
-    """Checks an engine's quantization; FP8 is the format of unquantized and of FP8 checkpoints.
+    """Checks an engine's quantization; FP8 requires an unquantized or an FP8 checkpoint.
 
     Raises:
         ValueError: the checkpoint is quantized in another format.
@@ -172,8 +173,8 @@ def check_windows(
     num_groups: int = 1,
     layers_per_page: int = 1,
 ) -> None:
-    """Checks an engine's configuration for a model with sliding windows, or with several groups of
-    layers in its KV cache.
+    """Checks an engine's configuration for a model with sliding windows, or with several KV cache
+    groups.
 
     Args:
         config: the engine's configuration.
@@ -232,7 +233,7 @@ def check_draft_model(config: EngineConfig, model: ModelConfig, *, max_model_len
     """Checks that the configured draft model can draft for `model`.
 
     Raises:
-        ValueError: it cannot; the message gives the reason.
+        ValueError: it cannot; the message has the reason.
     """
     if not config.draft_checkpoint:
         return

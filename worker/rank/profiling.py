@@ -19,8 +19,8 @@ PROCESSORS: Final = LogitsParams(
     allowed_token_ids=bytes(4),
     num_logprobs=1,
 )
-"""Logits processors of every kind, and log-probabilities: allocates all tables of processors, and a
-copy of raw logits."""
+"""Logits processors of every kind, and log-probabilities: they allocate all processor tables and a
+copy of the raw logits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +30,7 @@ class ProfilePlans:
     plans: tuple[Plan, ...]
     """The largest prefills, then the largest sampling step."""
     num_tokens: int
-    """Tokens of the longest row."""
+    """Number of tokens of the longest row."""
 
 
 def profile_plans(
@@ -45,11 +45,11 @@ def profile_plans(
 
     Args:
         config: the engine's configuration, for its limits.
-        max_model_len: tokens of the longest request.
-        block_size: block size of a block-diffusion model; else 1.
-        canvas_length: tokens of a canvas; 0 for models without canvases.
-        short_row: tokens up to which rows of a prefill are computed in another way than longer
-            ones, which may take more memory; 0 if there is only one way.
+        max_model_len: maximum number of tokens of a request.
+        block_size: block size of a block-diffusion model; otherwise 1.
+        canvas_length: number of tokens per canvas; 0 for models without canvases.
+        short_row: number of tokens up to which prefill rows are computed differently from longer
+            ones, which may take more memory; 0 if all rows are computed in the same way.
     """
     max_num_tokens = config.scheduling.max_num_batched_tokens
     slots = range(config.scheduling.max_num_seqs)
@@ -68,7 +68,7 @@ def profile_plans(
     admits = [
         Admit(slot, tokens, 1.0, 0, 0.5, 0.0, slot, block=block, adapter=adapter) for slot in slots
     ]
-    # These tables are allocated for the first request with processors, and kept.
+    # These tables are allocated for the first request with processors and then kept.
     processed = [msgspec.structs.replace(admit, logits_params=PROCESSORS) for admit in admits]
     prefill: list[Row] = [PlannedRow(slot, 0, chunk, 1) for slot in slots[:num_chunks]]
     sampling: list[Row] = [PlannedRow(slot, 0, 1, 1) for slot in slots]

@@ -1,6 +1,6 @@
 """One rank of a worker group: its device and shard, and a step per Plan.
 
-The rank's own process (`worker/rank/main.py`), or a scheduler in the same process as rank 0
+The rank's own process (`worker/rank/main.py`), or the scheduler in the same process as rank 0
 (`worker/core/executor_local.py`), runs a step with these calls:
 
     Plan ──launch──> forward pass ──(Sample ──sample──>)── sampling ──result──> StepResult
@@ -51,7 +51,7 @@ def select_device(config: EngineConfig, rank: int) -> torch.device:
             f"kernels need {'.'.join(map(str, MIN_CAPABILITY))} (A100, A10, L4 or later): use "
             "another GPU, or --device cpu"
         )
-    # Triton launches on the current device, and pinning memory makes a CUDA context on it.
+    # Triton launches on the current device, and pinning memory creates a CUDA context on it.
     torch.cuda.set_device(device)
     return device
 
@@ -100,9 +100,9 @@ class Rank:
         self._group: TensorParallelGroup | None = None
         self._runner: ModelRunner | None = None
         self._guard: PlanGuard | None = None
-        """Compares this rank with the others; None for a single rank."""
+        """Compares this rank with the others; None if there is only one rank."""
         self._unsampled: RankStep | None = None
-        """The last launched step while it waits for masks; else None."""
+        """The last launched step while it waits for masks; otherwise None."""
 
     @property
     def runner(self) -> ModelRunner:
@@ -115,7 +115,7 @@ class Rank:
 
         Raises:
             ValueError: the checkpoint cannot be served with this configuration, or there is no
-                memory for a page.
+                memory for even one page.
             RuntimeError: the device is out of memory; the message names the options to change.
         """
         config, self._group = self._config, group
@@ -142,8 +142,8 @@ class Rank:
         )
 
     def allocate(self, start: Start) -> Ready:
-        """Allocates the KV cache with the coordinator's number of pages. On CUDA, also starts to
-        serve this rank's metrics."""
+        """Allocates the KV cache with the coordinator's number of pages. On CUDA, also starts
+        serving this rank's metrics."""
         runner = self.runner
         self._phase_began = self._clock()
         self._seconds.clear()
@@ -158,7 +158,7 @@ class Rank:
         """Launches a step: completely, or, if its Plan has masked rows, up to the forward pass.
 
         Raises:
-            OutOfStep: a Plan was lost, or the ranks have sampled different tokens.
+            OutOfStep: a Plan was missed, or the ranks have sampled different tokens.
             RuntimeError: the device is out of memory; the message names the options to change.
         """
         assert self._unsampled is None, "got a Plan before the masks of the previous one"
@@ -226,7 +226,7 @@ class RankStep:
     forwarded: ForwardStep
     """The step up to its forward pass."""
     guard: PlanGuard | None
-    """The rank's guard; None for a single rank."""
+    """The rank's guard; None if there is only one rank."""
     sampled: SampledStep | None = None
     """The step including sampling; None while it waits for masks."""
     is_ahead: bool = False
@@ -238,7 +238,7 @@ class RankStep:
         return self.forwarded.plan.seq
 
     def result(self) -> StepResult:
-        """The step's result; waits for the step. Call it on rank 0, once per step, in launch
+        """The step's result; waits for the step. Must be called on rank 0, once per step, in launch
         order.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Model runner: executes Plans on one rank: tables, forward pass and sampling."""
+"""Model runner: executes Plans on one rank, with tables, forward passes and sampling."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ from worker.rank.warmup import warm_up, warm_up_limits
 class ModelRunner:
     """One rank's model, KV cache and tables.
 
-    The constructor loads the weights. Then call `hello`, `allocate`, and for each Plan `forward`
-    and `sample`. These two do not wait for a CUDA device; `result` of the step that `sample`
-    returns does. All ranks of the group execute the same Plans in the same order, and sample the
-    same tokens.
+    The constructor loads the weights. Then call `hello`, `allocate`, and, for each Plan, `forward`
+    and `sample`. These two do not wait for a CUDA device; `result` of the step returned by `sample`
+    does. All ranks of the group execute the same Plans in the same order, and sample the same
+    tokens.
 
     Args:
         config: the engine's configuration.
@@ -166,7 +166,7 @@ class ModelRunner:
                 self._heads or self._drafts,
             )
         if self.device.type == "cuda" and registry.uses_triton(self.device):
-            self._warm_up()  # not on CPU: Triton's interpreter compiles nothing
+            self._warm_up()  # not on CPU: the interpreter compiles nothing
         if self._capture is not None:
             with self._on_compute_stream(), torch.inference_mode():
                 self._graphs = self._capture.run(
@@ -185,7 +185,7 @@ class ModelRunner:
     @torch.inference_mode()
     def forward(self, plan: Plan) -> ForwardStep:
         """Launches a step up to its forward pass, which needs no masks."""
-        # Host memory: pages are copied there and back before the step's rows use them.
+        # Host memory: pages are copied to and from it before the step's rows use them.
         started = time.monotonic()
         if self._host_pages is not None:
             self._host_pages.copy(plan)
@@ -194,7 +194,7 @@ class ModelRunner:
             slot = None if self._streams is None else self._streams.take()
             if slot is not None:
                 slot.started.record()
-            # Rows: the rank places those of running blocks and drafts.
+            # Rows: the rank places the rows of running blocks and drafts.
             blocks = None
             if self._blocks is not None:
                 blocks = self._blocks.prepare(plan)
@@ -264,7 +264,7 @@ class ModelRunner:
                 accepted = self._drafter.observe(step.drafted, output)
             if self._heads is not None and step.batch is not None and step.hidden is not None:
                 self._heads.follow(step.batch, step.hidden, accepted)
-            # Fetch: copies to the host are launched, not awaited.
+            # Fetch: copies to the host are launched but not awaited.
             if slot is not None:
                 slot.finish()
                 output = output and fetch_output(output, slot, with_logprobs=is_first)
@@ -294,7 +294,7 @@ class ModelRunner:
         )
 
     def close(self) -> None:
-        """Drops all graphs, even if frames of a failed step still reference the runner."""
+        """Drops all graphs, even if stack frames of a failed step still reference the runner."""
         if self._adapters is not None:
             self._adapters.close()
         if self._graphs is not None:
@@ -330,7 +330,7 @@ class ModelRunner:
 
     def compute_logits(self, hidden: torch.Tensor, tiles: LoraTiles | None = None) -> torch.Tensor:
         """Hidden states of rows [R, hidden] to fp32 logits [R, vocab_size]; `tiles` has the rows by
-        LoRA adapter, None if they have none."""
+        LoRA adapter; None if no row has one."""
         if self._adapters is None:
             return self.model.compute_logits(hidden)
         with self._adapters.of_logits(tiles, len(hidden)):
@@ -343,7 +343,7 @@ class ModelRunner:
         masks: MaskRows | None = None,
     ) -> SamplerOutput | None:
         """Samples the batch's rows and scores its prompts, without waiting for the device; None if
-        there is neither."""
+        it does neither."""
         sampling = batch.sampling
         if sampling is not None and sampling.is_captured:
             assert self._graphs is not None, "captured sampling without graphs"
@@ -385,7 +385,7 @@ class ModelRunner:
             num_tokens = (size or 0) * self.model_config.num_ahead
         elif drafted is not None:
             plan, speculative = drafted.plan, drafted.speculative
-        # Layers with states: rows that drafts precede run on graphs that replay these.
+        # Layers with states: rows that follow drafts run on graphs that replay the drafts.
         replays = None if self._states is None else self._states.replays
         drafts = None if replays is None else replays.next_rows(plan.rows)
         if drafted is None and drafts is None and self._graphs is not None:
@@ -405,8 +405,8 @@ class ModelRunner:
         return replace(batch, logits_indices=None)  # the head reads the states of all tokens
 
     def _run(self, batch: Batch, logits_indices: torch.Tensor | None) -> torch.Tensor:
-        """Hidden states of the tokens `logits_indices` (block diffusion); if None, of the
-        batch's `logits_indices`, or of all."""
+        """Hidden states of the tokens `logits_indices` (block diffusion); if None, of the batch's
+        `logits_indices`, or of all tokens."""
         if batch.size is not None:
             assert self._graphs is not None, "a padded batch without graphs"
             hidden = self._graphs.forward(batch)
@@ -427,8 +427,8 @@ class ModelRunner:
         return self._run(batch, None if blocks is None else blocks.logits_indices)
 
     def _skips_unread(self) -> bool:
-        """Whether the last layer leaves out positions whose outputs are not read: not if experts
-        are chosen per block, since they depend on all of its positions."""
+        """Whether the last layer skips positions whose outputs are not read. It does not if experts
+        are chosen per block, since they depend on all positions of the block."""
         moe = self.model_config.moe
         has_blocks = moe is not None and moe.block_capacity > 0
         return "skip_unread" in self.config.dllm.features and not has_blocks
@@ -469,7 +469,7 @@ class ModelRunner:
                 *(self._layout, num_slots, num_snapshots, self.device),
                 num_replayed=self._num_replayed,
             )
-        # A request can be no longer than the whole cache.
+        # A request cannot be longer than the whole cache.
         most = page_groups.max_tokens(
             num_pages - 1, config.cache.page_size, config.scheduling.max_num_batched_tokens
         )
@@ -524,7 +524,7 @@ class ModelRunner:
 
     @property
     def _captured_drafts(self) -> DeviceModelProposer | HeadProposer | None:
-        """The proposer whose passes graphs contain."""
+        """The proposer whose passes are captured in graphs."""
         return self._heads if isinstance(self._heads, HeadProposer) else self._drafts
 
     def _draft_page_bytes(self) -> int:

@@ -1,8 +1,8 @@
 """Sampler: argmax for greedy rows, keyed Gumbel noise for the others.
 
-HAZARD(invariance): a row's sample must not depend on other rows. All operations are elementwise,
-compare, or sum integers; floating-point sums are avoided, since their order may depend on the
-number of rows.
+HAZARD(invariance): a row's sample must not depend on other rows. All operations are elementwise
+operations, comparisons or integer sums; floating-point sums are avoided, since their order may
+depend on the number of rows.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class SamplerOutput:
     tokens: torch.Tensor | None
     """[S] int64: sampled tokens; None if no row samples."""
     acceptance: Acceptance | None = None
-    """Number of accepted tokens per speculative row; None without such rows."""
+    """Number of accepted tokens per speculative row; None if there are no such rows."""
     scores: Scores | None = None
-    """Scores of the sampled tokens in `scored_rows`; None without any."""
+    """Scores of the sampled tokens in `scored_rows`; None if there are none."""
     scored_rows: Sequence[int] = ()
     """Indices of the sampled tokens whose requests return log-probabilities."""
     prompt_scores: dict[int, list[Scores]] | None = None

@@ -1,12 +1,12 @@
 """Replay of accepted drafts into the states of requests (`kernels.states.Replay`).
 
 The state of a slot is at the position where its last draft row began, and the inputs of that row
-are kept, in a ring of cells per slot and position. The slot's next row begins at the position of
-its newest token. So what is replayed before it follows from these two positions alone, which are on
-the device: numbers of accepted drafts are not passed between steps.
+are kept in a ring of cells per slot and position. The slot's next row begins at the position of its
+newest token. These two positions, which are on the device, determine what is replayed before it;
+numbers of accepted drafts are not passed between steps.
 
-A row never begins before the state's position: a step is planned when the results of all but one
-of the earlier ones are known, so that its window begins after the newest token of that one.
+A row never begins before the state's position: a step is planned when the results of all but one of
+the earlier steps are known, so its window begins after the newest token of that step.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from worker.rank.state_rows import DraftRows
 from worker.rank.transfer import scatter
 
 _NOWHERE: Final = 1 << 62
-"""Position of a state without kept inputs; after every row, so that nothing is replayed."""
+"""Position of a state without kept inputs; it is after every row, so that nothing is replayed."""
 
 
 def num_replayed(config: EngineConfig, layout: KVCacheLayout) -> int:
-    """Maximum number of tokens that are replayed into a state: those of a draft row; 0 without
-    drafts or states."""
+    """Maximum number of tokens that are replayed into a state: those of a draft row; 0 if there are
+    no drafts or no states."""
     if config.speculative is None or not layout.states:
         return 0
     return 1 + config.speculative.num_speculative_tokens
@@ -52,8 +52,8 @@ class StateReplays:
     """Positions of the states that drafts follow.
 
     Args:
-        num_slots: number of slots, the dummy slot included.
-        num_tokens: maximum number of tokens of a draft row; also of those that are replayed.
+        num_slots: number of slots, including the dummy slot.
+        num_tokens: maximum number of tokens of a draft row, and of replayed tokens.
         device: the rank's device.
     """
 
@@ -68,15 +68,15 @@ class StateReplays:
         """Whether sizes are upper bounds, since the device determines the actual ones."""
 
     def admit(self, admits: Sequence[Admit]) -> None:
-        """Resets slots that get a new request, which has no drafts."""
+        """Resets slots that get a new request, since it has no drafts."""
         slots = [admit.slot for admit in admits if self._is_drafted[admit.slot]]
         if slots:
             self._is_drafted[slots] = False
             scatter(self._positions, slots, len(slots) * [_NOWHERE])
 
     def next_rows(self, rows: Sequence[Row]) -> DraftRows | None:
-        """Draft rows of the next step, and rows that follow some; None without both. Call it once
-        per step."""
+        """Draft rows of the next step, and rows that follow draft rows; None if there are neither.
+        Must be called once per step."""
         replayed = [number for number, row in enumerate(rows) if self._is_drafted[row.slot]]
         drafts = [number for number, row in enumerate(rows) if isinstance(row, DraftRow)]
         for number in replayed:
@@ -87,7 +87,7 @@ class StateReplays:
 
     def step(self, batch: Batch) -> ReplayStep:
         """The replay before a step's rows, which advances the positions of the states; does not
-        wait for the device. Call it once per step that has one."""
+        wait for the device. Must be called once per step that has one."""
         assert batch.has_replay, "nothing to replay"
         assert batch.staged is not None, "the compiled library does not support states"
         assert batch.starts is not None, "the compiled library does not support states"
@@ -98,7 +98,7 @@ class StateReplays:
         rows, cells = self._rows(
             slots[own], starts[own], staged["replay_positions"], staged["replay_targets"]
         )
-        # Kept inputs: those of draft rows, whose states stay where the rows begin.
+        # Kept inputs: those of draft rows, whose states stay at the positions where the rows begin.
         tokens, of_rows = staged["kept_tokens"], staged["kept_rows"]
         positions = starts[of_rows] + tokens - staged["query_start"][of_rows]
         replay = Replay(
@@ -123,11 +123,11 @@ class StateReplays:
             slots: [F]: slots of the rows that follow.
             starts: [F]: their first positions.
             positions: [F]: positions whose states are stored, if the replay passes them.
-            targets: [F]: indices in the state caches that they are copied to.
+            targets: [F]: indices in the state caches to which they are copied.
         """
         states, count = self._positions[slots], self.num_tokens
         lengths = (starts - states).clamp(0, count)
-        # Two pieces each: up to the state that is stored, and from there.
+        # Two pieces per row: up to the state that is stored, and after it.
         before = positions - states
         is_stored = (before > 0) & (before <= lengths)
         before = torch.where(is_stored, before, 0)
@@ -146,7 +146,7 @@ class StateReplays:
             longest=count,
             has_outputs=False,
         )
-        # Tokens of all rows, in order: those after the last one are counted to the last row.
+        # Tokens of all rows, in order: tokens after the last one count as part of the last row.
         most = len(slots) * count
         if not self._uses_bounds:
             most, distances = int(lengths.sum()), (starts - states)[states < _NOWHERE]

@@ -1,4 +1,4 @@
-"""Pieces of a step's rows, as computed by linear-attention layers, and what drafts need of them;
+"""Pieces of a step's rows, as computed by linear-attention layers, and arrays for drafts; both are
 staged with the rows."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from worker.rank.transfer import IntArray
 
 def most_pieces(num_rows: int, num_tokens: int, page_size: int) -> int:
     """Maximum number of pieces of rows with `num_tokens` in total: each row has one that is not
-    full, and states are stored at its end or at page boundaries."""
+    full, and states are stored at a row's end or at page boundaries."""
     return 2 * num_rows + num_tokens // PIECE + num_tokens // page_size
 
 
@@ -29,13 +29,13 @@ def state_arrays(
         table: rows [R, 4], as in Batch.
         stores: snapshots to take of the states within the rows; others are ignored.
         first_snapshot: index of the first snapshot in the state caches.
-        num_pieces: number of pieces, the last ones empty; 0 for the actual number.
+        num_pieces: number of pieces, of which the last ones may be empty; 0 for the actual number.
     """
     lengths = table[:, 2]
     by_slot: dict[int, list[StateStore]] = {}
     for store in sorted(stores, key=lambda store: store.position):
         by_slot.setdefault(store.slot, []).append(store)
-    # Leading rows of one token are a piece each.
+    # Each leading row with one token is a piece.
     (longer,) = np.nonzero(lengths != 1)
     border = int(longer[0]) if len(longer) else len(table)
     starts, rows, pieces = (list(range(border)) for _ in range(3))
@@ -73,7 +73,7 @@ def state_arrays(
 
 
 class DraftRows(NamedTuple):
-    """A step's draft rows, and rows that follow some, in a model whose layers keep states."""
+    """A step's draft rows, and rows that follow draft rows, in a model whose layers keep states."""
 
     drafts: Sequence[int] = ()
     """Indices of the draft rows among the step's rows."""
@@ -88,7 +88,7 @@ def arrays_of_states(
     tables: DeviceTables,
     num_tokens: int,
 ) -> dict[str, IntArray]:
-    """Arrays of a step for layers that keep states: those of `state_arrays`, and, with `drafts` or
+    """Arrays of a step for layers that keep states: those of `state_arrays` and, with `drafts` or
     on a graph for rows of any length, those of `draft_arrays`.
 
     Args:
@@ -96,7 +96,7 @@ def arrays_of_states(
         stores: snapshots to take of the rows' states.
         drafts: draft rows; None if there are none, and nothing is replayed.
         tables: the rank's tables.
-        num_tokens: tokens of a graph for rows of any length; else 0.
+        num_tokens: number of tokens of a graph for rows of any length; otherwise 0.
     """
     first_snapshot, num_pieces, num_kept = tables.dummy_slot + 1, 0, 0
     if num_tokens:
@@ -120,8 +120,8 @@ def arrays_of_states(
 def split_stores(
     table: IntArray, drafts: Sequence[int], stores: Sequence[StateStore]
 ) -> tuple[list[StateStore], dict[int, StateStore]]:
-    """Divides snapshots into those of states within rows, and those of states that are replayed
-    before a row, by slot. The position of a draft row is only known on the device."""
+    """Divides snapshots into those of states within rows and, by slot, those of states that are
+    replayed before a row. The position of a draft row is only known on the device."""
     if not stores:
         return [], {}
     of_drafts = set(drafts)
@@ -159,7 +159,7 @@ def draft_arrays(
         before: snapshots of states that are replayed, by slot.
         first_snapshot: index of the first snapshot in the state caches.
         dummy_slot: slot of padding.
-        num_kept: M if it is more than the tokens of the draft rows.
+        num_kept: M, if it is larger than the number of tokens of the draft rows.
     """
     slots, _, lengths, _ = table.T
     kept = slots.copy()

@@ -1,4 +1,4 @@
-"""One rank's states of requests, in layers that keep one, and snapshots of these states."""
+"""One rank's per-request states, for layers that keep them, and snapshots of these states."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class RequestStates:
 
     Args:
         layout: layout of the model's caches.
-        num_slots: number of slots, the dummy slot included.
+        num_slots: number of slots, including the dummy slot.
         num_snapshots: number of snapshots, which the scheduler assigns.
         device: the rank's device.
-        num_replayed: maximum number of tokens of a draft row; 0 without drafts.
+        num_replayed: maximum number of tokens of a draft row; 0 if there are no drafts.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class RequestStates:
         }
         """State caches by layer."""
         self.replays: StateReplays | None = None
-        """Replays of accepted drafts; None without drafts."""
+        """Replays of accepted drafts; None if there are no drafts."""
         if num_replayed:
             self.replays = StateReplays(num_slots, num_replayed, device)
 
     def prepare(self, plan: Plan) -> None:
-        """Copies snapshots into the states of slots, before the rows of a step; slots that get new
-        requests have no drafts."""
+        """Copies snapshots into the states of slots before the rows of a step, and resets the
+        drafts of slots that get new requests."""
         if self.replays is not None:
             self.replays.admit(plan.admits)
         loads = plan.state_loads

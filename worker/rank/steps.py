@@ -29,15 +29,15 @@ from worker.rank.verification import AcceptedTokens
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardStep:
-    """A step whose forward pass is launched, but not its sampling."""
+    """A step whose forward pass is launched but whose sampling is not."""
 
     plan: Plan
     batch: Batch | None
     """Batch of the step; None for a Plan without rows."""
     hidden: torch.Tensor | None
-    """Hidden states of the sampled tokens, or of all; None for a Plan without rows."""
+    """Hidden states of the sampled tokens or of all tokens; None for a Plan without rows."""
     drafted: DraftedStep | None = None
-    """Drafts of the step; None without speculative rows."""
+    """Drafts of the step; None if there are no speculative rows."""
     blocks: BlockStep | CanvasStep | None = None
     """Running blocks or canvases of a block-diffusion model; None for other models."""
     pooled: PooledRows | None = None
@@ -45,12 +45,12 @@ class ForwardStep:
     times: tuple[float, float, float]
     """Host times at the start, after preparation, and after launching the forward pass."""
     copy_s: float = 0.0
-    """Seconds, between the first two of `times`, for copies to and from host memory."""
+    """Seconds spent on copies to and from host memory, between the first two of `times`."""
     slot: StepSlot | None
     """Buffers and events of the step; None on CPU."""
 
     def masked_drafts(self) -> list[list[int]]:
-        """Drafts of each masked row; for steps whose Plan has `drafts_under_grammar`."""
+        """Drafts of each masked row; only for steps whose Plan has `drafts_under_grammar`."""
         assert self.drafted is not None, "no row is speculative"
         return self.drafted.masked_drafts(self.plan)
 
@@ -66,18 +66,18 @@ class ForwardStep:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledStep:
-    """A step that is launched completely; its results are being copied to the host."""
+    """A completely launched step, whose results are being copied to the host."""
 
     seq: int
     output: SamplerOutput | None
     """Sampled tokens and scores, on the host once the slot's step has completed; None if nothing is
     sampled or scored."""
     sampled_rows: Sequence[int] | None = None
-    """Indices of the sampled tokens that are used; None for all."""
+    """Indices of the sampled tokens that are used; None for all tokens."""
     times: RankTimes
-    """Host times; on CUDA those of launches."""
+    """Host times; on CUDA, those of launches."""
     compute_ms: float
-    """Milliseconds that the host spent on the step, without waiting for masks and copies; on CUDA
+    """Milliseconds that the host spent on the step, without waiting for masks and copies; on CUDA,
     `result` reports device time instead."""
     slot: StepSlot | None = None
     """Buffers and events of the step; None on CPU, where a launched step has completed."""
@@ -90,14 +90,14 @@ class SampledStep:
     """Outcomes of running blocks, those of a round ahead on the host once the slot's step has
     completed; None for autoregressive models."""
     pooled: PooledVectors | None = None
-    """Vectors that rank 0 reports; None without any, and on other ranks."""
+    """Vectors that rank 0 reports; None if there are none, and on other ranks."""
     host_pages: HostPages | None = None
-    """Reports loads from host memory that have ended; None without that tier."""
+    """Reports completed loads from host memory; None if there is no such tier."""
     adapters: RankAdapters | None = None
     """Reports LoRA adapters that have been read; None if they are disabled."""
 
     def result(self) -> StepResult:
-        """The step's result; waits for the device. Call it in launch order.
+        """The step's result; waits for the device. Must be called in launch order.
 
         Raises:
             RuntimeError: the device failed.
@@ -143,7 +143,7 @@ _SCORE_TENSORS = ("tokens", "token_logits", "best", "weight", "rank", "top_token
 
 def fetch_output(output: SamplerOutput, slot: StepSlot, *, with_logprobs: bool) -> SamplerOutput:
     """Launches the copy of an output to the host; the returned tensors are valid once the slot's
-    step has completed. Without `with_logprobs`, tokens only."""
+    step has completed. Without `with_logprobs`, only tokens are copied."""
     tokens = None if output.tokens is None else slot.fetch(output.tokens)
     if not with_logprobs:
         return SamplerOutput(tokens=tokens)

@@ -8,7 +8,7 @@
 Inputs are copied from pinned memory on the schedule stream; the compute stream waits for them. All
 accesses to the tables, the caches and the sampling state run on the compute stream, in the order of
 steps, so that no write can overtake an earlier step's read. Sampled tokens are copied to pinned
-memory on the copy stream, and the host sleeps until that copy's event.
+memory on the copy stream, and the host sleeps until that copy's event is recorded.
 
 HAZARD(stream): buffers that several streams use belong to a `StepSlot`. A slot is only reused once
 its last step has completed, as signalled by the slot's last event.
@@ -26,8 +26,8 @@ import torch
 from worker.rank.transfer import aligned
 
 NUM_SLOTS = 3
-"""Number of step slots: two steps may be in flight, and DeviceClock still reads events of the one
-before them."""
+"""Number of step slots: two steps may be in flight, and DeviceClock still reads the events of the
+step before them."""
 
 _LEAST_STAGING_BYTES = 1 << 16
 
@@ -38,14 +38,14 @@ class DeviceStreams:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.schedule, self.compute, self.copy = (torch.cuda.Stream(device) for _ in range(3))
-        # Work of the default stream, such as loading weights, finishes before any stream starts.
+        # Work on the default stream, such as loading weights, finishes before any of these starts.
         torch.cuda.synchronize(device)
         self._slots = itertools.cycle([StepSlot(self) for _ in range(NUM_SLOTS)])
         self.latest: StepSlot | None = None
         """The slot whose results were fetched last."""
 
     def take(self) -> StepSlot:
-        """The next slot in turn, emptied. Waits for its last step, which has already completed if
+        """The next slot in turn, cleared. Waits for its last step, which has already completed if
         results are fetched in time."""
         slot = next(self._slots)
         slot.wait()
@@ -53,7 +53,8 @@ class DeviceStreams:
         return slot
 
     def await_fetches(self) -> None:
-        """Makes the compute stream wait until all results so far are copied from their buffers."""
+        """Makes the compute stream wait until all results so far have been copied from their
+        buffers."""
         if self.latest is not None:
             self.latest.hold_back(self.compute)
 
@@ -108,12 +109,12 @@ class StepSlot:
         return staged
 
     def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Launches the copy of a result to pinned memory; call `finish` first.
+        """Launches the copy of a result to pinned memory; `finish` must be called first.
 
         Returns:
-            A tensor on the host that holds the values once `wait` has returned.
+            A tensor on the host that has the values after `wait` has returned.
         """
-        # torch's cache reuses pinned memory only after the copies to it.
+        # torch's cache only reuses pinned memory after the copies to it have completed.
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         with torch.cuda.stream(self._streams.copy):
             host.copy_(tensor, non_blocking=True)
@@ -122,7 +123,7 @@ class StepSlot:
         return host
 
     def finish(self) -> None:
-        """Marks the step's last launch; results may be fetched from then on."""
+        """Marks the step's last launch; results may then be fetched."""
         self.finished.record(self._streams.compute)
         self._streams.copy.wait_event(self.finished)
 
@@ -162,5 +163,5 @@ class StepSlot:
 
 
 def staging_size(num_bytes: int) -> int:
-    """Size of a staging buffer for `num_bytes` bytes: a power of two, so that it grows rarely."""
+    """Size of a staging buffer for `num_bytes` bytes: a power of two, so that it rarely grows."""
     return max(_LEAST_STAGING_BYTES, 1 << (num_bytes - 1).bit_length())

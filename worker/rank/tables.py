@@ -18,17 +18,17 @@ from worker.rank.transfer import IntArray, Tensors, stage, to_device
 class DeviceTables:
     """Token pool and page table on the device, with the sampling state.
 
-    Row `max_num_seqs` is the dummy slot, used by padding and by no request. Page 0 is the dummy
-    page, so unset entries of the page table are harmless.
+    Row `max_num_seqs` is the dummy slot, which is used by padding and by no request. Page 0 is the
+    dummy page, so unset entries of the page table are harmless.
 
     Args:
-        max_num_seqs: maximum running requests.
-        max_model_len: tokens of the longest request.
+        max_num_seqs: maximum number of running requests.
+        max_model_len: maximum number of tokens of a request.
         page_size: tokens per page.
         vocab_size: number of tokens that can be sampled.
         device: the rank's device.
         native_sampling: whether the compiled CPU library samples tokens.
-        block_size: block size of a block-diffusion model; else 1.
+        block_size: block size of a block-diffusion model; otherwise 1.
         page_factors: number of layers that share one page, by group of layers; page ids in the page
             table are multiplied by it.
         keeps_states: whether layers keep a state per slot.
@@ -69,7 +69,7 @@ class DeviceTables:
         self.max_loras = max_loras
         """Maximum number of LoRA adapters in a batch; 0 if they are disabled."""
         self.adapters = np.zeros(num_rows, dtype=np.int32) if max_loras else None
-        """[slots] on the host: slot of each request's LoRA adapter, from 1, or 0; None if adapters
+        """[slots] on the host: 1-based slot of each request's LoRA adapter, or 0; None if adapters
         are disabled."""
         self.max_model_len = max_model_len
         self.page_size = page_size
@@ -90,9 +90,9 @@ class DeviceTables:
         self.token_stride = self.token_pool.shape[1]
         self.page_stride = self.page_table.shape[1]
         self.max_positions = self._columns * page_size
-        """Number of positions that fit the pages of a slot."""
+        """Number of positions that fit in the pages of a slot."""
         self._longest = 0
-        """Length of the longest segment among the writes that were staged last."""
+        """Length of the longest segment among the last staged writes."""
         self.sampling = SamplingState(
             num_rows=num_rows,
             token_stride=self.token_stride,
@@ -108,8 +108,8 @@ class DeviceTables:
 
     def stage(self, plan: Plan) -> dict[str, npt.NDArray[Any]] | None:
         """Sets the sampling parameters of admitted requests, and returns the Plan's writes for
-        `write`: segments [4 * n] and values, as `write_table_rows_` takes them; None without
-        any."""
+        `write`: segments [4 * n] and values, as expected by `write_table_rows_`; None if there are
+        none."""
         runs: list[tuple[int, int, npt.NDArray[np.int32]]] = []
         for admit in plan.admits:
             self.sampling.admit(admit)
@@ -152,8 +152,8 @@ class DeviceTables:
     def write_tokens(
         self, slots: IntArray, starts: IntArray, token_ids: npt.NDArray[np.int32]
     ) -> None:
-        """Writes token ids [R, n] to the token pool: positions from `starts` [R] on of `slots`
-        [R]."""
+        """Writes token ids [R, n] to the token pool, at positions of `slots` [R] that start at
+        `starts` [R]."""
         cells = (slots * self.token_stride + starts)[:, None] + np.arange(token_ids.shape[1])
         self.flat_tokens.index_copy_(
             0,

@@ -33,7 +33,8 @@ _TORCH_TYPES = {
 
 
 def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copies a tensor to CUDA via pinned memory, without waiting; returns it unchanged on CPU."""
+    """Copies a tensor to a CUDA device via pinned memory, without waiting; returns it unchanged on
+    CPU."""
     if device.type == "cpu":
         return host
     return host.pin_memory().to(device, non_blocking=True)
@@ -78,7 +79,7 @@ def uploader_to(device: torch.device) -> Uploader:
 
 
 class _CurrentStream:
-    """Uploads by a copy on the current stream; on CPU without a copy."""
+    """Uploads with a copy on the current stream; without a copy on CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -93,7 +94,7 @@ class _CurrentStream:
 
 def send(groups: Sequence[Arrays], uploader: Uploader) -> list[StagedArrays]:
     """Copies groups of contiguous one-dimensional arrays to the device, as slices of one buffer;
-    does not wait for it."""
+    does not wait for the device."""
     sizes = [sum(aligned(array.nbytes) for array in group.values()) for group in groups]
 
     def fill(target: npt.NDArray[np.uint8]) -> None:
@@ -111,7 +112,8 @@ def send(groups: Sequence[Arrays], uploader: Uploader) -> list[StagedArrays]:
 
 
 def stage(arrays: Arrays, device: torch.device) -> StagedArrays:
-    """Copies one group of arrays to the device on the current stream; does not wait for it."""
+    """Copies one group of arrays to the device on the current stream; does not wait for the
+    device."""
     [staged] = send([arrays], uploader_to(device))
     return staged
 
@@ -140,5 +142,5 @@ class StagedArrays:
         return self.packed[start : start + num_bytes].view(_TORCH_TYPES[dtype])
 
     def at(self, buffer: torch.Tensor) -> StagedArrays:
-        """Views of the same arrays in another buffer, to which this one's bytes are copied."""
+        """Views of the same arrays in another buffer, to which the bytes of this one are copied."""
         return StagedArrays(buffer, self.kinds)

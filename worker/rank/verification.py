@@ -1,6 +1,7 @@
 """Verification of drafts: a row's samples are accepted up to the first that differs from its draft.
 
-Used for results and for penalties: on the host for rows that it placed, else on the device.
+Used for results and for penalties: on the host for rows that the host placed, otherwise on the
+device.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class SpeculativeRows(ABC):
 
     @property
     def on_device(self) -> DevicePlacement | None:
-        """Placement of rows that the device placed; None for others."""
+        """Placement of rows that the device placed; None for other rows."""
         return self.placement if isinstance(self.placement, DevicePlacement) else None
 
     @abstractmethod
@@ -43,7 +44,7 @@ class SpeculativeRows(ABC):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostRows(SpeculativeRows):
-    """Rows that the host placed; it waits for the device if there are any drafts."""
+    """Rows that the host placed; verification waits for the device if there are any drafts."""
 
     placement: HostPlacement
 
@@ -71,14 +72,14 @@ class HostRows(SpeculativeRows):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceRows(SpeculativeRows):
-    """Rows that the device placed and verifies, without waiting for it."""
+    """Rows that the device placed and verifies; the host does not wait for it."""
 
     placement: DevicePlacement
     expected: torch.Tensor
     """[F, M] int64: `tokens_after` of the placement, after its drafts were written."""
 
     def accept(self, tokens: torch.Tensor) -> Acceptance:
-        """Counts the accepted tokens of each row by tensor operations."""
+        """Counts the accepted tokens of each row with tensor operations."""
         placement = self.placement
         offsets = placement.newest - placement.firsts
         columns = torch.arange(placement.longest, device=tokens.device)
@@ -96,7 +97,7 @@ class DeviceRows(SpeculativeRows):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Acceptance:
     """First accepted sample and number of accepted tokens per speculative row: arrays on the host
-    for rows that it placed, else tensors on the device."""
+    for rows that the host placed, otherwise tensors on the device."""
 
     counts: IntArray | torch.Tensor
     """[F] int64: number of accepted tokens."""
@@ -104,8 +105,8 @@ class Acceptance:
     """[F] int64: index within the row of the first accepted sample."""
 
     def fetch(self, slot: StepSlot) -> Acceptance:
-        """Launches the copy to the host, unless the values are there; returns tensors that hold
-        them once the slot's step has completed."""
+        """Launches the copy to the host, unless the values are there; the returned tensors are
+        valid after the slot's step has completed."""
         # HAZARD(stream): nothing may be launched here, after the slot's last launch.
         if isinstance(self.counts, torch.Tensor) and isinstance(self.offsets, torch.Tensor):
             return Acceptance(counts=slot.fetch(self.counts), offsets=slot.fetch(self.offsets))
@@ -118,7 +119,7 @@ class Acceptance:
 
 
 def count_equal(guesses: Sequence[int], tokens: Sequence[int]) -> int:
-    """Number of leading guesses that equal the tokens."""
+    """Number of leading guesses that are equal to the tokens."""
     count = 0
     for guess, token in zip(guesses, tokens, strict=False):
         if guess != token:
@@ -136,7 +137,7 @@ class AcceptedTokens:
     row_of: Sequence[int]
     """Rows of the placed Plan, by row of the source Plan; NO_ROW for omitted ones."""
     acceptance: Acceptance | None
-    """Acceptance of the speculative rows; None without any."""
+    """Acceptance of the speculative rows; None if there are none."""
 
     def fetch(self, slot: StepSlot) -> AcceptedTokens:
         """Launches the copy to the host; the returned selection may be used once the slot's step

@@ -4,7 +4,7 @@ Triton compiles a kernel at its first launch with new constants, types or alignm
 the rank for up to seconds. A step's constants depend on its number of tokens (tiles of attention
 and of experts) and on its requests' options (filters, processors, masks, scores, drafts), so one
 step of each kind runs before the first request. They do not depend on positions, except in sparse
-attention: all other rows here begin at position 0.
+attention; all other warm-up rows therefore begin at position 0.
 """
 
 from __future__ import annotations
@@ -63,16 +63,16 @@ class WarmUpLimits:
 
     max_num_seqs: int
     max_num_tokens: int
-    """Maximum tokens of a step."""
+    """Maximum number of tokens of a step."""
     longest_row: int
-    """Maximum tokens of a row."""
+    """Maximum number of tokens of a row."""
     max_model_len: int
     block_size: int
-    """Block size of a block-diffusion model; else 1."""
+    """Block size of a block-diffusion model; otherwise 1."""
     canvas_length: int = 0
-    """Tokens of a canvas; 0 for models without canvases."""
+    """Number of tokens per canvas; 0 for models without canvases."""
     num_drafts: int
-    """Maximum drafts of a row; 0 without speculative decoding."""
+    """Maximum number of drafts per row; 0 if speculative decoding is disabled."""
     top_k: int = 0
     """Number of tokens that sparse attention selects; 0 if queries attend to all tokens."""
     has_adapters: bool = False
@@ -83,7 +83,7 @@ def choose_kernel_cache() -> None:
     """Makes Triton cache compiled kernels in its default folder if the configured one is not
     writable.
 
-    Triton would fail otherwise, and the cache may be on a volume that is mounted read-only.
+    Triton would otherwise fail; the cache may be on a volume that is mounted read-only.
     """
     folder = os.environ.get(CACHE_VARIABLE)
     if not folder:
@@ -111,8 +111,8 @@ def warm_up_limits(
 
     Args:
         config: the group's engine configuration.
-        max_model_len: tokens of the longest request that the rank's tables hold.
-        block_size: block size of a block-diffusion model; else 1.
+        max_model_len: maximum number of tokens of a request in the rank's tables.
+        block_size: block size of a block-diffusion model; otherwise 1.
         canvas_length: as in WarmUpLimits.
         top_k: as in WarmUpLimits.
     """
@@ -136,7 +136,7 @@ def warm_up(execute: Execute, limits: WarmUpLimits, *, vocab_size: int, show: bo
     """Runs one step of each kind.
 
     Args:
-        execute: runs a step, without requests in the tables.
+        execute: runs a step; there must be no requests in the tables.
         limits: limits of the rank's steps.
         vocab_size: number of bits of a mask.
         show: whether to show a progress bar.
@@ -168,7 +168,7 @@ def _steps(limits: WarmUpLimits) -> Iterator[Plan]:
     row = PlannedRow(0, 0, 1, 1)
     for options in (_RANDOM, _FILTERED, _PROCESSED):
         yield Plan(0, [_admit(row, 1, options)], [], [row])
-    for count in range(1, min(limits.max_num_seqs, 2) + 1):  # all rows masked, or some
+    for count in range(1, min(limits.max_num_seqs, 2) + 1):  # all rows masked, or only some
         rows = [PlannedRow(slot, 0, 1, 1) for slot in range(count)]
         yield Plan(0, [_admit(row, 1) for row in rows], [], rows, masked=[0])
     for count in _doubling(1, limits.num_drafts):
@@ -178,7 +178,7 @@ def _steps(limits: WarmUpLimits) -> Iterator[Plan]:
         yield Plan(0, [_admit(draft, 1)], [], [draft], masked=[0])
     if limits.num_drafts:  # states are advanced by the last drafts
         yield Plan(0, [], [], [PlannedRow(0, 1, 1, 1)])
-    if limits.has_adapters:  # their tiles have one size
+    if limits.has_adapters:  # LoRA tiles have only one size
         yield Plan(0, [msgspec.structs.replace(_admit(row, 1), adapter=1)], [], [row])
     if limits.top_k:
         for length in (1, min(limits.longest_row, limits.max_model_len - limits.top_k)):
@@ -249,7 +249,7 @@ def _prompts(limits: WarmUpLimits) -> Iterator[Sequence[int]]:
 
 
 def _doubling(least: int, most: int) -> Iterator[int]:
-    """`least`, doubled repeatedly, and `most` last; nothing if `most` is less than `least`."""
+    """`least`, doubled repeatedly, with `most` last; nothing if `most` is less than `least`."""
     value = least
     while value < most:
         yield value

@@ -107,16 +107,16 @@ struct Operands {
   const uint16_t* block;  // [pairs of k][32][2]
 };
 
-// Steps of k per part with more than four tiles of rows: a part of a block is 16 KiB, which stays
-// in the L1 cache for all rows. With fewer rows, reading the weights again from the L2 cache is
-// cheaper than spilling sums.
+// Steps of k per part if there are more than four tiles of rows: a part of a block is 16 KiB, which
+// stays in the L1 cache for all rows. With fewer rows, reading the weights again from the L2 cache
+// is cheaper than spilling sums.
 constexpr int64_t kDepth = 128;
 constexpr int64_t kPairBytes = 2 * kLine;  // of a block's weights
 constexpr int kStepLines = 2 * kPairs;     // of a block's weights in one step
 // Tiles wait for their loads, so weights are prefetched: this many bytes ahead if each is used
-// once, since a core reads 2 KiB at 20 GB/s in the 0.1 us latency of memory; else during the
-// previous part, some lines per step. Blocks are contiguous, so the end of one fetches the next;
-// fetching beyond the last is harmless.
+// once, since a core reads 2 KiB at 20 GB/s within memory's latency of 0.1 us. Otherwise, they are
+// prefetched during the previous part, some lines per step. Blocks are contiguous, so the end of
+// one prefetches the next; prefetching beyond the last one is harmless.
 constexpr int64_t kAhead = 8 << 10;
 
 // Tiles 0 to 3 are sums [row half][column half], 4 and 5 rows, 6 and 7 columns. The intrinsics
@@ -291,7 +291,7 @@ static inline void with_lines(int64_t pairs, Body&& body) {
 // One work item: rows [begin, end) of the operand times blocks [first, last).
 struct Item {
   const uint32_t* operand;
-  int64_t stride;  // of its rows
+  int64_t stride;  // between its rows
   const uint16_t* packed;
   int64_t length, begin, end, first, last;
 
@@ -310,8 +310,7 @@ struct Item {
 };
 
 // Sums are written to place(row, block); if that is null, into `room`, which has space for all of
-// them with rows in whole pairs of tiles, and from there passed to take(row, block, its 32
-// columns).
+// them with rows in whole pairs of tiles, and then passed to take(row, block, its 32 columns).
 template <typename Place, typename Take>
 static void linear_item(const Item& item, float* room, Place&& place, Take&& take) {
   constexpr int64_t kPair = 2 * kRows;

@@ -15,15 +15,15 @@
 
 namespace rayfleet {
 
-constexpr int kMaxQueries = 8;  // that share the loads of keys and values
+constexpr int kMaxQueries = 8;  // queries that share the loads of keys and values
 
 struct Heads {
   int64_t num_heads, num_kv_heads, head_dim, page_size;
   int64_t block_size;  // positions of one block attend to each other; 1 is causal
   float scale;
   int64_t group() const { return num_heads / num_kv_heads; }
-  // Number of positions that a query at `position` attends to. HAZARD: later positions of its block
-  // must already be in the cache, so rows end with whole blocks.
+  // Number of positions to which a query at `position` attends. HAZARD: later positions of its
+  // block must already be in the cache, so rows end with whole blocks.
   int64_t visible(int64_t position) const { return (position / block_size + 1) * block_size; }
 };
 
@@ -33,7 +33,8 @@ static inline W* head_page(W* cache, const Heads& heads, int64_t page, int64_t k
   return cache + (page * heads.num_kv_heads + kv_head) * heads.page_size * heads.head_dim;
 }
 
-// Every kPer-th cell: cells in between belong to another token, possibly of another thread.
+// Writes every kPer-th cell: the cells in between belong to other tokens, possibly of other
+// threads.
 static inline void store_every(float* to, F32 value) { store(to, value); }
 
 static inline void store_every(uint16_t* to, F32 value) {
@@ -81,8 +82,8 @@ struct Scratch {
   std::vector<typename Operand<W>::Element> elements;
 };
 
-// Scores of COUNT queries for CHUNKS times 16 positions at a time: with few parallel sums, their
-// latency is the limit. Returns the first remaining position.
+// Scores of COUNT queries for CHUNKS times 16 positions at a time: with few parallel sums, latency
+// is the limit. Returns the first remaining position.
 template <typename W, int COUNT, int CHUNKS>
 static int64_t score(const Queries<W>& queries, const W* k_cache, const Heads& heads,
                      int64_t kv_head, const int32_t* pages, int64_t position, int64_t longest,
@@ -223,7 +224,7 @@ static void attend_some(const Queries<W>& queries, const W* k_cache, const W* v_
 
 // Tokens of one request in a work item.
 struct Span {
-  int64_t first_token;  // in the step
+  int64_t first_token;  // index in the step
   int64_t num_tokens;
   const int32_t* pages;
 };

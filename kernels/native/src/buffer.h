@@ -6,8 +6,8 @@
 
 namespace rayfleet {
 
-// Only grows, with undefined content: zeroing it, as a vector does whenever a long step follows a
-// short one, would cost as much as some phases of a step.
+// Memory that only grows and has undefined content: zeroing it, as a vector does whenever a long
+// step follows a short one, would cost as much as some phases of a step.
 template <typename T>
 class Buffer {
  public:

@@ -18,15 +18,15 @@ namespace rayfleet {
 // These structs are mirrored in library.py, field by field.
 struct LinearWeight {
   const void* packed;
-  const float* bias;  // null for none
+  const float* bias;  // null if there is none
   int64_t n, k;
 };
 
 struct LayerWeights {
-  // gate_up's rows: 16 of the gate, the 16 of the up projection that belong to them, and so on.
+  // gate_up's rows: 16 of the gate, the 16 matching ones of the up projection, and so on.
   LinearWeight qkv, output, gate_up, down;
   const float *input_norm, *post_attention_norm;
-  const float *q_norm, *k_norm;  // null for none
+  const float *q_norm, *k_norm;  // null if there are none
   void *k_cache, *v_cache;
 };
 
@@ -44,7 +44,7 @@ struct ModelWeights {
   const float* final_norm;
   LinearWeight lm_head;
   const LayerWeights* layers;
-  Reduce reduce;  // null for a single rank
+  Reduce reduce;  // null if there is only one rank
 };
 
 struct StepRows {
@@ -54,8 +54,8 @@ struct StepRows {
   int64_t token_stride;
   const int32_t* page_table;  // [slots, page_stride]
   int64_t page_stride;
-  // Tokens of the step whose hidden states are needed, ascending: for the others the last layer only
-  // computes keys and values.
+  // Tokens of the step whose hidden states are needed, ascending. For other tokens, the last layer
+  // only computes keys and values.
   const int64_t* logits_indices;
   int64_t num_logits;  // -1 for all
   const float* inputs;  // [tokens, hidden_size]: inputs of the first layer; null for embeddings
@@ -114,7 +114,7 @@ class Decoder {
   // thread.
   static constexpr double kLongSteps = 2.0;
 
-  // Tokens per work item of attention.
+  // Number of tokens per work item of attention.
   static constexpr int64_t kSpanTokens = 16;
 
   // Work of one thread, for `rows` rows times a number of weights.
@@ -130,9 +130,9 @@ class Decoder {
 
   bool is_large(int64_t weights) const { return reading_ms(weights) >= ms_per_thread_; }
 
-  // Short steps leave cores to the scheduler and the frontend. A small model leaves one even in its
-  // long steps, unless measurements show a gain from using it: its phases are short, and a thread
-  // that waits for its core delays all others in each of them.
+  // Short steps leave cores to the scheduler and the frontend. A small model leaves one core even
+  // in long steps, unless measurements show a gain from using it: its phases are short, and a
+  // thread that waits for its core delays all others in each of them.
   int threads_for(double ms, int64_t weights) const {
     const int most = is_large(weights) ? team_.size() : std::max(1, team_.size() - 1);
     return (int)std::min((double)most, std::ceil(ms / ms_per_thread_));
@@ -148,7 +148,7 @@ class Decoder {
     positions_.clear();
     spans_.clear();
     logits_spans_.clear();
-    int64_t next = 0;  // into logits_indices
+    int64_t next = 0;  // index into logits_indices
     for (int64_t i = 0; i < step.num_rows; ++i) {
       const int64_t slot = step.rows[4 * i], start = step.rows[4 * i + 1];
       const int64_t length = step.rows[4 * i + 2];
@@ -214,8 +214,8 @@ class Decoder {
           place_keys(layer, t);
         });
       }
-      // Tokens with the most keys are last in each row; start with them, so that no thread waits
-      // for one alone.
+      // Tokens with the most keys are last in each row; start with them, so that the last threads
+      // do not wait for one of these.
       const auto attend_item = [&](int64_t item) {
         const Span& span = (*spans)[item / model_.num_kv_heads];
         const int64_t kv_head = item % model_.num_kv_heads;
@@ -316,7 +316,7 @@ class Decoder {
 
   template <typename Item>
   void share_tokens(int id, int64_t count, Item&& item) {
-    constexpr int64_t kAtATime = 8;  // a single item takes little longer than claiming it
+    constexpr int64_t kAtATime = 8;  // computing an item takes little longer than claiming it
     team_.share(id, count, item, kAtATime);
   }
 
@@ -370,8 +370,8 @@ class Decoder {
   std::vector<int64_t> positions_;  // by token
   std::vector<Span> spans_, logits_spans_;  // the latter over logits_indices only
   const int64_t* logits_indices_ = nullptr;
-  const float* inputs_ = nullptr;  // of the first layer; null for embeddings
-  int64_t num_logits_ = -1;  // for all
+  const float* inputs_ = nullptr;  // inputs of the first layer; null for embeddings
+  int64_t num_logits_ = -1;  // -1 for all
   Buffer<float> residual_, block_, qkv_, attended_;
   Buffer<Element> operand_, queries_, inner_;
   std::vector<Buffer<float>> row_;

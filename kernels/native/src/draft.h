@@ -17,7 +17,7 @@ namespace rayfleet {
 struct Drafting {
   const float *temperature, *top_p, *log_min_p;  // by slot, as are the following three
   const int64_t *top_k, *seeds;
-  const int64_t* end_tokens;  // [slots, num_ends]: no draft after one of these is accepted; -1 for none
+  const int64_t* end_tokens;  // [slots, num_ends], padded with -1: no draft after one is accepted
   int64_t num_ends;
   const float* shares;  // [slots, num_levels]: probability that a guess of each level is correct
   const float* bounds;  // [num_levels], descending to 0: minimum probabilities of the levels
@@ -71,7 +71,7 @@ class HeadSource {
   HeadSource(Head<W>& head, int64_t num_rows)
       : vocab_size(head.vocab_size()), head_(head), outputs_(num_rows * head.hidden_size()) {}
 
-  // As ModelSource; rows have one token each.
+  // As in ModelSource; rows have one token each.
   void score(const StepRows& step, const std::vector<int64_t>& rows,
              const std::vector<int64_t>& going, float* logits) {
     const int64_t count = (int64_t)going.size(), size = head_.hidden_size();

@@ -1,5 +1,5 @@
-// Sixteen values in as many registers as this processor needs. HAZARD: compilers also accept
-// vectors wider than a register, and keep them in memory, 10x slower. HAZARD: arrays of parts
+// Sixteen values in as many registers as this CPU needs. HAZARD: compilers also accept vectors
+// wider than a register but keep them in memory, which is 10x slower. HAZARD: arrays of parts
 // instead of pairs also stay in memory.
 #pragma once
 
@@ -102,8 +102,8 @@ static inline To convert(From from) {
   return Convert<To, From>::of(from);
 }
 
-// The same value in all lanes. Set by element: adding the value to zeros costs an addition, since a
-// negative zero must become positive.
+// The same value in all lanes. Set element by element: adding the value to zeros would cost an
+// addition, since a negative zero must become positive.
 template <typename To>
 struct Splat {
   static To of(float value) {

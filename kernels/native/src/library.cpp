@@ -1,4 +1,4 @@
-// The functions called by library.py. Plain C, to be independent of compilers' ABIs.
+// The functions called by library.py, with a plain C interface to be independent of C++ ABIs.
 #include "decoder.h"
 #include "draft.h"
 #include "head.h"

@@ -15,13 +15,13 @@
 namespace rayfleet {
 
 constexpr int kBlock = 32;
-constexpr int kGroup = 4;  // blocks that one work item covers
-constexpr int kMostRows = 96;  // that it covers
+constexpr int kGroup = 4;  // number of blocks per work item
+constexpr int kMostRows = 96;  // maximum number of rows per work item
 // With tiles (amx.h), a core computes about 2 TFLOP/s, and a weight of two bytes used for this many
 // rows gives 256 operations per byte: 8 GB/s, less than the bandwidth of the L3 cache.
 constexpr int kMostTileRows = 256;
-// Steps of k per part with many rows: a part of kMostRows rows (4 bytes per step) and of a block of
-// weights (128) is 256 KiB, which fits the L2 cache.
+// Steps of k per part if there are many rows: a part of kMostRows rows (4 bytes per step) and of a
+// block of weights (128) is 256 KiB, which fits in the L2 cache.
 constexpr int64_t kDepth = 512;
 constexpr int kMaxRows = kRegisterLanes == 16 ? 12 : kRegisterLanes == 8 ? 6 : 3;
 
@@ -52,7 +52,7 @@ void pack(const W* weight, int64_t n, int64_t k, W* packed) {
     }
 }
 
-// HAZARD: by default GCC does not inline sinks that are used twice, and keeps their vectors and
+// HAZARD: by default, GCC does not inline sinks that are used twice and keeps their vectors and
 // constants in memory: prompts took 20 % longer.
 #define RAYFLEET_INLINE __attribute__((always_inline)) inline
 
@@ -60,7 +60,7 @@ void pack(const W* weight, int64_t n, int64_t k, W* packed) {
 template <typename W>
 struct Weight {
   const W* packed;
-  const float* bias;  // null for none
+  const float* bias;  // null if there is none
   int64_t n, k;
 };
 
@@ -130,7 +130,7 @@ struct Product {
     return weight.packed + block * block_elements<W>(weight.k) + step * Operand<W>::kPer * kBlock;
   }
 
-  // The next block, of this work item or another; the last one itself.
+  // The next block, of this work item or another; for the last block, the block itself.
   const W* after(int64_t block) const {
     return weights(block + (block + 1 < blocks_of(weight.n)), 0);
   }
@@ -188,8 +188,8 @@ static void tile(const Product<W, Sink>& product, int64_t row, int64_t block, in
           store(product.waiting(row + r, block + b) + half * kLanes, totals[r][2 * b + half]);
 }
 
-// All of k for few rows: these are bound by memory, which streams best from several blocks at once
-// for one or two rows; more rows have time to prefetch.
+// All of k for few rows, which are memory-bound: for one or two rows, memory streams best from
+// several blocks at once; with more rows, there is time to prefetch.
 template <typename W, int ROWS, typename Sink>
 static void tile_rows(const Product<W, Sink>& product, int64_t last) {
   constexpr int kWidth = kRegisterLanes < 16 ? (ROWS == 1 ? 2 : 1)
@@ -222,9 +222,9 @@ static void tile_part(const Product<W, Sink>& product, int64_t block, int64_t la
                                            : product.after(block);
   const int64_t tiles = (count + kMaxRows - 1) / kMaxRows;
   for (int64_t t = 0, done = 0; t < tiles; ++t) {
-    // With wide registers, tiles are even: 14 rows are 7 and 7 rather than 12 and 2. Otherwise only
-    // a full tile has enough parallel sums to hide their latency, and the last tile is full, since
-    // it has time to prefetch.
+    // With wide registers, tiles are even: 14 rows are 7 and 7 rather than 12 and 2. Otherwise,
+    // only a full tile has enough parallel sums to hide their latency, and the last tile is full,
+    // since it has time to prefetch.
     const int64_t size = kRegisterLanes == 16 ? (count - done + tiles - t - 1) / (tiles - t)
                          : t                  ? kMaxRows
                                               : count - (tiles - 1) * kMaxRows;
@@ -243,7 +243,7 @@ static void tile_part(const Product<W, Sink>& product, int64_t block, int64_t la
 // often have one more than others, so items have fewer rows. Items of the same rows are
 // consecutive, so that a thread has the same rows here as in phases by row.
 struct Items {
-  int64_t rows, groups, row_parts, unit;  // unit: of rows, which is not divided
+  int64_t rows, groups, row_parts, unit;  // unit: indivisible number of rows
 
   int64_t count() const { return groups * row_parts; }
 
@@ -267,7 +267,7 @@ static Items items_of(int64_t rows, int64_t n, int threads) {
   return items;
 }
 
-// rows of the operand times the weight, into the sink; one work item of it.
+// One work item of the operand's rows times the weight, into the sink.
 template <typename W, typename Sink>
 static void linear_item(int64_t item, const Items& items,
                         const typename Operand<W>::Element* operand, int64_t rows,

@@ -15,7 +15,7 @@ namespace rayfleet {
 struct LoraStep {
   const void* a;         // [slots, projections * rank, num_in]
   const void* b;         // [slots, rank, num_out]
-  const int64_t* ranks;  // [slots]: leading ranks that are not zero
+  const int64_t* ranks;  // [slots]: number of leading ranks that are not zero
   const int64_t* parts;  // [num_parts, 3]: first output feature, end, projection
   int64_t num_in, num_out, rank, num_projections, num_parts;
   void* out;              // [tokens, num_out]
@@ -23,7 +23,7 @@ struct LoraStep {
   const int64_t* tokens;  // rows of `x` and `out`, one adapter after another
   const int64_t* groups;  // [num_groups, 3]: 1-based slot, first of its `tokens`, end
   int64_t num_groups;
-  int64_t num_threads;  // at most
+  int64_t num_threads;  // maximum number of threads
 };
 
 // Some of the tokens of one adapter.
@@ -156,7 +156,7 @@ class LoraProduct {
   std::vector<float> shrunk_;  // [kTokens, projections, rank]
 };
 
-// Threads are started for each call: steps of so many tokens take much longer.
+// Threads are started for each call: steps with so many tokens take much longer than that.
 template <typename T>
 void add_lora(const LoraStep& step) {
   constexpr int64_t kChunk = 64, kTokensPerThread = 256;

@@ -67,7 +67,7 @@ static inline F32 first_of(F32 one) { return one; }
 
 static inline U32 first_of(U32 pair) { return pair & 0xffffu; }
 
-// A row of floats as elements; bf16 rounds, and needs room for a whole number of vectors.
+// A row of floats as elements; bf16 rounds and needs room for a whole number of vectors.
 static inline void convert_row(const float* from, int64_t size, float* to) {
   if (from != to) std::memcpy(to, from, size * sizeof(float));
 }

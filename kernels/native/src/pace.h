@@ -28,8 +28,8 @@ class Pace {
   static constexpr int64_t kStepsOfAll = 256, kStepsOfFewer = 32;  // between trials of the other
 
   // The latest speeds of one kind. Uses the median, since requests arrive in bursts: a step during
-  // a burst may take twice as long, which does not predict the next. Of seven consecutive steps at
-  // most three meet a burst if every third step does.
+  // a burst may take twice as long, which does not predict the next. If every third step is in a
+  // burst, at most three of seven consecutive steps are.
   class Speeds {
    public:
     bool is_known() const { return count_ >= kKept / 2; }

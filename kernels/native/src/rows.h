@@ -46,7 +46,7 @@ static inline void rotate_head(float* head, const float* table, int64_t rotated)
   }
 }
 
-// Sets tokens to -inf whose bit is 0 in little-endian words of 32 bits.
+// Sets the logits of tokens whose bit is 0, in little-endian 32-bit words, to -inf.
 static inline void mask_row(float* logits, int64_t size, const char* words) {
   const F32 nothing = splat(-INFINITY);
   for (int64_t i = 0; i < size; i += kLanes) {

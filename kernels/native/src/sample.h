@@ -115,7 +115,7 @@ class Sampler {
       top = maximum(value, top);
     }
     const float largest = max_of_lanes(top);
-    float least = largest + how.log_min_p;  // -inf for none
+    float least = largest + how.log_min_p;  // -inf if there is none
     if (how.top_k > 0 && how.top_k < size) least = std::max(least, kth(how.top_k, largest, least));
     if (how.top_p < 1.0f) least = std::max(least, nucleus(how.top_p, largest, least));
     const NoiseKey key = NoiseKey::of(how.seed, how.position);
@@ -201,7 +201,7 @@ class Sampler {
     return low == order_of(-INFINITY) ? least : value_of(low);
   }
 
-  // Floats as integers of the same order.
+  // Floats as integers in the same order.
   static int64_t order_of(float value) {
     int32_t bits;
     std::memcpy(&bits, &value, sizeof bits);

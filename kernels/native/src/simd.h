@@ -13,7 +13,7 @@
 
 namespace rayfleet {
 
-// Loads and stores need not be aligned; memcpy of a register compiles to one instruction.
+// Loads and stores need not be aligned: memcpy of a register compiles to one instruction.
 template <typename To>
 struct Memory {
   static To load(const void* from) {

@@ -81,8 +81,9 @@ class Team {
   }
 
   // Distributes 0..count-1. A thread works on the same part in each phase of the same length, so
-  // that its data is in its cache, and claims some items at a time, from the part's beginning or
-  // end; a thread that is done helps others, so one that is delayed by other load gets fewer.
+  // that its data is in its cache, and claims several items at a time from the part's beginning or
+  // end. A thread that is done helps others, so a thread that is delayed by other load gets fewer
+  // items.
   template <typename Item>
   void share(int id, int64_t count, Item&& item, int64_t at_a_time = 1, bool from_end = false) {
     const int active = active_;
@@ -102,8 +103,8 @@ class Team {
   }
 
  private:
-  // A thread's part of a phase, in a separate cache line: the number of claimed items, and the
-  // phase they belong to, so that no reset is needed.
+  // A thread's part of a phase, in a separate cache line: the number of claimed items and the phase
+  // to which they belong, so that no reset is needed.
   struct alignas(64) Part {
     std::atomic<uint64_t> state{0};
 
@@ -126,8 +127,8 @@ class Team {
   static constexpr int kSmall = 8;
 
   // When waking a thread, the kernel may place it on the caller's core although another one is or
-  // will be idle: then both wait for each other in every phase until they are rebalanced. In a
-  // larger team one thread matters less, and moving all of them costs more.
+  // will be idle: both then wait for each other in every phase until they are rebalanced. In a
+  // larger team, one thread matters less, and moving all of them costs more.
   void keep_off_this_core() {
 #if defined(__linux__)
     const int core = sched_getcpu();
@@ -164,8 +165,8 @@ class Team {
 
   const int size_;
 #if defined(__linux__)
-  cpu_set_t cores_;  // that the process may use
-  int core_ = -1;    // of the caller, when it last ran with others
+  cpu_set_t cores_;  // cores that the process may use
+  int core_ = -1;    // core of the caller when it last ran with others
 #endif
   std::vector<std::thread> threads_;
   std::mutex mutex_;

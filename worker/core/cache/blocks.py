@@ -12,15 +12,15 @@ from worker.protocol.page_groups import PageGroups
 
 class BlockPool:
     """Allocates blocks of pages: one page in each full-attention group and, while queries may
-    attend to it, one in each window group. Leases and the prefix cache refer to blocks by numbers,
-    which are never reused.
+    attend to it, one in each window group. Leases and the prefix cache refer to blocks by number;
+    numbers are never reused.
 
         take ──> used by leases ──end_use──> used by none ─┬─ cached: idle, until pages run out
                       ^                                    │              │
                       └───────────── use ──────────────────┼──────────────┤
                                                            └─ else ──> window pages are free
 
-    So the window pages of a block can be freed while its other pages stay cached. A prefix that
+    The window pages of a block can thus be freed while its other pages stay cached. A prefix that
     ends within a window of such a block is a cache miss.
 
     Args:
@@ -46,13 +46,14 @@ class BlockPool:
         self._cached: set[int] = set()
         """Blocks in the prefix cache."""
         self._behind: OrderedDict[int, None] = OrderedDict()
-        """Idle blocks behind the window of the lease that used them, oldest first; reclaimed
-        first."""
+        """Idle blocks behind the window of the lease that used them, oldest first; these are
+        reclaimed first."""
         self._ends: OrderedDict[int, None] = OrderedDict()
-        """Idle blocks within a window of the end of a lease, which a request that continues there
-        needs; reclaimed last."""
+        """Idle blocks within a window of a lease's end. A request that continues there needs them,
+        so they are reclaimed last."""
         self._fence = Fence[tuple[int, bool]](steps, lambda use: self._end_use(*use))
-        """Uses that end with a step: the block, and whether the lease ends within its window."""
+        """Uses that end with a step: the block, and whether the lease ends within a window of
+        it."""
 
     @property
     def num_idle_pages(self) -> int:
@@ -65,7 +66,7 @@ class BlockPool:
         return len(self._fence)
 
     def take(self, count: int, *, seen: bool = True) -> list[int]:
-        """Allocates blocks for one lease; the caller has checked that enough pages are free.
+        """Allocates blocks for one lease; the caller must check that enough pages are free.
 
         Args:
             count: number of blocks.
@@ -85,8 +86,8 @@ class BlockPool:
         return self._full[block], self._window.get(block, [])
 
     def rows(self, blocks: Sequence[int], start: int, first: int) -> list[tuple[int, list[int]]]:
-        """Page-table entries of a request from a given block on: for each group, the index of the
-        first page and the page ids.
+        """Page-table entries of a request, starting with a given block: for each group, the index
+        of the first page and the page ids.
 
         Args:
             blocks: blocks of the request.
@@ -101,12 +102,12 @@ class BlockPool:
         return rows + [(start, [pages[group] for pages in seen]) for group in range(num_window)]
 
     def longest_hit(self, blocks: Sequence[int], on_host: Sequence[bool] = ()) -> int:
-        """Length in blocks of the longest prefix that a request can continue, given that the blocks
-        in its window need their window pages.
+        """Number of blocks of the longest prefix that a request can continue: the blocks in its
+        window need their window pages.
 
         Args:
             blocks: blocks on the device.
-            on_host: for each block in host memory that follows them, whether it has window pages.
+            on_host: for each following block in host memory, whether it has window pages.
         """
         num_device = len(blocks)
         count = index = num_device + len(on_host)
@@ -130,7 +131,7 @@ class BlockPool:
         return sum(block in self._behind or block in self._ends for block in blocks)
 
     def num_used_alone(self, blocks: Iterable[int]) -> int:
-        """Number of these blocks, all of which one lease uses, that no other lease uses."""
+        """Number of these blocks that only one lease uses; one lease uses all of them."""
         return sum(self._users[block] == 1 for block in blocks)
 
     def use(self, blocks: Iterable[int]) -> None:
@@ -161,7 +162,7 @@ class BlockPool:
 
     def move_window(self, block: int, cached: int) -> bool:
         """Moves the window pages and users of a lease's block to a cached block with the same
-        tokens whose window pages were freed; returns whether they had been."""
+        tokens if that block's window pages have been freed; returns whether they had been."""
         if cached in self._window or block not in self._window:
             return False
         self._window[cached] = self._window.pop(block)
@@ -169,8 +170,8 @@ class BlockPool:
         return True
 
     def release(self, blocks: Iterable[int], fence: int) -> None:
-        """Frees blocks that are not cached: the full-attention pages once step `fence` has
-        completed, the window pages as uses end."""
+        """Frees blocks that are not cached: the full-attention pages after step `fence` has
+        completed, the window pages when their uses end."""
         for block in blocks:
             self._pages.release(self._full.pop(block), fence)
 
@@ -184,7 +185,7 @@ class BlockPool:
 
     def reclaim(self, count: int, *, ends: bool) -> None:
         """Frees idle window pages until `count` pages are free or none are left: those behind a
-        window, or with `ends` those at the end of a lease."""
+        window or, with `ends`, those at the end of a lease."""
         idle = self._ends if ends else self._behind
         while idle and self._pages.num_free < count:
             self._free_window(next(iter(idle)))
@@ -196,7 +197,7 @@ class BlockPool:
 
         Args:
             cached: all blocks in the prefix cache.
-            uncached: all blocks that belong to a lease only.
+            uncached: all blocks that only belong to a lease.
             used: blocks whose window pages are used by leases, one entry per lease.
         """
         assert self._cached == set(cached), "cached blocks miscounted"

@@ -1,4 +1,4 @@
-"""Fences: defer items until the last step that uses them has completed."""
+"""Fences: hold items back until the last step that uses them has completed."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Fence(Generic[T]):
         self._steps.num_held += 1
 
     def release_due(self) -> None:
-        """Releases the items whose steps have completed, in the order in which they came."""
+        """Releases the items whose steps have completed, in the order in which they were held."""
         if not self._held:
             return
         last = self._steps.last

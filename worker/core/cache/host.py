@@ -14,7 +14,7 @@ from worker.protocol.host_cache import HostCacheTotals
 
 
 class TakenCopies(NamedTuple):
-    """Page copies of a Plan; None without any."""
+    """Page copies of a Plan; None if there are none."""
 
     stores: PageCopies | None
     loads: PageCopies | None
@@ -30,14 +30,14 @@ class HostTier(Protocol):
     """
 
     def num_missing(self, pages: Sequence[int]) -> int:
-        """Number of slots to free before all these pages can be stored; 0 or less if they fit."""
+        """Number of slots to free before all these pages can be stored; at most 0 if they fit."""
 
     def num_fitting(self, pages: Sequence[int]) -> int:
         """Number of leading pages that can be stored now."""
 
     def num_kept(self, entries: Sequence[int], count: int) -> int:
-        """Number of leading entries that can stay when at least `count` slots are freed from the
-        end; 0 if all must go."""
+        """Number of leading entries that can stay if at least `count` slots are freed from the end;
+        0 if none can."""
 
     def is_idle(self, entries: Sequence[int]) -> bool:
         """Whether no copy in flight uses any of these entries."""
@@ -60,13 +60,14 @@ class HostPool:
 
         device page ──store──> slot ──load──> device page
 
-    Copies are part of the next Plan, in the order stores, loads. So a page that is stored can be
-    overwritten by a load or a row of the same Plan. Loads take as long as they take: steps go on
-    meanwhile, except for rows that read the pages.
+    Copies are part of the next Plan, in the order stores, loads. A page that is stored can thus be
+    overwritten by a load or a row of the same Plan. Loads are asynchronous: steps continue in the
+    meantime, except for rows that read the pages.
 
-    HAZARD(fence): a slot is only reused once the last step with a copy from or to it has completed,
-    with its loads. Pages need no fence: a stored page was not locked, so no step in flight uses it,
-    and a loaded page is locked by the lease that it is loaded for, until the load has ended.
+    HAZARD(fence): a slot is only reused after the last step with a copy from or to it, and that
+    step's loads, have completed. Pages need no fence: a stored page was not locked, so no step in
+    flight uses it, and a loaded page is locked by the lease that it is loaded for, until the load
+    has ended.
 
     Args:
         num_slots: number of slots.
@@ -76,11 +77,11 @@ class HostPool:
     def __init__(self, num_slots: int, copied: CompletedSteps) -> None:
         self._slots = FencedPool(0, num_slots, copied)
         self._touched = [0] * num_slots
-        """Last step that stores to a slot, by slot."""
+        """Last step that stores to each slot."""
         self.next_seq = 1
         """Number of the next Plan, which includes the copies."""
         self._stores = PageCopies([], [])
-        """Copies to the host in the next Plan; these pages must not change before."""
+        """Copies to the host in the next Plan; these pages must not change before that."""
         self._loads = PageCopies([], [])
         """Copies back to the device in the next Plan."""
         self._totals = HostCacheTotals(num_pages=num_slots)
@@ -102,7 +103,7 @@ class HostPool:
         return replace(self._totals, num_used=used)
 
     def num_missing(self, pages: Sequence[int]) -> int:
-        """Number of slots to free before all these pages can be stored; 0 or less if they fit."""
+        """Number of slots to free before all these pages can be stored; at most 0 if they fit."""
         return len(pages) - self._slots.num_free
 
     def num_fitting(self, pages: Sequence[int]) -> int:
@@ -110,7 +111,7 @@ class HostPool:
         return min(len(pages), self._slots.num_free)
 
     def num_kept(self, slots: Sequence[int], count: int) -> int:
-        """Number of leading slots that can stay when `count` are freed from the end."""
+        """Number of leading slots that can stay if `count` slots are freed from the end."""
         return max(0, len(slots) - count)
 
     def is_idle(self, slots: Iterable[int]) -> bool:
@@ -120,7 +121,7 @@ class HostPool:
     def store(self, pages: Sequence[int]) -> list[int]:
         """Schedules copies of device pages to free slots with the next Plan; returns the slots.
 
-        The caller has checked that enough slots are free.
+        The caller must check that enough slots are free.
         """
         slots = self._slots.take(len(pages))
         self._stores.pages.extend(pages)
@@ -131,7 +132,7 @@ class HostPool:
         return slots
 
     def reserve(self) -> int:
-        """Takes a slot without storing anything; the caller has checked that one is free."""
+        """Takes a slot without storing anything; the caller must check that one is free."""
         self._totals.num_stored += 1
         (slot,) = self._slots.take(1)
         self._touched[slot] = 0
@@ -156,8 +157,8 @@ class HostPool:
         self._release(slots)
 
     def note_resumed(self, num_tokens: int, num_cached: int, num_loaded: int) -> None:
-        """Counts the tokens of a preempted request at its readmission: computed before its
-        preemption, found on the device, and loaded from the host."""
+        """Counts the tokens of a preempted request when it is readmitted: those computed before its
+        preemption, cached on the device, and loaded from the host."""
         self._totals.num_resumed_tokens += num_tokens
         self._totals.num_resumed_cached_tokens += min(num_cached, num_tokens)
         self._totals.num_resumed_loaded_tokens += num_loaded
@@ -167,7 +168,7 @@ class HostPool:
         self._totals.num_hit_tokens += num_tokens
 
     def note_load(self, seconds: float) -> None:
-        """Adds the duration of one step's loads in seconds."""
+        """Adds the duration of one step's loads, in seconds."""
         self._totals.load_s += seconds
 
     def take_copies(self, seq: int) -> TakenCopies:

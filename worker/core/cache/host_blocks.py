@@ -10,14 +10,14 @@ from worker.core.cache.host import HostPool
 
 class HostBlocks:
     """Blocks in host memory: slots for the pages that a block of the BlockPool had when it was
-    evicted, that is, all full-attention pages, and the window pages unless they were freed before.
+    evicted: all full-attention pages, and the window pages if they had not been freed.
 
-    Evictions start at the ends of cached prefixes, so a conversation moves to the host with the
-    window pages at its end, and can be continued there. Blocks are numbered, and numbers are never
-    reused.
+    Evictions start at the ends of cached prefixes, so a conversation moves to the host along with
+    the window pages at its end, and can be continued from there. Blocks are numbered; numbers are
+    never reused.
 
-    A block without any pages (all layers have windows, and it is behind them) takes an empty slot,
-    which bounds the number of blocks.
+    A block without any pages (all layers have windows, and it is behind them) occupies an empty
+    slot, which bounds the number of blocks.
 
     Args:
         slots: all slots in host memory.
@@ -36,7 +36,7 @@ class HostBlocks:
         """Empty slots, by block (only blocks without pages)."""
 
     def num_missing(self, blocks: Sequence[int]) -> int:
-        """Number of slots to free before all these blocks can be stored; 0 or less if they fit."""
+        """Number of slots to free before all these blocks can be stored; at most 0 if they fit."""
         return sum(map(self._num_to_store, blocks)) - self._slots.num_free
 
     def num_fitting(self, blocks: Sequence[int]) -> int:
@@ -49,8 +49,8 @@ class HostBlocks:
         return len(blocks)
 
     def num_kept(self, host_blocks: Sequence[int], count: int) -> int:
-        """Number of leading blocks that can stay when at least `count` slots are freed from the
-        end; 0 if all must go."""
+        """Number of leading blocks that can stay if at least `count` slots are freed from the end;
+        0 if none can."""
         keep = len(host_blocks)
         while keep and count > 0:
             keep -= 1
@@ -74,7 +74,7 @@ class HostBlocks:
     def store(self, blocks: Sequence[int]) -> list[int]:
         """Schedules copies of evicted blocks with the next Plan; returns their host blocks.
 
-        The caller has checked that enough slots are free.
+        The caller must check that enough slots are free.
         """
         host_blocks = list(range(self._next, self._next + len(blocks)))
         self._next += len(blocks)
@@ -116,7 +116,7 @@ class HostBlocks:
         return [slot for block in host_blocks for slot in self._slots_of(block)]
 
     def check_invariants(self, host_blocks: Iterable[int]) -> None:
-        """Asserts that `host_blocks` are all blocks in host memory."""
+        """Asserts that `host_blocks` are exactly the blocks in host memory."""
         assert set(host_blocks) == set(self._full), "a host block without an owner"
         assert set(self._window) <= set(self._full)
 

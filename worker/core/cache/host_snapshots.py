@@ -24,14 +24,14 @@ class HostSnapshots:
 
         snapshot on the device ──store──> snapshot in host memory ──load──> state of a request
 
-    Unlike a page, a snapshot in host memory stays there after a load, until its page is evicted
-    from both tiers or it is the least recently used one.
+    Unlike a page, a snapshot stays in host memory after a load, until its page is evicted from both
+    tiers or it is itself evicted as the least recently used one.
 
     Copies are part of the next Plan, in the order stores, loads.
 
-    HAZARD(fence): a host snapshot is only reused once the last step with a copy from or to it has
-    completed, with its loads. States of requests need no fence: no step in flight uses the slot of
-    a new request, which keeps it until the load has ended.
+    HAZARD(fence): a host snapshot is only reused after the last step with a copy from or to it, and
+    that step's loads, have completed. States of requests need no fence: no step in flight uses the
+    slot of a new request, which keeps it until the load has ended.
 
     Args:
         count: number of snapshots.
@@ -41,11 +41,11 @@ class HostSnapshots:
     def __init__(self, count: int, copied: CompletedSteps) -> None:
         self._pool = FencedPool(0, count, copied)
         self._at: dict[Place, int] = {}
-        """Snapshots by the place of their page."""
+        """Snapshots by the location of their page."""
         self._places: OrderedDict[int, Place] = OrderedDict()
-        """Places by snapshot, least recently used first."""
+        """Locations of pages by snapshot, least recently used first."""
         self._touched = [0] * count
-        """Last step that copies from or to a snapshot, by snapshot."""
+        """Last step that copies from or to each snapshot."""
         self._next_seq = 1
         """Number of the next Plan, which includes the copies."""
         self._stores = PageCopies([], [])
@@ -54,7 +54,7 @@ class HostSnapshots:
 
     @property
     def num_to_load(self) -> int:
-        """Snapshots that the next Plan loads."""
+        """Number of snapshots that the next Plan loads."""
         return len(self._loads)
 
     def __contains__(self, place: Place) -> bool:
@@ -62,7 +62,7 @@ class HostSnapshots:
 
     def store(self, snapshot: int, place: Place) -> None:
         """Schedules a copy of a snapshot on the device with the next Plan, for the page at `place`,
-        unless that page has one or all snapshots in host memory are in use."""
+        unless that page already has one, or all snapshots in host memory are in use."""
         if place in self._at:
             return
         host_snapshot = self._take()
@@ -86,7 +86,7 @@ class HostSnapshots:
         self._loads.pop(slot, None)
 
     def move(self, before: Place, after: Place) -> None:
-        """Attaches the snapshot of a page, if it has one, to the place that the page moved to."""
+        """Attaches a page's snapshot, if it has one, to the page's new location."""
         host_snapshot = self._at.pop(before, None)
         if host_snapshot is not None:
             assert after not in self._at
@@ -100,8 +100,8 @@ class HostSnapshots:
                 self._drop(place)
 
     def take_copies(self, seq: int) -> tuple[PageCopies | None, PageCopies | None]:
-        """Stores and loads for Plan `seq`, as in `Plan`; None if there is none. Called for every
-        Plan."""
+        """Stores and loads for Plan `seq`, as in `Plan`; None if there are none. Must be called for
+        every Plan."""
         assert seq == self._next_seq, f"Plan {seq} takes the copies of Plan {self._next_seq}"
         self._next_seq += 1
         stores, self._stores = self._stores, PageCopies([], [])

@@ -1,4 +1,4 @@
-"""Match: result of a prefix cache lookup. Lease: slot and pages of a running request."""
+"""Match: the result of a prefix cache lookup. Lease: the slot and pages of a running request."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ class Match(NamedTuple):
     pages: list[int]
     """Pages of the part on the device (blocks for models with sliding windows)."""
     num_unlocked: int
-    """Pages, over all layer groups, without a lock of any lease; locking makes them unevictable."""
+    """Number of pages over all layer groups that no lease has locked; locking makes them
+    unevictable."""
     host_node: Node | None = None
-    """Last node of the match if it ends in host memory; else None."""
+    """Last node of the match if it ends in host memory; otherwise None."""
     num_host: int = 0
-    """Pages in host memory, following those on the device."""
+    """Number of pages in host memory, which follow those on the device."""
     num_alone: int = 0
-    """Leading device pages that can be reused without those in host memory: fewer than `pages` if
-    the window pages or the state at their end are missing. Set if `num_host` is."""
+    """Number of leading device pages that can be reused without those in host memory: fewer than
+    `pages` if the window pages or the state at their end are missing. Only set if `num_host` is."""
     borders: tuple[int, ...] = ()
     """Positions at which a request that continues here should snapshot its state, if any layer has
-    one: the end of the cached pages (the match ends at the last snapshot before) and the end of the
-    full pages of the tokens looked up."""
+    one: the end of the cached pages (the match ends at the last snapshot before it), and the end of
+    the full pages of the tokens looked up."""
     loading: int = 0
-    """Last Plan that loads any of `pages` from host memory for another request; 0 for none."""
+    """Last Plan that loads any of `pages` from host memory for another request; 0 if there is
+    none."""
 
     @property
     def num_pages(self) -> int:
-        """Pages in both tiers."""
+        """Number of pages in both tiers."""
         return len(self.pages) + self.num_host
 
 
@@ -46,8 +48,8 @@ class Lease:
                 0 ───────────────────── num_cached_pages ─────────────────── len(pages)
 
     A request keeps reading the pages in its page-table row. If the tree already has the same tokens
-    when a page is to be cached, that page is a duplicate: it stays with the lease until its
-    release, because the row on the device still refers to it.
+    when a page is to be cached, that page is a duplicate: it stays with the lease until the lease
+    is released, because the row on the device still refers to it.
 
     For models with sliding windows, "page" means block (see BlockPool).
     """
@@ -60,19 +62,19 @@ class Lease:
     first_seen: int = 0
     """Index of the first page that window layers may still read."""
     duplicates: list[int] = field(default_factory=list)
-    """Pages of the request that are also cached as other pages."""
+    """Pages of the request whose tokens are also cached in other pages."""
     borders: tuple[int, ...] = ()
-    """Positions to snapshot the state at, if layers have any (`Match.borders`)."""
+    """Positions to snapshot the state at, if layers have one (`Match.borders`)."""
     snapshots: list[PendingSnapshot] = field(default_factory=list)
     """Snapshots being stored by steps in flight."""
     rolling_page: int = 0
-    """Cached page whose snapshot is replaced by a later one of this lease; 0 for none."""
+    """Cached page whose snapshot is replaced by a later one of this lease; 0 if there is none."""
     state_start: int = 0
-    """Position that the slot's state has reached by the steps planned so far, at least."""
+    """Minimum position that the slot's state has reached after the steps planned so far."""
     state_end: int = 0
-    """Position that the slot's state has reached by the completed steps, at most: with drafts it
-    depends on the device."""
+    """Maximum position that the slot's state has reached after the completed steps; with drafts,
+    the exact one depends on the device."""
     fence: int = 0
     """Last launched step that uses the slot and the pages."""
     load_seq: int = 0
-    """Last Plan with loads from host memory that its rows read; 0 for none."""
+    """Last Plan with loads from host memory that its rows read; 0 if there is none."""

@@ -1,4 +1,4 @@
-"""Positions at which the state of a running request is stored, and the snapshots under way."""
+"""Positions at which the state of a running request is stored, and the snapshots in progress."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class LeaseSnapshots:
     cached pages.
 
     Without drafts, a row stores the state at positions within it. A draft row leaves the state at
-    its first position, since drafts may be rejected; the next row first advances it by the
-    accepted ones. The scheduler does not know their number when it plans that row, so a snapshot
-    there is stored only if the state passes its position. Once the step has completed, the
-    scheduler knows whether it did.
+    its first position, since drafts may be rejected; the next row first advances it by the accepted
+    drafts. The scheduler does not know their number when it plans that row, so a snapshot there is
+    only stored if the state passes its position. When the step has completed, the scheduler knows
+    whether it did.
 
     Args:
         pool: all snapshots.
         page_size: tokens per page.
-        stride: distance of positions whose snapshots are kept, a multiple of the page size.
+        stride: distance between positions whose snapshots are kept, a multiple of the page size.
         steps: the completed steps.
     """
 
@@ -40,14 +40,14 @@ class LeaseSnapshots:
         lease and stores its state at some of them.
 
         Snapshots at the lease's borders are kept, as are those at regular distances, which bound
-        the recomputation after any prefix; the one of the last full page is replaced by the next.
+        the recomputation after any prefix. The snapshot of the last full page is replaced by the
+        next one.
 
         Args:
             lease: the lease.
-            start: first position; of a draft row the first that its newest token may have.
-            end: end of the positions; of a draft row the last that its newest token may have.
-            of_drafts: whether it is a draft row, which stores only the state that is advanced
-                before it.
+            start: first position; for a draft row, the minimum position of its newest token.
+            end: end of the positions; for a draft row, the maximum position of its newest token.
+            of_drafts: whether it is a draft row, which only stores the state as advanced before it.
         """
         first = max(lease.state_start, lease.state_end)
         lease.state_start = start if of_drafts else end
@@ -60,7 +60,7 @@ class LeaseSnapshots:
             within = {end - end % size, *kept}
             positions = sorted((p for p in within if start < p <= end), reverse=True)
         if (last := end if of_drafts else start) > first:
-            # The earliest at which no step in flight stores it: others can follow in later steps.
+            # The earliest position that no step in flight stores; later steps can store the others.
             stored = {pending.position for pending in lease.snapshots if pending.position < start}
             passed = {p for p in kept if first < p <= last} or {first - first % size + size}
             positions += sorted(p for p in passed - stored if p <= last)[:1]
@@ -73,13 +73,13 @@ class LeaseSnapshots:
         return pending
 
     def end(self, lease: Lease, seq: int, stored_to: int, state_end: int) -> None:
-        """Frees the snapshots of a completed step that it has not stored.
+        """Frees the snapshots that a completed step was planned to store but did not.
 
         Args:
             lease: the lease of a row of the step.
             seq: the step.
-            stored_to: position up to which the step has stored snapshots, at least.
-            state_end: position of the state after the step, at most.
+            stored_to: minimum position up to which the step has stored snapshots.
+            state_end: maximum position of the state after the step.
         """
         first, lease.state_end = lease.state_end, max(state_end, lease.state_end)
         if not lease.snapshots:
@@ -94,8 +94,8 @@ class LeaseSnapshots:
             lease.snapshots = [one for one in lease.snapshots if one not in missed]
 
     def attach(self, lease: Lease, tree: RadixTree) -> None:
-        """Attaches the snapshots that completed steps have stored to the pages that they end, as
-        far as these are cached. The lease's latest one replaces its previous one, unless that is
+        """Attaches the snapshots that completed steps have stored to the cached pages at whose ends
+        they were taken. The lease's latest snapshot replaces its previous one unless that is
         kept."""
         assert lease.node is not None, "its pages are not cached"
         num_pages, size = lease.num_cached_pages, self._page_size

@@ -12,7 +12,7 @@ class Leaves:
     """Candidates for eviction.
 
     Entries become stale when their nodes change; they are skipped when popped, and removed when
-    they outnumber the nodes.
+    there are more of them than nodes.
 
     Args:
         can_evict: whether a node can be evicted now.
@@ -26,7 +26,7 @@ class Leaves:
         return len(self._heap)
 
     def push(self, node: Node, num_nodes: int) -> None:
-        """Adds a candidate; the tree has `num_nodes` nodes."""
+        """Adds a candidate; `num_nodes` is the number of nodes in the tree."""
         if len(self._heap) > 2 * num_nodes + 64:
             self._heap = [entry for entry in self._heap if self._is_live(entry)]
             heapify(self._heap)

@@ -30,24 +30,24 @@ class CacheManager:
     tree.
 
     For models with sliding windows, leases and the tree use blocks (see BlockPool), which have a
-    page in every group of layers. Pages of window groups are given back once they are behind a
-    lease's window: they stay cached until others need them, or are freed. Numbers of pages include
-    all groups; otherwise, a block is a page.
+    page in every group of layers. Pages of window groups are returned after they are behind a
+    lease's window: they are freed, or stay cached until their memory is needed. Page counts include
+    all groups. For other models, a block is a page.
 
     For layers with a state per request (linear attention), the state is in the request's slot. A
     cached prefix can be continued at snapshots of the state (see SnapshotPool).
 
     In host memory, blocks keep the window pages that they had when they were evicted (HostBlocks),
-    and pages their snapshots (HostSnapshots). A prefix ends where both tiers together have what its
-    continuation needs.
+    and pages keep their snapshots (HostSnapshots). A cached prefix ends at the last position where
+    both tiers together have everything needed to continue.
 
-    Loads from host memory go on while steps run. A lease whose loads have not ended has no rows
-    (`is_loading`), and if it is released, it keeps its slot and pages until they have.
+    Loads from host memory run while steps run. A lease whose loads have not completed has no rows
+    (`is_loading`). If it is released, it keeps its slot and pages until they have.
 
     Args:
-        num_pages: pages on the device; page 0 is the dummy page and never allocated.
+        num_pages: number of pages on the device; page 0 is the dummy page and never allocated.
         page_size: tokens per page.
-        num_slots: rows of the device tables.
+        num_slots: number of rows of the device tables.
         block_hash_salt: salt of block hashes.
         enable_prefix_caching: whether computed pages are kept for later requests.
         num_host_pages: slots in host memory for evicted pages; 0 disables the tier.
@@ -72,17 +72,17 @@ class CacheManager:
         self._step_tokens = step_tokens
         steps = self._steps = CompletedSteps()
         copied = self._copied = CompletedSteps()
-        """Steps that have completed with all loads of their Plans; only used with a host tier."""
+        """Steps that have completed with all their loads; only used with a host tier."""
         self._released = Fence(copied, self._release)
-        """Leases that were released before their loads had ended."""
+        """Leases that were released before their loads had completed."""
         self._loading: deque[int] = deque()
-        """Plans whose loads have not ended, oldest first."""
+        """Plans whose loads have not completed, oldest first."""
         self._loads_now = 0
         """Last Plan whose rows wait for its own loads."""
         self._pages = FencedPool(1, num_pages - 1, steps)
         self._slots = FencedPool(0, num_slots, steps)
         self._blocks: BlockPool | None = None
-        """None with a single group of full-attention layers: a block is a page."""
+        """None if there is a single group of full-attention layers: a block is then a page."""
         if groups.num_groups > 1 or groups.num_window > 0:
             self._blocks = BlockPool(self._pages, groups, page_size, steps)
         self.host = HostPool(num_host_pages, copied) if num_host_pages else None
@@ -118,12 +118,12 @@ class CacheManager:
 
     @property
     def snapshot_pages(self) -> int:
-        """Number of pages with the size of a state; 0 without states."""
+        """Number of pages that take as much memory as a state; 0 if there are no states."""
         return self._groups.snapshot_pages
 
     @property
     def has_windows(self) -> bool:
-        """Whether `advance` applies."""
+        """Whether layers have windows, so that `advance` has an effect."""
         return self._blocks is not None
 
     @property
@@ -139,24 +139,24 @@ class CacheManager:
 
     @property
     def is_fenced(self) -> bool:
-        """Whether a step in flight, or a load, will free pages when it completes."""
+        """Whether a step in flight or a load will free pages when it completes."""
         num_fenced = self._pages.num_fenced + self._tree.num_fenced + len(self._released)
         return bool(num_fenced if self._blocks is None else num_fenced + self._blocks.num_fenced)
 
     @property
     def loaded(self) -> int:
-        """Last Plan whose loads, like those of all Plans before it, have ended or are awaited: for
-        `Plan.loaded`."""
+        """The last Plan whose loads, like those of all earlier Plans, have completed or are awaited
+        (`Plan.loaded`)."""
         return max(self._copied.last, self._loads_now)
 
     @property
     def has_loads(self) -> bool:
-        """Whether loads of earlier Plans have not ended."""
+        """Whether any loads of earlier Plans have not completed."""
         return bool(self._loading)
 
     @property
     def num_to_load(self) -> int:
-        """Pages that the next Plan loads; a state counts as several."""
+        """Number of pages that the next Plan loads; a state counts as several pages."""
         if self.host is None:
             return 0
         num_pages = self.host.num_to_load
@@ -165,17 +165,17 @@ class CacheManager:
         return num_pages
 
     def is_loading(self, lease: Lease) -> bool:
-        """Whether pages or the state of a lease are still loaded from host memory, so that it can
-        have no row."""
+        """Whether a lease's pages or state are still being loaded from host memory, so that it
+        cannot have a row."""
         return lease.load_seq > self._copied.last and lease.load_seq > self._loads_now
 
     def load_now(self, seq: int) -> None:
-        """Makes rows of the next Plan, `seq`, wait for its loads and all before them."""
+        """Makes the rows of the next Plan, `seq`, wait for its loads and all earlier ones."""
         self._loads_now = seq
 
     def await_loads(self) -> bool:
-        """Makes the next Plan wait for the oldest loads that have not ended; False if there are
-        none. No step may be in flight."""
+        """Makes the next Plan wait for the oldest loads that have not completed; returns False if
+        there are none. No step may be in flight."""
         if not self._loading:
             return False
         self._end_loads(self._loading[0])
@@ -186,7 +186,7 @@ class CacheManager:
 
         Args:
             seq: its number.
-            loading: first Plan whose loads have not ended; 0 if all have.
+            loading: first Plan whose loads have not completed; 0 if all have.
         """
         self._steps.complete(seq)
         if self.host is not None:
@@ -198,7 +198,7 @@ class CacheManager:
         return self._slots.passed(lease.fence) and lease.load_seq <= self._copied.last
 
     def num_held_alone(self, lease: Lease) -> int:
-        """Number of pages that would become available by releasing this lease."""
+        """Number of pages that would become available if this lease were released."""
         cached = self._tree.num_held_alone(lease.node) if lease.node is not None else 0
         num_pages = self._groups.num_full * (len(self._exclusive_pages(lease)) + cached)
         if self._blocks is None:
@@ -207,14 +207,14 @@ class CacheManager:
         return num_pages + self._groups.num_window * alone
 
     def num_needed(self, num_tokens: int, match: Match) -> int:
-        """Pages that a request needs to grow to `num_tokens`, beyond the device pages of a
-        match."""
+        """Pages that a request needs to grow to `num_tokens`, in addition to a match's device
+        pages."""
         num_cached = len(match.pages)
         first_seen = 0 if self._blocks is None else self._blocks.first_seen(match.num_pages)
         return self._num_to_take(num_tokens, num_cached, max(0, num_cached - first_seen))
 
     def num_still_needed(self, num_tokens: int, lease: Lease) -> int:
-        """Number of pages that a lease needs to grow to `num_tokens`, beyond those that it has."""
+        """Number of pages that a lease needs to grow to `num_tokens`, beyond those it has."""
         num_blocks = len(lease.pages)
         return self._num_to_take(num_tokens, num_blocks, num_blocks - lease.first_seen)
 
@@ -227,7 +227,7 @@ class CacheManager:
             token_ids: tokens of the request.
             cache_salt: its cache salt.
             num_left: minimum number of tokens to compute.
-            with_host: whether pages in host memory count.
+            with_host: whether pages in host memory are included.
         """
         if not self._enabled:
             return Match(None, [], 0)
@@ -254,13 +254,13 @@ class CacheManager:
         return match._replace(num_unlocked=num_unlocked)
 
     def open(self, match: Match, cache_salt: str, *, shared: bool = True) -> Lease:
-        """Takes a free slot and locks a match made just before; returns the lease.
+        """Takes a free slot and locks a match that was just made; returns the lease.
 
-        Pages of the match in host memory get device pages, which the next Plan loads. The caller
-        has checked `num_free_slots` and `num_available`.
+        Pages of the match that are in host memory get device pages, which the next Plan loads. The
+        caller must check `num_free_slots` and `num_available`.
 
-        Unless `shared`, the lease does not use the prefix cache. Otherwise a request that
-        recomputes cached tokens would need its own pages and also lock the cached ones.
+        Unless `shared`, the lease does not use the prefix cache. A request that recomputes cached
+        tokens would otherwise need its own pages and also lock the cached ones.
         """
         end = match.host_node or match.node
         node = self._tree.lock(end, cache_salt) if self._enabled and shared else None
@@ -276,7 +276,7 @@ class CacheManager:
         )
         loads = match.num_host > 0
         if self._snapshots is not None and end is not None:
-            # Before pages are loaded: the evictions for them must not take its snapshot.
+            # Done before pages are loaded, since the evictions for them must not take its snapshot.
             on_host, last = match.host_node is not None, self._tree.last_pages(end, 1)[0]
             loads = self._snapshots.load(Place(on_host, last), lease.slot) or loads
         if loads:
@@ -294,7 +294,7 @@ class CacheManager:
     def allocate(self, lease: Lease, count: int) -> list[int]:
         """Adds `count` pages to a lease, evicting as needed; returns them.
 
-        The caller has checked `num_allocatable`.
+        The caller must check `num_allocatable`.
         """
         if self._blocks is not None:
             self._make_free(count * self._groups.num_groups, self._blocks)
@@ -317,17 +317,17 @@ class CacheManager:
         self._pages.release(pages, fence=0)
 
     def page_rows(self, lease: Lease, start: int = 0) -> list[tuple[int, list[int]]]:
-        """Page-table entries of a lease from index `start` on: for each group of layers, the index
-        of the first page and the page ids."""
+        """Page-table entries of a lease, starting at index `start`: for each group of layers, the
+        index of the first page and the page ids."""
         if self._blocks is None:
             return [(start, lease.pages[start:])]
         return self._blocks.rows(lease.pages, start, lease.first_seen)
 
     def advance(self, lease: Lease, position: int) -> None:
-        """Gives back pages of window groups that no query attends to from the last full page before
-        `position` on.
+        """Returns pages of window groups to which no query attends, starting with the last full
+        page before `position`.
 
-        All steps that compute earlier positions have completed, and their pages are committed.
+        All steps that compute earlier positions must have completed, and their pages be committed.
         """
         assert self._blocks is not None, "no layer has a sliding window"
         first = self._first_seen_from(position, lease)
@@ -338,7 +338,7 @@ class CacheManager:
             lease.first_seen = first
 
     def will_advance(self, lease: Lease, position: int) -> bool:
-        """Whether `advance` would give pages back once `position` is reached."""
+        """Whether `advance` would return pages once `position` is reached."""
         return self._blocks is not None and (
             self._first_seen_from(position, lease) > lease.first_seen
         )
@@ -346,7 +346,7 @@ class CacheManager:
     def commit(self, lease: Lease, token_ids: array[int], num_computed: int) -> None:
         """Adds the full pages of the first `num_computed` positions to the prefix cache.
 
-        The steps of all these positions have completed, so no page is read too early.
+        The steps of all these positions must have completed, so that no page is read too early.
         """
         end = num_computed // self._page_size
         start = lease.num_cached_pages
@@ -368,8 +368,8 @@ class CacheManager:
         if self._blocks is not None:
             self._blocks.cache(lease.pages[start + len(duplicates) : end])
             if duplicates:
-                # Cached blocks without window pages take over the lease's, and the lease uses them
-                # from now on.
+                # Cached blocks without window pages get those of the lease's blocks, and replace
+                # the lease's blocks.
                 cached = self._tree.last_pages(lease.node, end - start)
                 for index, (duplicate, other) in enumerate(
                     zip(duplicates, cached, strict=False), start
@@ -378,8 +378,8 @@ class CacheManager:
                         lease.pages[index] = other
 
     def release(self, lease: Lease) -> None:
-        """Ends a lease; its slot and pages are reusable once step `lease.fence` has completed, and
-        its loads have ended."""
+        """Ends a lease; its slot and pages can be reused once step `lease.fence` and its loads have
+        completed."""
         if lease.load_seq <= self._copied.last:
             self._release(lease)
         else:
@@ -402,7 +402,7 @@ class CacheManager:
             self._tree.unlock(lease.node, lease.fence)
 
     def take_copies(self, seq: int) -> TakenCopies:
-        """Copies of pages for Plan `seq`, as in `Plan`. Called for every Plan, before
+        """Copies of pages for Plan `seq`, as in `Plan`. Must be called for every Plan, before
         `take_state_copies`."""
         if self.host is None:
             return TakenCopies(None, None)
@@ -413,15 +413,15 @@ class CacheManager:
     def take_loads(self, seq: int) -> list[StateLoad]:
         """Snapshots that Plan `seq` copies into the states of slots, before its rows.
 
-        Called for every Plan.
+        Must be called for every Plan.
         """
         return [] if self._snapshots is None else self._snapshots.take_loads(seq)
 
     def take_state_copies(self, seq: int) -> tuple[PageCopies | None, PageCopies | None]:
-        """Copies between states and host memory for Plan `seq`, as in `Plan`; None if there is
+        """Copies between states and host memory for Plan `seq`, as in `Plan`; None if there are
         none.
 
-        Called for every Plan, after `take_snapshots`, which may move snapshots to the host.
+        Must be called for every Plan, after `take_snapshots`, which may move snapshots to the host.
         """
         if self._snapshots is None or self._snapshots.host is None:
             return None, None
@@ -431,12 +431,12 @@ class CacheManager:
         self, lease: Lease, start: int, end: int, *, of_drafts: bool = False
     ) -> list[PendingSnapshot]:
         """Takes snapshots for the step `lease.fence`, which computes positions [start, end) of a
-        lease, as `LeaseSnapshots.take`."""
+        lease, as in `LeaseSnapshots.take`."""
         assert self._lease_snapshots is not None, "no layer has states"
         return self._lease_snapshots.take(lease, start, end, of_drafts=of_drafts)
 
     def end_snapshots(self, lease: Lease, seq: int, stored_to: int, state_end: int) -> None:
-        """Ends the snapshots of a completed row, as `LeaseSnapshots.end`; call it before
+        """Ends the snapshots of a completed row, as in `LeaseSnapshots.end`; call it before
         `commit`."""
         assert self._lease_snapshots is not None, "no layer has states"
         self._lease_snapshots.end(lease, seq, stored_to, state_end)
@@ -448,7 +448,8 @@ class CacheManager:
         return events
 
     def check_invariants(self, leases: Iterable[Lease]) -> None:
-        """Asserts that `leases` are all leases, and that pages and slots have exactly one owner."""
+        """Asserts that `leases` are exactly the open leases, and that pages and slots have exactly
+        one owner."""
         leases = [*leases, *self._released]
         nodes = list(self._tree.nodes())
         cached = [page for node in nodes if not node.on_host for page in node.pages]
@@ -467,14 +468,14 @@ class CacheManager:
         self._tree.check_invariants([lease.node for lease in leases if lease.node is not None])
 
     def _end_loads(self, seq: int) -> None:
-        """Marks the loads of all Plans up to `seq` as ended."""
+        """Marks the loads of all Plans up to `seq` as completed."""
         while self._loading and self._loading[0] <= seq:
             self._loading.popleft()
         if seq > self._copied.last:
             self._copied.complete(seq)
 
     def _check_host(self, held: list[int], cached: list[int]) -> None:
-        """Asserts that `held` are all entries of the host tier."""
+        """Asserts that `held` are exactly the entries of the host tier."""
         assert self.host is not None
         if self._host_blocks is not None:
             self._host_blocks.check_invariants(held)
@@ -494,8 +495,8 @@ class CacheManager:
         return self.host if self._snapshots is None else HostStatePages(self.host, self._snapshots)
 
     def _longest_hit(self, match: Match) -> int:
-        """Leading pages of a match that a request can continue: with windows, those in its window
-        need their window pages; with states, the last one needs a snapshot."""
+        """Number of leading pages of a match from which a request can continue. With windows, those
+        in its window need their window pages; with states, the last one needs a snapshot."""
         slots: list[int] = []
         if match.host_node is not None and (self._snapshots or self._blocks):
             slots = self._tree.last_pages(match.host_node, match.num_host)
@@ -507,7 +508,8 @@ class CacheManager:
         return self._blocks.longest_hit(match.pages, list(on_host))
 
     def _allocate_for_load(self, lease: Lease, count: int) -> list[int]:
-        """Adds `count` pages to a lease, for pages of its match in host memory; returns them.
+        """Adds `count` pages to a lease, for the pages of its match that are in host memory;
+        returns them.
 
         With windows, blocks behind the window get no window pages.
         """
@@ -523,8 +525,8 @@ class CacheManager:
         return loaded
 
     def _num_to_take(self, num_tokens: int, num_blocks: int, num_seen: int) -> int:
-        """Pages needed to grow to `num_tokens` from `num_blocks` blocks, `num_seen` with window
-        pages."""
+        """Number of pages needed to grow to `num_tokens` from `num_blocks` blocks, of which
+        `num_seen` have window pages."""
         num_needed = -(-num_tokens // self._page_size)
         num_pages = self._groups.num_full * max(0, num_needed - num_blocks)
         if self._blocks is not None:
@@ -533,8 +535,8 @@ class CacheManager:
         return num_pages
 
     def _first_seen_from(self, position: int, lease: Lease) -> int:
-        """Index of the first block whose window pages a lease at `position` keeps: those that it
-        reads, and those needed by a request that continues at its last full page."""
+        """Index of the first block whose window pages a lease at `position` keeps. It keeps those
+        that it reads, and those needed by a request that continues at its last full page."""
         border = position - position % self._page_size
         return min(self._groups.first_block(border, self._page_size), len(lease.pages))
 

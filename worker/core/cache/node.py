@@ -8,7 +8,7 @@ from math import exp, log
 class Node:
     """A run of cached pages in one tier; a root has no pages and stands for one cache salt.
 
-    Below a run in host memory there are only runs in host memory: others could not be used.
+    All runs below a run in host memory are in host memory too: others could not be used.
 
     Args:
         parent: None for a root, and after the node was removed from the tree.
@@ -47,11 +47,11 @@ class Node:
         self.num_device_children = 0
         """Children on the device."""
         self.on_host = False
-        """Whether it is in host memory; then it is unlocked, except for a moment."""
+        """Whether the run is in host memory; such runs are only locked while being loaded."""
         self.loading = 0
-        """Last Plan that loads its pages from host memory; 0 for none."""
+        """Last Plan that loads its pages from host memory; 0 if there is none."""
         self.locks = 0
-        """Locks on this node or below it."""
+        """Number of locks on this node or below it."""
         self.last_use = 0
         """Tick of the tree's clock at the last use."""
         self.weight = 1.0
@@ -77,7 +77,7 @@ class Node:
         self.rank = now + window * log(self.weight)
 
     def common_pages(self, key: bytes, start: int, width: int) -> int:
-        """Number of leading pages (`width` bytes each) that equal those of `key` from byte
+        """Number of leading pages (`width` bytes each) that match those of `key`, starting at byte
         `start`."""
         if key.startswith(self.key, start):
             return len(self.pages)

@@ -21,7 +21,7 @@ class FencedPool:
         self.count = count
         self.free = list(range(first + count - 1, first - 1, -1))
         """Ids available to `take`, which pops from the end: lowest ids first in a new pool, then
-        the most recently released."""
+        the most recently released first."""
         self._fence = Fence(steps, self.free.append)
 
     @property
@@ -39,7 +39,7 @@ class FencedPool:
         return self._fence.passed(fence)
 
     def take(self, count: int) -> list[int]:
-        """Takes `count` ids; the caller has checked that enough are free."""
+        """Takes `count` ids; the caller must check that enough are free."""
         assert count <= len(self.free), f"{count} requested, {len(self.free)} free"
         if count == 1:
             return [self.free.pop()]
@@ -49,7 +49,8 @@ class FencedPool:
         return taken
 
     def release(self, ids: Iterable[int], fence: int) -> None:
-        """Returns ids; reusable once step `fence`, the last that uses them, has completed."""
+        """Returns ids to the pool; they are reusable once step `fence`, the last that uses them,
+        has completed."""
         if self._fence.passed(fence):
             self.free.extend(ids)
             return

@@ -21,18 +21,18 @@ class RadixTree:
     first. Every lock is released by `unlock`, with the last step that reads the pages.
 
     With a host tier, evicted pages move there and stay in the tree, as runs in host memory below
-    those on the device, until they are loaded, recomputed, or evicted from the host too.
+    those on the device, until they are loaded, recomputed, or evicted from host memory, too.
 
     Leaves are evicted by LRFU (`Node.touch`): least recently used first, but prefixes shared by
     several requests stay longer. A request that branches off a cached path counts as a use of all
-    nodes up to that point. A request that extends the end of a path does not: the turns of a
-    conversation so far do not predict another one.
+    nodes up to that point. A request that extends the end of a path does not: earlier turns of a
+    conversation do not predict another turn.
 
     Args:
         page_size: tokens per page.
         block_hash_salt: mixed into block hashes.
-        capacity: pages on the device. The weight of a use decays to 1/e while this many pages are
-            stored, the time that a page used once stays cached.
+        capacity: number of pages on the device. The weight of a use decays to 1/e while this many
+            pages are stored, which is how long a page that is used once stays cached.
         steps: the completed steps.
         host: host-memory tier; None if disabled.
     """
@@ -101,7 +101,7 @@ class RadixTree:
         return node
 
     def num_held_alone(self, node: Node) -> int:
-        """Pages on the path to a locked node that no other lock protects."""
+        """Pages on the path to a locked node that are protected by no other lock."""
         count = 0
         above: Node | None = node
         while above is not None and above.locks == 1:
@@ -117,9 +117,9 @@ class RadixTree:
             self._fence.hold(node, fence)
 
     def insert(self, node: Node, key: bytes, pages: list[int]) -> tuple[Node, list[int]]:
-        """Extends the path at `node`, which the caller has locked, by computed pages.
+        """Extends the path at `node`, which the caller must have locked, by computed pages.
 
-        Pages whose tokens the tree already has on the device are not added; pages that it has only
+        Pages whose tokens the tree already has on the device are not added; pages that it only has
         in host memory replace the host slots.
 
         Returns:
@@ -176,8 +176,8 @@ class RadixTree:
     def evict(self, count: int) -> list[int]:
         """Evicts `count` unlocked device pages from the tails of leaves, lowest rank first.
 
-        Pages are stored on the host if it has room. Returns the evicted pages, which may be fewer;
-        no step in flight reads them. O(log n) per node.
+        Pages are stored in host memory if there is room. Returns the evicted pages, which may be
+        fewer than `count`; no step in flight reads them. O(log n) per node.
         """
         pages: list[int] = []
         hashes: list[int] = []
@@ -249,8 +249,8 @@ class RadixTree:
         hashes = block_hashes(key, self._page_size, node.hashes[-1])
         self.events.append(BlockStored(hashes[:], _chain_before(node)))
         if node is locked and node.locks == 1 and not node.children and not node.is_root:
-            # Nobody else's path ends here: the run grows in place, and a long generation stays
-            # one node.
+            # No other path ends here: the run grows in place, so that a long generation stays one
+            # node.
             node.key += key
             node.pages += pages
             node.hashes += hashes
@@ -328,7 +328,7 @@ class RadixTree:
             if leaf is None:
                 break
             if not host.is_idle(leaf.pages):
-                # Neither this leaf nor more recently used ones would be freed now.
+                # Neither this leaf nor any more recently used one can be freed now.
                 self._host_leaves.push(leaf, self._num_nodes)
                 break
             keep = host.num_kept(leaf.pages, count)
@@ -348,14 +348,14 @@ class RadixTree:
         node.on_host = True
         parent.num_device_children -= 1
         if len(node.children) == 1:
-            # Pages leave one by one, from the tail: merge what was a single run.
+            # Pages are evicted one by one, from the tail: merge what was a single run.
             node.absorb(*node.children.values())
             self._num_nodes -= 1
         self._push_leaf(node)
         self._push_leaf(parent)
 
     def _promote(self, node: Node, pages: list[int]) -> list[int]:
-        """Moves a run below one on the device to `pages`; returns its slots."""
+        """Moves a run whose parent is on the device to `pages`; returns its slots."""
         parent = node.parent
         assert parent is not None
         assert not parent.on_host
@@ -370,7 +370,7 @@ class RadixTree:
         return slots
 
     def _drop_below(self, node: Node) -> None:
-        """Drops all nodes below one on the device; they are in host memory."""
+        """Drops all nodes below a node on the device; they are in host memory."""
         below: list[Node] = []
         stack = list(node.children.values())
         while stack:
@@ -398,7 +398,7 @@ class RadixTree:
 
 
 def _chain_before(parent: Node) -> int | None:
-    """Hash of the block before those of a child; None at the start of a chain."""
+    """Hash of the block that precedes those of a child; None at the start of a chain."""
     return None if parent.is_root else parent.hashes[-1]
 
 

@@ -10,7 +10,7 @@ from worker.protocol.blocks import TOKEN_BYTES, block_hashes
 
 
 def check_locks(nodes: Iterable[Node], holders: Iterable[Node]) -> None:
-    """Asserts that the locks are those of the paths to `holders`."""
+    """Asserts that exactly the paths to `holders` are locked."""
     expected: dict[int, int] = {}
     for holder in holders:
         node: Node | None = holder
@@ -33,7 +33,8 @@ def check_node(node: Node, page_size: int) -> None:
     assert parent is not None, "a node outside the tree is reachable"
     assert parent.children[node.key[:width]] is node, "a child under a wrong key"
     assert parent.locks >= node.locks, "locks must not grow downward"
-    # Sums of the same uses differ in their last digits after different numbers of roundings.
+    # Sums of the same uses may differ in their last digits, since they are rounded differently
+    # often.
     assert parent.rank > node.rank - 1e-3, "ranks must not grow downward"
     assert len(node.key) == len(node.pages) * width, "key and pages differ in length"
     assert len(node.hashes) == len(node.pages), "a page without its hash"
@@ -45,5 +46,5 @@ def check_node(node: Node, page_size: int) -> None:
 
 @lru_cache(maxsize=4096)
 def _hashes(key: bytes, page_size: int, parent: int) -> list[int]:
-    """`block_hashes`, computed once for a node that many checks see."""
+    """`block_hashes`, computed only once for a node that is checked often."""
     return block_hashes(key, page_size, parent)

@@ -1,5 +1,5 @@
 """Snapshots of linear-attention states at the ends of cached prefixes, from which requests
-continue the prefixes."""
+continue."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PendingSnapshot(NamedTuple):
     snapshot: int
     """Number of the snapshot in the pool."""
     is_kept: bool
-    """Whether it is kept once its lease has a later one."""
+    """Whether it is kept after its lease has a later one."""
     seq: int = 0
     """Step that stores it."""
 
@@ -41,8 +41,8 @@ class SnapshotPool:
                           └── its lease ends: free     └─ its page is evicted: free
 
     The state of each running request is in its slot and not managed here. Snapshots are kept while
-    there is room; a prefix without one is recomputed. With a host-memory tier, snapshots that are
-    taken again or freed with their page are copied there first.
+    there is room; a prefix without one is recomputed. With a host-memory tier, snapshots are copied
+    there before they are reused or freed with their page.
 
     Args:
         count: number of snapshots.
@@ -58,8 +58,7 @@ class SnapshotPool:
         self._of_page: OrderedDict[int, int] = OrderedDict()
         """Snapshots by page, least recently used first."""
         self._rolling: set[int] = set()
-        """Pages whose snapshots are freed when their leases have later ones; only used for
-        membership."""
+        """Pages whose snapshots are freed when their leases have later ones."""
         self._loads: dict[int, _Load] = {}
         """Loads for the next Plan, by slot."""
         self._readers: Counter[int] = Counter()
@@ -68,11 +67,11 @@ class SnapshotPool:
         """Snapshots being loaded by steps in flight."""
 
     def longest_hit(self, pages: Sequence[int], slots: Sequence[int] = ()) -> int:
-        """Number of leading pages of a cached prefix up to its last snapshot.
+        """Number of leading pages of a cached prefix, up to its last snapshot.
 
         Args:
             pages: pages on the device.
-            slots: slots of the pages in host memory, which follow them.
+            slots: slots of the following pages, which are in host memory.
         """
         if self.host is not None:
             for index in range(len(slots), 0, -1):
@@ -97,7 +96,8 @@ class SnapshotPool:
         return self._pool.take(1)[0]
 
     def attach(self, page: int, pending: PendingSnapshot) -> bool:
-        """Attaches a stored snapshot to a cached page; frees it and returns False if it has one."""
+        """Attaches a stored snapshot to a cached page; if the page already has one, frees it and
+        returns False."""
         if page in self._of_page:
             if pending.is_kept:
                 self._rolling.discard(page)
@@ -123,7 +123,7 @@ class SnapshotPool:
         """Schedules a copy of a page's snapshot into the state of a slot with the next Plan.
 
         Returns:
-            Whether it is copied from host memory.
+            Whether the snapshot is copied from host memory.
         """
         page = place.number
         if place.on_host or page not in self._of_page:
@@ -166,7 +166,7 @@ class SnapshotPool:
                 self.host.forget([Place(False, page)])
 
     def leave(self, pages: Sequence[int], slots: Sequence[int]) -> None:
-        """Moves the snapshots of pages to host memory, with the pages."""
+        """Moves the snapshots of pages to host memory along with the pages."""
         assert self.host is not None
         for page, slot in zip(pages, slots, strict=True):
             self.host.move(Place(False, page), Place(True, slot))
@@ -176,8 +176,8 @@ class SnapshotPool:
                 self._drop(page)
 
     def check_invariants(self, pending: Iterable[int], cached: Collection[int]) -> None:
-        """Asserts that `pending` are all pending snapshots, that every other one is free or
-        attached to a page in `cached`, and that loads are counted."""
+        """Asserts that `pending` are exactly the pending snapshots, that every other one is free or
+        attached to a page in `cached`, and that the counts of loads are right."""
         self._pool.check_invariants([*self._of_page.values(), *pending])
         assert set(self._of_page) <= set(cached), "a snapshot of a page that is not cached"
         assert self._rolling <= set(self._of_page), "a page without a snapshot is marked as rolling"
@@ -200,8 +200,8 @@ class SnapshotPool:
 
 
 class HostStatePages:
-    """Host-memory tier of models with states: slots of pages, and the snapshots that follow the
-    pages from one tier to the other.
+    """Host-memory tier of models with states: slots of pages, and the snapshots that move between
+    tiers along with them.
 
     Args:
         slots: all slots in host memory.

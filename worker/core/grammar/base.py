@@ -19,12 +19,12 @@ MAX_WHITESPACE = 8
 """Maximum consecutive white-space characters in JSON: small models generate endless runs."""
 
 Words = npt.NDArray[np.int32]
-"""Token mask: ceil(vocab / 32) words, in which bit 1 allows a token."""
+"""Token mask: ceil(vocab / 32) words, in which a set bit allows a token."""
 
 
 MAX_MESSAGE_BYTES = 1024
 """Maximum length of an error message to a client: libraries quote the whole grammar, some of them
-three times."""
+up to three times."""
 
 
 class GrammarError(ValueError):
@@ -40,7 +40,7 @@ class GrammarFault(RuntimeError):
 
 
 def words_of(token_ids: list[int], vocab_size: int) -> Words:
-    """Mask that allows these tokens; ids from `vocab_size` on are ignored."""
+    """Mask that allows these tokens; ids of at least `vocab_size` are ignored."""
     bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
     bits[[token_id for token_id in token_ids if token_id < vocab_size]] = 1
     return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
@@ -69,11 +69,11 @@ class Matcher(Protocol):
         ...
 
     def may_end(self) -> bool:
-        """Whether the tokens so far are a complete text of the grammar."""
+        """Whether the tokens so far form a complete text of the grammar."""
         ...
 
     def fill(self, words: Words) -> None:
-        """Writes the mask of the next token, including end tokens if the text may end."""
+        """Writes the mask of the next token, including EOS tokens if the text may end."""
         ...
 
 

@@ -24,7 +24,8 @@ _ALONE = ("$ref", "anyOf", "const", "enum")
 
 
 def inexact_keyword(schema: Any) -> str | None:
-    """First (combination of) keywords of a rewritten schema that is not enforced, or None."""
+    """First keyword or combination of keywords of a rewritten schema that is not enforced; None if
+    all are."""
     return next((found for part in _parts(schema) if (found := _inexact(part))), None)
 
 
@@ -66,7 +67,7 @@ def _inexact_object(part: Mapping[str, Any]) -> str | None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value of `const` or `enum`, or a name, has only one spelling."""
+    """Whether a value of `const` or `enum`, or a name, can be spelled in only one way in JSON."""
     if isinstance(value, str):
         return value.isprintable() and not set('"\\') & set(value)
     return value is None or isinstance(value, (bool, int))

@@ -1,4 +1,4 @@
-"""Grammar backend llguidance, which limits its work per token."""
+"""Grammar backend llguidance, which bounds the work per token."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class GuidanceBackend:
 
     Args:
         tokens: bytes of each token; empty tokens are never sampled.
-        eos_token_ids: the model's end tokens.
+        eos_token_ids: the model's EOS tokens.
     """
 
     def __init__(self, tokens: Sequence[bytes], eos_token_ids: Sequence[int]) -> None:
         self._library = _import_library()
-        # The library requires an end token: for models without one, use a token that is never
+        # The library requires an EOS token; for models without one, use a token that is never
         # sampled.
         ends = list(eos_token_ids) or [next((i for i, t in enumerate(tokens) if not t), 0)]
-        # In forced text, the library allows a single token, according to its own tokenization. The
-        # default is bytes, with which a key would take one step per letter.
+        # In forced text, the library allows a single token, chosen by `tokenize`. Its default
+        # tokenizes into bytes, so that a key would take one step per letter.
         longest = self._library.LLTokenizer(_TokenList(tokens, ends), eos_token=ends, slices=[])
         vocabulary = _TokenList(tokens, ends, longest.greedy_tokenize)
         self._tokenizer = self._library.LLTokenizer(vocabulary, eos_token=ends)
@@ -74,11 +74,11 @@ class GuidanceBackend:
 
 
 class _TokenList:
-    """Vocabulary in the form that llguidance expects.
+    """The vocabulary in the form expected by llguidance.
 
     Args:
         tokens: bytes of each token; empty tokens are never sampled.
-        ends: the end tokens.
+        ends: the EOS tokens.
         tokenize: tokenizes a text that a grammar forces.
     """
 
@@ -119,11 +119,11 @@ class _Matcher:
             raise GrammarError(self._handle.get_error())
 
     def may_end(self) -> bool:
-        """Whether the tokens so far are a complete text of the grammar."""
+        """Whether the tokens so far form a complete text of the grammar."""
         return bool(self._handle.is_accepting())
 
     def fill(self, words: Words) -> None:
-        """Writes the mask of the next token, including end tokens if the text may end."""
+        """Writes the mask of the next token, including EOS tokens if the text may end."""
         self._handle.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if self._handle.is_error():
             raise GrammarError(self._handle.get_error())

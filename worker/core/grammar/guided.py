@@ -11,11 +11,12 @@ RequestKey = tuple[str, int]
 
 
 class GuidedRequests:
-    """Grammar states of requests: advanced by the tokens of each step, and used for the next masks.
+    """Grammar states of requests: advanced by the tokens of each step and used to fill the next
+    masks.
 
     Args:
         advance_slowly: called with (id, attempt, grammar, token) to advance a slow grammar outside
-            of the step loop.
+            the step loop.
         vocab_size: number of tokens that can be sampled.
     """
 
@@ -34,7 +35,7 @@ class GuidedRequests:
         self._grammars[request_id, attempt] = grammar
 
     def drop(self, keys: Iterable[RequestKey]) -> None:
-        """Removes the states of requests that have ended, or continue with free text."""
+        """Removes the states of requests that have ended or continue with unconstrained text."""
         for key in keys:
             self._grammars.pop(key, None)
 
@@ -49,8 +50,8 @@ class GuidedRequests:
 
         Args:
             rows: request of each masked row; None if it has ended or was preempted in the meantime,
-                so that its token is dropped and anything is allowed.
-            drafts: drafts of each masked row; empty without drafts.
+                so that its token is dropped and any token is allowed.
+            drafts: drafts of each masked row; empty if there are none.
         """
         masks: list[bytes] = []
         for number, key in enumerate(rows):

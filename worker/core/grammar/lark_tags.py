@@ -1,4 +1,4 @@
-"""Structural tags as Lark grammars of llguidance, for schemas that xgrammar does not enforce.
+"""Structural tags as llguidance's Lark grammars, for schemas that xgrammar does not enforce.
 
 Supports the formats of forced and strict tool calls, and the legacy form of structural tags:
 const_string, json_schema, sequence, tag, tags_with_separator and triggered_tags.
@@ -17,12 +17,12 @@ from worker.core.grammar.tagged_arguments import TAGGED_STYLES, TaggedArguments
 Format = Mapping[str, Any]
 
 _ESCAPES = 'nrbtf\\"'
-"""Allowed escape characters in JSON: with them, a text has only one spelling, so that no property
-name can be repeated as an additional property, as with code point escapes."""
+"""Escape characters allowed in JSON. Without code point escapes, a text can be written in only one
+way, so that no property name can be repeated as an additional property."""
 
 
 def lark_of(tag: Mapping[str, Any]) -> str:
-    """Lark grammar of a structural tag in its current form.
+    """Lark grammar of a structural tag in the current form.
 
     Raises:
         GrammarError: a format of the tag, or a keyword of a schema, is unsupported.
@@ -73,7 +73,7 @@ class _Writer:
         return name
 
     def json(self, schema: Schema) -> str:
-        """Expression for JSON with a rewritten schema."""
+        """Expression for JSON that matches a rewritten schema."""
         body = {} if schema is True else schema
         options = {"x-guidance": json_options(self._max_whitespace)}
         return self.rule("%json " + json.dumps({**body, **options} if body is not False else False))
@@ -89,7 +89,7 @@ class _Writer:
         return TaggedArguments(part["json_schema"], style, self).expression()
 
     def _tag(self, part: Format, taken: int = 0) -> str:
-        """Rule for a tag, without the first `taken` characters of its beginning."""
+        """Rule for a tag without the first `taken` characters of its begin text."""
         ends = part["end"] if isinstance(part["end"], list) else [part["end"]]
         content = self.expression(part["content"])
         closing = " | ".join(map(_literal, ends))
@@ -104,7 +104,7 @@ class _Writer:
         return more if part.get("at_least_one") else self.rule(f"{more}?")
 
     def _triggered(self, part: Format) -> str:
-        """Free text with tags that begin with triggers: a trigger must be followed by a tag."""
+        """Free text with tags that start with triggers; each trigger must be followed by a tag."""
         text = "/(?s:.*)/"
         calls = []
         for trigger in part["triggers"]:

@@ -23,27 +23,27 @@ from worker.protocol.sampling import SamplingParams
 logger = logging.getLogger(__name__)
 
 FREE_S = 0.02
-"""Seconds per token that are free; the excess uses up the request's credit."""
+"""Seconds per token that are free; time beyond it is charged to the request's credit."""
 CREDIT_S = 1.0
 """Total seconds in excess of FREE_S after which the request fails."""
 SLOW_S = 0.01
-"""Duration of the last token in seconds above which a grammar counts as slow: steps do not wait
+"""Duration of the last token, in seconds, above which a grammar counts as slow: steps do not wait
 for it, and the request is held until its next mask is ready."""
 _PAUSE_TOKENS = 32
-"""Tokens without drafts after the first walk that took SLOW_S, doubled after each further one:
-since a step waits for the walk, 10 ms per 32 tokens are 0.3 ms each."""
+"""Number of tokens without drafts after the first walk that took SLOW_S, doubled after each further
+one. A step waits for the walk: 10 ms per 32 tokens are 0.3 ms per token."""
 
 
 class MatcherState:
     """GrammarState of one request, using a matcher.
 
-    End tokens: if the text may end or continue, the mask allows both, unless `ignore_eos` or
-    `min_tokens` forbid the end. If it can only end, the request is complete and nothing is sampled.
+    EOS tokens: if the text may end or continue, the mask allows both, unless `ignore_eos` or
+    `min_tokens` forbids ending. If it can only end, the request is complete and nothing is sampled.
 
     Args:
         matcher: matcher of the grammar, before the first token.
         sampling: sampling parameters of the request.
-        eos_token_ids: the model's end tokens.
+        eos_token_ids: the model's EOS tokens.
         vocab_size: number of tokens that can be sampled.
         output: tokens sampled by an earlier attempt.
 
@@ -62,11 +62,12 @@ class MatcherState:
         output: Iterable[int] = (),
     ) -> None:
         self.is_complete = False
-        """Whether the grammar allows no further token, or only an end token."""
+        """Whether the grammar allows no further token, or only an EOS token."""
         self.is_slow = False
-        """Whether the last `advance` took so long that steps must not wait for the next."""
+        """Whether the last `advance` took so long that steps must not wait for the next one."""
         self.mask = b""
-        """Mask of the next token: ceil(vocab / 32) little-endian words, in which bit 1 allows."""
+        """Mask of the next token: ceil(vocab / 32) little-endian words, in which a set bit allows a
+        token."""
         self._matcher = matcher
         self._words: Words = np.zeros(-(-vocab_size // 32), dtype=np.int32)
         ends = words_of(list(eos_token_ids), vocab_size)
@@ -79,9 +80,9 @@ class MatcherState:
         self._ignore_eos = sampling.ignore_eos
         self._num_output = 0
         self._pause_tokens = _PAUSE_TOKENS
-        """Tokens without drafts after the next slow walk."""
+        """Number of tokens without drafts after the next slow walk."""
         self._next_walk_at = 0
-        """Number of output tokens at which drafts are walked again."""
+        """Number of output tokens after which drafts are walked again."""
         self._spent_s = 0.0
         for token_id in output:
             self._accept(token_id)
@@ -89,14 +90,14 @@ class MatcherState:
 
     @property
     def is_free(self) -> bool:
-        """Whether free text follows, which needs no masks: `min_tokens` and `allowed_token_ids` are
-        also applied by the ranks. With `ignore_eos`, masks exclude end tokens to the end."""
+        """Whether free text follows, which needs no masks: the ranks also apply `min_tokens` and
+        `allowed_token_ids`. With `ignore_eos`, masks remain necessary to exclude EOS tokens."""
         matcher = self._matcher
         return isinstance(matcher, ThoughtMatcher) and matcher.is_free and not self._ignore_eos
 
     @property
     def may_draft(self) -> bool:
-        """Whether masks of drafts are computed fast enough, according to previous walks."""
+        """Whether masks of drafts can be computed fast enough, according to previous walks."""
         return self._num_output >= self._next_walk_at
 
     def walk(self, drafts: Sequence[int]) -> list[bytes]:
@@ -133,7 +134,7 @@ class MatcherState:
         except GrammarError as error:
             return GrammarProblem(str(error), 400)
         except Exception as error:
-            # An error of a library with one grammar must not crash the whole group.
+            # A library's error with one grammar must not crash the whole group.
             logger.exception("error in a grammar")
             return GrammarProblem(shortened(f"structured_outputs: internal error: {error}"), 500)
         took = time.thread_time() - began
@@ -145,7 +146,7 @@ class MatcherState:
         return None
 
     def _can_continue_with(self, token_id: int) -> bool:
-        """Whether a token is allowed and is not an end token."""
+        """Whether a token is allowed and is not an EOS token."""
         word, bit = divmod(token_id, 32)
         allowed = np.frombuffer(self.mask, dtype="<i4")[word] & self._no_ends[word]
         return bool(int(allowed) >> bit & 1)

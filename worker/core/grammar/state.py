@@ -2,7 +2,7 @@
 
 The scheduler neither calls a matcher nor waits for one. It returns the sampled tokens
 (`SampledTokens`); the engine core advances the matchers and passes the outcomes (`GrammarAdvance`)
-back. As plain values, they allow a recorded run of the scheduler to be replayed.
+back. Since these are plain values, a recorded run of the scheduler can be replayed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class GrammarStatus(NamedTuple):
     """Status of a request's grammar, for the scheduler."""
 
     is_complete: bool = False
-    """Whether the grammar allows no further token, or only an end token."""
+    """Whether the grammar allows no further token, or only an EOS token."""
     is_slow: bool = False
     """Whether the next token takes so long that steps must not wait for it."""
     may_draft: bool = True
-    """Whether masks of drafts are computed fast enough."""
+    """Whether masks of drafts can be computed fast enough."""
     is_free: bool = False
     """Whether free text follows, which needs no masks."""
 
@@ -46,41 +46,43 @@ class SampledTokens(NamedTuple):
     token_ids: list[int]
     """Sampled tokens, up to the first one that ends the request regardless of its grammar."""
     ends: bool
-    """Whether the last token ends the request; the grammar must allow it, but does not advance."""
+    """Whether the last token ends the request; the grammar must allow it but does not advance."""
     are_proposals: bool = False
-    """Whether all but the first are proposals, used only as far as the grammar allows (block
-    diffusion)."""
+    """Whether all but the first are proposals, of which only those that the grammar allows are used
+    (block diffusion)."""
 
 
 class GrammarAdvance(NamedTuple):
     """Outcome of advancing a request's grammar by its sampled tokens."""
 
     num_taken: int
-    """Number of tokens used; after the last, the request continues, ends or waits."""
+    """Number of tokens used; after the last one, the request continues, ends or waits."""
     status: GrammarStatus
     is_refused: bool = False
     """Whether the grammar does not allow the last used token."""
     problem: GrammarProblem | None = None
     """Reason why the grammar cannot continue after that token; None if it can."""
     is_pending: bool = False
-    """Whether the grammar is slow and has yet to advance by that token, followed by a call of
-    `Scheduler.provide`."""
+    """Whether the grammar is slow and has yet to advance by that token; `Scheduler.provide` is
+    called afterwards."""
 
 
 class GrammarState(Protocol):
     """Grammar state of one request, which is kept during preemption.
 
-    `advance` is called for every sampled token until free text follows; `mask` is for the next one.
+    `advance` is called for every sampled token until free text follows; `mask` is the mask of the
+    next token.
     """
 
     @property
     def mask(self) -> bytes:
-        """Mask of the next token: ceil(vocab / 32) little-endian words, in which bit 1 allows."""
+        """Mask of the next token: ceil(vocab / 32) little-endian words, in which a set bit allows a
+        token."""
         ...
 
     @property
     def is_complete(self) -> bool:
-        """Whether the grammar allows no further token, or only an end token."""
+        """Whether the grammar allows no further token, or only an EOS token."""
         ...
 
     @property
@@ -90,7 +92,7 @@ class GrammarState(Protocol):
 
     @property
     def may_draft(self) -> bool:
-        """Whether `walk` computes masks of drafts fast enough."""
+        """Whether `walk` can compute masks of drafts fast enough."""
         ...
 
     @property
@@ -101,8 +103,8 @@ class GrammarState(Protocol):
     def walk(self, drafts: Sequence[int]) -> list[bytes]:
         """Masks of the next token and of the token after each draft; the state does not change.
 
-        After a draft that the grammar does not allow, or that ends the text, masks allow
-        everything: such a draft is rejected, or is the last token.
+        After a draft that the grammar does not allow, or that ends the text, masks allow all
+        tokens: such a draft is rejected or is the last token.
         """
         ...
 

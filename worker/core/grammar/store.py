@@ -37,7 +37,7 @@ class Provided(NamedTuple):
 
 
 class _Entry:
-    """A compiled grammar, and its loaded form after the first request for it."""
+    """A compiled grammar and, after the first request for it, its loaded form."""
 
     def __init__(self, compiled: CompiledGrammar) -> None:
         self.compiled = compiled
@@ -51,18 +51,19 @@ class GrammarStore:
     thread for at most 12 ms.
 
     Args:
-        info: provides the end tokens and vocabulary size of the model.
+        info: provides the EOS tokens and vocabulary size of the model.
     """
 
     def __init__(self, info: EngineInfo) -> None:
         self.num_due = 0
-        """Grammar states being created or advanced, which `take` has not returned yet."""
+        """Number of grammar states that are being created or advanced, or that `take` has not
+        returned yet."""
         self._info = info
         self._vocabulary: Vocabulary | None = None
         self._backends: dict[str, GrammarBackend] = {}
         self._entries: dict[str, _Entry] = {}
         self._provided: list[Provided] = []
-        # HAZARD: the pipe contains a byte exactly while something is provided; both change under
+        # HAZARD: the pipe contains a byte if and only if something is provided; both change under
         # this lock.
         self._handover = threading.Lock()
         # Two threads, so that new requests do not wait for slow grammars.
@@ -75,11 +76,11 @@ class GrammarStore:
 
     @property
     def wake_fd(self) -> int:
-        """File descriptor that is readable while `take` would return something."""
+        """File descriptor that is readable if `take` would return something."""
         return self._wake_read
 
     def receive(self, batch: SubmitBatch) -> None:
-        """Adds a batch's vocabulary and grammars, and removes those that it drops."""
+        """Adds a batch's vocabulary and grammars, and removes grammars that it drops."""
         for key in batch.dropped_grammars:
             self._entries.pop(key, None)
         if batch.vocabulary is not None:
@@ -88,8 +89,8 @@ class GrammarStore:
             self._entries[compiled.key] = _Entry(compiled)
 
     def request(self, submit: Submit) -> None:
-        """Starts to create the matcher of a request with a grammar or a thinking budget."""
-        # The entry, not its key, since a later batch may drop it in the meantime.
+        """Starts creating the matcher of a request with a grammar or a thinking budget."""
+        # The entry rather than its key, since a later batch may drop it in the meantime.
         entry = self._entries.get(submit.grammar)
         self._begin(
             self._loading,
@@ -99,7 +100,7 @@ class GrammarStore:
         )
 
     def advance(self, request_id: str, attempt: int, grammar: GrammarState, token_id: int) -> None:
-        """Starts to advance a slow grammar by a token."""
+        """Starts advancing a slow grammar by a token."""
 
         def take() -> GrammarState | GrammarProblem:
             return grammar.advance(token_id) or grammar
@@ -107,7 +108,8 @@ class GrammarStore:
         self._begin(self._advancing, request_id, attempt, take)
 
     def take(self, *, wait: bool = False) -> list[Provided]:
-        """Grammar states that are ready; with `wait`, waits for at least one if any is due."""
+        """Grammar states that are ready; with `wait`, waits until at least one is, if any is
+        due."""
         if not self.num_due:
             return []
         if wait:
@@ -122,7 +124,7 @@ class GrammarStore:
         return taken
 
     def close(self) -> None:
-        """Stops the threads after their queued work."""
+        """Stops the threads after they have done their queued work."""
         self._loading.shutdown()
         self._advancing.shutdown()
         self._finalizer()
@@ -141,7 +143,7 @@ class GrammarStore:
             except GrammarError as error:
                 grammar = GrammarProblem(str(error), 400)
             except Exception as error:
-                # For any error, the request must not wait forever.
+                # For any error: the request must not wait forever.
                 problem = shortened(f"structured_outputs: internal error: {error!r}")
                 grammar = GrammarProblem(problem, 500)
             with self._handover:
@@ -177,7 +179,7 @@ class GrammarStore:
             backend = self._backend(entry.compiled.backend)
             try:
                 entry.loaded = backend.load(entry.compiled.payload)
-            except GrammarError as error:  # the compiling process could load it
+            except GrammarError as error:  # the compiling process was able to load it
                 raise GrammarFault(str(error)) from error
         return entry.loaded()
 

@@ -1,4 +1,4 @@
-"""Structural tags: converts the legacy form, still sent by vLLM clients, to the current one."""
+"""Structural tags: converts the legacy form, which vLLM clients still send, to the current one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def modern_tag(text: str) -> dict[str, Any]:
     in which each trigger is followed by one of the structures.
 
     Raises:
-        GrammarError: the text has neither form.
+        GrammarError: the text is in neither form.
     """
     try:
         tag = json.loads(text)
@@ -53,7 +53,7 @@ def with_schemas(tag: Any, rewrite: Callable[[Any, str], Any]) -> Any:
 
     Args:
         tag: the tag, or a part of it.
-        rewrite: called with each schema and the style of its text (json, qwen_xml, glm_xml ...).
+        rewrite: called with each schema and the style of its text (json, qwen_xml, glm_xml, …).
     """
     if isinstance(tag, list):
         return [with_schemas(part, rewrite) for part in tag]

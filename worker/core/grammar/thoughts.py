@@ -13,13 +13,13 @@ from worker.protocol.structured import ThoughtTokens
 class ThoughtMatcher:
     """Matcher of reasoning with a maximum number of tokens, followed by a grammar or free text.
 
-    Before a grammar, end tokens are not allowed during reasoning, since the structured part would
-    be missing. In reasoning that reaches its maximum, only the tokens that end it are allowed.
+    If a grammar follows, EOS tokens are not allowed during reasoning, since the structured part
+    would be missing. When reasoning reaches its maximum, only the tokens that end it are allowed.
 
     Args:
         matcher: matcher of the grammar, before its first token; None for free text.
         thought: tokens that begin and end reasoning, and its maximum.
-        eos_token_ids: the model's end tokens.
+        eos_token_ids: the model's EOS tokens.
         vocab_size: number of tokens that can be sampled.
     """
 
@@ -41,7 +41,7 @@ class ThoughtMatcher:
         self._thought_ids: list[int] = []
         """Tokens of the reasoning, including its opening and closing tokens."""
         self._num_formed = 0
-        """Tokens after the reasoning."""
+        """Number of tokens after the reasoning."""
 
     def accept(self, token_id: int) -> bool:
         """Advances by one token; returns False if it is not allowed."""
@@ -84,7 +84,7 @@ class ThoughtMatcher:
         return self._matcher is None and not self._is_open and not self._may_open
 
     def fill(self, words: Words) -> None:
-        """Writes the mask of the next token, including end tokens if the text may end."""
+        """Writes the mask of the next token, including EOS tokens if the text may end."""
         if self._is_open:
             forced = self._forced()
             words[:] = self._thinking if forced is None else words_of([forced], self._vocab_size)
@@ -103,7 +103,7 @@ class ThoughtMatcher:
         return not before or self._thought_ids[-len(before) :] == before
 
     def _forced(self) -> int | None:
-        """The next token of reasoning that has reached its maximum; None before."""
+        """The next token that ends reasoning that has reached its maximum; None before that."""
         thought, ids = self._thought, self._thought_ids
         if thought.budget is None:
             return None
@@ -112,7 +112,7 @@ class ThoughtMatcher:
         if num_over < 0:
             return None
         ending = [*thought.leading, *thought.before, thought.closing]
-        # The reasoning may have begun to end by itself.
+        # The reasoning may already be ending by itself.
         begun = ids[:limit]
         lengths = range(min(len(ending) - 1, limit), -1, -1)
         num_begun = next(n for n in lengths if begun[limit - n :] == ending[:n])

@@ -46,7 +46,7 @@ class XGrammarBackend:
         return XGrammarBackend(core.bindings.TokenizerInfo.deserialize_json(text), core)
 
     def serialize(self) -> str:
-        """Vocabulary serialized by xgrammar, for `of_serialized`."""
+        """The vocabulary, serialized by xgrammar for `of_serialized`."""
         return str(self._info.serialize_json())
 
     def compile(self, params: StructuredOutputsParams) -> str:
@@ -106,11 +106,11 @@ class _Matcher:
         self._handle.rollback(count)
 
     def may_end(self) -> bool:
-        """Whether the tokens so far are a complete text of the grammar."""
+        """Whether the tokens so far form a complete text of the grammar."""
         return bool(self._handle.is_completed())
 
     def fill(self, words: Words) -> None:
-        """Writes the mask of the next token, including end tokens if the text may end."""
+        """Writes the mask of the next token, including EOS tokens if the text may end."""
         # The library writes nothing if every token is allowed.
         words.fill(-1)
         self._handle.fill_next_token_bitmask(self._core.view(words), 0, False)
@@ -118,7 +118,7 @@ class _Matcher:
 
 def _exact(schema: Any, style: str = "json") -> Schema:
     """Rewrites a schema. Raises GrammarError if xgrammar would not enforce all of it."""
-    if style != "json":  # it allows closing tags within texts
+    if style != "json":  # xgrammar allows closing tags within texts
         raise GrammarError(f"{NOT_ENFORCED} schemas of tagged arguments ({style})")
     rewritten = exact_schema(schema)
     if keyword := inexact_keyword(rewritten):
@@ -137,7 +137,7 @@ def _ebnf_literal(text: str) -> str:
 
 
 def _reason(error: RuntimeError) -> str:
-    """Message of an error, without the leading source location in xgrammar."""
+    """Message of an error without the leading source location in xgrammar."""
     text = str(error).strip()
     head, separator, rest = text.partition(": ")
     return rest if separator and ".cc" in head else text

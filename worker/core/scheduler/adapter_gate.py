@@ -1,4 +1,4 @@
-"""AdapterGate: requests enter the queue once their LoRA adapter has a slot on the device."""
+"""AdapterGate: requests enter the queue when their LoRA adapter has a slot on the device."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from worker.protocol.adapters import AdapterTotals
 
 TURN_S = 0.5
 """Seconds that an adapter waits for a slot while further requests of the adapters on the device
-enter the queue; then those of one of them have to wait, so that its slot becomes free. A request
-usually takes longer, so that this adds little to the time until a slot is free anyway."""
+enter the queue. After that, further requests of one of these have to wait, so that its slot becomes
+free. Requests usually take longer than this, so it adds little to the time until a slot is free."""
 
 
 class AdapterGate:
-    """Holds requests back until their adapter has a slot, so that they delay no others.
+    """Holds requests back until their adapter has a slot, so that they do not delay others.
 
     A request locks the slot from the time it enters the queue until it ends. All waiting adapters
     are read to host memory in the order of their first request, as far as there is room. Slots go
@@ -30,14 +30,14 @@ class AdapterGate:
         self.num_tokens = 0
         """Number of tokens of all waiting requests."""
         self._waiting: dict[int, dict[str, Request]] = {}
-        """Waiting requests by adapter's key and id, in the order of arrival."""
+        """Waiting requests by adapter key and request id, in the order of arrival."""
         self._urgency: dict[int, int] = {}
         """Highest priority of the requests that have waited for an adapter, by key."""
         self._waits_since: dict[int, float] = {}
-        """Times since when adapters wait for a slot although they are in host memory, by key."""
+        """Time since which each adapter in host memory has been waiting for a slot, by key."""
         self._draining: dict[int, Adapter] = {}
-        """Adapters on the device whose further requests wait, by key of the adapter that waits for
-        the slot."""
+        """Adapters on the device whose further requests wait, by the key of the adapter that waits
+        for their slot."""
 
     @property
     def num_waiting(self) -> int:
@@ -46,12 +46,12 @@ class AdapterGate:
 
     @property
     def is_reading(self) -> bool:
-        """Whether requests wait for a read."""
+        """Whether any requests wait for a read."""
         adapters = map(self.pool.of_key, self._waiting)
         return any(a is not None and a.host is HostCopy.READING for a in adapters)
 
     def enter(self, request: Request) -> bool:
-        """Lets a request enter the queue if its adapter has a slot; else it waits.
+        """Admits a request to the queue if its adapter has a slot; otherwise the request waits.
 
         Returns:
             Whether the request may be queued.
@@ -70,11 +70,12 @@ class AdapterGate:
         return False
 
     def leave(self, request: Request, fence: int = 0) -> None:
-        """A request has ended or is held: it neither waits for its adapter nor uses it.
+        """Records that a request has ended or is held: it neither waits for its adapter nor uses
+        it.
 
         Args:
             request: a request of an adapter that has entered.
-            fence: last step with a row of the request; 0 for none.
+            fence: last step with a row of the request; 0 if there is none.
         """
         adapter, request.adapter = request.adapter, None
         assert adapter is not None, "the request has not entered"
@@ -132,8 +133,8 @@ class AdapterGate:
         return any(holder is adapter for holder in self._draining.values())
 
     def _drain_for(self, adapter: Adapter, now: float) -> None:
-        """Makes room for an adapter that has waited for long: further requests of one of the others
-        wait, so that its slot becomes free."""
+        """Makes room for an adapter that has waited for long: further requests of another adapter
+        have to wait, so that its slot becomes free."""
         since = self._waits_since.setdefault(adapter.key, now)
         if adapter.key in self._draining or now - since < TURN_S:
             return

@@ -28,11 +28,12 @@ from worker.core.scheduler.step import StepBuilder
 from worker.plan.plan import Admit, BlockAdmit
 
 COUNTED_ROUNDS = 16
-"""Admission rounds for which a prefix cache lookup is reused: the cache changes slowly."""
+"""Number of admission rounds for which a prefix cache lookup is reused: the cache changes
+slowly."""
 LEVEL = 2
-"""Ranks per level of urgency: preempted requests go before others of their level (`_rank`)."""
+"""Ranks per level of urgency: preempted requests precede others of their level (`_rank`)."""
 MAX_DISPLACING = 8
-"""Minimum number of waiting requests that a fifo round considers, even without free slots: they
+"""Minimum number of waiting requests that a fifo round considers even if no slots are free: they
 may preempt."""
 
 
@@ -42,9 +43,9 @@ class Admitted(NamedTuple):
     request: Request
     lease: Lease
     length: int
-    """Tokens granted by the round."""
+    """Number of tokens granted by the round."""
     cost: int
-    """Pending tokens: the maximum that it could compute."""
+    """Number of pending tokens: the maximum that the request could compute."""
 
 
 class _Placement(NamedTuple):
@@ -59,14 +60,14 @@ class _Placement(NamedTuple):
 class Admission:
     """Runs one admission round per step that has tokens left for prompts while requests wait.
 
-    A request is admitted if there are pages for all its known tokens beyond the reserve: the pages
-    that running requests will need next (`num_still_needed`). So no request is preempted for one
-    that was just admitted. The reserve is empty while nothing runs, so any request that passed the
-    frontend's validation fits.
+    A request is admitted if there are pages for all its known tokens in addition to the reserve:
+    the pages that running requests will need next (`num_still_needed`). No request is thus
+    preempted for one that was just admitted. The reserve is empty while nothing runs, so any
+    request that passed the frontend's validation fits.
 
     A request without a free slot or pages preempts running ones that it outranks by the gap.
 
-    Requests are tried one by one, each with the room that those before it have left: `_placement`
+    Requests are tried one by one, each with the room left by those before it: `_placement`
     decides without side effects, `_take` carries the decision out.
     """
 
@@ -87,15 +88,15 @@ class Admission:
         )
         self._starvation_guard = StarvationGuard()
         self.num_rounds = 0
-        """Rounds so far."""
+        """Number of rounds so far."""
         self._reserve: int | None = None
-        """Pages that running requests will need; None if they must be recounted."""
+        """Number of pages that running requests will need; None if they must be recounted."""
         self._giving_way: set[str] = set()
         """Ids of the running requests that this round preempts."""
 
     @property
     def has_slots(self) -> bool:
-        """Whether a request could enter without preempting another."""
+        """Whether a request could be admitted without preempting another."""
         return self._cache.num_free_slots > 0
 
     @property
@@ -109,14 +110,14 @@ class Admission:
         """Runs a round and returns the admitted requests; `launch` adds their pages and rows.
 
         Args:
-            headroom: tokens and requests that the step has room for.
+            headroom: numbers of tokens and requests for which the step has room.
             now: the scheduler's clock, in seconds.
-            running_level: highest level of prompts under way, -1 for none; requests that it
+            running_level: highest level of running prefills, -1 if there are none; requests that it
                 outranks by the gap wait.
-            is_shared: whether prompts under way need some of the step's tokens, too.
+            is_shared: whether running prefills also need some of the step's tokens.
         """
-        # Anyone to admit, and any room? An oversize request may run alone even if there is no room
-        # for one that shares the step.
+        # Check for requests to admit and for room. An oversize request may run alone even if there
+        # is no room for one that shares the step.
         oldest = self._queue.oldest()
         if oldest is None or not self.can_admit(oldest.level):
             return []
@@ -124,21 +125,21 @@ class Admission:
             return []
         self._begin_round()
 
-        # Policy: that of the options, or fifo with the oldest request first if it starves.
+        # Policy: the configured one, or fifo with the oldest request first if that request starves.
         options = self.options
         generation, starves = oldest.queue_entry.generation, self._starvation_guard.is_due(oldest)
         force = options.prefill_force_fifo_every
         forced = starves or (force > 0 and self.num_rounds % force == 0)
         policy = POLICIES["fifo" if forced else options.prefill_admission_policy]
 
-        # Candidates, in the order of the queue.
+        # Candidates, in queue order.
         requests, items = self._candidates(headroom, policy, oldest if starves else None)
         if not policy.stops and self._is_shared(requests):
             policy = policy._replace(key=None)  # already in order
         drop = self._preemption.gap * LEVEL
         floor = running_level * LEVEL - drop + 1 if drop else -1
 
-        # Placements: one by one, each with the room that those before it have left.
+        # Placements: one by one, each with the room left by those before it.
         leases: dict[int, Lease] = {}
         round_ = AdmissionRound(policy, items, headroom, drop, floor)
         while (index := round_.next()) is not None:
@@ -154,7 +155,7 @@ class Admission:
                 self._deduplication.add(request)
         self._starvation_guard.count(oldest, generation, [requests[index] for index in leases])
 
-        # Admitted: with the tokens that the round has granted.
+        # Admitted: with the tokens granted by the round.
         admitted = []
         for index, length in round_.lengths.items():
             request = requests[index]
@@ -175,8 +176,8 @@ class Admission:
             builder.add_row(request, lease, length)
 
     def waits_for_loads(self, admitted: Sequence[Admitted], builder: StepBuilder) -> bool:
-        """Whether requests just admitted have no row yet, since pages are loaded for them. A step
-        waits for few pages."""
+        """Whether requests that were just admitted get no row yet because their pages are being
+        loaded. A step does wait for a few pages."""
         if not any(self._cache.is_loading(new.lease) for new in admitted):
             return False
         assert self._host_loads is not None, "loads without a host tier"
@@ -216,7 +217,7 @@ class Admission:
     def _candidates(
         self, headroom: StepHeadroom, policy: AdmissionPolicy, starves: Request | None
     ) -> tuple[list[Request], list[Item]]:
-        """Requests that the round tries, in queue order."""
+        """Requests that the round tries to admit, in queue order."""
         options = self.options
         order = ORDERS[options.schedule_policy]
         if order is not None and self._queue.num_requests > order.max_queue:
@@ -263,7 +264,7 @@ class Admission:
         """The cached prefix that a request will reuse."""
         if request.needs_prompt_logprobs:
             return Match(None, [], 0)
-        # A running block is always computed, and may not contain any known token.
+        # A running block is always computed, and may contain no known token.
         num_left = 1 if request.block_size == 1 else 0
         match = self._cache.match(request.token_ids, request.cache_salt, num_left=num_left)
         if not match.num_host or self._host_loads is None or self._host_loads.pays(match):
@@ -296,7 +297,7 @@ class Admission:
         if placement.victims:
             for victim in placement.victims:
                 self._lifecycle.preempt(victim)
-            # Cached pages that victims held are unlocked and may be evicted.
+            # Cached pages held by victims are unlocked and may be evicted.
             self._reserve = None
             match = self._match(request)
             if self._num_missing(request, match) > 0:
@@ -304,7 +305,8 @@ class Admission:
         return Outcome.ENTERED, self._start(request, match)
 
     def _num_missing(self, request: Request, match: Match) -> int:
-        """Pages missing for a request beyond the reserve; 0 or less if it fits."""
+        """Number of pages missing for a request in addition to the reserve; at most 0 if it
+        fits."""
         if self._reserve is None:
             self._reserve = sum(map(self._num_still_needed, self._state.running))
         num_tokens = request.num_to_compute
@@ -353,7 +355,7 @@ def _admit(request: Request, lease: Lease) -> Admit:
         seed=_signed(request.seed),
         logits_params=logits_params(request),
         block=None if request.block_size == 1 else _block_admit(request),
-        # With `min_tokens` an end token need not end the request.
+        # With `min_tokens`, an EOS token may not end the request.
         end_token_ids=[] if sampling.min_tokens else sorted(request.end_token_ids),
         pooling=sampling.pooling,
         adapter=0 if request.adapter is None else request.adapter.slot,

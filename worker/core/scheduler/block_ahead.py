@@ -24,7 +24,7 @@ class AheadRow(NamedTuple):
     end: int
     """End of the next block, or of the running one if it is the request's last."""
     num_missing: int
-    """Number of pages that the lease needs in addition for the range."""
+    """Number of additional pages that the lease needs for the range."""
 
 
 def rows_ahead(
@@ -32,10 +32,10 @@ def rows_ahead(
 ) -> list[AheadRow]:
     """Rows of the step after `step`; empty if the next step depends on its outcome.
 
-    The running block may be finished by then or not, or its request may have ended. Ranks can
-    determine this and place each row accordingly; a row of a request that has ended computes
-    nothing. So a step can be planned ahead if nothing else is open: all running requests have a
-    running block in `step`, none has a grammar, and there are enough pages and tokens in any case.
+    By then, the running block may be finished, and its request may have ended. Ranks can determine
+    this and place each row accordingly; a row of a request that has ended computes nothing. A step
+    can therefore be planned ahead if nothing else is undecided: all running requests have a running
+    block in `step`, none has a grammar, and there are enough pages and tokens for every outcome.
     The caller checks that no request waits.
     """
     policy = config.blocks

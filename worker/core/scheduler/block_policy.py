@@ -10,9 +10,11 @@ from worker.config import DllmConfig
 from worker.core.scheduler.policy import StepHeadroom
 
 MAX_ROUNDS = 8
-"""Maximum rounds of a step in which no block finishes, after which new requests are admitted."""
+"""Maximum number of rounds of a step in which no block finishes, after which new requests are
+admitted."""
 MAX_ROUNDS_AHEAD = MAX_ROUNDS // 2
-"""Maximum rounds of a step launched ahead: two of these take no longer than a single step."""
+"""Maximum number of rounds of a step that is launched ahead: two of these take no longer than a
+single step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,11 +25,10 @@ class BlockPolicy:
     """Positions per block."""
     inplace: bool = True
     """Whether running blocks keep their slots and pages between rounds, and continue without the
-    scheduler until one of the batch is finished."""
+    scheduler until a block of the batch is finished."""
     mixed_rounds: bool = True
-    """Whether prompts (many blocks at once) are computed together with running blocks; otherwise
-    one block at a time in separate rounds before all running blocks. With canvases, whether that
-    is also the case if tokens do not suffice for all."""
+    """Whether prompts (many blocks at once) are computed together with running blocks. Otherwise,
+    they are computed one block at a time in separate rounds before all running blocks."""
     fused_commit: bool = True
     """Whether a row can have a running block preceded by earlier positions: the last pass over a
     finished block is then combined with the first one of the next block."""
@@ -49,7 +50,7 @@ class BlockPolicy:
         )
 
     def width(self, num_pending: int) -> int:
-        """Positions of a request to compute in one row, if there are enough tokens.
+        """Number of positions of a request to compute in one row, if there are enough tokens.
 
         Args:
             num_pending: positions not computed yet, including those of the running block.
@@ -60,7 +61,8 @@ class BlockPolicy:
 
 
 class BlockBudget:
-    """Token budget of a step in whole blocks. Running blocks come first: prompts never stall them.
+    """Token budget of a step in whole blocks. Running blocks come first, so that prompts never
+    stall them.
 
     Args:
         max_tokens: token budget of the step.
@@ -77,7 +79,8 @@ class BlockBudget:
         self._left = whole_blocks - self._reserved
 
     def grant(self, num_pending: int) -> int:
-        """Takes the positions (whole blocks) that a running request may compute in this step."""
+        """Takes the tokens for the positions (whole blocks) that a running request may compute in
+        this step; returns their number."""
         if not self._is_running(num_pending):
             return self._grant_prompt(num_pending)
         length = min(self._policy.width(num_pending), self._reserved)
@@ -95,7 +98,8 @@ class BlockBudget:
         )
 
     def grant_new(self, pending: Sequence[int]) -> list[int]:
-        """Takes the positions of admitted requests: a block each, and more for the first ones."""
+        """Takes the tokens for positions of admitted requests: a block each, and more for the first
+        ones."""
         size = self._policy.size
         self._left -= size * len(pending)
         lengths = []

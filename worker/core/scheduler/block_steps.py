@@ -32,14 +32,14 @@ class BlockSteps:
         │                │ its last pass outstanding  │ prompt's tail in front
 
     Blocks begin at multiples of the block size, so a prompt's tail shares its block with the first
-    tokens. A running block is recomputed in place in every round, everything before it once. A
-    preempted request keeps the (opaque) state of its running block and resumes with it. Only
-    finished blocks enter the prefix cache.
+    tokens. A running block is recomputed in place in every round; everything before it is computed
+    once. A preempted request keeps the (opaque) state of its running block and resumes with it.
+    Only finished blocks enter the prefix cache.
 
     With a grammar, a block is decoded from left to right. A round proposes the token of the
-    leftmost undecoded position, sampled with the grammar's mask, and confident tokens after it;
-    they are used as far as the grammar accepts them, which is part of the next Plan. From then
-    on they are treated like a prompt's tail before the undecoded positions.
+    leftmost undecoded position, sampled with the grammar's mask, and confident tokens after it.
+    Those that the grammar accepts are listed in the next Plan and are treated like a prompt's tail
+    from then on.
 
     Args:
         state: the scheduler's state.
@@ -58,7 +58,7 @@ class BlockSteps:
         self._claims = PageClaims(state, lifecycle)
         self._totals = state.stats.load.blocks = BlockTotals()
         self._accepted: list[tuple[Request, Lease]] = []
-        """Requests with accepted tokens of a grammar that were not sent to the ranks yet."""
+        """Requests with grammar-accepted tokens that have not been sent to the ranks yet."""
 
     def build(
         self, builder: StepBuilder, now: float, in_flight: Sequence[StepInFlight] = ()
@@ -72,7 +72,7 @@ class BlockSteps:
         Args:
             builder: receives rows of running and newly admitted requests.
             now: the scheduler's clock, in seconds.
-            in_flight: steps without results yet, oldest first.
+            in_flight: steps that have no results yet, oldest first.
         """
         if in_flight:
             self._build_ahead(builder, in_flight[-1])
@@ -87,7 +87,7 @@ class BlockSteps:
             self._accepted.clear()
 
     def counts(self, step: StepInFlight, result: StepResult) -> list[int]:
-        """Tokens of the result per row. Raises ValueError if they do not add up."""
+        """Number of tokens of the result per row. Raises ValueError if they do not add up."""
         is_block = [isinstance(planned.row, BlockRow) for planned in step.rows]
         num_blocks = sum(is_block)
         outcomes = result.blocks or []
@@ -107,12 +107,12 @@ class BlockSteps:
         counts: Sequence[int],
         advances: Iterator[GrammarAdvance],
     ) -> None:
-        """Updates requests by the results of a step, and ends those that are finished.
+        """Updates requests with the results of a step, and ends those that are finished.
 
         Args:
             step: the oldest step in flight.
             result: its result.
-            counts: tokens of the result per row.
+            counts: number of tokens of the result per row.
             advances: grammar outcomes, one for each block with a grammar and new tokens.
         """
         self._totals.num_forwards += result.num_forwards
@@ -140,7 +140,7 @@ class BlockSteps:
                 interrupted.append(request)
         self._state.running.drop_finished()
         for request in interrupted:
-            self._lifecycle.requeue(request)  # its block is not finished: resume via the queue
+            self._lifecycle.requeue(request)  # its block is unfinished: resume it via the queue
 
     def _build(self, builder: StepBuilder, now: float) -> None:
         policy, state = self._policy, self._state
@@ -176,7 +176,7 @@ class BlockSteps:
     def _build_ahead(self, builder: StepBuilder, step: StepInFlight) -> None:
         state = self._state
         if state.queue.num_requests:
-            return  # a waiting request is to get the first slot that comes free
+            return  # a waiting request is to get the first slot that becomes free
         for row in rows_ahead(step, state.running, state.cache, state.config):
             lease = row.lease
             if row.num_missing:
@@ -196,12 +196,12 @@ class BlockSteps:
                 self._claims.add_row(request, lease, length, builder)
 
     def _any_watched(self) -> bool:
-        """Whether any running request needs its block after every round (`stream_drafts`)."""
+        """Whether any running request streams its block after every round (`stream_drafts`)."""
         params = [request.sampling.diffusion for request in self._state.running]
         return any(p is not None and p.stream_drafts for p in params)
 
     def _is_prompt(self, request: Request) -> bool:
-        """Whether full blocks of the tokens known at admission are still to be computed."""
+        """Whether full blocks of the tokens known at admission have yet to be computed."""
         size = self._policy.size
         return request.num_computed < request.num_prefill // size * size
 
@@ -247,7 +247,7 @@ class BlockSteps:
         """Commits full pages of finished blocks to the prefix cache.
 
         HAZARD: if a request ended within a block, that block was computed with the tokens after the
-        end; it must not enter the prefix cache, and neither must a running block.
+        end. It must not enter the prefix cache, nor must a running block.
         """
         known = len(planned.request.token_ids) // self._policy.size * self._policy.size
         self._state.cache.commit(planned.lease, planned.request.token_ids, min(num_computed, known))

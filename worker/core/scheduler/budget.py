@@ -14,14 +14,14 @@ class StepBudget:
                                │ running: together their share │ new │ running again  │
 
     Running prefills leave a fraction of 1 - `share` of the prompt tokens to new requests, and take
-    the tokens that these do not use. So a long prompt delays short ones behind it by a step or two,
-    not by all of its steps, and no token is unused while a request could use it. Shares apply
+    the tokens that these do not use. A long prompt thus delays short ones behind it by a step or
+    two, not by all of its steps, and no token is unused while a request could use it. Shares apply
     between equally urgent requests.
 
     Args:
         max_tokens: token budget of the step.
-        num_decodes: running requests with exactly one token to compute.
-        max_prefill_tokens: maximum tokens for prefill; 0 for all that decodes leave.
+        num_decodes: number of running requests with exactly one token to compute.
+        max_prefill_tokens: maximum number of tokens for prefill; 0 for all tokens left by decodes.
         share: fraction of the prompt tokens that one request may take while others need some.
         chunked: whether chunked prefill is enabled.
     """
@@ -39,13 +39,13 @@ class StepBudget:
         self._rest = max_tokens - self._decodes
         self._prompts = min(self._rest, max_prefill_tokens) if max_prefill_tokens else self._rest
         self._unused = self._rest
-        """Tokens left over by `allot`."""
+        """Number of tokens left over by `allot`."""
         self._share = share if chunked else 1.0
         self._chunked = chunked
 
     @property
     def max_prompts(self) -> int:
-        """Prompt tokens that the step has room for."""
+        """Number of prompt tokens for which the step has room."""
         return self._prompts
 
     def headroom(self, needs: Sequence[int], max_requests: int, above: int = 0) -> StepHeadroom:
@@ -54,7 +54,7 @@ class StepBudget:
         Args:
             needs: pending tokens of each running prefill that is as urgent as the most urgent new
                 request.
-            max_requests: maximum requests to admit.
+            max_requests: maximum number of requests to admit.
             above: pending tokens of more urgent running prefills.
         """
         if self._chunked:
@@ -93,7 +93,7 @@ class StepBudget:
         """
         granted = [*[0] * len(needs), *new]
         lengths = [min(length, 1) for length in granted] if self._chunked else list(granted)
-        # Without chunking, a prompt that was begun in a step of its own is continued in one.
+        # Without chunking, a prompt that was begun in a separate step continues in one.
         max_prompts = self._prompts if self._chunked or not needs else self._rest
         left = max(max_prompts - sum(lengths), 0)
         pending = [*needs, *costs]
@@ -149,22 +149,22 @@ class StepBudget:
         return left
 
     def take_decode(self) -> bool:
-        """Takes the token of a decode; returns whether one was available."""
+        """Takes a token for a decode; returns whether one was available."""
         self._decodes -= 1
         return self._decodes >= 0
 
     def add_decodes(self, count: int) -> None:
-        """Adds tokens for up to `count` more decodes, as far as prefills left any."""
+        """Adds tokens for up to `count` more decodes if prefills have left any."""
         granted = min(count, self._unused)
         self._decodes += granted
         self._unused -= granted
 
     def give_back(self, count: int) -> None:
-        """Returns tokens of prompts that turn out not to be computed in this step."""
+        """Returns the tokens of prompts that are not computed in this step after all."""
         self._unused += count
 
     def take_drafts(self, count: int) -> int:
-        """Takes tokens for up to `count` drafts of a decode, as far as prefills left any."""
+        """Takes tokens for up to `count` drafts of a decode if prefills have left any."""
         granted = max(0, min(count, self._unused))
         self._unused -= granted
         return granted

@@ -18,17 +18,17 @@ class SchedulerConfig(SchedulingConfig):
     """Configuration of a worker group's scheduler: options, and properties of the loaded engine."""
 
     max_num_seqs: int = 64
-    """Maximum requests in the running set; the device's default is already applied."""
+    """Maximum number of requests in the running set; the device's default is already applied."""
     max_num_batched_tokens: int = 1024
     """Token budget of one step; the device's default is already applied."""
     max_model_len: int
-    """Maximum tokens of prompt and completion together."""
+    """Maximum number of tokens of prompt plus completion."""
     page_size: int
     """Tokens per page."""
     num_pages: int
-    """Pages on the device, including dummy page 0."""
+    """Number of pages on the device, including dummy page 0."""
     eos_token_ids: tuple[int, ...] = ()
-    """The model's end tokens."""
+    """The model's EOS tokens."""
     enable_prefix_caching: bool = True
     """Whether computed pages are reused for prompts with the same prefix."""
     host_cache_policy: HostCachePolicy = "auto"
@@ -36,14 +36,14 @@ class SchedulerConfig(SchedulingConfig):
     block_hash_salt: str = ""
     """Salt of block hashes: identifies the checkpoint and its data type."""
     num_host_pages: int = 0
-    """Slots in host memory for evicted pages; 0 disables the tier."""
+    """Number of slots in host memory for evicted pages; 0 disables the tier."""
     page_groups: PageGroups = ONE_GROUP
     """Layer groups with separate pages."""
     num_ranks: int = 1
-    """Ranks of the worker group. If there are several, Plans carry digests of sampled tokens, which
-    each rank compares with its own."""
+    """Number of ranks of the worker group. If there are several, Plans carry digests of sampled
+    tokens, which each rank compares with its own."""
     max_loras: int = 0
-    """Slots on the device for LoRA adapters; 0 disables adapters."""
+    """Number of slots on the device for LoRA adapters; 0 disables adapters."""
     max_cpu_loras: int = 0
     """Maximum number of LoRA adapters in host memory, at least `max_loras`."""
     blocks: BlockPolicy | None = None
@@ -80,7 +80,7 @@ class SchedulerConfig(SchedulingConfig):
         """Scheduler configuration of an engine.
 
         Args:
-            config: the engine's options, with limits filled in.
+            config: the engine's options, including the limits.
             info: properties loaded by its executor.
         """
         limits, pooling, lora = config.scheduling, info.pooling, config.lora
@@ -112,7 +112,7 @@ class SchedulerConfig(SchedulingConfig):
 
     @property
     def max_total_tokens(self) -> int:
-        """Length at which any request ends: the model's maximum, or the capacity of the cache, less
+        """Length at which any request ends: the model's maximum, or the capacity of the cache minus
         a canvas."""
         capacity = self.page_groups.max_tokens(
             self.num_pages - 1, self.page_size, self.max_num_batched_tokens

@@ -10,7 +10,7 @@ from worker.core.scheduler.admission import Admission
 from worker.core.scheduler.state import SchedulerState
 
 _GOOD_PART = 0.125
-"""Minimum fraction of a step (tokens or time) taken by decodes deferred for urgent prompts."""
+"""Minimum fraction of a step (tokens or time) that decodes must take to be deferred."""
 
 
 class Deferrable(NamedTuple):
@@ -19,7 +19,8 @@ class Deferrable(NamedTuple):
     requests: Mapping[str, Request]
     """Decoding requests by id."""
     num_tokens: int
-    """Minimum prompt tokens of the step to justify the deferral; fewer would gain nothing."""
+    """Minimum number of prompt tokens in the step to justify the deferral; with fewer, it would
+    gain nothing."""
 
 
 _NONE = Deferrable({}, 0)
@@ -57,8 +58,8 @@ class DecodeDeferral:
             members: running requests and their pending tokens.
             prompts: members that are running prefills.
             oldest: the request that has been in the queue's highest level for the longest time, if
-                it could be admitted; else None.
-            max_prompts: prompt tokens of a step without decodes.
+                it could be admitted; otherwise None.
+            max_prompts: number of prompt tokens in a step without decodes.
         """
         level = max([r.level for r, _ in prompts], default=-1)
         if oldest is not None:
@@ -73,7 +74,7 @@ class DecodeDeferral:
             return Deferrable(decodes, self._state.config.max_num_batched_tokens)
         if self.num_steps >= options.urgent_first_steps:
             return _NONE
-        # Not by level: a deadline may have raised it for the first token.
+        # Priorities, not levels: a deadline may have raised the level for the first token.
         outranked = {
             name: r for name, r in decodes.items() if self._gap and r.priority <= level - self._gap
         }
@@ -89,12 +90,13 @@ class DecodeDeferral:
     def decide(
         self, candidates: Deferrable, num_prompt_tokens: int, max_prompts: int
     ) -> Mapping[str, Request]:
-        """Decodes that the step skips; none if missing slots or pages kept the prompts out.
+        """Decodes that the step skips; none if the prompts were not admitted for lack of slots or
+        pages.
 
         Args:
             candidates: result of `candidates` for this step.
             num_prompt_tokens: number of prompt tokens in the step.
-            max_prompts: prompt tokens that the step has room for.
+            max_prompts: number of prompt tokens for which the step has room.
         """
         deferred = candidates.requests
         if _falls_short(candidates, num_prompt_tokens, max_prompts):
@@ -106,8 +108,8 @@ class DecodeDeferral:
         """Whether the step must include its skipped decodes after all, because running prefills
         found too few pages; arguments as for `decide`, after all rows are added.
 
-        Pages are claimed row by row, so this is only known at the end. Otherwise the step could be
-        empty.
+        Pages are claimed row by row, so this is only known at the end. Without this check, the step
+        could be empty.
         """
         if not self.num_steps or not _falls_short(candidates, num_prompt_tokens, max_prompts):
             return False
@@ -124,7 +126,8 @@ class DecodeDeferral:
         return part >= _GOOD_PART
 
     def _num_prompt_tokens(self, prompts: Sequence[tuple[Request, int]]) -> int:
-        """Uncached prompt tokens of running and, if there are free slots, waiting requests."""
+        """Number of uncached prompt tokens of running and, if there are free slots, waiting
+        requests."""
         num_tokens = sum(pending for _, pending in prompts)
         if self._admission.has_slots:
             num_tokens += self._state.queue.num_tokens - self._state.queue.num_expected_cached
@@ -132,5 +135,5 @@ class DecodeDeferral:
 
 
 def _falls_short(candidates: Deferrable, num_prompt_tokens: int, max_prompts: int) -> bool:
-    """Whether a step has too few prompt tokens to skip decodes; always True without any."""
+    """Whether a step has too few prompt tokens to skip decodes; always True if there are none."""
     return num_prompt_tokens < max(1, min(candidates.num_tokens, max_prompts))

@@ -12,17 +12,18 @@ PROMPT_WEIGHT = 1.0
 OUTPUT_WEIGHT = 2.0
 """VTC weight of a generated token (w_q); both weights are from the paper."""
 _MAX_IDLE = 1024
-"""Maximum number of counters of tenants without waiting requests; half are dropped beyond."""
+"""Maximum number of counters of tenants without waiting requests; when it is exceeded, half are
+dropped."""
 
 
 class TenantService:
     """Virtual token counter per tenant; among waiting tenants, the least served goes first.
 
-    While two tenants both wait, their counters differ by at most what the running requests of one
-    can still be charged: tenants that always wait get equal service, regardless of their requests.
-    A tenant cannot save up service while none of its requests waits: its counter is then lifted to
-    the minimum over the waiting tenants. (Sheng et al., Fairness in Serving Large Language Models,
-    OSDI 2024.)
+    While two tenants both wait, their counters differ at most by what the running requests of one
+    can still be charged. Tenants that always wait thus get equal service, regardless of their
+    requests. A tenant cannot accumulate service while none of its requests waits: its counter is
+    then raised to the minimum over the waiting tenants. (Sheng et al., Fairness in Serving Large
+    Language Models, OSDI 2024.)
     """
 
     def __init__(self) -> None:
@@ -33,7 +34,7 @@ class TenantService:
         """Heap of (counter, tenant) with every waiting tenant, possibly outdated: counters only
         grow, so an up-to-date entry at the top is the minimum."""
         self._floor = 0.0
-        """Counter value for a tenant that arrives while no other tenant waits."""
+        """Initial counter value of a tenant that arrives while no other tenant waits."""
 
     @property
     def is_shared(self) -> bool:
@@ -45,7 +46,7 @@ class TenantService:
         return self._served.get(tenant, 0.0)
 
     def enter(self, tenant: str) -> None:
-        """Records that a request of the tenant starts to wait."""
+        """Records that a request of the tenant starts waiting."""
         if tenant in self._num_waiting:
             self._num_waiting[tenant] += 1
             return
@@ -70,7 +71,7 @@ class TenantService:
         self._charge(request.tenant, PROMPT_WEIGHT * num_tokens)
 
     def charge_output(self, requests: Iterable[Request]) -> None:
-        """Charges for tokens generated since the requests were last charged."""
+        """Charges for the tokens generated since the requests were last charged."""
         for request in requests:
             num_new = request.num_output - request.num_charged
             if num_new:
@@ -96,7 +97,7 @@ class TenantService:
         self._served[tenant] = self._served.get(tenant, self._floor) + weighted
 
     def _forget(self) -> None:
-        """Drops counters of idle tenants, the least served first, which would be lifted anyway."""
+        """Drops counters of idle tenants, the least served first; these would be raised anyway."""
         idle = [tenant for tenant in self._served if tenant not in self._num_waiting]
         idle.sort(key=self._served.__getitem__)
         for tenant in idle[: -_MAX_IDLE // 2]:

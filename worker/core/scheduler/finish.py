@@ -1,4 +1,4 @@
-"""Finish conditions of requests: end and stop tokens, length, or grammar."""
+"""Finish conditions of requests: EOS and stop tokens, length, or grammar."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from worker.protocol.sampling import SamplingParams
 def take_tokens(
     request: Request, token_ids: list[int], advance: GrammarAdvance | None
 ) -> RequestState | None:
-    """Appends sampled tokens to a request up to its end; returns its final state, if any.
+    """Appends sampled tokens to a request, up to its end; returns its final state, if any.
 
-    A token that the grammar does not allow fails the request: other parameters left no allowed
-    token. A complete grammar ends it, regardless of `min_tokens` and `ignore_eos`; a slow grammar
-    reports that later.
+    A token that the grammar does not allow fails the request: other parameters have excluded all
+    allowed tokens. A complete grammar ends it, regardless of `min_tokens` and `ignore_eos`; a slow
+    grammar reports its completion later.
 
     Args:
         request: a request that has not ended.
         token_ids: tokens in sampling order.
-        advance: outcome of its grammar for these tokens; None without a grammar.
+        advance: outcome of its grammar for these tokens; None if there is none.
     """
     state: RequestState | None = None
     known, ends, limit = request.token_ids, request.end_token_ids, request.limit
@@ -43,7 +43,8 @@ def take_tokens(
 
 
 def tokens_up_to_end(request: Request, token_ids: list[int]) -> tuple[list[int], bool]:
-    """Tokens up to the first one that ends the request (grammars aside), and whether any does."""
+    """Tokens up to the first one that ends the request (regardless of its grammar), and whether any
+    does."""
     known = len(request.token_ids)
     for count, token_id in enumerate(token_ids, 1):
         if _finish_state(request, token_id, known + count) is not None:
@@ -52,9 +53,9 @@ def tokens_up_to_end(request: Request, token_ids: list[int]) -> tuple[list[int],
 
 
 def _finish_state(request: Request, token_id: int, num_tokens: int) -> RequestState | None:
-    """Final state of a request whose token number `num_tokens` is `token_id`, or None.
+    """Final state of a request whose token number `num_tokens` is `token_id`; None if it continues.
 
-    End and stop tokens end it from `min_tokens` on; the token stays in the output.
+    EOS and stop tokens end it after at least `min_tokens` tokens; the token stays in the output.
     """
     num_output = num_tokens - request.num_prompt
     if token_id in request.end_token_ids and num_output >= request.sampling.min_tokens:
@@ -63,7 +64,7 @@ def _finish_state(request: Request, token_id: int, num_tokens: int) -> RequestSt
 
 
 def _contradiction(sampling: SamplingParams, token_id: int) -> GrammarProblem:
-    """Problem of a sampled token that the grammar does not allow because of other parameters."""
+    """The problem to report if other parameters led to a token that the grammar does not allow."""
     forbidding = {
         "allowed_token_ids": sampling.allowed_token_ids is not None,
         "bad_words": bool(sampling.bad_words_token_ids),
@@ -81,8 +82,8 @@ def _contradiction(sampling: SamplingParams, token_id: int) -> GrammarProblem:
 
 
 def stop_reason(request: Request, eos_token_ids: tuple[int, ...]) -> int | None:
-    """Stop token that ended a stopped request; None if it was an end token or a grammar, or if the
-    request is pooled, whose last token is the prompt's."""
+    """Stop token that ended a stopped request; None if an EOS token or a grammar ended it, or if it
+    is a pooling request, whose last token is the prompt's."""
     token_id = request.token_ids[-1]
     if request.is_pooled or token_id not in request.end_token_ids:
         return None

@@ -12,24 +12,24 @@ from worker.protocol.host_cache import HostCachePolicy
 from worker.protocol.page_groups import ONE_GROUP, PageGroups
 
 _WEIGHT = 0.2
-"""Weight of the newest copies in the moving average of their time."""
+"""Weight of the newest copies in the moving average of copy times."""
 _FORGETTING = 0.999
-"""Decay of the estimate in each step without copies, so that copying is retried hundreds of steps
+"""Decay of the estimate in each step without copies: copying is retried some hundreds of steps
 after a slow copy."""
 
 
 _SHORT_S = 0.002
-"""Maximum duration of copies that a step waits for. Otherwise the request has its first row one or
-two steps later, which take 10 ms or more."""
+"""Maximum duration of copies, in seconds, for which a step waits. If copies take longer, the
+request has its first row one or two steps later, and a step takes 10 ms or more."""
 
 
 class HostLoadPolicy:
     """Compares the measured time of copies with the predicted time to recompute the same tokens.
 
-    Pages are copied until both are known, in order to measure the time of copies.
+    Pages are copied until both times are known, so that the time of copies is measured.
 
     Args:
-        policy: "always" copies in any case.
+        policy: "always" copies unconditionally.
         page_size: tokens per page.
         host: the host-memory tier.
         forecast: predicts the time to compute.
@@ -52,11 +52,11 @@ class HostLoadPolicy:
         self._page_s: float | None = None
         """Estimated seconds per copied page; None before the first copies."""
         self._launched: deque[tuple[int, int]] = deque()
-        """Plans whose loads have not ended, and the numbers of pages, oldest first."""
+        """Plans whose loads have not completed, and their numbers of pages, oldest first."""
 
     def pays(self, match: Match) -> bool:
-        """Whether copying the host part of a match back is at least as fast as recomputing the
-        tokens that would not be cached without it."""
+        """Whether copying back the host part of a match is at least as fast as recomputing its
+        tokens."""
         if self._always:
             return True
         num_alone, size = match.num_alone, self._page_size
@@ -64,12 +64,12 @@ class HostLoadPolicy:
         return self._part(match.num_host * size, num_lost, num_alone * size) <= 1.0
 
     def cost(self, num_tokens: int) -> int:
-        """Cost of evicting the first `num_tokens` of a request, in tokens to compute: all of them,
-        or as many as could be computed while they are copied back, if that is quicker."""
+        """Cost of evicting the first `num_tokens` of a request, in tokens to compute: all of them
+        or, if copying is faster, as many as could be computed while they are copied back."""
         return int(num_tokens * min(1.0, self._part(num_tokens, num_tokens, 0)))
 
     def is_short(self, num_pages: int) -> bool:
-        """Whether copying pages back takes so little time that the step can wait for it."""
+        """Whether copying pages back is so fast that the step can wait for it."""
         return self._page_s is not None and self._page_s * num_pages <= _SHORT_S
 
     def launched(self, seq: int, num_pages: int) -> None:
@@ -78,12 +78,12 @@ class HostLoadPolicy:
             self._launched.append((seq, num_pages))
 
     def completed(self, seq: int, loading: int, seconds: float) -> None:
-        """Records the loads that have ended with the result of step `seq`.
+        """Records the loads that have completed with the result of step `seq`.
 
         Args:
             seq: number of the step.
-            loading: first Plan whose loads have not ended; 0 if all have.
-            seconds: duration of the loads that have ended.
+            loading: first Plan whose loads have not completed; 0 if all have.
+            seconds: duration of the loads that have completed.
         """
         num_pages = 0
         while self._launched and self._launched[0][0] <= seq:
@@ -124,8 +124,8 @@ class HostLoadPolicy:
         return copying / computing if computing > 0.0 else float(copying > 0.0) * 2.0
 
     def _num_copies(self, num_tokens: int) -> int:
-        """Pages to copy for a prefix of `num_tokens`: with windows, those within them; with states,
-        also a snapshot, which is as large as several pages."""
+        """Number of pages to copy for a prefix of `num_tokens`: with windows, those within the
+        window; with states, also a snapshot, which is as large as several pages."""
         groups = self._groups
         num_blocks = num_tokens // self._page_size
         num_pages = groups.num_full * num_blocks + groups.snapshot_pages

@@ -20,12 +20,12 @@ class Lifecycle:
           │ └── preempt ───┘  └──hold──> held
           └───────── queued again ─────────┘
 
-    The full pages of a preempted or held request stay in the prefix cache until others need them,
-    and then in the host-memory tier, if any; its slot and other pages are freed.
+    The full pages of a preempted or held request stay in the prefix cache until their memory is
+    needed, and then in the host-memory tier, if enabled. Its slot and other pages are freed.
 
     HAZARD(fence): the pages and the slot of a request with a row in flight are freed only after
     that step, so preempting it immediately would free nothing and waste the row. Its preemption is
-    deferred: it is skipped in one step, so that it has nothing in flight in the next.
+    therefore deferred: it is skipped in one step so that it has nothing in flight in the next.
     """
 
     def __init__(self, state: SchedulerState) -> None:
@@ -38,8 +38,8 @@ class Lifecycle:
     def start(self, request: Request, match: Match) -> Lease:
         """Moves a waiting request to the running set, with a slot and a lock on its cached pages.
 
-        The caller has checked that there is a free slot, and device pages for the part of `match`
-        in host memory.
+        The caller must check that there is a free slot, and that there are device pages for the
+        part of `match` in host memory.
         """
         state = self._state
         state.queue.remove(request)
@@ -76,12 +76,13 @@ class Lifecycle:
         self._state.stats.load.num_preemptions += 1
 
     def requeue(self, request: Request) -> None:
-        """Moves a request from the running set to the queue, before those that never ran."""
+        """Moves a request from the running set to the queue, before those that have never run."""
         self._vacate(request)
         self._state.queue.push_back(request, self._state.clock())
 
     def hold(self, request: Request) -> None:
-        """Removes a running request until its slow grammar has advanced by its last token.
+        """Removes a request from the running set until its slow grammar has advanced by its last
+        token.
 
         Its rows in flight become stale, like those of an aborted request.
         """
@@ -92,7 +93,7 @@ class Lifecycle:
     def finish(self, request: Request, ended: RequestState) -> None:
         """Finishes a running request by its last token, and reports that to its gateway.
 
-        The caller removes it from the running set (`RunningSet.drop_finished`).
+        The caller must remove it from the running set (`RunningSet.drop_finished`).
         """
         self.end_request(request, ended, keep_running=True)
         reason = None
@@ -105,7 +106,7 @@ class Lifecycle:
     ) -> None:
         """Moves a request from any state to a finished one and frees its resources.
 
-        With `keep_running`, the caller removes it from the running set.
+        With `keep_running`, the caller must remove it from the running set.
         """
         state = self._state
         self._leave_adapter(request)
@@ -137,8 +138,8 @@ class Lifecycle:
         self._unguided.append((request.request_id, request.attempt))
 
     def take_unguided(self) -> list[tuple[str, int]]:
-        """Requests with grammars that have ended, or continue with free text, since the last call,
-        by id and attempt."""
+        """Requests with grammars that have ended or switched to free text since the last call, by
+        id and attempt."""
         unguided, self._unguided = self._unguided, []
         return unguided
 

@@ -10,7 +10,7 @@ from worker.plan.plan import LogitsParams
 
 
 def logits_params(request: Request) -> LogitsParams | None:
-    """Logits processors and log-probabilities of a request; None without any."""
+    """Logits processors and log-probabilities of a request; None if there are none."""
     sampling = request.sampling
     if not (
         sampling.has_penalties
@@ -44,8 +44,8 @@ def logits_params(request: Request) -> LogitsParams | None:
 
 @lru_cache(maxsize=1)
 def _packed(token_ids: tuple[int, ...]) -> bytes:
-    """Token ids as little-endian int32, packed once for all completions of a request: a whole
-    vocabulary of 152k tokens takes several ms."""
+    """Token ids as little-endian int32, packed once for all completions of a request: packing a
+    whole vocabulary of 152k tokens takes several ms."""
     return array("i", token_ids).tobytes()
 
 

@@ -11,8 +11,8 @@ from worker.protocol.messages import Rejection
 from worker.protocol.queue_limits import QueueLimits, queue_full
 
 _MEMORY_S = 10.0
-"""Time constant of the drain rate: an admission that long ago counts 1/e. Only time with a backlog
-counts."""
+"""Time constant of the drain rate in seconds: an admission that long ago has weight 1/e. Only time
+with a backlog counts."""
 MAX_RETRY_AFTER_S = 120
 """Maximum Retry-After in seconds."""
 
@@ -46,9 +46,9 @@ class DrainRate:
 
         Args:
             now: the scheduler's clock, in seconds.
-            is_waiting: whether requests remain in the queue after this step: a backlog.
+            is_waiting: whether requests remain in the queue after this step (a backlog).
         """
-        # A backlog that ended without an admission was aborted, at an unknown time.
+        # A backlog that ended without an admission was aborted at an unknown time.
         if self._has_backlog and (is_waiting or self._new_requests):
             factor = exp((self._at_s - now) / _MEMORY_S)
             self._requests = self._requests * factor + self._new_requests
@@ -59,13 +59,13 @@ class DrainRate:
         self._has_backlog = self.is_due = is_waiting
 
     def end_backlog(self) -> None:
-        """Records that the queue is empty when a request arrives, as after aborts."""
+        """Records that the queue was empty when a request arrived, as after aborts."""
         self._has_backlog = False
 
     def retry_after_s(self, num_requests: int, num_tokens: int) -> int:
-        """Whole seconds, 1 to MAX_RETRY_AFTER_S, until these should have left the queue.
+        """Whole seconds, 1 to MAX_RETRY_AFTER_S, until these requests should have left the queue.
 
-        A new backlog has had no admissions yet: it starts with one request of average length.
+        A new backlog has had no admissions yet, so one request of average length is assumed.
         """
         requests = max(self._requests, 1.0)
         tokens = max(self._tokens, num_tokens / num_requests, 1.0)
@@ -114,7 +114,7 @@ class LoadShedder:
         )
 
     def retry_after_s(self) -> int:
-        """Seconds in which the present queue should have drained; 0 if it is empty."""
+        """Seconds until the current queue should have drained; 0 if it is empty."""
         num_requests = self._queue.num_requests
         if not num_requests:
             return 0

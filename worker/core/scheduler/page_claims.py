@@ -11,8 +11,8 @@ from worker.core.scheduler.step import StepBuilder
 
 
 def num_still_needed(request: Request, page_size: int, cache: CacheManager) -> int:
-    """Pages that a running request still needs for all its known tokens and one more page, or a
-    canvas."""
+    """Number of pages that a running request still needs for all its known tokens plus one more
+    page or a canvas."""
     assert request.lease is not None
     num_tokens = min(request.limit, len(request.token_ids) + page_size)
     if request.has_canvases:
@@ -25,9 +25,9 @@ class PageClaims:
 
     It takes, in this order: free pages, evictable ones, those that a step in flight is about to
     free (by waiting for it), and those of requests after the claimant in the running set. The last
-    request of the set never takes pages from others: it waits, keeping its own, until one before it
-    ends or preempts it. A single request that has duplicates of cached pages is preempted itself,
-    and readmitted with the cached pages.
+    request of the set never takes pages from others: it waits and keeps its own until an earlier
+    one ends or preempts it. If the only running request has duplicates of cached pages, it is
+    preempted itself and readmitted with the cached pages.
     """
 
     def __init__(self, state: SchedulerState, lifecycle: Lifecycle) -> None:
@@ -39,7 +39,8 @@ class PageClaims:
         """Pages (blocks) reserved for requests admitted to this step, after the running ones."""
 
     def add_row(self, request: Request, lease: Lease, length: int, builder: StepBuilder) -> int:
-        """Adds a row of up to `length` positions, as far as there are pages; returns the length."""
+        """Adds a row of up to `length` positions, as far as pages are available; returns its
+        length."""
         if request.num_computed + length > len(lease.pages) * self._page_size:
             length = self._claim(request, lease, length, builder)
         if length:
@@ -47,8 +48,8 @@ class PageClaims:
         return length
 
     def extend(self, request: Request, lease: Lease, length: int, builder: StepBuilder) -> bool:
-        """Extends a lease by the pages of the next `length` positions; returns whether it has all
-        of them. Pages that it got are kept if it has not."""
+        """Extends a lease by the pages of the next `length` positions; returns whether it now has
+        all of them. If not, the pages that it got are kept."""
         end = request.num_computed + length
         while (missing := -(-end // self._page_size) - len(lease.pages)) > 0:
             if not self._make_available(request):
@@ -64,8 +65,8 @@ class PageClaims:
         """Adds a speculative row, with pages for its maximum extent.
 
         No request is preempted and no reserved page is used for drafts, nor for a token whose
-        position depends on steps in flight: it waits for them. Without a page for its newest token,
-        the request gets no row.
+        position depends on steps in flight, which waits for them. If there is no page for its
+        newest token, the request gets no row.
         """
         page_size, start = self._page_size, request.num_computed
         # The last token of a request is sampled but never computed.
@@ -89,14 +90,14 @@ class PageClaims:
         return self._cache.num_allocatable - self.num_promised
 
     def _claim(self, request: Request, lease: Lease, length: int, builder: StepBuilder) -> int:
-        """Extends `lease` by up to `length` positions, as far as there are pages; returns the
+        """Extends `lease` by up to `length` positions, limited by the available pages; returns the
         number."""
         start = len(lease.pages)
         space = start * self._page_size - request.num_computed
         if not space and not self._make_available(request):
             return 0
         missing = -(-(length - space) // self._page_size)
-        # Admission has reserved enough for them, except while windows are still to advance.
+        # Admission has reserved enough for them, except while windows have yet to advance.
         missing = min(missing, max(self._num_spare, 0))
         if missing:
             self._cache.allocate(lease, missing)
@@ -104,7 +105,7 @@ class PageClaims:
         return min(length, space + missing * self._page_size)
 
     def _make_available(self, request: Request) -> bool:
-        """Whether at min_end one page is available, after preempting requests if necessary."""
+        """Whether at least one page is available, after preempting requests if necessary."""
         while not self._cache.num_allocatable:
             if self._cache.is_fenced or self._will_advance():
                 return False
@@ -116,7 +117,7 @@ class PageClaims:
                 self._lifecycle.defer_preemption(victim)
                 return False
             if victim is request:
-                # A single request can only lack pages if it has duplicates of cached ones.
+                # A single running request can only lack pages if it has duplicates of cached ones.
                 assert victim.lease.duplicates, "request should have been rejected"
             self._lifecycle.preempt(victim)
             if victim is request:

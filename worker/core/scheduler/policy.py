@@ -1,7 +1,7 @@
 """Admission policies.
 
-`--schedule-policy` is the order of the queue among equally urgent requests,
-`--prefill-admission-policy` the order in which a round tries them, and when it ends.
+`--schedule-policy` is the queue order of equally urgent requests; `--prefill-admission-policy` is
+the order in which a round tries them, and when the round ends.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ class Item(NamedTuple):
     """A waiting request from the perspective of a policy."""
 
     cost: int
-    """Uncached tokens, which have to be computed."""
+    """Number of uncached tokens, which have to be computed."""
     level: int
     """Urgency; a round tries requests in descending order of level."""
     num_tokens: int
-    """Known tokens, cached or not: the prompt, and generated tokens of a preempted request."""
+    """Number of known tokens, cached or not: the prompt, and generated tokens of a preempted
+    request."""
 
 
 class QueueOrder(NamedTuple):
     """An order of equally urgent requests other than first come, first served.
 
-    To add one, add an entry in `ORDERS` and its name in `worker.protocol.admission`.
+    To add one, add an entry to `ORDERS` and its name to `worker.protocol.admission`.
     """
 
     key: Callable[[Item], float]
     """Sort key, lowest first; ties keep the order of arrival."""
     max_queue: int
-    """Maximum queue length to sort; sorting a longer one would take more time than it saves."""
+    """Maximum queue length that is sorted; sorting longer ones costs more than it saves."""
 
     def order(self, items: Sequence[Item]) -> list[int]:
         """Indices in queue order; levels are in descending order."""
@@ -49,27 +50,29 @@ ORDERS: Final[Mapping[SchedulePolicy, QueueOrder | None]] = MappingProxyType(
     }
 )
 """Orders by their names in `--schedule-policy`; None is the order of arrival. lpm (longest prefix
-match) puts the request with the most cached tokens first; its limit is the same as in SGLang."""
+match) puts the request with the most cached tokens first, with the same limit as in SGLang."""
 
 
 class AdmissionPolicy(NamedTuple):
     """Order in which a round tries equally urgent requests, and when it stops.
 
-    To add one, add an entry in `POLICIES` and its name in `worker.protocol.admission`.
+    To add one, add an entry to `POLICIES` and its name to `worker.protocol.admission`.
     """
 
     stops: bool
     """Whether the round ends at the first request that does not fit. If so, the round only
-    considers as many requests as could be admitted, else `prefill_admission_lookahead`."""
+    considers as many requests as could be admitted; otherwise, it considers
+    `prefill_admission_lookahead` requests."""
     key: Callable[[Item], float] | None = None
     """Sort key, lowest first; ties keep the order of the queue, as does None."""
 
     def order(self, items: Sequence[Item]) -> list[int]:
-        """Indices in the order of trying; levels are in descending order."""
+        """Indices in the order in which requests are tried; levels are in descending order."""
         return list(range(len(items))) if self.key is None else _ordered(items, self.key)
 
     def in_turn(self, items: Sequence[Item], tenants: Sequence[str]) -> list[int]:
-        """Indices in the order of trying, which preserves the turns of several tenants.
+        """Indices in the order in which requests are tried, preserving the turns of several
+        tenants.
 
         Args:
             items: requests in queue order, which determines the tenants' turns.
@@ -106,7 +109,7 @@ class Outcome(Enum):
     NO_CAPACITY = auto()
     """Slots or pages are missing."""
     WAITS = auto()
-    """The request waits for a prefix being computed by another; later ones may go first."""
+    """The request waits for a prefix that another request is computing; others may be tried."""
     PREEMPTING = auto()
     """Slot and pages will be free in the next step: running requests are about to be preempted."""
 
@@ -116,12 +119,12 @@ class StepHeadroom:
 
     Args:
         tokens: prompt tokens left for new requests.
-        max_each: maximum tokens that one of them may take initially; the rest is distributed
-            afterwards.
-        alone: tokens for a request that exceeds every round and gets a separate step; 0 while other
-            prefills are running.
-        requests: maximum requests to admit.
-        chunked: whether a prompt may be computed in parts, else only as a whole.
+        max_each: maximum number of tokens that one of them may take initially; the rest is
+            distributed afterwards.
+        alone: tokens for a request that does not fit into any round and gets a separate step; 0
+            while other prefills are running.
+        requests: maximum number of requests to admit.
+        chunked: whether a prompt may be computed in parts; otherwise, it is computed as a whole.
     """
 
     def __init__(
@@ -166,12 +169,12 @@ class AdmissionRound:
     by less urgent ones.
 
     Args:
-        policy: order of trying.
+        policy: order in which requests are tried.
         items: requests in queue order.
-        headroom: tokens and requests that the step has room for.
-        max_drop: minimum distance in levels below an admitted request at which no other is
-            admitted, so that the step does not get longer for the urgent one; 0 for no limit.
-        floor: minimum level to be admitted.
+        headroom: numbers of tokens and requests for which the step has room.
+        max_drop: number of levels below an admitted request at which no other is admitted, so that
+            the step does not become longer for the urgent one; 0 for no limit.
+        floor: minimum level that is admitted.
     """
 
     def __init__(
@@ -183,20 +186,22 @@ class AdmissionRound:
         floor: int = -1,
     ) -> None:
         self.is_preempting = False
-        """Whether running requests are about to be preempted for one that was tried: from then on,
-        only slots freed by others count, and less urgent requests must not take its pages."""
+        """Whether running requests are about to be preempted for a request that was tried. From
+        then on, only slots freed by others count, and less urgent requests must not take its
+        pages."""
         self._stops = policy.stops
         self._items = items
         self._headroom = headroom
         self._max_drop = max_drop
         self._floor = floor
-        """Minimum level to be admitted. It rises when pages are missing for a request, since
+        """Minimum level that is admitted. It rises when pages are missing for a request, since
         less urgent requests must not take them."""
         self._left = iter(policy.order(items))
         self._tried = -1
         self._has_top_misfit = self._is_over = False
         self._num_alone = 0
-        """Tokens of the request that gets a separate step, which is tried last; 0 for none."""
+        """Number of tokens of the request that gets a separate step, which is tried last; 0 if
+        there is none."""
         self._lengths: dict[int, int] = {}
 
     @property
@@ -205,7 +210,7 @@ class AdmissionRound:
         return {index: self._lengths[index] for index in sorted(self._lengths)}
 
     def next(self) -> int | None:
-        """Index of the next request to find a slot and pages for; None at the end of the round."""
+        """Index of the next request to try; None at the end of the round."""
         while not self._is_over:
             index = next(self._left, None)
             if index is None or self._ends_before(self._items[index]):

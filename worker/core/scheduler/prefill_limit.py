@@ -9,30 +9,31 @@ from worker.core.request import Request
 from worker.protocol.step_time import StepCosts
 
 RESERVE = 0.05
-"""Part of a decode's target that a step leaves unused, since predictions err by a few percent."""
+"""Fraction of a decode's target that a step leaves unused, since predictions are off by a few
+percent."""
 LATE_PART = 0.75
-"""Prefill time next to decodes that miss their target even without prefill, as a fraction of it: as
-much as next to decodes that take a quarter of their target, about as many as a server runs."""
+"""Prefill time, as a fraction of the target, in a step whose decodes miss their target even without
+prefill: as much as is left if decodes take a quarter of the target, which is typical of servers."""
 
 
 def prefill_limit_s(decodes: Sequence[Request], costs: StepCosts, default_s: float) -> float:
-    """Seconds that prefill may add to a step with these decodes; infinite for no limit.
+    """Seconds that prefill may add to a step with these decodes; infinite if there is no limit.
 
         │ decodes │ prefill                            │ reserve │
         └──────── smallest target per token of the decodes ──────┘
 
     The target limits each gap between tokens, not only their mean. Longer steps while decodes are
-    ahead of their deadlines (FairBatching, arXiv 2510.14392) would also meet the mean: in
-    simulations of chats, with steps of at most 2.5 targets, TTFT was 5 to 8 % lower, and the 99th
-    percentile of the gaps 2.5 times as high.
+    ahead of their deadlines (FairBatching, arXiv 2510.14392) would also meet the mean. In chat
+    simulations with steps of at most 2.5 targets, they lowered TTFT by 5 to 8 %, but increased the
+    99th percentile of the gaps by a factor of 2.5.
 
-    If decodes alone take as long as the target, limiting prefill by it would not help them, and
-    delay prompts.
+    If decodes alone take as long as the target, limiting prefill to meet it would not help them and
+    would delay prompts.
 
     Args:
         decodes: decoding requests of the step.
         costs: predicted step times.
-        default_s: target in seconds per token of requests without one; 0 for none.
+        default_s: target, in seconds per token, of requests without their own; 0 if there is none.
     """
     targets = {request.tpot_s for request in decodes}
     if inf in targets:

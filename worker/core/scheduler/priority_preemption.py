@@ -16,14 +16,14 @@ MAX_PROGRESS = 64
 class PriorityPreemption:
     """Selects victims among requests outranked by the gap: least urgent first, then cheapest.
 
-    The cheapest has the fewest tokens to recompute; tokens that can be loaded from host memory
-    count by the time of the copy. Victims are only selected if they free enough: immediately, or in
-    the next step if one of them has a row in flight.
+    The cheapest has the fewest tokens to recompute; tokens that can be loaded from host memory are
+    weighted by the time of the copy. Victims are only selected if they free enough: immediately, or
+    in the next step if one of them has a row in flight.
 
     Two requests cannot preempt each other alternately: a running request keeps the level with which
-    it was admitted, and its preemptor is above it by the gap, more than a deadline can add.
-    Repeated work is bounded: after each preemption, a request must get twice as many tokens, up to
-    MAX_PROGRESS, before it can be preempted again.
+    it was admitted, and its preemptor exceeds that by the gap, which is more than a deadline can
+    add. Repeated work is bounded: after each preemption, a request must get twice as many tokens,
+    up to MAX_PROGRESS, before it can be preempted again.
     """
 
     def __init__(self, state: SchedulerState, host_loads: HostLoadPolicy | None) -> None:
@@ -45,7 +45,7 @@ class PriorityPreemption:
 
         Args:
             request: a waiting request.
-            num_missing: pages that it needs, in addition to a slot.
+            num_missing: number of pages that it needs, in addition to a slot.
             spared: ids of running requests that are being preempted for others.
         """
         if not self.is_possible(request.level):
@@ -72,8 +72,8 @@ class PriorityPreemption:
         return found
 
     def _resume_cost(self, request: Request, loses_pages: bool) -> int:
-        """Tokens that a victim would recompute: those beyond its cached pages and, if these are
-        evicted, their tokens or the equivalent of loading them from the host."""
+        """Number of tokens that a victim would recompute: those after its cached pages and, if the
+        pages are evicted, their tokens or the equivalent of loading them from the host."""
         assert request.lease is not None
         num_cached = request.lease.num_cached_pages * self._page_size
         loose_end = request.num_computed - num_cached
@@ -83,7 +83,8 @@ class PriorityPreemption:
         return loose_end + lost
 
     def _num_gained(self, victim: Request) -> int:
-        """Pages freed by a victim: those that only it uses, and its part of the reserve."""
+        """Number of pages freed by a victim: those that only it uses, and its part of the
+        reserve."""
         assert victim.lease is not None
         kept = num_still_needed(victim, self._page_size, self._cache)
         return self._cache.num_held_alone(victim.lease) + kept

@@ -17,8 +17,8 @@ from worker.core.scheduler.tenant_queue import TenantQueue
 
 
 class WaitingQueue:
-    """Requests ordered by level; within a level, preempted ones by age, then the others in fair
-    turns of tenants, each tenant's by deadline and age.
+    """Requests ordered by level; within a level, preempted requests come first, by age; then the
+    tenants take fair turns, each with its requests by deadline and age.
 
     A request moves to a higher level when its deadline is near, and back when it can no longer be
     met. Each move is a new generation of the request, which invalidates older alarms.
@@ -30,11 +30,11 @@ class WaitingQueue:
 
     def __init__(self, urgency: Urgency, service: TenantService) -> None:
         self.num_requests = 0
-        """All waiting requests."""
+        """Number of waiting requests."""
         self.num_tokens = 0
         """Number of tokens of all waiting requests."""
         self.num_expected_cached = 0
-        """Number of tokens that gateways expect to be cached, of requests that never ran."""
+        """Number of tokens that gateways expect to be cached, over requests that have never run."""
         self._urgency = urgency
         self._service = service
         self._levels = [_Level() for _ in range(MAX_LEVEL + 1)]
@@ -61,7 +61,7 @@ class WaitingQueue:
         self._service.leave(request.tenant)
 
     def tick(self, now: float) -> None:
-        """Moves requests whose deadline has come near, or can no longer be met, to their level."""
+        """Moves requests whose deadline is near, or can no longer be met, to their new level."""
         alarms = self.alarms
         while alarms and alarms[0][0] <= now:
             _, _, generation, request = heappop(alarms)
@@ -78,7 +78,8 @@ class WaitingQueue:
         return list(islice(self._in_order(), count))
 
     def oldest(self) -> Request | None:
-        """The request that has been in the highest level for longest; None if none waits."""
+        """The request that has been in the highest level for the longest time; None if none
+        waits."""
         for level in reversed(self._levels):
             if level.members:
                 return next(iter(level.members.values()))
@@ -97,7 +98,7 @@ class WaitingQueue:
 
     @property
     def lowest_level(self) -> int:
-        """Lowest priority of waiting requests that never ran; -1 if all have."""
+        """Lowest priority of waiting requests that have never run; -1 if all have."""
         return next((n for n, level in enumerate(self._levels) if level.by_tenant), -1)
 
     def num_waiting(self, tenant: str, level: int) -> int:
@@ -127,7 +128,7 @@ class WaitingQueue:
                 yield from self._in_turn(level)
 
     def _in_turn(self, level: _Level) -> Iterator[Request]:
-        """Requests of a level in fair turns, as if each was charged when it is yielded."""
+        """Requests of a level in fair turns, as if each were charged when it is yielded."""
         if len(level.by_tenant) == 1:
             yield from next(iter(level.by_tenant.values()))
             return

@@ -8,14 +8,15 @@ from worker.core.request import Request, RequestState
 
 
 class RunningSet(list[Request]):
-    """Running requests by level, then age; the last is the first to be preempted for lack of pages.
+    """Running requests by level, then age; the last one is the first to be preempted if pages are
+    missing.
 
     A request that claims pages takes them from requests after it, so a step that iterates in this
     order never preempts a request that already has a row.
     """
 
     def add(self, request: Request) -> None:
-        """Adds a request at its place in the order."""
+        """Adds a request at its position in the order."""
         insort(self, request, key=_claim)
 
     def drop_finished(self) -> None:

@@ -38,7 +38,7 @@ class Scheduler:
     """Schedules every step of one worker group. Deterministic: same calls, same Plans.
 
     Steps may overlap: `schedule` can be called while an earlier step is in flight. Positions that
-    it computes count as computed and tokens that it samples as placeholders. Output of requests
+    it computes count as computed, and tokens that it samples as placeholders. Output of requests
     that end in the meantime is dropped.
 
         add ──> queue ──admit──> running ──apply──> finished
@@ -51,7 +51,7 @@ class Scheduler:
     Args:
         config: limits of the worker group.
         clock: returns seconds, for deadlines and logs; the scheduler reads no other clock.
-        speculation: decides on drafts; None for no speculative decoding.
+        speculation: decides on drafts; None if speculative decoding is disabled.
     """
 
     def __init__(
@@ -64,16 +64,16 @@ class Scheduler:
         self.lifecycle = Lifecycle(state)
         """Moves requests between queue and running set."""
         self.forecast = state.forecast
-        """Forecast of step times; the engine loop uses it, too."""
+        """Forecast of step times; also used by the engine loop."""
         host, size = state.cache.host, config.page_size
         self._host_loads: HostLoadPolicy | None = None
-        """Policy for pages in host memory; None without that tier."""
+        """Policy for pages in host memory; None if there is no such tier."""
         if host is not None:
             self._host_loads = HostLoadPolicy(
                 *(config.host_cache_policy, size, host, state.forecast, config.page_groups)
             )
         self.admission = Admission(state, self.lifecycle, self._host_loads)
-        """Admits waiting requests to steps."""
+        """Admits waiting requests."""
         self.steps: TokenSteps | BlockSteps
         """Builds steps of an autoregressive or of a block-diffusion model."""
         if config.blocks is None:
@@ -86,7 +86,7 @@ class Scheduler:
         self._shedder = LoadShedder(limits, state.queue, state.cache, state.drain)
         self._in_flight: deque[StepInFlight] = deque()
         self.launched: StepInFlight
-        """The step that was launched last."""
+        """The last launched step."""
         self._digest = SampleDigest() if config.num_ranks > 1 else None
         """Digest of the sampled tokens; None for a single rank."""
         self._num_arrivals = 0
@@ -135,13 +135,14 @@ class Scheduler:
         assert num_least <= self.config.max_total_tokens, "too long: not rejected"
         self.state.requests[request.request_id] = request
         if request.tenant and self._has_uncharged:
-            # The counter of a new tenant is raised to what the others have been served by now.
+            # The counter of a new tenant is raised to the service that the others have received by
+            # now.
             self._has_uncharged = False
             self.state.tenants.charge_output(self.state.running)
         if submit.is_guided:
             self.state.held[request.request_id] = request
         elif request.is_resubmitted:
-            self._enqueue(request, now, resumed=True)  # another worker had accepted it
+            self._enqueue(request, now, resumed=True)  # another worker has accepted it before
         elif not self._shed(request):
             self._enqueue(request, now, resumed=False)
         else:
@@ -223,7 +224,7 @@ class Scheduler:
                 "requests are waiting, but none can run"
             )
             if self._in_flight or state.adapters is None or not state.adapters.is_reading:
-                return None  # else a Plan without rows, whose result reports reads
+                return None  # otherwise, a Plan without rows whose result reports adapter reads
         self._num_launched = seq
         if state.cache.host is not None:
             builder.copy_pages(state.cache)
@@ -272,10 +273,10 @@ class Scheduler:
 
         Args:
             result: the result of that step.
-            advances: outcomes of the grammars, one for each of `sampled_under_grammar`.
+            advances: outcomes of the grammars, one for each item of `sampled_under_grammar`.
 
         Raises:
-            ValueError: the result is of another step, or has the wrong number of tokens.
+            ValueError: the result belongs to another step, or has the wrong number of tokens.
         """
         step = self._in_flight.popleft() if self._in_flight else None
         if step is None or step.seq != result.seq:
@@ -289,7 +290,7 @@ class Scheduler:
         if self._digest is not None:
             self._digest.update(step.seq, result.token_ids)
         load = self.state.stats.load
-        if result.num_forwards and step.num_tokens:  # else it had nothing to compute
+        if result.num_forwards and step.num_tokens:  # otherwise it had nothing to compute
             load.step_shape, load.step_ms = step.shape, result.compute_ms
             if result.drafted is not None or result.blocks is not None:
                 load.step_shape, load.step_ms = step.measured(result)
@@ -305,18 +306,18 @@ class Scheduler:
     def masked_rows(self) -> list[tuple[str, int] | None]:
         """Requests of the masked rows of the only step in flight, by id and attempt.
 
-        None for rows whose request has ended, was preempted or continues with free text since.
+        None for rows whose request has since ended, been preempted or switched to free text.
         """
         assert len(self._in_flight) == 1, "masks depend on the results of all earlier steps"
         return self._in_flight[0].masked_rows()
 
     def take_unguided(self) -> list[tuple[str, int]]:
-        """Requests under a grammar that have ended, or continue with free text, since the last
-        call, by id and attempt."""
+        """Requests under a grammar that have ended or switched to free text since the last call, by
+        id and attempt."""
         return self.lifecycle.take_unguided()
 
     def take_report(self) -> StepReport:
-        """Report of everything since the last one, with the current load."""
+        """Report of everything since the last report, with the current load."""
         self._num_reports += 1
         outputs, cache = self.state.outputs, self.state.cache
         deltas, outputs.deltas = outputs.deltas, {}
@@ -382,8 +383,8 @@ class Scheduler:
         )
 
     def _enqueue(self, request: Request, now: float, *, resumed: bool) -> None:
-        """Queues a request, or holds it until its adapter is on the device; `resumed` ones go
-        before requests that have never run."""
+        """Queues a request, or holds it until its adapter is on the device; `resumed` requests are
+        queued before those that have never run."""
         state = self.state
         if state.adapters is not None and not state.adapters.enter(request):
             state.held[request.request_id] = request
@@ -393,7 +394,7 @@ class Scheduler:
             state.queue.push(request, now)
 
     def _open_gate(self, adapters: AdapterGate, now: float) -> None:
-        """Queues the requests whose adapters have got slots."""
+        """Queues the requests whose adapters have received slots."""
         for request in adapters.open(now):
             del self.state.held[request.request_id]
             if _is_resumed(request):
@@ -402,7 +403,7 @@ class Scheduler:
                 self.state.queue.push(request, now)
 
     def _take_adapters(self, adapters: AdapterGate, result: StepResult) -> None:
-        """Records the reads of adapters that have ended; those that failed end their requests."""
+        """Records the adapter reads that have ended; a failed read fails the adapter's requests."""
         adapters.pool.complete(result.seq)
         for read in result.adapters_read:
             if read.error:
@@ -414,7 +415,7 @@ class Scheduler:
             adapters.pool.read_ended(read)
 
     def _shed(self, arrival: Request) -> bool:
-        """Rejects a request if the queue is full; returns whether it is the arrival."""
+        """Rejects a request if the queue is full; returns whether that is the arrival."""
         loser = self._shedder.loser(arrival)
         if loser is None:
             return False
@@ -430,5 +431,5 @@ class Scheduler:
 
 
 def _is_resumed(request: Request) -> bool:
-    """Whether a request that was held goes before those that have never run."""
+    """Whether a request that was held is queued before those that have never run."""
     return request.state is RequestState.PREEMPTED or request.is_resubmitted

@@ -21,13 +21,13 @@ class Forecast(Protocol):
 
 
 class RequestUrgency(NamedTuple):
-    """Level and deadline of a queued request at some time."""
+    """Level and deadline of a queued request at a given time."""
 
     level: int
     deadline_s: float
     """Deadline of the next token; infinite without an SLO, or if it can no longer be met."""
     until_s: float
-    """Time at which level and deadline become outdated; infinite for never."""
+    """Time at which level and deadline become outdated; infinite if they never do."""
 
 
 class Urgency:
@@ -38,10 +38,10 @@ class Urgency:
                                                      └ too late: its priority, without a boost
 
     A request that can no longer meet its deadline yields to those that can: serving it first would
-    not help it, and delay the others.
+    not help it and would delay the others.
 
     Args:
-        margin_s: seconds before the latest start time in which a request is more urgent.
+        margin_s: seconds before the latest start time during which a request is more urgent.
         forecast: predicts the time to the first token, which determines the latest start time.
     """
 
@@ -50,7 +50,7 @@ class Urgency:
         self._forecast = forecast
 
     def of_request(self, request: Request, now: float) -> RequestUrgency:
-        """Level and deadline of `request` from `now` on."""
+        """Level and deadline of `request`, starting at `now`."""
         deadline = request.due_s
         if deadline == inf:
             return RequestUrgency(request.priority, inf, inf)

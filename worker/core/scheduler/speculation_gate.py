@@ -24,37 +24,38 @@ if TYPE_CHECKING:
     from worker.core.scheduler.step import InFlightRow, StepInFlight
 
 FIRST_RATE = 0.8
-"""Prior of the acceptance rate, typical of prompt lookup in copied text."""
+"""Prior of the acceptance rate, typical for prompt lookup in copied text."""
 REFERENCE_STEPS = 48
-"""Number of steps of a batch size with drafts in all rows before one step without drafts: only
-such a step separates the cost of drafting from the cost of a row."""
+"""Number of steps of a batch size with drafts in all rows after which one step has none: only that
+separates the cost of drafting from the cost of a row."""
 PROBE_SHARE = 0.005
-"""Fraction of all steps' time available to probes; up to `LONGEST_WAIT` steps' worth
-accumulates."""
+"""Fraction of the time of all steps that is available to probes; at most the share of
+`LONGEST_WAIT` steps accumulates."""
 MARGIN = 0.05
 """Margin by which a draft's expected benefit must exceed its cost (as a fraction), and minimum gain
-of a row in tokens: drafts also take time outside of the rank, and estimates are not exact."""
+of a row in tokens: drafts also take time outside the rank, and estimates are not exact."""
 LONGEST_REST = 8
 """Maximum number of steps in which decisions are skipped after no request was selected to draft,
-since the decisions themselves take time."""
+since decisions also take time."""
 
 
 class SpeculationGate:
-    """Decides on drafts by acceptance per request and batch size, and by predicted costs.
+    """Decides on drafts based on acceptance per request and batch size, and on predicted costs.
 
     Whether a request drafts depends on the gain of its rows so far: accepted drafts minus the cost
-    of the row, which is a fixed part plus one per draft (`StepCosts.draft_row`, `draft_token`). New
-    requests are expected to gain as much as the rows of all requests in steps of this size. A
-    request that loses gets no drafts, except for occasional probes.
+    of the row, which has a fixed part and a part per draft (`StepCosts.draft_row`, `draft_token`).
+    New requests are expected to gain as much as the rows of all requests in steps of this size. A
+    request with a negative gain gets no drafts, except for occasional probes.
 
-    The number of its drafts depends on the cost of one more, which is much smaller. A draft is
-    worthwhile if its acceptance probability exceeds a threshold: the tokens that steps generate in
-    its time at the current throughput, including drafts. Proposers with a probability for
-    each draft get the threshold with the Plan and stop there. For others, the acceptance rate p of
-    the request bounds the number: the j-th draft is accepted with probability p^j.
+    The number of its drafts depends on the cost of one more draft, which is much smaller. A draft
+    is worthwhile if its acceptance probability exceeds a threshold: the number of tokens that could
+    be generated in its time at the current throughput, including drafts. Proposers that know a
+    probability for each draft receive the threshold with the Plan and stop there. For others, the
+    acceptance rate p of the request bounds the number: the j-th draft is accepted with probability
+    p^j.
 
     The more compute-bound a batch is, the closer the threshold is to one, and the fewer drafts
-    there are. Decisions depend on the calls only, not on clocks or random numbers.
+    there are. Decisions depend only on the calls, not on clocks or random numbers.
 
     Args:
         config: the options of speculative decoding.
@@ -72,13 +73,13 @@ class SpeculationGate:
         self.stops_itself = stops_itself
         self.totals = SpeculationTotals.of(config.num_speculative_tokens)
         self._rate = FIRST_RATE
-        """Acceptance rate over all requests."""
+        """Acceptance rate, over all requests."""
         self._batches: dict[int, BatchRecord] = {}
         """Statistics by `size_class` of the batch."""
         self._probe_s = 0.0
         """Seconds available to probes."""
         self._costs: StepCosts | None = None
-        """Coefficients of the step-time model; None until it can predict."""
+        """Coefficients of the step-time model; None until it can make predictions."""
         self._batch = BatchRecord()
         """Statistics for this step's batch size."""
         self._tokens_per_s = 0.0
@@ -91,15 +92,15 @@ class SpeculationGate:
         self._step = 0
         """Number of this step."""
         self._num_decisions = self._num_allowed = 0
-        """Requests of this step with a decision, and the number that may draft."""
+        """Number of requests of this step with a decision, and number of those that may draft."""
         self._rest = 1
         """Number of steps of the next rest, see LONGEST_REST."""
         self._rest_until = 0
-        """Step at which the current rest ends; 0 for none."""
+        """Step at which the current rest ends; 0 if there is none."""
 
     @property
     def is_open(self) -> bool:
-        """Whether any request may draft in this step; else `num_drafts` must not be called."""
+        """Whether any request may draft in this step; if not, `num_drafts` must not be called."""
         return self._closed is None
 
     def begin_step(
@@ -109,9 +110,9 @@ class SpeculationGate:
 
         Args:
             num_running: number of requests in the running set.
-            num_decodes: number of those that decode.
+            num_decodes: number of those that are decoding.
             now: the scheduler's clock, in seconds.
-            costs: coefficients of the step-time model; None until it can predict.
+            costs: coefficients of the step-time model; None until it can make predictions.
         """
         self._now = now
         self._end_step()
@@ -149,7 +150,7 @@ class SpeculationGate:
             self._closed = Decision.COST_UNKNOWN
 
     def num_drafts(self, request: Request) -> int:
-        """Maximum drafts of a decoding request in this step; 0 for none. Requires `is_open`."""
+        """Maximum number of drafts of a decoding request in this step. Requires `is_open`."""
         assert self._closed is None, "drafting is disabled in this step"
         number, decision = self._decide(request)
         self._num_decisions += 1
@@ -160,12 +161,12 @@ class SpeculationGate:
     def observe(
         self, step: StepInFlight, result: StepResult, counts: Sequence[int], shape: StepShape
     ) -> None:
-        """Records the result of a step, before requests are updated by it.
+        """Records the result of a step before requests are updated with it.
 
         Args:
             step: the step as planned.
             result: its result.
-            counts: tokens of the result per row.
+            counts: number of tokens of the result per row.
             shape: shape of the step.
         """
         if not shape.decode_rows:
@@ -196,9 +197,10 @@ class SpeculationGate:
             rate = self._tokens_per_s
             draft_s = self._costs.draft_row + self._costs.draft_token * row.num_drafts
             cost = (1.0 + MARGIN) * rate * draft_s
-            # The cost of a first row only counts for whether others start: it is sunk for this one.
+            # The cost of a first row only matters for whether other requests start: for this one it
+            # is sunk.
             start = self._start_s(record) * rate
-            if record.is_trying:  # refund what was not lost
+            if record.is_trying:  # refund time that was not lost
                 loss = max(0.0, cost + start - row.num_useful)
                 self._probe_s += self._attempt_s(record) - loss / rate
         gain = row.num_useful - cost
@@ -259,7 +261,7 @@ class _DraftedRow(NamedTuple):
     num_drafts: int
     num_accepted: int
     num_useful: int
-    """Accepted drafts, without those after the end of the request."""
+    """Number of accepted drafts, without those after the end of the request."""
 
 
 def _drafted_rows(
@@ -273,11 +275,11 @@ def _drafted_rows(
     Args:
         planned: rows of decoding requests, as planned.
         result: result of their step.
-        counts: tokens of the result per row.
+        counts: number of tokens of the result per row.
         rows: receives an entry for each computed row that was allowed to draft.
 
     Returns:
-        Number of tokens after the ends of their requests.
+        Number of tokens after the ends of requests.
     """
     num_drafted = iter(result.drafted or ())
     first = num_useless = 0
@@ -294,7 +296,7 @@ def _drafted_rows(
 
 
 def _num_useful(request: Request, tokens: Sequence[int]) -> int:
-    """Number of tokens up to the first end token, or of all tokens."""
+    """Number of tokens up to the first EOS or stop token, or of all tokens if there is none."""
     if len(tokens) > 1:
         for index, token in enumerate(tokens):
             if token in request.end_token_ids:
@@ -312,7 +314,7 @@ def _number_worth(rate: float, threshold: float, limit: int) -> int:
 
 
 def create_gate(config: EngineConfig, *, on_cuda: bool) -> SpeculationGate | None:
-    """Creates the configured gate; None without speculative decoding.
+    """Creates the configured gate; None if speculative decoding is disabled.
 
     Args:
         config: the engine configuration.

@@ -14,12 +14,12 @@ class StarvationGuard:
     """Counts how often the oldest request is passed over: the one that has been in the highest
     level for the longest time.
 
-    A round passes over the oldest if it admits others of its level or below instead. After
+    A round passes over the oldest request if it admits others of its level or below instead. After
     MAX_PASSES such rounds, every round is fifo with the oldest at the head, and no other request is
-    admitted before it; since running requests end, there is room for it eventually. Then the next
-    one becomes the oldest. So a request that entered its level after k others, without more urgent
-    ones, is passed over in at most (k + 1) · MAX_PASSES rounds, with any combination of pack, lpm,
-    deadlines and fair sharing.
+    admitted before it. Since running requests end, there will be room for it. Then the next one
+    becomes the oldest. A request that entered its level after k others is thus passed over in at
+    most (k + 1) · MAX_PASSES rounds if there are no more urgent ones, with any combination of pack,
+    lpm, deadlines and fair sharing.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,8 @@ class StarvationGuard:
         )
 
     def count(self, oldest: Request, generation: int, admitted: Iterable[Request]) -> None:
-        """Counts the requests admitted in a round while `oldest`, of this generation, waited."""
+        """Counts the requests admitted in a round while `oldest` waited; `generation` is its
+        generation."""
         if oldest is not self._oldest or generation != self._generation:
             self._oldest, self._generation, self._num_passes = oldest, generation, 0
         requests = list(admitted)

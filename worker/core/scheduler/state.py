@@ -21,7 +21,7 @@ from worker.core.step_forecast import StepForecast
 from worker.protocol.messages import LoadSnapshot
 
 Clock = Callable[[], float]
-"""Seconds since some fixed time, such as `time.monotonic`; the only clock used for decisions."""
+"""Seconds since a fixed time, such as `time.monotonic`; the only clock used for decisions."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,7 +29,8 @@ class SchedulerStats:
     """Counters since the scheduler was created, and figures of the last step."""
 
     load: LoadSnapshot = field(default_factory=LoadSnapshot)
-    """Counters and last step of load snapshots, updated in place; other fields have defaults."""
+    """Counters and last step for load snapshots, updated in place; other fields keep their
+    defaults."""
     num_dropped_tokens: int = 0
     """Tokens sampled for requests that had already ended or been preempted."""
 
@@ -38,7 +39,7 @@ class SchedulerStats:
 class SchedulerState:
     """Requests of a worker group, their locations and resources.
 
-    Only `Lifecycle` moves requests; all other parts read, and write only the fields named in their
+    Only `Lifecycle` moves requests; all other parts only write the fields named in their
     docstrings.
     """
 

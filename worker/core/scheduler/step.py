@@ -37,8 +37,8 @@ class InFlightRow(NamedTuple):
     row: Row
     request: Request
     lease: Lease
-    """Lease of the request when the row was planned; the row's output is stale once the request has
-    another lease or none."""
+    """Lease of the request when the row was planned; the row's output is stale if the request no
+    longer has this lease."""
 
     @property
     def is_stale(self) -> bool:
@@ -60,14 +60,15 @@ class StepInFlight:
     masked: Sequence[int] = ()
     """Masked rows among those that sample, as in the Plan."""
     num_loads: int = 0
-    """Pages that the Plan copies from host memory; a state counts as several."""
+    """Number of pages that the Plan copies from host memory; a state counts as several pages."""
 
     def measured(self, result: StepResult) -> tuple[StepShape, float]:
         """Shape of the average forward pass of a step with drafts or running blocks, and its
-        milliseconds.
+        duration in milliseconds.
 
-        Only running blocks take more than one pass, and the later passes compute nothing else. Call
-        it before the requests take the result: it reads the positions of their blocks.
+        Only running blocks take more than one pass, and the later passes compute nothing else. Must
+        be called before the result is applied to the requests: it reads the positions of their
+        blocks.
         """
         num_passes = result.num_forwards
         if result.drafted is not None:
@@ -98,8 +99,8 @@ class StepInFlight:
         return shape, result.compute_ms / num_passes
 
     def _drafted_shape(self, drafted: Sequence[int], num_sampled: Sequence[int]) -> StepShape:
-        """Shape of a step with draft rows as computed: without rows past the end of a request,
-        and with the number of drafts that the proposer returned."""
+        """Shape of a step with draft rows as it was computed: without rows past the end of a
+        request, and with the number of drafts that the proposer returned."""
         rows = [planned for planned in self.rows if isinstance(planned.row, DraftRow)]
         ran = [planned for planned, count in zip(rows, num_sampled, strict=True) if count]
         records = [planned.request.speculation for planned in ran if planned.row.num_samples > 1]
@@ -133,12 +134,12 @@ class StepBuilder:
     def __init__(self, seq: int) -> None:
         self.seq = seq
         self.draft_threshold = 0.0
-        """Minimum probability at which a draft is worth its cost, as in `Plan`."""
+        """Minimum acceptance probability at which a draft is worth its cost, as in `Plan`."""
         self.num_tokens = 0
         self._any_masked = False
         self._num_attended = 0
         self._num_scored = 0
-        """Prompt tokens whose log-probabilities are requested."""
+        """Number of prompt tokens whose log-probabilities are requested."""
         self._num_context = 0
         self._admits: list[Admit] = []
         self._page_writes: list[PageWrite] = []
@@ -150,7 +151,7 @@ class StepBuilder:
         self._num_draft_tokens = 0
         """Maximum number of drafts of all draft rows."""
         self.max_rounds = 1
-        """Maximum forward passes over running blocks, as in `Plan`."""
+        """Maximum number of forward passes over running blocks, as in `Plan`."""
         self.accepts: list[Accept] = []
         """Positions decided under a grammar, as in `Plan`."""
         self._stores: PageCopies | None = None
@@ -168,7 +169,7 @@ class StepBuilder:
 
     @property
     def has_rows_without_samples(self) -> bool:
-        """Whether any row computes known tokens only and samples nothing."""
+        """Whether any row only computes known tokens and samples nothing."""
         return any(not planned.row.num_samples for planned in self._rows())
 
     def has_row_of(self, request: Request) -> bool:
@@ -176,28 +177,29 @@ class StepBuilder:
         return any(planned.request is request for planned in self._rows())
 
     def admit(self, admit: Admit) -> None:
-        """Adds the admission of a request, which fills its slot's row before the step."""
+        """Adds the admission of a request, which initializes its slot's row before the step."""
         self._admits.append(admit)
 
     def write_pages(self, slot: int, rows: Sequence[tuple[int, list[int]]]) -> None:
-        """Adds page-table entries of a slot: for each group of layers the index of the first page,
+        """Adds page-table entries of a slot: for each group of layers, the index of the first page
         and the page ids."""
         for group, (start, page_ids) in enumerate(rows):
             self._page_writes.append(PageWrite(slot, start, page_ids, group))
 
     def copy_pages(self, cache: CacheManager) -> None:
-        """Adds the copies of pages to and from host memory; call it after all rows are added."""
+        """Adds the copies of pages to and from host memory; must be called after all rows are
+        added."""
         self._num_loads = cache.num_to_load
         self._loaded = cache.loaded
         self._stores, self._loads, self._load_stores = cache.take_copies(self.seq)
 
     def copy_states(self, cache: CacheManager) -> None:
         """Adds the loads of state snapshots, the stores of new ones, and their copies to and from
-        host memory; call it after all rows are added."""
+        host memory; must be called after all rows are added."""
         self._state_loads = cache.take_loads(self.seq)
         for row, request, lease in self._rows():
             end, of_drafts = row.start + row.length, isinstance(row, DraftRow)
-            if isinstance(row, DraftRow):  # the last position that its newest token may have
+            if isinstance(row, DraftRow):  # the maximum position of its newest token
                 end = min(end - 1, row.start + request.num_unverified - row.num_drafts)
             for store in cache.take_snapshots(lease, row.start, end, of_drafts=of_drafts):
                 self._state_stores.append(StateStore(lease.slot, store.position, store.snapshot))
@@ -235,14 +237,14 @@ class StepBuilder:
         else:
             self._chunks.append(InFlightRow(row, request, lease))
             self._num_attended += _attended(start, length)
-            if request.needs_prompt_logprobs:  # the first token of a prompt has none
+            if request.needs_prompt_logprobs:  # the first token of a prompt has no log-probability
                 self._num_scored += min(end, request.num_prompt - 1) - start
 
     def add_draft_row(self, request: Request, lease: Lease, end: int, num_drafts: int) -> None:
         """Adds a row for a decoding request's newest token and up to `num_drafts` drafts after it.
 
-        The position of the newest token may depend on steps in flight; positions from `end` on are
-        not computed.
+        The position of the newest token may depend on steps in flight; positions of at least `end`
+        are not computed.
         """
         start = request.num_computed
         assert start < end, "the row has no room for new tokens"
@@ -326,5 +328,5 @@ class StepBuilder:
 
 
 def _attended(start: int, length: int) -> int:
-    """Number of (query, key) pairs of a causal row of `length` positions from `start` on."""
+    """Number of (query, key) pairs of a causal row of `length` positions that starts at `start`."""
     return length * start + length * (length + 1) // 2

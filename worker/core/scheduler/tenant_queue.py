@@ -10,7 +10,7 @@ from worker.core.request import Request
 
 
 class TenantQueue:
-    """Waiting requests sorted by deadline, then arrival; deadlines of members do not change."""
+    """Waiting requests sorted by deadline, then arrival; deadlines of members must not change."""
 
     def __init__(self) -> None:
         self._members: OrderedDict[str, Request] = OrderedDict()
@@ -21,11 +21,11 @@ class TenantQueue:
         return len(self._members)
 
     def __iter__(self) -> Iterator[Request]:
-        """Requests by deadline, then arrival; the queue must not change meanwhile."""
+        """Requests by deadline, then arrival; the queue must not change during the iteration."""
         return iter(self._sorted)
 
     def push(self, request: Request) -> None:
-        """Adds a request at its place in the order."""
+        """Adds a request at its position in the order."""
         self._members[request.request_id] = request
         insort(self._sorted, request, key=_place)
 

@@ -21,40 +21,41 @@ from worker.core.scheduler.step import InFlightRow, StepBuilder, StepInFlight
 from worker.plan.plan import DraftRow, StepResult
 
 _LEAST_PART = 16
-"""Prompts get at least this fraction (1/16) of the step's token budget, regardless of the decodes'
-targets: a prompt takes at most 16 times as many steps."""
+"""Minimum fraction of the step's token budget for prompts, regardless of the decodes' targets: a
+prompt takes at most 16 times as many steps."""
 
 
 class Member(NamedTuple):
-    """A running request and its pending tokens: 1 for a decode, more for a prompt under way."""
+    """A running request and its number of pending tokens: 1 for a decode, more for a running
+    prefill."""
 
     request: Request
     num_pending: int
 
 
 class TokenSteps:
-    """Builds steps: decodes first, then prompts under way and new requests. Applies their results.
+    """Builds steps: decodes first, then running prefills and new requests. Applies their results.
 
-        running      decodes have one pending token, prompts under way have more
-        may enter    the request that has waited longest, given a free slot or a victim
-        budget       tokens for prompts: those that decodes leave, limited by the decodes' targets
+        running      decodes have one pending token, running prefills have more
+        may enter    the request that has waited longest, if there is a free slot or a victim
+        budget       tokens for prompts: those left by decodes, limited by the decodes' targets
         admission    waiting requests enter while there are slots, pages and tokens
-        lengths      tokens of each prompt, under way or new; some decodes may be deferred
+        lengths      tokens of each prompt, running or new; some decodes may be deferred
         rows         running requests claim pages in order, then new requests get theirs;
-                     drafts take the tokens that are left
+                     drafts use the tokens that are left
 
-    A prompt that is outranked by the preemption gap is left out of the step, which it would only
-    make longer for the more urgent one. So are decodes, for a limited number of steps in a row, if
-    they would take a large part of each step's tokens or time (`DecodeDeferral`).
+    A prompt that is outranked by the preemption gap is skipped, since it would only make the step
+    longer for the more urgent one. Decodes are also skipped, for a limited number of consecutive
+    steps, if they would take a large part of each step's tokens or time (`DecodeDeferral`).
 
     Requests whose cached pages are being loaded from host memory are admitted, but have no rows
-    until the loads have ended, so that the others do not wait for them.
+    until the loads have completed, so that other requests do not wait for them.
 
     Args:
         state: the scheduler's state.
         lifecycle: ends and holds requests.
         admission: admits new requests.
-        speculation: decides on drafts; None for no speculative decoding.
+        speculation: decides on drafts; None if speculative decoding is disabled.
     """
 
     def __init__(
@@ -79,11 +80,12 @@ class TokenSteps:
         """Adds rows to a step, sharing its tokens between running and waiting requests.
 
         Args:
-            builder: gets rows for running requests, and for those that are admitted.
+            builder: receives rows of running requests and of those that are admitted.
             now: the scheduler's clock, in seconds.
             in_flight: steps in flight, oldest first; unused here.
         """
-        # Running: decodes, drafts, prompts. A copy: admission adds members and preempts some.
+        # Running: decodes, drafts, prompts. This is a copy, since admission adds and preempts
+        # members.
         state = self._state
         members = [Member(request, request.num_pending) for request in self._computable()]
         num_decodes = sum([member.num_pending == 1 for member in members])
@@ -92,7 +94,7 @@ class TokenSteps:
             costs = state.forecast.costs if state.forecast.is_ready else None
             builder.draft_threshold = gate.begin_step(len(members), num_decodes, now, costs)
 
-        # Who may enter: without anyone and without prompts, decodes are all there is.
+        # May enter: if no request may and there are no prompts, the step only has decodes.
         entrant = state.queue.oldest() if state.queue.num_requests else None
         if entrant is not None and not self._admission.can_admit(entrant.level):
             entrant = None
@@ -107,7 +109,7 @@ class TokenSteps:
         most = self._max_prompt_tokens(limit_s, prompts, entrant)
         budget = self._budget(num_decodes - len(deferrable.requests), most)
 
-        # Admission: new requests may preempt or outrank prompts under way. Those whose pages are
+        # Admission: new requests may preempt or outrank running prefills. Those whose pages are
         # being loaded have no rows yet.
         admitted = [] if entrant is None else self._admit(entrant, prompts, budget, now)
         loading: list[Admitted] = []
@@ -128,9 +130,9 @@ class TokenSteps:
         budget: StepBudget,
         builder: StepBuilder,
     ) -> None:
-        """Shares the tokens of a step between decodes, prompts under way and admitted requests, and
+        """Shares the tokens of a step between decodes, running prefills and admitted requests, and
         adds their rows."""
-        # Lengths: by priority, not level, which a near deadline raises for admission only.
+        # Lengths: by priority rather than level, which a near deadline only raises for admission.
         lengths = budget.allot(
             [member.num_pending for member in prompts],
             [new.length for new in admitted],
@@ -142,7 +144,7 @@ class TokenSteps:
         deferred = self._deferral.decide(deferrable, sum(lengths), budget.max_prompts)
         budget.add_decodes(len(deferrable.requests) - len(deferred))
 
-        # Rows: pages of new requests are promised while running ones claim theirs.
+        # Rows: pages of new requests are reserved while running ones claim theirs.
         self._claims.num_promised = sum(self._admission.num_pages(*new) for new in entering)
         left_out = [member for member in members if member.request.request_id in deferred]
         members = [member for member in members if member.request.request_id not in deferred]
@@ -171,7 +173,7 @@ class TokenSteps:
 
     @staticmethod
     def counts(step: StepInFlight, result: StepResult) -> list[int]:
-        """Tokens of the result per row.
+        """Number of tokens of the result per row.
 
         Raises:
             ValueError: the result has the wrong number of tokens.
@@ -202,7 +204,7 @@ class TokenSteps:
         Args:
             step: the oldest step in flight.
             result: its result.
-            counts: tokens of the result per row.
+            counts: number of tokens of the result per row.
             advances: outcomes of the grammars, one for each row with tokens under a grammar.
         """
         if result.logprobs is not None or result.prompt_logprobs is not None:
@@ -249,7 +251,7 @@ class TokenSteps:
         ended = take_tokens(request, token_ids, guided)
         if num_known + count > len(request.token_ids):
             self._drop(request, num_known + count - len(request.token_ids))
-        # A speculative row has computed all known tokens but the newest.
+        # A speculative row has computed all known tokens except the newest.
         end = len(request.token_ids) - 1
         if not isinstance(row, DraftRow):
             end = row.start + row.length
@@ -275,8 +277,8 @@ class TokenSteps:
     def _end_snapshots(self, planned: InFlightRow, seq: int, count: int) -> None:
         """Ends the snapshots of a row of step `seq`, which has sampled `count` tokens.
 
-        A draft row leaves the state where it begins: at the newest token, or, if the device has
-        placed it, so that it ends within its window.
+        A draft row leaves the state at its beginning: at the newest token or, if the device has
+        placed the row, at a position from which it ends within its window.
         """
         row, request, lease = planned
         end = row.start + row.length
@@ -304,7 +306,7 @@ class TokenSteps:
     def _admit(
         self, oldest: Request, prompts: Sequence[Member], budget: StepBudget, now: float
     ) -> list[Admitted]:
-        """Runs an admission round next to the prompts under way."""
+        """Runs an admission round along with the running prefills."""
         needs, above = self._needs(prompts, oldest.level, oldest.priority)
         return self._admission.round(
             budget.headroom(needs, self._admission.max_requests, above),
@@ -314,8 +316,9 @@ class TokenSteps:
         )
 
     def _needs(self, prompts: Sequence[Member], level: int, priority: int) -> tuple[list[int], int]:
-        """Pending tokens of the prompts under way that `level` does not outrank: of each with this
-        priority, and the sum over higher priorities. Without chunked prefill: of each, and 0."""
+        """Pending tokens of the running prefills that `level` does not outrank: of each one with
+        this priority, and the sum over higher priorities. Without chunked prefill: of each one, and
+        0."""
         stay = [m for m in prompts if not self._deferral.is_outranked(m.request, level)]
         if not self._config.enable_chunked_prefill:
             return [pending for _, pending in stay], 0
@@ -325,7 +328,7 @@ class TokenSteps:
     def _prompts_of_step(
         self, prompts: Sequence[Member], admitted: Sequence[Admitted]
     ) -> list[Member]:
-        """Prompts under way that were not preempted and are not outranked by another prompt."""
+        """Running prefills that were not preempted and are not outranked by another prompt."""
         deferred = self._lifecycle.deferred
         left = [
             member
@@ -339,7 +342,7 @@ class TokenSteps:
     def _prefill_limit_s(
         self, members: Sequence[Member], deferrable: Mapping[str, Request]
     ) -> float:
-        """Seconds that prefill may take in a step, by the targets of its decodes."""
+        """Seconds that prefill may take in a step, according to the targets of its decodes."""
         forecast = self._state.forecast
         if not (forecast.is_ready and self._config.enable_chunked_prefill):
             return inf
@@ -352,10 +355,10 @@ class TokenSteps:
     def _max_prompt_tokens(
         self, limit_s: float, prompts: Sequence[Member], oldest: Request | None
     ) -> int:
-        """Maximum prompt tokens of a step if prefill may take this time; 0 for no limit.
+        """Maximum number of prompt tokens of a step if prefill may take this time; 0 for no limit.
 
         Computed for the prompt with the longest prefix, whose attention takes longest, and as if
-        log-probabilities of all tokens were requested if those of any are.
+        log-probabilities of all tokens were requested if any are.
         """
         max_tokens = self._admission.options.prefill_max_tokens
         if limit_s == inf:
@@ -384,7 +387,7 @@ class TokenSteps:
         self, members: Sequence[Member], num_decodes: int, builder: StepBuilder
     ) -> None:
         """Adds the rows of a step without prompts. Only drafts need a budget, since
-        `max_num_batched_tokens` is not less than `max_num_seqs`."""
+        `max_num_batched_tokens` is at least `max_num_seqs`."""
         self._deferral.num_steps = self._claims.num_promised = 0
         if self.speculation is not None:
             budget = StepBudget(self._config.max_num_batched_tokens, num_decodes)
@@ -412,12 +415,12 @@ class TokenSteps:
 
         Args:
             members: running requests, in the order in which they may claim pages.
-            chunks: tokens to compute of the prompts among them, by request id.
+            chunks: number of tokens to compute for each prompt among them, by request id.
             budget: the step's budget, which has tokens for the decodes.
-            builder: gets the rows.
+            builder: receives the rows.
 
         Returns:
-            Tokens of `chunks` for which there are no pages.
+            Number of tokens of `chunks` for which there are no pages.
         """
         missing = 0
         deferred, claims = self._lifecycle.deferred, self._claims
@@ -447,7 +450,8 @@ class TokenSteps:
 
 
 def _take_pooled(step: StepInFlight, pooled: Mapping[int, bytes]) -> None:
-    """Adds a result's vectors to its requests, which they end; those of stale rows are dropped."""
+    """Adds a result's vectors to its requests, which then end; vectors of stale rows are
+    dropped."""
     for index, vector in pooled.items():
         planned = step.rows[index]
         if not planned.is_stale:
@@ -455,12 +459,13 @@ def _take_pooled(step: StepInFlight, pooled: Mapping[int, bytes]) -> None:
 
 
 def _take_logprobs(step: StepInFlight, result: StepResult, counts: Sequence[int]) -> None:
-    """Adds a result's log-probabilities to its requests; those of stale rows are dropped.
+    """Adds a result's log-probabilities to its requests; log-probabilities of stale rows are
+    dropped.
 
     Args:
         step: the step as it was planned.
         result: its result.
-        counts: tokens of the result per row.
+        counts: number of tokens of the result per row.
     """
     sampled = result.logprobs or ()
     prompts = result.prompt_logprobs or {}

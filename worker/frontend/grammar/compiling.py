@@ -1,6 +1,6 @@
-"""Main of a compiling process: reads grammars from stdin, and writes verdicts to stdout.
+"""Main module of a compiling process: reads grammars from stdin and writes verdicts to stdout.
 
-Frames are those of `worker.protocol.frames`; the first one written is the Vocabulary. The process
+Frames are those of `worker.protocol.frames`; the first frame written is the Vocabulary. The process
 limits its own memory and CPU time.
 """
 
@@ -33,9 +33,9 @@ MEMORY_BYTES = 2 * 2**30
 PAYLOAD_BYTES = 16 * 2**20
 """Maximum size of a compiled grammar."""
 READ_BYTES = 1 << 20
-"""Maximum bytes per read from a pipe."""
+"""Maximum number of bytes per read from a pipe."""
 PROBE_TOKENS = 256
-"""Number of random tokens to test a compiled grammar with."""
+"""Number of random tokens with which a compiled grammar is tested."""
 PROBE_S = 0.3
 """Maximum CPU time for all probe tokens; slower grammars are rejected, since they would delay the
 steps of all requests."""
@@ -56,7 +56,7 @@ class GrammarCompilers:
             self._xgrammar = XGrammarBackend.of_tokens(tokens, setting.eos_token_ids)
 
     def vocabulary(self) -> Vocabulary:
-        """Vocabulary for the process that runs the grammars."""
+        """The vocabulary, for the process that runs the grammars."""
         prepared = "" if self._xgrammar is None else self._xgrammar.serialize()
         return Vocabulary(self._tokens, self._setting.eos_token_ids, prepared)
 
@@ -150,14 +150,14 @@ def _with_stderr(run: Callable[[], str]) -> tuple[str, str]:
 
 
 def main() -> None:
-    """Compiles until stdin is closed."""
+    """Compiles grammars until stdin is closed."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # kills the process, even within a library
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
     yield_cpu_to_others(COMPILER_NICENESS)
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # output of libraries must not corrupt the frames
+    os.dup2(2, 1)  # library output must not corrupt the frames
     setting = msgspec.json.decode(sys.argv[1], type=analyzed(Setting))
 
     def answer(message: Vocabulary | Verdict) -> None:
@@ -170,7 +170,7 @@ def main() -> None:
     while data := os.read(sys.stdin.fileno(), READ_BYTES):
         for payload in reader.feed(data):
             job = msgspec.msgpack.decode(payload, type=analyzed(Job))
-            # CPU time, since wall-clock time depends on the load of the machine.
+            # CPU time is limited, since wall-clock time depends on the load of the machine.
             signal.setitimer(signal.ITIMER_PROF, job.cpu_s)
             verdict = workshop.compile(job.params)
             signal.setitimer(signal.ITIMER_PROF, 0.0)

@@ -27,7 +27,7 @@ a core counts as hung and is replaced."""
 START_S = 60.0
 """Timeout in seconds for a process to start and load the vocabulary."""
 _KILLED = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals that kill a process from outside, independent of the grammar."""
+"""Signals that kill a process from outside, regardless of the grammar."""
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     payload: str = ""
     """Compiled grammar, for that backend's `load`."""
     problem: str | None = None
-    """Problem of a grammar that cannot be used, else None."""
+    """Problem of a grammar that cannot be used, otherwise None."""
     is_final: bool = True
     """False if a time or memory limit was exceeded: a retry may stay within it."""
 
@@ -67,7 +67,8 @@ class CompilerFailure(RuntimeError):
 
 
 class GrammarCompiler:
-    """A compiling process, replaced whenever it exits or is killed. For one thread at a time.
+    """A compiling process, which is replaced whenever it exits or is killed. For use by one thread
+    at a time.
 
     Args:
         setting: settings of the process.
@@ -173,7 +174,7 @@ class GrammarCompiler:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            # Threads per core, started by libraries, would count against the memory limit.
+            # Libraries start a thread per core, which would count against the memory limit.
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"},
         )
         assert self._process.stdin is not None

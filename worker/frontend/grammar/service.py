@@ -32,20 +32,23 @@ from worker.protocol.structured import StructuredOutputsParams
 logger = logging.getLogger(__name__)
 
 NUM_PROCESSES = 2
-"""Number of compiling processes: several, so that a slow grammar does not block all others."""
+"""Number of compiling processes: more than one, so that a slow grammar does not block all
+others."""
 CACHE_BYTES = 64 * 2**20
 """Maximum size of cached results in bytes."""
 MAX_CACHED = 4096
-"""Maximum number of cached results. Final refusals are cached too, so that an invalid grammar is
+"""Maximum number of cached results. Final rejections are cached, too, so that an invalid grammar is
 not compiled repeatedly."""
 MAX_WAITING = 4096
-"""Maximum number of grammars being compiled or queued; further requests get 503."""
+"""Maximum number of grammars being compiled or queued; further requests are rejected with HTTP
+503."""
 WAITING_CHARACTERS = 64 * 2**20
-"""Maximum characters of these grammars; beyond, further requests get 503."""
+"""Maximum total number of characters of these grammars; further requests are rejected with HTTP
+503."""
 PATIENCE_S = 8.0
-"""Seconds after which a request gets 503 if its grammar is not compiled yet. The result is cached
-for later requests, or the compilation cancelled if it has not started. Gateways wait slightly
-longer."""
+"""Seconds after which a request is rejected with HTTP 503 if its grammar is not compiled yet. The
+result is cached for later requests; a compilation that has not started is cancelled. Gateways wait
+slightly longer."""
 
 
 class GrammarRejection(NamedTuple):
@@ -59,7 +62,7 @@ class GrammarRejection(NamedTuple):
 
 
 class GrammarService:
-    """Compiles grammars for a worker's engines, for use on one event loop.
+    """Compiles grammars for a worker's engines. For use on one event loop.
 
     Args:
         info: first engine; later ones have the same model.
@@ -81,7 +84,7 @@ class GrammarService:
         self._sent: dict[str, None] = {}
         """Keys of the grammars that the current engine has."""
         self._dropped: list[str] = []
-        """Keys of the engine's grammars that it may drop."""
+        """Keys of grammars that the engine may drop."""
 
     def engine_changed(self) -> None:
         """Resets the state for a new engine, which has no grammars yet."""
@@ -99,7 +102,7 @@ class GrammarService:
             Compiled grammars by key, and a rejection for each submit whose grammar is not compiled.
         """
         structured = [s for s in submits if s.sampling.structured_outputs is not None]
-        # Completions of one request share their parameters, and so the result.
+        # Completions of one request share their parameters and therefore the result.
         samplings = {id(submit.sampling): submit.sampling for submit in structured}
         verdicts = await asyncio.gather(*map(self._verdict, samplings.values()))
         found = {
@@ -222,6 +225,6 @@ def _later(problem: str) -> GrammarRejection:
 
 
 def _size(key: str, verdict: CompiledGrammar | GrammarRejection) -> int:
-    """Bytes of a cached result, without per-object overhead (which MAX_CACHED limits)."""
+    """Size of a cached result in bytes, without per-object overhead (which MAX_CACHED limits)."""
     text = verdict.payload if isinstance(verdict, CompiledGrammar) else verdict.message
     return sys.getsizeof(key) + sys.getsizeof(text)

@@ -29,12 +29,12 @@ class AfmoeLayer(SandwichLayer):
 
 
 class AfmoeForCausalLM(Qwen3MoeForCausalLM):
-    """Trinity: sliding-window layers have rotary embedding, full-attention layers have none."""
+    """Trinity: rotary embeddings in sliding-window layers, none in full-attention layers."""
 
     moe_names: ClassVar[MoeNames] = MoeNames(router="router.gate", bias="expert_bias")
 
     def build_layer(self, index: int) -> AfmoeLayer:
-        """Builds a layer with a window and rotary embedding, or without both."""
+        """Builds a layer with a window and rotary embedding, or without either."""
         rotates = self.config.windows[index] is not None
         traits = AttentionTraits(names=_ATTENTION_NAMES, rotates=rotates, has_gate=True)
         return AfmoeLayer(self, index, self.build_mlp(index), traits=traits)

@@ -19,8 +19,8 @@ from worker.models.layers.linear_method import WeightSlot
 
 
 class XieluMLP(MLP):
-    """An MLP without a gate: down(xielu(up(x))). A checkpoint holds the parameters b and e of
-    `xielu` and, before softplus, p and n - b."""
+    """An ungated MLP: down(xielu(up(x))). A checkpoint has the parameters b and e of `xielu`, and p
+    and n - b before softplus."""
 
     _NAMES = ("alpha_p", "alpha_n", "beta", "eps")
 
@@ -57,7 +57,7 @@ class ApertusLayer(LlamaLayer):
 
 
 class ApertusForCausalLM(DecoderModel):
-    """Llama with QK norm and an xIELU MLP without a gate."""
+    """Llama with QK norm and an ungated xIELU MLP."""
 
     def build_layer(self, index: int) -> ApertusLayer:
         """Builds a layer; each has its own activation parameters."""

@@ -1,4 +1,4 @@
-"""Arcee's AFM (huggingface.co/arcee-ai): Llama whose MLP has no gate.
+"""Arcee's AFM (huggingface.co/arcee-ai): Llama with an ungated MLP.
 
 Schema: `config/vendors/arcee.py`.
 """
@@ -12,7 +12,7 @@ from worker.models.layers.attention import MLP
 
 
 class ArceeForCausalLM(DecoderModel):
-    """Llama with an MLP of two projections around a squared ReLU."""
+    """Llama with an MLP of two projections and a squared ReLU between them."""
 
     def build_layer(self, index: int) -> LlamaLayer:
         """Builds a layer; all layers have the same structure."""

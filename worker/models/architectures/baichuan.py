@@ -15,8 +15,8 @@ from worker.models.layers.attention import AttentionNames, AttentionTraits, Gate
 
 
 class BaichuanForCausalLM(DecoderModel):
-    """Baichuan 2 7B: Llama with q, k and v as one tensor in a checkpoint, and an LM head whose rows
-    are normalised to length 1."""
+    """Baichuan 2 7B: Llama with a fused q, k and v tensor in checkpoints, and an LM head whose rows
+    are L2-normalized."""
 
     scales_head: ClassVar[bool] = True
 
@@ -27,7 +27,7 @@ class BaichuanForCausalLM(DecoderModel):
         return LlamaLayer(self, index, mlp, traits=AttentionTraits(names=names))
 
     def process_after_loading(self) -> None:
-        """Packs the loaded weights, after the rows of the LM head are normalised."""
+        """L2-normalizes the rows of the LM head, then packs the loaded weights."""
         if self.config.pooling is None:
             rows = self.lm_head.source(self.embed_tokens).weight
             lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=torch.float32)

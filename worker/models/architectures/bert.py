@@ -30,7 +30,7 @@ class BertLayer:
 
     Args:
         model: the model that the layer belongs to.
-        index: index of the layer, from 0.
+        index: 0-based index of the layer.
     """
 
     def __init__(self, model: DecoderModel, index: int) -> None:
@@ -82,7 +82,7 @@ class BertLayer:
 
 
 class BertModel(DecoderModel):
-    """BERT, RoBERTa and XLM-RoBERTa, which differ in positions and heads."""
+    """BERT, RoBERTa and XLM-RoBERTa, which differ in position embeddings and heads."""
 
     embedding_name: ClassVar[str] = "embeddings.word_embeddings"
     layers_name: ClassVar[str] = "encoder.layer"
@@ -107,7 +107,7 @@ class BertModel(DecoderModel):
         return BertLayer(self, index)
 
     def build_norm(self) -> LayerNorm:
-        """A LayerNorm with a bias, for layers and of the embedding."""
+        """A LayerNorm with a bias, used in the layers and after the embedding."""
         config = self.config
         return LayerNorm(config.hidden_size, config.rms_norm_eps, self.options, has_bias=True)
 
@@ -131,7 +131,7 @@ class BertModel(DecoderModel):
         self, input_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
     ) -> torch.Tensor:
         """Token ids [T] and positions [T] int64 to hidden states [T, hidden], or to those [S,
-        hidden] of the context's `logits_indices`."""
+        hidden] of the tokens in the context's `logits_indices`."""
         places, types = self._tables.values()
         added = types[0] if ctx.token_types is None else types.index_select(0, ctx.token_types)
         hidden = self.embed(input_ids) + added

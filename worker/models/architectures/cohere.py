@@ -32,7 +32,7 @@ class ParallelLayer(LlamaLayer):
         logits_indices: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The sum of both blocks' outputs, and the residual to which it has yet to be added, both
-        [T, hidden]; in the last layer those of the tokens `logits_indices` [S]."""
+        [T, hidden]; in the last layer, only those of the tokens `logits_indices` [S]."""
         (norm,) = self.norms
         if residual is None:
             residual, hidden = hidden, norm.forward(hidden)
@@ -72,10 +72,11 @@ class CohereForCausalLM(DecoderModel):
 
 
 class Cohere2ForCausalLM(CohereForCausalLM):
-    """Command R7B and A: sliding-window layers with rotary embedding, full ones without."""
+    """Command R7B and A: rotary embeddings in sliding-window layers, none in full-attention
+    layers."""
 
     def build_layer(self, index: int) -> ParallelLayer:
-        """Builds a layer with a window and rotary embedding, or without both."""
+        """Builds a layer with a window and rotary embedding, or without either."""
         return self._build_layer(index, rotates=self.config.windows[index] is not None)
 
 
@@ -91,7 +92,7 @@ class Cohere2MoeForCausalLM(CohereForCausalLM):
     """Command A+ and North Mini: experts in all but the first layers."""
 
     def build_layer(self, index: int) -> ParallelLayer:
-        """Builds a layer with rotary embedding, or without."""
+        """Builds a layer with or without rotary embedding."""
         assert self.config.rotating is not None, "the family's schema sets it"
         return self._build_layer(index, rotates=self.config.rotating[index])
 
@@ -105,7 +106,7 @@ class Cohere2MoeForCausalLM(CohereForCausalLM):
         return block(self.config, self.options, as_stored(MoeNames(), self.config))
 
     def build_norm(self) -> HiddenNorm:
-        """RMSNorm or LayerNorm without bias, depending on which epsilon is configured."""
+        """RMSNorm or LayerNorm without bias, depending on which epsilon config.json has."""
         if not self.extra("has_rms_norm"):
             return super().build_norm()
         return RMSNorm(self.config.hidden_size, self.config.rms_norm_eps, self.options)

@@ -1,4 +1,4 @@
-"""Decoder model, the base of all families: embedding, layers, final norm, logits."""
+"""Base class of all decoder models: embedding, layers, final norm and logits."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ class FeedForward(Module, Protocol):
     """Feed-forward block of a layer: an MLP, or experts."""
 
     needs_fp32: ClassVar[bool]
-    """Whether it reads its input in fp32, too, as routers do."""
+    """Whether it also reads its input in fp32, as routers do."""
 
     def forward(self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, hidden] to [T, hidden]; `fp32_input` is the same input in fp32, if there is one."""
+        """[T, hidden] to [T, hidden]; `fp32_input` is the same input in fp32; None if the block
+        does not need it."""
         ...
 
 
@@ -51,7 +52,7 @@ class Fp8FeedForward(FeedForward, Protocol):
 
     @property
     def fp8_inputs(self) -> Fp8Inputs | None:
-        """FP8 rows that `forward` accepts as well; None for values only."""
+        """FP8 rows that `forward` accepts as well; None if it only accepts unquantized rows."""
         ...
 
     def forward(self, hidden: Rows, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
@@ -60,7 +61,7 @@ class Fp8FeedForward(FeedForward, Protocol):
 
 
 class DecoderLayer(Module, Protocol):
-    """One decoder layer: its topology of norms, mixer, feed-forward block and residuals."""
+    """One decoder layer: norms, mixer, feed-forward block and residuals."""
 
     kv_cache_spec: KVCacheSpec | None
     """Specification of the layer's KV cache; None if there is none."""
@@ -79,8 +80,8 @@ class DecoderLayer(Module, Protocol):
 
         Args:
             hidden: output of the previous layer.
-            residual: [T, hidden], to which `hidden` has yet to be added; None for zero, as before
-                the first layer.
+            residual: [T, hidden], to which `hidden` has yet to be added; None, as before the first
+                layer, means zero.
             positions: [T] int64.
             ctx: caches and planned attention of the step.
             logits_indices: in the last layer, the tokens [S] whose output is needed; None for all.
@@ -110,10 +111,10 @@ class DecoderModel(ABC):
     Args:
         config: the model's configuration.
         options: options of all layers: ranks, data type, device.
-        max_model_len: tokens of the longest request.
+        max_model_len: maximum number of tokens of a request.
 
     Raises:
-        ValueError: the ranks cannot share the model evenly.
+        ValueError: the model cannot be split evenly across the ranks.
     """
 
     embedding_name: ClassVar[str] = "model.embed_tokens"
@@ -127,12 +128,13 @@ class DecoderModel(ABC):
     head_has_bias: ClassVar[bool] = False
     """Whether the LM head has a bias."""
     norm_offset: ClassVar[float] = 0.0
-    """Number that is added to a checkpoint's weights of norms."""
+    """Number added to the norm weights of a checkpoint."""
     scales_head: ClassVar[bool] = False
     """Whether rows of the LM head are scaled after loading."""
     runs_natively: ClassVar[bool] = False
-    """Whether the compiled CPU library computes the same as this class. The library reads the
-    layers' weights and never calls `forward`, so each derived class must declare this itself."""
+    """Whether the compiled CPU library computes the same function as this class. The library reads
+    the layers' weights and never calls `forward`, so each derived class must declare this
+    itself."""
 
     def __init__(self, config: ModelConfig, options: LayerOptions, max_model_len: int) -> None:
         self.config = config
@@ -141,7 +143,7 @@ class DecoderModel(ABC):
         """Compiled decoder that runs the whole forward pass in place of `forward`; None if it is
         not used."""
         rotary_dim = config.for_full_layers().rotary_dim
-        # At a million positions, a table takes hundreds of MB.
+        # For a million positions, a table takes hundreds of MB.
         length = max_model_len if any(map(self.rotates, range(config.num_layers))) else 1
         self.cos_sin = cos_sin_table(config.rope, rotary_dim, length, options.device)
         self.window_cos_sin = self.cos_sin
@@ -150,8 +152,8 @@ class DecoderModel(ABC):
                 config.window_rope, config.rotary_dim, max_model_len, options.device
             )
         self.windows = config.windows_within(max_model_len)
-        """Number of positions that a query attends to, its own included, per layer; 0 for full
-        attention."""
+        """Sliding window per layer: number of positions that a query attends to, including its own;
+        0 for full attention."""
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, options)
         self.layers = [self.build_layer(index) for index in range(config.num_layers)]
         self.norm = self.build_norm()
@@ -162,7 +164,7 @@ class DecoderModel(ABC):
         )
         self.pooling_head: PoolingHead | None = None
         """Classification head; None for models that generate text or return embeddings. A pooling
-        model computes no logits of tokens, so its LM head is not loaded."""
+        model computes no token logits, so its LM head is not loaded."""
         if config.pooling is not None and config.pooling.info.task == "classify":
             self.pooling_head = self.build_pooling_head()
             if config.pooling.token_ids:
@@ -174,14 +176,15 @@ class DecoderModel(ABC):
             layer = self.build_head_layer()
             self.mtp = MtpHead(config.mtp, layer, self.build_norm, config, options)
         self.tap_reader: TapReader | None = None
-        """EAGLE-3 head, which is loaded from a checkpoint of its own; None without one."""
+        """EAGLE-3 head, which has its own checkpoint; None if the model runs without one."""
 
     @abstractmethod
     def build_layer(self, index: int) -> DecoderLayer:
-        """Builds layer `index`; configuration, options and rotary tables are set already."""
+        """Builds layer `index`; called after configuration, options and rotary tables are set."""
 
     def build_head_layer(self) -> HeadLayer:
-        """Builds the decoder layer of the MTP head, by default as the one after the model's."""
+        """Builds the decoder layer of the MTP head, by default like a layer that follows the
+        model's last one."""
         return self.build_layer(self.config.num_layers)
 
     def layer_name(self, index: int) -> str:
@@ -198,7 +201,7 @@ class DecoderModel(ABC):
         return self.cos_sin if self.config.windows[index] is None else self.window_cos_sin
 
     def build_norm(self) -> HiddenNorm:
-        """Builds a norm of hidden states, for layers and as the final norm."""
+        """Builds a norm of hidden states, used in the layers and as the final norm."""
         size, eps = self.config.hidden_size, self.config.rms_norm_eps
         return RMSNorm(size, eps, self.options, self.norm_offset)
 
@@ -209,7 +212,7 @@ class DecoderModel(ABC):
     @cached_property
     def query_scale(self) -> torch.Tensor | None:
         """Factors of queries by position, fp32 [positions], for configurations with
-        `llama_4_scaling_beta`; None for no factors."""
+        `llama_4_scaling_beta`; None if queries are not scaled."""
         return query_scales(self.config.rope, len(self.cos_sin), self.options.device)
 
     def extra(self, key: str) -> Any:
@@ -239,7 +242,7 @@ class DecoderModel(ABC):
         return self.layers if self.mtp is None else [*self.layers, self.mtp.layer]
 
     def _check_head(self) -> None:
-        """Raises ValueError if logits are more than products with rows of the LM head."""
+        """Raises ValueError if logits are not just dot products with rows of the LM head."""
         is_plain = type(self).compute_logits is DecoderModel.compute_logits
         if self.head_has_bias or self.scales_head or not is_plain:
             raise ValueError(
@@ -249,7 +252,7 @@ class DecoderModel(ABC):
 
     def process_after_loading(self) -> None:
         """Converts the loaded weights to the form in which torch uses them, or drops those that
-        `native` holds."""
+        `native` has."""
         if self.mtp is not None:
             self.mtp.process_after_loading(self.embed_tokens)
         if self.native is not None:
@@ -267,21 +270,21 @@ class DecoderModel(ABC):
         return self.embed_tokens.forward(input_ids)
 
     def embed_shares(self, shares: torch.Tensor) -> torch.Tensor:
-        """Distributions over tokens [T, vocab_size], in the model's data type, to averages of the
-        tokens' embeddings [T, hidden]."""
+        """Distributions over tokens [T, vocab_size], in the model's data type, to weighted averages
+        of the token embeddings [T, hidden]."""
         return self.embed_tokens.average(shares)
 
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
     ) -> torch.Tensor:
         """Token ids [T] and positions [T] int64 to hidden states [T, hidden] after the final norm,
-        or to those [S, hidden] of the context's `logits_indices`."""
+        or to those [S, hidden] of the tokens in the context's `logits_indices`."""
         return self.forward_embedded(self.embed(input_ids), positions, ctx)
 
     def forward_embedded(
         self, hidden: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
     ) -> torch.Tensor:
-        """`forward` from the first layer's input [T, hidden] on."""
+        """`forward` starting from the first layer's input [T, hidden]."""
         hidden, residual = self.run_layers(hidden, positions, ctx)
         if not len(hidden):
             return hidden
@@ -292,8 +295,8 @@ class DecoderModel(ABC):
     def run_layers(
         self, hidden: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Runs all layers on the first layer's input [T, hidden]; output and residual as in
-        DecoderLayer, of the context's `logits_indices` or of all tokens."""
+        """Runs all layers on the first layer's input [T, hidden]; returns output and residual as in
+        DecoderLayer, for the tokens in the context's `logits_indices` or for all."""
         residual: torch.Tensor | None = None
         reader, taps = self.tap_reader, dict[int, torch.Tensor]()
         for index, layer in enumerate(self.layers):

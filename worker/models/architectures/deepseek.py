@@ -49,19 +49,19 @@ from worker.models.layers.norms import RMSNorm
 from worker.models.layers.sharing import divide
 
 _UNUSED_SCALES = ("v_proj.v_scale", "v_scale")
-"""Scales of values, which a checkpoint may hold: latents serve as keys and values, with the
-scale of keys."""
+"""Value scales that a checkpoint may have. They are unused: latents are both keys and values and
+have the keys' scale."""
 _EPS = 1e-6
 """Epsilon of the norms within attention, which config.json does not set."""
 
 
 class DeepseekForCausalLM(Qwen3MoeForCausalLM):
-    """DeepSeek: multi-head latent attention (MLA); the first layers have a single MLP."""
+    """DeepSeek: multi-head latent attention (MLA); the first layers are dense."""
 
     moe_names: ClassVar[MoeNames] = MoeNames(bias="gate.e_score_correction_bias")
 
     def build_layer(self, index: int) -> PreNormLayer:
-        """Builds a layer with experts or with a single MLP, as specified in config.json."""
+        """Builds a layer with experts or with an MLP, as specified in config.json."""
         attention = LatentAttention(self, index, self.query_scale)
         return PreNormLayer(self, attention, self.build_mlp(index), mixer_name="self_attn")
 
@@ -70,20 +70,21 @@ class LatentAttention:
     """Multi-head latent attention (MLA, arXiv 2405.04434), computed in the latent space or, for
     prompts, with the keys and values of all heads.
 
-    Keys and values of all heads are projections of one latent vector c per token, except for a part
-    r of the key that has rotary embedding and is the same for all heads. The score of a head's
-    query q without rotary embedding with its key U c is q · (U c) = (U^T q) · c. So all heads share
-    the "key" [c, r], whose leading part c is the "value", and each head projects the result to its
-    values afterwards. The cache holds [c, r] once, whole on every rank; heads are divided among the
-    ranks. Rows for which it takes less work (`Expansion.saves_work`) attend to U c and r instead.
+    Keys and values of all heads are projections of one latent vector c per token. In addition, keys
+    have a part r with rotary embedding, which is the same for all heads. The score of the part q of
+    a head's query without rotary embedding and its key U c is q · (U c) = (U^T q) · c. All heads
+    thus share the "key" [c, r], whose leading part c is the "value", and each head projects the
+    result to its values afterwards. The cache of [c, r] is replicated on every rank; heads are
+    divided among the ranks. Rows for which it is cheaper (`Expansion.saves_work`) attend to U c and
+    r instead.
 
-    With sparse attention, a query attends to the tokens that an indexer selects: the layer's, or
-    that of the last layer with one.
+    With sparse attention, a query attends to the tokens that an indexer selects. It is the layer's
+    own, or that of the nearest earlier layer that has one.
 
     Args:
         model: the model that the layer belongs to.
-        index: index of the layer, from 0.
-        query_scale: factors of queries by position, fp32 [positions]; None for no factors.
+        index: 0-based index of the layer.
+        query_scale: factors of queries by position, fp32 [positions]; None if there are none.
     """
 
     _up: torch.Tensor
@@ -92,7 +93,7 @@ class LatentAttention:
     """[heads, plain_dim, kv_rank]: projects queries without rotary embedding to the latent
     space."""
     _to_values: _HeadProducts
-    """[heads, kv_rank, value_dim]: projects attention's output to the heads' values."""
+    """[heads, kv_rank, value_dim]: projects the attention output to the heads' values."""
 
     def __init__(
         self, model: DecoderModel, index: int, query_scale: torch.Tensor | None = None
@@ -107,7 +108,7 @@ class LatentAttention:
         )
         self._scale = mla.query_dim**-0.5 * mla.score_factor
         self.indexer = _indexer(model, index)
-        """Selects tokens; None without sparse attention, or if an earlier layer selects them."""
+        """Selects tokens; None if attention is not sparse, or if an earlier layer selects them."""
         self._batch_invariant = options.batch_invariant
         self._expansion = _expansion(mla, self._num_heads, options)
         self.kv_cache_spec: KVCacheSpec | None = KVCacheSpec(
@@ -168,8 +169,8 @@ class LatentAttention:
             yield from self.indexer.weight_slots(f"{prefix}indexer.")
 
     def process_after_loading(self) -> None:
-        """Packs the projections after loading; splits the one from latents into those of keys and
-        of values."""
+        """Packs the projections after loading; splits the projection of latents into one for keys
+        and one for values."""
         if self._mla.is_interleaved:
             self._put_halves_first()
         self.down.process_after_loading()
@@ -190,7 +191,7 @@ class LatentAttention:
 
     @property
     def fp8_inputs(self) -> Fp8Inputs | None:
-        """FP8 rows that `forward` accepts as well; None for values only."""
+        """FP8 rows that `forward` accepts as well; None if it only accepts unquantized rows."""
         return None if self.indexer is not None else self.down.fp8_inputs
 
     def forward(
@@ -332,7 +333,7 @@ class LatentAttention:
 
 
 def _indexer(model: DecoderModel, index: int) -> Indexer | None:
-    """The indexer of layer `index`; None if it has none."""
+    """The indexer of layer `index`; None if the layer has none."""
     mla = model.config.mla
     if mla is None or mla.indexer is None or not mla.indexer.layers[index]:
         return None
@@ -342,8 +343,9 @@ def _indexer(model: DecoderModel, index: int) -> Indexer | None:
 
 
 def _expansion(mla: MlaConfig, num_heads: int, options: LayerOptions) -> Expansion | None:
-    """Sizes of a rank's keys and values for prompts in expanded form. None if there are none: with
-    sparse attention, and in batch-invariant mode, since the form depends on chunks and prefixes."""
+    """Sizes of a rank's keys and values for prompts in expanded form. None if prompts are never
+    expanded: with sparse attention, and in batch-invariant mode, since the choice depends on chunks
+    and prefixes."""
     if mla.indexer is not None or options.batch_invariant:
         return None
     return Expansion(
@@ -353,12 +355,12 @@ def _expansion(mla: MlaConfig, num_heads: int, options: LayerOptions) -> Expansi
 
 
 class _HeadProducts:
-    """Products of each head with its own weight [K, N].
+    """Per-head matmuls, each head with its own weight [K, N].
 
     Args:
         weights: [heads, K, N].
         batch_invariant: whether a token's result must not depend on other tokens; heads are then
-            multiplied one by one.
+            computed one by one.
     """
 
     def __init__(self, weights: torch.Tensor, *, batch_invariant: bool) -> None:

@@ -1,6 +1,6 @@
-"""DiffusionGemma (huggingface.co/google): Gemma 4 with experts, as an encoder of known tokens,
-which is causal and writes the KV cache, and as a decoder of canvases, which attends in both
-directions. They only differ in the factors of layers; the decoder has self-conditioning.
+"""DiffusionGemma (huggingface.co/google): Gemma 4 with experts, used both as a causal encoder of
+known tokens, which writes the KV cache, and as a bidirectional decoder of canvases. They only
+differ in the layers' output factors and in self-conditioning, which only the decoder has.
 
 Schema: `config/vendors/google.py`.
 """
@@ -22,11 +22,11 @@ from worker.models.layers.self_conditioning import SelfConditioning
 
 
 class DiffusionGemmaLayer(Gemma4Layer):
-    """Gemma 4's layer with two factors of its output: one for canvases, and one for known tokens.
+    """Gemma 4's layer with two output factors: one for canvases, and one for known tokens.
 
     Args:
         model: the model that the layer belongs to.
-        index: index of the layer, from 0.
+        index: 0-based index of the layer.
     """
 
     def __init__(self, model: DiffusionGemmaForBlockDiffusion, index: int) -> None:
@@ -45,7 +45,7 @@ class DiffusionGemmaLayer(Gemma4Layer):
         )
 
     def process_after_loading(self) -> None:
-        """Packs the loaded weights, and folds each factor into a last norm."""
+        """Packs the loaded weights, and folds each factor into the last norm."""
         *others, last = self.norms
         assert isinstance(last, RMSNorm), "build_norm returns an RMSNorm"
         encoder_last = copy(last)
@@ -91,7 +91,7 @@ class DiffusionGemmaLayer(Gemma4Layer):
 
 
 class DiffusionGemmaForBlockDiffusion(Gemma4ForCausalLM):
-    """DiffusionGemma: Gemma 4's layers, without per-layer embeddings and shared caches."""
+    """DiffusionGemma: Gemma 4's layers without per-layer embeddings or shared caches."""
 
     embedding_name: ClassVar[str] = "model.decoder.embed_tokens"
     layers_name: ClassVar[str] = "model.decoder.layers"
@@ -102,7 +102,7 @@ class DiffusionGemmaForBlockDiffusion(Gemma4ForCausalLM):
         self._conditioning = SelfConditioning(config, options)
 
     def build_layer(self, index: int) -> DiffusionGemmaLayer:
-        """Builds a layer; they differ in windows, heads and rotary tables only."""
+        """Builds a layer; layers differ only in windows, heads and rotary tables."""
         return DiffusionGemmaLayer(self, index)
 
     def weight_slots(self) -> Iterator[WeightSlot]:

@@ -1,4 +1,4 @@
-"""EAGLE-3 head, whose guesses are drafts for speculative decoding.
+"""EAGLE-3 head, whose predictions are the drafts of speculative decoding.
 
     taps of the model at position i ──fc──> x ─┐
     embedding of token i + 1 ──────────────────┴─> layer ──norm, LM head──> token i + 2
@@ -31,8 +31,8 @@ from worker.models.layers.rope import cos_sin_table
 
 
 class EagleLayer:
-    """Decoder layer of a head, whose attention reads the next token's embedding and a hidden state
-    side by side.
+    """Decoder layer of a head. Its attention reads the concatenation of the next token's embedding
+    and a hidden state.
 
     Args:
         config: the head's sizes.
@@ -102,15 +102,15 @@ class EagleLayer:
 
 class EagleHead:
     """Predicts the token after the next one: at position i, it reads hidden states of the model
-    before some layers (taps) at position i, and the embedding of the token at position i + 1.
+    before some of its layers (taps), and the embedding of the token at position i + 1.
 
-    vLLM numbers positions like this. Its layer's keys and values are those of position i. Embedding
-    and LM head are the model's unless the checkpoint has others.
+    As in vLLM, the layer's keys and values belong to position i. Embedding and LM head are the
+    model's unless the checkpoint has its own.
 
     Args:
         eagle: the head's configuration.
         model: the model, whose taps the head reads.
-        num_positions: positions of the longest request.
+        num_positions: maximum number of positions of a request.
 
     Raises:
         ValueError: the model's layers do not provide taps.
@@ -152,10 +152,11 @@ class EagleHead:
             sizes = eagle.draft_vocab_size, config.hidden_size
             self._lm_head = ParallelLMHead(*sizes, options, tied=False)
         self._offsets: torch.Tensor | None = None
-        """int64 [draft_vocab_size]: id of each token in the model's vocabulary, less its own; None
-        if the head predicts all tokens."""
+        """int64 [draft_vocab_size]: id of each draft token in the model's vocabulary, minus its
+        draft id; None if the head predicts all tokens."""
         self._token_ids: torch.Tensor | None = None
-        """int64 [draft_vocab_size]: id of each token in the model's vocabulary; None as above."""
+        """int64 [draft_vocab_size]: id of each draft token in the model's vocabulary; None if the
+        head predicts all tokens."""
         if eagle.is_reduced:
             self._offsets = torch.zeros(
                 eagle.draft_vocab_size, dtype=torch.int64, device=options.device
@@ -181,7 +182,7 @@ class EagleHead:
         """Packs the loaded weights.
 
         Raises:
-            ValueError: `d2t` maps a token to none of the model's.
+            ValueError: `d2t` maps a token to an id outside the model's vocabulary.
         """
         self._projection.process_after_loading()
         self.layer.process_after_loading()
@@ -233,7 +234,7 @@ class EagleHead:
         logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Outputs [T, hidden], or [S, hidden] of the tokens `logits_indices`: hidden states for
-        `compute_logits`, and for predictions of further tokens.
+        `compute_logits`, and as input for predictions of further tokens.
 
         Args:
             embedded: [T, hidden]: embeddings of the tokens after `positions`.
@@ -254,7 +255,7 @@ class EagleHead:
 
         Args:
             outputs: [R, hidden]: from `forward`.
-            shared: the model's LM head, for a head without its own.
+            shared: the model's LM head, used if the head has none of its own.
         """
         hidden = outputs if self._eagle.norm_output else self._norm.forward(outputs)
         if self._lm_head is None:

@@ -16,8 +16,8 @@ from worker.models.layers.moe import MoeNames
 
 
 class Ernie45ForCausalLM(DecoderModel):
-    """Llama with interleaved rotary embedding. Tensors have the same names as Llama's, so
-    checkpoints differ in `architectures` only."""
+    """Llama with interleaved rotary embedding. Tensors have the same names as Llama's; only
+    `architectures` in config.json distinguishes the checkpoints."""
 
     def build_layer(self, index: int) -> LlamaLayer:
         """Builds a layer; all layers have the same structure."""
@@ -26,14 +26,14 @@ class Ernie45ForCausalLM(DecoderModel):
 
 
 class Ernie45MoeForCausalLM(Qwen3MoeForCausalLM):
-    """ERNIE 4.5 with experts and shared experts; a bias is added to scores for the choice
-    only."""
+    """ERNIE 4.5 with experts and shared experts; a bias is added to the scores only for the choice
+    of experts."""
 
     moe_names: ClassVar[MoeNames] = MoeNames(
         bias="moe_statics.e_score_correction_bias", bias_is_matrix=True
     )
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Builds a layer with experts, or with a single MLP, as config.json says."""
+        """Builds a layer with experts or with an MLP, as specified in config.json."""
         traits = AttentionTraits(is_interleaved=True)
         return LlamaLayer(self, index, self.build_mlp(index), traits=traits)

@@ -1,5 +1,5 @@
-"""EXAONE 4 and K-EXAONE (huggingface.co/LGAI-EXAONE): QK norm of each head; windows with rotary
-embedding, full attention without.
+"""EXAONE 4 and K-EXAONE (huggingface.co/LGAI-EXAONE): per-head QK norm; rotary embeddings in
+sliding-window layers, none in full-attention layers.
 
 Schema: `config/vendors/lg.py`.
 """
@@ -20,8 +20,8 @@ class Exaone4ForCausalLM(DecoderModel):
     """EXAONE 4: norms after the blocks, as in OLMo 2."""
 
     def build_layer(self, index: int) -> PostNormLayer:
-        """Builds a layer with rotary embedding or, if other layers have windows, possibly
-        without."""
+        """Builds a layer; if some layers have windows, full-attention layers have no rotary
+        embedding."""
         mlp = GatedMLP(self.config, self.options)
         return PostNormLayer(self, index, mlp, traits=_traits(self, index))
 
@@ -32,11 +32,13 @@ class ExaoneMoeForCausalLM(Qwen3MoeForCausalLM):
     moe_names: ClassVar[MoeNames] = MoeNames(bias="e_score_correction_bias")
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Builds a layer with rotary embedding, or, if others have windows, possibly without."""
+        """Builds a layer; if some layers have windows, full-attention layers have no rotary
+        embedding."""
         return LlamaLayer(self, index, self.build_mlp(index), traits=_traits(self, index))
 
 
 def _traits(model: DecoderModel, index: int) -> AttentionTraits:
-    """Models with sliding windows have no rotary embedding in full-attention layers."""
+    """Attention traits of a layer. Models with sliding windows have no rotary embedding in
+    full-attention layers."""
     rotates = model.extra("sliding_window") is None or model.config.windows[index] is not None
     return AttentionTraits(rotates=rotates)

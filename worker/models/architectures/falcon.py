@@ -1,5 +1,5 @@
-"""Falcon 7B (huggingface.co/tiiuae): attention and an MLP without a gate as parallel blocks after
-one LayerNorm.
+"""Falcon 7B (huggingface.co/tiiuae): attention and an ungated MLP as parallel blocks after one
+LayerNorm.
 
 Schema: `config/vendors/tii.py`.
 """
@@ -23,7 +23,7 @@ _FALCON_NAMES = AttentionNames(
 
 
 class FalconForCausalLM(StableLmForCausalLM):
-    """Falcon 7B: multi-query attention, with q, k and v as one tensor in a checkpoint."""
+    """Falcon 7B: multi-query attention with a fused q, k and v tensor in checkpoints."""
 
     embedding_name: ClassVar[str] = "transformer.word_embeddings"
     layers_name: ClassVar[str] = "transformer.h"

@@ -1,5 +1,5 @@
-"""Falcon-H1 (huggingface.co/tiiuae): Mamba-2 and attention side by side in all layers, and factors
-of activations (muP).
+"""Falcon-H1 (huggingface.co/tiiuae): Mamba-2 and attention in parallel in all layers, and scaled
+activations (muP).
 
 Schema: `config/vendors/tii.py`.
 """
@@ -21,11 +21,11 @@ from worker.models.layers.mamba import Mamba2
 
 
 class ParallelMixer:
-    """Mamba-2 and attention, which read the same input, and whose outputs are added.
+    """Mamba-2 and attention on the same input; their outputs are added.
 
     Args:
         model: the model that the layer belongs to.
-        index: index of the layer, from 0.
+        index: 0-based index of the layer.
     """
 
     def __init__(self, model: DecoderModel, index: int) -> None:
@@ -45,7 +45,7 @@ class ParallelMixer:
         self.kv_cache_spec = self._attention.kv_cache_spec
         """Specification of the attention's KV cache."""
         self.state_spec = self._mamba.state_spec
-        """Specification of the state of Mamba-2 per request."""
+        """Specification of Mamba-2's state per request."""
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of both; `prefix` is the layer's and ends with a dot."""
@@ -72,13 +72,14 @@ class ParallelMixer:
 
 
 class FalconH1Layer(PreNormLayer):
-    """A layer with Mamba-2 and attention side by side, with Falcon-H1's names of norms."""
+    """A layer with Mamba-2 and attention in parallel, with Falcon-H1's checkpoint names for the
+    norms."""
 
     norm_names: ClassVar[tuple[str, ...]] = ("input_layernorm", "pre_ff_layernorm")
 
 
 class FalconH1ForCausalLM(DecoderModel):
-    """Falcon-H1: MLP gates and outputs, embeddings and logits are also scaled."""
+    """Falcon-H1: MLP gates and outputs, embeddings and logits are scaled as well."""
 
     norm_name: ClassVar[str] = "model.final_layernorm"
 
@@ -97,8 +98,8 @@ class FalconH1ForCausalLM(DecoderModel):
         return super().compute_logits(hidden) * float(self.extra("lm_head_multiplier"))
 
     def _activate(self, both: torch.Tensor) -> torch.Tensor:
-        """Activation of the MLPs: gate and up [T, 2 * size] to [T, size]. The factor of their
-        outputs multiplies `up`: the projection in between is linear."""
+        """Activation of the MLPs: gate and up [T, 2 * size] to [T, size]. The factor of the MLP's
+        output is applied to `up`, since the projection in between is linear."""
         gate, up = both.chunk(2, dim=1)
         of_gate, of_output = map(float, self.extra("mlp_multipliers"))
         return silu_and_mul(torch.cat((gate * of_gate, up * of_output), dim=1))

@@ -31,7 +31,7 @@ class GemmaForCausalLM(DecoderModel):
         if options.dtype == torch.float16:
             raise ValueError("Gemma's hidden states overflow with --dtype float16: use bfloat16")
         super().__init__(config, options, max_model_len)
-        # Rounded to the weights' type before the product, as transformers does.
+        # Rounded to the weights' type before the multiplication, as in transformers.
         self._embedding_scale = torch.tensor(config.hidden_size**0.5).to(options.dtype).item()
 
     def build_layer(self, index: int) -> DecoderLayer:
@@ -39,8 +39,8 @@ class GemmaForCausalLM(DecoderModel):
         return LlamaLayer(self, index, self.build_mlp())
 
     def build_mlp(self, size: int = 0) -> GatedMLP:
-        """Builds an MLP gated by GELU with the tanh approximation, of the configuration's
-        intermediate size or of another one."""
+        """Builds an MLP gated by GELU with the tanh approximation, with the configuration's
+        intermediate size or with another size."""
         return GatedMLP(self.config, self.options, size, activate=GELU)
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
@@ -48,12 +48,13 @@ class GemmaForCausalLM(DecoderModel):
         return super().embed(input_ids) * self._embedding_scale
 
     def embed_shares(self, shares: torch.Tensor) -> torch.Tensor:
-        """Distributions over tokens [T, vocab_size] to averages of their embeddings [T, hidden]."""
+        """Distributions over tokens [T, vocab_size] to weighted averages of embeddings [T,
+        hidden]."""
         return super().embed_shares(shares) * self._embedding_scale
 
 
 class GemmaLayer(SandwichLayer):
-    """A layer with norms before and after each block, named as in Gemma's checkpoints."""
+    """A layer with norms before and after each block, with Gemma's checkpoint names."""
 
     norm_names: ClassVar[tuple[str, ...]] = (
         "input_layernorm",
@@ -71,7 +72,7 @@ class Gemma2ForCausalLM(GemmaForCausalLM):
     """
 
     def build_layer(self, index: int) -> DecoderLayer:
-        """Builds a layer; they differ in windows and rotary tables only."""
+        """Builds a layer; layers differ only in windows and rotary tables."""
         scale = float(self.extra("query_pre_attn_scalar")) ** -0.5
         traits = AttentionTraits(scale=scale, norm_offset=self.norm_offset)
         return GemmaLayer(self, index, self.build_mlp(), traits=traits)

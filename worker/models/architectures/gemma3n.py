@@ -24,12 +24,12 @@ from worker.models.layers.norms import RMSNorm
 from worker.models.layers.per_layer_embedding import PerLayerBlock, replicated
 
 _LEAST_SQUARE = 1e-5
-"""Minimum mean square of a stream that is scaled (Gemma3nTextModel of transformers)."""
+"""Lower bound of the mean square of a scaled stream (transformers' Gemma3nTextModel)."""
 
 
 class AltUp:
     """Alternating updates (arXiv 2301.13310): predicts all streams before a layer, and corrects
-    them by what the layer changes in the active one.
+    them by the layer's change of the active one.
 
     Args:
         model: the model that the layer belongs to.
@@ -67,7 +67,7 @@ class AltUp:
             )
 
     def process_after_loading(self) -> None:
-        """Packs the router, and folds the factor 1 / hidden size of its input into the norm."""
+        """Packs the router, and folds its input's factor 1 / hidden size into the norm."""
         self._router.process_after_loading()
         weight = self._router_norm.weight
         self._router_norm.multiply(weight.new_full((1,), 1 / len(weight), dtype=torch.float32))
@@ -82,7 +82,7 @@ class AltUp:
         if not self._batch_invariant:
             return torch.baddbmm(streams, mixture, streams)
         predictions = streams
-        for stream in range(count):  # by element, so that tokens do not depend on others
+        for stream in range(count):  # elementwise, so that no token depends on others
             predictions = predictions + mixture[:, :, stream, None] * streams[:, stream, None]
         return predictions
 
@@ -94,12 +94,13 @@ class AltUp:
         return predictions + innovation[:, None] * factors[:, :, None]
 
     def block_input(self, streams: torch.Tensor) -> torch.Tensor:
-        """The active stream, scaled, which the per-layer embedding's block reads."""
+        """The active stream, scaled: input of the per-layer embedding's block."""
         active = streams[:, self._active]
         return active if self._output_scale is None else active * self._output_scale
 
     def _coefficients(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Products of x's modalities tanh(router(norm(x))) and a weight [M, N], fp32 [T, M]."""
+        """Coefficients fp32 [T, M]: the modalities tanh(router(norm(x))) [T, N] times a weight [M,
+        N]."""
         norm = self._router_norm
         (normed,), _ = fused_add_norm(x, None, (norm.norm(is_fp32=True),), norm.eps)
         modalities = self._router.forward(normed).tanh()
@@ -107,12 +108,12 @@ class AltUp:
 
 
 class Laurel:
-    """Learned augmented residual (arXiv 2411.07501): x + norm(right(left(x))) of low rank.
+    """Learned augmented residual (arXiv 2411.07501): x + norm(right(left(x))), of low rank.
 
     Args:
         config: the model's configuration.
         options: options of the model's layers.
-        rank: size between both projections.
+        rank: size between the two projections.
     """
 
     def __init__(self, config: ModelConfig, options: LayerOptions, rank: int) -> None:
@@ -137,11 +138,11 @@ class Laurel:
 
 
 class SparseGelu:
-    """GELU of the gate's values above a quantile of a normal distribution with their mean and
-    variance; others are 0.
+    """GELU of the gate's values that exceed a quantile of the normal distribution with their mean
+    and variance; smaller values give 0.
 
     Args:
-        sparsity: share of values below the quantile.
+        sparsity: fraction of values below the quantile.
         size: intermediate size on all ranks together.
         options: options of the model's layers.
     """
@@ -161,7 +162,7 @@ class SparseGelu:
         return gelu_and_mul(torch.cat((kept, up), dim=1))
 
     def _mean(self, x: torch.Tensor) -> torch.Tensor:
-        """Mean over the features [T, local size] of all ranks, [T, 1]."""
+        """Mean [T, 1] over the features [T, local size] of all ranks."""
         if self._group.world_size == 1:
             return x.mean(-1, keepdim=True)
         total = self._group.all_reduce(x.sum(-1, keepdim=True), fixed_order=self._fixed_order)
@@ -169,11 +170,11 @@ class SparseGelu:
 
 
 class Gemma3nLayer:
-    """A layer on one of the streams, between a prediction and a correction of all.
+    """A layer on one of the streams, between a prediction and a correction of all streams.
 
     Args:
         model: the model that the layer belongs to.
-        index: index of the layer, from 0.
+        index: 0-based index of the layer.
     """
 
     norm_names = (
@@ -224,7 +225,7 @@ class Gemma3nLayer:
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Streams [T, N, hidden] to streams, or to those [S, N, hidden] of the tokens
+        """Streams [T, N, hidden] to streams, or to streams [S, N, hidden] of the tokens
         `logits_indices`; there is no residual. Other arguments as in DecoderLayer."""
         assert ctx.per_layer is not None, "the model computes them"
         before_attention, after_attention, before_mlp, after_mlp = self._norms
@@ -263,7 +264,7 @@ class Gemma3nForCausalLM(SharingModel):
         ]
 
     def build_layer(self, index: int) -> Gemma3nLayer:
-        """Builds a layer; they differ in windows, rotary tables, caches and activations only."""
+        """Builds a layer; layers differ only in windows, rotary tables, caches and activations."""
         return Gemma3nLayer(self, index)
 
     def build_layer_mlp(self, index: int) -> GatedMLP:
@@ -299,8 +300,8 @@ class Gemma3nForCausalLM(SharingModel):
         return torch.cat((hidden[:, None], _scaled_like(others, hidden[:, None])), dim=1)
 
     def _merged(self, streams: torch.Tensor) -> torch.Tensor:
-        """The mean of the streams [T, N, hidden], all scaled to the first one's magnitude:
-        [T, hidden]."""
+        """The mean of the streams [T, N, hidden], each scaled to the first one's magnitude, [T,
+        hidden]."""
         first, *others = streams.unbind(1)
         projected = [
             projection.forward(stream)
@@ -311,7 +312,7 @@ class Gemma3nForCausalLM(SharingModel):
 
 
 def _scaled_like(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """x [..., hidden] with the root mean squares of `like`, [..., hidden] or with size 1 in other
-    dimensions."""
+    """x [..., hidden], scaled to the root mean squares of `like` [..., hidden], whose leading
+    dimensions may be 1."""
     wanted, own = (y.float().square().mean(-1, keepdim=True) for y in (like, x))
     return (x * (wanted.sqrt() / own.clamp(min=_LEAST_SQUARE).sqrt())).to(x.dtype)

@@ -74,14 +74,14 @@ class Gemma4Router:
         return Norm(self._scale, is_fp32=True)
 
     def forward(self, normed: torch.Tensor) -> ExpertChoice:
-        """Experts and their weights per token, from the normalised residual, fp32 [T, hidden]."""
+        """Experts and their weights per token, from the normalized residual, fp32 [T, hidden]."""
         scores = self._projection.forward(normed)
         return choose_experts(scores, None, self._routing, factors=self._weight_of_experts)
 
 
 class ParallelExperts:
     """Experts in parallel with an MLP. Router, experts and MLP read the same residual, each after
-    its own norm; the outputs of MLP and experts are normalised and added.
+    its own norm; the outputs of MLP and experts are normalized and added.
 
     Args:
         model: the model that the layer belongs to.
@@ -142,7 +142,7 @@ class Gemma4Layer(PreNormLayer):
 
     Args:
         model: the model that the layer belongs to.
-        index: index of the layer, from 0.
+        index: 0-based index of the layer.
     """
 
     norm_names: ClassVar[tuple[str, ...]] = GemmaLayer.norm_names
@@ -239,24 +239,23 @@ class Gemma4Layer(PreNormLayer):
 
 class SharingModel(Gemma2ForCausalLM):
     """A model with per-layer embeddings whose last layers read the KV caches of earlier ones; both
-    if configured. Weights of norms have no offset, unlike in Gemma 1 to 3."""
+    are optional. Weights of norms have no offset, unlike in Gemma 1 to 3."""
 
     norm_offset: ClassVar[float] = 0.0
 
     def __init__(self, config: ModelConfig, options: LayerOptions, max_model_len: int) -> None:
         self._owners: dict[int, Attention] = {}
-        """Attention with keys and values of its own, by layer."""
+        """Attention blocks that have their own keys and values, by layer."""
         super().__init__(config, options, max_model_len)
         self._first_reader = min(config.cache_sources or (), default=config.num_layers)
-        """The first of the layers that read other layers' caches; the number of layers without."""
+        """First layer that reads another layer's cache; the number of layers if there is none."""
         self._per_layer: PerLayerEmbedding | None = None
         if size := self.extra("hidden_size_per_layer_input"):
             vocab_size = self.extra("vocab_size_per_layer_input")
             self._per_layer = PerLayerEmbedding(config, options, vocab_size=vocab_size, size=size)
 
     def build_attention(self, index: int) -> Attention | SharedCacheAttention:
-        """Builds the attention of a layer, with scores that are not scaled and norms of q, k and
-        v."""
+        """Builds the attention of a layer, with unscaled scores and norms of q, k and v."""
         config, options, table = (
             self.config.for_layer(index),
             self.options,
@@ -298,8 +297,8 @@ class SharingModel(Gemma2ForCausalLM):
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
     ) -> torch.Tensor:
-        """Adds the layers' embeddings to the context; arguments and result as in
-        DecoderModel."""
+        """Forward pass that first adds the per-layer embeddings to the context; arguments and
+        result as in DecoderModel."""
         hidden = self.embed(input_ids)
         if self._per_layer is not None:
             ctx = replace(ctx, per_layer=self._per_layer.forward(input_ids, hidden))
@@ -309,8 +308,8 @@ class SharingModel(Gemma2ForCausalLM):
         self, hidden: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Runs all layers; arguments and result as in DecoderModel. Layers that read other layers'
-        caches only compute the tokens of `logits_indices`, since nothing depends on their outputs
-        of other tokens."""
+        caches only compute the tokens in `logits_indices`, since nothing depends on their outputs
+        for other tokens."""
         owners, readers = self.layers[: self._first_reader], self.layers[self._first_reader :]
         if not readers:
             return super().run_layers(hidden, positions, ctx)
@@ -335,13 +334,13 @@ class Gemma4ForCausalLM(SharingModel):
     logits."""
 
     def build_layer(self, index: int) -> Gemma4Layer:
-        """Builds a layer; they differ in windows, heads, rotary tables, caches and sizes of MLPs
-        only."""
+        """Builds a layer; layers differ only in windows, heads, rotary tables, caches and MLP
+        sizes."""
         return Gemma4Layer(self, index)
 
     def build_layer_mlp(self, index: int) -> GatedMLP:
-        """Builds the MLP of a layer, which may be twice as wide if the layer has no keys and
-        values."""
+        """Builds the MLP of a layer, which may be twice as wide if the layer has no keys and values
+        of its own."""
         is_wide = self.extra("use_double_wide_mlp") and index in (self.config.cache_sources or ())
         return self.build_mlp(self.config.intermediate_size * (2 if is_wide else 1))
 

@@ -28,14 +28,14 @@ class SandwichLayer(LlamaLayer):
     def after_mixer(
         self, hidden: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """MLP between two norms, after the norm of attention's output; as in PreNormLayer."""
+        """MLP between two norms, after the norm of the attention output; as in PreNormLayer."""
         _, after_attention, before_mlp, after_mlp = self.norms
         hidden, residual = self.normed_feed_forward(before_mlp, hidden, residual, after_attention)
         return after_mlp.forward(hidden), residual
 
 
 class Glm4ForCausalLM(DecoderModel):
-    """GLM-4-0414: norms before and after each block, interleaved rotary embedding of half of each
+    """GLM-4-0414: norms before and after each block, interleaved rotary embedding in half of each
     head, fused gate and up projections."""
 
     def build_layer(self, index: int) -> SandwichLayer:
@@ -45,7 +45,7 @@ class Glm4ForCausalLM(DecoderModel):
 
 
 class GlmForCausalLM(DecoderModel):
-    """GLM-4 as first released: as GLM-4-0414, with norms only before each block."""
+    """GLM-4 as first released: like GLM-4-0414, with norms only before each block."""
 
     def build_layer(self, index: int) -> LlamaLayer:
         """Builds a layer; all layers have the same structure."""

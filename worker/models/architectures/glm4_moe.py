@@ -1,4 +1,4 @@
-"""GLM-4.5 to 4.7 (huggingface.co/zai-org), Solar Open (huggingface.co/upstage): experts with shared
+"""GLM-4.5 to 4.7 (huggingface.co/zai-org), Solar Open (huggingface.co/upstage): routed and shared
 experts.
 
 Schema: `config/vendors/zai.py`.
@@ -13,6 +13,6 @@ from worker.models.layers.moe import MoeNames
 
 
 class Glm4MoeForCausalLM(Qwen3MoeForCausalLM):
-    """GLM-4.5: rotary embedding of half of each head; the first layers have a single MLP."""
+    """GLM-4.5: rotary embedding in half of each head; the first layers are dense."""
 
     moe_names: ClassVar[MoeNames] = MoeNames(bias="gate.e_score_correction_bias")

@@ -1,5 +1,5 @@
-"""GPT-NeoX and Pythia (huggingface.co/EleutherAI): attention and an MLP without a gate, as parallel
-blocks that have a LayerNorm each.
+"""GPT-NeoX and Pythia (huggingface.co/EleutherAI): attention and an ungated MLP as parallel blocks,
+each with its own LayerNorm.
 
 Schema: `config/vendors/eleutherai.py`.
 """
@@ -52,8 +52,8 @@ class TwoNormLayer(LlamaLayer):
 
 
 class GPTNeoXForCausalLM(StableLmForCausalLM):
-    """GPT-NeoX: q, k and v as one tensor in a checkpoint, in which the rows of each head are
-    together; rotary embedding of part of each head."""
+    """GPT-NeoX: a fused q, k and v tensor in checkpoints, grouped by head; rotary embedding in part
+    of each head."""
 
     embedding_name: ClassVar[str] = "gpt_neox.embed_in"
     layers_name: ClassVar[str] = "gpt_neox.layers"
@@ -61,7 +61,7 @@ class GPTNeoXForCausalLM(StableLmForCausalLM):
     head_name: ClassVar[str] = "embed_out"
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Builds a layer, with parallel blocks or with one after the other; all layers have the
+        """Builds a layer, with parallel or sequential blocks; all layers have the
         same structure."""
         activate = rowwise.gelu if self.extra("hidden_act") == "gelu" else rowwise.gelu_tanh
         names = {"up_name": "dense_h_to_4h", "down_name": "dense_4h_to_h"}

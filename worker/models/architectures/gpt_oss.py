@@ -34,7 +34,7 @@ from worker.models.layers.linear_method import LayerOptions, WeightSlot
 _BLOCK = 32
 """Number of MXFP4 values that share a scale."""
 _BIAS = 127
-"""Bias with which exponents of scales are stored (E8M0)."""
+"""Exponent bias of stored scales (E8M0)."""
 _DRAWN_EXPONENT = 120
 """Exponent of dummy scales, with which dummy weights are about as large as in other layers."""
 
@@ -44,7 +44,7 @@ class GptOssForCausalLM(DecoderModel):
     experts."""
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Builds a layer; they differ in windows only."""
+        """Builds a layer; layers differ only in windows."""
         moe = self.config.moe
         assert moe is not None, "the architecture has experts"
         activation = (float(self.extra("swiglu_alpha")), float(self.extra("swiglu_limit")))
@@ -54,8 +54,8 @@ class GptOssForCausalLM(DecoderModel):
 
 class GptOssMoe:
     """Experts with biases and clamped SwiGLU. A checkpoint holds their weights as one tensor
-    [experts, in, out], or as MXFP4. Each rank holds columns of every expert, or some experts whole
-    (`ExpertShare`).
+    [experts, in, out], or as MXFP4. Each rank holds either columns of every expert or some whole
+    experts (`ExpertShare`).
 
     Args:
         config: the model's configuration.
@@ -117,7 +117,7 @@ class GptOssMoe:
         self._router.process_after_loading()
         self._experts = self._weights.pack()
         if self._options.group.rank and not self._share.is_whole:
-            self._biases.down.zero_()  # only rank 0 adds it to the sum over ranks
+            self._biases.down.zero_()  # only rank 0 adds it before the all-reduce
         self._weights = None
 
     def forward(self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
@@ -175,8 +175,8 @@ class _PlainWeights:
 
 
 class _Mxfp4Weights:
-    """MXFP4 weights of a rank's share of the experts, out features first; on CPU they are
-    dequantized when they are packed."""
+    """MXFP4 weights of a rank's share of the experts, output features first; on CPU they are
+    dequantized when packed."""
 
     def __init__(
         self, moe: MoeConfig, share: ExpertShare, hidden: int, options: LayerOptions

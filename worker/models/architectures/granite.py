@@ -1,5 +1,5 @@
-"""Granite (huggingface.co/ibm-granite) and MiniCPM (huggingface.co/openbmb): Llama whose
-embeddings, blocks and logits are scaled; dense, or with experts.
+"""Granite (huggingface.co/ibm-granite) and MiniCPM (huggingface.co/openbmb): Llama with scaled
+embeddings, blocks and logits; dense, or with experts.
 
 Schemas: `config/vendors/ibm.py` and `config/vendors/openbmb.py`.
 """
@@ -54,14 +54,15 @@ class GraniteLayer(LlamaLayer):
 
 
 class GraniteForCausalLM(DecoderModel):
-    """Granite 3, dense: embeddings times `embedding_multiplier`, logits over `logits_scaling`."""
+    """Granite 3, dense: embeddings are multiplied by `embedding_multiplier`, logits divided by
+    `logits_scaling`."""
 
     def build_layer(self, index: int) -> PreNormLayer:
         """Builds a layer; all layers have the same structure."""
         return GraniteLayer(self, index, GatedMLP(self.config, self.options))
 
     def build_norm(self) -> RMSNorm:
-        """Builds a norm that scales a block's output before it adds it to the residual."""
+        """Builds a norm that scales a block's output before adding it to the residual."""
         scale = float(self.extra("residual_multiplier"))
         size, eps = self.config.hidden_size, self.config.rms_norm_eps
         return RMSNorm(size, eps, self.options, block_scale=scale)
@@ -76,8 +77,8 @@ class GraniteForCausalLM(DecoderModel):
 
 
 class GraniteMoeForCausalLM(GraniteForCausalLM):
-    """Granite 3 with experts. Its softmax over the chosen experts is computed as one over all
-    experts, normalised to sum to 1 over the chosen."""
+    """Granite 3 with experts. Its softmax over the chosen experts is computed as a softmax over all
+    experts, renormalized over the chosen ones."""
 
     def build_layer(self, index: int) -> GraniteLayer:
         """Builds a layer; all layers have the same structure."""
@@ -86,7 +87,7 @@ class GraniteMoeForCausalLM(GraniteForCausalLM):
 
 
 class GraniteMoeSharedForCausalLM(GraniteForCausalLM):
-    """Granite with experts, and perhaps an MLP beside them."""
+    """Granite with experts and an optional shared MLP."""
 
     def build_layer(self, index: int) -> GraniteLayer:
         """Builds a layer; all layers have the same structure."""
@@ -94,16 +95,16 @@ class GraniteMoeSharedForCausalLM(GraniteForCausalLM):
 
 
 class GraniteSWAForCausalLM(GraniteForCausalLM):
-    """Granite with sliding windows and attention sinks; the base of the rotary embedding differs
-    between layers, some of which may have none."""
+    """Granite with sliding windows and attention sinks; the rotary base differs between layers,
+    some of which may have no rotary embedding."""
 
     def build_layer(self, index: int) -> GraniteLayer:
-        """Builds a layer; they differ in windows and rotary tables only."""
+        """Builds a layer; layers differ only in windows and rotary tables."""
         mlp, name = self.build_mlp()
         return GraniteLayer(self, index, mlp, name, rotates=self._thetas[index] > 0)
 
     def build_mlp(self) -> tuple[FeedForward, str]:
-        """The feed-forward block, and its name in a checkpoint, within the layer."""
+        """The feed-forward block and its checkpoint name within the layer."""
         return GatedMLP(self.config, self.options), "mlp"
 
     def rotary_table(self, index: int) -> torch.Tensor:
@@ -113,7 +114,7 @@ class GraniteSWAForCausalLM(GraniteForCausalLM):
 
     @property
     def _thetas(self) -> list[float]:
-        """Base of each layer's rotary embedding; 0 for a layer without."""
+        """Base of each layer's rotary embedding; 0 for a layer without rotary embedding."""
         return list(map(float, self.extra("layer_rope_theta")))
 
     @cached_property
@@ -129,10 +130,10 @@ class GraniteSWAForCausalLM(GraniteForCausalLM):
 
 
 class GraniteMoeSWAForCausalLM(GraniteSWAForCausalLM):
-    """Granite SWA with experts, and perhaps an MLP beside them."""
+    """Granite SWA with experts and an optional shared MLP."""
 
     def build_mlp(self) -> tuple[FeedForward, str]:
-        """The feed-forward block, and its name in a checkpoint, within the layer."""
+        """The feed-forward block and its checkpoint name within the layer."""
         return build_experts(self, _SWA_NAMES)
 
 
@@ -171,8 +172,8 @@ class SharedExperts:
 
 
 def build_experts(model: DecoderModel, names: MoeNames = _NAMES) -> tuple[FeedForward, str]:
-    """Experts, with an MLP beside them if `shared_intermediate_size` is not 0; and their name in a
-    checkpoint, within the layer. `names` are those of the experts' parts."""
+    """Experts, with a shared MLP if `shared_intermediate_size` is not 0, and their checkpoint name
+    within the layer. `names` are the names of the experts' parts."""
     size = int(model.extra("shared_intermediate_size"))
     if not size:
         return MoeMLP(model.config, model.options, names), "block_sparse_moe"
@@ -181,10 +182,10 @@ def build_experts(model: DecoderModel, names: MoeNames = _NAMES) -> tuple[FeedFo
 
 class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
     """Granite 4: Mamba-2 in most layers, attention in the others, possibly without rotary
-    embedding; a shared MLP, possibly next to experts."""
+    embedding; a shared MLP, with optional experts."""
 
     def build_layer(self, index: int) -> PreNormLayer:
-        """Builds a layer with Mamba-2, or with attention."""
+        """Builds a layer with Mamba-2 or with attention."""
         mlp, name = self._build_mlp()
         if index in (self.config.linear_layers or ()):
             mixer = Mamba2(self.config, self.options, index)
@@ -193,14 +194,14 @@ class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
         return GraniteLayer(self, index, mlp, name, rotates=self.config.rotating[index])
 
     def _build_mlp(self) -> tuple[FeedForward, str]:
-        """The feed-forward block, and its name in a checkpoint, within the layer."""
+        """The feed-forward block and its checkpoint name within the layer."""
         if self.config.moe is None:
             return GatedMLP(self.config, self.options, names=_FUSED_NAMES), "shared_mlp"
         return build_experts(self)
 
 
 class MiniCPMForCausalLM(GraniteForCausalLM):
-    """MiniCPM, whose scales are translated to Granite's; experts in all layers, or in none."""
+    """MiniCPM, with scales translated to Granite's; experts in all layers or in none."""
 
     def build_layer(self, index: int) -> PreNormLayer:
         """Builds a layer; all layers have the same structure."""

@@ -13,7 +13,7 @@ _NAMES = AttentionNames(q_norm="query_layernorm", k_norm="key_layernorm")
 
 
 class HunYuanDenseV1ForCausalLM(DecoderModel):
-    """Llama with QK norm after rotary embedding, whose base grows with `alpha`."""
+    """Llama with QK norm after rotary embedding; the rotary base grows with `alpha`."""
 
     def build_layer(self, index: int) -> LlamaLayer:
         """Builds a layer; all layers have the same structure."""

@@ -1,4 +1,4 @@
-"""Hy3 (huggingface.co/tencent): QK norm of each head, and experts with shared experts.
+"""Hy3 (huggingface.co/tencent): per-head QK norm, routed and shared experts.
 
 Schema: `config/vendors/tencent.py`.
 """
@@ -12,7 +12,7 @@ from worker.models.layers.moe import MoeNames
 
 
 class HYV3ForCausalLM(Qwen3MoeForCausalLM):
-    """Hy3: Qwen3-MoE's layers with a bias of the router; the first layer has a single MLP."""
+    """Hy3: Qwen3-MoE's layers with a router bias; the first layer is dense."""
 
     moe_names: ClassVar[MoeNames] = MoeNames(
         router="router.gate", bias="expert_bias", shared="shared_mlp"

@@ -19,8 +19,7 @@ class InternLM2Layer(LlamaLayer):
 
 
 class InternLM2ForCausalLM(DecoderModel):
-    """InternLM 2: Llama with q, k and v as one tensor in a checkpoint, in which the rows of each KV
-    head are together."""
+    """InternLM 2: Llama with a fused q, k and v tensor in checkpoints, grouped by KV head."""
 
     embedding_name: ClassVar[str] = "model.tok_embeddings"
     head_name: ClassVar[str] = "output"

@@ -1,5 +1,5 @@
-"""Kimi Linear (huggingface.co/moonshotai): three of four layers are linear attention (Kimi Delta
-Attention, arXiv 2510.26692), the others latent attention without rotary embedding.
+"""Kimi Linear (huggingface.co/moonshotai): three of four layers use linear attention (Kimi Delta
+Attention, arXiv 2510.26692), the others use latent attention without rotary embedding.
 
 Schema: `config/vendors/moonshot.py`.
 """
@@ -30,19 +30,19 @@ from worker.models.layers.moe import MoeNames
 from worker.models.layers.sharing import divide
 
 _PARTS: Final = ("q", "k", "v")
-"""Projections of which each has a short convolution."""
+"""Projections, each of which has a short convolution."""
 
 
 class KimiDeltaAttention:
     """Kimi Delta Attention (KDA), a linear attention: short convolutions over queries, keys and
-    values, then the delta rule with a decay per dimension of keys, which a low-rank projection of
-    the hidden state computes, as another one computes the gates of the outputs.
+    values, then the delta rule with a decay per key dimension. Decays and output gates are low-rank
+    projections of the hidden state.
 
     Each rank computes its share of the heads.
 
     Args:
         model: the model that the layer belongs to.
-        index: index of the layer, from 0.
+        index: 0-based index of the layer.
 
     Raises:
         ValueError: the ranks cannot share the heads evenly.
@@ -68,7 +68,8 @@ class KimiDeltaAttention:
             ),
         )
         """Specification of the layer's state per request: last inputs of the convolutions, and the
-        recurrent state. Its inputs are queries, keys, values and step sizes, and the decays."""
+        recurrent state. The recurrence's inputs are queries, keys, values, step sizes and
+        decays."""
         parts = [
             *(divided_part(f"{part}_proj", all_width, options) for part in _PARTS),
             divided_part("b_proj", self._all_heads, options),
@@ -76,8 +77,8 @@ class KimiDeltaAttention:
             whole_part("g_a_proj", head_dim),
         ]
         self._widths = [len(_PARTS) * width, num_heads, head_dim, head_dim]
-        """Widths of queries, keys and values, of step sizes, and of the inputs of decays and of
-        gates, in the order of the projection's output."""
+        """Widths of the fused projection's outputs, in order: queries, keys and values; step sizes;
+        inputs of the decays; inputs of the gates."""
         self._input = ColumnParallelLinear(
             config.hidden_size, parts, bias=False, options=options, supports_lora=True
         )
@@ -163,7 +164,7 @@ class KimiDeltaAttention:
         def advance(inputs: Inputs, step: StateRows) -> torch.Tensor:
             mixed, share = inputs[0].split(widths[:2], dim=1)
             mixed = short_convolution(mixed, self._conv, None, states.conv, step, has_silu=True)
-            # Outputs that are replayed are not used: any gates of the same shape do.
+            # Outputs of replayed tokens are not used, so any gates of the same shape will do.
             gates = KimiGates(inputs[1], share, gate if step is rows else inputs[1])
             by_position = self._options.batch_invariant
             return kimi_delta_attention(
@@ -184,7 +185,7 @@ class KimiLinearForCausalLM(Qwen3MoeForCausalLM):
     )
 
     def build_layer(self, index: int) -> PreNormLayer:
-        """Builds a layer with linear or latent attention, and with experts or a single MLP."""
+        """Builds a layer with linear or latent attention, and with experts or an MLP."""
         linear, moe = self.config.linear_layers, self.config.moe
         assert linear is not None, "the architecture has linear attention"
         assert moe is not None, "the architecture has experts"

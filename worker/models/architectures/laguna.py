@@ -1,4 +1,4 @@
-"""Laguna (huggingface.co/poolside): attention gated by softplus, heads by layer, experts.
+"""Laguna (huggingface.co/poolside): softplus-gated attention, a per-layer number of heads, experts.
 
 Schema: `config/vendors/poolside.py`.
 """

@@ -38,12 +38,12 @@ _TRAITS = AttentionTraits(
 
 
 class GatedConvolution:
-    """A short convolution between two gates: out(c * conv(b * x)) with projections b, c and x of
-    the input. Each rank computes its share of the channels.
+    """A short convolution between two gates: out(c * conv(b * x)), where b, c and x are projections
+    of the input. Each rank computes its share of the channels.
 
     Args:
         model: the model that the layer belongs to.
-        index: index of the layer, from 0.
+        index: 0-based index of the layer.
     """
 
     def __init__(self, model: DecoderModel, index: int) -> None:
@@ -88,7 +88,7 @@ class GatedConvolution:
 
     @property
     def fp8_inputs(self) -> Fp8Inputs | None:
-        """FP8 rows that `forward` accepts as well; None for values only."""
+        """FP8 rows that `forward` accepts as well; None if it only accepts unquantized rows."""
         return self._input.fp8_inputs
 
     def forward(
@@ -114,13 +114,13 @@ class GatedConvolution:
 
 
 class ConvolutionLayer(PreNormLayer):
-    """A layer with a short convolution, with norms named as in LFM2's checkpoints."""
+    """A layer with a short convolution, with LFM2's checkpoint names for the norms."""
 
     norm_names: ClassVar[tuple[str, ...]] = _NORMS
 
 
 class AttentionLayer(LlamaLayer):
-    """A layer with attention, with norms named as in LFM2's checkpoints."""
+    """A layer with attention, with LFM2's checkpoint names for the norms."""
 
     norm_names: ClassVar[tuple[str, ...]] = _NORMS
 
@@ -131,7 +131,7 @@ class Lfm2ForCausalLM(DecoderModel):
     norm_name: ClassVar[str] = "model.embedding_norm"
 
     def build_layer(self, index: int) -> PreNormLayer:
-        """Builds a layer with a short convolution, or with attention."""
+        """Builds a layer with a short convolution or with attention."""
         mlp, name = self.build_mlp(index), "feed_forward"
         if index in (self.config.linear_layers or ()):
             mixer = GatedConvolution(self, index)

@@ -23,13 +23,13 @@ _NAMES = AttentionNames(
 
 
 class BailingMoeV2ForCausalLM(Qwen3MoeForCausalLM):
-    """Ling 2 and LLaDA 2: QK norm, rotary embedding of part of each head, q, k and v as one tensor,
-    experts chosen from groups."""
+    """Ling 2 and LLaDA 2: QK norm, rotary embedding in part of each head, a fused q, k and v
+    tensor, grouped expert selection."""
 
     embedding_name: ClassVar[str] = "model.word_embeddings"
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Builds a layer as Qwen3-MoE's, with other names in a checkpoint."""
+        """Builds a layer like Qwen3-MoE's, with different checkpoint names."""
         mlp = self.build_mlp(index)
         return LlamaLayer(
             self, index, mlp, attention_name="attention", traits=AttentionTraits(names=_NAMES)

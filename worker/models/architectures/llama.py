@@ -50,7 +50,7 @@ class Fp8Mixer(Mixer, Protocol):
 
     @property
     def fp8_inputs(self) -> Fp8Inputs | None:
-        """FP8 rows that `forward` accepts as well; None for values only."""
+        """FP8 rows that `forward` accepts as well; None if it only accepts unquantized rows."""
         ...
 
     def forward(
@@ -71,10 +71,10 @@ class PreNormLayer:
         model: the model that the layer belongs to.
         mixer: attention, or linear attention.
         mlp: feed-forward block.
-        mixer_name: name of the mixer in a checkpoint, within the layer; empty if its parts are the
-            layer's.
-        mlp_name: name of the feed-forward block in a checkpoint, within the layer; empty if its
-            parts are the layer's.
+        mixer_name: checkpoint name of the mixer within the layer; empty if its parts belong
+            directly to the layer.
+        mlp_name: checkpoint name of the feed-forward block within the layer; empty if its parts
+            belong directly to the layer.
     """
 
     norm_names: ClassVar[tuple[str, ...]] = ("input_layernorm", "post_attention_layernorm")
@@ -96,8 +96,8 @@ class PreNormLayer:
         self._mixer = mixer
         self._fp8_mixer: tuple[Fp8Mixer, Fp8Inputs] | None = None
         self._fp8_mlp: tuple[Fp8FeedForward, Fp8Inputs] | None = None
-        """Blocks whose inputs the norms before them quantize to FP8, and how; None for other blocks
-        and until the weights are packed."""
+        """The feed-forward block and its FP8 input format if the norm before it quantizes; None for
+        other blocks and until the weights are packed."""
         self._mixer_name, self._mlp_name = mixer_name, mlp_name
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
@@ -171,8 +171,8 @@ class PreNormLayer:
         residual: torch.Tensor,
         after_block: HiddenNorm | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Feed-forward block of the norm of a sum, and the sum, [T, hidden] each; arguments as in
-        `HiddenNorm.forward_add`."""
+        """Output of the feed-forward block on the norm of a sum, and the sum, [T, hidden] each;
+        arguments as in `HiddenNorm.forward_add`."""
         if self._fp8_mlp is not None and len(hidden) >= self._fp8_mlp[1].min_rows:
             mlp, inputs = self._fp8_mlp
             rows, residual = norm.forward_fp8(hidden, residual, inputs, after_block)
@@ -183,13 +183,13 @@ class PreNormLayer:
     def feed_forward(
         self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Feed-forward block: normalised [T, hidden] to [T, hidden]; `fp32_input` is the same input
+        """Feed-forward block: normalized [T, hidden] to [T, hidden]; `fp32_input` is the same input
         in fp32, for blocks that need it."""
         return self.mlp.forward(hidden, fp32_input)
 
 
 def _within(prefix: str, name: str) -> str:
-    """Prefix of the tensors of a layer's part."""
+    """Tensor-name prefix of a layer's submodule."""
     return f"{prefix}{name}." if name else prefix
 
 
@@ -198,11 +198,11 @@ class LlamaLayer(PreNormLayer):
 
     Args:
         model: the model that the layer belongs to.
-        index: index of the layer, from 0.
+        index: 0-based index of the layer.
         mlp: feed-forward block.
-        traits: differences of its attention from Llama's.
-        attention_name: name of the attention block in a checkpoint, within the layer.
-        mlp_name: name of the feed-forward block in a checkpoint, within the layer.
+        traits: how its attention differs from Llama's.
+        attention_name: checkpoint name of the attention block within the layer.
+        mlp_name: checkpoint name of the feed-forward block within the layer.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class LlamaLayer(PreNormLayer):
 
 
 class LlamaForCausalLM(DecoderModel):
-    """Llama and families like it: grouped-query attention and an MLP gated by SiLU, with biases and
+    """Llama and similar families: grouped-query attention and an MLP gated by SiLU, with biases and
     QK norm as configured."""
 
     runs_natively: ClassVar[bool] = True

@@ -1,5 +1,5 @@
-"""Llama 4 (huggingface.co/meta-llama): layers of chunked attention with rotary embedding, and of
-full attention without; experts and a shared expert.
+"""Llama 4 (huggingface.co/meta-llama): chunked attention with rotary embedding in some layers, full
+attention without in the others; routed experts and a shared expert.
 
 Schema: `config/vendors/meta.py`.
 """
@@ -21,8 +21,8 @@ from worker.models.layers.moe import MoeMLP, MoeNames, StackedNames
 
 
 class Llama4Moe(MoeMLP):
-    """Experts whose inputs, not outputs, are multiplied by the router's weights: the sigmoids of
-    the scores.
+    """Experts whose inputs, not outputs, are multiplied by the router's weights, which are the
+    sigmoids of the scores.
 
     Args:
         config: the model's configuration.
@@ -39,11 +39,11 @@ class Llama4Moe(MoeMLP):
 
 
 class Llama4ForCausalLM(DecoderModel):
-    """Llama 4. In layers with rotary embedding, heads of q and k are normalised after it, without a
-    weight; in layers without, queries are scaled by their positions."""
+    """Llama 4. In layers with rotary embedding, heads of q and k are normalized after it, without a
+    weight. In the other layers, queries are scaled by position."""
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Builds a layer with rotary embedding or without, with experts or a single MLP."""
+        """Builds a layer with or without rotary embedding, with experts or an MLP."""
         assert self.config.rotating is not None, "the family's schema sets it"
         rotates = self.config.rotating[index]
         traits = AttentionTraits(
@@ -65,8 +65,9 @@ class Llama4ForCausalLM(DecoderModel):
 
     @cached_property
     def _query_scale(self) -> torch.Tensor | None:
-        """Factors of queries by position, fp32 [positions]:
-        1 + attn_scale * ln(1 + floor((position + 1) / floor_scale)); None for no factors."""
+        """Query scale by position, fp32 [positions]:
+        1 + attn_scale * ln(1 + floor((position + 1) / floor_scale)); None if queries are not
+        scaled."""
         if not self.extra("attn_temperature_tuning"):
             return None
         positions = torch.arange(len(self.cos_sin), dtype=torch.float32)

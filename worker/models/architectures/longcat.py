@@ -23,8 +23,8 @@ _NAMES = MoeNames(router="router.classifier", bias="router.e_score_correction_bi
 
 
 class LongcatFlashForCausalLM(DecoderModel):
-    """LongCat-Flash: one layer of a checkpoint is a pair of layers here, each with its own KV
-    cache."""
+    """LongCat-Flash: one layer of a checkpoint corresponds to a pair of layers, each with its own
+    KV cache."""
 
     def build_layer(self, index: int) -> PreNormLayer:
         """Builds the first or the second layer of a pair."""
@@ -41,12 +41,12 @@ class LongcatFlashForCausalLM(DecoderModel):
         return PreNormLayer(self, attention, mlp, **names)
 
     def layer_name(self, index: int) -> str:
-        """Name of a layer's pair in a checkpoint."""
+        """Checkpoint name of a layer's pair."""
         return super().layer_name(index // 2)
 
 
 class ScaledLatentAttention(LatentAttention):
-    """Latent attention that multiplies normalised latents by sqrt(hidden size / latent size)."""
+    """Latent attention that multiplies normalized latents by sqrt(hidden size / latent size)."""
 
     def process_after_loading(self) -> None:
         """Packs the weights after loading, and folds the factors into the norms' weights."""
@@ -58,8 +58,8 @@ class ScaledLatentAttention(LatentAttention):
 
 class FirstHalf(PreNormLayer):
     """First layer of a pair, which owns the experts. They read the same input as its MLP, and their
-    output is added after the second layer: the router chooses here, and the second layer runs them,
-    so that one all-reduce sums experts and that layer's MLP."""
+    output is added after the second layer. The first layer runs the router and the second layer the
+    experts, so that one all-reduce covers the experts and the second layer's MLP."""
 
     norm_names: ClassVar[tuple[str, ...]] = ("input_layernorm.0", "post_attention_layernorm.0")
 
@@ -70,7 +70,8 @@ class FirstHalf(PreNormLayer):
         super().__init__(model, attention, mlp, mixer_name="self_attn.0", mlp_name="mlps.0")
         self._needs_fp32 = self.experts.needs_fp32
         self.chosen: tuple[torch.Tensor, ExpertChoice] | None = None
-        """Input [T, hidden] and choice of the experts, until the second layer takes them."""
+        """Input [T, hidden] of the experts and the router's choice, kept until the second layer
+        consumes them."""
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of the layer and of the experts; `prefix` ends with a dot."""
@@ -85,7 +86,7 @@ class FirstHalf(PreNormLayer):
     def feed_forward(
         self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Chooses experts and runs the MLP: normalised [T, hidden] to [T, hidden]."""
+        """Chooses experts and runs the MLP: normalized [T, hidden] to [T, hidden]."""
         self.chosen = hidden, self.experts.choose(hidden, fp32_input)
         return super().feed_forward(hidden)
 
@@ -104,7 +105,7 @@ class SecondHalf(PreNormLayer):
     def process_after_loading(self) -> None:
         """Packs the layer after loading."""
         super().process_after_loading()
-        self._fp8_mlp = None  # the experts run with the MLP
+        self._fp8_mlp = None  # the experts run along with the MLP
 
     def forward(
         self,
@@ -126,7 +127,7 @@ class SecondHalf(PreNormLayer):
     def feed_forward(
         self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Runs the MLP and the chosen experts: normalised [T, hidden] to [T, hidden]."""
+        """Runs the MLP and the chosen experts: normalized [T, hidden] to [T, hidden]."""
         chosen, self._first.chosen = self._first.chosen, None
         assert chosen is not None, "the first half runs before the second"
         return self._first.experts.run(*chosen, self._dense.forward_share(hidden))

@@ -12,7 +12,7 @@ from worker.models.layers.attention import GatedMLP
 
 
 class MiniCPM3ForCausalLM(GraniteForCausalLM):
-    """MiniCPM3, whose scales are translated to Granite's, with an MLP in all layers."""
+    """MiniCPM3, with scales translated to Granite's and an MLP in all layers."""
 
     def build_layer(self, index: int) -> PreNormLayer:
         """Builds a layer; all layers have the same structure."""

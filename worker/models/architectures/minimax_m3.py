@@ -1,4 +1,5 @@
-"""MiniMax-M3 (huggingface.co/MiniMaxAI): block-sparse attention, clamped experts with a shared one.
+"""MiniMax-M3 (huggingface.co/MiniMaxAI): block-sparse attention, clamped routed experts and a
+shared expert.
 
 Schema: `config/vendors/minimax.py`.
 """
@@ -34,13 +35,13 @@ _NAMES = MoeNames(gate="w1", up="w3", down="w2", bias="e_score_correction_bias")
 
 
 class BlockIndexer:
-    """Scores blocks of tokens by a query per KV head and one key per token, which is cached. Each
-    rank has the queries of its KV heads.
+    """Scores blocks of tokens with one query per KV head and one cached key per token. Each rank
+    has the queries of its own KV heads.
 
     Args:
         model: the model that the layer belongs to.
         attention: the layer's attention.
-        index: index of the layer, from 0.
+        index: 0-based index of the layer.
     """
 
     def __init__(self, model: MiniMaxM3ForCausalLM, attention: Attention, index: int) -> None:
@@ -104,8 +105,8 @@ class BlockIndexer:
         scale: float,
         value_scale: float,
     ) -> torch.Tensor:
-        """Attends with q [N, heads, head_dim], those of the step's tokens that select blocks, and
-        their index queries [N, heads, D]."""
+        """Attention of queries q [N, heads, head_dim] with index queries [N, heads, D], both of the
+        step's tokens that select blocks."""
         assert inputs.sparse is not None, "some tokens select blocks"
         assert cache.index_keys is not None, "the layer's specification has index keys"
         selection = select_blocks(
@@ -123,11 +124,11 @@ class BlockIndexer:
 
 class BlockSparseAttention(Attention):
     """Attention whose queries attend, per KV head, to the blocks of tokens that an indexer selects;
-    in some layers to all tokens.
+    in some layers, to all tokens.
 
     Args:
         model: the model that the layer belongs to.
-        index: index of the layer, from 0.
+        index: 0-based index of the layer.
     """
 
     def __init__(self, model: MiniMaxM3ForCausalLM, index: int) -> None:
@@ -163,7 +164,8 @@ class BlockSparseAttention(Attention):
 
     @property
     def fp8_inputs(self) -> Fp8Inputs | None:
-        """FP8 rows that `forward` accepts as well; None for values only: an indexer reads them."""
+        """FP8 rows that `forward` accepts as well; None with an indexer, which reads unquantized
+        rows."""
         return None if self.indexer is not None else super().fp8_inputs
 
     def forward(
@@ -207,8 +209,8 @@ class BlockSparseAttention(Attention):
         inputs: AttentionInputs,
         num_decodes: int,
     ) -> torch.Tensor:
-        """Attention of queries [T, heads, head_dim] with index queries [T, heads, D], if the layer
-        has an indexer. The step's first `num_decodes` tokens are decodes."""
+        """Attention of queries [T, heads, head_dim] with index queries [T, heads, D], which are
+        used if the layer has an indexer. The step's first `num_decodes` tokens are decodes."""
         indexer, sparse, scales = self.indexer, inputs.sparse, self.cache_scales
         scale, value_scale = self._scale * scales.key, scales.value
         dense = partial(attend_to_rows, scale=scale, value_scale=value_scale)
@@ -227,13 +229,13 @@ class BlockSparseAttention(Attention):
 
 
 class MiniMaxM3ForCausalLM(DecoderModel):
-    """MiniMax-M3: QK norm of each head, rotary embedding of part of it; norms multiply by
+    """MiniMax-M3: per-head QK norm, rotary embedding in part of each head; norms multiply by
     1 + weight."""
 
     norm_offset: ClassVar[float] = 1.0
 
     def build_layer(self, index: int) -> PreNormLayer:
-        """Builds a layer with experts, or with a single MLP."""
+        """Builds a layer with experts or with an MLP."""
         moe = self.config.moe
         assert moe is not None, "the architecture has experts"
         alpha, limit = self.extra("swiglu_alpha"), self.extra("swiglu_limit")

@@ -12,7 +12,7 @@ from worker.models.layers.attention import AttentionTraits, GatedMLP
 
 class Ministral3ForCausalLM(DecoderModel):
     """Llama whose queries are multiplied by 1 + beta * ln(1 + floor(position / length)), where beta
-    is `llama_4_scaling_beta` and length that of the first training."""
+    is `llama_4_scaling_beta` and length is the context length of pretraining."""
 
     def build_layer(self, index: int) -> LlamaLayer:
         """Builds a layer; all layers have the same structure."""

@@ -13,7 +13,7 @@ _NAMES = MoeNames(gate="w1", up="w3", down="w2")
 
 
 class MixtralForCausalLM(DecoderModel):
-    """Mixtral: experts as in Qwen3-MoE, with other names in a checkpoint."""
+    """Mixtral: experts as in Qwen3-MoE, with different checkpoint names."""
 
     def build_layer(self, index: int) -> LlamaLayer:
         """Builds a layer; all layers have the same structure."""

@@ -31,7 +31,7 @@ class ModernBertLayer:
 
     Args:
         model: the model that the layer belongs to.
-        index: index of the layer, from 0.
+        index: 0-based index of the layer.
     """
 
     def __init__(self, model: DecoderModel, index: int) -> None:
@@ -98,7 +98,7 @@ class ModernBertModel(DecoderModel):
         self._embedding_norm = self.build_norm()
 
     def build_layer(self, index: int) -> ModernBertLayer:
-        """Builds a layer; they differ in attention and rotary tables."""
+        """Builds a layer; layers differ in attention and rotary tables."""
         return ModernBertLayer(self, index)
 
     def build_norm(self) -> LayerNorm:

@@ -1,4 +1,4 @@
-"""Head for multi-token prediction (MTP), whose guesses are drafts for speculative decoding.
+"""Head for multi-token prediction (MTP), whose predictions are the drafts of speculative decoding.
 
 Names and differences between families: `config/mtp_config.py`.
 """
@@ -27,7 +27,7 @@ from worker.models.layers.norms import HiddenNorm
 
 
 class HeadLayer(CachingLayer, Protocol):
-    """The decoder layer of a head, which is one of the model's (`decoder.DecoderLayer`)."""
+    """The decoder layer of a head, of the same kind as the model's (`decoder.DecoderLayer`)."""
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of all weights of the layer; `prefix` ends with a dot."""
@@ -45,7 +45,7 @@ class HeadLayer(CachingLayer, Protocol):
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Output and residual, as of the model's layers."""
+        """Output and residual, as in the model's layers."""
         ...
 
 
@@ -53,12 +53,12 @@ class MtpHead:
     """Predicts the token after the next one: at position i, it reads the model's hidden state after
     the final norm, and the embedding of the token at position i + 1.
 
-    vLLM numbers positions like this. Its layer's keys and values are those of position i.
+    As in vLLM, the layer's keys and values belong to position i.
 
     Args:
         mtp: names and properties of the head.
         layer: its decoder layer, which has the index after the model's last one.
-        build_norm: the model's.
+        build_norm: the model's `build_norm`.
         config: the model's configuration.
         options: options of the model's layers.
     """
@@ -107,7 +107,7 @@ class MtpHead:
         """Packs projection, layer and LM head after loading, unless `native` holds them.
 
         Args:
-            embedding: the model's.
+            embedding: the model's embedding.
         """
         if self.native is not None:
             return
@@ -125,7 +125,7 @@ class MtpHead:
         logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Outputs [T, hidden], or [S, hidden] of the tokens `logits_indices`: hidden states for
-        `compute_logits`, and for predictions of further tokens.
+        `compute_logits`, and as input for predictions of further tokens.
 
         Args:
             embedded: [T, hidden]: embeddings of the tokens after `positions`.
@@ -152,7 +152,7 @@ class MtpHead:
 
         Args:
             outputs: [R, hidden]: from `forward`.
-            shared: the model's LM head, for a head without its own.
+            shared: the model's LM head, used if the head has none of its own.
         """
         hidden = outputs if self.mtp.recycles_normed else self.final_norm.forward(outputs)
         return shared(hidden) if self.lm_head is None else self.lm_head.forward(hidden)

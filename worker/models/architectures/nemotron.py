@@ -1,5 +1,5 @@
-"""Nemotron 4 and Minitron (huggingface.co/nvidia), Jais 2 (huggingface.co/inceptionai): LayerNorm,
-and an MLP without a gate.
+"""Nemotron 4 and Minitron (huggingface.co/nvidia), Jais 2 (huggingface.co/inceptionai): LayerNorm
+and an ungated MLP.
 
 Schemas: `config/vendors/nvidia.py` and `config/vendors/inceptionai.py`.
 """
@@ -14,7 +14,7 @@ from worker.models.layers.norms import LayerNorm
 
 
 class Jais2ForCausalLM(StableLmForCausalLM):
-    """Jais 2: an MLP of two projections around a squared ReLU."""
+    """Jais 2: an MLP of two projections and a squared ReLU between them."""
 
     def build_layer(self, index: int) -> LlamaLayer:
         """Builds a layer; all layers have the same structure."""
@@ -25,7 +25,7 @@ class NemotronForCausalLM(Jais2ForCausalLM):
     """Nemotron 4: norms multiply by 1 + weight."""
 
     def build_norm(self) -> LayerNorm:
-        """A LayerNorm with a bias, to whose weights in a checkpoint 1 is added."""
+        """A LayerNorm with a bias that multiplies by 1 + the checkpoint's weight."""
         config = self.config
         return LayerNorm(
             *(config.hidden_size, config.rms_norm_eps, self.options), has_bias=True, offset=1.0

@@ -1,4 +1,4 @@
-"""Nemotron-H and Nemotron 3 (huggingface.co/nvidia): layers of one block each, which is Mamba-2,
+"""Nemotron-H and Nemotron 3 (huggingface.co/nvidia): each layer is a single block: Mamba-2,
 attention, an MLP or experts.
 
 Schema: `config/vendors/nvidia.py`.
@@ -28,13 +28,13 @@ _NAMES = MoeNames(bias="gate.e_score_correction_bias")
 
 
 class LatentExperts:
-    """Experts without gates, possibly between projections to a latent of fewer features and back,
-    and a shared expert.
+    """Ungated experts, optionally between projections to a smaller latent space and back, and a
+    shared expert.
 
     Args:
         config: the model's configuration, with experts.
         options: options of the model's layers.
-        latent_size: size of the latent; None for experts that read the hidden states.
+        latent_size: size of the latent space; None if experts read the hidden states directly.
     """
 
     needs_fp32: ClassVar[bool] = True
@@ -99,7 +99,7 @@ class LatentExperts:
 
 
 class MixerLayer:
-    """A layer of one block that reads earlier tokens: x + mixer(norm(x)).
+    """A single-block layer that reads earlier tokens: x + mixer(norm(x)).
 
     Args:
         model: the model that the layer belongs to.
@@ -140,7 +140,7 @@ class MixerLayer:
 
 
 class FeedForwardLayer:
-    """A layer of one block that reads single tokens, and caches nothing: x + mlp(norm(x)).
+    """A single-block layer that handles each token separately and caches nothing: x + mlp(norm(x)).
 
     Args:
         model: the model that the layer belongs to.
@@ -188,10 +188,10 @@ class FeedForwardLayer:
 
 
 class HeadBlocks:
-    """The layer of an MTP head, which consists of several layers of one block each.
+    """The layer of an MTP head, which consists of several single-block layers.
 
     Args:
-        blocks: the layers, one of which has attention, and the others cache nothing.
+        blocks: the layers; exactly one has attention, and the others cache nothing.
     """
 
     def __init__(self, blocks: Sequence[DecoderLayer]) -> None:
@@ -230,14 +230,14 @@ class HeadBlocks:
 
 
 class NemotronHForCausalLM(DecoderModel):
-    """Nemotron-H and Nemotron 3: attention has no rotary embedding, MLPs have no gate."""
+    """Nemotron-H and Nemotron 3: attention has no rotary embedding, MLPs are ungated."""
 
     embedding_name: ClassVar[str] = "backbone.embeddings"
     layers_name: ClassVar[str] = "backbone.layers"
     norm_name: ClassVar[str] = "backbone.norm_f"
 
     def build_layer(self, index: int) -> DecoderLayer:
-        """Builds a layer with one block, of the kind listed in config.json."""
+        """Builds a layer with the kind of block listed in config.json."""
         return self._build(self.extra("layer_kinds")[index], index)
 
     def build_head_layer(self) -> HeadBlocks:

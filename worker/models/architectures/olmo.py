@@ -50,11 +50,11 @@ class PostNormLayer(LlamaLayer):
 
 
 class Olmo2ForCausalLM(DecoderModel):
-    """OLMo 2 and 3: QK norm over all heads together. OLMo 3 adds sliding windows, and a separate
-    rotary embedding for these layers."""
+    """OLMo 2 and 3: QK norm over all heads together. OLMo 3 adds sliding windows, with a separate
+    rotary embedding."""
 
     def build_layer(self, index: int) -> PostNormLayer:
-        """Builds a layer; they differ in windows and rotary tables only."""
+        """Builds a layer; layers differ only in windows and rotary tables."""
         mlp = GatedMLP(self.config, self.options)
         return PostNormLayer(self, index, mlp, traits=AttentionTraits(has_wide_norms=True))
 

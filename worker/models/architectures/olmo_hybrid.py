@@ -1,5 +1,5 @@
-"""OLMo Hybrid (huggingface.co/allenai): three of four layers are linear attention (gated delta net)
-between norms as in Llama, the others OLMo 3's attention, perhaps without rotary embedding.
+"""OLMo Hybrid (huggingface.co/allenai): three of four layers use linear attention (gated delta net)
+with norms as in Llama, the others use OLMo 3's attention, possibly without rotary embedding.
 
 Schema: `config/vendors/ai2.py`.
 """
@@ -16,7 +16,7 @@ from worker.models.layers.attention import AttentionTraits, GatedMLP
 from worker.models.layers.context import ForwardContext
 
 _NORM_EPS = 1e-5
-"""Epsilon of the norms of linear attention's outputs, which config.json does not set."""
+"""Epsilon of the linear attention's output norms, which config.json does not set."""
 
 
 class OlmoLinearLayer(PreNormLayer):
@@ -31,19 +31,19 @@ class OlmoLinearLayer(PreNormLayer):
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, None]:
-        """The residual after both blocks, [T, hidden] or, in the last layer, of the tokens
-        `logits_indices` [S], and None, since nothing remains to be added."""
+        """The residual [T, hidden] after both blocks (in the last layer, of the tokens
+        `logits_indices` [S]), and None, since nothing remains to be added."""
         hidden, residual = super().forward(hidden, residual, positions, ctx, logits_indices)
         assert residual is not None, "PreNormLayer returns a residual"
         return hidden + residual, None
 
 
 class OlmoHybridForCausalLM(DecoderModel):
-    """OLMo Hybrid: linear attention whose step sizes are up to 2, and attention with QK norm over
-    all heads together."""
+    """OLMo Hybrid: linear attention with step sizes of up to 2, and full attention with QK norm
+    over all heads together."""
 
     def build_layer(self, index: int) -> DecoderLayer:
-        """Builds a layer with linear attention, or with attention."""
+        """Builds a layer with linear or full attention."""
         config, mlp = self.config, GatedMLP(self.config, self.options)
         if index in (config.linear_layers or ()):
             mixer = GatedDeltaNet(self, index, self._delta_traits())
@@ -53,7 +53,8 @@ class OlmoHybridForCausalLM(DecoderModel):
         return PostNormLayer(self, index, mlp, traits=traits)
 
     def _delta_traits(self) -> DeltaTraits:
-        """Names of linear attention's tensors in a checkpoint, and its mathematics."""
+        """Checkpoint names of the linear attention's tensors, and how it differs from other gated
+        delta nets."""
         names = ("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj")
         return DeltaTraits(
             projections=tuple(zip(names, "qkvzba", strict=True)),

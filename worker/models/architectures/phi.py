@@ -1,4 +1,4 @@
-"""Phi 1 to 2 (huggingface.co/microsoft): attention and an MLP without a gate as parallel blocks
+"""Phi 1 to 2 (huggingface.co/microsoft): attention and an ungated MLP as parallel blocks
 after one LayerNorm.
 
 Schema: `config/vendors/microsoft.py`.
@@ -17,7 +17,7 @@ _PHI_NAMES = AttentionNames(output="dense")
 
 
 class PhiForCausalLM(StableLmForCausalLM):
-    """Phi 1 to 2: rotary embedding of part of each head; all projections and the LM head have
+    """Phi 1 to 2: rotary embedding in part of each head; all projections and the LM head have
     biases."""
 
     norm_name: ClassVar[str] = "model.final_layernorm"

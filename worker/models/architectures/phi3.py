@@ -1,5 +1,5 @@
-"""Phi-3 and Phi-4 (huggingface.co/microsoft): Llama with fused projections in a checkpoint, and
-rotary embedding of part of each head.
+"""Phi-3 and Phi-4 (huggingface.co/microsoft): Llama with fused projections in checkpoints and
+rotary embedding in part of each head.
 
 Schema: `config/vendors/microsoft.py`.
 """
@@ -14,7 +14,7 @@ _NAMES = AttentionNames(q="qkv_proj", k="qkv_proj", v="qkv_proj", is_fused=True)
 
 
 class Phi3ForCausalLM(DecoderModel):
-    """Llama with q, k and v as one tensor in a checkpoint, and gate and up as another."""
+    """Llama with a fused q, k and v tensor and a fused gate and up tensor in checkpoints."""
 
     def build_layer(self, index: int) -> LlamaLayer:
         """Builds a layer; all layers have the same structure."""

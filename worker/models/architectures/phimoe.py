@@ -27,7 +27,7 @@ class SparseMixerMLP(MoeMLP):
     """
 
     needs_fp32: ClassVar[bool] = False
-    """A LayerNorm with bias has one output only."""
+    """A LayerNorm with bias has only one output."""
 
     def __init__(self, model: DecoderModel) -> None:
         super().__init__(model.config, model.options, _NAMES)
@@ -47,11 +47,11 @@ class SparseMixerMLP(MoeMLP):
     def _best(
         self, candidates: torch.Tensor, scores: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The best expert [T, 1] and its weight [T, 1], a softmax over the candidates whose scores
-        are nearly as high.
+        """The best expert [T, 1] and its weight [T, 1]: a softmax over the candidates with nearly
+        as high scores.
 
         Args:
-            candidates: fp32 [T, E]: scores, -inf for experts that were chosen before.
+            candidates: fp32 [T, E]: scores, -inf for experts that are already chosen.
             scores: fp32 [T, E]: scores of all experts.
         """
         best, expert = candidates.max(dim=1, keepdim=True)

@@ -19,15 +19,16 @@ class QWenLayer(LlamaLayer):
 
 
 class QWenLMHeadModel(DecoderModel):
-    """Qwen 1: Llama with q, k and v as one tensor in a checkpoint, with biases. Sequences are
-    limited to the trained length, beyond which rotary embedding and queries would be scaled."""
+    """Qwen 1: Llama with a fused q, k and v tensor in checkpoints, with biases. Sequences are
+    limited to the training length, beyond which rotary embedding and queries would be scaled."""
 
     embedding_name: ClassVar[str] = "transformer.wte"
     layers_name: ClassVar[str] = "transformer.h"
     norm_name: ClassVar[str] = "transformer.ln_f"
 
     def build_layer(self, index: int) -> QWenLayer:
-        """Builds a layer; all layers have the same structure. The gate is w2 in a checkpoint."""
+        """Builds a layer; all layers have the same structure. The gate is named w2 in
+        checkpoints."""
         names = AttentionNames(q="c_attn", k="c_attn", v="c_attn", output="c_proj", is_fused=True)
         return QWenLayer(
             *(self, index, GatedMLP(self.config, self.options, names=("w2", "w1", "c_proj"))),

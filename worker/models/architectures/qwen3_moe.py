@@ -1,4 +1,4 @@
-"""Qwen2, Qwen3 and SDAR with mixtures of experts (huggingface.co/Qwen, huggingface.co/JetLM).
+"""Mixture-of-experts variants of Qwen2, Qwen3 and SDAR (huggingface.co/Qwen, huggingface.co/JetLM).
 
 Schema: `config/vendors/qwen.py`.
 """
@@ -21,7 +21,7 @@ class Qwen3MoeForCausalLM(DecoderModel):
     """Names of the experts' parts in a checkpoint."""
 
     def build_layer(self, index: int) -> PreNormLayer:
-        """Builds a layer with experts, or with a single MLP, as config.json says."""
+        """Builds a layer with experts or with an MLP, as specified in config.json."""
         return LlamaLayer(self, index, self.build_mlp(index))
 
     def build_mlp(self, index: int) -> FeedForward:
@@ -34,7 +34,8 @@ class Qwen3MoeForCausalLM(DecoderModel):
 
     @cached_property
     def _stored_names(self) -> MoeNames:
-        """Names of the experts' parts, also for a checkpoint that stacks its experts."""
+        """Names of the experts' parts; a checkpoint may store all experts of a layer as one
+        tensor."""
         return as_stored(self.moe_names, self.config)
 
 

@@ -1,5 +1,5 @@
-"""Qwen3-Next, Qwen3.5 and 3.6 (huggingface.co/Qwen): three of four layers are linear attention
-(gated delta net, arXiv 2412.06464), the others gated attention.
+"""Qwen3-Next, Qwen3.5 and 3.6 (huggingface.co/Qwen): three of four layers use linear attention
+(gated delta net, arXiv 2412.06464), the others use gated attention.
 
 Schema: `config/vendors/qwen.py`.
 """
@@ -35,11 +35,10 @@ from worker.models.layers.sharing import divide
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeltaTraits:
-    """Differences of a gated delta net from Qwen3.5's: names of its tensors, and mathematics."""
+    """How a gated delta net differs from Qwen3.5's: tensor names and computation."""
 
     is_fused: bool = False
-    """Whether a checkpoint has all projections in two tensors, with the rows of each key head
-    together."""
+    """Whether a checkpoint has all projections in two tensors, grouped by key head."""
     projections: tuple[tuple[str, str], ...] = (
         ("in_proj_qkv", "qkv"),
         ("in_proj_z", "z"),
@@ -47,13 +46,13 @@ class DeltaTraits:
         ("in_proj_a", "a"),
     )
     """Names of the projections, and what each holds: queries, keys, values, gates (z), step sizes
-    (b) and decays (a); in this order."""
+    (b) and decays (a), in this order."""
     convolutions: tuple[tuple[str, str], ...] = (("conv1d", "qkv"),)
     """Names of the convolution's tensors, and what each holds, in the same order."""
     output: str = "out_proj"
     norm: str = "norm"
     norm_eps: float | None = None
-    """Added to the mean square by the norm of outputs; None for the model's epsilon."""
+    """Epsilon of the output norm; None for the model's epsilon."""
     share_scale: float = 1.0
     """Factor of step sizes (`DeltaLayer.share_scale`)."""
 
@@ -62,15 +61,16 @@ class GatedDeltaNet:
     """Gated delta net, a linear attention: a short convolution over queries, keys and values, then
     the delta rule.
 
-    Each rank computes its share of the key heads, and the value heads that use them.
+    Each rank computes its share of the key heads and the value heads that use them.
 
     Args:
         model: the model that the layer belongs to.
-        index: index of the layer, from 0.
-        traits: differences from Qwen3.5's.
+        index: 0-based index of the layer.
+        traits: how it differs from Qwen3.5's.
 
     Raises:
-        ValueError: the ranks cannot share the heads evenly, or value heads the key heads.
+        ValueError: the heads cannot be split evenly across the ranks, or the number of value heads
+            is not a multiple of the number of key heads.
     """
 
     def __init__(self, model: DecoderModel, index: int, traits: DeltaTraits) -> None:
@@ -105,7 +105,7 @@ class GatedDeltaNet:
             inputs=(StatePlane((sum(self._widths),), options.dtype),),
         )
         """Specification of the layer's state per request: last inputs of the convolution, and the
-        recurrent state. Its inputs are the projections."""
+        recurrent state. The recurrence's inputs are the projections."""
         self._projection = ColumnParallelLinear(
             config.hidden_size, self._parts(), bias=False, options=options, supports_lora=True
         )
@@ -147,7 +147,7 @@ class GatedDeltaNet:
             )
 
     def process_after_loading(self) -> None:
-        """Packs the projections after loading, fused ones reordered, and transposes the weights of
+        """Packs the projections after loading (reordering fused ones) and transposes the weights of
         the convolution."""
         if self._traits.is_fused:
             self._projection.reorder(self._by_kind())
@@ -166,7 +166,7 @@ class GatedDeltaNet:
 
     @property
     def fp8_inputs(self) -> Fp8Inputs | None:
-        """FP8 rows that `forward` accepts as well; None for values only."""
+        """FP8 rows that `forward` accepts as well; None if it only accepts unquantized rows."""
         return self._projection.fp8_inputs
 
     def forward(
@@ -218,7 +218,7 @@ class GatedDeltaNet:
         ]
 
     def _joined_part(self, name: str, kinds: str) -> ColumnPart:
-        """This rank's rows of a tensor that holds these kinds of features by key head."""
+        """This rank's rows of a tensor that holds these kinds of features grouped by key head."""
         group = self._options.group
         width = sum(self._widths["qkvzba".index(kind)] for kind in kinds)
         return ColumnPart(
@@ -230,7 +230,7 @@ class GatedDeltaNet:
 
     def _by_kind(self) -> torch.Tensor:
         """Order of the projection's rows by kind: q of all key heads, then k, v, z, b and a. A
-        fused checkpoint has q, k, v and z of each key head together, then b and a of each."""
+        fused checkpoint has q, k, v and z grouped by key head, then b and a grouped by key head."""
         num_heads = self._key_heads
         per_head = [width // num_heads for width in self._widths]
         wide, narrow = sum(per_head[:4]), sum(per_head[4:])
@@ -241,7 +241,7 @@ class GatedDeltaNet:
 
 
 class Qwen3NextForCausalLM(Qwen2MoeForCausalLM):
-    """Qwen3-Next: linear and gated attention, experts with a shared expert; norms multiply by
+    """Qwen3-Next: linear and gated attention, routed experts and a shared expert; norms multiply by
     1 + weight."""
 
     norm_offset: ClassVar[float] = 1.0
@@ -249,7 +249,7 @@ class Qwen3NextForCausalLM(Qwen2MoeForCausalLM):
     """Whether a checkpoint has the projections of a linear-attention layer in two tensors."""
 
     def build_layer(self, index: int) -> PreNormLayer:
-        """Builds a layer with linear attention, or with gated attention."""
+        """Builds a layer with linear or gated attention."""
         mlp, linear = self.build_mlp(index), self.config.linear_layers
         if linear is not None and index in linear:
             mixer = GatedDeltaNet(self, index, DeltaTraits(is_fused=self.is_fused))
@@ -259,13 +259,13 @@ class Qwen3NextForCausalLM(Qwen2MoeForCausalLM):
 
 
 class Qwen35ForCausalLM(Qwen3NextForCausalLM):
-    """Qwen3.5 and 3.6: projections of linear-attention layers are not fused as in Qwen3-Next.
+    """Qwen3.5 and 3.6: projections of linear-attention layers are not fused, unlike in Qwen3-Next.
     Dense, or with experts."""
 
     is_fused: ClassVar[bool] = False
 
     def build_mlp(self, index: int) -> FeedForward:
-        """Builds the feed-forward block of a layer: an MLP in a dense model, else experts."""
+        """Builds the feed-forward block of a layer: an MLP in a dense model, otherwise experts."""
         if self.config.moe is None:
             return GatedMLP(self.config, self.options)
         return super().build_mlp(index)

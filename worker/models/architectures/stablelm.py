@@ -13,7 +13,7 @@ from worker.models.layers.norms import LayerNorm
 
 
 class StableLmForCausalLM(DecoderModel):
-    """StableLM 2 and Orion: Llama's blocks with LayerNorm. StableLM has rotary embedding of a
+    """StableLM 2 and Orion: Llama's blocks with LayerNorm. StableLM has rotary embedding in a
     quarter of each head."""
 
     def build_layer(self, index: int) -> LlamaLayer:

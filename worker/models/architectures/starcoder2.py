@@ -1,4 +1,4 @@
-"""Starcoder 2 (huggingface.co/bigcode): LayerNorm, and an MLP without a gate.
+"""Starcoder 2 (huggingface.co/bigcode): LayerNorm and an ungated MLP.
 
 Schema: `config/vendors/bigcode.py`.
 """
@@ -12,7 +12,7 @@ from worker.models.layers.attention import MLP
 
 
 class Starcoder2ForCausalLM(StableLmForCausalLM):
-    """Starcoder 2: biases in all projections, and an MLP without a gate."""
+    """Starcoder 2: biases in all projections, and an ungated MLP."""
 
     def build_layer(self, index: int) -> LlamaLayer:
         """Builds a layer; all layers have the same structure."""

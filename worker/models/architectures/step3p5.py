@@ -25,12 +25,12 @@ _MOE_NAMES = MoeNames(
 
 class Step3p5ForCausalLM(DecoderModel):
     """Step 3.5: sliding-window and full-attention layers, which differ in query heads and rotary
-    tables. Checkpoints store norms less 1."""
+    tables. Checkpoints store norm weights minus 1."""
 
     norm_offset: ClassVar[float] = 1.0
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Builds a layer with experts, or with a single MLP."""
+        """Builds a layer with experts or with an MLP."""
         moe, scalar = self.config.moe, self.extra("query_pre_attn_scalar")
         assert moe is not None, "the architecture has experts"
         traits = AttentionTraits(
@@ -52,8 +52,8 @@ class Step3p5ForCausalLM(DecoderModel):
         return LlamaLayer(self, index, experts, traits=traits, mlp_name="")
 
     def _activation(self, key: str, index: int) -> Activation:
-        """Activation of a layer's MLP or experts, whose limit a key of config.json has, not always
-        for the MTP head."""
+        """Activation of a layer's MLP or experts. Its limit is a key of config.json, which may have
+        no entry for the MTP head."""
         limits = self.extra(key)
         limit = None if limits is None or index >= len(limits) else limits[index]
         return Activation("clamped silu", limit=float(limit)) if limit else SILU

@@ -10,8 +10,8 @@ from worker.models.config.peft import CONFIG_NAME, WEIGHTS_NAME
 
 
 def adapter_version(folder: Path) -> str:
-    """The version of an adapter: 32 hexadecimal digits, which depend on the content of its files
-    only. Takes about a second per GB of weights, unless they are unchanged since the last call.
+    """The version of an adapter: 32 hexadecimal digits that depend only on the content of its
+    files. Takes about a second per GB of weights, unless they are unchanged since the last call.
 
     Raises:
         ValueError: the weights are missing.

@@ -1,5 +1,5 @@
-"""Configuration of canvases: blocks of tokens that a model generates from random tokens, which
-follow the known tokens at any position (DiffusionGemma). Imports no torch."""
+"""Configuration of canvases: blocks of tokens that a model generates from random tokens, at any
+position after the known tokens (DiffusionGemma). Imports no torch."""
 
 from __future__ import annotations
 
@@ -37,18 +37,19 @@ class CanvasConfig:
     """Canvases of a model, and how they are generated."""
 
     length: int
-    """Tokens of a canvas."""
+    """Number of tokens per canvas."""
     max_rounds: int = 48
-    """Maximum rounds of a canvas."""
+    """Maximum number of rounds per canvas."""
     first_temperature: float = 0.8
     """Temperature of the first round."""
     last_temperature: float = 0.4
-    """Temperature that the rounds approach linearly: one step beyond the last of `max_rounds`."""
+    """Temperature that the rounds approach linearly; it would be reached one round after
+    `max_rounds`."""
     entropy_bound: float = 0.1
-    """Bound of the sum of entropies, in nats, up to which a round accepts positions."""
+    """A round accepts positions up to this sum of entropies, in nats."""
     stable_rounds: int = 1
-    """Number of earlier rounds whose most likely tokens must equal those of the round that finishes
-    a canvas early."""
+    """Number of earlier rounds whose most likely tokens must match those of a round for it to
+    finish a canvas early."""
     max_entropy: float = 0.005
     """Mean entropy of the positions, in nats, below which a round may finish a canvas early."""
 
@@ -77,6 +78,6 @@ class CanvasConfig:
         return cls(length=length, **named)  # type: ignore[arg-type]
 
     def temperature(self, index: int, max_rounds: int) -> float:
-        """Temperature of round `index`, from 0, of at most `max_rounds`."""
+        """Temperature of a 0-based round `index` of at most `max_rounds`."""
         share = (max_rounds - index) / max_rounds
         return self.last_temperature + (self.first_temperature - self.last_temperature) * share

@@ -19,8 +19,8 @@ _PLAIN_NAME = re.compile(r"[^/\\\0]+\.safetensors")
 _HUB_FILES_WITHOUT_WEIGHTS = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
 _HUB_FILES = ["*.safetensors", *_HUB_FILES_WITHOUT_WEIGHTS]
 _MAX_HEADER_BYTES = 100_000_000
-# Second copies of the weights in other layouts that some repositories carry, and other files in
-# folders except for config.json, which may configure the pooling (sentence-transformers).
+# Copies of the weights in other layouts, which some repositories have, and other files in folders.
+# A config.json in a folder is kept: it may configure pooling (sentence-transformers).
 _HUB_IGNORED = ["consolidated*", "*/*/*", "*/[!c]*", "*/*.safetensors"]
 _REJECTED_FILES = {
     "adapter_config.json": (
@@ -28,26 +28,27 @@ _REJECTED_FILES = {
         "or remove the file if it has been merged"
     ),
 }
-"""Files next to config.json that mark a checkpoint without a model, and the remedy."""
+"""Files next to config.json that show that a checkpoint has no model, and what to do."""
 QUANTIZATION_FILES = {
     "hf_quant_config.json": "modelopt",
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
 }
-"""Files next to config.json with the quantization format if it is missing in config.json, and
-the method of each."""
+"""Files next to config.json that have the quantization format if config.json does not, and the
+method of each."""
 
 
 def resolve_checkpoint(model: str, *, weights: bool = True) -> Path:
     """The folder of a checkpoint; a Hub repository is downloaded into the Hub's cache first.
 
     Args:
-        model: the folder or the repository's name.
+        model: folder or repository id.
         weights: whether the weights are downloaded too.
 
     Raises:
         Unavailable: there is no such folder, it is empty or lacks files, or the Hub is unreachable.
-        ValueError: the Hub denies access or has no readable weights, or it is an adapter.
+        ValueError: the Hub denies access or has no readable weights, or the checkpoint is an
+            adapter.
     """
     folder = local_folder(model)
     if folder is None:
@@ -73,8 +74,8 @@ def weight_files(folder: Path) -> list[Path]:
     """All safetensors files of a checkpoint, in a fixed order.
 
     Raises:
-        Unavailable: there are none, or one that the index names is missing.
-        ValueError: the index is malformed, or names anything but safetensors files in the same
+        Unavailable: there are none, or a file listed in the index is missing.
+        ValueError: the index is malformed, or lists anything but safetensors files in the same
             folder.
     """
     if problem := _lacking_weights(folder):
@@ -83,8 +84,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def indexed_tensors(folder: Path) -> list[str]:
-    """Names of all tensors in a checkpoint's index, which is downloaded before the weights;
-    empty without an index."""
+    """Names of all tensors in a checkpoint's index, which is downloaded before the weights; empty
+    if there is no index."""
     index = folder / _INDEX
     return list(_weight_map(index)) if index.is_file() else []
 
@@ -104,7 +105,7 @@ def check_files(folder: Path) -> None:
     """Checks that no file of a checkpoint contradicts config.json.
 
     Raises:
-        ValueError: one does; the message has the remedy.
+        ValueError: a file contradicts it; the message has the remedy.
     """
     for name, reason in _REJECTED_FILES.items():
         if (folder / name).is_file():
@@ -129,10 +130,10 @@ def check_format(folder: Path) -> None:
 
 
 def block_hash_salt(folder: Path, *, weights: bool = True) -> str:
-    """A digest that identifies the checkpoint, by its configuration and all bytes of its weights,
-    so that no two fine-tunes share block hashes. The same on all machines.
+    """A digest of the checkpoint's configuration and all bytes of its weights, so that no two
+    fine-tunes share block hashes. It is the same on all machines.
 
-    Without `weights` the digest is that of a model with dummy weights.
+    Without `weights`, it is the digest of a model with dummy weights.
     """
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     for name in QUANTIZATION_FILES:
@@ -151,7 +152,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file.
 
     Raises:
-        Unavailable: it cannot be read.
+        Unavailable: the file cannot be read.
         ValueError: it does not contain a JSON object; the message names the file.
     """
     try:
@@ -173,7 +174,7 @@ def positive_integer(raw: Mapping[str, Any], key: str, within: str = "") -> int:
         within: path of that object, for messages, such as "rope_scaling.".
 
     Raises:
-        ValueError: it is something else; the message names the key.
+        ValueError: the value is anything else; the message names the key.
     """
     value = raw.get(key)
     if not isinstance(value, int) or value < 1:
@@ -184,8 +185,8 @@ def positive_integer(raw: Mapping[str, Any], key: str, within: str = "") -> int:
 
 
 def _kinds(path: Path) -> list[str]:
-    """Name, dtype and shape of each tensor in a safetensors file, as one string each; the file's
-    name alone if its header is malformed, which the loader reports."""
+    """Name, dtype and shape of each tensor in a safetensors file, one string per tensor. Just the
+    file's name if its header is malformed, which the loader reports."""
     file_size = path.stat().st_size
     with path.open("rb") as file:
         data = 8 + int.from_bytes(file.read(8), "little")

@@ -1,6 +1,6 @@
 """Digests (SHA-256) of weight files, each computed once per machine. Imports no torch.
 
-In the Hub's cache a file's name is its digest. Other files are read as a whole, several at a time,
+In the Hub's cache, a file's name is its digest. Other files are read as a whole, several at a time,
 and their digests are kept in the user's cache folder until the file changes.
 """
 
@@ -18,10 +18,10 @@ from pathlib import Path
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MAX_KEPT = 4096
-"""Maximum number of digests that are kept, enough for about a hundred checkpoints: each takes a
-block of the disk."""
+"""Maximum number of digests that are kept, enough for about a hundred checkpoints. Each takes a
+disk block."""
 _SETTLED_S = 2.0
-"""Seconds after a file's last change from which another change would show in its timestamps,
+"""Seconds after a file's last change after which another change is sure to alter its timestamps,
 regardless of their resolution."""
 
 
@@ -43,13 +43,13 @@ def _digest(path: Path) -> str:
     key = hashlib.sha256(f"{path}\0{times}".encode(errors="surrogateescape")).hexdigest()
     try:
         return _kept_digest(folder, key[:32], path)
-    except OSError:  # a full disk, or one without locks
+    except OSError:  # the disk is full, or does not support locks
         return _compute(path)
 
 
 def _kept_digest(folder: Path, key: str, path: Path) -> str:
-    """The digest stored under a key; computed if there is none. If several workers on a node
-    start at the same time, one computes it and the others wait."""
+    """The digest stored under a key; computed and stored if there is none. If several workers on a
+    node start at the same time, one computes it and the others wait."""
     with (folder / key).open("a+", errors="replace") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
@@ -75,7 +75,7 @@ def _drop_oldest(folder: Path) -> None:
 
 
 def _folder() -> Path | None:
-    """The folder of digests; None if it is writable by other users, or not writable by this one."""
+    """The folder of digests; None if other users can write to it, or this one cannot."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     folder = Path(base) / "rayfleet" / "digests"
     with contextlib.suppress(OSError):

@@ -20,8 +20,8 @@ from worker.models.config.vendors.meta import LlamaConfig
 
 _LLAMA_HEADS = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 _SPECULATORS = ("Eagle3Speculator", "Eagle3DraftModel")
-"""Values of `architectures` that speculators writes; the layer's keys are in an object of their
-own."""
+"""Values of `architectures` written by speculators; these checkpoints have the layer's keys in a
+separate object."""
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _TENSORS = TensorNames(
     renamed=(
@@ -56,7 +56,7 @@ class EagleSchema(LlamaConfig):
     @classmethod
     def prepare(cls, raw: RawConfig) -> RawConfig:
         """config.json with the keys of its objects `eagle_config` and `transformer_layer_config`
-        beside the others."""
+        merged into the other keys."""
         merged = dict(raw)
         layer = merged.pop("transformer_layer_config", None) or {}
         for key in [key for key in merged if key.startswith("speculators_")]:
@@ -71,7 +71,7 @@ class EagleSchema(LlamaConfig):
     @classmethod
     def read(cls, raw: RawConfig) -> Self:
         """Reads the content of config.json; raises ValueError like `FamilyConfig.read`, and for
-        other heads."""
+        other kinds of heads."""
         names = architectures(raw)
         if not set(names) & {*_LLAMA_HEADS, *_SPECULATORS}:
             raise ValueError(
@@ -88,25 +88,25 @@ class EagleConfig:
     of the model (taps) and the embedding of the next token."""
 
     head: ModelConfig
-    """Sizes of its decoder layer, its folder, and its names of tensors."""
+    """Sizes of its decoder layer, its folder and its tensor names."""
     taps: tuple[int, ...]
-    """Layers of the model before which hidden states are read; vLLM's numbers."""
+    """Layers of the model before which hidden states are read; numbered as in vLLM."""
     target_hidden_size: int
     """Hidden size of the model."""
     draft_vocab_size: int
     """Number of tokens that the head can predict."""
     has_embedding: bool
-    """Whether the head has an embedding; else it uses the model's."""
+    """Whether the head has an embedding; otherwise it uses the model's."""
     has_lm_head: bool
-    """Whether the head has an LM head; else it uses the model's."""
+    """Whether the head has an LM head; otherwise it uses the model's."""
     norm_before_residual: bool
-    """Whether the residual of its layer begins with the normalised hidden states."""
+    """Whether the residual of its layer starts from the normalized hidden states."""
     norm_before_fc: bool
-    """Whether all taps together are normalised before the projection."""
+    """Whether the concatenated taps are normalized before the projection."""
     fc_norm: bool
-    """Whether each tap is normalised before the projection."""
+    """Whether each tap is normalized before the projection."""
     norm_output: bool
-    """Whether the next prediction starts from the output of the final norm, and not from its
+    """Whether the next prediction starts from the output of the final norm, rather than from its
     input."""
 
     @property
@@ -121,11 +121,11 @@ def read_eagle(checkpoint: str, model: ModelConfig, *, weights: bool = True) -> 
     Args:
         checkpoint: folder or Hub repository of the head.
         model: the model that the head drafts for.
-        weights: whether the head's weights are needed, too.
+        weights: whether the head's weights are also needed.
 
     Raises:
         Unavailable: there is no such folder, or the Hub is unreachable.
-        ValueError: the head is not supported, or is of another model.
+        ValueError: the head is not supported, or belongs to another model.
     """
     folder = resolve_checkpoint(checkpoint, weights=False)
     raw = read_json(folder / "config.json")

@@ -12,9 +12,9 @@ class EncoderConfig(FamilyConfig):
     """Base of the encoders' schemas."""
 
     base: ClassVar[str]
-    """Prefix of tensors' names in checkpoints with a head."""
+    """Prefix of tensor names in checkpoints that have a head."""
     has_pair_types: ClassVar[bool] = False
-    """Whether the second text of a pair has another token type, and the classification head
+    """Whether the second text of a pair has a different token type, and the classification head
     includes the encoder's `pooler`."""
 
 
@@ -51,7 +51,7 @@ class BertConfig(EncoderConfig):
 
     @property
     def first_position(self) -> int:
-        """Row of the position table of a prompt's first token."""
+        """Row of the position table for a prompt's first token."""
         return 0
 
     def extra(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class BertConfig(EncoderConfig):
 
 
 class RobertaConfig(BertConfig):
-    """RoBERTa: BERT with positions that begin after the padding token's."""
+    """RoBERTa: BERT with positions that begin after the padding position."""
 
     architecture = "RobertaModel"
     model_types = ("roberta",)
@@ -76,7 +76,7 @@ class RobertaConfig(BertConfig):
     type_vocab_size: Count = 1
 
     def derive(self) -> None:
-        """Sets the epsilon of norms, and the number of positions that prompts can have."""
+        """Sets the epsilon of norms, and the maximum number of positions of a prompt."""
         super().derive()
         if self.max_position_embeddings <= self.first_position:
             raise ValueError(
@@ -87,7 +87,7 @@ class RobertaConfig(BertConfig):
 
     @property
     def first_position(self) -> int:
-        """Positions begin after that of padding."""
+        """Positions begin after the padding position."""
         return self.pad_token_id + 1
 
 
@@ -123,7 +123,7 @@ class ModernBertConfig(EncoderConfig):
     mlp_bias: No = False
     hidden_activation: Annotated[str, only("gelu")] = "gelu"
     position_embedding_type: Annotated[str, only("absolute", "sans_pos")] = "absolute"
-    """Ignored by transformers, too."""
+    """Also ignored by transformers."""
     rope_theta: Number = 160000.0
     local_rope_theta: Number = 10000.0
     local_attention: Count = 128
@@ -133,11 +133,11 @@ class ModernBertConfig(EncoderConfig):
     classifier_bias: No = False
 
     def layer_kind(self, index: int) -> str:
-        """Full attention in every n-th layer, beginning with the first."""
+        """Full attention in every n-th layer, starting with the first."""
         return SLIDING if index % self.global_attn_every_n_layers else FULL
 
     def windows(self) -> tuple[int | None, ...]:
-        """No windows of the KV cache, which is not used."""
+        """No windows: the KV cache is not used."""
         return (None,) * self.num_hidden_layers
 
     def extra(self) -> dict[str, Any]:
@@ -152,4 +152,4 @@ ENCODERS: dict[str, type[EncoderConfig]] = {
     family.architecture: family
     for family in (BertConfig, RobertaConfig, XLMRobertaConfig, ModernBertConfig)
 }
-"""Encoders by the name of their class without a head."""
+"""Encoders by the name of their class that has no head."""

@@ -33,11 +33,11 @@ MULTIMODAL: dict[str, MultimodalConfig] = {
 
 
 def read_family(raw: RawConfig) -> tuple[FamilyConfig, TensorNames | None]:
-    """Reads config.json, or the part for its text model, using the family's schema.
+    """Reads config.json, or its text model's part, using the family's schema.
 
     Returns:
-        The family's configuration, and the text model's names of tensors in the checkpoint; None if
-        it is not multimodal.
+        The family's configuration, and the text model's tensor names in the checkpoint (None if it
+        is not multimodal).
 
     Raises:
         ValueError: no architecture in config.json is supported, or a key is not; the message names

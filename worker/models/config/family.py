@@ -36,8 +36,8 @@ from worker.models.config.schema import (
 )
 
 Layers = Annotated[int, Meta(ge=1, le=10_000)]
-"""Number of layers. The limit, eighty times as many as any released model has, bounds the memory
-for lists per layer, even if a small config.json specifies a huge number."""
+"""Number of layers. The limit is eighty times the layers of any released model. It bounds the
+memory of per-layer lists even if config.json specifies a huge number."""
 FULL, SLIDING, CHUNKED, LINEAR = (
     *("full_attention", "sliding_attention"),
     *("chunked_attention", "linear_attention"),
@@ -47,7 +47,7 @@ FULL, SLIDING, CHUNKED, LINEAR = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadSizes:
-    """Sizes of the attention heads of some layers, if they differ from those of others."""
+    """Sizes of the attention heads of some layers, if they differ from those of other layers."""
 
     head_dim: int
     num_kv_heads: int
@@ -73,35 +73,34 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     architecture: ClassVar[str]
     """Value of `architectures` in config.json."""
     other_architectures: ClassVar[tuple[str, ...]] = ()
-    """Other values of `architectures` of checkpoints with the same layers and tensor names."""
+    """Other values of `architectures` used by checkpoints with the same layers and tensor names."""
     model_types: ClassVar[tuple[str, ...]]
-    """Values of `model_type` of this family; a checkpoint may also have none."""
+    """Values of `model_type` of this family; a checkpoint may also omit it."""
     implementation: ClassVar[str]
     """Module in `worker.models.architectures` and class, as in "llama:LlamaForCausalLM"; a name, so
     that reading the configuration does not import torch."""
     harmless: ClassVar[frozenset[str]] = frozenset()
-    """Keys without effect in this family, besides `schema.HARMLESS`."""
+    """Keys that have no effect in this family, besides `schema.HARMLESS`."""
     aliases: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """Other names of keys that some versions of transformers write, and the fields."""
+    """Pairs of an alternative key name, written by some versions of transformers, and the field."""
     extra_keys: ClassVar[tuple[str, ...]] = ()
     """Fields that only the family's class reads, from `ModelConfig.extra`."""
     layer_kinds: ClassVar[tuple[str, ...]] = (FULL,)
-    """Types of layers that `layer_types` may list; the last one is the type of layers if it is
-    missing, unless `layer_kind` says otherwise."""
+    """Layer types that `layer_types` may list. If it is missing, all layers have the last one,
+    unless `layer_kind` is overridden."""
     kind_aliases: ClassVar[Mapping[str, str]] = {}
     """Alternative names of layer types in `layer_types`."""
     has_chunks: ClassVar[bool] = False
     """Whether attention is chunked: windows begin at multiples of their length, and a token attends
-    to its chunk up to itself."""
+    to the tokens of its chunk up to itself."""
     window_theta: ClassVar[str] = ""
     """Field with the base of the rotary embedding of sliding-window layers, unless
     `rope_parameters` has it; empty if all layers have the same rotary embedding."""
     has_layer_shares: ClassVar[bool] = False
-    """Whether `rope_parameters` has a `partial_rotary_factor` per type of layers, which the family
+    """Whether `rope_parameters` has a `partial_rotary_factor` per layer type, which the family
     reads (`rotary_share`)."""
     query_beta: ClassVar[bool] = False
-    """Whether rope parameters may have `llama_4_scaling_beta`, which scales queries with the
-    position."""
+    """Whether rope parameters may have `llama_4_scaling_beta`, which scales queries by position."""
     has_sinks: ClassVar[bool] = False
     """Whether heads have attention sinks."""
     mxfp4_experts: ClassVar[bool] = False
@@ -109,11 +108,11 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     top_k_key: ClassVar[str] = "num_experts_per_tok"
     """Key of the number of experts per token, for messages."""
     skips_next_layers: ClassVar[bool] = False
-    """Whether a checkpoint may hold layers for multi-token prediction, which are skipped."""
+    """Whether a checkpoint may have layers for multi-token prediction, which are skipped."""
     skipped: ClassVar[tuple[str, ...]] = ()
-    """Prefixes of names of tensors that a checkpoint may hold and that are not loaded."""
+    """Name prefixes of tensors that a checkpoint may have and that are not loaded."""
     skipped_ends: ClassVar[tuple[str, ...]] = ()
-    """Ends of such names."""
+    """Name suffixes of such tensors."""
     renamed_ends: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Other ends of tensors' names in some checkpoints, and the family's."""
     unquantized: ClassVar[tuple[str, ...]] = ()
@@ -144,7 +143,7 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     attention_bias: No = False
     mlp_bias: No = False
     use_qk_norm: No = False
-    """Whether each head of q and k is normalised (QK norm)."""
+    """Whether each head of q and k is normalized (QK norm)."""
     hidden_act: Annotated[str, only("silu", "swish")] = "silu"
     activation: Annotated[str, only("swiglu")] = "swiglu"
     is_causal: Yes = True
@@ -187,15 +186,16 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return keys
 
     def derive(self) -> None:
-        """Sets fields that follow from others; raises ValueError for values that contradict."""
+        """Sets fields that follow from others; raises ValueError for contradictory values."""
 
     def stored_dtype(self) -> str | None:
-        """Data type of the weights, by the key of transformers 5 or the older one."""
+        """Data type of the weights, from transformers 5's key or the older one."""
         value = self.dtype or self.torch_dtype
         return value.removeprefix("torch.") if isinstance(value, str) else None
 
     def head_size(self) -> int:
-        """Dimensions of a head; with latent attention those that the rotary share counts."""
+        """Dimensions of a head; with latent attention, those of which the rotary share is a
+        fraction."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
     def rotary_size(self) -> int:
@@ -203,8 +203,8 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return rotary_size(self)
 
     def rotary_share(self, kind: str, default: float) -> float:
-        """Share of a head's dimensions that have rotary embedding in layers of a type, from its
-        entry in `rope_parameters`."""
+        """Fraction of a head's dimensions with rotary embedding in layers of a type, from the
+        type's entry in `rope_parameters`."""
         table = (self.rope_parameters or {}).get(kind)
         share = table.get("partial_rotary_factor") if isinstance(table, dict) else None
         share = default if share is None else share
@@ -216,7 +216,7 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return float(share)
 
     def kv_heads(self) -> int:
-        """Number of KV heads; those of sliding-window layers if `full_heads` differ."""
+        """Number of KV heads; that of sliding-window layers if `full_heads` differs."""
         return self.num_key_value_heads or self.num_attention_heads
 
     def biases(self) -> Biases:
@@ -224,7 +224,7 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return Biases(self.attention_bias, self.attention_bias, self.mlp_bias)
 
     def has_qk_norm(self) -> bool:
-        """Whether each head of q and k is normalised with weights (QK norm)."""
+        """Whether each head of q and k is normalized with weights (QK norm)."""
         return self.use_qk_norm
 
     def layer_kind(self, index: int) -> str:
@@ -246,7 +246,7 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return tuple(kinds)
 
     def window(self) -> int | None:
-        """Number of tokens that a token in a windowed layer attends to, itself included; None for
+        """Number of tokens that a token in a windowed layer attends to, including itself; None for
         full attention."""
         return None
 
@@ -258,12 +258,12 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         )
 
     def next_layers(self) -> int:
-        """Number of layers for multi-token prediction that a checkpoint may hold after the
+        """Number of layers for multi-token prediction that a checkpoint may have after the
         others."""
         return int(self.skips_next_layers)
 
     def mtp(self) -> MtpConfig | None:
-        """Head for multi-token prediction that a checkpoint may hold; None if it is not supported
+        """Head for multi-token prediction that a checkpoint may have; None if it is not supported
         for this family."""
         return None
 
@@ -277,11 +277,11 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def cache_sources(self) -> dict[int, int] | None:
         """Layers that have no keys and values of their own, and the earlier layers whose KV caches
-        they read; None without any."""
+        they read; None if there are none."""
         return None
 
     def skipped_tensors(self) -> tuple[str, ...]:
-        """Prefixes of names of tensors that the checkpoint may hold and that are not loaded."""
+        """Name prefixes of tensors that the checkpoint may have and that are not loaded."""
         count = self.num_hidden_layers
         following = range(count, count + self.next_layers())
         return (*self.skipped, *(f"model.layers.{layer}." for layer in following))
@@ -292,24 +292,24 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return {}
 
     def rotating(self) -> tuple[bool, ...] | None:
-        """Layers with rotary embedding; None if all have, or if the class decides by the
+        """Layers with rotary embedding; None if all have it, or if the class decides by the
         windows."""
         return None
 
     def full_heads(self) -> HeadSizes | None:
-        """Heads of full-attention layers; None if all layers have the same."""
+        """Heads of full-attention layers; None if all layers have the same heads."""
         return None
 
     def layer_heads(self) -> tuple[int, ...] | None:
-        """Number of query heads per layer; None if all layers have the same."""
+        """Number of query heads per layer; None if all layers have the same number."""
         return None
 
     def value_size(self) -> int | None:
-        """Dimensions of a value, if they differ from those of a key; else None."""
+        """Dimensions of a value, if they differ from those of a key; otherwise None."""
         return None
 
     def attention_cap(self) -> float:
-        """Soft cap of attention scores (by tanh); 0 for none."""
+        """Soft cap of attention scores (by tanh); 0 if there is none."""
         return 0.0
 
     def moe(self) -> MoeConfig | None:
@@ -321,11 +321,11 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return None
 
     def block_sparse(self) -> BlockSparseConfig | None:
-        """Block-sparse attention; None without it."""
+        """Block-sparse attention; None for other attention."""
         return None
 
     def mamba(self) -> MambaConfig | None:
-        """The Mamba-2 layers; None without any."""
+        """The Mamba-2 layers; None if there are none."""
         return None
 
     def block_diffusion(self) -> tuple[int, int | None]:
@@ -333,7 +333,8 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return 1, None
 
     def canvas(self) -> int | None:
-        """Tokens of a canvas (block diffusion from random tokens); None for other families."""
+        """Number of tokens per canvas (block diffusion from random tokens); None for other
+        families."""
         return None
 
     def edit_tokens(self) -> tuple[int, int] | None:
@@ -342,7 +343,7 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return None
 
     def spans(self) -> dict[str, int]:
-        """Lengths up to which attention that is not implemented equals full attention, by
+        """Lengths up to which unsupported kinds of attention are equal to full attention, by
         description."""
         return {}
 
@@ -380,7 +381,7 @@ class AlternatingFamilyConfig(WindowedFamilyConfig, kw_only=True):
 
 def rotary_size(family: FamilyConfig, rotary_dim: int | None = None) -> int:
     """Number of leading dimensions of a head with rotary embedding, from `partial_rotary_factor` or
-    `rotary_dim`, or both if they agree; all without them."""
+    `rotary_dim`, or both if they agree; all dimensions if both are missing."""
     head_dim, share = family.head_size(), family.partial_rotary_factor
     size = int(head_dim * (1.0 if share is None else share))
     if share is None and rotary_dim is not None:
@@ -402,7 +403,7 @@ def table(**entries: object) -> Any:
 
 
 def period_of(key: str, value: object) -> int:
-    """Value of a key that names a period of layers, which is read if `layer_types` is missing."""
+    """Value of a key with a period of layers, which is read if `layer_types` is missing."""
     if type(value) is not int or value < 1:
         raise ValueError(
             f"{key} = {short(value)} in config.json must be a positive integer if layer_types is "
@@ -412,7 +413,7 @@ def period_of(key: str, value: object) -> int:
 
 
 def rotating_layers(flags: list[Any] | None, interval: int, num_layers: int) -> tuple[bool, ...]:
-    """Layers with rotary embedding: those for which `no_rope_layers` (`flags`) has a 1; if it is
+    """Layers with rotary embedding: those for which `no_rope_layers` (`flags`) is 1; if it is
     missing, all but every n-th, where n is `no_rope_layer_interval`."""
     if not flags:
         return tuple(bool((index + 1) % interval) for index in range(num_layers))

@@ -14,7 +14,7 @@ class LatentFamilyConfig(FamilyConfig):
     """config.json of a family with multi-head latent attention."""
 
     head_dim_is_whole: ClassVar[bool] = False
-    """Whether the key `head_dim` counts all dimensions of a query, and not only those with rotary
+    """Whether the key `head_dim` counts all dimensions of a query, not just those with rotary
     embedding."""
 
     kv_lora_rank: Count = 512
@@ -27,7 +27,7 @@ class LatentFamilyConfig(FamilyConfig):
 
     def head_size(self) -> int:
         """Size of a head in the rotary embedding's configuration: the dimensions with rotary
-        embedding, or all if `partial_rotary_factor` selects these among them."""
+        embedding, or all dimensions if `partial_rotary_factor` selects the rotary ones."""
         rotary, plain, share = (
             self.qk_rope_head_dim,
             self.qk_nope_head_dim,
@@ -57,7 +57,7 @@ class LatentFamilyConfig(FamilyConfig):
         )
 
     def indexer(self) -> IndexerConfig | None:
-        """Sparse attention; None for attention to all tokens."""
+        """Sparse attention; None if queries attend to all tokens."""
         return None
 
     def _check_sizes(self) -> None:

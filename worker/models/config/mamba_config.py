@@ -11,7 +11,7 @@ from worker.models.config.schema import short
 _FP32_MAX = 3.4028234663852886e38
 
 GateOrder = Literal["gate first", "norm first", "no norm"]
-"""Whether outputs are gated before the norm over their group or after it, or have no norm."""
+"""Order of the output gate and the norm over a group, or no norm."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +21,8 @@ class MambaConfig:
     num_heads: int
     head_dim: int
     num_groups: int
-    """Number of groups of heads, which share B and C and, in the norm, a mean."""
+    """Number of groups of heads; the heads of a group share B and C, and the mean square of the
+    norm."""
     state_dim: int
     """Size of B and C."""
     num_taps: int
@@ -31,7 +32,7 @@ class MambaConfig:
     output_bias: bool = False
     order: GateOrder = "gate first"
     multipliers: tuple[float, ...] | None = None
-    """Factors of z, x, B, C and dt; None if there is none."""
+    """Factors of z, x, B, C and dt; None if there are none."""
 
     @property
     def widths(self) -> list[int]:
@@ -43,7 +44,7 @@ class MambaConfig:
 def checked_mamba(
     config: MambaConfig, heads_key: str, groups_key: str, step_limit: Any
 ) -> MambaConfig:
-    """Returns the configuration after checks.
+    """Returns the configuration after checking it.
 
     Args:
         config: the configuration.
@@ -52,7 +53,8 @@ def checked_mamba(
         step_limit: `time_step_limit`; None if it is missing.
 
     Raises:
-        ValueError: groups do not divide the heads, or step sizes are limited.
+        ValueError: the number of heads is not a multiple of the number of groups, or step sizes are
+            limited.
     """
     if config.num_heads % config.num_groups:
         raise ValueError(
@@ -72,10 +74,10 @@ def mamba_head_dim(size: int, num_heads: int, head_dim: int | str, size_key: str
     """Size of a head, from `mamba_d_head`, which may be "auto".
 
     Args:
-        size: size of all heads together.
+        size: total size of all heads.
         num_heads: `mamba_n_heads`.
         head_dim: `mamba_d_head`.
-        size_key: key that `size` follows from, for messages.
+        size_key: key from which `size` is derived, for messages.
 
     Raises:
         ValueError: the keys disagree.

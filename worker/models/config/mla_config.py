@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IndexerConfig:
-    """DeepSeek Sparse Attention: an indexer scores the tokens before a query, which then attends to
-    those with the highest scores."""
+    """DeepSeek Sparse Attention: an indexer scores the tokens before a query, and the query attends
+    to those with the highest scores."""
 
     top_k: int
     """Number of tokens that a query attends to."""
     num_heads: int
-    """Heads of the indexer's queries; its keys have one."""
+    """Number of heads of the indexer's queries; its keys have one head."""
     head_dim: int
-    """Dimensions of its queries and keys, the first of which have attention's rotary embedding."""
+    """Dimensions of its queries and keys; the first ones have the attention's rotary embedding."""
     is_interleaved: bool
-    """Whether its rotary embedding rotates neighbouring dimensions, and not those of two halves."""
+    """Whether its rotary embedding pairs adjacent dimensions instead of the two halves."""
     layers: tuple[bool, ...]
-    """Whether a layer has an indexer, per layer; others attend to the tokens that the layer before
-    them attends to."""
+    """Whether a layer has an indexer, per layer; the others reuse the selection of the layer
+    before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,16 +35,16 @@ class MlaConfig:
     plain_dim: int
     """Dimensions of a head's queries and keys without rotary embedding."""
     rotary_dim: int
-    """Dimensions of a head's queries and keys with rotary embedding; for keys all heads share
+    """Dimensions of a head's queries and keys with rotary embedding; for keys, all heads share
     them."""
     value_dim: int
     """Dimensions of a head's values."""
     is_interleaved: bool
-    """Whether rotary embedding rotates neighbouring dimensions, and not those of two halves."""
+    """Whether rotary embedding pairs adjacent dimensions instead of the two halves."""
     score_factor: float
     """Factor of attention scores besides query_dim ** -0.5."""
     indexer: IndexerConfig | None = None
-    """Sparse attention; None for attention to all tokens."""
+    """Sparse attention; None if queries attend to all tokens."""
 
     @property
     def query_dim(self) -> int:

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """Configuration of one checkpoint: sizes, rotary embedding, biases, limits, end tokens."""
+    """Configuration of one checkpoint: sizes, rotary embedding, biases, limits, EOS tokens."""
 
     architecture: str
     folder: Path
@@ -59,7 +59,7 @@ class ModelConfig:
     layer_heads: tuple[int, ...] | None = None
     """Number of query heads per layer; None if all layers have `num_heads`."""
     value_dim: int | None = None
-    """Dimensions of a value, if they differ from `head_dim`; else None."""
+    """Dimensions of a value, if they differ from `head_dim`; otherwise None."""
     rms_norm_eps: float
     rope: RopeConfig
     window_rope: RopeConfig | None = None
@@ -71,61 +71,62 @@ class ModelConfig:
     mlp_bias: bool
     """Whether the projections of the MLP have biases."""
     qk_norm: bool
-    """Whether each head of q and k is normalised (QK norm)."""
+    """Whether each head of q and k is normalized (QK norm)."""
     windows: tuple[int | None, ...]
-    """Sliding window per layer: number of tokens that one attends to, itself included; None for
-    full attention."""
+    """Sliding window per layer: number of tokens that a token attends to, including itself; None
+    for full attention."""
     has_chunks: bool | None = None
     """Whether attention is chunked: windows begin at multiples of their length. None if not."""
     rotating: tuple[bool, ...] | None = None
-    """Whether queries and keys have rotary embedding, per layer; None if they do in all, or if the
+    """Whether queries and keys have rotary embedding, per layer; None if all layers do, or if the
     family's class decides by the windows."""
     linear_layers: frozenset[int] | None = None
-    """Layers that keep a state per request (linear attention, convolutions); None without any."""
+    """Layers that keep a state per request (linear attention, convolutions); None if there are
+    none."""
     cache_sources: Mapping[int, int] | None = None
     """Layers that have no keys and values of their own, and the earlier layers whose KV caches they
-    read; None without any."""
+    read; None if there are none."""
     divided: Mapping[str, int] | None = None
     """Further sizes that must be divisible among the ranks (besides attention heads, MLPs and
     experts), by description; None if there are none."""
     attention_cap: float = 0.0
-    """Soft cap of attention scores (by tanh); 0 for none."""
+    """Soft cap of attention scores (by tanh); 0 if there is none."""
     has_sinks: bool = False
     """Whether heads have attention sinks."""
     tie_word_embeddings: bool
     max_model_len: int
-    """Length of the longest sequence that is computed exactly."""
+    """Maximum sequence length for which the model is computed exactly."""
     max_model_len_reason: str
-    """Keys of config.json that `max_model_len` follows from, for messages."""
+    """Keys of config.json from which `max_model_len` is derived, for messages."""
     eos_token_ids: tuple[int, ...]
     dtype: str | None = None
-    """Data type of the stored weights, if config.json names it."""
+    """Data type of the stored weights, if config.json has it."""
     block_size: int = 1
     """Block size of a block-diffusion model; 1 for an autoregressive model."""
     mask_token_id: int | None = None
-    """Token at undecided positions; None for an autoregressive model."""
+    """Token at positions that are not decoded yet; None for an autoregressive model."""
     edit_token_ids: tuple[int, int] | None = None
     """Tokens that delete and insert a position of a block; None if the model has none."""
     canvas: CanvasConfig | None = None
-    """Canvases of a model that generates these; None for other models."""
+    """Canvases; None for models that do not generate them."""
     moe: MoeConfig | None = None
     """Mixture of experts; None for a dense model."""
     mla: MlaConfig | None = None
     """Multi-head latent attention; None for other attention."""
     block_sparse: BlockSparseConfig | None = None
-    """Block-sparse attention; None without it."""
+    """Block-sparse attention; None for other attention."""
     mamba: MambaConfig | None = None
-    """Mamba-2 layers; None without any."""
+    """Mamba-2 layers; None if there are none."""
     quantization: QuantizationConfig | None = None
     """Quantization format of linear weights; None if they are not quantized."""
     extra: Mapping[str, Any] | None = None
     """Values of keys that only the family's class reads (`FamilyConfig.extra`)."""
     tensors: TensorNames | None = None
-    """Other names of tensors in this checkpoint; None if they are the family's."""
+    """Differing tensor names in this checkpoint; None if they are the family's."""
     pooling: PoolerConfig | None = None
     """How hidden states become a vector; None for a model that generates text."""
     mtp: MtpConfig | None = None
-    """Head for multi-token prediction that the checkpoint may hold; None if it is not supported for
+    """Head for multi-token prediction that the checkpoint may have; None if it is not supported for
     this family."""
     loads_mtp: bool = False
     """Whether that head is loaded; otherwise its tensors are skipped."""
@@ -137,7 +138,7 @@ class ModelConfig:
         folder: Path,
         pooling: PoolingOptions = PoolingOptions(),  # noqa: B008  # frozen
     ) -> ModelConfig:
-        """Reads the content of config.json, and end tokens from the folder's other files; raises
+        """Reads the content of config.json, and EOS tokens from the folder's other files; raises
         ValueError, which names the key, for a value that is malformed or not supported."""
         raw, pooler = read_pooler(raw, folder, pooling, FAMILIES)
         family, tensors = _read_family(raw, pooler)
@@ -153,8 +154,8 @@ class ModelConfig:
         tensors: TensorNames | None = None,
         pooler: PoolerConfig | None = None,
     ) -> ModelConfig:
-        """The configuration of a checkpoint in `folder` whose config.json `raw` was read with its
-        family's schema; raises ValueError, which names the key, for an unsupported value."""
+        """The configuration of a checkpoint in `folder`, whose config.json `raw` has been read with
+        its family's schema. Raises ValueError, which names the key, for an unsupported value."""
         check_files(folder)
         rope, window_rope = _ropes(family)
         quantization = _quantization(family, folder)
@@ -220,14 +221,14 @@ class ModelConfig:
 
     @property
     def num_ahead(self) -> int:
-        """Positions after the longest request that are computed, too: those of a canvas; else
-        0."""
+        """Number of positions computed beyond the maximum request length: those of a canvas,
+        otherwise 0."""
         return 0 if self.canvas is None else self.canvas.length
 
     def windows_within(self, max_model_len: int) -> tuple[int, ...]:
         """Sliding windows per layer in sequences of at most `max_model_len` tokens: number of
-        positions that a query attends to, its own included; 0 for full attention, which a window
-        of at least `max_model_len` equals."""
+        positions that a query attends to, including its own. 0 for full attention, to which a
+        window of at least `max_model_len` is equal."""
         return tuple(
             window if window is not None and window < max_model_len else 0
             for window in self.windows
@@ -241,16 +242,16 @@ class ModelConfig:
 
     @property
     def is_bidirectional(self) -> bool:
-        """Whether tokens attend to later ones, too (encoders)."""
+        """Whether tokens also attend to later ones (encoders)."""
         return self.pooling is not None and self.pooling.info.is_bidirectional
 
     @property
     def head_dims(self) -> tuple[int, ...]:
-        """Head dimensions of all layers, ascending, without repeats."""
+        """Head dimensions of all layers, ascending, without duplicates."""
         return tuple(sorted({self.head_dim, self.for_full_layers().head_dim}))
 
     def for_full_layers(self) -> ModelConfig:
-        """Configuration of full-attention layers, whose heads may have other sizes."""
+        """Configuration of full-attention layers, whose heads may have different sizes."""
         full = self.full_heads
         if full is None:
             return self
@@ -271,7 +272,7 @@ class ModelConfig:
 
     def with_mtp(self) -> ModelConfig:
         """The configuration with the checkpoint's MTP head. Its decoder layer has index
-        `num_layers`: lists per layer get one more entry.
+        `num_layers`: per-layer lists get one more entry.
 
         Raises:
             ValueError: heads of this family are not supported.
@@ -287,7 +288,7 @@ class ModelConfig:
             names = replace(names, skipped=(*kept, *mtp.skipped))
         if moe is not None and mtp.is_dense:
             moe = replace(moe, dense_layers=moe.dense_layers | {self.num_layers})
-        if mla is not None and mla.indexer is not None:  # the head's layer has an indexer
+        if mla is not None and mla.indexer is not None:  # the head's layer has its own indexer
             layers = (*mla.indexer.layers, True)
             mla = replace(mla, indexer=replace(mla.indexer, layers=layers))
         heads = self.layer_heads
@@ -303,8 +304,8 @@ class ModelConfig:
         )
 
     def resolve_max_model_len(self, requested: int | None) -> int:
-        """The length limit of an engine in tokens: `requested`, or else the checkpoint's limit,
-        rounded down to whole blocks.
+        """The length limit of an engine in tokens: `requested`, or the checkpoint's limit if it is
+        not set, rounded down to whole blocks.
 
         Raises:
             ValueError: `requested` exceeds the checkpoint's limit, or is less than a block.
@@ -332,11 +333,11 @@ def load_model_config(
 ) -> ModelConfig:
     """Reads the configuration of a checkpoint folder or a Hub repository.
 
-    Weights of a repository are downloaded after its configuration was found to be supported.
+    The weights of a repository are downloaded only if its configuration is supported.
 
     Args:
-        model: the folder or the repository's name.
-        weights: whether the checkpoint's weights are needed too.
+        model: folder or repository id.
+        weights: whether the checkpoint's weights are also needed.
         pooling: task and pooling; by default those of the checkpoint.
 
     Raises:
@@ -354,7 +355,7 @@ def load_model_config(
 def _read_family(
     raw: RawConfig, pooler: PoolerConfig | None
 ) -> tuple[FamilyConfig, TensorNames | None]:
-    """The schema of config.json, and other names of tensors in the checkpoint, if any."""
+    """The schema of config.json, and differing tensor names in the checkpoint, if any."""
     if pooler is None:
         return read_family(raw)
     if pooler.info.is_bidirectional:
@@ -365,7 +366,7 @@ def _read_family(
 
 
 def _ropes(family: FamilyConfig) -> tuple[RopeConfig, RopeConfig | None]:
-    """The rotary embedding, and that of sliding-window layers if it differs, else None."""
+    """The rotary embedding, and that of sliding-window layers if it differs, otherwise None."""
     raw, length = _keys(family), family.max_position_embeddings
     by_layer = bool(family.window_theta)
     if family.has_layer_shares and family.rope_parameters:
@@ -390,7 +391,7 @@ def _canvas(family: FamilyConfig, folder: Path) -> CanvasConfig | None:
 
 
 def _experts(family: FamilyConfig) -> MoeConfig | None:
-    """The validated experts; `mlp_layer_types`, written by transformers 5, must agree."""
+    """The validated experts. `mlp_layer_types`, written by transformers 5, must agree with them."""
     moe, kinds, count = family.moe(), family.mlp_layer_types, family.num_hidden_layers
     dense = frozenset(range(count)) if moe is None else moe.dense_layers
     expected = ["dense" if layer in dense else "sparse" for layer in range(count)]
@@ -421,17 +422,18 @@ def _length_limit(
     windows: tuple[int | None, ...],
     canvas: CanvasConfig | None,
 ) -> tuple[int, str]:
-    """Length of the longest sequence that is computed exactly, and the keys that it follows from.
+    """Maximum sequence length for which the model is computed exactly, and the keys from which it
+    is derived.
 
-    Full attention equals windowed attention for sequences no longer than the window, and
-    dual-chunk attention for those no longer than the context of one chunk.
+    Full attention is equal to windowed attention for sequences no longer than the window, and to
+    dual-chunk attention for sequences no longer than the context of one chunk.
 
     Args:
         family: config.json.
-        rope: the rotary embedding, or that of full-attention layers; `max_position_embeddings` then
-            counts positions after the scaling.
-        windows: windows per layer, if they are not implemented for this family; else empty.
-        canvas: the canvas, whose positions follow the sequence; None without one.
+        rope: the rotary embedding, or that of full-attention layers; its `max_position_embeddings`
+            counts positions after scaling.
+        windows: windows per layer, if windows are not implemented for this family; otherwise empty.
+        canvas: the canvas, whose positions follow the sequence; None if there is none.
     """
     limit = family.max_position_embeddings
     reason = f"max_position_embeddings {limit}, rope kind {rope.kind}"
@@ -453,8 +455,8 @@ def _length_limit(
 
 
 def _eos_token_ids(raw: RawConfig, family: FamilyConfig, folder: Path) -> tuple[int, ...]:
-    """End tokens in config.json, its text_config and generation_config.json, combined from all
-    files, as in vLLM; else the family's default."""
+    """EOS tokens from config.json, its text_config and generation_config.json combined, as in vLLM;
+    the family's default if there are none."""
     path = folder / "generation_config.json"
     text = raw.get("text_config")
     sources = [
@@ -479,8 +481,8 @@ def _with_skipped_tensors(
     family: FamilyConfig,
     quantization: QuantizationConfig | None,
 ) -> TensorNames | None:
-    """Adds to the names of tensors that are not loaded: those that the family skips or renames,
-    layers for multi-token prediction, and those that the quantization format skips or renames."""
+    """Adds further tensors to skip or rename: those of the family, layers for multi-token
+    prediction, and those of the quantization format."""
     skipped = family.skipped_tensors()
     if skipped:
         names = names or TensorNames()

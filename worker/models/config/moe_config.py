@@ -10,7 +10,7 @@ from worker.models.config.schema import short
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MoeConfig:
-    """Experts of a model: number, size, layers that have them, and routing."""
+    """Experts of a model: their number, size, layers and routing."""
 
     num_experts: int
     top_k: int
@@ -18,32 +18,34 @@ class MoeConfig:
     intermediate_size: int
     """Intermediate size of an expert."""
     dense_layers: frozenset[int] = frozenset()
-    """Layers with a single MLP; a set that is only tested for membership."""
+    """Layers with an MLP instead of experts."""
     normalize: bool = True
-    """Whether weights of a token's experts are normalised to sum to 1."""
+    """Whether the weights of a token's experts are normalized to sum to 1."""
     sigmoid: bool = False
-    """Whether scores are sigmoids, and not a softmax over all experts."""
+    """Whether scores are sigmoids rather than a softmax over all experts."""
     has_bias: bool = False
-    """Whether a bias per expert is added to scores for the choice, and not for the weights."""
+    """Whether a per-expert bias is added to the scores for the choice of experts, but not for their
+    weights."""
     num_groups: int = 1
     top_k_groups: int = 1
-    """Number of groups that experts are chosen from: those with the largest sums of scores."""
+    """Number of groups from which experts are chosen: those with the largest sums of scores."""
     num_summed: int = 2
-    """Number of a group's largest scores that are summed."""
+    """Number of largest scores that are summed per group."""
     block_size: int = 1
-    """Number of consecutive tokens, a block of block diffusion, that choose among the same
+    """Number of consecutive tokens (a block in block diffusion) that choose among the same
     `block_capacity` experts."""
     block_capacity: int = 0
-    """Number of experts per block: those with the largest scores of any of its tokens. 0 for
-    all."""
+    """Number of experts per block: those with the largest scores over its tokens. 0 for all
+    experts."""
     scale: float = 1.0
     """Factor of the weights."""
     score_cap: float | None = None
-    """Soft cap of the router's outputs (by tanh); None for none."""
+    """Soft cap of the router's outputs (by tanh); None if there is none."""
     shared_size: int = 0
-    """Intermediate size of the shared expert, which all tokens use; 0 for none."""
+    """Intermediate size of the shared expert, which all tokens use; 0 if there is none."""
     num_zero_experts: int = 0
-    """Number of zero-computation experts, which return their input; they come after the others."""
+    """Number of zero-computation experts, which return their input; they follow the other
+    experts."""
 
     @property
     def num_scored(self) -> int:
@@ -52,11 +54,12 @@ class MoeConfig:
 
 
 def checked(config: MoeConfig, top_k_key: str = "num_experts_per_tok") -> MoeConfig:
-    """Returns the configuration after checks of its numbers; `top_k_key` is the key of
+    """Returns the configuration after checking its numbers; `top_k_key` is the key of
     `top_k`.
 
     Raises:
-        ValueError: groups do not divide the experts, or more are chosen than there are.
+        ValueError: the number of experts is not a multiple of the number of groups, or more are
+            chosen than there are.
     """
     if config.num_groups < 1 or config.num_experts % config.num_groups:
         raise ValueError(
@@ -74,10 +77,10 @@ def checked(config: MoeConfig, top_k_key: str = "num_experts_per_tok") -> MoeCon
 def listed_dense_layers(
     kinds: list[str] | None, num_layers: int, first: int | None, default: int = 1
 ) -> frozenset[int]:
-    """Layers with a single MLP, while the others have experts.
+    """Layers with an MLP; the others have experts.
 
     Args:
-        kinds: `mlp_layer_types`, dense or sparse for each layer; None if it is missing.
+        kinds: `mlp_layer_types`, "dense" or "sparse" for each layer; None if it is missing.
         num_layers: number of layers.
         first: `first_k_dense_replace`, number of leading dense layers; None if it is missing.
         default: number of leading dense layers if both are missing.

@@ -12,7 +12,7 @@ class MtpConfig:
     next token (DeepSeek-V3, arXiv 2412.19437, section 2.2). It consists of a projection of both,
     one decoder layer and a norm, and uses the model's embedding and LM head.
 
-    Checkpoints with several heads, for further tokens each, are served with the first one."""
+    Checkpoints with several heads, each for one more token, are served with the first one."""
 
     layer: str
     """Prefix of the tensors of its decoder layer."""
@@ -25,35 +25,34 @@ class MtpConfig:
     final_norm: str
     """Name of the norm before the LM head."""
     lm_head: str = ""
-    """Name of its LM head; empty for the model's."""
+    """Name of its LM head; empty if it uses the model's."""
     window: int | None = None
     """Sliding window of its decoder layer, as in ModelConfig; None for full attention."""
     num_heads: int | None = None
-    """Number of query heads of its layer, if that differs between the model's layers."""
+    """Number of query heads of its layer, if it differs between the model's layers."""
     is_dense: bool = False
-    """Whether its layer has an MLP where others of the model have experts."""
+    """Whether its layer has an MLP where the model's layers have experts."""
     hidden_first: bool = False
-    """Whether the projection's input begins with the hidden state, and not with the embedding."""
+    """Whether the projection's input begins with the hidden state, not the embedding."""
     zeroes_first: bool = True
-    """Whether the embedding is replaced by zeros at position 0, where vLLM masks it."""
+    """Whether the embedding is replaced by zeros at position 0, as in vLLM."""
     recycles_normed: bool = True
-    """Whether the next prediction starts from the output of the final norm, and not from its
+    """Whether the next prediction starts from the output of the final norm, rather than from its
     input."""
     skipped: tuple[str, ...] = ()
-    """Prefixes of names of further tensors of the head, which are not loaded: copies of the model's
-    embedding and LM head."""
+    """Name prefixes of tensors of the head that are not loaded: copies of the model's embedding and
+    LM head."""
 
     @classmethod
     def after_layers(
         cls, index: int, *, final_norm: str = "shared_head.norm", recycles_normed: bool = True
     ) -> MtpConfig:
-        """The head of DeepSeek V3 and families like it, stored as one more layer of index
-        `index`.
+        """The head of DeepSeek V3 and similar families, stored as an additional layer `index`.
 
         Args:
             index: number of the model's layers.
             final_norm: name of the norm before the LM head, within that layer.
-            recycles_normed: as the field.
+            recycles_normed: as in the field.
         """
         layer = f"model.layers.{index}."
         return cls(

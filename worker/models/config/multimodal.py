@@ -1,5 +1,5 @@
-"""Multimodal checkpoints, whose text model is served: its part of config.json, and its tensors.
-Imports no torch."""
+"""Multimodal checkpoints, of which only the text model is served: its part of config.json, and its
+tensors. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ class TensorNames:
     """Differences between tensor names in a checkpoint and those of the family."""
 
     renamed: tuple[tuple[str, str], ...] = ()
-    """Prefixes of names in the checkpoint, and the family's; the first that matches is used."""
+    """Pairs of a name prefix in the checkpoint and the family's; the first match is used."""
     renamed_ends: tuple[tuple[str, str], ...] = ()
-    """Suffixes of names in the checkpoint, and the family's; all that match are used in turn."""
+    """Name suffixes in the checkpoint and the family's; all matches are applied in turn."""
     skipped: tuple[str, ...] = ()
-    """Prefixes of names, in the checkpoint or the family's, of tensors that are not loaded."""
+    """Name prefixes, the checkpoint's or the family's, of tensors that are not loaded."""
     skipped_ends: tuple[str, ...] = ()
-    """Suffixes of names of tensors that are not loaded."""
+    """Name suffixes of tensors that are not loaded."""
 
     def internal_name(self, name: str) -> str | None:
-        """The family's name of a checkpoint's tensor; None for one that is not loaded."""
+        """The family's name of a checkpoint's tensor; None if it is not loaded."""
         if name.startswith(self.skipped) or name.endswith(self.skipped_ends):
             return None
         for end, new_end in self.renamed_ends:
@@ -37,7 +37,7 @@ class TensorNames:
         return None if name.startswith(self.skipped) else name
 
     def checkpoint_names(self, internal_name: str) -> list[str]:
-        """Names that a checkpoint may have for a module: the family's, and those with other
+        """Names that a module may have in a checkpoint: the family's, and those with other
         prefixes."""
         return [internal_name] + [
             prefix + internal_name.removeprefix(new_prefix)
@@ -48,28 +48,28 @@ class TensorNames:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MultimodalConfig:
-    """A multimodal architecture, whose text model is served."""
+    """A multimodal architecture of which only the text model is served."""
 
     architectures: tuple[str, ...]
     """Values of `architectures` in config.json."""
     model_type: str
     texts: Mapping[str, str]
     """Families of the text model, by `model_type` of text_config, or by its `architectures` if
-    that is missing."""
+    `model_type` is missing."""
     keys: frozenset[str]
     """Keys next to text_config, and possibly within it, that do not concern the text model."""
     tensors: TensorNames
     defaults: Mapping[str, object] = field(default_factory=dict)
-    """Values of missing keys of the text model that differ from the family's, and from `SIZES`."""
+    """Values of missing keys of the text model that differ from the family's and from `SIZES`."""
     ignored: tuple[str, ...] = ()
     """Keys of text_config that are ignored, as in transformers."""
     text_type: str = ""
-    """`model_type` of the text model of checkpoints without text_config, whose keys are then
-    mixed with the others; empty if text_config is required."""
+    """`model_type` of the text model of checkpoints without text_config, whose keys are then at the
+    top level; empty if text_config is required."""
 
     def text_config(self, raw: RawConfig) -> RawConfig:
-        """The text model's config.json; raises ValueError if text_config is malformed, or of a
-        family that is not supported."""
+        """The text model's config.json; raises ValueError if text_config is malformed, or the
+        family is not supported."""
         if self.text_type and "text_config" not in raw:
             raw = {"model_type": self.model_type, "text_config": {}, **raw}
         text = raw.get("text_config")
@@ -97,8 +97,8 @@ class MultimodalConfig:
             for key, value in raw.items()
             if value is not None and key not in self.keys | _BOOKKEEPING
         }
-        # As in transformers, text_config has precedence: keys beside it may be defaults of the
-        # whole model's class. Only the format of the weights is that of the whole checkpoint.
+        # As in transformers, text_config has precedence: keys next to it may be defaults of the
+        # whole model's class. Only the quantization format is read from the whole checkpoint.
         formats = {key: others[key] for key in _FORMATS if key in others}
         merged = {**SIZES.get(kind, {}), **self.defaults, **others, **text, **formats}
         for key in ("rope_scaling", "rope_parameters"):
@@ -120,15 +120,15 @@ SIZES: Mapping[str, Mapping[str, int]] = {
     "qwen2": {**_LLAMA, "vocab_size": 151936, "intermediate_size": 22016},
     "qwen3": {**_LLAMA, "vocab_size": 151936, "intermediate_size": 22016},
 }
-"""Sizes missing in a text_config if they equal the defaults of its class in transformers, which
-saves only differences; by `model_type`."""
+"""Sizes missing in a text_config because they equal the defaults of its class in transformers,
+which saves only differences; by `model_type`."""
 _FORMATS = ("quantization_config", "compression_config", "dtype", "torch_dtype")
 _BOOKKEEPING = words("architectures model_type text_config transformers_version auto_map")
 
 
 def language_model_and(*parts: str) -> TensorNames:
-    """Names of a text model in `language_model` next to these other parts, possibly all within
-    `model`."""
+    """Tensor names of a text model in `language_model` next to these other parts, possibly all
+    within `model`."""
     return TensorNames(
         renamed=(("language_model.", ""), ("model.language_model.", "model.")),
         skipped=tuple(f"{before}{part}." for before in ("", "model.") for part in parts),
@@ -139,7 +139,7 @@ VISION_AND_PROJECTOR = language_model_and("vision_tower", "multi_modal_projector
 
 
 def _of_text(rope: RawConfig) -> RawConfig:
-    """Rope parameters without multimodal rotary embedding (mrope): dimensions that rotate by
-    row, column or time of an image or video, all of which equal the position for text."""
+    """Rope parameters without multimodal rotary embedding (mrope): its row, column and time indices
+    of images and videos all equal the position for text."""
     kept = {key: value for key, value in rope.items() if not key.startswith("mrope_")}
     return {key: "default" if value == "mrope" else value for key, value in kept.items()}

@@ -20,14 +20,15 @@ _Value = TypeVar("_Value")
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 _MOST_CONFIG_BYTES = 1 << 20
-"""Maximum size of adapter_config.json; usual ones have 1 kB."""
+"""Maximum size of adapter_config.json; typical files have 1 kB."""
 _MOST_HEADER_BYTES = 1 << 24
-"""Maximum size of the header of adapter_model.safetensors: 100,000 tensors with 150 bytes each."""
+"""Maximum size of the header of adapter_model.safetensors: enough for 100,000 tensors with 150
+bytes each."""
 _FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
 """Supported data types, as safetensors names them."""
 _MOST_PATTERN_CHARS = 256
 _MOST_QUANTIFIERS = 3
-"""Maximum length of a pattern and number of its quantifiers, which bound the time of matching."""
+"""Maximum length of a pattern and number of its quantifiers, which bounds the matching time."""
 
 _IGNORED = frozenset(
     {
@@ -61,7 +62,7 @@ class PeftConfig:
     is_rank_stabilized: bool
     """Whether the scale is alpha / sqrt(rank) (rsLoRA) instead of alpha / rank."""
     ties_weights: bool
-    """Whether adapters of tied layers are tied, too."""
+    """Whether adapters of tied layers are also tied."""
     ranks: Mapping[str, int]
     """Ranks of modules that differ from `rank`, by pattern."""
     alphas: Mapping[str, float]
@@ -72,7 +73,7 @@ class PeftConfig:
         return _by_pattern(self.ranks, module, self.rank)
 
     def scale_of(self, module: str) -> float:
-        """Factor of a module's product."""
+        """Factor of a module's LoRA output."""
         rank = self.rank_of(module)
         divisor = math.sqrt(rank) if self.is_rank_stabilized else rank
         return _by_pattern(self.alphas, module, self.alpha) / divisor
@@ -122,8 +123,8 @@ def read_peft_config(folder: Path, max_rank: int) -> PeftConfig:
 
 
 def check_header(folder: Path) -> None:
-    """Checks the header of an adapter's weights, in time that does not depend on their size. Names
-    and shapes, which must be the model's, are checked by the ranks.
+    """Checks the header of an adapter's weights, in time independent of their size. The ranks check
+    that names and shapes match the model's.
 
     Raises:
         ValueError: the file is missing, malformed or truncated, or has unsupported data types.

@@ -28,7 +28,7 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
     _MASKED: (_BASE,),
     _BASE: (_CAUSAL, _BASE),
 }
-"""Suffixes of `architectures` of checkpoints, and those of the models that they may contain."""
+"""Suffixes of a checkpoint's `architectures`, and those of the models that it may contain."""
 _MODES: Mapping[str, PoolingType] = {
     "pooling_mode_lasttoken": "last",
     "pooling_mode_mean_tokens": "mean",
@@ -36,7 +36,7 @@ _MODES: Mapping[str, PoolingType] = {
 }
 """Keys of sentence-transformers' pooling configuration."""
 _MODE_NAMES: Mapping[str, PoolingType] = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
-"""Values of its key `pooling_mode`, which newer versions write."""
+"""Values of its key `pooling_mode`, which newer versions use."""
 _LOWER: Mapping[str, PoolingType] = {
     name: kind for kind in _MODES.values() for name in (kind, kind.upper())
 }
@@ -51,9 +51,9 @@ _MAX_LABELS = 100_000
 _DEFAULT_LABELS = 2
 """Number of labels if config.json has none (transformers)."""
 _PARTS = ("embed_tokens.", "layers.", "norm.")
-"""Prefixes of tensors' names in checkpoints saved without LM head."""
+"""Prefixes of tensor names in checkpoints saved without an LM head."""
 _LM_HEADS = ("lm_head.", "embed_out.", "output.")
-"""Prefixes of names of the LM head in all families."""
+"""Prefixes of LM head names in all families."""
 _OWN_KEYS = words(
     """
     num_labels sentence_transformers is_matryoshka matryoshka_dimensions classifier_from_token
@@ -62,7 +62,7 @@ _OWN_KEYS = words(
 )
 """Keys of config.json that concern pooling only."""
 _ANSWERS = ("no", "yes")
-"""Tokens whose logits a reranker's answer is computed from."""
+"""Tokens from whose logits a reranker's answer is computed."""
 _RERANKER_TEMPLATE = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
     'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
@@ -79,10 +79,10 @@ class PoolerConfig:
     """How a model's hidden states become a vector."""
 
     info: PoolingInfo
-    """Properties that gateways use, too."""
+    """Properties that gateways also use."""
     token_ids: tuple[int, ...] = ()
-    """Tokens whose rows of the LM head are the classification head; empty if the checkpoint has a
-    head, or for embeddings."""
+    """Tokens whose rows of the LM head are the classification head; empty for embeddings, or if the
+    checkpoint has a head."""
 
     def of_size(self, hidden_size: int) -> PoolerConfig:
         """The configuration for a model with hidden states of this size."""
@@ -91,7 +91,7 @@ class PoolerConfig:
         return replace(self, info=msgspec.structs.replace(self.info, size=hidden_size))
 
     def tensors(self, *, tied: bool) -> TensorNames:
-        """Names of tensors in the checkpoint: those of one without LM head lack `model.`.
+        """Names of tensors in the checkpoint: checkpoints without an LM head omit `model.`.
 
         Args:
             tied: whether the LM head is the embedding.
@@ -105,7 +105,7 @@ class PoolerConfig:
         return TensorNames(renamed=renamed, skipped=tuple(skipped))
 
     def encoder_tensors(self, encoder: EncoderConfig) -> TensorNames:
-        """Names of an encoder's tensors, without the prefix of those with a head."""
+        """Names of an encoder's tensors, without the prefix used in checkpoints with a head."""
         skipped = ["cls.", "lm_head.", "decoder.", "embeddings.position_ids"]
         if self.info.task == "embed":
             skipped += ["classifier.", "head."]
@@ -132,14 +132,14 @@ def read_pooler(
         raw: the content of config.json.
         folder: the checkpoint's folder.
         options: the requested task and pooling.
-        known: supported values of `architectures`, of models that generate.
+        known: supported values of `architectures` for generative models.
 
     Returns:
-        config.json as that of the generating model of the same family, and the pooling
-        configuration; the unchanged config.json and None for a model that generates.
+        config.json converted to that of the generative model of the same family, and the pooling
+        configuration. For a generative model, the unchanged config.json and None.
 
     Raises:
-        ValueError: the checkpoint does not suit the task, or its pooling is not supported.
+        ValueError: the checkpoint does not support the task, or its pooling is not supported.
     """
     chosen = _chosen(raw, options, known, has_modules=(folder / _MODULES_FILE).is_file())
     if chosen is None:
@@ -179,7 +179,7 @@ class _Chosen(NamedTuple):
 
     task: str
     architecture: str
-    """The generating architecture of the same family, or the encoder."""
+    """The generative architecture of the same family, or the encoder."""
     suffix: str
     """Suffix of the checkpoint's architecture."""
 
@@ -188,7 +188,7 @@ def _chosen(
     raw: RawConfig, options: PoolingOptions, known: Collection[str], *, has_modules: bool
 ) -> _Chosen | None:
     """The task of a pooling model; None if it generates text. Raises ValueError if the checkpoint
-    does not suit the requested task."""
+    does not support the requested task."""
     names = architectures(raw)
     found = next(filter(None, (_variant(name, known) for name in names)), None)
     task = options.requested
@@ -208,7 +208,7 @@ def _chosen(
 
 
 def _variant(name: object, known: Collection[str]) -> tuple[str, str] | None:
-    """The generating architecture of the same family, or the encoder, and the suffix of this one;
+    """The generative architecture of the same family, or the encoder, and the suffix of `name`;
     None if the family is not supported."""
     for suffix, kinds in _KINDS.items():
         if isinstance(name, str) and name.endswith(suffix):
@@ -265,7 +265,8 @@ def _classifier(raw: RawConfig) -> _Head:
 
 
 def _dimensions(raw: RawConfig) -> tuple[int, ...]:
-    """Supported numbers of dimensions; empty if any is. Raises ValueError if they are malformed."""
+    """Supported numbers of dimensions; empty if any number is supported. Raises ValueError if they
+    are malformed."""
     given = raw.get("matryoshka_dimensions") or []
     try:
         return tuple(msgspec.convert(given, analyzed(list[int])))
@@ -307,7 +308,7 @@ def _modules(folder: Path) -> list[tuple[str, str]]:
 def _pooling(
     folder: Path, modules: list[tuple[str, str]], options: PoolingOptions, default: PoolingType
 ) -> tuple[PoolingType, bool]:
-    """Pooling and normalization, by the options, else by the checkpoint, else the default."""
+    """Pooling and normalization, from the options, then from the checkpoint, then the default."""
     pooling_type = default
     if options.pooling_type is not None:
         pooling_type = _LOWER[options.pooling_type]
@@ -319,7 +320,8 @@ def _pooling(
 
 
 def _pooling_type(path: Path) -> PoolingType:
-    """Pooling by sentence-transformers' configuration. Raises ValueError if it is another one."""
+    """Pooling from sentence-transformers' configuration. Raises ValueError if it is not
+    supported."""
     raw = read_json(path)
     chosen = [
         key for key, value in raw.items() if key.startswith("pooling_mode_") and value is True
@@ -337,7 +339,7 @@ def _pooling_type(path: Path) -> PoolingType:
 
 
 def _prompts(folder: Path) -> tuple[dict[str, str], str]:
-    """Prefixes of texts by name, and the name of the default one; empty if there is none.
+    """Prefixes of texts by name, and the name of the default one; both empty if there are none.
 
     Raises:
         ValueError: config_sentence_transformers.json is malformed.

@@ -1,10 +1,10 @@
 """Quantization formats of linear weights. Imports no torch.
 
-A checkpoint has its format in config.json's `quantization_config`, or in a file next to it:
+The format is in config.json's `quantization_config`, or in a file next to it:
 ModelOpt's hf_quant_config.json, GPTQ's quantize_config.json, AWQ's quant_config.json.
 
-Weights are dequantized to the model's data type and multiplied with unquantized activations, except
-FP8 weights in large steps on GPUs that multiply FP8 (`kernels.linear.scaled`). Scales of a
+Weights are dequantized to the model's data type and multiplied by unquantized activations, except
+FP8 weights in large steps on GPUs with FP8 matmuls (`kernels.linear.scaled`). Scales of a
 checkpoint's activations are ignored: each token gets its own scale, which is at least as accurate.
 Scales of keys and values are loaded if the KV cache is FP8.
 """
@@ -25,7 +25,7 @@ class ScaledConfig:
 
     code: Literal["e4m3", "int8"] = "e4m3"
     block_shape: tuple[int, int]
-    """Numbers of output and of input features that share a scale; 0 for all."""
+    """Numbers of output and input features that share a scale; 0 for all."""
     scale: str = "weight_scale"
     """Name of the scales in a checkpoint, within the module."""
     has_exponents: bool = False
@@ -41,18 +41,18 @@ class GroupedIntConfig:
     group_size: int
     """Number of input features that share a scale, per output feature; 0 for all."""
     has_zeros: bool = True
-    """Whether groups have zero points; else the middle code stands for 0."""
+    """Whether groups have zero points; otherwise the middle code is 0."""
     zeros_less_one: bool = False
     """Whether zero points are stored minus 1, as in GPTQ's first format."""
     has_index: bool = False
-    """Whether each feature has an index of its group (desc_act), instead of groups of consecutive
+    """Whether each feature has a group index (desc_act); otherwise groups are consecutive
     features."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fp4Config:
     """4-bit floats (e2m1) with a scale per group of input features. NVFP4 has FP8 scales, and one
-    scale of the whole weight; MXFP4 has powers of two."""
+    scale for the whole weight; MXFP4's scales are powers of two."""
 
     layout: Literal["modelopt", "nvfp4", "mxfp4"]
     """Layout in a checkpoint: ModelOpt's NVFP4, or compressed-tensors' NVFP4 or MXFP4."""
@@ -73,12 +73,12 @@ WeightConfig = ScaledConfig | GroupedIntConfig | Fp4Config | GptOssMxfp4Config
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuantizationConfig:
-    """Quantization format of a checkpoint's linear weights, and the modules that have it."""
+    """Quantization format of a checkpoint's linear weights, and the modules that it applies to."""
 
     weights: WeightConfig | None
     """Format of all quantized modules; None if they have different ones (`by_module`)."""
     by_module: Mapping[str, WeightConfig] = field(default_factory=dict)
-    """Formats by name of a module, which hold for all modules within it."""
+    """Formats by module name; each applies to all modules within that module."""
     left_out: tuple[str, ...] = ()
     """Patterns of modules that are not quantized."""
     targets: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ class QuantizationConfig:
     """Whether the checkpoint specifies an FP8 KV cache with a scale per tensor."""
 
     def format_of(self, names: Sequence[str]) -> WeightConfig | None:
-        """Format of a linear module, None if it is not quantized; `names` are all names that the
+        """Format of a linear module; None if it is not quantized. `names` are all names that the
         checkpoint may have for it."""
         if _is_named(names, self.left_out):
             return None
@@ -102,7 +102,7 @@ class QuantizationConfig:
 
     def _format_of_module(self, name: str) -> WeightConfig | None:
         """Format of a module in `by_module`, by its name or by the name of an enclosing module.
-        A search by prefix would be slow: with experts, tens of thousands are named."""
+        A search by prefix would be slow: with experts, there are tens of thousands of names."""
         while name and name not in self.by_module:
             name = name.rpartition(".")[0]
         return self.by_module.get(name)
@@ -110,15 +110,15 @@ class QuantizationConfig:
 
 def _is_named(names: Sequence[str], patterns: tuple[str, ...]) -> bool:
     """Whether a pattern matches one of a module's names: a regular expression ("re:...") at its
-    beginning, a pattern with "*" as a whole, any other as consecutive parts between dots, so that
-    "gate" does not match "gate_proj"."""
+    beginning, a pattern with "*" as a whole, and any other pattern as consecutive dot-separated
+    parts, so that "gate" does not match "gate_proj"."""
     modules, expressions = _compiled(patterns)
     return any(expressions.match(name) or not modules.isdisjoint(_runs(name)) for name in names)
 
 
 @lru_cache(maxsize=8)
 def _compiled(patterns: tuple[str, ...]) -> tuple[frozenset[str], re.Pattern[str]]:
-    """Patterns that are names, and all others as one expression. A comparison with one pattern at a
+    """Patterns that are names, and all others as one regular expression. Comparing one pattern at a
     time would be quadratic: checkpoints list modules layer by layer."""
     expressions = [
         pattern[3:] if pattern.startswith("re:") else translate(pattern)

@@ -1,7 +1,7 @@
 """Parsers of quantization formats: fp8, mxfp8, fbgemm_fp8, compressed-tensors, ModelOpt, AWQ, GPTQ
 and gpt-oss' mxfp4. Imports no torch.
 
-Keys that are not read and may affect weights are rejected with an error that names them.
+Unknown keys that may affect weights are rejected with an error that names them.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _PLAIN_MODULES = (
     *("lm_head", "norm", "embed_tokens", "word_embeddings", "gate", "router", "conv1d"),
     "e_score_correction_bias",
 )
-"""Suffixes of names of modules that are never quantized here; patterns with them are ignored."""
+"""Name suffixes of modules that are never quantized; patterns with them are ignored."""
 _BESIDE_EXPERTS = ("self_attn", "mlp.router", "embed_tokens", "lm_head")
 _NOT_OF_WEIGHTS = (
     *(".input_scale", ".activation_scale", ".input_scale_ub", ".input_global_scale"),
     *(".input_zero_point", ".q_scale", ".weight_shape"),
 )
-"""Suffixes of names of tensors that are not needed: scales of activations, and shapes."""
+"""Name suffixes of tensors that are not needed: scales of activations, and shapes."""
 CACHE_SCALE_ENDS = (".k_scale", ".v_scale", ".kv_scale")
-"""Suffixes of names of scales of keys and values, which only FP8 KV caches need."""
+"""Name suffixes of the scales of keys and values, which only FP8 KV caches need."""
 _MIXED = "MIXED_PRECISION"
 _MXFP8_BLOCK = (1, 32)
 _MODELOPT_FILE = "hf_quant_config.json"
@@ -62,8 +62,8 @@ class _Source:
         """Checks all keys of the object; null, false and empty values are ignored.
 
         Args:
-            known: keys with any value.
-            must: keys with the values that are supported.
+            known: keys that may have any value.
+            must: keys with their supported values.
 
         Raises:
             ValueError: a key is in neither, or its value is not supported.
@@ -106,10 +106,11 @@ class _Source:
         raise self.unsupported(f"{key} {value!r:.80} (it must be two positive integers)")
 
     def has_fp8_cache(self) -> bool:
-        """Whether a KV cache in FP8 is specified, with a scale per tensor. Others are ignored."""
+        """Whether an FP8 KV cache with per-tensor scales is specified. Other KV cache formats are
+        ignored."""
         scheme = self.content.get("kv_cache_scheme")
         if not isinstance(scheme, dict):
-            # AutoFP8 writes "static", ModelOpt its name of the format.
+            # AutoFP8 writes "static", ModelOpt writes its name for the format.
             return scheme == "static" or self.content.get("kv_cache_quant_algo") == "FP8"
         return (
             (scheme.get("num_bits"), scheme.get("type")) == (8, "float")
@@ -152,7 +153,7 @@ def read_quantization(
 
 
 def _find(raw: Mapping[str, Any], folder: Path) -> tuple[_Source, object] | None:
-    """The object that describes the format, and its `quant_method`; None without any."""
+    """The object that describes the format, and its `quant_method`; None if there is none."""
     for key in ("quantization_config", "compression_config"):
         content = raw.get(key)
         if content and not _lists_layers_elsewhere(content, folder):
@@ -172,7 +173,7 @@ def _find(raw: Mapping[str, Any], folder: Path) -> tuple[_Source, object] | None
 
 def _lists_layers_elsewhere(content: Mapping[str, Any], folder: Path) -> bool:
     """Whether config.json names a mixture of ModelOpt's formats, while only the file next to it
-    lists the format of each module."""
+    lists each module's format."""
     is_short = content.get("quant_algo") == _MIXED and "quantized_layers" not in content
     path = folder / _MODELOPT_FILE
     return is_short and path.is_file() and "quantized_layers" in path.read_text(encoding="utf-8")
@@ -252,7 +253,7 @@ def _parse_modelopt(source: _Source) -> QuantizationConfig:
 
 
 def _modelopt_weights(source: _Source) -> WeightConfig:
-    """Format of the weights by ModelOpt's `quant_algo`."""
+    """Format of the weights according to ModelOpt's `quant_algo`."""
     formats: dict[object, WeightConfig] = {
         "FP8": ScaledConfig(block_shape=(0, 0)),
         "FP8_PER_CHANNEL_PER_TOKEN": ScaledConfig(block_shape=(1, 0)),
@@ -286,7 +287,7 @@ def _parse_layers(source: _Source) -> dict[str, WeightConfig]:
 
 
 def _parse_compressed(source: _Source) -> QuantizationConfig:
-    """compressed-tensors, with one group of modules that have the same format."""
+    """compressed-tensors with one group, whose modules have the same format."""
     source.check(
         words("quant_method config_groups format ignore kv_cache_scheme quantization_status")
         | words("global_compression_ratio version transform_config"),
@@ -314,7 +315,7 @@ def _parse_compressed(source: _Source) -> QuantizationConfig:
 
 def _check_transforms(source: _Source) -> None:
     """Checks that compressed-tensors applied all transforms (rotations such as SpinQuant's R1) to
-    the weights before it saved them, so that nothing is left to compute: `TransformLocation` in
+    the weights before saving them, so that nothing is left to compute: `TransformLocation` in
     `compressed_tensors.transform`. Raises ValueError for transforms of activations."""
     transforms = source.content.get("transform_config") or {}
     where = f"transform_config of {source.where}"
@@ -400,8 +401,8 @@ def _parse_awq(source: _Source) -> QuantizationConfig:
 
 
 def _parse_gptq(source: _Source) -> QuantizationConfig:
-    """AutoGPTQ's and GPTQModel's layout; groups are of consecutive features unless `desc_act` is
-    set."""
+    """AutoGPTQ's and GPTQModel's layout; groups consist of consecutive features unless `desc_act`
+    is set."""
     source.check(
         _GPTQ_HARMLESS | words("quant_method bits group_size modules_in_block_to_quantize dynamic"),
         {
@@ -416,7 +417,7 @@ def _parse_gptq(source: _Source) -> QuantizationConfig:
         raise source.unsupported(f"bits {bits!r:.80} (it must be 4 or 8)")
     key = "modules_in_block_to_quantize"
     named = content.get(key) or []
-    if isinstance(named, list):  # of names, or of lists of them
+    if isinstance(named, list):  # of names or of lists of names
         named = [name for part in named for name in (part if isinstance(part, list) else [part])]
     return QuantizationConfig(
         weights=GroupedIntConfig(
@@ -432,8 +433,8 @@ def _parse_gptq(source: _Source) -> QuantizationConfig:
 
 
 def _gptq_left_out(source: _Source) -> tuple[str, ...]:
-    """Patterns of modules that GPTQModel's `dynamic` leaves out ("-:..."); other settings for some
-    modules are not supported."""
+    """Patterns of modules that GPTQModel's `dynamic` excludes ("-:..."); other per-module settings
+    are not supported."""
     patterns = source.content.get("dynamic") or {}
     if not isinstance(patterns, dict):
         raise source.unsupported(f"dynamic {patterns!r:.80} (it must be an object)")
@@ -448,7 +449,7 @@ def _gptq_left_out(source: _Source) -> tuple[str, ...]:
 
 
 def _parse_gpt_oss(source: _Source) -> QuantizationConfig:
-    """MXFP4 of gpt-oss; all modules except the experts must be left out."""
+    """MXFP4 of gpt-oss; all modules except the experts must be excluded."""
     modules = source.content.get("modules_to_not_convert")
     names = [str(name) for name in modules] if isinstance(modules, list) else []
     for plain in _BESIDE_EXPERTS:
@@ -477,7 +478,7 @@ _PARSERS: Mapping[str, Callable[[_Source], QuantizationConfig]] = {
 }
 """Parsers by `quant_method`."""
 _AWQ_NAMES = {"w_bit": "bits", "q_group_size": "group_size"}
-"""Keys of quant_config.json that have another name in config.json."""
+"""Keys of quant_config.json that have a different name in config.json."""
 _GPTQ_HARMLESS = words(
     """
     batch_size block_name_to_quantize cache_block_outputs damp_percent damp_auto_increment dataset
@@ -486,4 +487,4 @@ _GPTQ_HARMLESS = words(
     use_cuda_fp16 use_exllama quantizer mse
     """
 )
-"""Keys about the process of quantization, without effect on the weights' format."""
+"""Keys of the quantization process that do not affect the weights' format."""

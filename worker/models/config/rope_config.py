@@ -25,7 +25,7 @@ _KNOWN_KEYS: dict[RopeKind, frozenset[str]] = {
     "longrope": _ANY_KIND | {"short_factor", "long_factor", "attention_factor"},
     "proportional": _ANY_KIND | {"partial_rotary_factor"},
 }
-"""Keys by kind that are read, or have no effect; others are rejected."""
+"""Keys, by kind, that are read or have no effect; others are rejected."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +33,7 @@ class RopeConfig:
     """Base and scaling of the rotary embedding."""
 
     kind: RopeKind = "default"
-    """Kind of scaling. `dynamic` has no effect: it scales only beyond the trained length, which is
+    """Kind of scaling. `dynamic` has no effect: it only scales beyond the training length, which is
     not supported."""
     theta: float = 10000.0
     """Base of the wavelengths."""
@@ -44,25 +44,26 @@ class RopeConfig:
     """Context length before it was stretched (llama3, yarn, longrope)."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
-    """End of the range that llama3 interpolates, together with `low_freq_factor`: wavelengths
-    from original length / high_freq_factor to original length / low_freq_factor."""
+    """End of the range of wavelengths that llama3 interpolates, with `low_freq_factor`: from
+    original length / high_freq_factor to original length / low_freq_factor."""
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    """End of the range that yarn interpolates, together with `beta_fast`: numbers of rotations
-    over the original length."""
+    """End of the range that yarn interpolates, with `beta_fast`, in rotations over the original
+    length."""
     truncate: bool = True
     """Whether yarn rounds the ends of its ramp to whole dimensions."""
     attention_factor: float = 1.0
     """Factor of cosines and sines (yarn, longrope)."""
     short_factors: tuple[float, ...] | None = None
     """Factors of wavelengths, by pair of dimensions, in sequences within the original length
-    (longrope). Longer sequences would need other factors, for cached keys too."""
+    (longrope). Longer sequences would need different factors, including for keys that are already
+    cached."""
     rotating_share: float | None = None
-    """Share of a head's pairs of dimensions, the first ones, that have rotary embedding; with the
-    wavelengths of a head that has it whole (proportional)."""
+    """Fraction of a head's dimension pairs, counted from the first, that have rotary embedding.
+    Wavelengths are as if all pairs had it (proportional)."""
     query_beta: float | None = None
     """Factor beta of the scaling of queries, 1 + beta * ln(1 + floor(position / original length));
-    None for no scaling."""
+    None if queries are not scaled."""
 
     def scaled_length(self, max_position_embeddings: int) -> int:
         """Longest sequence that this rotary embedding supports."""
@@ -82,14 +83,15 @@ def parse_rope(
     query_beta: bool = False,
     by_layer: bool = False,
 ) -> RopeConfig:
-    """Reads `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (before).
+    """Reads `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (earlier
+    versions).
 
     Args:
         raw: keys of config.json, with the family's defaults.
         max_position_embeddings: value of this key in config.json.
         query_beta: whether the family may have `llama_4_scaling_beta` with yarn.
-        by_layer: whether sliding-window layers have other parameters; those of full-attention
-            layers are then read.
+        by_layer: whether sliding-window layers have separate parameters, in which case those of
+            full-attention layers are read.
 
     Raises:
         ValueError: a kind of scaling is not supported, or one of its numbers is missing.
@@ -123,7 +125,7 @@ def parse_window_rope(
 
 
 def without_shares(tables: dict[str, Any]) -> dict[str, Any]:
-    """`rope_parameters` by type of layers, without each one's `partial_rotary_factor`."""
+    """`rope_parameters` by layer type, without each type's `partial_rotary_factor`."""
     return {
         kind: {key: value for key, value in table.items() if key != "partial_rotary_factor"}
         if isinstance(table, dict)
@@ -133,7 +135,7 @@ def without_shares(tables: dict[str, Any]) -> dict[str, Any]:
 
 
 def _table_of(kind: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """Parameters for one type of layers in `rope_parameters`; empty if there are none."""
+    """Parameters of one layer type in `rope_parameters`; empty if there are none."""
     tables = {"full_attention", "sliding_attention"}
     if not parameters.keys() <= tables or not all(
         isinstance(table, dict) for table in parameters.values() if table is not None
@@ -153,9 +155,9 @@ def _parse_table(
     *,
     query_beta: bool = False,
 ) -> RopeConfig:
-    """Reads one object of parameters, which `key` of config.json holds."""
+    """Reads one object of parameters, the value of `key` in config.json."""
     kind = parameters.get("rope_type", parameters.get("type", "default"))
-    kind = "longrope" if kind == "su" else kind  # the name in the first Phi-3
+    kind = "longrope" if kind == "su" else kind  # the name in the first Phi-3 release
     if kind not in _KNOWN_KEYS:
         raise ValueError(
             f"{key}.rope_type {kind!r:.80} in config.json is not supported (supported: "
@@ -205,7 +207,7 @@ def _parse_table(
 
 
 def _query_beta(parameters: dict[str, Any], key: str) -> float | None:
-    """Removes `llama_4_scaling_beta` from the parameters and returns it; None without it."""
+    """Removes `llama_4_scaling_beta` from the parameters and returns it; None if it is missing."""
     parameters.pop("max_position_embeddings", None)  # transformers writes it twice
     if parameters.get("llama_4_scaling_beta") is None:
         parameters.pop("llama_4_scaling_beta", None)
@@ -230,7 +232,7 @@ def _proportional(parameters: dict[str, Any], theta: float, key: str) -> RopeCon
 
 
 def _one_for_all_layers(parameters: dict[str, Any], key: str) -> dict[str, Any]:
-    """Parameters shared by all layers, also if they are given per layer type with equal values."""
+    """Parameters shared by all layers, which may also be given per layer type with equal values."""
     if "full_attention" not in parameters and "sliding_attention" not in parameters:
         return parameters
     tables = [table for table in parameters.values() if isinstance(table, dict)]
@@ -243,8 +245,8 @@ def _one_for_all_layers(parameters: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def _check_keys(raw: dict[str, Any], parameters: dict[str, Any], kind: RopeKind, key: str) -> None:
-    """Checks the keys of the parameters. `partial_rotary_factor` may be among them if config.json
-    has the same value itself.
+    """Checks the keys of the parameters. `partial_rotary_factor` is allowed if config.json has the
+    same value at the top level.
 
     Raises:
         ValueError: a key is unknown for this kind, or its value is not a number.
@@ -288,7 +290,7 @@ def _yarn_attention_factor(parameters: dict[str, Any], factor: float) -> float:
 
 
 def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
-    """YaRN's `mscale` for a context that is `factor` times as long: the factor of queries and of
+    """YaRN's `mscale` for a context that is `factor` times as long: the factor of both queries and
     keys."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 

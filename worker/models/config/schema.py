@@ -2,10 +2,10 @@
 config.json. Imports no torch.
 
 A schema is a msgspec Struct whose fields are keys of config.json: the type lists the supported
-values, the default is the meaning of a missing key. Any other key may change the model's
-mathematics, so a checkpoint with one is rejected, and the message names the key. Exceptions: keys
-in `HARMLESS` or in the family's `harmless`, keys that begin with `_`, and unknown keys that are
-null, false, zero or empty. null counts as missing, unless the field's type includes None.
+values, and the default is the value of a missing key. Any other key may change the model's outputs,
+so a checkpoint that has one is rejected, and the message names the key. Exceptions: keys in
+`HARMLESS` or in the family's `harmless`, keys that begin with `_`, and unknown keys that are null,
+false, zero or empty. null counts as missing, unless the field's type includes None.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ HARMLESS = words(
     exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
     """
 )
-"""Keys without effect on logits: bookkeeping, training, how transformers runs the model, and, in
-the last lines, its legacy keys of generation. pretraining_tp only splits sums; max_window_layers
-has an effect in families that have it as a field."""
+"""Keys that do not affect logits: bookkeeping, training, how transformers runs the model and, in
+the last lines, its legacy generation keys. pretraining_tp only splits sums; max_window_layers has
+an effect in families that have it as a field."""
 ROUTER_KEYS = words("output_router_logits router_aux_loss_coef")
 """Keys of families with experts that only concern training."""
 
@@ -64,7 +64,7 @@ def only(*values: object) -> Meta:
 
 Count = Annotated[int, Meta(ge=1)]
 Index = Annotated[int, Meta(ge=0)]
-"""A non-negative integer: an index, or a number that may be 0."""
+"""A non-negative integer: an index, or a count that may be 0."""
 Number = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 One = Annotated[float, Meta(ge=1, le=1)]
 """A factor that is not supported: it must be 1."""
@@ -96,7 +96,7 @@ def read_fields(
     Args:
         schema: the struct.
         raw: keys and values of config.json.
-        harmless: keys without effect, besides those of all families.
+        harmless: keys that have no effect, besides those common to all families.
         spelled: names in config.json of renamed fields, for messages.
 
     Raises:
@@ -173,7 +173,7 @@ def _types(schema: type[msgspec.Struct]) -> dict[str, Any]:
 
 @cache
 def _allowed(hint: Any) -> tuple[object, ...]:
-    """The values that a field supports if they are listed by `only`; else none."""
+    """The supported values of a field that are listed by `only`; empty for other fields."""
     kind = inspect.type_info(hint)
     return kind.extra["only"] if isinstance(kind, inspect.Metadata) and kind.extra else ()
 

@@ -29,7 +29,7 @@ CHECKS: Mapping[str, str] = {
     "triton": "CUDA kernels, in Triton's interpreter",
     "cuda": "captured steps on a simulated CUDA device",
 }
-"""Checks of a family, by name."""
+"""A family's checks, by name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,9 +40,9 @@ class TestedFamily:
     """Value of `architectures` in config.json."""
     model_types: tuple[str, ...]
     text_of: tuple[str, ...]
-    """Families of the text model of a multimodal checkpoint; else empty."""
+    """Families of a multimodal checkpoint's text model; empty for other checkpoints."""
     checks: Mapping[str, tuple[str, ...]]
-    """References that the results were compared with, by name of the check in `CHECKS`."""
+    """References with which the results were compared, by name of the check in `CHECKS`."""
     released: tuple[str, ...]
     """Released models whose config.json is known to be accepted."""
 
@@ -58,10 +58,10 @@ class TestedFormat:
 
     name: str
     families: tuple[str, ...]
-    """Families of the checkpoints that it was checked with; it works for linear layers of all
+    """Families of the checkpoints with which it was checked; it works for linear layers of all
     families."""
     against: tuple[str, ...]
-    """References that the results were compared with."""
+    """References with which the results were compared."""
 
 
 def tested_families() -> list[TestedFamily]:

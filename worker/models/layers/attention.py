@@ -47,22 +47,22 @@ class AttentionNames:
     q_norm: str = "q_norm"
     k_norm: str = "k_norm"
     gate: str = ""
-    """Projection of the gate of the attention output; empty if the query projection has its
-    features."""
+    """Projection for the gate of the attention output; empty if the query projection also computes
+    the gate."""
     sinks: str = "sinks"
     is_fused: bool = False
-    """Whether q, k and v are one tensor, with their rows in this order."""
+    """Whether q, k and v are one tensor whose rows are in this order."""
     is_grouped: bool = False
     """Whether q, k and v are one tensor that holds, for each KV head, the rows of its query heads,
     its key and its value."""
     num_groups: int = 0
-    """Number of groups of heads in such a tensor, each of which has blocks of scales of its own; 0
-    for one per KV head, without blocks of their own."""
+    """Number of head groups in such a tensor if scale blocks begin anew in each group; 0 for one
+    group per KV head without separate scale blocks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AttentionTraits:
-    """Differences of an attention block from Llama's."""
+    """How an attention block differs from Llama's."""
 
     names: AttentionNames = AttentionNames()
     """Names of the block's parts in a checkpoint."""
@@ -71,10 +71,10 @@ class AttentionTraits:
     rotates: bool = True
     """Whether queries and keys have rotary embedding."""
     is_interleaved: bool = False
-    """Whether rotary embedding rotates adjacent dimensions (GPT-J style), not halves (NeoX
-    style)."""
+    """Whether rotary embedding pairs adjacent dimensions (GPT-J style) instead of the two halves
+    (NeoX style)."""
     query_scale: torch.Tensor | None = None
-    """Factors of queries by position, fp32 [positions]; None for no factors."""
+    """Factors of queries by position, fp32 [positions]; None if queries are not scaled."""
     has_wide_norms: bool = False
     """Whether QK norm is over all heads together instead of each head."""
     has_sinks: bool = False
@@ -85,17 +85,17 @@ class AttentionTraits:
     """Whether QK norm is applied after rotary embedding instead of before."""
     has_gate: bool = False
     """Whether the attention output is gated by additional output features of the query projection,
-    or of `AttentionNames.gate`."""
+    or by `AttentionNames.gate`."""
     gates_heads: bool = False
-    """Whether the gate, a projection of its own, has one feature per head."""
+    """Whether the gate, which has a separate projection, has one feature per head."""
     gate: Callable[[torch.Tensor], torch.Tensor] = rowwise.sigmoid
     """Function of the gate."""
     has_unit_heads: bool = False
-    """Whether each head of q and k is normalised without weight after rotary embedding."""
+    """Whether each head of q and k is normalized without a weight after rotary embedding."""
     values_are_keys: bool = False
     """Whether values are the keys before QK norm and rotary embedding, without a projection."""
     has_value_norm: bool = False
-    """Whether each head of the values is normalised without weight."""
+    """Whether each head of the values is normalized without a weight."""
     value_factor: float = 1.0
     """Factor of values."""
 
@@ -109,11 +109,11 @@ class Attention:
     Args:
         config: the layer's configuration (`ModelConfig.for_layer`).
         options: options of the model's layers.
-        layer_index: index of the layer, from 0.
+        layer_index: 0-based index of the layer.
         cos_sin: rotary table [positions, rotary_dim].
         window: sliding window: number of positions that a query attends to, including its own; 0
             for full attention.
-        traits: differences from Llama's attention.
+        traits: how it differs from Llama's attention.
         input_size: size of the input; 0 for the hidden size.
     """
 
@@ -239,13 +239,13 @@ class Attention:
         self.cache_scales.process_after_loading()
 
     def drop(self) -> None:
-        """Drops the loaded projections once the compiled CPU library has packed them."""
+        """Drops the loaded projections after the compiled CPU library has packed them."""
         self.qkv.drop()
         self.output.drop()
 
     @property
     def fp8_inputs(self) -> Fp8Inputs | None:
-        """FP8 rows that `forward` accepts as well; None for values only."""
+        """FP8 rows that `forward` accepts as well; None if it only accepts unquantized rows."""
         return self.qkv.fp8_inputs
 
     def forward(
@@ -293,7 +293,7 @@ class Attention:
         )
 
     def _head_norms(self) -> HeadNorms | None:
-        """The norms over each head of q, k and v; None without any."""
+        """The norms over each head of q, k and v; None if there are none."""
         if self._unit_norm is not None:
             weight = self._unit_norm.weight
             return HeadNorms(weight, weight, self._unit_norm.eps, after_rotation=True)
@@ -305,7 +305,7 @@ class Attention:
         )
 
     def _gated(self, attended: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """The output of attention [T, N] times the function of its gate, [T, N] or [T, heads]."""
+        """The attention output [T, N] times the activation of its gate, [T, N] or [T, heads]."""
         factor = self._traits.gate(gate)
         if not self._traits.gates_heads:
             return attended * factor
@@ -324,7 +324,7 @@ class Attention:
 
 
 def _weightless_norm(config: ModelConfig, options: LayerOptions) -> RMSNorm:
-    """A norm over a head with all weights 1, not loaded from a checkpoint."""
+    """A norm over a head whose weights are all 1; not loaded from a checkpoint."""
     norm = RMSNorm(config.head_dim, config.rms_norm_eps, options)
     norm.weight.fill_(1.0)
     return norm
@@ -340,7 +340,7 @@ def attend(
     sinks: torch.Tensor | None = None,
     value_scale: float = 1.0,
 ) -> torch.Tensor:
-    """Attention of a step's rows over one layer's KV cache: queries [T, heads, head_dim] to [T,
+    """Attention of a step's rows to one layer's KV cache: queries [T, heads, head_dim] to [T,
     heads, value_dim]; other arguments as in AttentionStep."""
     return attend_to_rows(
         *(q, cache, ctx.attention[layer_index], ctx.num_decode_tokens),
@@ -360,8 +360,8 @@ def attend_to_rows(
     sinks: torch.Tensor | None = None,
     value_scale: float = 1.0,
 ) -> torch.Tensor:
-    """Attention over one layer's KV cache of the rows that `inputs` plans, of which the first
-    `num_decodes` are decodes; other arguments as in `attend`."""
+    """Attention of the rows planned in `inputs` to one layer's KV cache; the first `num_decodes`
+    rows are decodes; other arguments as in `attend`."""
 
     def forward(step: AttentionStep, q: torch.Tensor) -> torch.Tensor:
         return step.forward(q, cache.k, cache.v, scale=scale, sinks=sinks, value_scale=value_scale)
@@ -380,7 +380,7 @@ def attend_to_rows(
 
 
 class MLP:
-    """MLP without a gate: down(activate(up(x))).
+    """Ungated MLP: down(activate(up(x))).
 
     Args:
         config: the model's configuration.
@@ -425,7 +425,7 @@ class MLP:
 
     @property
     def fp8_inputs(self) -> Fp8Inputs | None:
-        """FP8 rows that `forward` accepts as well; None for values only."""
+        """FP8 rows that `forward` accepts as well; None if it only accepts unquantized rows."""
         return self._up.fp8_inputs
 
     def forward(self, hidden: Rows, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
@@ -434,7 +434,7 @@ class MLP:
 
 
 FUSED_NAMES = ("gate_up_proj", "gate_up_proj", "down_proj")
-"""Names of `GatedMLP` if gate and up are one tensor of the checkpoint."""
+"""Names of `GatedMLP` if gate and up are one tensor in the checkpoint."""
 
 
 class GatedMLP:
@@ -443,9 +443,9 @@ class GatedMLP:
     Args:
         config: the model's configuration.
         options: options of the model's layers.
-        size: intermediate size; 0 for the configuration's.
+        size: intermediate size; 0 for the configuration's size.
         activate: gated activation, [T, 2 * size] of gate and up to [T, size]. An `Activation` is
-            fused with the quantization of its result if `down` multiplies FP8 rows.
+            fused with the quantization of its result if `down` reads FP8 rows.
         names: names of gate, up and down in a checkpoint; gate and up have the same name if they
             are one tensor.
     """
@@ -463,7 +463,8 @@ class GatedMLP:
     ) -> None:
         self._activate = activate
         self._activates_fp8: tuple[Activation, Fp8Inputs] | None = None
-        """Activation that is quantized for `down`, and how; None if it is not, or not known yet."""
+        """The activation and the FP8 format in which `down` reads its result; None if the result is
+        not quantized, or the weights are not packed yet."""
         *gate_and_up, self._down_name = names
         bias = config.mlp_bias
         size = size or config.intermediate_size
@@ -493,13 +494,13 @@ class GatedMLP:
             self._activates_fp8 = self._activate, self.down.fp8_inputs
 
     def drop(self) -> None:
-        """Drops the loaded projections once the compiled CPU library has packed them."""
+        """Drops the loaded projections after the compiled CPU library has packed them."""
         self.gate_up.drop()
         self.down.drop()
 
     @property
     def fp8_inputs(self) -> Fp8Inputs | None:
-        """FP8 rows that `forward` accepts as well; None for values only."""
+        """FP8 rows that `forward` accepts as well; None if it only accepts unquantized rows."""
         return self.gate_up.fp8_inputs
 
     def forward(self, hidden: Rows, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
@@ -532,8 +533,8 @@ def _gate_up_parts(size: int, options: LayerOptions, names: Sequence[str]) -> li
 def _qkv_parts(
     config: ModelConfig, options: LayerOptions, traits: AttentionTraits, query_parts: int
 ) -> list[ColumnPart]:
-    """This rank's heads of q, k and, unless they are the keys, v, and of a gate with a separate
-    projection. Each head of q has `query_parts` times the features: two with a gate otherwise."""
+    """This rank's heads of q, k, v (unless values are keys), and of a gate that has a separate
+    projection. A head of q has `query_parts` times its features: two if it includes a gate."""
     names = traits.names
     if names.is_grouped:
         assert query_parts == 1, "grouped tensors do not support gates"
@@ -569,7 +570,7 @@ def _qkv_parts(
 def _grouped_parts(
     config: ModelConfig, options: LayerOptions, names: AttentionNames
 ) -> list[ColumnPart]:
-    """This rank's heads of a tensor that has the heads of q, k and v in groups
+    """This rank's heads of a tensor with the heads of q, k and v in groups
     (`AttentionNames.is_grouped`)."""
     num_heads, num_kv_heads = local_heads(config, options.group.world_size)
     first_head = options.group.rank * num_heads

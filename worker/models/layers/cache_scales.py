@@ -1,4 +1,4 @@
-"""Scales of FP8 KV caches, which a checkpoint may hold for each layer."""
+"""Scales of FP8 KV caches, which a checkpoint may have for each layer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from worker.models.layers.linear_method import LayerOptions, WeightSlot
 class CacheScales:
     """Scales of one layer's FP8 KV cache: keys and values are the cached numbers times a scale.
 
-    Without an FP8 cache the scales are 1 and nothing is loaded.
+    Without an FP8 cache, the scales are 1 and nothing is loaded.
 
     Args:
         options: options of the model's layers.
-        keys: names that the scale of keys may have in a checkpoint, within the attention block; 1
-            if the checkpoint has none of them.
-        values: names that the scale of values may have.
+        keys: possible names of the keys' scale in a checkpoint, within the attention block. The
+            scale is 1 if the checkpoint has none of them.
+        values: possible names of the values' scale.
     """
 
     def __init__(

@@ -34,47 +34,48 @@ class KVCache:
 
 @dataclass(kw_only=True, slots=True)
 class SparseInputs:
-    """Inputs of the queries of a step that attend to a selection of the earlier tokens. The others
-    attend to all, as they have no more than the selection's size."""
+    """Inputs for the queries of a step that attend to a selection of the earlier tokens. The others
+    attend to all earlier tokens, which are no more than would be selected."""
 
     queries: SparseQueries
     tokens: torch.Tensor | None
-    """[N] int64, ascending: tokens of the step that these queries belong to; None for all."""
+    """[N] int64, ascending: tokens of the step to which these queries belong; None for all."""
     others: torch.Tensor | None
     """[M] int64, ascending: the other tokens of the step; None if there are none."""
     num_other_decodes: int
     """Number of leading tokens among the others that are decode rows."""
     cells: torch.Tensor | None = None
-    """[N, top_k] int32: cells of the cache that the latest layer with an indexer has selected, as
-    returned by `select_tokens`; None before the first layer."""
+    """[N, top_k] int32: cache cells selected by the latest layer with an indexer, as returned by
+    `select_tokens`; None before the first such layer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpandedInputs:
-    """Inputs of the rows of a step whose attention to latents (MLA) is in expanded form."""
+    """Inputs for the rows of a step whose attention to latents (MLA) is computed in expanded
+    form."""
 
     rows: ExpandedRows
     tokens: torch.Tensor | None
-    """[N] int64, ascending: tokens of the step that belong to these rows; None for all."""
+    """[N] int64, ascending: tokens of the step that belong to these rows; None for all tokens."""
     others: torch.Tensor | None
     """[M] int64, ascending: the other tokens of the step; None if there are none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionInputs:
-    """Attention inputs of a step, shared by all layers of a group."""
+    """Attention inputs of a step, shared by all layers of a KV cache group."""
 
     slot_mapping: torch.Tensor
-    """[T] int64: cell of each token's key and value in the cache, page * page_size + offset."""
+    """[T] int64: cache cell of each token's key and value, page * page_size + offset."""
     decode: AttentionStep | None
-    """Planned attention of decode rows; None without any."""
+    """Planned attention of decode rows; None if there are none."""
     extend: AttentionStep | None
-    """Planned attention of longer rows; None without any."""
+    """Planned attention of longer rows; None if there are none."""
     sparse: SparseInputs | None = None
-    """Queries that attend to a selection of tokens, which `decode` and `extend` then exclude; None
-    without any."""
+    """Queries that attend to a selection of tokens; `decode` and `extend` exclude them. None if
+    there are none."""
     expanded: ExpandedInputs | None = None
-    """Rows in expanded form, which `extend` then excludes; None without any."""
+    """Rows computed in expanded form; `extend` excludes them. None if there are none."""
     dense: AttentionInputs | None = None
     """Inputs of the group's layers that attend to all tokens; None if `sparse` is."""
     canvases: AttentionStep | None = None
@@ -84,28 +85,29 @@ class AttentionInputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardContext:
-    """Caches and planned attention of a step, whose tokens of decode rows come first."""
+    """Caches and planned attention of a step. The tokens of decode rows come first."""
 
     kv_caches: Mapping[int, KVCache]
-    """KV caches by layer with one."""
+    """KV caches, by index of the layers that have one."""
     attention: Mapping[int, AttentionInputs]
-    """Attention inputs by layer that has a KV cache; layers of a group share one object."""
+    """Attention inputs, by index of the layers that have a KV cache; a group's layers share one."""
     num_decode_tokens: int
-    """Number of leading tokens that are decode rows, of one token each."""
+    """Number of leading tokens that are decode rows, with one token each."""
     logits_indices: torch.Tensor | None = None
-    """[S] int64, ascending: tokens whose hidden states are needed; None for all. For other tokens
-    the last layer only computes keys and values."""
+    """[S] int64, ascending: tokens whose hidden states are needed; None for all tokens. For other
+    tokens, the last layer only computes keys and values."""
     states: Mapping[int, StateCache] = field(default_factory=dict)
     """State caches by linear-attention layer."""
     state_rows: StateRows | None = None
-    """Rows of the step for linear-attention layers; None without such layers."""
+    """Rows of the step for linear-attention layers; None if there are no such layers."""
     signal: torch.Tensor | None = None
     """[C, hidden]: self-conditioning signal of the tokens of canvases, the last ones of the step;
     None if it only computes known tokens."""
     row_lengths: Sequence[int] = ()
-    """Tokens of each row, which is a whole prompt, for bidirectional encoders; empty for others."""
+    """Number of tokens of each row, for bidirectional encoders, whose rows are whole prompts; empty
+    for other models."""
     token_types: torch.Tensor | None = None
     """[T] int64: token types of encoders; None if all are 0."""
     per_layer: torch.Tensor | None = None
     """[T, layers, size], or [S, layers, size] in layers that only compute the tokens of
-    `logits_indices`: per-layer embeddings; None in models without."""
+    `logits_indices`: per-layer embeddings; None in models without them."""

@@ -26,11 +26,11 @@ class ShortConvolution:
     """A short causal convolution of this rank's channels.
 
     Args:
-        parts: the channels of this rank, side by side.
+        parts: the channels of this rank, concatenated.
         full_size: number of channels in the checkpoint.
-        num_taps: number of inputs that an output depends on.
+        num_taps: number of inputs on which an output depends.
         has_bias: whether channels have biases.
-        has_silu: whether SiLU follows.
+        has_silu: whether SiLU is applied to the output.
         options: options of the model's layers.
     """
 
@@ -51,7 +51,7 @@ class ShortConvolution:
         if has_bias:
             self._bias = torch.empty(size, dtype=options.dtype, device=options.device)
         self.plane = StatePlane((num_taps - 1, size), options.dtype)
-        """Specification of the last inputs, which are a state per request."""
+        """Specification of the last inputs, which are per-request state."""
 
     def weight_slots(self, name: str) -> Iterator[WeightSlot]:
         """Slots of `name`.weight and `name`.bias."""

@@ -1,4 +1,4 @@
-"""EncoderAttention: attention in both directions, within prompts that are computed in one step."""
+"""EncoderAttention: bidirectional attention within prompts that are computed in one step."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class EncoderAttention(Attention):
     Args:
         config: the model's configuration.
         options: options of the model's layers.
-        layer_index: index of the layer, from 0.
+        layer_index: 0-based index of the layer.
         cos_sin: rotary table [positions, head_dim].
         traits: names of its parts, and whether queries and keys have rotary embedding.
-        distance: maximum distance of tokens that attend to each other; None for no maximum.
+        distance: maximum distance of tokens that attend to each other; None for no limit.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class EncoderAttention(Attention):
             return torch.empty(0, self._hidden_size, dtype=q.dtype, device=q.device)
         if self._traits.rotates:
             q, k = (_rotated(part, self._cos_sin.index_select(0, positions)) for part in (q, k))
-        # HAZARD(invariance): row by row, since products may depend on the padding of others.
+        # HAZARD(invariance): row by row, since matmuls may depend on the padding of other rows.
         rows = zip(*(part.split(list(ctx.row_lengths)) for part in (q, k, v)), strict=True)
         attended = torch.cat([self._attend(*row) for row in rows]).flatten(1)
         return self.output.forward(

@@ -27,7 +27,7 @@ class ExpertShare:
 
     def cut(self, dim: int, start: int) -> tuple[int, int]:
         """Dimension along which ranks shard a checkpoint's tensor [experts, ...], and this rank's
-        first index in it: dimension 0 with whole experts, else `dim` and `start`."""
+        first index in it: dimension 0 for whole experts, otherwise `dim` and `start`."""
         return (0, self.first) if self.is_whole else (dim, start)
 
 

@@ -14,9 +14,9 @@ from worker.models.layers.linear_method import LayerOptions, WeightPart, WeightS
 class IndexedCodes:
     """One weight of a checkpoint on one rank, dequantized when packed.
 
-    A rank's input features may be in any group, so each rank holds the scales of all. Kernels for
-    codes need groups of consecutive features. Reordering features would provide these, but each
-    part of a fused weight would need a different order.
+    A rank's input features may be in any group, so each rank holds the scales of all groups.
+    Kernels for codes need groups of consecutive features. Reordering the features would provide
+    such groups, but each part of a fused weight would need a different order.
 
     Args:
         part: part of a fused weight that corresponds to the checkpoint's tensor.
@@ -55,12 +55,13 @@ class IndexedCodes:
         """Group of each input feature."""
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the tensors that the checkpoint must hold; `prefix` precedes the part's name."""
+        """Slots of the tensors that the checkpoint must contain; `prefix` precedes the part's
+        name."""
         self._name = name = prefix + self._part.name
         rows, columns = self._part.full_shape
         first_row, first_column = self._first
         groups, per_word = len(self._scales), self._per_word
-        shared = 1 - self._part.dim  # input features come first here
+        shared = 1 - self._part.dim  # input features come first
         start = self._part.start if shared else first_column // per_word
         middle = {4: -0x77777778, 8: -0x7F7F7F80}[self._config.bits]
         yield WeightSlot(

@@ -20,13 +20,13 @@ _EPS = 1e-6
 
 
 class Indexer:
-    """Scores tokens by queries of several heads and one key per token, which is cached.
+    """Scores tokens with the queries of several heads and one cached key per token.
 
     The score is the sum over heads of w * relu(q · k), where q is computed from the latent vector
-    of attention's queries, and k and w from the hidden state. The Hadamard transform of the
-    published kernels, which prepares q and k for FP8, cancels out in these products.
+    of the attention queries, and k and w from the hidden state. The Hadamard transform of the
+    published kernels, which prepares q and k for FP8, cancels out in these dot products.
 
-    It is whole on every rank, since all ranks must select the same tokens.
+    It is replicated on every rank, since all ranks must select the same tokens.
 
     Args:
         config: the sparse attention.
@@ -82,10 +82,10 @@ class Indexer:
 
         Args:
             hidden: [T, hidden].
-            q_latents: [T, q_rank]: normalised latent vectors of attention's queries.
+            q_latents: [T, q_rank]: normalized latent vectors of the attention queries.
             positions: [T] int64.
             cache: the layer's KV cache.
-            inputs: the step's inputs of the layer, which get the selection.
+            inputs: the step's inputs for the layer, in which the selection is stored.
         """
         assert cache.index_keys is not None, "the layer's specification has index keys"
         store_index_keys(
@@ -111,7 +111,7 @@ class Indexer:
     def _put_halves_first(self) -> None:
         """Reorders the output features of queries and keys so that pairs of rotary dimensions are
         split into two halves instead of interleaved. Scores stay the same, since both are
-        reordered alike."""
+        reordered identically."""
         config, rotary_dim = self._config, self._cos_sin.shape[1]
         order = torch.arange(config.head_dim)
         order[:rotary_dim] = order[:rotary_dim].view(-1, 2).T.flatten()

@@ -13,13 +13,13 @@ from kernels.mla_prefill import Expansion
 from worker.protocol.page_groups import PageGroups
 
 _MOST_PADDING = 1.25
-"""Groups have the size of the most frequent kind of layer if it is less than this many times as
-frequent as the least frequent one. Pages of smaller groups then have unused memory, but requests
-have fewer page tables."""
+"""If the most frequent kind of layer has fewer than this many times the layers of the least
+frequent kind, its number of layers is the group size. Pages of smaller groups then have unused
+memory, but requests have fewer page tables."""
 
 
 class IndexKeys(NamedTuple):
-    """Keys by which sparse attention selects tokens, one per token, in a plane of their own."""
+    """Keys by which sparse attention selects tokens, one per token, in a separate plane."""
 
     dim: int
     dtype: torch.dtype
@@ -38,22 +38,22 @@ class KVCacheSpec:
     attention. Positions before the windows of all later queries are freed."""
     is_chunked: bool = False
     """Whether attention is chunked: a query attends to its chunk of `window` positions, up to
-    itself. The cache keeps the same positions as for a sliding window."""
+    itself. The cache keeps the same positions as with a sliding window."""
     value_dim: int = 0
     """Number of leading dimensions of keys that are the values (MLA); 0 if values have a separate
     plane."""
     own_value_dim: int = 0
-    """Dimensions of a value in a separate plane, if they differ from `head_dim`; else 0."""
+    """Dimensions of a value in a separate plane, if they differ from `head_dim`; otherwise 0."""
     top_k: int = 0
-    """Number of cached tokens that sparse attention selects for a query; 0 for attention to all."""
+    """Number of cached tokens that sparse attention selects per query; 0 for full attention."""
     has_dense_layers: bool = False
     """Whether some layers with this `top_k` attend to all tokens (`AttentionInputs.dense`)."""
     index_keys: IndexKeys | None = None
-    """Index keys that the layer caches beside its planes; None if it has none, or attends to the
-    tokens that an earlier layer selected."""
+    """Index keys that the layer caches in addition to its planes; None if it has none, or reuses an
+    earlier layer's selection."""
     expansion: Expansion | None = None
-    """Sizes of keys and values that are computed from latents for long prompts; None if all
-    attention is over the latents themselves."""
+    """Sizes of keys and values that are computed from latents for long prompts; None if all rows
+    attend to the latents themselves."""
 
     @property
     def num_planes(self) -> int:
@@ -61,7 +61,7 @@ class KVCacheSpec:
         return 1 if self.value_dim else 2
 
     def page_bytes(self, page_size: int) -> int:
-        """Bytes of the layer's part of a page with `page_size` tokens."""
+        """Size of the layer's part of a page with `page_size` tokens, in bytes."""
         return sum(map(prod, self.page_shapes(page_size))) * self.dtype.itemsize
 
     def page_shapes(self, page_size: int) -> tuple[tuple[int, int, int], ...]:
@@ -86,17 +86,17 @@ class StateSpec:
     planes: tuple[StatePlane, ...]
     """Tensors that the state consists of."""
     inputs: tuple[StatePlane, ...] = ()
-    """What the layer computes from a token before it reads the state, with the shapes of a token:
-    kept of drafts, which may be rejected (`kernels.states.Replay`)."""
+    """What the layer computes from a token before it reads the state; shapes are per token. Kept
+    for drafts, which may be rejected (`kernels.states.Replay`)."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the state of one request."""
+        """Size of the state of one request, in bytes."""
         return _num_bytes(self.planes)
 
     @property
     def input_bytes(self) -> int:
-        """Bytes of the inputs of one token."""
+        """Size of the inputs of one token, in bytes."""
         return _num_bytes(self.inputs)
 
 
@@ -108,7 +108,7 @@ def _num_bytes(planes: Iterable[StatePlane]) -> int:
 class KVCacheGroup:
     """Layers with the same spec that share page ids.
 
-    Layers at the same index in different groups share a tensor, and use different pages of it.
+    Layers at the same index in different groups share a tensor and use different pages of it.
     Layers that cache less per token than others may share a tensor within a group:
 
         tensor i   page 0                page 1
@@ -146,7 +146,7 @@ class KVCacheLayout:
     spec: KVCacheSpec
     """Specification of the layer that caches the most bytes per token."""
     states: Mapping[int, StateSpec] = field(default_factory=dict)
-    """States by layer that keeps one; such a layer may be in a group, too."""
+    """States, by index of the layers that keep one; such a layer may also be in a group."""
     index_keys: Mapping[int, IndexKeys] = field(default_factory=dict)
     """Index keys by layer that caches some. Layers of a group may differ in them."""
     beside: tuple[KVCacheGroup, ...] = ()
@@ -159,20 +159,22 @@ class KVCacheLayout:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of one request's state in all layers."""
+        """Size of one request's state in all layers, in bytes."""
         return sum(spec.num_bytes for spec in self.states.values())
 
     @property
     def state_input_bytes(self) -> int:
-        """Bytes of one token's inputs of the states in all layers."""
+        """Size of one token's inputs of the states in all layers, in bytes."""
         return sum(spec.input_bytes for spec in self.states.values())
 
     def slot_bytes(self, num_replayed: int) -> int:
-        """Bytes of one request's state, with the inputs of tokens that are replayed into it."""
+        """Size of one request's state, including the inputs of tokens that are replayed into it, in
+        bytes."""
         return self.state_bytes + self.state_input_bytes * num_replayed
 
     def snapshot_pages(self, page_size: int) -> int:
-        """Number of pages with the memory of one request's state; 0 without states."""
+        """Number of pages that take as much memory as one request's state; 0 if there are no
+        states."""
         return -(-self.state_bytes // self.page_bytes(page_size))
 
     @property
@@ -191,7 +193,7 @@ class KVCacheLayout:
         )
 
     def page_bytes(self, page_size: int) -> int:
-        """Bytes of one page, in all tensors and planes."""
+        """Size of one page in all tensors and planes, in bytes."""
         index_bytes = sum(keys.dim * keys.dtype.itemsize for keys in self.index_keys.values())
         beside = sum(group.spec.page_bytes(page_size) for group in self.beside)
         return self.group_size * self.spec.page_bytes(page_size) + index_bytes * page_size + beside
@@ -214,8 +216,8 @@ def layout_of(layers: Sequence[CachingLayer]) -> KVCacheLayout:
 
 
 def _may_share(spec: KVCacheSpec, most: KVCacheSpec) -> bool:
-    """Whether pages of a spec fit into those of the largest one: in each plane, the same whole
-    number of times."""
+    """Whether pages of a spec fit into pages of the largest one the same whole number of times in
+    each plane."""
     if (spec.dtype, spec.num_planes) != (most.dtype, most.num_planes):
         return False
     sizes = zip(spec.page_shapes(1), most.page_shapes(1), strict=True)
@@ -229,13 +231,13 @@ def group_layers(
     """Groups the layers of a model by their specs.
 
     If there are more layers of one spec than of another, they form several groups. The last group
-    may have fewer layers, and its pages are then partly unused. Index keys are in tensors of their
-    own, so layers with and without them may share a group.
+    may have fewer layers, and its pages are then partly unused. Index keys are in separate tensors,
+    so layers with and without them may share a group.
 
     Args:
-        specs: specification of each layer's KV cache; None for a layer without, which is in no
+        specs: specification of each layer's KV cache; None for a layer without one, which is in no
             group.
-        state_specs: specification of each layer's state per request; None for a layer without.
+        state_specs: specification of each layer's state per request; None for a layer without one.
 
     Raises:
         ValueError: page sizes of two specs are not multiples of each other, or types or planes

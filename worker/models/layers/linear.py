@@ -24,7 +24,8 @@ from worker.models.layers.lora import LoraEmbedding, LoraLayer
 from worker.models.layers.sharing import divide
 
 Rows = torch.Tensor | Fp8Rows
-"""Input of a linear layer [T, in]: values, or quantized to FP8 as its `fp8_inputs` describes."""
+"""Input of a linear layer [T, in]: unquantized, or quantized to FP8 as described by its
+`fp8_inputs`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,8 +41,8 @@ class ColumnPart:
     start: int
     """First output feature on this rank."""
     section: int = 0
-    """Number of output features in the checkpoint after which blocks of scales begin anew; 0 for
-    none."""
+    """Number of output features in the checkpoint after which blocks of scales begin anew; 0 if
+    they never do."""
 
 
 def divided_part(name: str, size: int, options: LayerOptions) -> ColumnPart:
@@ -55,7 +56,7 @@ def divided_part(name: str, size: int, options: LayerOptions) -> ColumnPart:
 
 
 def whole_part(name: str, size: int) -> ColumnPart:
-    """A part whose output features are whole on every rank."""
+    """A part that is replicated on every rank."""
     return ColumnPart(name=name, full_size=size, local_size=size, start=0)
 
 
@@ -79,9 +80,10 @@ class Linear:
         """Whether the layer may have LoRA adapters: its input has a row per token of the step, or
         of `logits_indices`."""
         self.lora: LoraLayer | None = None
-        """LoRA adapters of the layer; None without any."""
+        """LoRA adapters of the layer; None if LoRA is disabled."""
         self.order: torch.Tensor | None = None
-        """Indices by which the output features are reordered, [out]; None if they are not."""
+        """Indices by which the output features are reordered, [out]; None if they are not
+        reordered."""
         self._dtype = options.dtype
         self._group = options.group
         self._batch_invariant = options.batch_invariant
@@ -101,8 +103,8 @@ class Linear:
 
     @property
     def fp8_inputs(self) -> Fp8Inputs | None:
-        """Rows quantized to FP8 that the layer accepts as well; None for values only. Known once
-        the weight is packed."""
+        """FP8 rows that the layer accepts as well; None if it only accepts unquantized rows. Known
+        after the weight is packed."""
         return None if self.lora is not None else self._packed.fp8_inputs
 
     def _weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
@@ -138,7 +140,7 @@ class ColumnParallelLinear(Linear):
 
     Args:
         in_features: number of input features.
-        parts: the projections, side by side.
+        parts: the projections, concatenated.
         bias: whether the projections have biases.
         options: options of the model's layers.
         supports_lora: as in Linear.
@@ -182,7 +184,7 @@ class ColumnParallelLinear(Linear):
             )
 
     def forward(self, x: Rows) -> torch.Tensor:
-        """[T, in] to [T, sum of the parts' local sizes], the parts side by side."""
+        """[T, in] to [T, sum of the parts' local sizes], the parts concatenated."""
         out = linear(x, self._packed, self.bias)
         return out if self.lora is None else self.lora.add_(out, x)
 
@@ -190,7 +192,7 @@ class ColumnParallelLinear(Linear):
 def build_router(
     hidden_size: int, scores: Mapping[str, int], options: LayerOptions, *, bias: bool = False
 ) -> ColumnParallelLinear:
-    """A router of a mixture of experts, which computes their scores; replicated on every rank.
+    """A router that computes the scores of experts; replicated on every rank.
 
     Weights and input are fp32, so that the choice of experts does not depend on the rounding of
     activations.
@@ -210,10 +212,10 @@ def build_router(
 
 
 class RowParallelLinear(Linear):
-    """Linear layer whose input features are divided among the ranks; their outputs are summed.
+    """Linear layer whose input features are divided among the ranks; the ranks' outputs are summed.
 
     Args:
-        in_features: number of input features on all ranks together.
+        in_features: total number of input features on all ranks.
         out_features: number of output features.
         bias: whether the layer has a bias.
         options: options of the model's layers.
@@ -263,8 +265,8 @@ class RowParallelLinear(Linear):
         return self._share(x, self.bias if self._group.rank == 0 else None)
 
     def _share(self, x: Rows, bias: torch.Tensor | None) -> torch.Tensor:
-        """Product with this rank's weights and, since the sum over ranks is linear, with its share
-        of the tokens' adapters."""
+        """Matmul with this rank's weights and, since the all-reduce is linear, with its share of
+        the tokens' adapters."""
         out = linear(x, self._packed, bias)
         return out if self.lora is None else self.lora.add_(out, x)
 
@@ -278,17 +280,17 @@ class VocabParallelEmbedding:
         self.shape = (vocab_size, hidden_size)
         """Shape of the whole embedding."""
         self.lora: LoraEmbedding | None = None
-        """LoRA adapters of the embedding; None without any."""
+        """LoRA adapters of the embedding; None if LoRA is disabled."""
         self.local_size = -(-vocab_size // options.group.world_size)
         self.start = options.group.rank * self.local_size
         self._num_rows = max(0, min(self.local_size, vocab_size - self.start))
         self.weight = torch.empty(
             self.local_size, hidden_size, dtype=options.dtype, device=options.device
         )
-        self.weight[self._num_rows :].zero_()  # padding only: untouched pages are never allocated
+        self.weight[self._num_rows :].zero_()  # untouched pages are not allocated
 
     def weight_slots(self, name: str) -> Iterator[WeightSlot]:
-        """The slot of `name`.weight, which is empty on a rank that only has padding."""
+        """The slot of `name`.weight, empty on a rank that only has padding."""
         yield WeightSlot(
             name=f"{name}.weight",
             destination=self.weight[: self._num_rows],
@@ -297,12 +299,12 @@ class VocabParallelEmbedding:
         )
 
     def drop(self) -> None:
-        """Drops the loaded weight once the compiled CPU library has packed it."""
+        """Drops the loaded weight after the compiled CPU library has packed it."""
         self.weight = self.weight.new_empty(0, self.weight.shape[1])
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Token ids [T] to embeddings [T, hidden]. Each rank looks up tokens of its part of the
-        vocabulary, with zeros for others; results are summed over ranks."""
+        """Token ids [T] to embeddings [T, hidden]. Each rank looks up tokens in its part of the
+        vocabulary and returns zeros for others; the results are summed over ranks."""
         if self._group.world_size == 1:
             out = self.weight.index_select(0, input_ids)
             return out if self.lora is None else self.lora.add_(out, input_ids)
@@ -315,8 +317,8 @@ class VocabParallelEmbedding:
         return self._group.all_reduce(rows)
 
     def average(self, shares: torch.Tensor) -> torch.Tensor:
-        """Shares of tokens [T, vocabulary], in the data type of the weight, to averages of their
-        embeddings [T, hidden]."""
+        """Distributions over tokens [T, vocabulary], in the data type of the weight, to weighted
+        averages of embeddings [T, hidden]."""
         local = shares[:, self.start : self.start + self._num_rows]
         averages = local @ self.weight[: self._num_rows]
         return averages if self._group.world_size == 1 else self._group.all_reduce(averages)
@@ -345,7 +347,7 @@ class ParallelLMHead:
         self.shape = (-(-vocab_size // options.group.world_size), hidden_size)
         """Shape of the rank's weight, whose last rows may be padding."""
         self.lora: LoraLayer | None = None
-        """LoRA adapters of the LM head; None without any."""
+        """LoRA adapters of the LM head; None if LoRA is disabled."""
         self._group = options.group
         self._vocab_size = vocab_size
         self._batch_invariant = options.batch_invariant
@@ -379,7 +381,7 @@ class ParallelLMHead:
         self._untied = None
 
     def source(self, embedding: VocabParallelEmbedding) -> VocabParallelEmbedding:
-        """The embedding object with the head's loaded weight: the head's, or the model's if the
+        """The embedding object with the head's loaded weight: the head's own, or the model's if the
         two are tied."""
         return embedding if self._untied is None else self._untied
 

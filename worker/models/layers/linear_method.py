@@ -1,11 +1,11 @@
-"""Linear methods: formats in which linear layers hold their weights, as values or quantized.
+"""Linear methods: formats of linear-layer weights, unquantized or quantized.
 
     LinearMethod.allocate ──> LinearWeight ──slots──> (the loader fills them)
                                    ├──pack──> PackedLinear, for `linear`
                                    ├──pack_experts──> ExpertWeights, for `fused_moe`
                                    └──dense──> the weight for the compiled CPU library
 
-A layer specifies which part of which tensor it needs, independent of the format. A mixture of
+A layer specifies which part of which tensor it needs, independently of the format. A mixture of
 experts has one weight with the parts of all experts, concatenated. Quantized weights are in
 `quantized_linear.py`.
 """
@@ -27,10 +27,10 @@ VALUE_TYPES = ("F64", "F32", "F16", "BF16")
 
 
 class LinearModule(NamedTuple):
-    """A linear layer and its place in the model."""
+    """A linear layer and its location in the model."""
 
     layer: object
-    """The `Linear`, which this file does not import."""
+    """The `Linear`; this file does not import the class."""
     prefix: str
     """Prefix of the names of the layer's parts in a checkpoint."""
 
@@ -67,11 +67,12 @@ class WeightSlot:
     offset: float = 0.0
     """Offset added to the checkpoint's values."""
     read_shape: tuple[int, ...] | None = None
-    """Shape of the slice in the file, if the destination has more dimensions; else None."""
+    """Shape of the slice in the file, if the destination has more dimensions; otherwise None."""
     may_lack_ones: bool = False
-    """Whether trailing dimensions of size 1 may be missing in the checkpoint's tensor."""
+    """Whether the checkpoint's tensor may omit trailing dimensions of size 1."""
     is_optional: bool = False
-    """Whether the tensor may be missing in the checkpoint; the destination is then unchanged."""
+    """Whether the tensor may be missing in the checkpoint, in which case the destination is
+    unchanged."""
     fill_dummy: Callable[[torch.Tensor], object] | None = None
     """Fills the destination with dummy weights; None for the loader's default."""
     module: LinearModule | None = None
@@ -123,7 +124,7 @@ class LinearWeight(ABC):
 
     @abstractmethod
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the tensors that the checkpoint must hold; `prefix` precedes the parts'
+        """Slots of the tensors that the checkpoint must contain; `prefix` precedes the parts'
         names."""
 
     @abstractmethod
@@ -131,8 +132,8 @@ class LinearWeight(ABC):
         """The loaded weight [out, in], dequantized, in the model's data type."""
 
     def destination(self) -> torch.Tensor:
-        """Tensor [out, in] that the loader fills with values, for checkpoints that store the parts
-        in another way than `slots`.
+        """Tensor [out, in] that the loader fills, for checkpoints that do not store the parts as in
+        `slots`.
 
         Raises:
             ValueError: the weight is quantized in the checkpoint.
@@ -231,9 +232,9 @@ class LayerOptions:
     linear_method: LinearMethod = field(default_factory=UnquantizedMethod)
     """Format of linear weights."""
     quantizes_fp8: bool = False
-    """Whether weights that are not quantized in the checkpoint are quantized to FP8 on loading."""
+    """Whether weights that are unquantized in the checkpoint are quantized to FP8 when loaded."""
     cache_dtype: torch.dtype | None = None
-    """Data type of the KV cache if it differs from `dtype` (FP8); else None."""
+    """Data type of the KV cache if it differs from `dtype` (FP8); otherwise None."""
 
 
 def check_words(

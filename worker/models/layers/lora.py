@@ -1,8 +1,8 @@
-"""LoRA in linear layers: weights of adapters on the device, and the adapters of a step's tokens.
+"""LoRA in linear layers: adapter weights on the device, and the adapters of a step's tokens.
 
 A layer without adapters has none of this. With `--enable-lora`, every layer that supports adapters
-has buffers for `max_loras` of them, and adds the products with those of the step's tokens to its
-output. All layers share one `LoraRows`, which is set before each forward pass.
+has buffers for `max_loras` of them, and adds the LoRA outputs of the step's tokens to its own. All
+layers share one `LoraRows`, which is set before each forward pass.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kernels.lora import LoraTiles, LoraWeights, add_lora_, token_slots
 
 
 class LoraRows:
-    """Adapters of the tokens of the current step; none until `set`."""
+    """Adapters of the current step's tokens; there are none before `set`."""
 
     def __init__(self) -> None:
         self._tiles: LoraTiles | None = None
@@ -28,17 +28,17 @@ class LoraRows:
         """Sets the adapters of the next forward pass.
 
         Args:
-            tiles: the T tokens by adapter; None if no token has one.
+            tiles: the T tokens grouped by adapter; None if no token has one.
             num_tokens: T.
-            selected: those of the S tokens that the last layer computes (`logits_indices`), by
-                their indices among these; None if it computes all.
+            selected: the same for the S tokens that the last layer computes (`logits_indices`),
+                indexed among these; None if it computes all tokens.
         """
         self._tiles, self._num_tokens, self._selected = tiles, num_tokens, selected
 
     def tiles(self, num_rows: int) -> LoraTiles | None:
         """Adapters of the rows of a layer's input: all tokens, or those of `selected`."""
         if self._tiles is None or num_rows == self._num_tokens:
-            # Also if all tokens are selected, since their order is kept.
+            # Also valid if all tokens are selected, since their order is kept.
             return self._tiles
         assert self._selected is not None, f"{num_rows} rows of {self._num_tokens} tokens"
         return self._selected
@@ -49,14 +49,14 @@ class LoraFactors:
     """One adapter's weights of one layer on one rank, in host memory."""
 
     a: torch.Tensor
-    """[groups, r, in]: first factors by projection; zeros for projections without an adapter. Of an
-    embedding [tokens, r]: transposed, of the rank's part of the vocabulary."""
+    """[groups, r, in]: A matrices by projection, zeros for projections without an adapter. For an
+    embedding, [tokens, r]: transposed, for the rank's part of the vocabulary."""
     b: torch.Tensor
-    """[r, out]: transposed second factors, times the adapter's scale."""
+    """[r, out]: transposed B matrices, times the adapter's scale."""
 
     @property
     def num_bytes(self) -> int:
-        """Size of both."""
+        """Size of both, in bytes."""
         return (self.a.numel() + self.b.numel()) * self.a.element_size()
 
 
@@ -74,7 +74,7 @@ class LoraLayer:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the buffers."""
+        """Size of the buffers, in bytes."""
         return self.weights.num_bytes
 
     def add_(self, out: torch.Tensor, x: object) -> torch.Tensor:
@@ -85,8 +85,8 @@ class LoraLayer:
         return out if tiles is None else add_lora_(out, x.contiguous(), self.weights, tiles)
 
     def load(self, slot: int, factors: LoraFactors | None) -> None:
-        """Copies an adapter to slot `slot`, from 1; None if it does not change this layer. Does not
-        wait for the device."""
+        """Copies an adapter to the 1-based slot `slot`; `factors` is None if it does not change
+        this layer. Does not wait for the device."""
         if factors is None:
             self.weights.clear(slot)
         else:
@@ -97,7 +97,7 @@ class LoraEmbedding:
     """Adapters of an embedding: rows of A are looked up, then multiplied by B.
 
     Args:
-        weights: buffers for B; the first factors are identities of the adapters' ranks.
+        weights: buffers for B; the A matrices in the buffers are identities.
         num_tokens: size of the rank's part of the vocabulary.
         rows: adapters of the step's tokens.
     """
@@ -110,13 +110,13 @@ class LoraEmbedding:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the buffers."""
+        """Size of the buffers, in bytes."""
         return self.weights.num_bytes + self._a.numel() * self._a.element_size()
 
     def add_(
         self, out: torch.Tensor, tokens: torch.Tensor, foreign: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Adds the products with the tokens' adapters to their embeddings [T, hidden], in place.
+        """Adds the LoRA outputs of the tokens' adapters to their embeddings [T, hidden], in place.
 
         Args:
             out: the embeddings.
@@ -134,8 +134,8 @@ class LoraEmbedding:
         return add_lora_(out, x, self.weights, tiles)
 
     def load(self, slot: int, factors: LoraFactors | None) -> None:
-        """Copies an adapter to slot `slot`, from 1; None if it does not change the embedding. Does
-        not wait for the device."""
+        """Copies an adapter to the 1-based slot `slot`; `factors` is None if it does not change the
+        embedding. Does not wait for the device."""
         if factors is None:
             self.weights.clear(slot)
             return

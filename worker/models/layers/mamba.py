@@ -29,10 +29,10 @@ class Mamba2:
     Args:
         config: the model's configuration.
         options: options of the model's layers.
-        index: index of the layer, from 0.
+        index: 0-based index of the layer.
 
     Raises:
-        ValueError: the ranks cannot share heads and groups evenly.
+        ValueError: heads and groups cannot be split evenly across the ranks.
     """
 
     def __init__(self, config: ModelConfig, options: LayerOptions, index: int) -> None:
@@ -85,7 +85,7 @@ class Mamba2:
             inputs=(StatePlane((sum(self._widths[1:]),), options.dtype),),
         )
         """Specification of the state per request: last inputs of the convolution, and the recurrent
-        state. Its inputs are the projections except z."""
+        state. The recurrence's inputs are the projections except z."""
 
     def _create_weights(self, options: LayerOptions) -> None:
         """Allocates all weights except projections and the convolution."""
@@ -140,7 +140,7 @@ class Mamba2:
 
     @property
     def fp8_inputs(self) -> Fp8Inputs | None:
-        """FP8 rows that `forward` accepts as well; None for values only."""
+        """FP8 rows that `forward` accepts as well; None if it only accepts unquantized rows."""
         return self._input.fp8_inputs
 
     def forward(
@@ -174,7 +174,7 @@ class Mamba2:
         return self._output.forward(self.gate(out, z))
 
     def gate(self, out: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-        """Gates and normalises outputs by z, [T, values] each, computed in fp32."""
+        """Gates outputs by z and normalizes them, [T, values] each, computed in fp32."""
         wide, gate = out.float(), rowwise.silu(z.float())
         order = self._sizes.order
         if order != "norm first":
@@ -192,7 +192,7 @@ class Mamba2:
         if self._all_groups >= group.world_size:
             square = groups.square().mean(-1, keepdim=True)
             return (groups * (square + self._eps).rsqrt()).flatten(1)
-        # A group's values are divided among ranks, which add up their sums of squares.
+        # A group's values are divided among ranks, which sum their squares with an all-reduce.
         sums = x.new_zeros(len(x), self._all_groups)
         sums[:, self._first_group] = groups.square().sum(-1).squeeze(1)
         sums = group.all_reduce(sums, fixed_order=self._options.batch_invariant)

@@ -68,14 +68,15 @@ class MoeNames:
     shared: str = "shared_experts"
     """Name of the shared expert."""
     shared_gate: str = ""
-    """Name of the gate whose sigmoid multiplies the shared expert's output; empty for none."""
+    """Name of the gate whose sigmoid multiplies the shared expert's output; empty if there is
+    none."""
     stacked: StackedNames | None = None
     """Names of tensors that also stack gate and up projections; None for separate ones."""
 
 
 def as_stored(names: MoeNames, config: ModelConfig) -> MoeNames:
-    """The names for a checkpoint, which may stack its experts in one tensor, according to its
-    files' headers."""
+    """The names for a checkpoint. Its files' headers show whether all experts of a layer are
+    stacked in one tensor."""
     assert config.moe is not None, "the architecture has experts"
     stacked = StackedNames()
     shape = find_shape(config.folder, f".{stacked.gate_up}")
@@ -86,8 +87,8 @@ def as_stored(names: MoeNames, config: ModelConfig) -> MoeNames:
 
 
 class RoutedExperts:
-    """Routed experts: MLPs, gated or not; each token uses some of them. Each rank holds columns of
-    every expert, or whole experts (`ExpertShare`).
+    """Routed experts: MLPs, gated or not; each token uses some of them. Each rank holds either
+    columns of every expert or some whole experts (`ExpertShare`).
 
     Args:
         config: the model's configuration.
@@ -96,7 +97,7 @@ class RoutedExperts:
         names: names of the parts in a checkpoint.
         num_shared: number of additional experts, used by every token, into which the shared expert
             is split; 0 if there is none or it is computed separately.
-        activation: activation, gated or not.
+        activation: gated or ungated activation.
     """
 
     def __init__(
@@ -157,7 +158,7 @@ class RoutedExperts:
 
     def _shared_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of the shared expert, split into experts of the routed experts' size; its tensors
-        have the names of an MLP's."""
+        are named as in an MLP."""
         assert self._gate_up is not None, "slots exist until the weights are packed"
         assert self._down is not None, "slots exist until the weights are packed"
         share, hidden = self._share, self._hidden_size
@@ -227,12 +228,13 @@ class RoutedExperts:
         Args:
             hidden: [T, hidden]: input of the experts.
             choice: experts of each token, and their weights.
-            extra: extra terms of the output; each rank has its part of them.
-            weighs_inputs: whether weights multiply the experts' inputs instead of their outputs.
+            extra: extra terms of the output; each rank has its share of them.
+            weighs_inputs: whether the weights are applied to the experts' inputs instead of their
+                outputs.
         """
         group = self._options.group
         if group.rank:
-            extra = extra._replace(first_zero_expert=None)  # zero experts count once, on rank 0
+            extra = extra._replace(first_zero_expert=None)  # zero experts are added once, on rank 0
         out = fused_moe(
             *(hidden, self._experts, choice),
             extra=extra,
@@ -259,7 +261,7 @@ class MoeMLP:
 
     needs_fp32: ClassVar[bool] = True
     weighs_inputs: ClassVar[bool] = False
-    """Whether the router's weights multiply the experts' inputs instead of their outputs."""
+    """Whether the router's weights are applied to the experts' inputs instead of their outputs."""
 
     def __init__(
         self,
@@ -337,7 +339,7 @@ class MoeMLP:
             choice: experts of each token, and their weights.
             shared: [T, hidden]: this rank's partial output of the shared expert; None if there is
                 none.
-            gate: [T, 1]: gate of `shared`, before the sigmoid; None for no gate.
+            gate: [T, 1]: gate of `shared`, before the sigmoid; None if there is no gate.
         """
         first_zero_expert = self._moe.num_experts if self._moe.num_zero_experts else None
         extra = ExtraTerms(shared=shared, gate=gate, first_zero_expert=first_zero_expert)
@@ -357,9 +359,9 @@ class MoeMLP:
 
 
 def num_joined(config: ModelConfig, moe: MoeConfig, options: LayerOptions) -> int:
-    """Number of experts into which the shared expert is split, to compute it with the routed
-    experts and save the launches of an MLP on CUDA. 0 if it is computed separately, since its size,
-    format or sharding differs."""
+    """Number of experts into which the shared expert is split, so that it is computed along with
+    the routed experts, which saves the kernel launches of an MLP on CUDA. 0 if it is computed
+    separately because its size, format or sharding differs."""
     if (
         not registry.uses_triton(options.device)
         or config.quantization is not None
@@ -372,7 +374,7 @@ def num_joined(config: ModelConfig, moe: MoeConfig, options: LayerOptions) -> in
     return moe.shared_size // moe.intermediate_size
 
 
-@lru_cache(maxsize=4)  # usually the same in all layers, and 45,000 parts in DeepSeek-V3
+@lru_cache(maxsize=4)  # usually the same for all layers; DeepSeek-V3 has 45,000 parts
 def _expert_parts(
     full: tuple[int, int],
     share: ExpertShare,
@@ -386,7 +388,7 @@ def _expert_parts(
     Args:
         full: shape of an expert's gate projection in the checkpoint, [size, hidden].
         share: the rank's expert share.
-        names: names in a checkpoint of gate and up, or only of up, and of down.
+        names: checkpoint names of gate and up (or only up), and of down.
         experts: the experts whose parts are listed.
         local: numbers of rows of each gate and of each down projection on this rank.
         num_stacked: number of experts that a tensor of the checkpoint stacks; 0 for separate

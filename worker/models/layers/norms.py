@@ -43,7 +43,7 @@ class HiddenNorm(ABC):
 
     @abstractmethod
     def norm(self, *, is_fp32: bool = False) -> Norm:
-        """The norm for `fused_add_norm`, with a result in fp32 (`is_fp32`) or in the type of the
+        """The norm for `fused_add_norm`; its result is in fp32 (`is_fp32`) or in the type of the
         input."""
 
     @abstractmethod
@@ -54,7 +54,7 @@ class HiddenNorm(ABC):
         self, x: torch.Tensor, residual: torch.Tensor, after_block: HiddenNorm | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(norm of the sum, sum) of a block's output x and the residual, [T, size] each. With
-        `after_block`, x is normalised by it before it is added."""
+        `after_block`, that norm is applied to x before it is added."""
         (normed,), total = self._add(x, residual, (self.norm(),), after_block)
         return normed, total
 
@@ -78,8 +78,8 @@ class HiddenNorm(ABC):
         inputs: Fp8Inputs,
         after_block: HiddenNorm | None = None,
     ) -> tuple[Fp8Rows, torch.Tensor]:
-        """(norm of the sum, sum) as `forward_add`, with the norm quantized to FP8 for a product
-        that reads `inputs`. Without a residual the sum is x itself, as in `forward`."""
+        """(norm of the sum, sum) as in `forward_add`, with the norm quantized to FP8 in the format
+        `inputs`. Without a residual, the sum is x itself, as in `forward`."""
         return fused_add_norm_fp8(
             *(x, residual, self.norm(), self.eps),
             by_block=inputs.by_block,
@@ -99,19 +99,19 @@ class HiddenNorm(ABC):
 
 
 def _weight_of(after_block: HiddenNorm | None) -> torch.Tensor | None:
-    """Weight of the norm of a block's output; None without such a norm."""
+    """Weight of the norm of a block's output; None if there is no such norm."""
     assert not isinstance(after_block, LayerNorm), "fused sums only support RMSNorm"
     return None if after_block is None else after_block.weight
 
 
 class RMSNorm(HiddenNorm):
-    """Normalisation by the root mean square.
+    """Normalization by the root mean square.
 
     Args:
         size: size of the last dimension.
         eps: added to the mean square.
         options: options of the model's layers.
-        offset: added to the checkpoint's weight; the sum is kept in fp32.
+        offset: added to the checkpoint's weight; the result is kept in fp32.
         block_scale: factor of a block's output in the residual sum.
     """
 
@@ -133,7 +133,7 @@ class RMSNorm(HiddenNorm):
         self.weight = self.weight.float() * factor.float()
 
     def norm(self, *, is_fp32: bool = False) -> Norm:
-        """The norm for `fused_add_norm`, with a result in fp32 (`is_fp32`) or in the type of the
+        """The norm for `fused_add_norm`; its result is in fp32 (`is_fp32`) or in the type of the
         input."""
         return Norm(self.weight, is_fp32=is_fp32)
 
@@ -147,7 +147,7 @@ class RMSNorm(HiddenNorm):
 
 
 class LayerNorm(HiddenNorm):
-    """Normalisation by mean and variance.
+    """Normalization by mean and variance.
 
     Args:
         size: size of the last dimension.
@@ -178,7 +178,7 @@ class LayerNorm(HiddenNorm):
             yield WeightSlot(name=f"{name}.bias", destination=self.bias, full_shape=shape)
 
     def norm(self, *, is_fp32: bool = False) -> Norm:
-        """The norm for `fused_add_norm`, with a result in fp32 (`is_fp32`) or in the type of the
+        """The norm for `fused_add_norm`; its result is in fp32 (`is_fp32`) or in the type of the
         input."""
         return Norm(self.weight, self.bias, subtracts_mean=True, is_fp32=is_fp32)
 

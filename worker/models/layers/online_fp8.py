@@ -1,5 +1,5 @@
-"""FP8 quantization on loading: weights of unquantized checkpoints are converted to e4m3, with a
-scale per output feature, when they are packed."""
+"""Online FP8 quantization: weights of unquantized checkpoints are converted to e4m3, with a scale
+per output feature, when they are packed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from worker.models.layers.linear_method import (
 
 
 class OnlineFp8Method(UnquantizedMethod):
-    """Weights loaded in the model's data type, and quantized to FP8 when they are packed."""
+    """Weights that are loaded in the model's data type and quantized to FP8 when packed."""
 
     def allocate(
         self, shape: tuple[int, int], parts: Sequence[WeightPart], options: LayerOptions

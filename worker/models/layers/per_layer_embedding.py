@@ -37,7 +37,8 @@ class PerLayerEmbedding:
         self._projection = replicated(
             "per_layer_model_projection", config.hidden_size, width, options
         )
-        # The projection times 1 / sqrt(hidden size) is normalised: the factor is that of eps.
+        # The norm's input is the projection times 1 / sqrt(hidden size); the factor is folded into
+        # eps.
         self._norm = RMSNorm(size, config.rms_norm_eps * config.hidden_size, options)
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
@@ -106,7 +107,7 @@ class PerLayerBlock:
 def replicated(
     name: str, in_features: int, out_features: int, options: LayerOptions
 ) -> ColumnParallelLinear:
-    """A small projection without bias, which every rank computes as a whole: its output would cost
-    more to exchange."""
+    """A small projection without bias, replicated on every rank: exchanging its output would cost
+    more."""
     part = ColumnPart(name=name, full_size=out_features, local_size=out_features, start=0)
     return ColumnParallelLinear(in_features, [part], bias=False, options=options)

@@ -13,7 +13,7 @@ from worker.models.layers.linear_method import LayerOptions, WeightSlot
 
 
 class PoolingHead(Protocol):
-    """Logits of labels from a pooled hidden state. Every rank has the whole head."""
+    """Logits of labels from a pooled hidden state. The head is replicated on every rank."""
 
     def weight_slots(self, lm_head: str) -> Iterator[WeightSlot]:
         """Slots of the head's weights; `lm_head` is the name of the LM head."""
@@ -28,7 +28,7 @@ class LinearHead:
     """The head of a decoder: a linear layer without bias, or rows of the LM head.
 
     Args:
-        config: configuration of a model that classifies.
+        config: configuration of a classification model.
         options: options of the model's layers.
     """
 
@@ -58,7 +58,7 @@ class LinearHead:
 
     def forward(self, pooled: torch.Tensor) -> torch.Tensor:
         """Pooled hidden states, fp64 [n, hidden], to logits, fp64 [n, labels]."""
-        # HAZARD(invariance): one product per row, since sums may depend on the number of rows.
+        # HAZARD(invariance): one matmul per row, since sums may depend on the number of rows.
         weight = self.weight.double()
         return torch.stack([weight @ row for row in pooled])
 
@@ -67,7 +67,7 @@ class DenseHead:
     """The head of an encoder: a linear layer, tanh, and a linear layer, with biases.
 
     Args:
-        config: configuration of a model that classifies.
+        config: configuration of a classification model.
         options: options of the model's layers.
         dense: name of the first layer in a checkpoint.
         output: name of the second layer in a checkpoint.
@@ -90,7 +90,7 @@ class DenseHead:
 
     def forward(self, pooled: torch.Tensor) -> torch.Tensor:
         """Pooled hidden states, fp64 [n, hidden], to logits, fp64 [n, labels]."""
-        # HAZARD(invariance): one product per row, since sums may depend on the number of rows.
+        # HAZARD(invariance): one matmul per row, since sums may depend on the number of rows.
         dense, dense_bias, output, bias = (one.double() for one in self._weights.values())
         rows = [output @ torch.tanh(dense @ row + dense_bias) + bias for row in pooled]
         return torch.stack(rows)
@@ -100,7 +100,7 @@ class NormedHead:
     """ModernBERT's head: a linear layer and GELU, a LayerNorm, and a linear layer with a bias.
 
     Args:
-        config: configuration of a model that classifies.
+        config: configuration of a classification model.
         options: options of the model's layers.
     """
 
@@ -122,7 +122,7 @@ class NormedHead:
 
     def forward(self, pooled: torch.Tensor) -> torch.Tensor:
         """Pooled hidden states, fp64 [n, hidden], to logits, fp64 [n, labels]."""
-        # HAZARD(invariance): one product per row, since sums may depend on the number of rows.
+        # HAZARD(invariance): one matmul per row, since sums may depend on the number of rows.
         dense, norm, output, bias = (one.double() for one in self._weights.values())
         rows = []
         for row in pooled:
@@ -133,7 +133,7 @@ class NormedHead:
 
 
 def _empty(shapes: Mapping[str, tuple[int, ...]], options: LayerOptions) -> dict[str, torch.Tensor]:
-    """Unset fp32 weights by name; every rank has all of them."""
+    """Uninitialized fp32 weights by name, replicated on every rank."""
     return {
         name: torch.empty(shape, dtype=torch.float32, device=options.device)
         for name, shape in shapes.items()

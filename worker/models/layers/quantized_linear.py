@@ -1,9 +1,10 @@
-"""Quantized linear weights: converts the layouts of checkpoints to one layout of codes.
+"""Quantized linear weights: converts checkpoint layouts to a common layout of codes.
 
 Loaded weights of every layout become codes [out, in] with scales, and possibly zero points, per
-block of input features of each row (`kernels.BlockScales`). When packed, they are brought into the
-layout of the kernels on CUDA, which dequantize them tile by tile or multiply FP8 by FP8, and
-dequantized on CPU. Unquantized checkpoints may be quantized when packed (`online_fp8.py`).
+block of input features of each row (`kernels.BlockScales`). When packed for CUDA, they are
+converted to the layout of the kernels, which dequantize them tile by tile or run FP8 matmuls. When
+packed for CPU, they are dequantized. Unquantized checkpoints may be quantized when packed
+(`online_fp8.py`).
 
 To add a layout, derive from `_PartCodes` and add the class to `_PARTS`.
 """
@@ -59,7 +60,7 @@ def create_linear_method(
     Args:
         config: quantization of the checkpoint; None if there is none.
         tensors: alternative names of tensors in the checkpoint; None for the family's.
-        quantizes_fp8: whether an unquantized checkpoint is quantized to FP8 on loading.
+        quantizes_fp8: whether an unquantized checkpoint is quantized to FP8 when loaded.
     """
     if config is None and quantizes_fp8:
         return OnlineFp8Method()
@@ -85,7 +86,7 @@ class QuantizedMethod(LinearMethod):
         self, shape: tuple[int, int], parts: Sequence[WeightPart], options: LayerOptions
     ) -> LinearWeight:
         """Returns a weight that is allocated when its slots are created: its format depends on the
-        names of its modules, which are only known then."""
+        names of its modules, which are not known earlier."""
         return _NamedWeight(self, shape, parts, options)
 
     def create(
@@ -95,8 +96,8 @@ class QuantizedMethod(LinearMethod):
         options: LayerOptions,
         prefix: str,
     ) -> LinearWeight:
-        """Allocates a weight [out, in] in the format of its modules, named `prefix` plus the parts'
-        names."""
+        """Allocates a weight [out, in] in the format of its modules, whose names are `prefix` plus
+        the parts' names."""
         config = self._config
         formats = [
             config.format_of(self._tensors.checkpoint_names(prefix + part.name)) for part in parts
@@ -155,7 +156,7 @@ class _NamedWeight(LinearWeight):
 
 
 class _Loaded(Protocol):
-    """A weight that loads and is dequantized."""
+    """A weight that is loaded and then dequantized."""
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]: ...
 
@@ -216,7 +217,7 @@ class _QuantizedWeight(LinearWeight):
             create(part, self._codes[part.rows], columns, config, options) for part in parts
         ]
         self._scaling: BlockScales | None = None
-        """Scales and zero points of the codes, once loaded."""
+        """Scales and zero points of the codes, after loading."""
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         for name, part in zip(self._names, self._parts, strict=True):
@@ -251,7 +252,7 @@ class _QuantizedWeight(LinearWeight):
         return pack_quantized_experts(weights, self._options.dtype)
 
     def _loaded(self) -> BlockScales:
-        """Scales and zero points of the loaded codes, per row, since parts or ranks may begin
+        """Scales and zero points of the loaded codes, per row, because parts or ranks may begin
         within a block of rows."""
         if self._scaling is None:
             first = self._parts[0]
@@ -276,7 +277,7 @@ class _PartCodes(ABC):
         codes: uint8 [rows, columns], or [rows, columns / 2] for 4 bits: the rank's codes, to be
             filled.
         columns: number of input features on this rank.
-        block_shape: numbers of output and of input features that share a scale; 0 for all.
+        block_shape: numbers of output and input features that share a scale; 0 for all.
         options: options of the model's layers.
     """
 
@@ -301,7 +302,7 @@ class _PartCodes(ABC):
         self._starts = (starts[0], starts[1])
         self._row_offset = (starts[0] % (part.section or part.full_shape[0])) % self.block[0]
         self.offset = starts[1] % self.block[1]
-        """Number of input features of the first block before this rank's."""
+        """Number of input features in the first block that precede this rank's."""
         self._scales = self._empty(
             -(-(self._row_offset + self._shape[0]) // self.block[0]),
             -(-(self.offset + columns) // self.block[1]),
@@ -315,15 +316,15 @@ class _PartCodes(ABC):
 
     @abstractmethod
     def slots(self, name: str) -> Iterator[WeightSlot]:
-        """Slots of the tensors that the checkpoint must hold for module `name`."""
+        """Slots of the tensors that the checkpoint must contain for module `name`."""
 
     @abstractmethod
     def finish(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Fills the codes from the loaded tensors.
 
         Returns:
-            Scales of each row, fp32 [rows, blocks], and zero points, uint8 [rows, blocks]; None for
-            no zero points.
+            Scales of each row, fp32 [rows, blocks], and zero points, uint8 [rows, blocks]; None if
+            there are no zero points.
         """
 
     def _empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -343,7 +344,7 @@ class _PartCodes(ABC):
         Args:
             name: name in the checkpoint.
             destination: this rank's elements, output features first.
-            per_cell: numbers of output and of input features per element.
+            per_cell: numbers of output and input features per element.
             is_transposed: whether input features come first in the checkpoint's tensor.
             extra: further fields of the slot.
         """
@@ -366,13 +367,13 @@ class _PartCodes(ABC):
 
     def _check_words(self, dim: int, size: int) -> None:
         """Checks that this rank's features are whole words of `size` codes. Raises ValueError if
-        not."""
+        they are not."""
         count, full = self._shape[dim], self._part.full_shape[dim]
         check_words(self._part.name, self._starts[dim], count, full, size, self._options)
 
 
 class _ScaledCodes(_PartCodes):
-    """FP8 (e4m3) or INT8 codes, of one byte each."""
+    """FP8 (e4m3) or INT8 codes, one byte each."""
 
     def __init__(
         self,
@@ -415,7 +416,7 @@ class _ScaledCodes(_PartCodes):
 
 
 class _IntCodes(_PartCodes):
-    """Integer codes, packed in 32-bit words along input features, in AWQ along output features."""
+    """Integer codes, packed in 32-bit words along input features (AWQ: along output features)."""
 
     def __init__(
         self,
@@ -569,14 +570,14 @@ _PARTS: Mapping[type, Callable[..., _PartCodes]] = {
     GroupedIntConfig: _IntCodes,
     Fp4Config: _Fp4Codes,
 }
-"""Classes of codes by class of the format's configuration."""
+"""Code classes by class of the format's configuration."""
 _INT_CODES: Mapping[tuple[int, bool], WeightCode] = {
     (4, False): "uint4b8",
     (4, True): "uint4",
     (8, False): "uint8b128",
     (8, True): "uint8",
 }
-"""Kinds of codes by number of bits, and whether there are zero points."""
+"""Kinds of codes by number of bits and whether there are zero points."""
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Index of the 4-bit field that holds each of 8 consecutive output features in a word of AWQ's
 layout."""

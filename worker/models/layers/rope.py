@@ -22,7 +22,7 @@ def cos_sin_table(
 
 
 def query_scales(rope: RopeConfig, num_positions: int, device: torch.device) -> torch.Tensor | None:
-    """Factors of queries by position, fp32 [num_positions]; None for no factors."""
+    """Query scale by position, fp32 [num_positions]; None if queries are not scaled."""
     if not rope.query_beta:
         return None
     positions = torch.arange(num_positions, dtype=torch.float32)
@@ -66,8 +66,8 @@ def _llama3(rope: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
 
 
 def _yarn(rope: RopeConfig, wavelengths: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """YaRN (arXiv 2309.00071): frequencies from kept to stretched, by a linear ramp over
-    dimensions."""
+    """YaRN (arXiv 2309.00071): a linear ramp over dimensions from unchanged to stretched
+    frequencies."""
 
     def dimension_of(rotations: float) -> float:
         turns = rope.original_max_position_embeddings / (rotations * 2 * math.pi)

@@ -1,5 +1,5 @@
-"""Self-conditioning of canvases: the embeddings of a canvas are combined with the embeddings that
-the previous round's distributions have on average."""
+"""Self-conditioning of canvases: the embeddings of a canvas are combined with the average
+embeddings of the previous round's distributions."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ class SelfConditioning:
         self._mlp.process_after_loading()
 
     def forward(self, embedded: torch.Tensor, signal: torch.Tensor) -> torch.Tensor:
-        """First layer's input from the embeddings of tokens and the signal, all [T, hidden]."""
+        """Computes the first layer's input from token embeddings and the signal, all [T,
+        hidden]."""
         conditioning = self._mlp.forward(self._pre_norm.forward(signal))
         return self._post_norm.forward_add(conditioning, embedded)[0]

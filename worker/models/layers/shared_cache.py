@@ -1,5 +1,5 @@
-"""Attention over the KV cache of an earlier layer: such a layer has queries, but no keys and values
-of its own."""
+"""Attention to the KV cache of an earlier layer: the layer has queries, but no keys and values of
+its own."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from worker.models.layers.sharing import local_heads
 
 
 class SharedCacheAttention:
-    """Grouped-query attention with QK norm over the keys and values that another layer caches.
+    """Grouped-query attention with QK norm that reads another layer's cached keys and values.
 
-    Since nothing depends on its outputs of other tokens, it only computes those of
-    `ForwardContext.logits_indices`: the model drops all others before it.
+    It only computes the tokens in `ForwardContext.logits_indices`: nothing depends on its outputs
+    for others, and the model drops those before this layer.
 
     Args:
         config: the layer's configuration (`ModelConfig.for_layer`).
@@ -46,7 +46,7 @@ class SharedCacheAttention:
     ) -> None:
         assert config.qk_norm, "queries are normalized like the cached keys"
         self.kv_cache_spec: KVCacheSpec | None = None
-        """It caches nothing."""
+        """The layer caches nothing."""
         self.state_spec: StateSpec | None = None
         """Attention keeps no state."""
         self._source, self._cache_scales = source, cache_scales
@@ -89,8 +89,8 @@ class SharedCacheAttention:
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[S, hidden] and positions [S] of the step's tokens `ctx.logits_indices`, or of all
-        without, to [S, hidden]."""
+        """[S, hidden] and positions [S] to [S, hidden], for the step's tokens `ctx.logits_indices`,
+        or for all tokens if it is None."""
         assert logits_indices is None, "the model has dropped other tokens already"
         q = self._query.forward(hidden).view(len(hidden), self._num_heads, self._head_dim)
         no_heads, norms = q[:, :0], None

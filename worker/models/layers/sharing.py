@@ -15,7 +15,7 @@ def divide(size: int, world_size: int, what: str) -> int:
     """size / world_size.
 
     Raises:
-        ValueError: that is not an integer; the message names `what` and the numbers.
+        ValueError: the result is not an integer; the message names `what` and the numbers.
     """
     if size % world_size:
         raise ValueError(
@@ -42,7 +42,7 @@ def local_heads(config: ModelConfig, world_size: int) -> tuple[int, int]:
 
 
 def divide_experts(moe: MoeConfig, world_size: int, *, expert_parallel: bool) -> tuple[int, int]:
-    """Number of experts, and of each one's columns, on one rank.
+    """Number of experts, and of columns per expert, on one rank.
 
     Raises:
         ValueError: experts, or their columns, cannot be divided evenly among the ranks.
@@ -60,11 +60,10 @@ def divide_experts(moe: MoeConfig, world_size: int, *, expert_parallel: bool) ->
 def check_sharing(config: ModelConfig, world_size: int, *, expert_parallel: bool = False) -> None:
     """Checks, before startup, that a model can be divided evenly among the ranks.
 
-    Layers check this again when they are built; weights that are quantized in groups may exclude
-    further sizes.
+    Layers check this again when they are built; group-quantized weights may rule out further sizes.
 
     Raises:
-        ValueError: it cannot. The second line of the message lists sizes that work.
+        ValueError: it cannot be divided. The second line of the message lists sizes that work.
     """
     if expert_parallel and config.moe is None:
         raise ValueError(

@@ -2,9 +2,9 @@
 
 NCCL's latency is a large part of a decode step, which has two all-reduces of a few KiB per layer.
 If GPUs can read each other's memory, each rank writes its input to a shared buffer, and one kernel
-sums them:
+sums the inputs:
 
-    one-shot    each rank reads all inputs: least latency, for small all-reduces
+    one-shot    each rank reads all inputs: lowest latency, for small all-reduces
     two-shot    each rank sums a part and reads the other parts: for two ranks
     multimem    each rank has the NVLink switch sum a part and store it on all ranks
 
@@ -30,30 +30,31 @@ logger = logging.getLogger(__name__)
 R = TypeVar("R")
 
 SMALL_BYTES = 256 << 10
-"""Maximum bytes of a one-shot all-reduce, and of any without multicast: vLLM's limit for eight
-H100s (all_reduce_utils.py). Not measured here."""
+"""Maximum size in bytes of a one-shot all-reduce, and of any all-reduce without multicast: vLLM's
+limit for eight H100s (all_reduce_utils.py). Not measured here."""
 _MOST_BYTES = {
     9: {2: 64 << 20, 4: 32 << 20, 8: 64 << 20},
     10: {2: 8 << 20, 4: 32 << 20, 8: 128 << 20},
 }
-"""Maximum bytes of an all-reduce of GPUs with multicast, by major compute capability and number of
-ranks: NCCL is faster above in vLLM's measurements (all_reduce_utils.py). Not measured here."""
+"""Maximum size in bytes of an all-reduce on GPUs with multicast, by major compute capability and
+number of ranks. Above it, NCCL is faster in vLLM's measurements (all_reduce_utils.py). Not measured
+here."""
 _ALIGNMENT = 16
-"""Bytes per load of a kernel's thread."""
+"""Bytes that a kernel's thread loads at once."""
 _WORLD_SIZES = (2, 4, 8)
 """World sizes for which the one-shot kernel adds in the order of ranks."""
 _DTYPES = (torch.bfloat16, torch.float32)
-"""Types of the kernels."""
+"""Data types that the kernels support."""
 _TEST_COUNTS = (4, 1000 * 4, SMALL_BYTES // 4, SMALL_BYTES // 4 + 13 * 4)
-"""Sizes, in units of 4 bytes, of the all-reduces that are compared with NCCL's: of both kernels,
-also with parts of unequal size."""
+"""Sizes, in units of 4 bytes, of the all-reduces that are compared with NCCL's: they cover both
+kernels, and parts of unequal size."""
 _RENDEZVOUS_TIMEOUT = timedelta(seconds=30)
-"""Maximum wait for ranks that fail in the middle of the rendezvous; without failures it takes less
-than a second."""
+"""Maximum wait for ranks that fail during the rendezvous, which otherwise takes less than a
+second."""
 
 
 def max_bytes(capability: int, world_size: int) -> int:
-    """Maximum bytes of an all-reduce of GPUs with multicast.
+    """Maximum size of an all-reduce on GPUs with multicast, in bytes.
 
     Args:
         capability: major compute capability of the GPUs.
@@ -67,7 +68,7 @@ class SymmetricMemory:
 
     Args:
         group: NCCL process group.
-        buffer: uint8 [maximum bytes of an all-reduce], allocated by `symm_mem.empty`, of the same
+        buffer: uint8 [maximum size of an all-reduce], allocated by `symm_mem.empty`, of the same
             size on all ranks.
 
     Raises:
@@ -83,12 +84,12 @@ class SymmetricMemory:
         """Handle that keeps the peers' memory mapped."""
         has_multicast = bool(self._handle.multicast_ptr)
         self.max_bytes = len(buffer) if has_multicast else min(len(buffer), SMALL_BYTES)
-        # The switch moves each element 1.5 times through a link of two ranks; two-shot, once.
+        # With two ranks, multimem moves each element through a link 1.5 times, two-shot once.
         self._uses_switch = group.size() > 2
 
     @property
     def large_kernel(self) -> str:
-        """Kernel of all-reduces above SMALL_BYTES; empty if they use NCCL."""
+        """Kernel of all-reduces above SMALL_BYTES; empty if NCCL runs them."""
         if self.max_bytes <= SMALL_BYTES:
             return ""
         return "multimem" if self._uses_switch else "two-shot"
@@ -122,8 +123,9 @@ class SymmetricMemory:
 def create_symmetric_memory(
     group: ProcessGroup, device: torch.device, store: Store, timeout: timedelta
 ) -> SymmetricMemory | None:
-    """Symmetric memory for a group, after comparing its all-reduces with NCCL's; None if
-    unavailable, and rank 0 logs the reason. All ranks must call this, and all get the same outcome.
+    """Creates symmetric memory for a group after comparing its all-reduces with NCCL's. Returns
+    None if it is unavailable; rank 0 logs the reason. All ranks must call this, and all get the
+    same outcome.
 
     Args:
         group: NCCL process group whose ranks are on one node.
@@ -179,8 +181,8 @@ def _attempt(work: Callable[[], R]) -> tuple[R | None, str]:
 
 
 def _is_right(memory: SymmetricMemory, group: ProcessGroup, device: torch.device) -> bool:
-    """Whether all-reduces agree with NCCL's within rounding. Every rank runs all of them, even
-    after a mismatch."""
+    """Whether all-reduces match NCCL's within rounding. Every rank runs all of them, even after a
+    mismatch."""
     is_right = True
     for dtype in _DTYPES:
         for count in _TEST_COUNTS:

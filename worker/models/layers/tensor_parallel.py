@@ -24,7 +24,7 @@ _STORE_FILE = "tensor_parallel_store"
 _DEFAULT_TIMEOUT_S = 300.0
 _ARRIVAL_POLL_S = 0.02
 _CLOSE_TIMEOUT_S = 5.0
-"""Seconds to wait for a group to shut down, after which it is considered hung."""
+"""Seconds to wait for a group to shut down before it is considered hung."""
 
 
 class TensorParallelGroup:
@@ -32,8 +32,8 @@ class TensorParallelGroup:
 
     NCCL needs one GPU per rank: if ranks share one, all collectives go through host memory and
     Gloo, which is slow but works. All ranks must call the same collectives in the same order. Ranks
-    of one node rendezvous through a file in a shared directory, and only listen on the loopback
-    interface; those of several nodes rendezvous over the network.
+    of one node rendezvous through a file in a shared directory and only listen on the loopback
+    interface; ranks of several nodes rendezvous over the network.
 
     Args:
         rank: index of this rank.
@@ -42,7 +42,7 @@ class TensorParallelGroup:
         process_group: torch's process group; None with one rank.
         device_names: names of the ranks' devices, in order; equal names mean the same device. None
             on CPU.
-        symmetric_memory: symmetric memory for all-reduces that it supports; None without.
+        symmetric_memory: symmetric memory for all-reduces that it supports; None if unavailable.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class TensorParallelGroup:
         self._device_names = device_names
         self._symmetric_memory = symmetric_memory
         self.is_through_host = device_names is not None and not _all_differ(device_names)
-        """Whether collectives of a CUDA device go through host memory, which waits for the
+        """Whether collectives of a CUDA device go through host memory, which synchronizes with the
         device."""
 
     @classmethod
@@ -83,10 +83,10 @@ class TensorParallelGroup:
             rank: index of this rank.
             world_size: number of ranks.
             device: this rank's device.
-            directory: directory that all ranks share, a new one for each group.
+            directory: directory that all ranks share; each group needs a new one.
             timeout_s: maximum seconds to wait for the other ranks.
-            while_waiting: called repeatedly until all ranks have joined; may raise, since torch's
-                wait does not detect that a rank has died.
+            while_waiting: called repeatedly until all ranks have joined; it may raise, since
+                torch's wait does not detect that a rank has exited.
             rendezvous: used instead of the directory if the ranks are on several nodes.
 
         Raises:
@@ -114,7 +114,7 @@ class TensorParallelGroup:
             device_id=device if over_nccl else None,
         )
         group, memory = dist.group.WORLD, None
-        if over_nccl and rendezvous is None:  # all GPUs are in one node
+        if over_nccl and rendezvous is None:  # all GPUs are on one node
             assert group is not None, "the group was just made"
             memory = create_symmetric_memory(group, device, store, timeout)
         return cls(
@@ -135,7 +135,7 @@ class TensorParallelGroup:
         """Sum over all ranks, of the tensor's shape, on each rank; may reuse the tensor's memory.
 
         With `fixed_order`, ranks are added in order, so that an element's sum does not depend on
-        its position in the tensor; in NCCL and Gloo it does with three or more ranks.
+        its position in the tensor; with NCCL and Gloo it does for three or more ranks.
         """
         if self.world_size == 1:
             return tensor
@@ -164,10 +164,9 @@ class TensorParallelGroup:
         return parts.movedim(0, -2).reshape(*local.shape[:-1], -1).to(tensor.device)
 
     def gather_on_device(self, values: Sequence[int]) -> list[list[int]]:
-        """The values of every rank on this rank's device; only this rank's if the device is not
-        shared.
+        """Values of all ranks on this rank's device; only this rank's if the device is not shared.
 
-        A barrier if ranks share devices. Only for CUDA.
+        Acts as a barrier if ranks share devices. CUDA only.
         """
         if not self.is_through_host:
             return [list(values)]
@@ -180,7 +179,7 @@ class TensorParallelGroup:
     def close(self) -> bool:
         """Shuts down the group. Safe to call twice.
 
-        NCCL may wait forever for peers that have died or for graphs with its collectives, so this
+        NCCL may wait forever for peers that have exited or for graphs with its collectives, so this
         times out after a few seconds.
 
         Returns:
@@ -225,8 +224,8 @@ def _open_store(
     world_size: int,
     timeout: timedelta,
 ) -> Store:
-    """The key-value store of the rendezvous: a file on one node; for ranks on several nodes, rank 0
-    serves it."""
+    """The key-value store of the rendezvous: a file for ranks on one node; for ranks on several
+    nodes, rank 0 serves it."""
     store: Store
     if rendezvous is None:
         store_file = str(Path(directory).resolve() / _STORE_FILE)
@@ -261,7 +260,7 @@ def _all_differ(names: Sequence[str]) -> bool:
 
 
 def _choose_interface(rendezvous: Rendezvous | None) -> None:
-    """Restricts collectives to the network interface towards the other ranks, unless the
+    """Restricts collectives to the network interface that reaches the other ranks, unless the
     environment sets one."""
     interface = _loopback_interface() if rendezvous is None else interface_towards(rendezvous.host)
     if interface is not None:

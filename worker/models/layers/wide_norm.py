@@ -21,7 +21,7 @@ class WideQueryKeyNorm:
     Args:
         config: the model's configuration.
         options: options of the model's layers.
-        names: names of the norms of queries and of keys in a checkpoint.
+        names: checkpoint names of the norms of queries and of keys.
     """
 
     def __init__(self, config: ModelConfig, options: LayerOptions, names: tuple[str, str]) -> None:
@@ -39,8 +39,8 @@ class WideQueryKeyNorm:
         self._factors = torch.tensor(
             [1 / self._full[0], 1 / (copies * self._full[1])], device=options.device
         )
-        """Factors from the ranks' sums of squares to means; the sums count each key head once per
-        rank that holds a copy."""
+        """Factors from the ranks' sums of squares to means; the sums count each key head once for
+        each rank that has a copy."""
         self._eps = config.rms_norm_eps
         self._options = options
 
@@ -54,7 +54,7 @@ class WideQueryKeyNorm:
             )
 
     def forward(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Normalises queries and keys, [T, heads, head_dim] each."""
+        """Normalizes queries and keys, [T, heads, head_dim] each."""
         if self._options.group.world_size == 1:
             weights = self._weights[0], self._weights[1]
             first, second = rms_norm_pair(q.flatten(1), k.flatten(1), weights, self._eps)

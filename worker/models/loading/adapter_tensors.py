@@ -13,7 +13,7 @@ _PREFIX = "base_model.model."
 
 
 class Factors(NamedTuple):
-    """Ends of the names of a module's tensors."""
+    """Suffixes of the names of a module's tensors."""
 
     a: str
     b: str
@@ -24,8 +24,7 @@ LINEAR = Factors(".lora_A.weight", ".lora_B.weight")
 EMBEDDING = Factors(".lora_embedding_A", ".lora_embedding_B")
 """A [r, tokens] and B [hidden, r] of an embedding."""
 _BASE = ".base_layer.weight"
-"""End of the name of the model's own weight of an adapted embedding or LM head, which PEFT saves,
-too."""
+"""Suffix of the base weight of an adapted embedding or LM head, which PEFT also saves."""
 _ENDS = (*LINEAR, *EMBEDDING)
 
 
@@ -37,16 +36,16 @@ class AdapterTensors:
         config: the adapter's configuration.
 
     Raises:
-        ValueError: a tensor is not one of LoRA, or one of a pair is missing.
+        ValueError: a tensor does not belong to LoRA, or one of a pair is missing.
     """
 
     def __init__(self, file: Any, config: PeftConfig) -> None:
         self._file = file
         self.config = config
         self.modules: dict[str, Factors] = {}
-        """Modules that have an adapter, by name as in the checkpoint of the model."""
+        """Modules that have an adapter, by name in the model's checkpoint."""
         self.base_modules: list[str] = []
-        """Modules whose weight in the model is in the file, too."""
+        """Modules whose base weight is also in the file."""
         halves: dict[str, set[str]] = {}
         for name in file.keys():  # noqa: SIM118  # a file is no mapping
             module = name.removeprefix(_PREFIX)
@@ -70,7 +69,7 @@ class AdapterTensors:
         """A tensor of which slices can be read.
 
         Raises:
-            ValueError: it has another shape or an unsupported type.
+            ValueError: it has the wrong shape or an unsupported type.
         """
         found = self._file.get_slice(_PREFIX + name)
         if tuple(found.get_shape()) != shape:
@@ -86,15 +85,15 @@ class AdapterTensors:
         return found
 
     def check_base(self, modules: Collection[str], shape: tuple[int, int]) -> None:
-        """Checks the model's own weights in the file, which are not read.
+        """Checks the base weights in the file, which are not read.
 
         Args:
-            modules: modules whose weights may be in it.
+            modules: modules whose weights may be in the file.
             shape: shape of these weights.
 
         Raises:
-            ValueError: a weight has another shape, as after the vocabulary was extended, or is of
-                another module.
+            ValueError: a weight has the wrong shape, for example because the vocabulary was
+                extended, or belongs to another module.
         """
         for module in self.base_modules:
             if module not in modules:
@@ -109,7 +108,7 @@ class AdapterTensors:
 
 
 def shown(names: Collection[str], limit: int = 4) -> str:
-    """The first names, for an error message."""
+    """The first names, formatted for an error message."""
     some = [f"{name:.200}" for name in list(names)[:limit]]
     return ", ".join(some) + " ..." * (len(names) > limit)
 

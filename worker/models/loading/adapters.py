@@ -1,9 +1,9 @@
-"""LoRA adapters of a model on one rank: buffers in its layers, and adapters that PEFT has saved.
+"""LoRA adapters of a model on one rank: buffers in its layers, and adapters saved by PEFT.
 
     read (host, any thread) ──> Adapter ──load──> slot on the device
 
-Each rank reads its own slices: a column-parallel layer has all of A and its rows of B, a
-row-parallel layer its columns of A and all of B.
+Each rank reads its own slices: a column-parallel layer reads all of A and its rows of B, a
+row-parallel layer reads its columns of A and all of B.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from worker.models.loading.adapter_tensors import LINEAR, AdapterTensors, shown
 from worker.models.loading.vocabulary_adapters import OPTION, VocabularyAdapters
 
 _BYTES_PER_TENSOR = 512
-"""Maximum bytes of a tensor's entry in the header of a safetensors file; usual ones have 150."""
+"""Maximum size in bytes of a tensor's entry in a safetensors header; typical entries have 150."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,13 +36,14 @@ class Adapter:
     """An adapter's weights on one rank, in host memory."""
 
     layers: Sequence[LoraFactors | None]
-    """Weights by layer that supports adapters; None for those that it does not change."""
+    """Weights by layer that supports adapters; None for layers that it does not change."""
     vocabulary: Sequence[LoraFactors | None] = ()
-    """Weights of the embedding and the LM head, as of `layers`; empty if these have no adapters."""
+    """Weights of the embedding and the LM head, as in `layers`; empty if they cannot have
+    adapters."""
 
     @property
     def num_bytes(self) -> int:
-        """Size of all weights."""
+        """Size of all weights, in bytes."""
         layers = [*self.layers, *self.vocabulary]
         return sum(layer.num_bytes for layer in layers if layer is not None)
 
@@ -55,7 +56,7 @@ class _Projection(NamedTuple):
     group: int
     """Index of the projection among those that the layer fuses."""
     parts: tuple[WeightPart, ...]
-    """Its parts on this rank."""
+    """The projection's parts on this rank."""
 
 
 class ModelAdapters:
@@ -66,11 +67,12 @@ class ModelAdapters:
         model: the model.
         max_loras: number of slots on the device.
         max_rank: maximum rank of an adapter.
-        is_native: whether the compiled CPU library computes the products.
-        with_vocabulary: whether the embedding and the LM head may have adapters, too.
+        is_native: whether the compiled CPU library computes the LoRA matmuls.
+        with_vocabulary: whether the embedding and the LM head may also have adapters.
 
     Raises:
-        ValueError: no layer of the model supports adapters, or its embedding does not.
+        ValueError: no layer of the model supports adapters, or its embedding is to have adapters
+            but does not support them.
     """
 
     def __init__(
@@ -128,19 +130,19 @@ class ModelAdapters:
 
     @property
     def modules(self) -> Collection[str]:
-        """Names of the projections that may have adapters, as the family names them."""
+        """Names of the projections that may have adapters, with the family's names."""
         return self._projections.keys()
 
     @property
     def num_bytes(self) -> int:
-        """Size of the buffers on the device."""
+        """Size of the buffers on the device, in bytes."""
         num_bytes = sum(layer.num_bytes for layer in self._layers)
         if self.vocabulary is not None:
             num_bytes += sum(layer.num_bytes for layer in self.vocabulary.layers.values())
         return num_bytes
 
     def load(self, slot: int, adapter: Adapter) -> None:
-        """Copies an adapter to slot `slot`, from 1. Does not wait for the device."""
+        """Copies an adapter to the 1-based slot `slot`. Does not wait for the device."""
         for layer, factors in zip(self._layers, adapter.layers, strict=True):
             layer.load(slot, factors)
         if self.vocabulary is not None:
@@ -152,7 +154,7 @@ class ModelAdapters:
         """Reads this rank's part of an adapter to host memory.
 
         Raises:
-            ValueError: the folder has no adapter of this model, or one that is not supported.
+            ValueError: the folder has no adapter for this model, or it is not supported.
             OSError: a file cannot be read.
         """
         config = read_peft_config(folder, self._max_rank)
@@ -172,7 +174,7 @@ class ModelAdapters:
             )
         with path.open("rb") as file:
             head = file.read(8)
-        # Two per module, and the base weights of embedding and LM head.
+        # Two tensors per module, and the base weights of embedding and LM head.
         most = 2 * len(self._projections) + 3 * len(self._vocabulary_names)
         if len(head) == 8 and struct.unpack("<Q", head)[0] > (most + 1) * _BYTES_PER_TENSOR:
             raise ValueError(
@@ -228,7 +230,7 @@ class ModelAdapters:
     def _layer(
         self, index: int, found: Sequence[tuple[_Projection, str]], tensors: AdapterTensors
     ) -> LoraFactors:
-        """Weights of one layer, whose projections may differ in rank."""
+        """Weights of one layer; its projections may differ in rank."""
         linear, lora = self._linears[index], self._layers[index]
         out_features, in_features = linear.shape
         rank = max(tensors.config.rank_of(module) for _, module in found)
@@ -266,8 +268,8 @@ class ModelAdapters:
 def _linears(model: DecoderModel) -> list[tuple[Linear, str]]:
     """The linear layers that support adapters, each with the prefix of its parts' names.
 
-    A head for multi-token prediction has none: its passes are of other tokens than the step's, and
-    its guesses are only drafts.
+    A head for multi-token prediction has none: it does not compute the step's tokens, and its
+    predictions are only drafts.
     """
     head = () if model.mtp is None else model.mtp.weight_slots()
     of_head = {id(slot.module.layer) for slot in head if slot.module is not None}
@@ -282,7 +284,7 @@ def _linears(model: DecoderModel) -> list[tuple[Linear, str]]:
 
 
 def _joined(parts: Sequence[WeightPart], groups: Sequence[int]) -> list[LoraPart]:
-    """Output features by projection; adjacent parts of a projection are one."""
+    """Output features by projection; adjacent parts of a projection are merged."""
     joined: list[LoraPart] = []
     for part, group in zip(parts, groups, strict=True):
         rows = part.rows

@@ -39,7 +39,7 @@ _NAMES_SHOWN = 8
 _TIED_NAME = "lm_head.weight"
 _SEED = 0
 _SPREAD = 0.02
-"""Standard deviation of dummy weights, as common for initialization."""
+"""Standard deviation of dummy weights, a common value for initialization."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,19 +47,20 @@ class _Contents:
     """Tensors of a checkpoint that the model needs."""
 
     by_file: Mapping[Path, Sequence[tuple[str, str]]]
-    """Tensors by file, each with its name in the file and the family's name for it, in the order of
-    the file, so that reading is sequential."""
+    """Tensors by file, as pairs of the name in the file and the family's name, in file order so
+    that reads are sequential."""
     tied_file: Path | None
-    """File with an LM head that must equal the embedding, since the two are tied; else None."""
+    """File with an LM head that must equal the embedding, since the two are tied; otherwise
+    None."""
     tied_name: str
     """Name of the LM head's weight in that file."""
 
 
 class Loadable(Protocol):
-    """A model, or a head with a checkpoint of its own."""
+    """A model, or a head with its own checkpoint."""
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        """Slots of all tensors that the checkpoint must hold."""
+        """Slots of all tensors that the checkpoint must contain."""
         ...
 
     def process_after_loading(self) -> None:
@@ -98,23 +99,24 @@ def build_without_weights(
         expert_parallel: whether ranks hold whole experts.
 
     Raises:
-        ValueError: as `build_model`.
+        ValueError: as in `build_model`.
     """
     device = torch.device("meta")
     group = TensorParallelGroup(rank=0, world_size=world_size, device=device, process_group=None)
     options = LayerOptions(
         group=group,
-        dtype=torch.bfloat16,  # checks of names and headers are the same for all types
+        dtype=torch.bfloat16,  # names and headers are checked in the same way for all types
         device=device,
         batch_invariant=False,
         expert_parallel=expert_parallel,
     )
-    # One block: rotary tables are computed on the CPU for each position.
+    # A single block: rotary tables are computed on the CPU for each position.
     return build_model(config, options, max_model_len=config.block_size)
 
 
 def check_weights(model: Loadable, config: ModelConfig) -> None:
-    """Checks a checkpoint as a rank does on loading, but only reads headers of weight files.
+    """Checks a checkpoint as a rank does when loading it, but only reads the headers of weight
+    files.
 
     Raises:
         ValueError: tensors are missing, unexpected, or of the wrong shape or type.
@@ -123,7 +125,7 @@ def check_weights(model: Loadable, config: ModelConfig) -> None:
 
 
 def check_names(model: DecoderModel, config: ModelConfig, names: Iterable[str]) -> None:
-    """Checks the names of a checkpoint's tensors, whose files may not be downloaded yet.
+    """Checks the names of a checkpoint's tensors. Their files need not be downloaded yet.
 
     Raises:
         ValueError: tensors are missing or unexpected.
@@ -144,7 +146,7 @@ def load_weights(
     """Reads all slots of the model from the checkpoint, then packs the weights. Reads nothing if
     the compiled library has cached the packed weights in a file.
 
-    Peak memory is the model and some blocks that are being read.
+    Peak memory is the model plus a few blocks that are being read.
 
     Args:
         model: the model to load.
@@ -181,7 +183,7 @@ def load_head(
         is_dummy: whether to fill in dummy weights instead.
 
     Raises:
-        ValueError: as `load_weights`.
+        ValueError: as in `load_weights`.
     """
     with torch.inference_mode():
         if is_dummy:
@@ -189,7 +191,7 @@ def load_head(
         else:
             slots = _slots_by_name(head)
             _read_slots(slots, _check_headers(slots, config), show_progress)
-            del slots  # they reference memory that packing frees
+            del slots  # slots reference memory that packing frees
         head.process_after_loading()
     release_freed_memory()
 
@@ -227,7 +229,7 @@ def _slots_by_name(model: Loadable) -> dict[str, list[WeightSlot]]:
 
 def fill_dummy_weights(model: DecoderModel, native: NativeOptions | None = None) -> None:
     """Fills all slots with dummy (random) weights on their device, for benchmarks, then packs the
-    weights as `load_weights` does."""
+    weights like `load_weights`."""
     with torch.inference_mode():
         _fill_dummy(model.weight_slots(), model.options.device)
         pack_weights(model, native)
@@ -245,7 +247,8 @@ def _fill_dummy(slots: Iterable[WeightSlot], device: torch.device) -> None:
 
 
 def _fill_random(destination: torch.Tensor, generator: torch.Generator) -> None:
-    """Fills in normally distributed values, for FP8 via bfloat16; random bits for integers."""
+    """Fills in normally distributed values (for FP8, rounded from bfloat16), or random bits for
+    integers."""
     if not destination.is_floating_point():
         limits = torch.iinfo(destination.dtype)
         destination.random_(limits.min, limits.max, generator=generator)
@@ -273,7 +276,7 @@ class _Matching:
         self._unexpected, self._twice = list[str](), list[str]()
         self._cache_scales = list[str]()
         self.tied_name = ""
-        """Name of an LM head that must equal the embedding; empty without one."""
+        """Name of an LM head that must equal the embedding; empty if there is none."""
 
     def needed(self, name: str) -> str | None:
         """The family's name of a tensor; None if no slot is read from it."""
@@ -295,7 +298,7 @@ class _Matching:
         return None
 
     def check(self) -> None:
-        """Raises ValueError, with the names of tensors, if they differ from the slots."""
+        """Raises ValueError, with tensor names, if the tensors differ from the slots."""
         kinds = {
             "missing": sorted(
                 name for name, slots in self._missing.items() if not slots[0].is_optional
@@ -363,11 +366,11 @@ def _check_tensor(source: Any, slot: WeightSlot, path: Path) -> None:
 
 
 def _check_tied(path: Path, name: str, embedding: WeightSlot) -> None:
-    """Checks that the LM head of a checkpoint with tied embeddings equals the embedding, since
+    """Checks that the LM head of a checkpoint with tied embeddings equals the embedding;
     transformers would use the head.
 
     Raises:
-        ValueError: it does not.
+        ValueError: they differ.
     """
     with safe_open(path, framework="pt", device="cpu") as file:
         is_alike = tuple(file.get_slice(name).get_shape()) == embedding.full_shape

@@ -61,14 +61,14 @@ def weight_memory(
     model: DecoderModel, options: NativeOptions | None
 ) -> AbstractContextManager[WeightMemory]:
     """Memory for the packed weights of a model that is not loaded yet. If the cache folder has a
-    file with them, the memory is already filled, and weights need not be read; else it becomes such
-    a file when the context ends.
+    file with the packed weights, the memory is already filled and weights need not be read.
+    Otherwise, the memory is saved as such a file when the context ends.
 
     Args:
         model: the model; only shapes and types are used.
         options: options of the compiled library; None if torch runs the model.
     """
-    # The file has no weights that torch uses, such as those of an MTP head.
+    # The file does not contain weights that torch uses, such as those of an MTP head.
     if model.mtp is not None:
         return nullcontext(WeightMemory())
     if options is None or not options.weight_cache or _problem(model, options):
@@ -88,9 +88,9 @@ def pack_weights(
 
     Args:
         model: a model whose weights are loaded, or in `memory`.
-        options: options of the compiled library, which gets the weights if it supports the model;
-            None for torch.
-        memory: memory for the library's packed weights; None for memory of this process.
+        options: options of the compiled library, which receives the weights if it supports the
+            model; None if torch runs the model.
+        memory: memory for the library's packed weights; None for private memory.
 
     Raises:
         ValueError: the library is required but cannot run the model.
@@ -105,7 +105,8 @@ def pack_weights(
 def build_native(
     model: DecoderModel, options: NativeOptions, memory: WeightMemory
 ) -> NativeDecoder | None:
-    """The model in the library's form; None if unsupported, with the reason logged.
+    """The model in the library's form; None if it is unsupported, in which case the reason is
+    logged.
 
     Raises:
         ValueError: the library is required but cannot run the model.
@@ -128,7 +129,7 @@ def build_native(
 
 
 def _problem(model: DecoderModel, options: NativeOptions) -> str:
-    """Reason why the library does not support a model; empty if it does."""
+    """Reason why the library does not support a model; empty if it does support it."""
     if any(model.windows):
         return (
             f"sliding windows of {max(model.windows)} tokens are not supported; set "
@@ -145,7 +146,8 @@ def _problem(model: DecoderModel, options: NativeOptions) -> str:
 
 @cache
 def _packing_digest() -> str:
-    """Digest of the code that packs weights, so that files of other versions are ignored."""
+    """Digest of the code that packs weights, so that files written by other versions are
+    ignored."""
     digest = hashlib.sha256(torch.__version__.encode())
     for folder in _PACKING_SOURCES:
         for source in sorted(folder.glob("*.py")):
@@ -166,7 +168,7 @@ def _all_reduce(options: LayerOptions) -> Callable[[torch.Tensor], None]:
 
 def _model_tensors(model: DecoderModel, memory: WeightMemory | None = None) -> ModelTensors:
     """The model's tensors for the library. With `memory`, packing them also drops the layers'
-    weights; None for only shapes and types."""
+    weights; with None, they only have shapes and types."""
     first = _llama_layer(model.layers[0])
     return ModelTensors(
         num_heads=first.attention.num_heads,
@@ -187,8 +189,8 @@ def _model_tensors(model: DecoderModel, memory: WeightMemory | None = None) -> M
 
 
 def _layers(model: DecoderModel, memory: WeightMemory | None) -> Iterator[LayerTensors]:
-    """Yields each layer's tensors, and drops its weights once the library has packed them, so that
-    the model is never in memory twice."""
+    """Yields each layer's tensors, and drops the layer's weights after the library has packed them,
+    so that the model is never in memory twice."""
     is_loaded = memory is not None and not memory.is_filled
     for layer in map(_llama_layer, model.layers):
         yield _layer_tensors(layer, model.options.group.rank, is_loaded)
@@ -219,8 +221,8 @@ def _layer_tensors(layer: LlamaLayer, rank: int, is_loaded: bool) -> LayerTensor
 
 
 def _pack_head(decoder: NativeDecoder, head: MtpHead, world_size: int) -> None:
-    """Hands the head of a model that runs natively to the library, and drops its weights; on
-    several ranks, torch runs it."""
+    """Packs the head of a natively run model for the library and drops its weights. With several
+    ranks, torch runs the head."""
     if world_size > 1 or not head.mtp.recycles_normed:
         return
     layer = _llama_layer(head.layer)

@@ -3,7 +3,7 @@
 Files are memory-mapped. If a block's destination is on CPU and has the file's data type, a reader
 thread copies the block there. Other blocks are copied to memory by a reader thread, then converted
 or sent to a device by the caller's thread, which may use torch's threads. Mapped pages are released
-after reading, so peak memory is the loaded weights and some blocks.
+after reading, so peak memory is the loaded weights plus a few blocks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from worker.progress import Advance
 
 _BLOCK_BYTES = 4 << 20
 _MOST_READERS = 8
-"""Maximum reader threads, and so concurrent requests to a drive or file server."""
+"""Maximum number of reader threads, and thus of concurrent requests to a drive or file server."""
 _TYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -42,7 +42,7 @@ _TYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""Data types by their names in headers."""
+"""Data types by their safetensors name."""
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer types by size in bytes, used to copy values: numpy does not support all types."""
 
@@ -50,7 +50,7 @@ Words = npt.NDArray[Any]
 
 
 class TensorFile:
-    """A memory-mapped safetensors file, whose header the loader has checked."""
+    """A memory-mapped safetensors file; the loader has already checked its header."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
@@ -61,7 +61,7 @@ class TensorFile:
 
     def blocks(self, name: str, slot: WeightSlot) -> Iterator[Block]:
         """Blocks of the slot's slice of a tensor: several rows each if slice and destination have
-        the same shape, else one block."""
+        the same shape, otherwise a single block."""
         tensor = self._header[name]
         shape, dtype = tuple(tensor["shape"]), _TYPES[tensor["dtype"]]
         begin = self._begin + tensor["data_offsets"][0]
@@ -93,7 +93,7 @@ class Block:
 
     Args:
         values: the values in the mapped file, as integers of their size.
-        destination: view of the layer's tensor that they are written to.
+        destination: view of the layer's tensor to which they are written.
         dtype: data type of the values in the file.
         offset: added to the values.
         source: the mapped file, and the range of bytes that contains the values.
@@ -145,7 +145,7 @@ class Block:
             self._destination.add_(self._offset)
 
     def equals(self, copy: torch.Tensor) -> bool:
-        """Whether the destination holds the values of a copy."""
+        """Whether the destination has the values of a copy."""
         return torch.equal(copy.to(self._destination), self._destination)
 
     def _advise(self, advice: str) -> None:
@@ -158,7 +158,7 @@ class Block:
 
 
 def local_part(slot: WeightSlot, num_dims: int) -> tuple[slice, ...]:
-    """Index of the slot's slice in a tensor with `num_dims` dimensions."""
+    """Index expression of the slot's slice in a tensor with `num_dims` dimensions."""
     index = [slice(None)] * len(slot.full_shape)
     shape = slot.destination.shape if slot.read_shape is None else slot.read_shape
     index[slot.dim] = slice(slot.start, slot.start + shape[slot.dim])
@@ -166,8 +166,8 @@ def local_part(slot: WeightSlot, num_dims: int) -> tuple[slice, ...]:
 
 
 def read_blocks(blocks: Iterable[Block], advance: Advance) -> None:
-    """Reads all blocks to their destinations, in order, with one thread per processor, up to 8;
-    calls `advance` with the bytes of each block."""
+    """Reads all blocks to their destinations, in order, with one thread per CPU, up to 8; calls
+    `advance` with the number of bytes of each block."""
     num_readers = min(_MOST_READERS, os.cpu_count() or 1)
     pending = deque[tuple[Block, "Future[torch.Tensor | None]"]]()
 

@@ -1,7 +1,7 @@
 """LoRA adapters of a model's embedding and LM head on one rank.
 
-Each rank has the rows of its part of the vocabulary: those of A, transposed, for the embedding, and
-those of B for the LM head. The two have separate adapters even if their weights are tied, as in
+Each rank has the rows for its part of the vocabulary: those of A (transposed) for the embedding,
+and those of B for the LM head. The two have separate adapters even if their weights are tied, as in
 PEFT.
 """
 
@@ -28,7 +28,7 @@ class VocabularyAdapters:
         model: the model.
         max_loras: number of slots on the device.
         max_rank: maximum rank of an adapter.
-        is_native: whether the compiled CPU library computes the products.
+        is_native: whether the compiled CPU library computes the LoRA matmuls.
         rows: adapters of the step's tokens.
 
     Raises:
@@ -44,8 +44,8 @@ class VocabularyAdapters:
         self._model = model
         self._sizes = (max_loras, max_rank, is_native)
         self.head_rows: LoraRows | None = None
-        """Adapters of the rows whose logits are computed; None without an LM head, as in pooling
-        models."""
+        """Adapters of the rows whose logits are computed; None if there is no LM head, as in
+        pooling models."""
         embedding, head = model.embed_tokens, model.lm_head
         hidden_size = embedding.shape[1]
         weights = self._allocate(padded_rank(max_rank), hidden_size)
@@ -60,15 +60,15 @@ class VocabularyAdapters:
     def read(
         self, modules: Mapping[str, str], tensors: AdapterTensors
     ) -> Sequence[LoraFactors | None]:
-        """An adapter's weights by layer, in the order of `layers`; None for those that it does not
+        """An adapter's weights by layer, in the order of `layers`; None for layers that it does not
         change.
 
         Args:
-            modules: names in the file of the layers that it changes, by name in `layers`.
-            tensors: its tensors.
+            modules: names in the file of the layers that it changes, by their names in `layers`.
+            tensors: the adapter's tensors.
 
         Raises:
-            ValueError: it has another vocabulary, or its layers are tied.
+            ValueError: it has a different vocabulary, or its layers are tied.
         """
         tensors.check_base(set(modules.values()), self._model.embed_tokens.shape)
         if modules and self._model.config.tie_word_embeddings and tensors.config.ties_weights:
@@ -96,7 +96,7 @@ class VocabularyAdapters:
         )
 
     def _read_embedding(self, name: str, tensors: AdapterTensors) -> LoraFactors:
-        """[local tokens, r] and [r, hidden]."""
+        """Factors of the embedding: [local tokens, r] and [r, hidden]."""
         rank, (num_tokens, hidden_size) = (
             tensors.config.rank_of(name),
             self._model.embed_tokens.shape,
@@ -107,7 +107,7 @@ class VocabularyAdapters:
         return self._factors(name, self._padded(first.t()), self._scaled(name, second, tensors).t())
 
     def _read_head(self, name: str, tensors: AdapterTensors) -> LoraFactors:
-        """[1, r, hidden] and [r, local tokens]."""
+        """Factors of the LM head: [1, r, hidden] and [r, local tokens]."""
         rank, (num_tokens, hidden_size) = (
             tensors.config.rank_of(name),
             self._model.embed_tokens.shape,
@@ -125,7 +125,8 @@ class VocabularyAdapters:
         return slice(start, min(start + embedding.local_size, num_tokens))
 
     def _padded(self, rows: torch.Tensor) -> torch.Tensor:
-        """The rank's rows [tokens, r] with zeros for the padding of its part of the vocabulary."""
+        """The rank's rows [tokens, r] padded with zeros to the size of its part of the
+        vocabulary."""
         missing = self._model.embed_tokens.local_size - len(rows)
         return torch.nn.functional.pad(rows, (0, 0, 0, missing))
 
@@ -146,10 +147,10 @@ class VocabularyAdapters:
 
 
 def _factors(name: str, expected: Factors, tensors: AdapterTensors) -> Factors:
-    """The names' ends of a layer's tensors.
+    """The name suffixes of a layer's tensors.
 
     Raises:
-        ValueError: they are of another kind of layer.
+        ValueError: they belong to a different kind of layer.
     """
     if tensors.modules[name] != expected:
         raise ValueError(f"{name} has no {expected.a.strip('.')}: the adapter is for another model")

@@ -20,7 +20,7 @@ class ChatTemplate:
     """Compiled chat template. Rendering is thread-safe.
 
     Templates come with checkpoints and are untrusted: they run in Jinja's immutable sandbox and
-    only get plain JSON data.
+    only receive plain JSON data.
 
     Raises:
         ValueError: the template has a syntax error.

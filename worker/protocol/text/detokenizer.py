@@ -13,18 +13,20 @@ import tokenizers
 from worker.protocol.text.stop import StopChecker, StopStrings
 
 MAX_HELD_TOKENS = 8
-"""Maximum tokens held back for an incomplete character; no valid character needs more."""
+"""Maximum number of tokens held back for an incomplete character; no valid character needs more."""
 
 CONTEXT_TOKENS = 2
-"""Minimum number of preceding tokens to decode a token with. Decoders consider one (whether the
-token is the first, or repeats the last); more are kept if two tokens decode differently outside
-the text."""
+"""Minimum number of preceding tokens with which a token is decoded. Decoders consider one (whether
+the token is the first, or repeats the last one); more are kept if two tokens decode differently on
+their own."""
 
 TRIM_TOKENS = 6
-"""Context length at which it is cut to CONTEXT_TOKENS: decoding this many tokens takes 6 µs."""
+"""Context length at which the context is cut to CONTEXT_TOKENS: decoding this many tokens takes 6
+µs."""
 
 MAX_CONTEXT_TOKENS = 32
-"""Context length at which it is cut even if the rest alone decodes to different text."""
+"""Context length at which the context is cut even if the rest decodes to different text on its
+own."""
 
 CHARACTER_TOKENS = 4
 """Maximum number of tokens per character: one per byte of UTF-8."""
@@ -55,9 +57,9 @@ class Pending(NamedTuple):
     """Incomplete character at the end of a sequence of tokens."""
 
     data: bytes
-    """First bytes of the character; empty for none."""
+    """First bytes of the character; empty if there is none."""
     num_tokens: int
-    """Number of last tokens that these bytes belong to."""
+    """Number of trailing tokens to which these bytes belong."""
     text: str
     """Text of those tokens before the incomplete character."""
 
@@ -203,7 +205,8 @@ class StreamDetokenizer(Detokenizer):
         return piece
 
     def _trim(self) -> None:
-        """Reduces the window to the shortest suffix that decodes to the end of its text."""
+        """Reduces the window to the shortest suffix that decodes to the end of the window's
+        text."""
         size = len(self._window)
         for kept in range(CONTEXT_TOKENS, size):
             text = self._decode(self._window[-kept:])
@@ -220,7 +223,7 @@ class RequestText:
 
     Args:
         detokenizer: new detokenizer of the model.
-        stop: stop strings; None if there is none.
+        stop: stop strings; None if there are none.
         include_stop_str_in_output: whether the text includes the matched stop string.
         min_tokens: number of tokens in which stop strings are ignored.
         with_offsets: whether to record `offsets`.
@@ -256,11 +259,11 @@ class RequestText:
         self.stop_reason: str | None = None
         """Stop string that ended the text; None if none matched."""
         self._length = 0
-        """Characters of the text so far, including those held back."""
+        """Number of characters of the text so far, including those held back."""
         self._num_shown = 0
-        """Characters of the text returned so far."""
+        """Number of characters of the text returned so far."""
         self.num_tokens = 0
-        """Tokens received so far, without those after a matched stop string."""
+        """Number of tokens received so far, without those after a matched stop string."""
         self.offsets: list[int] | None = [] if with_offsets else None
         """Start index in the text of each token, which is the end index of the previous one; None
         if not recorded. A character of several tokens counts as the text of the last of them.
@@ -287,7 +290,7 @@ class RequestText:
         if len(shown) < len(token_ids):
             self.num_tokens += 1
             if self.offsets is not None:
-                # An incomplete character belongs to the token before.
+                # An incomplete character belongs to the previous token.
                 pieces.append(self._show(self._detokenizer.flush()))
                 self.offsets.append(self._num_shown if self.stop_reason else self._length)
         return "".join(pieces)

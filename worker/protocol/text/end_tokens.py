@@ -1,4 +1,4 @@
-"""End tokens (EOS) of a model, from all files of a checkpoint that specify any."""
+"""EOS tokens of a model, from all files of a checkpoint that specify any."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _TokenizerFile(msgspec.Struct):
 
 
 def eos_token_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """End tokens in the content of config.json or generation_config.json; empty if unset.
+    """EOS tokens in the content of config.json or generation_config.json; empty if unset.
 
     Raises:
         ValueError: eos_token_id is neither a token id nor a list of token ids.
@@ -48,14 +48,13 @@ def eos_token_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def tokenizer_eos_token_id(model: str) -> int | None:
-    """End token of a checkpoint's tokenizer (`eos_token`), which may end the turns of fine-tuned
-    chat models; None if unset.
+    """EOS token of a checkpoint's tokenizer (`eos_token`), with which fine-tuned chat models may
+    end their turns; None if unset.
 
     Parses tokenizer.json as JSON, in a tenth of the time needed to load the tokenizer.
 
     Raises:
-        ValueError: the folder does not exist, the Hub does not have the model, or a file is
-            invalid.
+        ValueError: the folder does not exist, the model is not on the Hub, or a file is invalid.
     """
     folder = checkpoint_folder(model)
     name = special_tokens(folder).get("eos_token")

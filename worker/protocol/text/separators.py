@@ -12,9 +12,9 @@ def separators(added: Iterable[AddedToken], candidates: Collection[str]) -> re.P
     """Pattern of the `candidates` before which any text can be split; None if there are none.
 
     The library searches the raw text for special tokens before it normalizes the text between them,
-    splits it into words and encodes these. So the tokens of a text are those of its pieces if each
-    piece but the first begins with a special token and no token extends across the cut, that is,
-    none strips the space before it or begins with the end of another one.
+    splits it into words and encodes these. The tokens of a text are therefore those of its pieces
+    if each piece except the first begins with a special token and no token extends across a cut,
+    that is, none strips the space before it or begins with the end of another one.
 
     Args:
         added: all tokens that the tokenizer searches for before splitting words, possibly
@@ -37,7 +37,7 @@ def _stands_alone(token: AddedToken) -> bool:
     if token.normalized or token.lstrip or token.single_word or not token.content:
         return False
     first = token.content[0]
-    # A letter would extend a word before it, which may match whole words only.
+    # A letter would extend a preceding word, which may only match as a whole word.
     return not (first.isspace() or first.isalnum() or first == "_")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 class StopStrings:
     """Automaton for the stop strings of a request, shared by all its completions.
 
-    A state is the longest prefix of a stop string that a text ends with (Aho and Corasick 1975):
+    A state is the longest prefix of a stop string with which a text ends (Aho and Corasick 1975):
     each character takes amortized constant time, regardless of the number of stop strings.
 
     Args:
@@ -25,11 +25,11 @@ class StopStrings:
         self.depths = [0]
         """Length in characters of each state."""
         self.matches: list[str | None] = [None]
-        """Longest stop string that each state ends with; None if there is none."""
+        """Longest stop string with which each state ends; None if there is none."""
         for text in self.texts:
             self._add(text)
         self.failures = [0] * len(self.moves)
-        """Failure links: the longest other state that each state ends with."""
+        """Failure links: the longest other state with which each state ends."""
         self._link()
 
     def follow(self, state: int, character: str) -> int:
@@ -73,8 +73,8 @@ class StopChecker:
 
     Args:
         stop: the stop strings.
-        include_stop_str_in_output: whether to include the match in the text; nothing is held back
-            then.
+        include_stop_str_in_output: whether to include the match in the text, in which case nothing
+            is held back.
     """
 
     __slots__ = ("_held", "_include", "_state", "_stop", "matched")

@@ -80,7 +80,7 @@ class Tokenizer:
         self._separators = separators(added, candidates.union(self.special_tokens.values()))
         self._token_bytes: dict[tuple[bool, frozenset[str]], dict[int, bytes]] = {}
         self._all_token_bytes: dict[int, bytes] = {}
-        """Bytes by token id, of special tokens, too; filled on demand."""
+        """Bytes by token id, including special tokens; filled on demand."""
         self._longest_token: int | None = None
 
     @property
@@ -93,7 +93,8 @@ class Tokenizer:
         """Maximum length of a token's name in characters; slow on first access.
 
         As in vLLM, a text longer than N times this is treated as having more than N tokens,
-        although a normalizer might shorten it, or a single token cover many unknown characters.
+        although a normalizer might shorten it, or a single token might cover many unknown
+        characters.
         """
         if self._longest_token is None:
             vocabulary = self._backend.get_vocab(with_added_tokens=True)
@@ -191,10 +192,10 @@ class Tokenizer:
         return self._backend.id_to_token(token_id)
 
     def vocabulary(self, size: int) -> list[bytes]:
-        """Bytes of each token of a model, as grammar libraries need them.
+        """Bytes of each token of a model, in the form that grammar libraries need.
 
-        Empty for ids without a token and for special tokens: the name of a special token in a text
-        is not that token, so grammars must not generate it.
+        Empty for ids without a token and for special tokens: a special token's name in a text is
+        not that token, so grammars must not generate it.
 
         Args:
             size: vocabulary size of the model, which may exceed the tokenizer's.
@@ -263,7 +264,7 @@ class Tokenizer:
         return StreamDetokenizer(self._backend, context=context, pending=pending, skipped=skipped)
 
     def _skipped(self, skip_special_tokens: bool, shown: frozenset[str]) -> frozenset[int] | None:
-        """Ids of tokens without text; None to decode special tokens by their names."""
+        """Ids of tokens without text; None if special tokens are decoded to their names."""
         return self.special_token_ids if skip_special_tokens and not shown else None
 
     def render_chat(
@@ -363,7 +364,7 @@ def _find_chat_template(folder: Path) -> str | None:
 
 
 def _decoder_kinds(backend: tokenizers.Tokenizer) -> list[str]:
-    """Types of a tokenizer's decoders in order of application; empty without a decoder."""
+    """Types of a tokenizer's decoders in order of application; empty if there is no decoder."""
     if backend.decoder is None:
         return []
     kinds: list[str] = []

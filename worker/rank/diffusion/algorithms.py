@@ -27,7 +27,7 @@ _POST_EDIT_STEPS, _FINISHED = 0, 1
 
 
 class Unmasking(DiffusionAlgorithm):
-    """Decides positions of which none changes again.
+    """Decides positions, none of which changes again.
 
     A block is done after the forward pass in which it has no undecided position.
     """
@@ -50,7 +50,7 @@ class Unmasking(DiffusionAlgorithm):
 
 
 class LowConfidence(Unmasking):
-    """Decides positions whose confidence is above the threshold; if these are fewer than the
+    """Decides positions whose confidence is above the threshold; if there are fewer than the
     round's share of the block, the most confident ones (LLaDA, arXiv 2502.09992; dynamic
     thresholds: Fast-dLLM, arXiv 2505.22618; SDAR's `low_confidence_dynamic`)."""
 
@@ -60,7 +60,7 @@ class LowConfidence(Unmasking):
 
 
 class LowConfidenceStatic(Unmasking):
-    """Decides the most confident positions: in each round its share of the block (SDAR's
+    """Decides the most confident positions, as many as each round's share of the block (SDAR's
     `low_confidence_static`)."""
 
     def select(self, batch: BlockBatch, proposal: Proposal) -> BoolArray:
@@ -69,7 +69,7 @@ class LowConfidenceStatic(Unmasking):
 
 
 class Sequential(Unmasking):
-    """Decides positions from left to right: in each round its share of the block (SDAR's
+    """Decides positions from left to right, as many as each round's share of the block (SDAR's
     `sequential`)."""
 
     def select(self, batch: BlockBatch, proposal: Proposal) -> BoolArray:
@@ -78,8 +78,8 @@ class Sequential(Unmasking):
 
 
 class EntropyBounded(Unmasking):
-    """Decides positions in the order of their entropies, while the sum of these does not exceed a
-    bound, and at least one (SDAR's `entropy_bounded`; arXiv 2505.24857)."""
+    """Decides positions in ascending order of entropy while the sum of their entropies does not
+    exceed a bound, but at least one (SDAR's `entropy_bounded`; arXiv 2505.24857)."""
 
     needs_entropy: ClassVar[bool] = True
 
@@ -93,7 +93,7 @@ class EntropyBounded(Unmasking):
 
 
 def unmask(batch: BlockBatch, confidence: FloatArray, least: Counts | int = 1) -> BoolArray:
-    """Mask [N, B] of the positions to decide: undecided ones above the threshold; if these are
+    """Mask [N, B] of the positions to decide: undecided ones above the threshold or, if there are
     fewer than `least` [N], the `least` most confident undecided ones. `confidence`: [N, B]."""
     take: BoolArray = batch.undecided & (confidence > batch.params.threshold)
     counts = np.broadcast_to(least, len(take))
@@ -103,8 +103,8 @@ def unmask(batch: BlockBatch, confidence: FloatArray, least: Counts | int = 1) -
 
 
 def _shares(batch: BlockBatch) -> Counts:
-    """Positions [N] that the rounds' shares of their blocks have: the block size, distributed as
-    evenly as possible over the blocks' `steps`, with more in the first rounds."""
+    """Number of positions [N] of each block's share in its round: the block size is distributed as
+    evenly as possible over the block's `steps`, with more positions in the first rounds."""
     quotient, remainder = np.divmod(batch.ids.shape[1], batch.params.steps[:, 0])
     shares: Counts = np.maximum(quotient + (batch.rounds < remainder), 1)
     return shares
@@ -122,7 +122,7 @@ class JointThreshold(DiffusionAlgorithm):
     default_threshold: ClassVar[float] = 0.5
 
     def init_step_state(self, block_size: int) -> tuple[int, ...]:
-        """The initial state: 0 rounds since the last position was decided, and 0 for a block that
+        """The initial state: 0 rounds since the last position was decided, and 0 because the block
         is not finished."""
         return (0, 0)
 
@@ -148,8 +148,8 @@ class JointThreshold(DiffusionAlgorithm):
 
 
 def _penalize(batch: BlockBatch, logits: torch.Tensor) -> None:
-    """Subtracts the request's penalty, in place, from the logit of the token that a position's
-    predecessor in the block holds, which makes repetitions less likely."""
+    """Subtracts the request's penalty, in place, from the logit of the token at the preceding
+    position in the block, which makes repetitions less likely."""
     if not batch.params.penalty.any():
         return
     rows, columns = np.nonzero(batch.scored)

@@ -31,15 +31,15 @@ class Proposal(NamedTuple):
 
 
 class EditProposal(NamedTuple):
-    """Proposed tokens for the scored positions of a batch that deletes and inserts tokens, [N, B]
-    each; meaningless at positions that are not scored."""
+    """Proposed tokens for the scored positions of a batch whose algorithm deletes and inserts
+    tokens, [N, B] each; meaningless at positions that are not scored."""
 
     token_ids: IntArray
-    """Proposed tokens, which may be special."""
+    """Proposed tokens, possibly special ones."""
     confidence: FloatArray
     """Probability of each token; -1 at positions that are not scored."""
     unmasked: IntArray
-    """Most likely tokens besides the mask token."""
+    """Most likely tokens other than the mask token."""
     unmasked_confidence: FloatArray
     """Probability of each of `unmasked`."""
     plain: IntArray
@@ -47,7 +47,7 @@ class EditProposal(NamedTuple):
 
 
 class SpecialTokens(NamedTuple):
-    """Tokens with a meaning for the block, and not for the text."""
+    """Tokens that have a meaning for the block, not for the text."""
 
     mask: int
     """Token of undecided positions."""
@@ -77,9 +77,9 @@ class BlockBatch:
     """[N, B]: tokens; the mask token if undecided."""
     undecided: BoolArray
     """[N, B]: positions without a token. Not equivalent to `ids` being the mask token, which
-    prompts may contain, too."""
+    prompts may also contain."""
     fixed: BoolArray
-    """[N, B]: positions that hold tokens of the prompt."""
+    """[N, B]: positions that have tokens of the prompt."""
     scored: BoolArray
     """[N, B]: positions that have logits, which are in row-major order."""
     rounds: npt.NDArray[np.int64]
@@ -96,12 +96,12 @@ class BlockBatch:
     round), and its probability in that distribution.
     """
     propose_edits: Callable[[torch.Tensor], EditProposal]
-    """Proposes tokens like `propose`, but special ones, too, and keeps the logits."""
+    """Proposes tokens like `propose`, but includes special ones and keeps the logits."""
     histories: Sequence[list[IntArray]]
-    """[N]: what the algorithm has kept of the blocks' rounds, arrays [2, B]; it may append to these
-    lists."""
+    """[N]: what the algorithm has kept from the blocks' rounds, arrays [2, B]; it may append to
+    these lists."""
     special: SpecialTokens | None
-    """Special tokens of a model that deletes and inserts tokens; else None."""
+    """Special tokens of a model that deletes and inserts tokens; otherwise None."""
 
 
 class DiffusionAlgorithm(ABC):
@@ -116,7 +116,7 @@ class DiffusionAlgorithm(ABC):
     def init_step_state(self, block_size: int) -> tuple[int, ...] | None:
         """State of a block of that size before its first round; None for a stateless algorithm.
 
-        Opaque to callers, which keep it between rounds.
+        The state is opaque to callers, which keep it between rounds.
         """
         return None
 
@@ -135,9 +135,10 @@ class DiffusionAlgorithm(ABC):
 
 
 def lowest(values: FloatArray, undecided: BoolArray, counts: Counts) -> BoolArray:
-    """Mask [N, B] of the `counts` [N] undecided positions with the lowest values [N, B], the first
-    ones of equals."""
-    # NaN, of positions whose tokens are all excluded, would be sorted behind decided positions.
+    """Mask [N, B] of the `counts` [N] undecided positions with the lowest values [N, B]; among
+    equal values, the first ones."""
+    # Positions whose tokens are all excluded have NaN, which would be sorted after decided
+    # positions.
     finite = np.nan_to_num(values, nan=float(np.finfo(np.float32).max))
     order = np.where(undecided, finite, np.inf).argsort(axis=1, kind="stable")
     chosen = np.zeros_like(undecided)
@@ -149,8 +150,8 @@ def lowest(values: FloatArray, undecided: BoolArray, counts: Counts) -> BoolArra
 def scored_positions(
     algorithm: DiffusionAlgorithm, undecided: BoolArray, fixed: BoolArray, *, only_needed: bool
 ) -> BoolArray:
-    """Mask [N, B] of the positions to compute logits for: with `only_needed` those that a round of
-    the algorithm reads, else all."""
+    """Mask [N, B] of the positions to compute logits for: with `only_needed`, those that a round of
+    the algorithm reads, otherwise all."""
     if not only_needed:
         return np.ones_like(undecided)
     return ~fixed if algorithm.edits else undecided

@@ -1,10 +1,10 @@
 """Canvas decoder: runs the rounds of a Plan's canvases on one rank (DiffusionGemma).
 
-A canvas begins with random tokens. A round computes all its positions in both directions, samples
-tokens at a temperature that falls from round to round, keeps those of the positions with the lowest
-entropies, and draws the others again (transformers' EntropyBoundSampler). A canvas is finished by
-its last round, or by one that is certain of the same tokens as the rounds before it, with the most
-likely tokens.
+A canvas begins with random tokens. A round computes all its positions bidirectionally, samples
+tokens at a temperature that falls from round to round, keeps the samples of the positions with the
+lowest entropies, and replaces the others by new random tokens (transformers' EntropyBoundSampler).
+A canvas is finished, with the most likely tokens, after its last round, or earlier after a round
+with low entropy whose most likely tokens are the same as in the rounds before it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ Transform = Callable[[torch.Tensor], torch.Tensor]
 """A function of the rows of a tensor."""
 _Words = npt.NDArray[np.uint64]
 _MIN_LOGIT: Final = -3e4
-"""Lower bound of logits: finite in fp16, and so low that exp() of it is 0. If logits processors
-exclude all tokens of a position, infinite ones would make the signal of the whole canvas NaN."""
+"""Lower bound of logits: finite in fp16, and so low that its exp() is 0. If logits processors
+exclude all tokens of a position, infinite logits would make the signal of the whole canvas NaN."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,21 +62,21 @@ class RunningCanvas:
     row: BlockRow
     """Row of the canvas's positions."""
     num_rounds: int = 0
-    """Rounds in this Plan."""
+    """Number of rounds in this Plan."""
     is_done: bool = False
     token_ids: list[int] = field(default_factory=list)
     """Tokens of a canvas that is done."""
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-    """Log-probabilities of `token_ids`; None for each of a request that does not return any."""
+    """Log-probabilities of `token_ids`; None for each token if the request does not return any."""
 
 
 class CanvasDecoder:
     """Runs rounds of canvases. All ranks have the same logits and make the same decisions.
 
     A canvas only depends on the tokens before it and on its request's parameters: a preempted
-    request repeats its canvas from the first round on, with the same result.
+    request repeats its canvas from the first round, with the same result.
 
-    HAZARD(invariance): sums over the vocabulary and products with the embedding are computed for
+    HAZARD(invariance): sums over the vocabulary and matmuls with the embedding are computed for
     each canvas separately, so that their shapes do not depend on the batch.
 
     Args:
@@ -86,7 +86,7 @@ class CanvasDecoder:
         dtype: data type of hidden states.
         forward: runs canvases, whose tokens are in the tables.
         score: hidden states [C, hidden] to fp32 logits [C, vocab].
-        embed: distributions over tokens [C, vocab] to averages of embeddings [C, hidden].
+        embed: distributions over tokens [C, vocab] to weighted averages of embeddings [C, hidden].
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class CanvasDecoder:
         self._best = torch.zeros(num_slots, length, dtype=torch.int64, device=tables.device)
         """Most likely tokens of each slot's last round."""
         self._num_equal = torch.zeros(num_slots, dtype=torch.int64, device=tables.device)
-        """Number of last rounds of each slot with the same most likely tokens."""
+        """Number of consecutive last rounds of each slot with the same most likely tokens."""
         self._starts = np.full(num_slots, -1, dtype=np.int64)
         """First position of each slot's canvas; -1 before the request's first one."""
         self._rounds = np.zeros(num_slots, dtype=np.int64)
@@ -126,8 +126,8 @@ class CanvasDecoder:
     def prepare(self, plan: Plan) -> CanvasStep:
         """Admits the Plan's requests, and writes the tokens of new canvases to the tables.
 
-        No cell is written both here and by the Plan's own writes, which come later: these are known
-        tokens, and canvases come after them.
+        No cell is written both here and by the Plan's own writes, which come later: the latter are
+        known tokens, and canvases come after them.
         """
         for admit in plan.admits:
             self._admit(admit)
@@ -213,15 +213,15 @@ class CanvasDecoder:
     def _decide(
         self, row: BlockRow, hidden: torch.Tensor, noise: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Decides the next tokens of a canvas, and whether it is done with them.
+        """Decides the next tokens of a canvas, and whether it is then done.
 
         Args:
-            row: the canvas, whose round is counted already.
+            row: the canvas; its round is already counted.
             hidden: [C, hidden].
             noise: [C] int64: random tokens.
 
         Returns:
-            Tokens [C] int64, and a bool.
+            Tokens [C] int64, and whether the canvas is done, a bool.
         """
         canvas, slot = self._canvas, row.slot
         index, max_rounds = int(self._rounds[slot]) - 1, int(self._max_rounds[slot])
@@ -232,7 +232,7 @@ class CanvasDecoder:
         logits /= canvas.temperature(index, max_rounds)
         if is_processed:
             logits.clamp_(min=_MIN_LOGIT)
-        # Positions with the lowest entropies keep their samples, others are drawn again.
+        # Positions with the lowest entropies keep their samples; others get new random tokens.
         shares = logits.softmax(dim=-1)
         entropy = torch.special.entr(shares).sum(dim=-1)
         ordered, order = entropy.sort(stable=True)
@@ -240,8 +240,8 @@ class CanvasDecoder:
         best = logits.argmax(dim=-1)
         sampled = self._sample(row, index, logits, best)
         tokens = torch.where(torch.empty_like(is_kept).scatter_(0, order, is_kept), sampled, noise)
-        # The canvas is done, with the most likely tokens, once these are the same as some rounds
-        # before, and their mean entropy is low.
+        # The canvas is done, with the most likely tokens, when these are the same as in some
+        # earlier rounds and the mean entropy is low.
         is_equal = (best == self._best[slot]).all() & (self._num_equal[slot] > 0)
         self._num_equal[slot] = torch.where(is_equal, self._num_equal[slot], 0) + 1
         self._best[slot] = best
@@ -282,10 +282,10 @@ class CanvasDecoder:
 
     def _logprobs(self, slot: int, hidden: torch.Tensor) -> list[TokenLogprobs | None]:
         """Log-probabilities of a finished canvas's tokens in the raw distributions of its last
-        round, whose hidden states [C, hidden] are given; None for each token if the request does
-        not return any.
+        round, which had the hidden states [C, hidden]; None for each token if the request does not
+        return any.
 
-        Logits are computed again: keeping those of all canvases would take C * vocab floats each.
+        Logits are computed again: keeping them would take C * vocab floats per canvas.
         """
         params = self._tables.sampling.params.get(slot)
         if params is None or params.num_logprobs < 0:
@@ -294,15 +294,15 @@ class CanvasDecoder:
         return [*score(self._score(hidden), self._best[slot], num_top).to_host()]
 
     def _count_last(self, slot: int) -> None:
-        """Counts the tokens of a slot's finished canvas for penalties of the next one. Those of a
-        request that the Plan admits are counted at its admission."""
+        """Counts the tokens of a slot's finished canvas for the penalties of the next one. Tokens
+        of a request that the Plan admits are counted when it is admitted."""
         sampling = self._tables.sampling
         if self._starts[slot] >= 0 and sampling.has_processors(slot):
             sampling.count_block(slot, self._best[slot].int().cpu().numpy())
 
     def _random_tokens(self, rows: Sequence[BlockRow]) -> torch.Tensor:
-        """Random tokens [R, C] int64 of canvases in their rounds: the first tokens of the canvases
-        before the first round, and those that round n draws after n rounds."""
+        """Random tokens [R, C] int64 of canvases in their current rounds: before the first round,
+        the initial tokens; after n rounds, the new random tokens of round n."""
         slots = np.array([row.slot for row in rows], dtype=np.int64)
         positions = self._starts[slots, None] + np.arange(self._canvas.length)
         tokens = random_tokens(
@@ -312,7 +312,7 @@ class CanvasDecoder:
         return to_device(torch.from_numpy(tokens), self._tables.device)
 
     def _signal(self, rows: Sequence[BlockRow]) -> torch.Tensor:
-        """Signal [R * C, hidden] of the canvases' next round."""
+        """Signal [R * C, hidden] for the canvases' next round."""
         slots = to_device(torch.tensor([row.slot for row in rows]), self._tables.device)
         return self._signals.index_select(0, slots).flatten(0, 1)
 
@@ -370,7 +370,7 @@ def _without_samples(canvases: Sequence[BlockRow]) -> list[Row]:
 
 
 def signal_bytes(model: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of a slot's signal; 0 for models without canvases."""
+    """Size of a slot's signal in bytes; 0 for models without canvases."""
     return model.num_ahead * model.hidden_size * dtype.itemsize
 
 
@@ -393,7 +393,7 @@ def random_tokens(
 
 
 _POSITION, _ROUND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1342543DE82EF95)
-"""Odd factors, so that keys of different positions, and of different rounds, are different."""
+"""Odd factors, so that keys of different positions and rounds differ."""
 
 
 def _mixed(words: _Words) -> _Words:

@@ -1,6 +1,6 @@
 """Block decoder: runs the rounds of a Plan's running blocks on one rank.
 
-A round is one forward pass over the blocks, and one step of their algorithm on its logits.
+A round is one forward pass over the blocks and one step of their algorithm on its logits.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class BlockStep:
     blocks: Sequence[RunningBlock] = ()
     """Running blocks, one per BlockRow of `plan`."""
     logits_indices: torch.Tensor | None = None
-    """[S] int64: indices of the first pass's tokens whose logits are needed; None without rows."""
+    """[S] int64: indices of the first pass's tokens whose logits are needed; None if there are no
+    rows."""
     left_out: tuple[int, ...] = ()
     """Indices, among the BlockRows of the original Plan, of windows whose requests had ended."""
     ahead: RoundAhead | None = None
@@ -110,7 +111,8 @@ class BlockDecoder:
         tables.
 
         HAZARD: no cell may be written both here and by the Plan's own writes, which come later.
-        This holds since an admission writes known tokens, and undecided positions come after these.
+        This holds because an admission writes known tokens, and undecided positions come after
+        these.
         """
         if self._ahead is not None:
             if self._ahead.suits(plan):
@@ -122,7 +124,7 @@ class BlockDecoder:
             self._ahead.absorb()
         for accept in plan.accepts:
             self.table.accept(accept.slot, accept.end)
-        # Before the next block is entered: this one is not committed yet.
+        # Done before the next block is entered: this one is not committed yet.
         self._write([accept.slot for accept in plan.accepts])
         for admit in plan.admits:
             self.table.admit(admit)
@@ -143,11 +145,11 @@ class BlockDecoder:
         )
 
     def _enter(self, row: BlockRow) -> bool:
-        """Makes the row's block the running one of its slot; returns whether its tokens must be
+        """Makes the row's block the running block of its slot; returns whether its tokens must be
         written to the device.
 
-        The tokens of the block before count for penalties from then on. Those of a request that
-        this Plan admits are counted at its admission.
+        From then on, the tokens of the previous block count for penalties. Tokens of a request that
+        this Plan admits are counted when it is admitted.
         """
         table, slot, start = self.table, row.slot, self._block_start(row)
         if 0 <= table.starts[slot] < start:
@@ -162,8 +164,8 @@ class BlockDecoder:
 
         Args:
             step: the step as `prepare` returned it.
-            hidden: hidden states [S, hidden] of the tokens `step.logits_indices`; None without
-                rows.
+            hidden: hidden states [S, hidden] of the tokens `step.logits_indices`; None if there are
+                no rows.
             masks: bitmasks of the blocks in `Plan.masked`, as in a Sample message.
         """
         plan = step.plan
@@ -220,7 +222,7 @@ class BlockDecoder:
         return self._forward(plan, self._index_logits(blocks))
 
     def _step(self, blocks: Sequence[RunningBlock], hidden: torch.Tensor) -> None:
-        """Runs one step of their algorithms for blocks that are not over."""
+        """Runs one step of the algorithms of blocks that are not over."""
         by_name: dict[DllmAlgorithm, list[RunningBlock]] = {}
         guided: list[RunningBlock] = []
         for block in blocks:
@@ -279,7 +281,7 @@ class BlockDecoder:
 
     def _step_guided(self, blocks: Sequence[RunningBlock], hidden: torch.Tensor) -> None:
         """Runs one step for blocks under a grammar: proposes tokens, from the leftmost undecided
-        position up to the first one below the threshold, for the grammar to check."""
+        position up to the first one below the threshold, which the grammar will check."""
         table = self.table
         slots = [block.row.slot for block in blocks]
         undecided = table.undecided[slots]
@@ -325,7 +327,7 @@ class BlockDecoder:
         if len(index) < len(hidden):
             hidden = hidden.index_select(0, to_device(torch.from_numpy(index), hidden.device))
         logits, raw = self._score(hidden), None
-        # Undecided positions hold the mask token, which is never proposed, penalized or not.
+        # Undecided positions have the mask token, which is never proposed, penalized or not.
         num_new = np.maximum(columns - table.fixed[slots].sum(axis=1), 0)
         processed = sampling.gather_positions(slots, starts + columns, num_new)
         if processed is not None:
@@ -346,7 +348,7 @@ class BlockDecoder:
         return to_device(torch.from_numpy(tokens), self._tables.token_pool.device)
 
     def _finish(self, block: RunningBlock, is_done: bool, *, edits: bool) -> None:
-        """Decides whether the block is done, and with which tokens."""
+        """Decides whether the block is done and, if so, with which tokens."""
         slot = block.row.slot
         if is_done:
             block.is_done = block.is_committed = True

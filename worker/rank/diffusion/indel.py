@@ -1,4 +1,4 @@
-"""Insertion and deletion of tokens within a block, as LLaDA 2.2 is trained for."""
+"""Insertion and deletion of tokens within a block, as used by LLaDA 2.2."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from worker.rank.diffusion.base import (
 )
 
 _POST_EDIT_STEPS, _UPDATES, _FINISHED, _INSERTED = 0, 1, 2, 3
-"""Indices in a block's state; a flag for each position follows from the last one on: whether it was
-inserted, and not undecided when the block began."""
+"""Indices in a block's state. Starting with the last one, there is a flag for each position:
+whether it was inserted rather than undecided when the block began."""
 
 
 class JointThresholdInDel(DiffusionAlgorithm):
-    """JointThreshold with two special tokens: one deletes the position that it is proposed for, and
-    undecided positions are appended to the block; the other inserts an undecided position before
-    the token, and the block's last position is dropped.
+    """JointThreshold with two special tokens: one deletes the position for which it is proposed,
+    and undecided positions are appended to the block; the other inserts an undecided position
+    before the token, and the block's last position is dropped.
 
-    Rounds follow SGLang's JointThresholdInDel: a state of the block that repeats changes the least
-    confident edit, and the last round of a limited number writes no special token.
+    Rounds follow SGLang's JointThresholdInDel: if a state of the block repeats, the least confident
+    edit is changed; the number of rounds is limited, and the last one writes no special token.
     """
 
     edits: ClassVar[bool] = True
     default_threshold: ClassVar[float] = 0.5
 
     def init_step_state(self, block_size: int) -> tuple[int, ...]:
-        """The initial state: no round yet, not finished, and no position inserted."""
+        """The initial state: no rounds, not finished, and no inserted positions."""
         return (0,) * (_INSERTED + block_size)
 
     def step(self, batch: BlockBatch, logits: torch.Tensor, states: IntArray | None) -> BoolArray:
@@ -59,8 +59,8 @@ class _Block:
 
     Args:
         batch: the batch.
-        index: the block's.
-        state: its state, edited in place.
+        index: the block's index.
+        state: the block's state, edited in place.
         logits: [scored positions, vocab]: its logits.
     """
 
@@ -103,7 +103,7 @@ class _Block:
         if not write.any():
             self._state[_FINISHED] = 1
             return True
-        # Tokens: no special ones in the last round, other ones in a state that repeats.
+        # Tokens: no special ones in the last round, different ones if the state repeats.
         if is_last:
             special = write & np.isin(tokens, self._special)
             tokens[special] = plain[special]
@@ -111,7 +111,7 @@ class _Block:
             self._diversify(tokens, confidence, write)
         before = self._ids.copy()
         self._history.append(np.stack((before, np.where(write, tokens, -1))).astype(np.int32))
-        # Writes: tokens after a deletion or an insertion move.
+        # Writes: tokens after a deletion or an insertion are shifted.
         self._ids[write] = tokens[write]
         if np.isin(tokens[write], self._special[1:]).any():
             self._move(before)
@@ -131,8 +131,9 @@ class _Block:
         )
 
     def _take(self, confidence: FloatArray, is_last: bool) -> BoolArray:
-        """Undecided positions to decide: those above the threshold, or the most confident ones, at
-        least one of which was not inserted; all in the last round, and if all were inserted."""
+        """Undecided positions to decide: those above the threshold or, if these are too few, as
+        many of the most confident ones as ensure that at least one was not inserted. All of them in
+        the last round, or if all were inserted."""
         take: BoolArray = self._undecided.copy()
         if not is_last and self._original.any():
             least = 1 + int((take & ~self._original).sum())
@@ -143,8 +144,8 @@ class _Block:
         return take
 
     def _diversify(self, tokens: IntArray, confidence: FloatArray, write: BoolArray) -> None:
-        """Replaces the least confident of the proposals that change a token by the best one that
-        was not proposed for its position before."""
+        """Replaces the least confident of the proposals that change a token by the best token that
+        has not been proposed for its position before."""
         changing = np.flatnonzero(write & (tokens != self._ids))
         if not len(changing):
             return

@@ -58,7 +58,7 @@ def propose_edits(
     special: SpecialTokens | None,
     random: SamplingParameters | None,
 ) -> EditProposal:
-    """Proposes tokens, special ones included, for each of the S scored positions; arguments as in
+    """Proposes tokens, including special ones, for each of the S scored positions; arguments as in
     `propose`, but the logits are kept."""
     assert special is not None, "the model has tokens for deletion and insertion"
     found = [np.zeros(scored.shape, dtype=np.int32) for _ in range(3)]
@@ -106,9 +106,9 @@ def entropies(shares: torch.Tensor) -> torch.Tensor:
 def choose(
     logits: torch.Tensor, random: SamplingParameters | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Chosen tokens [S], and the distributions [S, vocab] that they are chosen from.
+    """Chosen tokens [S], and the distributions [S, vocab] from which they are chosen.
 
-    HAZARD(invariance): softmax over the last dimension sums each row separately; a plain sum would
+    HAZARD(invariance): softmax over the last dimension sums each row separately; a plain sum does
     not.
     """
     tokens = logits.argmax(dim=-1)

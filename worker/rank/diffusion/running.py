@@ -29,14 +29,14 @@ class RunningBlock:
     first: int = 0
     """Index of the block's first row among the logits of that pass."""
     mask: bytes | None = None
-    """Grammar bitmask of the leftmost undecided position; None without a grammar."""
+    """Grammar bitmask of the leftmost undecided position; None if there is no grammar."""
     is_done: bool = False
     is_paused: bool = False
     """Whether the grammar must check proposed tokens before the block continues."""
     is_committed: bool = False
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-    """Log-probabilities of `token_ids`; None for each of a request that does not return any."""
+    """Log-probabilities of `token_ids`; None for each token if the request does not return any."""
     num_rounds: int = 0
     num_forwards: int = 0
 
@@ -53,7 +53,7 @@ def index_logits(
     `needs_logits` and `first` of the blocks.
 
     Args:
-        blocks: the running blocks, `first_token` set for that pass.
+        blocks: the running blocks, with `first_token` set for that pass.
         table: the running blocks' tokens.
         only_needed: as in `scored_positions`.
     """
@@ -63,7 +63,7 @@ def index_logits(
         if block.is_over:
             block.needs_logits = np.zeros(table.block_size, dtype=np.bool_)
         else:
-            # Under a grammar undecided positions need logits, which every algorithm scores.
+            # Under a grammar, undecided positions need logits; every algorithm scores these.
             algorithm = table.algorithm(table.algorithm_name(slot))
             undecided, fixed = table.undecided[slot].copy(), table.fixed[slot]
             block.needs_logits = scored_positions(

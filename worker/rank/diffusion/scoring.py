@@ -29,15 +29,16 @@ class ScoredPositions:
     random: SamplingParameters | None
     """Sampling parameters [S]; None if all are greedy."""
     reported: LogprobRows | None
-    """Positions whose requests return log-probabilities; None without any."""
+    """Positions whose requests return log-probabilities; None if there are none."""
     raw: torch.Tensor | None
-    """[n, vocab] fp32: the model's logits of the n positions `reported`; None without any."""
+    """[n, vocab] fp32: the model's logits of the n positions `reported`; None if there are none."""
 
     def logprobs(
         self, token_ids: IntArray, chosen: BoolArray
     ) -> list[tuple[int, int, TokenLogprobs]]:
         """Log-probabilities of tokens [N, B] at those of the positions `chosen` [N, B] whose
-        requests return some, each with its block and its position therein; waits for the device."""
+        requests return any, each with its block and its position in the block; waits for the
+        device."""
         if self.reported is None or self.raw is None:
             return []
         samples = np.array(self.reported.rows_host)

@@ -23,8 +23,8 @@ from worker.rank.diffusion.base import (
 )
 
 _EDIT_THRESHOLD, _MAX_POST_EDIT_STEPS, _PENALTY, _ENTROPY_BOUND = 0.0, 16, 0.0, 0.35
-"""Parameters of requests that do not set them, as in SGLang's JointThreshold, and SDAR's bound of
-entropies in nats; the threshold has a default per algorithm."""
+"""Default parameters, as in SGLang's JointThreshold, and SDAR's entropy bound in nats; the
+threshold has a default per algorithm."""
 
 Logprobs = list[TokenLogprobs | None]
 """Log-probabilities of a block's tokens; None at positions that have none."""
@@ -64,13 +64,13 @@ class SlotBlock(NamedTuple):
 class BlockTable:
     """Tokens, undecided positions, round and algorithm state of each slot's running block.
 
-    A block becomes the running one with the first row of its request that ends with it. It stays in
-    the table until the next block replaces it or another request takes the slot.
+    A block becomes the running block with the first row of its request that ends with it. It stays
+    in the table until the next block replaces it or another request gets the slot.
 
     Args:
         num_slots: number of slots.
         block_size: positions per block.
-        mask_token_id: token that undecided positions hold.
+        mask_token_id: token at undecided positions.
         edit_token_ids: tokens for deletion and insertion; None if the model has none.
         algorithm: default algorithm.
         threshold: default threshold for requests of that algorithm; None for the algorithm's
@@ -90,7 +90,7 @@ class BlockTable:
         self.block_size = block_size
         self.mask_token_id = mask_token_id
         self.special: SpecialTokens | None = None
-        """Special tokens of a model that deletes and inserts tokens; else None."""
+        """Special tokens of a model that deletes and inserts tokens; otherwise None."""
         if edit_token_ids is not None:
             self.special = SpecialTokens(mask_token_id, *edit_token_ids)
         self._algorithms = {name: kind() for name, kind in ALGORITHMS.items()}
@@ -109,13 +109,13 @@ class BlockTable:
         self.fixed = np.zeros(shape, dtype=np.bool_)
         self.states = np.zeros((num_slots, self._state_size), dtype=np.int32)
         self.histories: list[list[IntArray]] = [[] for _ in range(num_slots)]
-        """What the algorithm has kept of the rounds of each slot's block: arrays [2, B]."""
+        """What the algorithm has kept from the rounds of each slot's block: arrays [2, B]."""
         self.rounds = np.zeros(num_slots, dtype=np.int64)
         """Number of completed rounds of each slot's block."""
         self.starts = np.full(num_slots, -1, dtype=np.int64)
         """First position of each slot's block; -1 before the request's first block."""
         self.proposed = np.zeros(shape, dtype=np.int32)
-        """Tokens that the last round under a grammar proposed, for `accept`."""
+        """Tokens proposed by the last round under a grammar, for `accept`."""
         self.streams_drafts = np.zeros(num_slots, dtype=np.bool_)
         """Whether the running block is sent to the client after every round."""
         self.logprobs: list[Logprobs | None] = [None] * num_slots
@@ -124,11 +124,11 @@ class BlockTable:
         self._is_done = np.zeros(num_slots, dtype=np.bool_)
         """Whether the slot's block is done."""
         self._is_committed = np.zeros(num_slots, dtype=np.bool_)
-        """Whether the KV cache holds the final tokens of a block that is done."""
+        """Whether the KV cache has the final tokens of a block that is done."""
         self._has_ended = np.zeros(num_slots, dtype=np.bool_)
-        """Whether a block that is done has ended its request."""
+        """Whether a done block has ended its request."""
         self._fresh = np.zeros(num_slots, dtype=np.bool_)
-        """Whether the slot's block is new in `ids` and not in the device's token pool yet."""
+        """Whether the slot's block is new in `ids` and not yet in the device's token pool."""
         self._names: list[DllmAlgorithm] = [algorithm] * num_slots
         self._admits: list[BlockAdmit | None] = [None] * num_slots
         self._known = np.zeros(num_slots, dtype=np.int64)
@@ -165,7 +165,7 @@ class BlockTable:
         self.undecided[slot, taken] = False
 
     def enter(self, slot: int, start: int) -> bool:
-        """Makes the block at `start` the slot's running one, if it is not already.
+        """Makes the block at `start` the slot's running block, if it is not already.
 
         Returns:
             Whether the block's tokens must be written to the device.
@@ -193,18 +193,17 @@ class BlockTable:
         return fresh
 
     def finish(self, slot: int, *, is_committed: bool) -> None:
-        """Records that the slot's block is done, and whether the KV cache holds its final
-        tokens."""
+        """Records that the slot's block is done, and whether the KV cache has its final tokens."""
         self._is_done[slot] = True
         self._is_committed[slot] = is_committed
         self._has_ended[slot] = self.finished_tokens(slot) is not None
 
     def span(self, slot: int) -> tuple[int, int] | None:
         """Positions [start, end) that the slot's next forward pass computes; None if its request
-        ended.
+        has ended.
 
-        These are the running block, or, once it is done, the next one, preceded by the done block
-        if the KV cache lacks its final tokens.
+        This is the running block or, if that is done, the next block, preceded by the done block if
+        its final tokens are not in the KV cache.
         """
         if self._has_ended[slot]:
             return None
@@ -270,7 +269,7 @@ class BlockTable:
         )
 
     def new_ids(self, slot: int) -> IntArray:
-        """Token ids that the slot's block adds to its request, once it is done."""
+        """Token ids that the slot's block adds to its request when it is done."""
         token_ids: IntArray = self.ids[slot][~self.fixed[slot]]
         return token_ids
 
@@ -282,7 +281,7 @@ class BlockTable:
 
     def token_logprobs(self, slot: int, count: int) -> list[TokenLogprobs | None]:
         """Log-probabilities of the first `count` tokens that the slot's block adds; None for each
-        one if the request does not return any."""
+        token if the request does not return any."""
         logprobs = self.logprobs[slot]
         if logprobs is None:
             return [None] * count
@@ -290,7 +289,7 @@ class BlockTable:
         return logprobs[first : first + count]
 
     def num_fixed(self, slot: int) -> int:
-        """Number of tokens at the beginning of the slot's block that the request had before."""
+        """Number of tokens at the beginning of the slot's block that the request already had."""
         return int(self.fixed[slot].sum())
 
     def draft(self, slot: int) -> list[int]:
@@ -300,9 +299,10 @@ class BlockTable:
         return token_ids
 
     def finished_tokens(self, slot: int) -> list[int] | None:
-        """Tokens that the slot's block adds if its request is certain to end within it, else None.
+        """Tokens that the slot's block adds if its request is certain to end within it, otherwise
+        None.
 
-        That is the case once all positions up to an end token, or up to the length limit, are
+        That is the case if all positions up to an EOS or stop token, or up to the length limit, are
         decided.
         """
         admit = self._admits[slot]
@@ -340,7 +340,7 @@ class BlockTable:
         self.histories[slot] = list(history.reshape(num_rounds, 2, size))
         known = tokens[self.starts[slot] :][:size]
         self.fixed[slot] = np.arange(size) < len(known)
-        # Under a grammar, tokens proposed in the last round may have been accepted since.
+        # Under a grammar, tokens proposed in the last round may have been accepted in the meantime.
         self.ids[slot, : len(known)] = known
         self.undecided[slot, : len(known)] = False
 

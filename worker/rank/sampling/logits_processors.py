@@ -1,4 +1,4 @@
-"""Logits processors of requests: tables on the device with a part per slot.
+"""Logits processors of requests: tables on the device with one part per slot.
 
 A table sets a slot's part when a request is admitted, gathers the rows of a step that it edits, and
 edits their logits in one launch. Token ids beyond the vocabulary are ignored, since they cannot be
@@ -30,7 +30,7 @@ from worker.rank.transfer import to_device
 
 _WORD = 32
 _MAX_LONG_WORDS = MAX_BAD_WORDS_TOKENS // 2
-"""Maximum number of bad words of several tokens; those of one token are in the masks."""
+"""Maximum number of bad words with several tokens; those with one token are in the masks."""
 
 
 class SampledRow(NamedTuple):
@@ -58,12 +58,12 @@ class TokenMaskRows:
 
 
 class TokenMaskTable:
-    """Two bitmasks per slot: one before `min_tokens` output tokens, one from then on.
+    """Two bitmasks per slot: one used before `min_tokens` output tokens, and one after.
 
-    Both mask disallowed tokens and bad words of one token; the first one also masks stop tokens.
+    Both mask disallowed tokens and bad words with one token; the first one also masks stop tokens.
 
     Args:
-        num_rows: number of slots, the dummy slot included.
+        num_rows: number of slots, including the dummy slot.
         vocab_size: number of tokens that can be sampled.
         device: device of the masks.
     """
@@ -72,7 +72,7 @@ class TokenMaskTable:
         self._vocab_size = vocab_size
         self._shape = (2 * num_rows, -(-vocab_size // _WORD))
         self._device = device
-        # Allocated for the first request that needs it, since most servers never do.
+        # Allocated for the first request that needs it: on most servers, none does.
         self._masks: torch.Tensor | None = None
         self._min_tokens: dict[int, int] = {}
         """`min_tokens` by slot, of slots with masks."""
@@ -95,7 +95,7 @@ class TokenMaskTable:
         self._min_tokens[slot] = params.min_tokens
 
     def gather(self, sampled: Sequence[SampledRow]) -> TokenMaskRows | None:
-        """Masked rows among the samples with processors; None without any."""
+        """Masked rows among the samples with processors; None if there are none."""
         found = []
         for row in sampled:
             if (least := self._min_tokens.get(row.slot)) is not None:
@@ -123,19 +123,20 @@ class _Edits(NamedTuple):
     """Sizes of a slot's edits."""
 
     num_prompt: int
-    """Number of prompt tokens, which are not matched against words."""
+    """Number of prompt tokens, which are not matched against bad words."""
     num_biases: int
     num_words: int
 
 
 class TokenEditTable:
-    """Logit biases, and bad words of several tokens, by slot.
+    """Logit biases, and bad words with several tokens, by slot.
 
-    Each slot has room for the maximum edits of a request (MAX_LOGIT_BIASES, MAX_BAD_WORDS_TOKENS),
-    so that requests change neither the size of the table nor the work for others.
+    Each slot has room for the maximum number of edits of a request (MAX_LOGIT_BIASES,
+    MAX_BAD_WORDS_TOKENS), so that requests affect neither the size of the table nor the work for
+    other requests.
 
     Args:
-        num_rows: number of slots, the dummy slot included.
+        num_rows: number of slots, including the dummy slot.
         token_stride: cells per slot in the flat token pool.
         vocab_size: number of tokens that can be sampled.
         device: device of the table.
@@ -148,14 +149,14 @@ class TokenEditTable:
         self._token_stride = token_stride
         self._vocab_size = vocab_size
         self._device = device
-        # Allocated for the first request that needs it, since most servers never do.
+        # Allocated for the first request that needs it: on most servers, none does.
         self._edits: TokenEdits | None = None
         self._slots: dict[int, _Edits] = {}
         """Sizes by slot, of slots with edits."""
 
     @staticmethod
     def num_bytes(num_rows: int) -> int:
-        """Bytes of the table with `num_rows` slots."""
+        """Size of the table with `num_rows` slots, in bytes."""
         return num_rows * 4 * (2 * MAX_LOGIT_BIASES + MAX_BAD_WORDS_TOKENS + _MAX_LONG_WORDS)
 
     def admit(self, slot: int, params: LogitsParams) -> None:
@@ -184,7 +185,7 @@ class TokenEditTable:
         self._slots[slot] = _Edits(params.num_prompt, len(biases), len(words))
 
     def gather(self, sampled: Sequence[SampledRow]) -> EditRows | None:
-        """Edited rows among the samples with processors; None without any."""
+        """Edited rows among the samples with processors; None if there are none."""
         found = [
             (
                 row.sample,
@@ -237,7 +238,7 @@ class PenaltyTable:
     is on the host. Each admission to a slot recounts its tokens.
 
     Args:
-        num_rows: number of slots, the dummy slot included.
+        num_rows: number of slots, including the dummy slot.
         vocab_size: number of tokens that can be sampled.
         device: device of the tables.
     """
@@ -246,7 +247,7 @@ class PenaltyTable:
         self._vocab_size = vocab_size
         self._device = device
         self._num_rows = num_rows
-        # Allocated for the first request that needs them, since most servers never do.
+        # Allocated for the first request that needs them: on most servers, none does.
         self._in_prompt: torch.Tensor | None = None
         self._counts: torch.Tensor | None = None
 
@@ -269,7 +270,8 @@ class PenaltyTable:
         Args:
             tokens: [S] int64: sampled tokens.
             rows: rows that were penalized.
-            accepted: [S] bool: samples that do not follow a rejected draft; None for all.
+            accepted: [S] bool: samples that do not follow a rejected draft; None if all are
+                accepted.
         """
         _, counts = self._tables()
         if accepted is not None:
@@ -303,8 +305,8 @@ def _pack(flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
 
 
 def table_bytes(num_rows: int, vocab_size: int) -> int:
-    """Bytes of all tables for `num_rows` slots, which are allocated when requests first need
-    them."""
+    """Size of all tables for `num_rows` slots, in bytes; they are allocated when requests first
+    need them."""
     masks = 2 * num_rows * -(-vocab_size // _WORD) * 4
     penalties = num_rows * vocab_size * (1 + 4)
     return masks + TokenEditTable.num_bytes(num_rows) + penalties
@@ -320,7 +322,7 @@ def penalizes(params: LogitsParams) -> bool:
 
 
 def gather_penalty_rows(sampled: Sequence[SampledRow], device: torch.device) -> PenaltyRows | None:
-    """Penalized rows among the samples with processors; None without any."""
+    """Penalized rows among the samples with processors; None if there are none."""
     found = [row for row in sampled if penalizes(row.params)]
     if not found:
         return None

@@ -84,7 +84,7 @@ class Scores:
     weight: torch.Tensor
     """[n]: sums of exp(logit - largest logit) over the vocabulary, in fixed point."""
     rank: torch.Tensor
-    """[n]: ranks of the scored tokens, from 1."""
+    """[n]: 1-based ranks of the scored tokens."""
     top_tokens: torch.Tensor
     """[n, k]: the k most likely tokens."""
     top_logits: torch.Tensor
@@ -96,7 +96,7 @@ class Scores:
 
     def to_host(self) -> list[TokenLogprobs]:
         """Log-probabilities of each token; waits for the device."""
-        # Overflowing logits of a broken checkpoint may leave weights of 0.
+        # Overflowing logits of a broken checkpoint may result in weights of 0.
         norms = [
             best + math.log(max(weight, 1) / 2**WEIGHT_BITS)
             for best, weight in zip(self.best.tolist(), self.weight.tolist(), strict=True)
@@ -162,7 +162,7 @@ def score(
 def _ranks(logits: torch.Tensor, token_logits: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
     """Ranks [n]: number of logits in each row >= `token_logits` [n, 1]; `top` [n, k] are the
     largest logits."""
-    if logits.is_cuda:  # selecting rows with lower ranks would wait for the device
+    if logits.is_cuda:  # selecting rows with lower ranks would synchronize
         return (logits >= token_logits).sum(dim=-1)
     ranks = (top >= token_logits).sum(dim=-1)
     (low,) = (token_logits <= top[:, -1:]).squeeze(1).nonzero(as_tuple=True)
@@ -178,9 +178,9 @@ def score_prompts(
     compute_logits: Callable[[torch.Tensor, int], torch.Tensor],
 ) -> dict[int, list[Scores]]:
     """Scores prompt tokens from the step's hidden states [T, hidden]; returns blocks of scores by
-    row of the Plan. `compute_logits` gets hidden states and their row.
+    row of the Plan. `compute_logits` receives hidden states and their row.
 
-    Every rank must call it: `compute_logits` is a collective.
+    Every rank must call this: `compute_logits` is a collective.
     """
     found: dict[int, list[Scores]] = {}
     for chunk in chunks:

@@ -19,7 +19,7 @@ class MaskRows:
     Args:
         rows: M rows of the logits, ascending.
         masks: bitmasks as in a Sample message: ceil(vocab / 32) little-endian int32 words for each
-            of `rows`; bit 1 allows a token.
+            of `rows`; a set bit allows a token.
         vocab_size: number of tokens that can be sampled.
         device: device of the logits.
     """
@@ -41,12 +41,12 @@ class MaskRows:
     @cached_property
     def bitmask(self) -> torch.Tensor:
         """Bitmasks, int32 [M, ceil(vocab / 32)] on the device."""
-        # Copy: arrays of frombuffer are read-only, which tensors do not support.
+        # Copied: arrays from frombuffer are read-only, which tensors do not support.
         words = np.frombuffer(self._masks, dtype="<i4").astype(np.int32)
         return to_device(torch.from_numpy(words.reshape(self._shape)), self._device)
 
     def rows_among(self, samples: Sequence[int]) -> torch.Tensor:
-        """Masked rows, int64 [M], as indices among all rows of a batch, where only `samples`
+        """Masked rows, int64 [M], as indices among all rows of a batch, of which only `samples`
         sample."""
         return to_device(torch.tensor([samples[row] for row in self._rows]), self._device)
 

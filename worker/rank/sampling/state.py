@@ -32,7 +32,7 @@ FILTERS = ("top_k", "top_p", "log_min_p")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessedRows:
-    """Rows of one step with logits processors or log-probabilities."""
+    """Rows of one step that need logits processors or log-probabilities."""
 
     masks: TokenMaskRows | None
     edits: EditRows | None
@@ -45,7 +45,7 @@ class SamplingState:
     """Sampling parameters of all slots, on the host, and logits processors, on the device.
 
     Args:
-        num_rows: number of slots, the dummy slot included.
+        num_rows: number of slots, including the dummy slot.
         token_stride: cells per slot in the flat token pool.
         vocab_size: number of tokens that can be sampled.
         device: the rank's device.
@@ -67,14 +67,14 @@ class SamplingState:
         )
         self._penalties = PenaltyTable(num_rows, vocab_size, device)
         self.params: dict[int, LogitsParams] = {}
-        """Parameters by slot, for slots with processors or log-probabilities; steps skip the tables
-        of processors while there are none."""
+        """Parameters by slot, for slots with processors or log-probabilities; steps skip the
+        processors' tables while there are none."""
 
     def admit(self, admit: Admit) -> None:
         """Sets the slot's parameters and processors to those of the request."""
         slot, params = admit.slot, admit.logits_params
         self.temperature[slot] = admit.temperature
-        # The likeliest token passes every filter.
+        # The most likely token passes every filter.
         is_greedy = admit.temperature < GREEDY_BELOW
         self.top_k[slot] = 0 if is_greedy else max(0, admit.top_k)
         self.top_p[slot] = 1.0 if is_greedy else admit.top_p
@@ -101,7 +101,7 @@ class SamplingState:
 
     def filters(self, slots: IntArray) -> tuple[str, ...]:
         """The FILTERS applied when sampling for the slots: those that any slot uses; with Triton
-        kernels all or none, since each combination would be compiled separately."""
+        kernels, all or none, since each combination would be compiled separately."""
         uses = (self.top_k[slots] > 0, self.top_p[slots] < 1.0, self.log_min_p[slots] > -np.inf)
         used = tuple(name for name, used in zip(FILTERS, uses, strict=True) if used.any())
         return FILTERS if used and registry.uses_triton(self._device) else used
@@ -133,8 +133,8 @@ class SamplingState:
         return staged_parameters(staged, staged["positions"], filters, max_top_k)
 
     def gather(self, table: IntArray) -> ProcessedRows | None:
-        """Rows with processors or log-probabilities among a step's rows [R, 4] (as in Batch); None
-        without any."""
+        """The rows among a step's rows [R, 4] (as in Batch) that need processors or
+        log-probabilities; None if there are none."""
         sampled: list[SampledRow] = []
         prompts: list[PromptChunk] = []
         first_token = num_samples = 0
@@ -155,14 +155,14 @@ class SamplingState:
     def gather_positions(
         self, slots: IntArray, positions: IntArray, num_uncounted: IntArray
     ) -> ProcessedRows | None:
-        """Rows with processors or log-probabilities among the positions of running blocks (block
-        diffusion), in the order of their logits; None without any.
+        """Rows of running blocks (block diffusion) that need processors or log-probabilities, in
+        the order of their logits; None if there are none.
 
         Args:
             slots: [S]: slots of the positions' requests.
-            positions: [S].
+            positions: [S]: positions of the rows' tokens.
             num_uncounted: [S]: number of positions just before each one whose tokens count for
-                penalties, but are not counted yet.
+                penalties but have not been counted yet.
         """
         if not self.params:
             return None
@@ -224,7 +224,7 @@ class SamplingState:
         self, index: int, slot: int, span: tuple[int, int], first_token: int
     ) -> list[PromptChunk]:
         """The chunk of prompt positions to score in a row that computes positions [span[0],
-        span[1]); empty without any."""
+        span[1]); empty if there are none."""
         params = self.params[slot]
         # The last prompt position predicts the first output token, not a prompt token.
         length = min(span[1], params.num_prompt - 1) - span[0]

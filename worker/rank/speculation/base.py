@@ -2,12 +2,12 @@
 
     place     speculative rows ──newest tokens──> Proposer ──drafts──> rows of known length
     forward   all positions of these rows at once
-    sample    at each position the token that decoding without drafts would sample there
+    sample    at each position, the token that decoding without drafts would sample there
     accept    a row's samples up to the first that differs from its draft
 
-Each rank drafts independently, since the previous step's tokens are only available in time on the
-ranks. All ranks produce the same drafts: a proposer is a function of tokens, weights and keyed
-noise. Drafts affect the number of tokens per step, never the tokens themselves.
+Each rank drafts independently, since only the ranks have the previous step's tokens in time. All
+ranks produce the same drafts: a proposer is a function of tokens, weights and keyed noise. Drafts
+affect the number of tokens per step, never the tokens themselves.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class DraftRequest(NamedTuple):
 
     slot: int
     num_tokens: int
-    """Tokens of the request so far, which are in the token pool; drafts follow the last one."""
+    """Number of tokens of the request so far, which are in the token pool; drafts follow the last
+    one."""
     num_drafts: int
     """Maximum number of drafts; at least 1."""
 
@@ -41,7 +42,7 @@ class Guesses(NamedTuple):
     levels: list[int]
     """Level of each guess, as in Calibration."""
     num_drafts: int
-    """Number of leading guesses that are worth verifying, and become drafts."""
+    """Number of leading guesses that are worth verifying and become drafts."""
 
     @property
     def drafts(self) -> list[int]:
@@ -49,7 +50,7 @@ class Guesses(NamedTuple):
         return self.token_ids[: self.num_drafts]
 
     def up_to(self, end_token_ids: Collection[int]) -> Guesses:
-        """The guesses, with drafts only before the first token that ends the request: that token
+        """The guesses, with drafts only before the first token that ends the request. That token
         can be sampled without a draft, and no draft after it can be accepted."""
         for number, token_id in enumerate(self.drafts):
             if token_id in end_token_ids:
@@ -75,20 +76,20 @@ class DeviceProposer(Protocol):
 
 
 class Proposer(ABC):
-    """Guesses the next tokens of requests, and adapts to the outcomes.
+    """Guesses the next tokens of requests and adapts to the outcomes.
 
     Args:
         calibration: estimates the probability that guesses are right.
     """
 
     needs_pages: ClassVar[bool] = False
-    """Whether drafting uses KV pages, and so needs the Plan's page writes first."""
+    """Whether drafting uses KV pages and therefore needs the Plan's page writes first."""
 
     def __init__(self, calibration: Calibration) -> None:
         self.calibration = calibration
 
     def admit(self, slot: int, end_token_ids: Sequence[int] = ()) -> None:
-        """Resets the slot's state for a request that is admitted, or readmitted.
+        """Resets the slot's state for a request that is admitted or readmitted.
 
         Args:
             slot: the request's slot.

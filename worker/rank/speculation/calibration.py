@@ -8,13 +8,13 @@ import numpy as np
 
 _KEEP, _KEEP_OWN = 0.98, 0.9
 """Factor by which a guess's weight decays with each later guess of the same level: in the shares
-of all requests, and in those of its request."""
+over all requests, and in those of its own request."""
 _COMMON_WEIGHT = 3.0
-"""Number of a request's guesses that weigh as much as the share of all requests."""
+"""Number of a request's guesses that weigh as much as the share over all requests."""
 
 
 class _Shares:
-    """Shares of right guesses by level, with exponential decay."""
+    """Fractions of right guesses by level, with exponential decay."""
 
     __slots__ = ("_right", "_total")
 
@@ -42,8 +42,8 @@ class Calibration:
 
     Args:
         num_slots: number of slots.
-        priors: assumed shares of right guesses before any outcome, by level, best first.
-        prior_weight: number of guesses, of all requests, that weigh as much as the prior.
+        priors: assumed fractions of right guesses before any outcome, by level, best first.
+        prior_weight: number of guesses, over all requests, that weigh as much as the prior.
     """
 
     def __init__(self, num_slots: int, priors: Sequence[float], prior_weight: float) -> None:
@@ -53,7 +53,7 @@ class Calibration:
         self._requests = [_Shares(len(priors)) for _ in range(num_slots)]
         self.shares = np.tile(np.array(priors, dtype=np.float32), (num_slots, 1))
         """[slots, levels]: probability that a guess is right. Updated in place, since the compiled
-        library holds its address."""
+        library keeps its address."""
 
     def admit(self, slot: int) -> None:
         """Resets the outcomes of the slot's guesses."""
@@ -82,7 +82,7 @@ class Calibration:
         self._update(slot)
 
     def num_worth(self, slot: int, levels: Sequence[int], threshold: float) -> int:
-        """Number of leading guesses with an acceptance probability, the product of their shares, of
+        """Number of leading guesses whose acceptance probability, the product of their shares, is
         at least `threshold`."""
         shares, probability = self.shares[slot].tolist(), 1.0
         for number, level in enumerate(levels):

@@ -3,7 +3,7 @@
     follow   computes each step's rows after the target's forward pass: prompts, decodes, drafts
     draft    one token after another, after the newest token of each speculative row
 
-Its KV cache therefore covers the same positions as the target's, in pages of the same ids (if the
+Its KV cache therefore covers the same positions as the target's, in pages with the same ids (if the
 target has sliding windows, those of its first group of full-attention layers), and a cached prefix
 is cached for both. Each draft is one decode step of all rows; a row that needs fewer
 drafts than others repeats its last one, without effect.
@@ -35,7 +35,7 @@ from worker.rank.tables import DeviceTables
 from worker.rank.transfer import IntArray, stage, to_device
 
 _PRIOR, _PRIOR_WEIGHT = 0.7, 1.0
-"""Assumed share of right guesses before any outcome, and its weight in guesses."""
+"""Assumed fraction of right guesses before any outcome, and its weight in guesses."""
 
 
 class DeviceDraftModel:
@@ -44,10 +44,10 @@ class DeviceDraftModel:
     Args:
         config: the engine's configuration, validated by `check_draft_model`.
         device: the rank's device.
-        max_model_len: tokens of the longest request.
+        max_model_len: maximum number of tokens of a request.
 
     Raises:
-        ValueError: the draft model's layers differ in KV cache per token.
+        ValueError: the draft model's layers differ in KV cache size per token.
     """
 
     def __init__(self, config: EngineConfig, device: torch.device, max_model_len: int) -> None:
@@ -181,8 +181,8 @@ class DeviceModelProposer(Proposer):
         num_passes: int,
         end: int,
     ) -> None:
-        """Drafts `num_passes` tokens for each row, or up to positions `last` [F], all before
-        position `end`."""
+        """Drafts `num_passes` tokens for each row, but at most up to positions `last` [F]; all are
+        before position `end`."""
         tables, count = self._tables, len(slots)
         filters = tables.sampling.filters(slots)
         sizes = sorted({size for size, _ in self._graphs if size >= count})
@@ -210,7 +210,7 @@ class DeviceModelProposer(Proposer):
             replay()
 
     def _sample_next(self, rows: DraftingRows) -> None:
-        """Drafts one token after the latest of each row, and advances the rows to it."""
+        """Drafts one token after the latest token of each row, and advances the rows to it."""
         tables, draft = self._tables, self._draft
         inputs = gather_inputs(
             decode_batch(rows, rows.starts, tables),

@@ -26,14 +26,14 @@ DRAFT_DTYPE: Final = torch.bfloat16
 need not be exact."""
 
 _MOST_ENDS: Final = 4
-"""Maximum end tokens of a request at which drafting stops; further ones are ignored."""
+"""Maximum number of EOS and stop tokens per request at which drafting stops; others are ignored."""
 
 LEAST_PROBABILITIES: Final = np.array(
     [0.995, 0.98, 0.95, 0.9, 0.8, 0.65, 0.5, 0.35, 0.0], dtype=np.float32
 )
 """Minimum probability of a guess under the draft model, by level."""
 PRIORS: Final = (0.995, 0.98, 0.96, 0.92, 0.85, 0.72, 0.58, 0.42, 0.2)
-"""Assumed shares of right guesses by level before any outcome: those of two models that agree."""
+"""Assumed fractions of right guesses before any outcome, by level, as for two models that agree."""
 PRIOR_WEIGHT: Final = 3.0
 
 
@@ -80,10 +80,10 @@ class DraftModelProposer(NativeProposer):
     agree, so do their tokens, at any temperature.
 
     Args:
-        model: draft model, loaded into the compiled library.
+        model: the draft model, loaded into the compiled library.
         tables: the rank's tables; drafts are written to the token pool, which the model reads.
         num_pages: number of pages of the target's KV cache.
-        most: maximum drafts of a row.
+        most: maximum number of drafts per row.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class DraftModelProposer(NativeProposer):
         super().__init__(tables)
         config = model.config
         shape = (num_pages, tables.page_size, config.num_kv_heads, config.head_dim)
-        # HAZARD: the library only holds their addresses, so they must outlive it.
+        # HAZARD: the library only keeps their addresses, so they must outlive it.
         self._caches = [
             (lazy_zeros(shape, model.options.dtype), lazy_zeros(shape, model.options.dtype))
             for _ in range(config.num_layers)
@@ -100,11 +100,11 @@ class DraftModelProposer(NativeProposer):
         assert model.native is not None, "a draft model runs in the compiled library"
         model.native.bind(self._caches)
         self._num_computed = np.zeros(len(self._ends), dtype=np.int64)
-        """[slots]: number of positions in the KV cache, without those of wrong guesses."""
+        """[slots]: number of positions in the KV cache, excluding those of wrong guesses."""
         self._drafter = NativeDrafter(model.native, self._slots, most)
 
     def admit(self, slot: int, end_token_ids: Sequence[int] = ()) -> None:
-        """Resets the slot's state; its KV cache is computed again from the first position."""
+        """Resets the slot's state; its KV cache is recomputed from the first position."""
         super().admit(slot, end_token_ids)
         self._num_computed[slot] = 0
 
@@ -129,7 +129,8 @@ class DraftModelProposer(NativeProposer):
 
 
 def draft_page_bytes(config: EngineConfig) -> int:
-    """Bytes of one page in the draft model's KV cache on CPU; 0 without a draft model."""
+    """Size of one page in the draft model's KV cache on CPU, in bytes; 0 if there is no draft
+    model."""
     if not config.draft_checkpoint:
         return 0
     model = load_model_config(config.draft_checkpoint)
@@ -140,12 +141,12 @@ def draft_page_bytes(config: EngineConfig) -> int:
 def load_draft_model(
     config: EngineConfig, device: torch.device, max_model_len: int
 ) -> DecoderModel:
-    """The draft model, replicated on this rank; on CPU it is loaded into the compiled library.
+    """Loads the draft model, which is replicated on every rank; on CPU, into the compiled library.
 
     Args:
         config: the engine's configuration, validated by `check_draft_model`.
         device: the rank's device.
-        max_model_len: tokens of the longest request.
+        max_model_len: maximum number of tokens of a request.
     """
     model_config = load_model_config(config.draft_checkpoint)
     options = LayerOptions(

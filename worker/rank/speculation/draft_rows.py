@@ -26,15 +26,15 @@ class DraftingRows:
     last: torch.Tensor
     """[F] int64: positions of the last tokens to draft."""
     num_pages: int
-    """Maximum pages of a row."""
+    """Maximum number of pages of a row."""
     size: int | None
-    """Rows of the graph; None for an eager pass."""
+    """Number of rows of the graph; None for an eager pass."""
     filters: tuple[str, ...]
     max_top_k: int
 
     def cells(self, positions: torch.Tensor, tables: DeviceTables) -> torch.Tensor:
-        """Cells [F] of the flat token pool for drafts at these positions [F], the next ones; those
-        of rows that have all their drafts are in the dummy slot."""
+        """Cells [F] of the flat token pool for drafts at these next positions [F]; for rows that
+        have all their drafts, cells in the dummy slot."""
         cells = self.staged["slots"] * tables.token_stride + positions
         nowhere = tables.dummy_slot * tables.token_stride
         return torch.where(self.starts < self.last, cells, nowhere)
@@ -52,7 +52,7 @@ def drafting_arrays(
     padding = np.full(size - len(slots), tables.dummy_slot, dtype=np.int64)
     slots = np.concatenate((slots, padding))
     columns = sampling.columns(slots, slots)
-    del columns["positions"]  # unknown on the host
+    del columns["positions"]  # not known on the host
     return {"slots": slots, "query_start": np.arange(size + 1, dtype=np.int64)} | columns
 
 
@@ -68,8 +68,8 @@ def decode_batch(
         rows: the rows.
         positions: [F] int64.
         tables: the rank's tables.
-        ends: [F]: the positions after these, if the host knows them; attention may then require
-            exact lengths.
+        ends: [F]: the positions after these, if known on the host, as attention that requires exact
+            lengths needs.
     """
     count = len(positions)
     table = np.zeros((count, 4), dtype=np.int64)

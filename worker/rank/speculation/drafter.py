@@ -1,9 +1,9 @@
 """Drafter of one rank: places speculative rows, drafts for them, and tracks the outcome.
 
-A row begins at its slot's newest token, which is sampled but not computed; while the previous step
+A row begins at its slot's newest token, which is sampled but not computed. While the previous step
 is in flight, its position is only known on the device. A step is placed on the device if the host
-does not need the positions. Otherwise the host places it, and waits for the previous step (which
-has always completed on CPU).
+does not need the positions. Otherwise, the host places it after waiting for the previous step
+(which has always completed on CPU).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from worker.rank.verification import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DraftedStep:
-    """A Plan with its speculative rows placed: each has its length, and, if placed by the host, its
+    """A Plan with placed speculative rows: each has its length and, if placed by the host, its
     position."""
 
     plan: Plan
@@ -47,7 +47,7 @@ class DraftedStep:
     row_of: Sequence[int]
     """Rows of the placed Plan, by row of the source Plan; NO_ROW for omitted ones."""
     speculative: SpeculativeRows | None
-    """Speculative rows of the placed Plan; None without any."""
+    """Speculative rows of the placed Plan; None if there are none."""
     guesses: Sequence[Guesses] = ()
     """Guesses by speculative row of the placed Plan; empty if placed by the device."""
 
@@ -63,8 +63,8 @@ class DraftedStep:
 
         Args:
             source: the source Plan.
-            masks: masks of each masked row's samples: one more than its drafts; one for an omitted
-                row.
+            masks: masks of each masked row's samples, one more than its number of drafts; one for
+                an omitted row.
             size: bytes of a mask.
         """
         first_samples = [0, *itertools.accumulate(row.num_samples for row in self.plan.rows)]
@@ -83,20 +83,19 @@ class DraftedStep:
         return samples, b"".join(kept)
 
     def _sampling_rows(self, source: Plan) -> list[int]:
-        """Rows of the placed Plan, by row of the source Plan that samples; NO_ROW for omitted
-        ones."""
+        """Rows of the placed Plan, by sampling row of the source Plan; NO_ROW for omitted ones."""
         pairs = zip(source.rows, self.row_of, strict=True)
         return [computed for row, computed in pairs if row.num_samples]
 
 
 class Drafter:
-    """Places and drafts for the speculative rows of one rank's steps, and keeps the positions of
+    """Places the speculative rows of one rank's steps, drafts for them, and tracks the positions of
     the newest tokens.
 
     Args:
         tables: the rank's tables; drafts are written to the token pool.
         proposer: proposer of drafts.
-        on_device: the same proposer, if it drafts on the device and steps may be placed there.
+        on_device: the same proposer if it drafts on the device and steps may be placed there.
     """
 
     def __init__(
@@ -111,13 +110,13 @@ class Drafter:
         """[slots]: position of the newest token after the slot's last speculative row. Later rows
         that are not speculative do not update it: a later start in a Plan takes precedence."""
         self._end_tokens: dict[int, frozenset[int]] = {}
-        """End tokens by slot; sets, since they are only tested for membership."""
+        """EOS and stop tokens by slot."""
 
     def place(self, plan: Plan) -> DraftedStep | None:
-        """Places a Plan's speculative rows and their drafts; None without such rows.
+        """Places a Plan's speculative rows and their drafts; None if there are no such rows.
 
-        The host places them, and waits for the step in flight, if any speculative row has logits
-        processors, any row a grammar, or the attention backend needs exact lengths.
+        The host places them, after waiting for the step in flight, if any speculative row has
+        logits processors, any row has a grammar, or the attention backend needs exact lengths.
         """
         self._admit(plan)
         slots = [row.slot for row in plan.rows if isinstance(row, DraftRow)]
@@ -204,7 +203,7 @@ class Drafter:
         )
 
     def _with_pages(self, plan: Plan) -> Plan:
-        """Applies the Plan's writes to the tables first, if drafting needs them: drafts may reach
+        """Applies the Plan's writes to the tables first if drafting needs them: drafts may extend
         into pages that this Plan adds. Returns the Plan without these writes."""
         if not (self._newest.is_cpu or self._proposer.needs_pages):
             return plan

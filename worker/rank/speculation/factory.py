@@ -29,14 +29,14 @@ def create_drafter(
     num_pages: int,
     own: DeviceModelProposer | HeadProposer | NativeHeadProposer | None,
 ) -> Drafter | None:
-    """One rank's drafter, as configured; None without speculative decoding.
+    """One rank's drafter, as configured; None if speculative decoding is disabled.
 
     Args:
         config: the group's engine configuration.
         tables: the rank's tables.
         backend: attention backend of the target model.
         num_pages: number of pages of the KV cache.
-        own: proposer with a draft model on CUDA, or with the model's head; None without either.
+        own: proposer with a draft model on CUDA or with the model's head; None if there is neither.
     """
     speculative = config.speculative
     if speculative is None:
@@ -88,5 +88,5 @@ def create_heads(
 
 def drafts_on_device(tables: DeviceTables, backend: AttentionBackend) -> bool:
     """Whether the device may place rows and verify drafts; the rows' sequence lengths, which some
-    attention backends need, are then unknown on the host."""
+    attention backends need, are then not known on the host."""
     return registry.uses_triton(tables.device) and not backend.needs_exact_lengths

@@ -44,7 +44,7 @@ from worker.rank.verification import AcceptedTokens
 
 
 class DraftingHead(Protocol):
-    """A head that drafts: an MTP head, or one of EAGLE-3."""
+    """A head that drafts: an MTP head or an EAGLE-3 head."""
 
     hidden_size: int
 
@@ -56,13 +56,13 @@ class DraftingHead(Protocol):
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Outputs of the head, as of MtpHead."""
+        """Outputs of the head, as in MtpHead."""
         ...
 
     def compute_logits(
         self, outputs: torch.Tensor, shared: Callable[[torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
-        """Outputs [R, hidden] to fp32 logits [R, vocab_size], as of MtpHead."""
+        """Outputs [R, hidden] to fp32 logits [R, vocab_size], as in MtpHead."""
         ...
 
 
@@ -108,12 +108,12 @@ class HeadProposer(Proposer):
         first pass."""
 
     def follow(self, batch: Batch, hidden: torch.Tensor, accepted: AcceptedTokens | None) -> None:
-        """Computes the head for the rows of a step that was sampled; does not wait for the device.
+        """Computes the head for the rows of a sampled step; does not wait for the device.
 
         Args:
             batch: the step's batch.
             hidden: [T, hidden]: hidden states of all its tokens.
-            accepted: its accepted tokens; None without speculative rows.
+            accepted: its accepted tokens; None if there are no speculative rows.
         """
         replay = None
         if batch.size is not None:
@@ -150,7 +150,7 @@ class HeadProposer(Proposer):
 
     def propose(self, requests: Sequence[DraftRequest], threshold: float) -> list[Guesses]:
         """Guesses for each request, and the number that become drafts; waits for the device. On
-        CPU, stops once no request's next guess is worth verifying."""
+        CPU, stops when no request's next guess is worth verifying."""
         table = np.array(requests, dtype=np.int64)
         slots, newest, most = np.ascontiguousarray(table[:, 0]), table[:, 1] - 1, table[:, 2]
         counts, device = most.tolist(), self._tables.device
@@ -170,7 +170,7 @@ class HeadProposer(Proposer):
         return found
 
     def prepare_capture(self, largest: int) -> None:
-        """Allocates the static buffers of graphs of up to `largest` rows that draft."""
+        """Allocates the static buffers of graphs with up to `largest` rows that draft."""
         tables, device = self._tables, self._tables.device
         arrays = drafting_arrays(tables, np.zeros(0, dtype=np.int64), largest)
         self._buffers = _StaticBuffers(
@@ -229,7 +229,8 @@ class HeadProposer(Proposer):
         self._passes.clear()
 
     def _captured_size(self, count: int) -> int | None:
-        """Rows of the smallest graph for `count` rows that draft; None if there is none."""
+        """Number of rows of the smallest graph for `count` rows that draft; None if there is
+        none."""
         return min((size for size, _, _ in self._passes if size >= count), default=None)
 
     def _replay(
@@ -253,7 +254,7 @@ class HeadProposer(Proposer):
             self._passes[size, has_filters, number == 0]()
 
     def _guess_static(self, rows: DraftingRows, outputs: torch.Tensor, is_first: bool) -> None:
-        """A pass on static buffers: `_guess`, with its outputs in place."""
+        """A pass on static buffers: `_guess` with in-place outputs."""
         now, _, _ = self._guess(rows, None if is_first else outputs)
         outputs.copy_(now)
 
@@ -279,8 +280,8 @@ class HeadProposer(Proposer):
         columns: Sequence[tuple[torch.Tensor, torch.Tensor]],
         threshold: float,
     ) -> list[Guesses]:
-        """Guesses of the passes so far, each with its tokens and their probabilities [F]; waits for
-        the device. Those after the first that is not worth verifying are omitted."""
+        """Guesses from the passes so far, each with its tokens and their probabilities [F]; waits
+        for the device. Guesses after the first one that is not worth verifying are omitted."""
         tokens = torch.stack([one for one, _ in columns], dim=1).tolist()
         probabilities = torch.stack([one for _, one in columns], dim=1).cpu().numpy()
         # Bounds descend, so the level is the number of bounds above the probability.
@@ -296,7 +297,8 @@ class HeadProposer(Proposer):
     def _probabilities(
         self, rows: DraftingRows, logits: torch.Tensor, tokens: torch.Tensor
     ) -> torch.Tensor:
-        """Probabilities [F] of sampled tokens [F], at their temperatures; at 1 for greedy rows."""
+        """Probabilities [F] of sampled tokens [F] at the rows' temperatures, or at 1 for greedy
+        rows."""
         temperature = rows.staged["temperature"]
         scale = torch.where(temperature < GREEDY_BELOW, 1.0, temperature).unsqueeze(1)
         shares = (logits / scale).softmax(-1)
@@ -325,7 +327,7 @@ class HeadProposer(Proposer):
         outputs: torch.Tensor | None,
         ends: Sequence[int] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Drafts one token after the latest of each row, and advances the rows to it.
+        """Drafts one token after the latest token of each row, and advances the rows to it.
 
         Args:
             rows: the rows.
@@ -354,7 +356,7 @@ class HeadProposer(Proposer):
         self, batch: Batch, hidden: torch.Tensor, logits_indices: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Outputs of the head for a batch's rows, [T, hidden] or [S, hidden] of `logits_indices`.
-        Next tokens are those of the token pool."""
+        Next tokens are read from the token pool."""
         tables = self._tables
         inputs = gather_inputs(batch, tables, self._caches, [self._group], self._backend)
         assert batch.staged is not None, "gather_inputs reads the arrays"
@@ -370,7 +372,7 @@ class HeadProposer(Proposer):
         self, accepted: AcceptedTokens, slots: torch.Tensor, query_start: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Index [R] of the position before each row's newest token among the step's tokens, and the
-        slots [R]: the dummy slot for a row that has accepted nothing."""
+        slots [R]: the dummy slot for a row with no accepted tokens."""
         acceptance = accepted.acceptance
         assert acceptance is not None, "there must be speculative rows"
         device = slots.device

@@ -1,4 +1,4 @@
-"""Drafts by the model's own head on CPU, in the compiled library; `heads.py` describes what the
+"""Drafts by the model's own head on CPU, in the compiled library. `heads.py` describes what the
 head computes and caches."""
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ class NativeHeadProposer(NativeProposer):
         head: the head, in the compiled library.
         tables: the rank's tables; drafts are written to the token pool, which the model reads.
         cache: KV cache of the head's layer.
-        most: maximum drafts of a row.
+        most: maximum number of drafts per row.
     """
 
     def __init__(self, head: NativeHead, tables: DeviceTables, cache: KVCache, most: int) -> None:
         super().__init__(tables)
         self._head, self._tables = head, tables
-        # HAZARD: the library only holds its address, so it must outlive the head.
+        # HAZARD: the library only keeps its address, so it must outlive the head.
         self._outputs = torch.zeros(len(tables.token_pool), head.hidden_size)
         """[slots, hidden]: output of the head at the position before the newest token."""
         head.bind((cache.k, cache.v), self._outputs)
         self._drafter = NativeDrafter(head, self._slots, most)
 
     def follow(self, batch: Batch, hidden: torch.Tensor, accepted: AcceptedTokens | None) -> None:
-        """Computes the head for the rows of a step that was sampled.
+        """Computes the head for the rows of a sampled step.
 
         Args:
             batch: the step's batch.
             hidden: fp32 [T, hidden]: hidden states of all its tokens.
-            accepted: its accepted tokens; None without speculative rows.
+            accepted: its accepted tokens; None if there are no speculative rows.
         """
         tables, lengths = self._tables, batch.rows[:, 2]
         latest = np.cumsum(lengths) - 1

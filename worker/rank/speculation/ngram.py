@@ -30,7 +30,8 @@ _LEVELS: Final = [
 
 
 class NgramProposer(Proposer):
-    """Drafts from the request's own tokens; takes about ten microseconds per row and no memory.
+    """Drafts from the request's own tokens; takes about ten microseconds per row and no additional
+    memory.
 
     Effective for edits, quotations and repetitive text. Known as prompt lookup decoding (Saxena
     2023) and as n-gram speculation. The number of drafts depends on the accuracy of earlier guesses
@@ -81,7 +82,7 @@ class NgramProposer(Proposer):
 
     def _find(self, requests: Sequence[DraftRequest]) -> Iterable[tuple[list[int], int]]:
         """Guesses and match length of each request, on the host."""
-        if self._token_pool.is_cpu:  # small tensors would cost more than the look-up
+        if self._token_pool.is_cpu:  # small tensors would cost more than the lookup
             pool = self._token_pool.numpy()
             return [
                 follow_ngram(
@@ -103,9 +104,9 @@ class NgramProposer(Proposer):
     ) -> Guesses:
         if not length:
             return NO_GUESSES
-        # With each right guess, the match of the next one is one token longer.
+        # With each right guess, the match of the next guess is one token longer.
         levels = [*_LEVELS[length:], *[0] * request.num_drafts][: request.num_drafts]
         num_drafts = self.calibration.num_worth(request.slot, levels, threshold)
-        # One more than the drafts: the step also shows whether this one was right.
+        # One more than the drafts: the step also shows whether the last guess was right.
         kept = num_drafts + 1
         return Guesses(tokens[: len(levels)][:kept], levels[:kept], num_drafts)

@@ -1,9 +1,9 @@
 """Rewrites a JSON schema to one that llguidance enforces exactly.
 
 llguidance ignores some keywords, and interprets others slightly differently (rounded bounds,
-classes of patterns). The rewritten schema never allows more than the original, and excludes only
-uncommon forms of valid values (100.0 for an integer). Schemas that cannot be rewritten are rejected
-with the keyword's name.
+character classes in patterns). The rewritten schema never allows more than the original, and only
+excludes uncommon forms of valid values (100.0 for an integer). Schemas that cannot be rewritten are
+rejected with an error that names the keyword.
 """
 
 from __future__ import annotations
@@ -94,15 +94,15 @@ class _Rewriting:
         return {"$ref": _PREFIX + name}
 
     def reference(self, given: Mapping[str, Json], keyword: str) -> Schema:
-        """Rewritten reference of a schema."""
+        """The rewritten reference of a schema."""
         return self._reference(given, keyword)
 
     def target(self, given: Mapping[str, Json], keyword: str) -> Json:
-        """Original schema that a schema refers to."""
+        """The original schema to which a schema refers."""
         return self._references.find(given, keyword)
 
     def are_exclusive(self, alternatives: list[Json]) -> bool:
-        """Whether no value is valid under two of these original schemas."""
+        """Whether no value is valid under more than one of these original schemas."""
         return all(
             self._exclusion.are_exclusive(schema, other)
             for number, schema in enumerate(alternatives)
@@ -115,7 +115,7 @@ class _Part:
 
     Args:
         given: the original schema.
-        whole: rewriting of its document.
+        whole: the rewriting of its document.
     """
 
     def __init__(self, given: dict[str, Json], whole: _Rewriting) -> None:
@@ -124,7 +124,7 @@ class _Part:
         self.types: frozenset[str] | None = None
         """Allowed types; None for all."""
         self.out: dict[str, Json] = {}
-        """Rewritten keywords about values."""
+        """Rewritten keywords that constrain values."""
         self.applied: dict[str, Json] = {}
         """Rewritten keywords that apply other schemas in place."""
         self.also: list[Schema] = []
@@ -356,8 +356,8 @@ class _Part:
         self.out["additionalProperties"] = self.whole.schema(unevaluated)
 
     def _evaluated(self, given: Json, depth: int) -> tuple[list[str], list[str], bool]:
-        """Names and patterns of properties that a schema and those in its allOf and $ref evaluate,
-        and whether it evaluates all properties."""
+        """Names and patterns of the properties evaluated by a schema and by those in its allOf and
+        $ref, and whether it evaluates all properties."""
         if not isinstance(given, dict):
             return [], [], False
         other = [name for name in _APPLICATORS if name in given and name not in ("$ref", "allOf")]

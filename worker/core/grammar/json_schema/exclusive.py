@@ -1,4 +1,4 @@
-"""Checks if JSON schemas are mutually exclusive, so that `oneOf` is equivalent to `anyOf`."""
+"""Checks whether JSON schemas are mutually exclusive, so that `oneOf` is equivalent to `anyOf`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Json = Any
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _MAX_BRANCHES = 32
-"""Maximum alternatives of one schema to compare; further ones count as unconstrained."""
+"""Maximum number of alternatives of one schema that are compared; more count as unconstrained."""
 _MAX_DEPTH = 6
 
 
@@ -22,7 +22,7 @@ class _Branch:
 
     types: frozenset[str] = frozenset(TYPES)
     values: tuple[Json, ...] | None = None
-    """The only allowed values; None for any."""
+    """The only allowed values; None if any value is allowed."""
     required: frozenset[str] = frozenset()
     properties: Mapping[str, tuple[Json, ...]] = field(default_factory=dict)
     """Schemas of properties, all of which must hold."""
@@ -36,14 +36,14 @@ class Exclusion:
     """Compares schemas of a document.
 
     Args:
-        references: resolves references of the schemas.
+        references: resolves the schemas' references.
     """
 
     def __init__(self, references: References) -> None:
         self._references = references
 
     def are_exclusive(self, first: Json, second: Json, depth: int = 0) -> bool:
-        """Whether it is certain that no value is valid under both schemas."""
+        """Whether certainly no value is valid under both schemas."""
         if depth > _MAX_DEPTH:
             return False
         ours, theirs = self._branches(first, depth), self._branches(second, depth)
@@ -148,7 +148,8 @@ def _shared(first: frozenset[str], second: frozenset[str]) -> frozenset[str]:
 
 
 def _common_values(first: _Branch, second: _Branch, types: frozenset[str]) -> bool:
-    """Whether a value of a branch with values may be valid under the other branch."""
+    """Whether a value of one of the branches that list values may be valid under the other
+    branch."""
     given = first.values if first.values is not None else second.values
     assert given is not None
     for value in given:

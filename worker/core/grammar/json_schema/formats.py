@@ -1,7 +1,7 @@
 """Patterns for the formats defined by JSON Schema.
 
 Each matches the part of its RFC that all validators agree on: no leap seconds, no "--" in host
-names. Formats that JSON Schema does not define are ignored, as by validators.
+names. Formats that JSON Schema does not define are ignored, as in validators.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Format(NamedTuple):
-    """Texts that are valid under a value of the keyword `format`."""
+    """Texts that are valid for a value of the keyword `format`."""
 
     pattern: str
     """Regular expression (Rust's syntax) for whole texts."""
@@ -81,4 +81,4 @@ FORMATS = {
 """Formats by name."""
 
 UNSUPPORTED = frozenset({"regex"})
-"""Formats defined by JSON Schema that no pattern describes."""
+"""Formats defined by JSON Schema that cannot be described by a pattern."""

@@ -26,7 +26,7 @@ _KNOWN = frozenset(
 
 
 def constraints(schema: Mapping[str, Json]) -> dict[str, Json]:
-    """Keywords of a schema that affect validity, as far as known."""
+    """Keywords of a schema that are known to affect validity."""
     return {name: value for name, value in schema.items() if name in _KNOWN}
 
 
@@ -40,7 +40,7 @@ def check(out: Mapping[str, Json]) -> None:
 
 
 def restrict(out: dict[str, Json], given: Mapping[str, Json]) -> None:
-    """Restricts the rewritten keywords of objects, `out`, to names that match a schema.
+    """Restricts the rewritten keywords of objects, `out`, to property names that match a schema.
 
     Raises:
         GrammarError: the schema, `propertyNames`, is not supported.

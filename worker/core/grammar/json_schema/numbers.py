@@ -15,8 +15,8 @@ Json = Any
 _MAX_DIVISOR = 10**6
 _MIN_DIVISOR = 2.0**-9
 _DIGITS = 11
-"""Digits of a number near an excluded bound: floats distinguish numbers of up to 15 digits, and
-llguidance supports multiples of at least 1e-10."""
+"""Maximum number of digits near an excluded bound: floats distinguish numbers of up to 15 digits,
+and llguidance supports multiples of at least 1e-10."""
 
 
 def _num_digits(bound: Json) -> int:
@@ -49,7 +49,7 @@ def rewritten(given: Mapping[str, Json], *, is_integer: bool) -> Numbers | None:
         divides_integers = _divisor(divisor)
         is_integer = is_integer or divides_integers
         if is_integer and not divides_integers:
-            divisor = 1  # a power of two below 1
+            divisor = 1  # a power of two less than 1
         if divisor != 1:
             keywords["multipleOf"] = int(divisor) if divides_integers else divisor
     if is_integer:
@@ -104,7 +104,7 @@ def _divisor(divisor: Json) -> bool:
     """Whether multiples of a divisor are integers.
 
     Raises:
-        GrammarError: validators disagree on its multiples. 0.07 / 0.01 is not 7 in floats.
+        GrammarError: validators disagree on its multiples: 0.07 / 0.01 is not 7 in floats.
     """
     if divisor <= 0:
         raise GrammarError("multipleOf must be greater than 0")
@@ -130,11 +130,11 @@ def _integers(low: Json, low_is_open: bool, high: Json, high_is_open: bool) -> t
 
 
 def _within(bound: int, keyword: str) -> int | None:
-    """Integer bound that is exact as a float, and at least as strict."""
+    """An integer bound that is exact as a float and at least as strict."""
     is_minimum = keyword == "minimum"
     if abs(bound) <= EXACT:
         return bound
-    if (bound < 0) is is_minimum:  # a wide range such as int64: exclude what is beyond
+    if (bound < 0) is is_minimum:  # a wide range such as int64: exclude values beyond it
         return -EXACT if is_minimum else EXACT
     raise unsupported(keyword, f"{bound} is not supported: it is too large")
 

@@ -12,7 +12,7 @@ from worker.core.grammar.base import GrammarError
 
 NOT_ASCII = "^(?s:.)*[^ -~](?s:.)*$"
 """Translated pattern of texts that are not printable ASCII. If names that match no pattern have a
-separate schema, languages must agree on which names these are."""
+separate schema, both languages must agree on which names these are."""
 ANY = r"(?s:.)*"
 """Translated pattern of any text."""
 
@@ -46,7 +46,7 @@ def translated(pattern: str, *, is_ascii: bool = False) -> str:
 
     Args:
         pattern: the pattern.
-        is_ascii: whether to only match printable ASCII, in which all languages agree.
+        is_ascii: whether to only match printable ASCII, on which both languages agree.
 
     Raises:
         GrammarError: the pattern is malformed or has an unsupported feature.
@@ -59,7 +59,7 @@ def translated(pattern: str, *, is_ascii: bool = False) -> str:
 
 
 def literal(text: str) -> str:
-    """Translated pattern of a literal text."""
+    """The translated pattern of a literal text."""
     return "".join(_escaped(ord(character)) for character in text)
 
 
@@ -73,8 +73,8 @@ def _escaped(code: int) -> str:
 class _Reader:
     """Recursive-descent parser of a pattern, which returns its translation.
 
-    `is_first` and `is_last` are set at the beginning and end of a match: anchors are allowed there,
-    and without one any text may precede or follow.
+    `is_first` and `is_last` are set at the beginning and end of a match: anchors are allowed there;
+    without an anchor, any text may precede or follow.
     """
 
     def __init__(self, text: str, *, is_ascii: bool) -> None:
@@ -185,7 +185,7 @@ class _Reader:
         if found[1] and found[3] and int(found[1]) > int(found[3]):
             raise self.error("a quantifier's minimum exceeds its maximum")
         self.at = found.end()
-        self._taken("?")  # lazy: the language is the same
+        self._taken("?")  # lazy: matches the same texts
         if self.text[self.at : self.at + 1] in ("*", "+", "?"):
             raise self.error("multiple repeat")
         return found[0]
@@ -222,7 +222,8 @@ class _Reader:
         return "code", str(ord(character))
 
     def _escape(self, *, in_class: bool) -> tuple[str, str]:
-        """Parses the escape after a backslash: its kind (code, class or property) and its value."""
+        """Parses the escape after a backslash; returns its kind (code, class or property) and its
+        value."""
         text, at = self.text, self.at
         character = text[at : at + 1]
         self.at += 1

@@ -34,7 +34,7 @@ class References:
 
     def __init__(self, root: Json) -> None:
         self._resources: dict[str, Json] = {"": root}
-        """Schemas with their identifier address, by address."""
+        """Schemas that have an identifier, by its address."""
         self._anchors: dict[tuple[str, str], Json] = {}
         """Schemas by resource address and anchor."""
         self._bases: dict[int, str] = {}
@@ -51,7 +51,7 @@ class References:
                 pending += [(part, base) for part in _subschemas(node)]
 
     def find(self, schema: Mapping[str, Json], keyword: str) -> Json:
-        """Schema that a keyword of a schema refers to.
+        """The schema to which a keyword of a schema refers.
 
         Raises:
             GrammarError: the target is not in the document.
@@ -103,7 +103,7 @@ class References:
                 parts += node[name].values()
         for name in ("$ref", "$dynamicRef"):
             if name in node:
-                with contextlib.suppress(GrammarError):  # raised on use
+                with contextlib.suppress(GrammarError):  # raised when it is used
                     parts.append(self.find(node, name))
         return [part for part in parts if isinstance(part, dict)]
 
@@ -124,7 +124,7 @@ class References:
         return base
 
     def _at(self, address: str, pointer: str) -> Json:
-        """Value at a JSON pointer of a resource; None if there is none."""
+        """Value at a JSON pointer in a resource; None if there is none."""
         node = self._resources[address]
         for part in pointer.split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")

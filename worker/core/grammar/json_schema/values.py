@@ -11,15 +11,15 @@ from worker.core.grammar.base import GrammarError
 Json = Any
 
 EXACT = 2**53
-"""Maximum integer that is exact as a float, which is how grammar libraries store numbers."""
+"""Maximum integer that is exact as a float; grammar libraries store numbers as floats."""
 LARGEST = 1e15
-"""Maximum non-integer number in `const` and bounds: beyond it, floats have no fractions."""
+"""Maximum non-integer number in `const` and bounds; beyond it, floats may lose their fractions."""
 SMALLEST = 1e-15
 """Minimum positive number."""
 
 
 def unsupported(keyword: str, detail: str) -> GrammarError:
-    """Error that names a keyword which grammars cannot enforce."""
+    """Error that names a keyword that grammars cannot enforce."""
     return GrammarError(f"JSON schema: {keyword} {detail}")
 
 
@@ -89,6 +89,7 @@ def checked_value(value: Json, keyword: str) -> Json:
 
 
 def check_writable(text: str, keyword: str) -> None:
-    """Raises GrammarError for control characters that JSON can only represent as code points."""
+    """Raises GrammarError for control characters that JSON can only represent as code point
+    escapes."""
     if any(character < " " and character not in "\b\t\n\f\r" for character in text):
         raise unsupported(keyword, f"with the control characters of {text!r} is not supported")

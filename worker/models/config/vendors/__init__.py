@@ -1,1 +1,1 @@
-"""Schemas of model families, one page per vendor."""
+"""Schemas of model families, one module per vendor."""

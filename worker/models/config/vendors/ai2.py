@@ -23,8 +23,8 @@ class Olmo2Config(FamilyConfig):
 
 
 class Olmo3Config(AlternatingFamilyConfig):
-    """OLMo 3: sliding windows in all but every fourth layer; only the others have scaled rotary
-    embedding."""
+    """OLMo 3: sliding windows in all but every fourth layer; only the full-attention layers have
+    scaled rotary embedding."""
 
     architecture = "Olmo3ForCausalLM"
     model_types = ("olmo3",)
@@ -64,20 +64,20 @@ class OlmoHybridConfig(FamilyConfig):
     max_position_embeddings: Count = 65536
     eos_token_id: Any = 100257
     rope_theta: Number = 10000.0
-    """0 for none: null in config.json."""
+    """0 (null in config.json) if there is no rotary embedding."""
     attention_bias: bool = False
     linear_num_key_heads: Index = 0
     linear_num_value_heads: Index = 0
     linear_key_head_dim: Index = 0
     linear_value_head_dim: Index = 0
-    """The sizes of linear attention follow from others if they are missing."""
+    """Missing sizes of linear attention are derived from other keys."""
     linear_conv_kernel_dim: Count = 4
     linear_allow_neg_eigval: bool = True
     """Whether step sizes are twice the sigmoid of their projection."""
 
     @classmethod
     def prepare(cls, raw: RawConfig) -> RawConfig:
-        """config.json with 0 in place of a `rope_theta` that is null."""
+        """config.json with a null `rope_theta` replaced by 0."""
         keys = super().prepare(raw)
         table = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
         place = table if isinstance(table, dict) and "rope_theta" in table else raw
@@ -95,7 +95,7 @@ class OlmoHybridConfig(FamilyConfig):
         self.linear_value_head_dim = self.linear_value_head_dim or 2 * self.linear_key_head_dim
 
     def layer_kind(self, index: int) -> str:
-        """Attention in every fourth layer, and in the last of fewer."""
+        """Attention in every fourth layer; in the last one if there are fewer than four."""
         count = self.num_hidden_layers
         return FULL if index % 4 == 3 or index == count - 1 < 3 else LINEAR
 

@@ -10,7 +10,7 @@ from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, Yes, 
 
 
 class ArceeConfig(FamilyConfig):
-    """AFM: Llama whose MLP has no gate."""
+    """AFM: Llama with an ungated MLP."""
 
     architecture = "ArceeForCausalLM"
     model_types = ("arcee",)
@@ -25,8 +25,8 @@ class ArceeConfig(FamilyConfig):
 
 
 class AfmoeConfig(AlternatingFamilyConfig):
-    """Trinity: sliding windows in all but every fourth layer, which has no rotary embedding; gated
-    attention, and experts in all but the first layers."""
+    """Trinity: gated attention with sliding windows in all but every fourth layer, which has no
+    rotary embedding; experts in all but the first layers."""
 
     architecture = "AfmoeForCausalLM"
     model_types = ("afmoe",)
@@ -59,7 +59,7 @@ class AfmoeConfig(AlternatingFamilyConfig):
     route_scale: Number = 1.0
 
     def moe(self) -> MoeConfig:
-        """Experts as in DeepSeek V3, chosen from all."""
+        """Experts as in DeepSeek V3, without groups."""
         return MoeConfig(
             num_experts=self.num_experts,
             top_k=self.num_experts_per_tok,

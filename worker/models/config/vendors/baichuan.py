@@ -9,7 +9,7 @@ from worker.models.config.schema import words
 
 
 class BaichuanConfig(FamilyConfig):
-    """Baichuan 2 7B. 13B has the same architecture in config.json, but ALiBi in place of rotary
+    """Baichuan 2 7B. 13B has the same architecture in config.json, but uses ALiBi instead of rotary
     embedding; only the hidden size distinguishes them."""
 
     architecture = "BaichuanForCausalLM"

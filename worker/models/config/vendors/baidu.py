@@ -29,7 +29,7 @@ class Ernie45Config(FamilyConfig):
 
 
 class Ernie45MoeConfig(FamilyConfig):
-    """ERNIE 4.5 with experts, and shared ones, in every n-th layer of a range."""
+    """ERNIE 4.5 with routed and shared experts in every n-th layer of a range."""
 
     architecture = "Ernie4_5_MoeForCausalLM"
     model_types = ("ernie4_5_moe",)
@@ -55,7 +55,7 @@ class Ernie45MoeConfig(FamilyConfig):
     moe_norm_min: Annotated[float, only(1e-12)] = 1e-12
 
     def moe(self) -> MoeConfig:
-        """Experts, with a bias for the choice."""
+        """Experts; a bias is added for their choice."""
         count, last = self.num_hidden_layers, self.moe_layer_end_index
         sparse = {
             layer
@@ -73,8 +73,8 @@ class Ernie45MoeConfig(FamilyConfig):
         )
 
     def mtp(self) -> MtpConfig:
-        """The head, whose layer is dense, and which has no norm before the LM head but the model's
-        (FastDeploy, `ernie4_5_mtp.py`)."""
+        """The head. Its layer is dense, and the norm before the LM head is the model's (FastDeploy,
+        `ernie4_5_mtp.py`)."""
         return MtpConfig(
             layer="model.mtp_block.0.",
             embedding_norm="model.mtp_emb_norm.0",

@@ -9,7 +9,7 @@ from worker.models.config.schema import Count, Number, Yes, words
 
 
 class Starcoder2Config(WindowedFamilyConfig):
-    """Starcoder 2: LayerNorm, biases in all projections, and an MLP without a gate."""
+    """Starcoder 2: LayerNorm, biases in all projections, and an ungated MLP."""
 
     architecture = "Starcoder2ForCausalLM"
     model_types = ("starcoder2",)

@@ -69,8 +69,8 @@ class Cohere2Config(AlternatingFamilyConfig):
 
 
 class Cohere2MoeConfig(Cohere2Config):
-    """Command A+ and North Mini: Command A with experts in all but the first layers, and
-    possibly RMSNorm."""
+    """Command A+ and North Mini: Command A with experts in all but the first layers, and optionally
+    RMSNorm."""
 
     architecture = "Cohere2MoeForCausalLM"
     model_types = ("cohere2_moe",)
@@ -98,7 +98,7 @@ class Cohere2MoeConfig(Cohere2Config):
             self.rms_norm_eps = self.layer_norm_eps
 
     def extra(self) -> dict[str, Any]:
-        """Kind of norms, size of the first layers' MLPs, and the way a shared expert is added."""
+        """Kind of norms, size of the first layers' MLPs, and how a shared expert is added."""
         return {
             "logit_scale": self.logit_scale,
             "has_rms_norm": self.layer_norm_eps == 0,
@@ -108,8 +108,8 @@ class Cohere2MoeConfig(Cohere2Config):
         }
 
     def layer_kind(self, index: int) -> str:
-        """Full attention in every n-th layer, counted from the first one with experts; in the
-        layers before them with a separate period."""
+        """Full attention in every n-th layer, counted from the first layer with experts; the layers
+        before it have a separate period."""
         first = self.first_k_dense_replace or 0
         if index < first:
             return SLIDING if (index + 1) % self.prefix_dense_sliding_window_pattern else FULL

@@ -48,7 +48,7 @@ class DeepseekConfig(FamilyConfig, kw_only=True):
     scoring_func: Literal["softmax"] = "softmax"
 
     def moe(self) -> MoeConfig:
-        """Experts, chosen from all by softmax."""
+        """Experts, chosen by softmax without groups."""
         return MoeConfig(
             num_experts=self.n_routed_experts,
             top_k=self.num_experts_per_tok,
@@ -84,7 +84,7 @@ class DeepseekV2Config(LatentFamilyConfig, kw_only=True):
     scoring_func: Literal["softmax"] = "softmax"
 
     def moe(self) -> MoeConfig:
-        """Experts, chosen from all, or from the groups with the best experts."""
+        """Experts, chosen without groups or from the groups with the best experts."""
         is_grouped = self.topk_method == "group_limited_greedy"
         if is_grouped and not (self.n_group and self.topk_group):
             raise ValueError(
@@ -140,7 +140,7 @@ class DeepseekV3Config(LatentFamilyConfig):
 
 
 class DeepseekV32Config(DeepseekV3Config):
-    """DeepSeek V3.2: V3 with sparse attention, whose indexer every layer has. transformers lists
+    """DeepSeek V3.2: V3 with sparse attention and an indexer in every layer. transformers lists
     layers with experts in `mlp_layer_types`."""
 
     architecture = "DeepseekV32ForCausalLM"
@@ -154,12 +154,13 @@ class DeepseekV32Config(DeepseekV3Config):
     rope_interleave: Yes = True
     n_group: Index = 8
     first_k_dense_replace: Index = -1
-    """-1 if missing: the dense layers follow from `mlp_layer_types`; the first three without it."""
+    """-1 if missing: the dense layers are then taken from `mlp_layer_types`, or are the first three
+    if that is missing too."""
     index_topk: Count = 2048
     index_head_dim: Count = 128
     index_n_heads: Count = 64
     indexer_rope_interleave: Annotated[bool, only(False)] = False
-    """Whether the indexer's rotary embedding rotates neighbouring dimensions."""
+    """Whether the indexer's rotary embedding pairs adjacent dimensions."""
 
     def moe(self) -> MoeConfig:
         """Experts in all but the first layers, unless config.json lists others."""

@@ -9,8 +9,8 @@ from worker.models.config.schema import Count, Number, words
 
 
 class GPTNeoXConfig(FamilyConfig):
-    """GPT-NeoX and Pythia: LayerNorm, attention and an MLP without a gate, which are parallel
-    unless `use_parallel_residual` is false."""
+    """GPT-NeoX and Pythia: LayerNorm; attention and an ungated MLP, which are parallel unless
+    `use_parallel_residual` is false."""
 
     architecture = "GPTNeoXForCausalLM"
     model_types = ("gpt_neox",)
@@ -19,7 +19,7 @@ class GPTNeoXConfig(FamilyConfig):
     aliases = (("rotary_pct", "partial_rotary_factor"), ("rotary_emb_base", "rope_theta"))
     extra_keys = ("hidden_act", "use_parallel_residual")
     skipped_ends = (".attention.bias", ".attention.masked_bias")
-    """Causal masks, which the first releases hold."""
+    """Causal masks, which the first releases contain."""
 
     max_position_embeddings: Count = 2048
     layer_norm_eps: Number = 1e-5
@@ -27,7 +27,7 @@ class GPTNeoXConfig(FamilyConfig):
     eos_token_id: Any = 2
     attention_bias: bool = True
     hidden_act: Literal["gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh"] = "gelu"
-    """GELU; exact, or with the approximation by tanh that the other three names stand for."""
+    """GELU: exact, or with the tanh approximation, which has three names."""
     use_parallel_residual: bool = True
 
     def derive(self) -> None:
@@ -35,7 +35,7 @@ class GPTNeoXConfig(FamilyConfig):
         self.rms_norm_eps = self.layer_norm_eps
 
     def biases(self) -> Biases:
-        """Biases of the MLP, and of attention by its key."""
+        """Biases of the MLP and, depending on its key, of attention."""
         return Biases(self.attention_bias, self.attention_bias, True)
 
 

@@ -29,10 +29,10 @@ from worker.models.config.schema import (
 
 def shared_caches(kinds: tuple[str, ...], num_shared: int) -> dict[int, int] | None:
     """The last `num_shared` layers, and the layers whose KV caches they read: the last ones of the
-    same type before them. None without such layers.
+    same type before them. None if there are none.
 
     Raises:
-        ValueError: there is no earlier layer of a type.
+        ValueError: there is no earlier layer of the same type.
     """
     own = kinds[: max(0, len(kinds) - num_shared)]
     if set(own) != set(kinds):
@@ -45,8 +45,8 @@ def shared_caches(kinds: tuple[str, ...], num_shared: int) -> dict[int, int] | N
 
 
 def unused_keys_and_values(sources: dict[int, int] | None) -> tuple[str, ...]:
-    """Prefixes of the tensors of keys and values, which released checkpoints hold for all
-    layers, of those that read the caches of others."""
+    """Tensor-name prefixes of keys and values in layers that read other layers' caches; released
+    checkpoints have them for all layers."""
     return tuple(
         f"model.layers.{index}.self_attn.{part}."
         for index in sources or ()
@@ -101,7 +101,7 @@ class Gemma2Config(AlternatingFamilyConfig):
 
 
 class Gemma3Config(AlternatingFamilyConfig):
-    """The language model of Gemma 3: sliding windows in five of six layers, with another rotary
+    """The language model of Gemma 3: sliding windows in five of six layers, with a separate rotary
     embedding, and QK norm."""
 
     architecture = "Gemma3ForCausalLM"
@@ -136,8 +136,8 @@ class Gemma3Config(AlternatingFamilyConfig):
 
 
 class Gemma4Config(FamilyConfig, kw_only=True):
-    """The language model of Gemma 4, dense or with experts: other heads and another rotary
-    embedding in every sixth layer and in the last; E2B and E4B have per-layer embeddings, and
+    """The language model of Gemma 4, dense or with experts: every sixth layer and the last one have
+    different heads and a different rotary embedding; E2B and E4B have per-layer embeddings, and
     layers that share keys and values."""
 
     architecture = "Gemma4ForCausalLM"
@@ -160,7 +160,7 @@ class Gemma4Config(FamilyConfig, kw_only=True):
     global_head_dim: Count = 512
     num_global_key_value_heads: Count | None = None
     per_layer_config: dict[str, Any] | None = None
-    """Heads by layer, as transformers 5.23 writes them."""
+    """Per-layer heads, as written by transformers 5.23."""
     attention_k_eq_v: bool = False
     max_position_embeddings: Count = 131072
     tie_word_embeddings: bool = True
@@ -277,7 +277,8 @@ class Gemma4Config(FamilyConfig, kw_only=True):
 
 
 class Gemma4UnifiedConfig(Gemma4Config, kw_only=True):
-    """The language model of Gemma 4 12B, whose images and audio have no encoder: Gemma 4, dense."""
+    """The language model of Gemma 4 12B, which has no encoder for images and audio: Gemma 4,
+    dense."""
 
     architecture = "Gemma4UnifiedForCausalLM"
     model_types = ("gemma4_unified_text",)
@@ -310,18 +311,18 @@ class DiffusionGemmaConfig(Gemma4Config, kw_only=True):
 
     @classmethod
     def prepare(cls, raw: RawConfig) -> RawConfig:
-        """The keys of the language model, and those beside them that concern it."""
+        """The keys of the language model, and those next to them that concern it."""
         return super().prepare(_DIFFUSION_GEMMA.text_config(raw))
 
     def canvas(self) -> int | None:
-        """Tokens of a canvas."""
+        """Number of tokens per canvas."""
         return self.canvas_length
 
 
 class Gemma3nConfig(FamilyConfig, kw_only=True):
     """The language model of Gemma 3n: four streams of hidden states (AltUp), low-rank residuals
-    (Laurel), sparse activations in the first MLPs, per-layer embeddings, and last layers that read
-    the KV caches of earlier ones."""
+    (Laurel), sparse activations in the first MLPs, per-layer embeddings, and shared KV caches in
+    the last layers."""
 
     architecture = "Gemma3nForCausalLM"
     model_types = ("gemma3n_text",)
@@ -361,7 +362,7 @@ class Gemma3nConfig(FamilyConfig, kw_only=True):
     altup_correct_scale: bool = True
     laurel_rank: Count = 64
     activation_sparsity_pattern: list[float] | None = None
-    """Share of an MLP's activations that are 0, per layer."""
+    """Fraction of an MLP's activations that are 0, per layer."""
 
     @classmethod
     def prepare(cls, raw: RawConfig) -> RawConfig:

@@ -10,7 +10,7 @@ from worker.models.config.schema import Count, Number, words
 
 
 class SmolLM3Config(FamilyConfig):
-    """SmolLM3: Llama with layers without rotary embedding (NoPE)."""
+    """SmolLM3: Llama in which some layers have no rotary embedding (NoPE)."""
 
     architecture = "SmolLM3ForCausalLM"
     model_types = ("smollm3",)

@@ -53,7 +53,7 @@ class GraniteMoeConfig(GraniteConfig):
 
 
 class GraniteMoeSharedConfig(GraniteMoeConfig):
-    """Granite with experts, and perhaps an MLP beside them, in all layers."""
+    """Granite with experts and an optional shared MLP in all layers."""
 
     architecture = "GraniteMoeSharedForCausalLM"
     model_types = ("granitemoeshared",)
@@ -61,16 +61,16 @@ class GraniteMoeSharedConfig(GraniteMoeConfig):
     extra_keys = (*GraniteConfig.extra_keys, "shared_intermediate_size")
 
     shared_intermediate_size: Index = 0
-    """Intermediate size of the MLP beside the experts; 0 for none."""
+    """Intermediate size of the shared MLP; 0 if there is none."""
 
     def divided(self) -> dict[str, int]:
-        """The MLP beside the experts, if there is one."""
+        """The shared MLP, if there is one."""
         return _shared_mlp(self.shared_intermediate_size)
 
 
 class GraniteSWAConfig(GraniteConfig):
-    """Granite with sliding windows in all but every fourth layer, attention sinks, and a base of
-    the rotary embedding by layer."""
+    """Granite with sliding windows in all but every fourth layer, attention sinks, and a per-layer
+    base of the rotary embedding."""
 
     architecture = "GraniteSWAForCausalLM"
     model_types = ("granite_swa",)
@@ -86,10 +86,10 @@ class GraniteSWAConfig(GraniteConfig):
     eos_token_id: Any = 100257
     sliding_window: Index | None = 128
     layer_rope_theta: list[Number] | None = None
-    """Base of each layer's rotary embedding; 0 for a layer without."""
+    """Base of each layer's rotary embedding; 0 for a layer without rotary embedding."""
 
     def derive(self) -> None:
-        """Checks the number of bases; if they are missing, all layers have the common one."""
+        """Checks the number of bases; if they are missing, all layers have the same base."""
         table, count = self.rope_parameters or {}, self.num_hidden_layers
         if self.layer_rope_theta is None:
             self.layer_rope_theta = [table.get("rope_theta") or self.rope_theta] * count
@@ -109,7 +109,7 @@ class GraniteSWAConfig(GraniteConfig):
 
 
 class GraniteMoeSWAConfig(GraniteSWAConfig):
-    """Granite SWA with experts, and perhaps an MLP beside them, in all layers."""
+    """Granite SWA with experts and an optional shared MLP in all layers."""
 
     architecture = "GraniteMoeSWAForCausalLM"
     model_types = ("granitemoe_swa",)
@@ -136,13 +136,13 @@ class GraniteMoeSWAConfig(GraniteSWAConfig):
         )
 
     def divided(self) -> dict[str, int]:
-        """The MLP beside the experts, if there is one."""
+        """The shared MLP, if there is one."""
         return _shared_mlp(self.shared_intermediate_size)
 
 
 class GraniteMoeHybridConfig(GraniteConfig):
-    """Granite 4: Mamba-2 in most layers, attention in the others, or in all; dense, or with
-    experts next to a shared MLP."""
+    """Granite 4: Mamba-2 in most layers, attention in the others; or attention in all layers;
+    dense, or with experts next to a shared MLP."""
 
     architecture = "GraniteMoeHybridForCausalLM"
     model_types = ("granitemoehybrid",)
@@ -209,7 +209,7 @@ class GraniteMoeHybridConfig(GraniteConfig):
 
 
 def _shared_mlp(size: int) -> dict[str, int]:
-    """The size that ranks have to share evenly, of an MLP beside experts; 0 for none."""
+    """The shared MLP's size, which must be divisible among the ranks; 0 if there is none."""
     return {"the size of the shared MLP": size} if size else {}
 
 

@@ -9,7 +9,7 @@ from worker.models.config.schema import Count, Number
 
 
 class Jais2Config(FamilyConfig):
-    """Jais 2: LayerNorm, and an MLP without a gate."""
+    """Jais 2: LayerNorm and an ungated MLP."""
 
     architecture = "Jais2ForCausalLM"
     model_types = ("jais2",)

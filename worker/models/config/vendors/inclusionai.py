@@ -69,8 +69,8 @@ class BailingMoeV2Config(FamilyConfig):
 
 
 class LLaDA2MoeConfig(BailingMoeV2Config):
-    """LLaDA 2: Ling 2 trained for block diffusion. In 2.2, tokens of a block choose among the same
-    few experts (`expert_capacity`), which replace the groups."""
+    """LLaDA 2: Ling 2 trained for block diffusion. In 2.2, the tokens of a block choose among the
+    same few experts (`expert_capacity`) instead of groups."""
 
     architecture = "LLaDA2MoeModelLM"
     model_types = ("llada2_moe",)
@@ -86,7 +86,7 @@ class LLaDA2MoeConfig(BailingMoeV2Config):
         return blocks(self.block_size, self.mask_token_id, self.vocab_size)
 
     def edit_tokens(self) -> tuple[int, int] | None:
-        """Tokens for deletion and insertion, of 2.2."""
+        """Tokens for deletion and insertion (2.2 only)."""
         if self.delete_token_id is None or self.split_token_id is None:
             return None
         tokens = self.delete_token_id, self.split_token_id

@@ -34,7 +34,7 @@ class InternLM2Config(InternLMConfig):
 
 
 class InternLM3Config(FamilyConfig):
-    """InternLM 3: Llama with two keys of biases."""
+    """InternLM 3: Llama with two keys for biases."""
 
     architecture = "InternLM3ForCausalLM"
     model_types = ("internlm3",)
@@ -46,7 +46,7 @@ class InternLM3Config(FamilyConfig):
     bias: bool = False
 
     def biases(self) -> Biases:
-        """Biases by their keys."""
+        """Biases, as set by their keys."""
         return Biases(self.qkv_bias, self.bias, self.bias)
 
 

@@ -11,7 +11,7 @@ from worker.models.config.schema import ROUTER_KEYS, Count, Index, Yes, words
 
 class MellumConfig(WindowedFamilyConfig):
     """Mellum 2: Qwen3-MoE with sliding windows in the layers that `layer_types` lists, which have a
-    rotary embedding of their own."""
+    separate rotary embedding."""
 
     architecture = "MellumForCausalLM"
     model_types = ("mellum",)

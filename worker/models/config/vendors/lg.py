@@ -11,7 +11,7 @@ from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, Yes, 
 
 
 class ExaoneConfig(FamilyConfig):
-    """EXAONE 3, 3.5 and Deep: Llama by other keys and names."""
+    """EXAONE 3, 3.5 and Deep: Llama with different keys and names."""
 
     architecture = "ExaoneForCausalLM"
     model_types = ("exaone",)

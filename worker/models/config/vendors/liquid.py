@@ -11,7 +11,7 @@ from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, Yes, 
 
 
 class _ConvolutionConfig(FamilyConfig):
-    """Keys of LFM2: most layers have a short convolution, the others attention."""
+    """Keys of LFM2: most layers have a short convolution, the others have attention."""
 
     layer_kinds = (FULL, LINEAR)
     kind_aliases: ClassVar[dict[str, str]] = {"conv": LINEAR}
@@ -58,7 +58,7 @@ class Lfm2Config(_ConvolutionConfig):
     """Layers with attention if `layer_types` is missing; all layers if both are missing."""
 
     def derive(self) -> None:
-        """Sets the intermediate size, two thirds of the configured one, rounded up."""
+        """Sets the intermediate size: two thirds of the configured size, rounded up."""
         super().derive()
         if not self.block_auto_adjust_ff_dim:
             return

@@ -12,8 +12,8 @@ from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, Yes
 
 
 class LongcatFlashConfig(LatentFamilyConfig):
-    """LongCat-Flash: each of its layers counts as two here, in parallel with experts, some of
-    which do nothing."""
+    """LongCat-Flash: each of its layers counts as two layers here, in parallel with experts, some
+    of which do nothing."""
 
     architecture = "LongcatFlashForCausalLM"
     model_types = ("longcat_flash",)

@@ -23,7 +23,7 @@ from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, short
 
 
 class LlamaConfig(FamilyConfig):
-    """Llama 1 to 3, and the many families that are released as Llama."""
+    """Llama 1 to 3, and the many families released as Llama."""
 
     architecture = "LlamaForCausalLM"
     other_architectures = ("LLaMAForCausalLM", "AquilaForCausalLM", "XverseForCausalLM")
@@ -92,7 +92,7 @@ class Llama4Config(FamilyConfig):
     eos_token_id: Any = 2
     attention_bias: bool = False
     use_qk_norm: bool = True
-    """Whether heads of q and k are normalised, without weights."""
+    """Whether heads of q and k are normalized without weights."""
     num_local_experts: Count = 16
     num_experts_per_tok: Count = 1
     moe_layers: list[int] | None = None
@@ -105,7 +105,7 @@ class Llama4Config(FamilyConfig):
     attn_scale: Number = 0.1
 
     def has_qk_norm(self) -> bool:
-        """False: heads are normalised without weights."""
+        """False: heads are normalized without weights."""
         return False
 
     def layer_kind(self, index: int) -> str:
@@ -127,8 +127,8 @@ class Llama4Config(FamilyConfig):
         )
 
     def moe(self) -> MoeConfig:
-        """Experts, and a shared one of the same size, in the layers that `moe_layers` lists, or in
-        every n-th, where n is `interleave_moe_layer_step`."""
+        """Routed experts and a shared one of the same size, in the layers that `moe_layers` lists,
+        or in every n-th, where n is `interleave_moe_layer_step`."""
         layers, sparse = range(self.num_hidden_layers), self.moe_layers
         if sparse is None:
             step = self.interleave_moe_layer_step

@@ -33,7 +33,7 @@ class PhiConfig(FamilyConfig):
 
     @classmethod
     def read(cls, raw: RawConfig) -> Self:
-        """Reads the content of config.json. Raises ValueError as `FamilyConfig.read`, and for the
+        """Reads the content of config.json. Raises ValueError like `FamilyConfig.read`, and for the
         keys and tensors of Phi's first releases."""
         if raw.get("model_type") == "phi-msft":
             raise ValueError(
@@ -89,7 +89,7 @@ class PhimoeConfig(WindowedFamilyConfig, kw_only=True):
     model_types = ("phimoe",)
     implementation = "phimoe:PhimoeForCausalLM"
     harmless = ROUTER_KEYS | words("input_jitter_noise")
-    """Noise of training."""
+    """Training noise."""
     extra_keys = ("router_jitter_noise",)
 
     max_position_embeddings: Count = 131072
@@ -102,8 +102,8 @@ class PhimoeConfig(WindowedFamilyConfig, kw_only=True):
     num_local_experts: Count = 16
     num_experts_per_tok: Literal[2] = 2
     router_jitter_noise: Number = 0.01
-    """Also in inference: experts whose scores are less than the best by more than twice this
-    share are ignored."""
+    """Used in inference, too: experts whose scores are below the best by more than twice this
+    fraction are ignored."""
 
     def derive(self) -> None:
         """Converts `short_mscale` of LongRoPE to the factor of cosines and sines for sequences
@@ -122,7 +122,7 @@ class PhimoeConfig(WindowedFamilyConfig, kw_only=True):
         setattr(self, key, {**table, "attention_factor": short})
 
     def moe(self) -> MoeConfig:
-        """Experts in all layers; the class chooses them."""
+        """Experts in all layers; the model class implements their choice."""
         return MoeConfig(
             num_experts=self.num_local_experts,
             top_k=self.num_experts_per_tok,

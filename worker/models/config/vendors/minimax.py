@@ -24,11 +24,11 @@ from worker.models.config.schema import (
 from worker.protocol.analyzed import analyzed
 
 _SPARSE = "minimax_m3_sparse"
-"""Type of layers with block-sparse attention in `layer_types`."""
+"""Layer type with block-sparse attention in `layer_types`."""
 
 
 class MiniMaxM2Config(FamilyConfig):
-    """MiniMax-M2: QK norm over all heads together, rotary embedding of part of each head, and
+    """MiniMax-M2: QK norm over all heads together, rotary embedding in part of each head, and
     experts in all layers."""
 
     architecture = "MiniMaxM2ForCausalLM"
@@ -67,7 +67,7 @@ class MiniMaxM2Config(FamilyConfig):
         return rotary_size(self, self.rotary_dim)
 
     def moe(self) -> MoeConfig:
-        """Experts in all layers, scored by sigmoids, with a bias for the choice."""
+        """Experts in all layers, scored by sigmoids; a bias is added for their choice."""
         return MoeConfig(
             num_experts=self.num_local_experts,
             top_k=self.num_experts_per_tok,
@@ -91,7 +91,7 @@ class _SparseAttention(msgspec.Struct, forbid_unknown_fields=True):
     sparse_score_type: Literal["max"] = "max"
     use_sparse_attention: Yes = True
     sparse_disable_index_value: list[Literal[0, 1]] | None = None
-    """1 for each layer without values of the indexer: all with sparse attention."""
+    """1 for each layer whose indexer has no values: all layers with sparse attention."""
 
 
 class MiniMaxM3Config(FamilyConfig):
@@ -133,9 +133,9 @@ class MiniMaxM3Config(FamilyConfig):
     scoring_func: Literal["sigmoid"] = "sigmoid"
     use_routing_bias: Yes = True
     moe_layer_freq: list[Literal[0, 1]] | None = None
-    """1 for each layer with experts; in place of `mlp_layer_types`."""
+    """1 for each layer with experts; replaces `mlp_layer_types`."""
     sparse_attention_config: dict[str, Any] | None = None
-    """Overrides the next five and `layer_types`, which transformers writes in its place."""
+    """Overrides `layer_types` and the next five fields, which transformers writes instead."""
     index_n_heads: Count = 4
     index_head_dim: Count = 128
     index_block_size: Count = 128
@@ -163,7 +163,7 @@ class MiniMaxM3Config(FamilyConfig):
             )
 
     def _set_sparse(self, table: dict[str, Any]) -> None:
-        """Sets what `sparse_attention_config` says."""
+        """Sets the fields that `sparse_attention_config` overrides."""
         key = "sparse_attention_config"
         try:
             sparse = msgspec.convert(table, analyzed(_SparseAttention))
@@ -188,7 +188,7 @@ class MiniMaxM3Config(FamilyConfig):
         self.index_topk_blocks = sparse.sparse_topk_blocks
 
     def block_sparse(self) -> BlockSparseConfig:
-        """Block-sparse attention, in layers of its type."""
+        """Block-sparse attention, in the layers of that type."""
         return BlockSparseConfig(
             block_size=self.index_block_size,
             num_blocks=self.index_topk_blocks,
@@ -211,7 +211,7 @@ class MiniMaxM3Config(FamilyConfig):
         return size
 
     def moe(self) -> MoeConfig:
-        """Experts, scored by sigmoids, with a bias for the choice, and a shared one."""
+        """Experts, scored by sigmoids with a bias for their choice, and a shared expert."""
         return MoeConfig(
             num_experts=self.num_local_experts,
             top_k=self.num_experts_per_tok,

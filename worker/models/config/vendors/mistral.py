@@ -17,7 +17,7 @@ from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, words
 
 
 class MistralConfig(WindowedFamilyConfig):
-    """Mistral 7B to Small 3, Nemo and Large, the first with sliding windows."""
+    """Mistral 7B to Small 3, Nemo and Large; the first 7B has sliding windows."""
 
     architecture = "MistralForCausalLM"
     model_types = ("mistral",)
@@ -125,7 +125,7 @@ class Mistral4Config(LatentFamilyConfig):
     routed_scaling_factor: Number = 1.0
 
     def moe(self) -> MoeConfig:
-        """Experts as in DeepSeek V3, but scored by softmax and without bias."""
+        """Experts as in DeepSeek V3, but scored by softmax and without a bias."""
         experts = grouped_experts(self, frozenset(range(self.first_k_dense_replace)))
         return replace(experts, sigmoid=False, has_bias=False)
 

@@ -14,7 +14,8 @@ from worker.protocol.analyzed import analyzed
 
 
 class _LinearAttention(msgspec.Struct, forbid_unknown_fields=True):
-    """`linear_attn_config`: sizes of linear attention, and the layers of each type, from 1."""
+    """`linear_attn_config`: sizes of linear attention, and the 1-based layer indices of each
+    type."""
 
     head_dim: Count
     num_heads: Count
@@ -53,7 +54,7 @@ class KimiLinearConfig(LatentFamilyConfig):
     """Whether latent attention has no rotary embedding."""
     q_lora_rank: Count | None = None
     linear_attn_config: dict[str, Any] | None = None
-    """Overrides the next three and `layer_types`, which transformers writes in its place."""
+    """Overrides `layer_types` and the next three fields, which transformers writes instead."""
     linear_num_heads: Count = 32
     linear_head_dim: Count = 128
     linear_conv_kernel_dim: Count = 4
@@ -71,8 +72,8 @@ class KimiLinearConfig(LatentFamilyConfig):
     first_k_dense_replace: Index | None = None
 
     def derive(self) -> None:
-        """Reads `linear_attn_config`. Drops a `head_dim` that no layer has: a head's part of the
-        hidden size."""
+        """Reads `linear_attn_config`. Drops a `head_dim` that no layer uses: the hidden size
+        divided by the number of heads."""
         if self.head_dim == self.hidden_size // self.num_attention_heads:
             self.head_dim = None
         table = self.linear_attn_config
@@ -104,7 +105,7 @@ class KimiLinearConfig(LatentFamilyConfig):
         self.layer_types = kinds
 
     def layer_kind(self, index: int) -> str:
-        """Attention in every fourth layer after the first."""
+        """Full attention in every fourth layer."""
         return FULL if index and index % 4 == 0 else LINEAR
 
     def rotating(self) -> tuple[bool, ...]:

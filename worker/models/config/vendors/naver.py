@@ -29,10 +29,10 @@ class HyperCLOVAXConfig(FamilyConfig):
     residual_multiplier: Number = 1.0
     logits_scaling: Number = 1.0
     use_post_norm: bool = True
-    """Whether the outputs of attention and MLP are normalised before they are added."""
+    """Whether the outputs of attention and MLP are normalized before they are added."""
 
     def derive(self) -> None:
-        """Sets the factor of attention scores to the usual one if it is missing."""
+        """Sets the factor of attention scores to the default if it is missing."""
         if self.attention_multiplier is None:
             self.attention_multiplier = self.head_size() ** -0.5
 

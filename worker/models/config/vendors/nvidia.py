@@ -22,7 +22,7 @@ from worker.models.config.schema import (
 
 
 class NemotronConfig(FamilyConfig):
-    """Nemotron 4: LayerNorm, and an MLP without a gate."""
+    """Nemotron 4: LayerNorm and an ungated MLP."""
 
     architecture = "NemotronForCausalLM"
     model_types = ("nemotron",)
@@ -42,7 +42,7 @@ class NemotronConfig(FamilyConfig):
 
 
 _PATTERN = {"M": LINEAR, "*": FULL, "-": "mlp", "E": "moe"}
-"""Types of layers by their letter in `hybrid_override_pattern`."""
+"""Layer types by their letter in `hybrid_override_pattern`."""
 
 
 class NemotronHConfig(FamilyConfig):
@@ -67,7 +67,7 @@ class NemotronHConfig(FamilyConfig):
     mtp_hybrid_override_pattern: str | None = None
     """Types of the blocks of the MTP head, as in `hybrid_override_pattern`."""
     mtp_layers_block_type: list[str] | None = None
-    """The same as a list, attention and experts by default."""
+    """The same as a list; by default, attention and experts."""
     head_dim: Count | None = 128
     num_key_value_heads: Count | None = 8
     intermediate_size: Count = 21504
@@ -102,7 +102,8 @@ class NemotronHConfig(FamilyConfig):
 
     @classmethod
     def prepare(cls, raw: RawConfig) -> RawConfig:
-        """config.json with the number of layers, which may follow from their types."""
+        """config.json with the number of layers, which may be derived from the list of layer
+        types."""
         keys = super().prepare(raw)
         kinds = keys.get("layer_types") or keys.get("hybrid_override_pattern")
         if isinstance(kinds, list | str):
@@ -160,7 +161,7 @@ class NemotronHConfig(FamilyConfig):
         return replace(grouped_experts(self, others), shared_size=shared)
 
     def mtp(self) -> MtpConfig | None:
-        """The head, which consists of one attention block, and of blocks without a cache."""
+        """The head, which consists of one attention block and blocks without a cache."""
         kinds = self._head_kinds()
         experts = {"moe"} if self.moe() is not None else set()
         if kinds.count(FULL) != 1 or set(kinds) - {FULL, "mlp"} - experts:
@@ -176,7 +177,7 @@ class NemotronHConfig(FamilyConfig):
         )
 
     def extra(self) -> dict[str, Any]:
-        """Types of layers and of the head's blocks, and the size of the experts' latent."""
+        """Types of the layers and of the head's blocks, and the experts' latent size."""
         return {
             "layer_kinds": self.kinds_of_layers(),
             "head_kinds": self._head_kinds(),
@@ -184,7 +185,7 @@ class NemotronHConfig(FamilyConfig):
         }
 
     def _head_kinds(self) -> tuple[str, ...]:
-        """Types of the head's blocks; empty if config.json has none, or unknown ones."""
+        """Types of the head's blocks; empty if config.json has none or has unknown ones."""
         letters, kinds = self.mtp_hybrid_override_pattern, self.mtp_layers_block_type
         if kinds is None:
             kinds = [_PATTERN.get(letter, "") for letter in ("*E" if letters is None else letters)]

@@ -19,8 +19,8 @@ from worker.models.config.schema import (
 
 
 class LagunaConfig(FamilyConfig):
-    """Laguna: gated attention; numbers of heads and rotary embedding that differ between
-    full-attention and sliding-window layers; experts in all but the first layers."""
+    """Laguna: gated attention. Full-attention and sliding-window layers differ in their number of
+    heads and rotary embedding. All but the first layers have experts."""
 
     architecture = "LagunaForCausalLM"
     model_types = ("laguna",)
@@ -38,8 +38,8 @@ class LagunaConfig(FamilyConfig):
     qkv_bias: No = False
     use_qk_norm: Yes = True
     gating: bool | Literal["per-head", "per-element"] = True
-    """Whether the gate of the attention output has a feature per head (true), or as many as the
-    output."""
+    """Whether the gate of the attention output has one feature per head (true), or one per output
+    feature."""
     gating_types: list[Literal["per_head", "per_element"]] | None = None
     rope_theta: Number = 500000.0
     swa_rope_theta: Number = 10000.0
@@ -48,7 +48,7 @@ class LagunaConfig(FamilyConfig):
         sliding_attention={"rope_type": "default", "partial_rotary_factor": 1.0},
     )
     partial_rotary_factor: float | None = None
-    """Share of rotary dimensions of layers whose `rope_parameters` do not have it."""
+    """Fraction of rotary dimensions in layers whose `rope_parameters` do not have it."""
     sliding_window: Count = 512
     num_experts: Count = 256
     num_experts_per_tok: Count = 8
@@ -64,7 +64,7 @@ class LagunaConfig(FamilyConfig):
 
     @classmethod
     def prepare(cls, raw: RawConfig) -> RawConfig:
-        """config.json in the spelling of the schema: numbers beside the tables of
+        """config.json in the spelling of the schema: numbers next to the tables in
         `rope_parameters` belong to full-attention layers."""
         keys = super().prepare(raw)
         tables = keys.get("rope_parameters")
@@ -75,7 +75,7 @@ class LagunaConfig(FamilyConfig):
         return keys
 
     def derive(self) -> None:
-        """Checks the kind of the gate and the lists of layers, and sets the types of layers from
+        """Checks the kind of the gate and the lists of layers, and sets the layer types from
         `mlp_only_layers` if `mlp_layer_types` is missing."""
         if self.gating is False:
             raise ValueError(
@@ -113,7 +113,7 @@ class LagunaConfig(FamilyConfig):
         return self.sliding_window
 
     def layer_heads(self) -> tuple[int, ...] | None:
-        """Number of query heads per layer; None if all have `num_attention_heads`."""
+        """Number of query heads per layer; None if all layers have `num_attention_heads`."""
         heads = set(self.num_attention_heads_per_layer or ())
         if heads <= {self.num_attention_heads}:
             return None

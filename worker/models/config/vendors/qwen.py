@@ -50,7 +50,7 @@ class QwenConfig(FamilyConfig):
     seq_length: Count = 8192
 
     def derive(self) -> None:
-        """Sets the keys of other families from Qwen 1's; `intermediate_size` counts gate and
+        """Sets the keys of other families from Qwen 1's. Its `intermediate_size` counts gate and
         up."""
         self.head_dim = self.kv_channels
         self.num_key_value_heads = self.num_attention_heads
@@ -65,8 +65,8 @@ class QwenConfig(FamilyConfig):
 
 
 class QwenWindowsConfig(WindowedFamilyConfig):
-    """Keys of Qwen's sliding windows: in the layers that `layer_types` lists, or from layer
-    `max_window_layers` on."""
+    """Keys of Qwen's sliding windows: in the layers that `layer_types` lists, or starting with
+    layer `max_window_layers`."""
 
     layer_kinds = (FULL, SLIDING)
 
@@ -77,7 +77,7 @@ class QwenWindowsConfig(WindowedFamilyConfig):
     max_window_layers: Index = 28
 
     def layer_kind(self, index: int) -> str:
-        """Windows from layer `max_window_layers` on."""
+        """Sliding windows, starting with layer `max_window_layers`."""
         return FULL if index < self.max_window_layers else SLIDING
 
     def window(self) -> int | None:
@@ -99,7 +99,7 @@ class Qwen2Config(QwenWindowsConfig):
         return Biases(qkv=True)
 
     def spans(self) -> dict[str, int]:
-        """Dual-chunk attention equals full attention within the context of one chunk."""
+        """Dual-chunk attention is equal to full attention within the context of one chunk."""
         if not self.dual_chunk_attention_config:
             return {}
         chunk, local = (
@@ -110,7 +110,7 @@ class Qwen2Config(QwenWindowsConfig):
 
 
 class Qwen3Config(QwenWindowsConfig):
-    """Qwen3, dense. A checkpoint may hold an MTP head in the format of Qwen3.5's."""
+    """Qwen3, dense. A checkpoint may have an MTP head in Qwen3.5's format."""
 
     architecture = "Qwen3ForCausalLM"
     model_types = ("qwen3",)
@@ -143,8 +143,8 @@ class SdarConfig(Qwen3Config):
 
 
 def _dense_layers(num_layers: int, step: int, mlp_only: list[int] | None) -> frozenset[int]:
-    """Layers with a single MLP: those that `mlp_only_layers` lists, and all but every n-th, where
-    n is `decoder_sparse_step`."""
+    """Layers with an MLP instead of experts: those that `mlp_only_layers` lists, and all but every
+    n-th, where n is `decoder_sparse_step`."""
     return frozenset(
         layer for layer in range(num_layers) if layer in (mlp_only or ()) or (layer + 1) % step
     )
@@ -165,11 +165,11 @@ class _QwenExperts(FamilyConfig):
     mlp_only_layers: list[int] | None = None
 
     def shared_size(self) -> int:
-        """Intermediate size of the shared expert; 0 for none."""
+        """Intermediate size of the shared expert; 0 if there is none."""
         return 0
 
     def moe(self) -> MoeConfig:
-        """Experts, in all layers but those with a single MLP."""
+        """Experts, in all layers but the dense ones."""
         return MoeConfig(
             num_experts=self.num_experts,
             top_k=self.num_experts_per_tok,
@@ -280,7 +280,7 @@ class _DeltaNet(FamilyConfig):
 
 
 class Qwen3NextConfig(_DeltaNet):
-    """Qwen3-Next, with experts and a shared one."""
+    """Qwen3-Next, with routed experts and a shared expert."""
 
     architecture = "Qwen3NextForCausalLM"
     model_types = ("qwen3_next",)
@@ -298,7 +298,7 @@ class Qwen3NextConfig(_DeltaNet):
     mlp_only_layers: list[int] | None = None
 
     def moe(self) -> MoeConfig:
-        """Experts, in all layers but those with a single MLP."""
+        """Experts, in all layers but the dense ones."""
         return MoeConfig(
             num_experts=self.num_experts,
             top_k=self.num_experts_per_tok,
@@ -327,7 +327,8 @@ class Qwen35Config(_DeltaNet):
 
 
 class Qwen35MoeConfig(Qwen35Config):
-    """The language model of Qwen3.5 with experts, whose weights are normalised, in all layers."""
+    """The language model of Qwen3.5 with experts in all layers; the weights of a token's experts
+    are normalized."""
 
     architecture = "Qwen3_5MoeForCausalLM"
     model_types = ("qwen3_5_moe_text",)
@@ -345,7 +346,7 @@ class Qwen35MoeConfig(Qwen35Config):
     decoder_sparse_step: Literal[1] = 1
 
     def moe(self) -> MoeConfig:
-        """Experts and a shared one, in all layers."""
+        """Routed experts and a shared expert in all layers."""
         return MoeConfig(
             num_experts=self.num_experts,
             top_k=self.num_experts_per_tok,

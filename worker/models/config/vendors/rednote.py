@@ -26,7 +26,7 @@ class Dots1Config(WindowedFamilyConfig, kw_only=True):
     use_qk_norm: Yes = True
     sliding_window: Index | None = 4096
     max_window_layers: Index = 62
-    """The first layer with a sliding window, unless `layer_types` is there."""
+    """The first layer with a sliding window, unless `layer_types` is set."""
     n_routed_experts: Count
     num_experts_per_tok: Count
     moe_intermediate_size: Count = 1408
@@ -38,10 +38,10 @@ class Dots1Config(WindowedFamilyConfig, kw_only=True):
     routed_scaling_factor: Number = 1.0
     moe_layer_freq: Literal[1] = 1
     scoring_func: Literal["noaux_tc", "sigmoid"] = "sigmoid"
-    """Both names mean the same."""
+    """Both names have the same meaning."""
 
     def layer_kind(self, index: int) -> str:
-        """Windows from layer `max_window_layers` on."""
+        """Sliding windows, starting with layer `max_window_layers`."""
         return FULL if index < self.max_window_layers else SLIDING
 
     def moe(self) -> MoeConfig:

@@ -9,7 +9,7 @@ from worker.models.config.schema import Count, Number
 
 
 class StableLmConfig(FamilyConfig):
-    """StableLM 2: LayerNorm, and rotary embedding of a quarter of each head."""
+    """StableLM 2: LayerNorm, and rotary embedding in a quarter of each head."""
 
     architecture = "StableLmForCausalLM"
     model_types = ("stablelm",)

@@ -22,7 +22,7 @@ from worker.models.config.schema import (
 )
 
 _BY_LAYER = words("layer_types mlp_layer_types rope_theta partial_rotary_factors use_rope_layers")
-"""Lists by layer, which may go on with the layers for multi-token prediction."""
+"""Per-layer lists, which may also have entries for the layers for multi-token prediction."""
 _SCALING = words(
     "rope_type type rope_theta factor original_max_position_embeddings low_freq_factor "
     "high_freq_factor"
@@ -30,8 +30,8 @@ _SCALING = words(
 
 
 class Step3p5Config(FamilyConfig):
-    """Step 3.5 Flash: gated attention; sliding-window layers have more query heads and other rotary
-    embedding; experts in all but the first layers, whose activations may be clamped."""
+    """Step 3.5 Flash: gated attention; sliding-window layers have more query heads and a different
+    rotary embedding; experts in all but the first layers, whose activations may be clamped."""
 
     architecture = "Step3p5ForCausalLM"
     model_types = ("step3p5",)
@@ -62,7 +62,7 @@ class Step3p5Config(FamilyConfig):
     attention_other_setting: dict[str, Any] | None = None
     """Heads of sliding-window layers."""
     per_layer_config: dict[str, Any] | None = None
-    """The same by layer."""
+    """The same, per layer."""
     rms_norm_eps: Number = 1e-5
     zero_centered: Yes = True
     use_qk_norm: Yes = True
@@ -76,14 +76,14 @@ class Step3p5Config(FamilyConfig):
     sliding_rope_theta: Number = 10000.0
     use_rope_layers: list[Literal[True, 1]] | None = None
     yarn_only_types: list[Literal["full_attention"]] | None = None
-    """Types of layers that `rope_scaling` applies to."""
+    """Layer types to which `rope_scaling` applies."""
     sliding_window: Count | None = None
     num_nextn_predict_layers: Index = 0
     mtp_layer_types: list[str] | None = None
     """Types of the layers for multi-token prediction, which may also be the last ones of
     `layer_types`."""
     moe_layers_enum: str | list[Index] | None = None
-    """Layers with experts, separated by commas; in place of `mlp_layer_types`."""
+    """Layers with experts, separated by commas; replaces `mlp_layer_types`."""
     use_moe: Yes = True
     moe_every_n_layer: Literal[1] = 1
     moe_router_activation: Literal["sigmoid"] = "sigmoid"
@@ -95,14 +95,14 @@ class Step3p5Config(FamilyConfig):
     share_expert_dim: Count = 1280
     moe_router_scaling_factor: Number = 1.0
     swiglu_limits: list[Number | None] | None = None
-    """Limit of the experts' activations by layer; null and 0 for none."""
+    """Limit of the experts' activations, per layer; null or 0 if there is none."""
     swiglu_limits_shared: list[Number | None] | None = None
-    """The same for shared experts, and the MLPs of layers without experts."""
+    """The same for shared experts and for the MLPs of layers without experts."""
 
     @classmethod
     def prepare(cls, raw: RawConfig) -> RawConfig:
-        """config.json in the spelling of the schema: lists by layer without those for multi-token
-        prediction, and rope parameters by type of layers."""
+        """config.json in the spelling of the schema: per-layer lists without the layers for
+        multi-token prediction, and rope parameters by layer type."""
         keys = super().prepare(raw)
         count, further = keys.get("num_hidden_layers"), keys.get("num_nextn_predict_layers")
         for key in _BY_LAYER & keys.keys():
@@ -115,14 +115,14 @@ class Step3p5Config(FamilyConfig):
         if isinstance(tables, dict) and not {FULL, SLIDING} & tables.keys():
             kinds = keys.get("layer_types")
             kinds = [] if kinds is None else kinds
-            if isinstance(kinds, list):  # what it is otherwise, the schema rejects
+            if isinstance(kinds, list):  # the schema rejects anything else
                 keys["rope_parameters"] = _tables(keys, kinds)
             for key in ("rope_theta", "partial_rotary_factors", "rope_scaling"):
                 keys.pop(key, None)
         return keys
 
     def derive(self) -> None:
-        """Checks the lists by layer, and sets the types of layers from `moe_layers_enum`."""
+        """Checks the per-layer lists, and sets the layer types from `moe_layers_enum`."""
         count, sparse = self.num_hidden_layers, self.moe_layers_enum
         for key in ("swiglu_limits", "swiglu_limits_shared"):
             limits = getattr(self, key)
@@ -162,7 +162,7 @@ class Step3p5Config(FamilyConfig):
         return self.num_nextn_predict_layers
 
     def layer_heads(self) -> tuple[int, ...]:
-        """Number of query heads per layer, more of them in sliding-window layers."""
+        """Number of query heads per layer; sliding-window layers have more."""
         heads = self._sliding_heads()
         kinds = self.kinds_of_layers()
         listed = {
@@ -201,7 +201,7 @@ class Step3p5Config(FamilyConfig):
         return self.num_sliding_attention_heads or heads
 
     def mtp(self) -> MtpConfig | None:
-        """The first head, whose layer is dense, and which has its own LM head."""
+        """The first head, which has a dense layer and its own LM head."""
         kinds = self.mtp_layer_types or ()
         if not self.next_layers() or not kinds or kinds[0] not in self.layer_kinds:
             return None
@@ -235,7 +235,7 @@ class Step3p5Config(FamilyConfig):
         )
 
     def moe(self) -> MoeConfig:
-        """Experts with a bias of the router, and a shared expert."""
+        """Experts with a router bias, and a shared expert."""
         return MoeConfig(
             num_experts=self.n_routed_experts,
             top_k=self.num_experts_per_tok,
@@ -249,8 +249,8 @@ class Step3p5Config(FamilyConfig):
 
 
 def _tables(keys: RawConfig, kinds: list[Any]) -> dict[str, dict[str, Any]]:
-    """Rope parameters by type of layers, from lists by layer, and from the scaling for
-    full-attention layers, which all are without `kinds`."""
+    """Rope parameters by layer type, from per-layer lists and the scaling of full-attention layers.
+    Without `kinds`, all layers are full-attention layers."""
     tables: dict[str, dict[str, Any]] = {}
     for kind in (FULL, SLIDING):
         table = tables.setdefault(kind, {"rope_type": "default"})

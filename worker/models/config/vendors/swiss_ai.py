@@ -9,7 +9,7 @@ from worker.models.config.schema import Count, Number, Yes
 
 
 class ApertusConfig(FamilyConfig):
-    """Apertus: QK norm, and an MLP without a gate around xIELU."""
+    """Apertus: QK norm, and an ungated xIELU MLP."""
 
     architecture = "ApertusForCausalLM"
     model_types = ("apertus",)

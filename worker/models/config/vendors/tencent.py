@@ -47,7 +47,7 @@ class HunYuanDenseV1Config(FamilyConfig):
 
 
 class HunYuanMoEV1Config(HunYuanDenseV1Config):
-    """Hunyuan with experts, and a shared one of the same size, in all layers."""
+    """Hunyuan with routed experts and a shared one of the same size in all layers."""
 
     architecture = "HunYuanMoEV1ForCausalLM"
     model_types = ("hunyuan_v1_moe", "hunyuan")
@@ -65,7 +65,8 @@ class HunYuanMoEV1Config(HunYuanDenseV1Config):
 
     @classmethod
     def prepare(cls, raw: RawConfig) -> RawConfig:
-        """config.json with one value in place of lists that repeat it for each layer."""
+        """config.json in which lists that repeat a value for each layer are replaced by the
+        value."""
         changes = {
             key: value[0]
             for key in ("moe_topk", "num_shared_expert", "moe_intermediate_size")
@@ -101,7 +102,7 @@ class HYV3Config(FamilyConfig):
         num_nextn_predict_layers use_grouped_mm
         """
     )
-    """Precision and kernels of training, and layers for multi-token prediction."""
+    """Precision and kernels used in training, and layers for multi-token prediction."""
     aliases = (("num_local_experts", "num_experts"),)
     skips_next_layers = True
 

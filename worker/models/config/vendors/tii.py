@@ -31,7 +31,7 @@ class FalconConfig(FamilyConfig):
     parallel_attn: Yes = True
 
     def derive(self) -> None:
-        """Sets sizes that follow from others."""
+        """Sets sizes that are derived from others."""
         self.num_key_value_heads = 1
         self.intermediate_size = self.ffn_hidden_size or 4 * self.hidden_size
         self.rms_norm_eps = self.layer_norm_epsilon
@@ -42,7 +42,7 @@ class FalconConfig(FamilyConfig):
 
 
 class FalconH1Config(FamilyConfig):
-    """Falcon-H1: Mamba-2 and attention side by side in all layers, with factors of activations."""
+    """Falcon-H1: Mamba-2 and attention in parallel in all layers, and scaled activations."""
 
     architecture = "FalconH1ForCausalLM"
     model_types = ("falcon_h1",)
@@ -92,11 +92,12 @@ class FalconH1Config(FamilyConfig):
                 )
 
     def linear_layers(self) -> frozenset[int]:
-        """All layers keep a state, and keys and values as well."""
+        """All layers: each keeps a state, in addition to keys and values."""
         return frozenset(range(self.num_hidden_layers))
 
     def mamba(self) -> MambaConfig:
-        """Mamba-2, possibly without a norm. The factor of its input multiplies the projections."""
+        """Mamba-2, possibly without a norm. The factor of its input is applied to the
+        projections."""
         size = self.mamba_d_ssm or self.mamba_expand * self.hidden_size
         num_heads = self.mamba_n_heads
         before = self.mamba_norm_before_gate

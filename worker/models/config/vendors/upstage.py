@@ -16,7 +16,7 @@ class SolarOpenConfig(FamilyConfig):
     harmless = ROUTER_KEYS
 
     intermediate_size: Count = 10240
-    """Size of no layer: all have experts."""
+    """Unused, since all layers have experts."""
     max_position_embeddings: Count = 131072
     num_key_value_heads: Count | None = 8
     head_dim: Count | None = 128

@@ -28,7 +28,7 @@ class MiMoConfig(QwenWindowsConfig):
         return Biases(qkv=self.attention_bias)
 
     def mtp(self) -> MtpConfig:
-        """The head, whose projection reads the hidden state first."""
+        """The head; the hidden state comes first in its projection's input."""
         layer = "model.mtp_layers.0."
         return MtpConfig(
             layer=layer,
@@ -41,8 +41,8 @@ class MiMoConfig(QwenWindowsConfig):
 
 
 class MiMoV2FlashConfig(FamilyConfig):
-    """MiMo V2 Flash: values narrower than keys; most layers have sliding windows, attention sinks
-    and more KV heads."""
+    """MiMo V2 Flash: value heads narrower than key heads; most layers have sliding windows,
+    attention sinks and more KV heads."""
 
     architecture = "MiMoV2FlashForCausalLM"
     model_types: ClassVar[tuple[str, ...]] = ("mimo_v2_flash",)
@@ -81,9 +81,9 @@ class MiMoV2FlashConfig(FamilyConfig):
     """Number of tokens before its own that a token attends to, one less than `sliding_window` of
     transformers, which this key overrides."""
     hybrid_layer_pattern: list[Literal[0, 1]] | None = None
-    """1 for each layer with a sliding window, else 0; in place of `layer_types`."""
+    """1 for each layer with a sliding window, otherwise 0; replaces `layer_types`."""
     moe_layer_freq: list[Literal[0, 1]] | None = None
-    """1 for each layer with experts, else 0; in place of `mlp_layer_types`."""
+    """1 for each layer with experts, otherwise 0; replaces `mlp_layer_types`."""
     n_routed_experts: Count = 256
     n_shared_experts: Literal[0] | None = None
     num_experts_per_tok: Count = 8
@@ -106,8 +106,8 @@ class MiMoV2FlashConfig(FamilyConfig):
         return keys
 
     def derive(self) -> None:
-        """Checks that heads of sliding-window layers have the sizes of the others, and lists the
-        layers."""
+        """Checks that heads of sliding-window layers have the same sizes as the others, and sets
+        the lists of layers."""
         for key, size, other, own in (
             ("swa_head_dim", self.swa_head_dim, "head_dim", self.head_dim),
             ("swa_v_head_dim", self.swa_v_head_dim, "v_head_dim", self.v_head_dim),
@@ -155,7 +155,7 @@ class MiMoV2FlashConfig(FamilyConfig):
         return self._rotary_size(SLIDING)
 
     def full_heads(self) -> HeadSizes:
-        """Heads of full-attention layers, of which fewer are KV heads."""
+        """Heads of full-attention layers, which have fewer KV heads."""
         return HeadSizes(
             head_dim=self.head_size(),
             num_kv_heads=self.num_key_value_heads or self.num_attention_heads,
@@ -167,7 +167,7 @@ class MiMoV2FlashConfig(FamilyConfig):
         return self.swa_num_key_value_heads or 2 * super().kv_heads()
 
     def value_size(self) -> int | None:
-        """Dimensions of a value, if they differ from those of a key; else None."""
+        """Dimensions of a value, if they differ from those of a key; otherwise None."""
         return None if self.v_head_dim == self.head_size() else self.v_head_dim
 
     def biases(self) -> Biases:
@@ -175,7 +175,7 @@ class MiMoV2FlashConfig(FamilyConfig):
         return Biases(qkv=self.attention_bias)
 
     def moe(self) -> MoeConfig:
-        """Experts as in DeepSeek V3, without a shared one, in all but the first layer."""
+        """Experts as in DeepSeek V3, but without a shared expert, in all but the first layer."""
         count = self.num_hidden_layers
         return MoeConfig(
             num_experts=self.n_routed_experts,
@@ -206,7 +206,7 @@ class MiMoV2FlashConfig(FamilyConfig):
         )
 
     def extra(self) -> dict[str, Any]:
-        """Factor of values, and whether q, k and v are one tensor."""
+        """Factor of values, and whether q, k and v are fused."""
         scale, layout = self.attention_value_scale, self.attention_projection_layout
         return {
             "attention_value_scale": 1.0 if scale is None else scale,

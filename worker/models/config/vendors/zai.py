@@ -113,8 +113,8 @@ class Glm4MoeLiteConfig(DeepseekV3Config):
 
 
 class GlmMoeDsaConfig(DeepseekV32Config):
-    """GLM-5 to 5.2: DeepSeek V3.2's layers, some of which may share the selection of the layer
-    before them (arXiv 2603.12201)."""
+    """GLM-5 to 5.2: DeepSeek V3.2's layers, some of which may reuse the selection of the layer
+    before (arXiv 2603.12201)."""
 
     architecture = "GlmMoeDsaForCausalLM"
     model_types = ("glm_moe_dsa",)
@@ -134,14 +134,14 @@ class GlmMoeDsaConfig(DeepseekV32Config):
     indexer_rope_interleave: Annotated[bool, only(True)] = True
     moe_router_dtype: Literal["float32"] = "float32"
     indexer_types: list[str] | None = None
-    """Kind of each layer: full with an indexer, shared if it attends to the tokens that the layer
-    before it attends to."""
+    """Kind of each layer: "full" if it has an indexer, "shared" if it reuses the selection of the
+    layer before."""
     index_topk_pattern: str | list[str] | None = None
     """The same list, or a string of F and S; read if `indexer_types` is missing."""
     index_topk_freq: Index = 1
-    """Period of full layers after the leading ones; read without either list."""
+    """Period of "full" layers after the leading ones; read if both lists are missing."""
     index_skip_topk_offset: Index = 2
-    """Number of leading layers that are full."""
+    """Number of leading "full" layers."""
 
     def derive(self) -> None:
         """`head_dim` is not used: released checkpoints have that of one part or the other."""
@@ -155,7 +155,7 @@ class GlmMoeDsaConfig(DeepseekV32Config):
             self.head_dim = None
 
     def indexer_layers(self) -> tuple[bool, ...]:
-        """Layers whose kind is full."""
+        """Whether each layer is "full"."""
         count, key = self.num_hidden_layers, "indexer_types"
         kinds, pattern = self.indexer_types, self.index_topk_pattern
         if kinds is None and pattern is not None:
