@@ -75,7 +75,7 @@ class AttentionMetadata:
     """[B]: number of queries per row; empty for decodes, and if `num_queries` is set."""
     num_queries: int = 0
     """Total number of queries of all extends if the numbers per row (possibly 0) are known only on
-    the device; else 0."""
+    the device; otherwise 0."""
     page_size: int
     """Tokens per page."""
     block_size: int = 1

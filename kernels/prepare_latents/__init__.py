@@ -40,7 +40,7 @@ def prepare_latents(
         cache: [num_pages, page_size, 1, V + R], contiguous, in the type of q or in FP8 (e4m3).
         slot_mapping: int64 [T], as in `qk_norm_rope_store`.
         positions: int64 [T]: positions of the tokens.
-        cos_sin_cache: fp32 [positions, R], as in `qk_norm_rope_store`; None for no rotary
+        cos_sin_cache: fp32 [positions, R], as in `qk_norm_rope_store`; None if there is no rotary
             embedding.
         query_scale: fp32 [positions]: factors of queries by position; None if queries are not
             scaled.

@@ -16,7 +16,7 @@ RELATIONS = frozenset(
     }
 )
 """First words that relate something to another thing instead of saying what it is."""
-PHRASES = {
+_OUTER = {
     r"\b(?:None|NaN|0|[Ee]mpty|False|[Ii]nfinite) without\b": "None if there is no ...",
     r"\b[Rr]uns .{0,20} to its end\b": "to completion",
     r"\bfrom [A-Z0-9_`]+ on\b": "starting with ..., for ... or more",
@@ -24,11 +24,9 @@ PHRASES = {
     r"\btakes? the (?:way|path) of\b": "goes through the same ... as",
     r"\blength 1\b": "unit norm, L2-normalized",
 }
-"""Phrases that docstrings of gateways and of the cluster package avoid, and what to say."""
-
-PHRASES = {
+_INNER = {
     r"(?:normal|quant|special|initial|optim|serial|recogn|minim|maxim)is(?:e|ing|at)": "-ize",
-    r"\b(?:neighbour|favour|colour|behaviour|misspelt)": "US spelling",
+    r"\b(?:neighbour|favour|colour|behaviour)": "US spelling",
     r"\b(?:None|[Ee]mpty|0|-1) without (?:any|one)\b": "if there is none, if X is disabled",
     r"\b(?:None|[Ee]mpty) for (?:none\b|no\b(?! limit))": "if there is none",
     r"[;:,] else (?:None|empty|0|-1|1)\b": "otherwise",
@@ -45,7 +43,11 @@ PHRASES = {
     r"\bmathematics\b": "outputs, computation",
     r"\bstart-up\b": "startup",
 }
-"""Pattern of a phrase that readers stop at, and what to say in its place."""
+PHRASES = {
+    **dict.fromkeys(("cluster", "router"), _OUTER),
+    **dict.fromkeys(("worker", "kernels"), _INNER),
+}
+"""Patterns of phrases that readers stop at, and what to say instead, by package."""
 
 
 def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
@@ -60,10 +62,11 @@ def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
 
 def test_docstrings_have_no_untranslated_phrases() -> None:
     found = [
-        f"{source.path}:{line}: {match.group()!r}, say: {PHRASES[pattern]}"
-        for source in sources("cluster", "router")
+        f"{source.path}:{line}: {match.group()!r}, say: {instead}"
+        for package, phrases in PHRASES.items()
+        for source in sources(package)
         for line, text in _docstrings(source)
-        for pattern in PHRASES
+        for pattern, instead in phrases.items()
         for match in re.finditer(pattern, " ".join(text.split()))
     ]
     assert found == []

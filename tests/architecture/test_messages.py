@@ -23,7 +23,7 @@ PHRASES = {
     r"\b(?:is|are) not negative\b": "non-negative",
     r"\b(?:is|are) not supported, (?:only|use|merge|must|choose)\b": "is not supported: only ...",
     r": \{\}: (?:fix|add|remove|use)\b": "the cause in parentheses, then the remedy",
-    r"\b(?:normalis|quantis|initialis|neighbour|favour|colour|behaviour|misspelt)": "US spelling",
+    r"\b(?:(?:normal|quant|initial)is(?=e|a|i)|neighbour|favour|colour|behaviour)": "US spelling",
     r"\bstart-up\b": "startup",
 }
 """Pattern of a phrase, and what to say in its place; `{}` stands for a value in the message."""

@@ -37,7 +37,7 @@ class ProcessExecutor(Executor):
         self._group = RankGroup(config, directory, range(config.tensor_parallel_size), spawn, host)
         self._is_cuda = False
         self._last_ahead = 0
-        """Number of the last Plan if its step may be a round ahead; else 0."""
+        """Number of the last Plan if its step may be a round ahead; otherwise 0."""
 
     def start(self) -> EngineInfo:
         """Waits until all ranks have loaded their shards; all have equally many pages."""

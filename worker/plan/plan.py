@@ -86,7 +86,7 @@ class Admit(msgspec.Struct, array_like=True, frozen=True):
     """Parameters of a request to a pooling model, whose rows sample nothing: the row that computes
     the last token returns the vector. None for a request that generates text."""
     adapter: int = 0
-    """Slot on the device, from 1, of the request's LoRA adapter; 0 without one."""
+    """1-based slot of the request's LoRA adapter on the device; 0 if it has none."""
     second_text: int = 0
     """Index of the first token of a pair's second text, whose token type is 1; 0 if there is
     none."""

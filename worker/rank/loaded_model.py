@@ -55,7 +55,7 @@ class LoadedModel:
     num_replayed: int
     """Maximum number of tokens that are replayed into a state."""
     eagle: EagleHead | None
-    """EAGLE-3 head; None without one."""
+    """EAGLE-3 head; None if there is none."""
     head_attention: AttentionBackend
     """Attention backend of a head that drafts: the model's, unless it is an EAGLE-3 head."""
 

@@ -1,7 +1,7 @@
 """`make check-conformance`: common client libraries against the demo model on a real fleet.
 
 The official clients of OpenAI and Anthropic validate all responses against their types; LangChain's
-standard tests, LiteLLM, instructor and pydantic-ai run in an environment of their own; Schemathesis
+standard tests, LiteLLM, instructor and pydantic-ai run in a separate environment; Schemathesis
 generates requests from the OpenAPI document; and streamed responses must equal whole ones. Clients
 of vectors (OpenAI's, Cohere's, LangChain's, LlamaIndex') use the same model for embeddings. Each
 omission has a reason in the report. Calls and output schemas are forced, since the model's choices

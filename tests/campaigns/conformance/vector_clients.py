@@ -1,7 +1,7 @@
 """Cases with clients of vectors: OpenAI's, Cohere's, LangChain's and LlamaIndex'.
 
-Vectors must be those of a plain request, and scores their cosines. `python -m` runs it in an
-environment of its own.
+Vectors must be those of a plain request, and scores their cosines. `python -m` runs it in a
+separate environment.
 """
 
 from __future__ import annotations

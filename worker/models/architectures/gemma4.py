@@ -125,7 +125,7 @@ class ParallelExperts:
     def add(
         self, mlp_output: torch.Tensor, routed: torch.Tensor, after_both: HiddenNorm
     ) -> torch.Tensor:
-        """Adds the outputs of MLP and experts, each after its norm, and normalises the sum by
+        """Adds the outputs of MLP and experts, each after its norm, and normalizes the sum by
         `after_both`; [T, hidden] each."""
         after_mlp, _, after_experts = self._norms
         (normed,), _ = fused_add_norm(

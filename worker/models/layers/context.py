@@ -79,7 +79,7 @@ class AttentionInputs:
     dense: AttentionInputs | None = None
     """Inputs of the group's layers that attend to all tokens; None if `sparse` is."""
     canvases: AttentionStep | None = None
-    """Planned attention of canvases, whose rows come last; None without any."""
+    """Planned attention of canvases, whose rows come last; None if there are none."""
     num_canvas_tokens: int = 0
 
 

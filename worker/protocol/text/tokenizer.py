@@ -131,7 +131,7 @@ class Tokenizer:
         Args:
             texts: the text or the pair.
             add_special_tokens: whether to add the checkpoint's special tokens.
-            truncation: maximum length; None for no truncation.
+            truncation: maximum length; None disables truncation.
 
         Raises:
             ValueError: `truncation` leaves no room for text.

@@ -345,7 +345,7 @@ class RoundAhead:
         self, blocks: torch.Tensor, ids: torch.Tensor, undecided: torch.Tensor
     ) -> torch.Tensor:
         """Number of tokens [N] that the blocks add if their requests are certain to end within
-        them, else -1: as of `BlockTable.finished_tokens`."""
+        them, otherwise -1: as in `BlockTable.finished_tokens`."""
         size, num_fixed = ids.shape[1], blocks[:, _NUM_FIXED]
         places = torch.arange(size, device=ids.device).expand_as(ids)
         num_decided = places.masked_fill(~undecided, size).amin(dim=1)

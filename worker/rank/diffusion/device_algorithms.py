@@ -68,7 +68,7 @@ class DeviceParams:
     is_sequential: torch.Tensor | None
     is_entropy_bounded: torch.Tensor | None
     edits: torch.Tensor | None
-    """Bool: blocks of Sequential, EntropyBounded and JointThreshold; None without any."""
+    """Bool: blocks of Sequential, EntropyBounded and JointThreshold; None if there are none."""
 
 
 def columns_of(

@@ -58,7 +58,7 @@ class SlotBlock(NamedTuple):
     ids: Sequence[int]
     """Token ids."""
     undecided: Sequence[int]
-    """1 for positions without a token, else 0."""
+    """1 for positions without a token, otherwise 0."""
 
 
 class BlockTable:

@@ -53,7 +53,7 @@ class LogprobRows:
     num_top: Sequence[int]
     """Number of most likely tokens to report per row."""
     given: GivenTokens | None = None
-    """Named tokens of the rows; None without any."""
+    """Named tokens of the rows; None if there are none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +92,7 @@ class Scores:
     num_top: Sequence[int]
     """[n]: number of most likely tokens to report."""
     given: GivenTokens | None = None
-    """Logits of named tokens; None without any."""
+    """Logits of named tokens; None if there are none."""
 
     def to_host(self) -> list[TokenLogprobs]:
         """Log-probabilities of each token; waits for the device."""
