@@ -126,7 +126,7 @@ class Batch:
     selected_adapters: Tensors | None = None
     """Adapters of the sampled tokens, as in `staged`; None if none has any or a graph samples."""
     signal: torch.Tensor | None = None
-    """[C, hidden]: self-conditioning signal of the last rows, which are canvases; otherwise None."""
+    """[C, hidden]: self-conditioning signal of the last rows if they are canvases, or None."""
 
     @property
     def has_replay(self) -> bool:

@@ -52,7 +52,7 @@ class CanvasStep:
     """Indices of the first pass's tokens whose hidden states are needed, those of canvases; None
     for all, and without rows."""
     signal: torch.Tensor | None = None
-    """[C, hidden]: self-conditioning signal of the canvases in the first pass; None if there is no signal."""
+    """[C, hidden]: self-conditioning signal of the canvases in the first pass, or None."""
 
 
 @dataclass(kw_only=True, slots=True)
