@@ -62,8 +62,8 @@ def test_a_default_prefix(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"prompts": {"query": 3}}, "must be texts by name"),
-        ({"prompts": ["query"]}, "must be texts by name"),
+        ({"prompts": {"query": 3}}, "must map names to strings"),
+        ({"prompts": ["query"]}, "must map names to strings"),
         ({"prompts": {"a": ""}, "default_prompt_name": "b"}, "'b' in .* is not in prompts"),
     ],
 )

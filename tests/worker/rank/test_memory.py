@@ -143,9 +143,12 @@ def test_the_largest_draw_has_all_that_takes_memory_later(block_size: int) -> No
 
 
 def test_the_largest_steps_of_canvases() -> None:
-    """Of known tokens, which sample nothing, and of as many canvases as a step has tokens for."""
+    """Of known tokens, which sample nothing, of as many canvases as a step has tokens for, and of
+    both."""
     config = EngineConfig.of(model="none", max_num_seqs=9, max_num_batched_tokens=100)
-    known, canvases = profile_plans(config, max_model_len=64, block_size=1, canvas_length=16).plans
+    profiled = profile_plans(config, max_model_len=64, block_size=1, canvas_length=16)
+    known, canvases, mixed = profiled.plans
     assert [(row.length, row.num_samples) for row in known.rows] == [(63, 0)] * 2
     assert [row.length for row in canvases.rows] == [16] * 6
-    assert all(isinstance(row, BlockRow) for row in canvases.rows)
+    assert [row.length for row in mixed.rows] == [32] * 3
+    assert all(isinstance(row, BlockRow) for row in (*canvases.rows, *mixed.rows))
