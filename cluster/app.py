@@ -172,7 +172,7 @@ def build_application(
     Args:
         config: models and endpoint to serve.
         group_class: class of the models' replicas; benchmarks and tests use others.
-        nodes_may_join: whether nodes with GPUs may join later, see `resolve_device`.
+        nodes_may_join: whether nodes with GPUs may join later (see `resolve_device`).
 
     Raises:
         ValueError: the device is CUDA, no node has a GPU, and none may join.

@@ -60,12 +60,13 @@ HUNG_S = 3.0
 """Seconds without a response after which HAProxy is killed. It responds within milliseconds, and
 within 0.1 s on a machine with ten times as many busy threads as cores."""
 START_S = 10.0
-"""Like HUNG_S, until HAProxy listens on its socket, since a start takes long on a busy machine."""
+"""Like HUNG_S, until HAProxy listens on its socket, since it starts slowly on a busy
+machine."""
 FIRST_TRIES = 3
 """Attempts to start a HAProxy that takes over, as the previous one may be starting or ending."""
 LONG_RUN_S = 1.0
-"""Seconds of running after which an exit does not count as a failed start: HAProxy is then
-restarted after the shortest pause, as if it was killed."""
+"""Minimum uptime in seconds for an exit not to count as a failed start; HAProxy is then restarted
+after the shortest delay, as after a kill."""
 STOP_S = 1.0
 """Seconds within which Serve's manager exits if Serve has stopped HAProxy. It takes
 milliseconds: the controller kills the manager as soon as the manager has killed HAProxy."""

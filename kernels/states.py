@@ -20,7 +20,7 @@ class StateCache:
     planes: tuple[torch.Tensor, ...]
     """Tensors [states, ...] that together form the states."""
     inputs: tuple[torch.Tensor, ...] = ()
-    """Tensors [cells, ...]: inputs of the latest draft rows, see `Replay`; empty if there are no
+    """Tensors [cells, ...]: inputs of the latest draft rows (see `Replay`); empty if there are no
     drafts."""
 
     @property

@@ -361,13 +361,13 @@ class ExecutionConfig:
     """Overlap scheduling: number of steps, 0 or 1, launched before the result of the previous step
     is available. 1 hides scheduling behind model execution."""
     enforce_eager: bool = False
-    """Disable CUDA graphs, which otherwise replay decode steps, small steps with prompts or draft
+    """Disable CUDA graphs, which otherwise replay decode steps, small steps with prefill or draft
     tokens, and passes over the running blocks of block-diffusion models."""
     cudagraph_capture_sizes: tuple[int, ...] = ()
     """Sizes, in tokens, of the steps to capture as CUDA graphs: decode steps up to --max-num-seqs,
-    steps with prompts or draft tokens up to --max-num-batched-tokens, and passes of block-diffusion
+    steps with prefill or draft tokens up to --max-num-batched-tokens, and passes of block-diffusion
     models in blocks or canvases. Default: 1, 2, 4, 8, 16 and so on, up to 512 for decode steps, 512
-    (large models) to 2,048 (small ones) for steps with prompts or draft tokens, two blocks per
+    (large models) to 2,048 (small ones) for steps with prefill or draft tokens, two blocks per
     request for passes, and 2,048 tokens of canvases."""
     cpu_threads: int = 0
     """Maximum number of compute threads per rank on CPU; 0 divides the cores among the ranks."""

@@ -120,7 +120,7 @@ class LLM:
     Args:
         model: checkpoint folder or Hub repository id.
         tokenizer: folder or repository of a tokenizer that replaces the model's.
-        engine_options: options of EngineConfig and its groups, see `EngineConfig.of`.
+        engine_options: options of EngineConfig and its groups (see `EngineConfig.of`).
 
     Raises:
         ValueError: an option is invalid, or the model is not on the Hub; the message names it.

@@ -129,7 +129,7 @@ class Autoscaler:
 
     @property
     def start_s(self) -> float:
-        """Usual startup time of a worker in seconds, see `StartTimes`."""
+        """Usual startup time of a worker in seconds (see `StartTimes`)."""
         return self._starts.usual_s
 
     @property

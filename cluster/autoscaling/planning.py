@@ -109,9 +109,9 @@ def workers_needed(
 
     Args:
         load: current load.
-        steady: steady part of its work, see `SteadyWork`.
+        steady: steady part of its work (see `SteadyWork`).
         starts: starting workers, and the usual startup time.
-        rate: service rate of a worker, see `ServiceRate`.
+        rate: service rate of a worker (see `ServiceRate`).
         config: targets and horizon.
     """
     arriving = load.work / rate

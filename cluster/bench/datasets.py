@@ -46,18 +46,25 @@ class DatasetOptions:
                 f"--random-range-ratio must be in [0, 1), got {self.random_range_ratio}"
             )
         if self.random_input_len < 1 or self.random_output_len < 1:
-            raise ValueError("--random-input-len and --random-output-len must be at least 1")
+            raise ValueError(
+                "--random-input-len and --random-output-len must be at least 1, got "
+                f"{self.random_input_len} and {self.random_output_len}"
+            )
         if self.random_prefix_len < 0:
-            raise ValueError("--random-prefix-len must not be negative")
+            raise ValueError(
+                f"--random-prefix-len must not be negative, got {self.random_prefix_len}"
+            )
         if self.prefix_repetition_num_prefixes < 1 or self.prefix_repetition_output_len < 1:
             raise ValueError(
                 "--prefix-repetition-num-prefixes and --prefix-repetition-output-len must be at "
-                "least 1"
+                f"least 1, got {self.prefix_repetition_num_prefixes} and "
+                f"{self.prefix_repetition_output_len}"
             )
         if self.prefix_repetition_prefix_len + self.prefix_repetition_suffix_len < 1:
             raise ValueError(
                 "--prefix-repetition-prefix-len plus --prefix-repetition-suffix-len must be at "
-                "least 1"
+                f"least 1, got {self.prefix_repetition_prefix_len} + "
+                f"{self.prefix_repetition_suffix_len}"
             )
 
 

@@ -144,7 +144,7 @@ def _child(load: Load, pipe: Connection) -> None:
 
 
 def run_part(load: Load, start: float) -> tuple[list[Record], float]:
-    """Runs a load in this process, see `drive`; returns records and CPU seconds."""
+    """Runs a load in this process (see `drive`); returns records and CPU seconds."""
     cpu = time.process_time()
     records = uvloop.run(drive(load, start))
     return records, time.process_time() - cpu

@@ -85,7 +85,7 @@ def describe_failures(errors: Mapping[str, int]) -> str:
     """Text with the number of failed requests and the most frequent reason.
 
     Args:
-        errors: number of requests by reason, most frequent first, see `count_errors`.
+        errors: number of requests by reason, most frequent first (see `count_errors`).
     """
     reason, count = next(iter(errors.items()))
     failed = sum(errors.values())

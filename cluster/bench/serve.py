@@ -90,7 +90,10 @@ class ServeOptions:
         if self.max_concurrency is not None and self.max_concurrency < 1:
             raise ValueError(f"--max-concurrency must be at least 1, got {self.max_concurrency}")
         if self.num_warmups < 0 or self.num_processes < 0:
-            raise ValueError("--num-warmups and --num-processes must not be negative")
+            raise ValueError(
+                "--num-warmups and --num-processes must not be negative, got "
+                f"{self.num_warmups} and {self.num_processes}"
+            )
         for text in self.headers:
             if "=" not in text:
                 raise ValueError(f"--header must be KEY=VALUE, got {text!r}")

@@ -85,7 +85,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.common = COMMON
     parser.epilog = (
         f"The environment variable {API_KEY} sets API keys, separated by commas, in addition to "
-        "those of --api-key-file. Unlike --api-key it is not visible in the process list."
+        "those of --api-key-file. Unlike --api-key, it is not visible in the process list."
     )
     parser.add_argument(
         "model",

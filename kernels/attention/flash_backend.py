@@ -97,7 +97,7 @@ def _is_supported(head_dim: int, settings: AttentionSettings, major: int) -> boo
 class FlashAttention(CapturableBackend):
     """FlashAttention 4 for extends with at least `MIN_QUERIES` queries, otherwise Triton.
 
-    Steps on CUDA graphs, chunked attention and shorter rows run on Triton.
+    Steps with CUDA graphs, chunked attention and shorter rows run on Triton.
 
     Args:
         attend: the library's function.

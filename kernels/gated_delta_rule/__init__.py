@@ -4,7 +4,7 @@ For each position, with key k, value v, query q, log decay g <= 0 and step size 
 
     S = S * exp(g);  S = S + k (b * (v - S^T k))^T;  o = S^T q
 
-Each head has one decay, or one per dimension of its keys (Kimi Delta Attention, see
+Each head has one decay, or one per dimension of its keys (Kimi Delta Attention; see
 `kernels/kimi_delta_attention`).
 
 `gated_delta_net` computes a whole layer except for its projections. On CUDA, a step whose rows have

@@ -52,8 +52,8 @@ def advance_by_pieces(
     *,
     least_tokens: int,
 ) -> None:
-    """Launches grids of (pieces, heads) and of (rows, heads, blocks of columns), for rows of
-    `least_tokens` tokens or more: writes their outputs to out [T, H * V], and their states."""
+    """Launches two grids: (pieces, heads) and (rows, heads, blocks of columns), for rows with at
+    least `least_tokens` tokens. Writes the outputs to out [T, H * V] and updates the states."""
     num_tokens, num_heads, value_dim = inputs.v.shape
     num_rows, num_pieces, key_dim = len(rows.slots), len(rows.piece_rows), layer.key_dim
     channels = cache.conv.shape[2]

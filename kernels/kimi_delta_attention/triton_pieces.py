@@ -62,9 +62,9 @@ def advance_by_pieces(
     *,
     least_tokens: int,
 ) -> None:
-    """Launches grids of (pieces, heads), of (pieces, heads, blocks of positions), of (pieces,
-    heads) and of (rows, heads, blocks of columns), for rows of `least_tokens` tokens or more:
-    writes their outputs to out [T, H * V], and their states."""
+    """Launches four grids: (pieces, heads), (pieces, heads, blocks of positions), (pieces, heads)
+    and (rows, heads, blocks of columns), for rows with at least `least_tokens` tokens. Writes the
+    outputs to out [T, H * V] and updates the states."""
     num_heads, key_dim, value_dim = len(layer.log_rate), layer.key_dim, len(layer.norm)
     num_tokens, num_pieces = len(x), len(rows.piece_rows)
     sizes = {

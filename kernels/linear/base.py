@@ -10,8 +10,8 @@ import torch
 from kernels.quantize_fp8.base import Fp8Inputs
 
 WeightCode = Literal["e4m3", "e2m1", "int8", "uint4", "uint4b8", "uint8", "uint8b128"]
-"""Kinds of codes of quantized weights: floats, by bits of exponent and mantissa, or integers, from
-which 8 or 128 is subtracted if the name ends with it."""
+"""Storage formats of quantized weights. Floats are named by their exponent and mantissa bits.
+Integers with the suffix b8 or b128 are stored with that bias."""
 HALF_BYTES: frozenset[WeightCode] = frozenset({"e2m1", "uint4", "uint4b8"})
 """Kinds of 4-bit codes, two per byte, the first one in the low bits."""
 

@@ -126,7 +126,7 @@ _PROBLEMS = {
     "401": "No valid API key",
     "403": "Not allowed for this API key",
     "404": "Unknown model",
-    "408": "Timeout receiving the body",
+    "408": "Timed out while receiving the request body",
     "413": "The body is too large",
     "415": "Unsupported content type or encoding",
     "429": "A queue is full, or a limit of the key is reached",

@@ -19,7 +19,7 @@ from worker.protocol.structured import StructuredOutputsParams
 logger = logging.getLogger(__name__)
 
 SUBMIT_TIMEOUT_S = 10.0
-"""Seconds after which a call without a reply has failed."""
+"""Timeout of a call in seconds."""
 
 ABORT_RETRY_S = 1.0
 """Seconds until aborts of a failed call are sent again, if no other call is made before."""

@@ -33,7 +33,7 @@ class WorkerTable:
     work_tokens: Floats
     """Uncomputed prompt tokens of the requests in the report."""
     work_attended: Floats
-    """Number of pairs of one of the `work_tokens` and a position it attends to."""
+    """Number of (token, attended position) pairs, over all `work_tokens`."""
     work_steps: Floats
     """Steps that prefill `work_tokens`; half a step if only decodes run."""
     work_first_chunks: Floats

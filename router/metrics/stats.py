@@ -17,19 +17,20 @@ TOKEN_TIME_BUCKETS = (
     0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4,
     0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
 )  # fmt: skip
-"""Histogram bounds in seconds of times between tokens: vLLM's, and finer ones below its first."""
+"""Histogram buckets for the time between tokens, in seconds: vLLM's, and finer ones below its
+first."""
 REQUEST_BUCKETS = (
     0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0,
     120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
-"""Histogram bounds in seconds of request times: vLLM's, and finer ones below its first."""
+"""Histogram buckets for request times, in seconds: vLLM's, and finer ones below its first."""
 STAGE_BUCKETS = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
     60.0, 160.0, 640.0,
 )  # fmt: skip
-"""Histogram bounds in seconds of parts of the time to first token."""
+"""Histogram buckets for the stages of TTFT, in seconds."""
 TOKEN_COUNT_BUCKETS = tuple(float(4**power) for power in range(11))
-"""Histogram bounds of numbers of tokens."""
+"""Histogram buckets for numbers of tokens."""
 
 
 @dataclass(slots=True)

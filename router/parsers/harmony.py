@@ -244,7 +244,7 @@ class HarmonyParser:
             yield from self._emit(body)
 
     def _begin(self, function: str) -> Iterator[Piece]:
-        """Starts a call, unless it exceeds the maximum."""
+        """Starts a call, unless it exceeds the maximum number of calls."""
         self._function, self._header = "", ""
         self._num_native_calls += 1
         if not (self._single_call and self._num_native_calls > 1):

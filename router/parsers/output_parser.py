@@ -247,7 +247,8 @@ class OutputParser:
         return watched
 
     def _may_begin_thought(self) -> bool:
-        """Whether the buffer may start with a marker of reasoning, and there was no content."""
+        """Whether the buffer may start with a reasoning marker and no content has been produced
+        yet."""
         if self._has_content or self._thoughts is None:
             return False
         begun, markers = self._buffer.lstrip(), self._thoughts.markers
@@ -371,13 +372,14 @@ class OutputParser:
             yield from self._given(call.arguments)
 
     def _called(self, name: str) -> Iterator[Piece]:
-        """Starts a call, unless it exceeds the maximum."""
+        """Starts a call, unless it exceeds the maximum number of calls."""
         self.num_calls += 1
         if not (self._single_call and self.num_calls > 1):
             yield Call(name)
 
     def _given(self, arguments: str) -> Iterator[Piece]:
-        """A piece of the current call's arguments, unless the call exceeds the maximum."""
+        """Yields a piece of the current call's arguments, unless the call exceeds the maximum
+        number of calls."""
         if arguments and not (self._single_call and self.num_calls > 1):
             yield CallArguments(arguments)
 

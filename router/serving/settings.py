@@ -90,7 +90,7 @@ class SharedSettings:
             self._apply(values)
 
     def read_soon(self) -> None:
-        """Makes `start` read the store again now, not only at its next turn."""
+        """Wakes `start`, so that it reads the store immediately instead of after its interval."""
         self._is_due.set()
 
     async def refresh(self) -> None:

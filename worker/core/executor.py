@@ -55,7 +55,7 @@ class Executor(ABC):
 
         Args:
             seq: number of the Plan; it has masked rows.
-            masks: int32 words for each row of `Plan.masked`, see `worker.plan.messages`.
+            masks: int32 words for each row of `Plan.masked` (see `worker.plan.messages`).
         """
 
     @property

@@ -41,12 +41,13 @@ class StepForecast:
         self.costs: StepCosts = self._model.costs
         """The last computed coefficients; initially a prior for any engine."""
         self._unsolved_s = -math.inf
-        """Duration of the steps observed since the coefficients were last computed; minus infinity
-        before the first time, which is triggered by `_FIRST_SOLVED`."""
+        """Total duration of the steps observed since the coefficients were last computed; minus
+        infinity until they are first computed, after `_FIRST_SOLVED` observations or with the first
+        step with drafts."""
         self._last = StepShape()
         self._num_sampled = 0
-        """Number of observed steps: all steps with prefill and a part of the others, see
-        `observe`."""
+        """Number of observed steps: all steps with prefill and a sample of the others (see
+        `observe`)."""
         self._num_drafting = 0
         """Number of steps with drafts; the first ones are all observed, and the coefficients are
         computed immediately."""

@@ -162,7 +162,7 @@ class WorkerFrontend:
         return str(broken.exception()) if not broken.cancelled() else "closed"
 
     async def attach(self, gateway_id: str) -> AsyncIterator[bytes]:
-        """Stream of encoded WorkerItems for one gateway, see `add`; detached when closed."""
+        """Stream of encoded WorkerItems for one gateway (see `add`); detached when closed."""
         attachment = Attachment()
         self.add(gateway_id, attachment)
         try:

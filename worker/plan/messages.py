@@ -30,7 +30,7 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
     kv_cache_dtype: str = ""
     """Data type of the KV cache if it differs from `dtype` ("fp8_e4m3"); otherwise empty."""
     startup: dict[str, float] = {}
-    """Seconds by phase until this message, see `worker.rank.rank.Rank`."""
+    """Seconds by phase until this message (see `worker.rank.rank.Rank`)."""
     process: int = 0
     """Id of the rank's process; 0 if it is the coordinator's, or if ranks are on several nodes."""
     page_groups: PageGroups = ONE_GROUP

@@ -17,7 +17,7 @@ class AdapterRef(msgspec.Struct, array_like=True, frozen=True):
     folder: str
     """Folder of the adapter on the workers' nodes."""
     version: str
-    """Digest of the content, see `worker.models.config.adapter_version`: other weights or another
+    """Digest of the content (see `worker.models.config.adapter_version`): other weights or another
     configuration have another version, under any name."""
 
 

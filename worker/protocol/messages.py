@@ -485,7 +485,7 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
     tensor_parallel_size: int = 1
     """Number of ranks."""
     startup: dict[str, float] = msgspec.field(default_factory=dict)
-    """Startup time in seconds, by phase, see `worker.rank.rank.Rank`; `launch`, added by the
+    """Startup time in seconds, by phase (see `worker.rank.rank.Rank`); `launch`, added by the
     frontend, is the remainder (processes, imports, other ranks)."""
     processes: dict[str, int] = msgspec.field(default_factory=dict)
     """Process ids by name, rank 0 first; only rank 0's if ranks are on several nodes."""

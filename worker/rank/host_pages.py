@@ -54,7 +54,7 @@ class Loads:
     """Events on CUDA before and after pieces that were launched together."""
 
     def run(self, until: float) -> None:
-        """Copies pieces until this time of `time.monotonic`, but at least one."""
+        """Copies at least one piece, then continues until `time.monotonic()` reaches `until`."""
         while not self.is_launched:
             self.is_launched = next(self.pieces, True) is not None
             if time.monotonic() >= until:
@@ -154,7 +154,8 @@ class HostPages(ABC):
 
     @abstractmethod
     def _run(self, loads: Loads, until: float) -> None:
-        """Copies pieces of loads until this time of `time.monotonic`, but at least one."""
+        """Copies at least one piece of loads, then continues until `time.monotonic()` reaches
+        `until`."""
 
     @abstractmethod
     def _wait(self, loads: Loads) -> None:

@@ -1,1 +1,1 @@
-"""`rayfleet bench agents`: closed loops of coding agents on any OpenAI-compatible endpoint."""
+"""`rayfleet bench agents` runs closed-loop coding agents against any OpenAI-compatible endpoint."""

@@ -52,7 +52,7 @@ def timeline(records: Sequence[Record], began: float) -> Result:
 def pace(records: Sequence[Record], arrivals: Sequence[float]) -> float:
     """Ratio of the completion rate to the arrival rate of requests; below 1 the queue grows.
 
-    Unlike throughput over a short time it does not depend on request latency.
+    Unlike throughput over a short interval, it does not depend on request latency.
     """
     ends = sorted(record.start + record.latency for record in records)
     first, last = (int(part * (len(ends) - 1)) for part in _MIDDLE)

@@ -51,12 +51,12 @@ def chat_of(
 class LabelTokens:
     """Tokens of labels as the first token of a reply.
 
-    They are found in two short chats, whose common last tokens all prompts must end with, so that
-    the labels have the same tokens there.
+    Determined from two short chats. All prompts must end with the tokens that both chats end
+    with, so each label has the same token in every prompt.
 
     Args:
         model: the model.
-        make_chat: creates the chat of a message.
+        make_chat: creates a chat that contains a message.
 
     Raises:
         ApiError: 501 if replies of the model start with reasoning.

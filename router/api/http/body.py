@@ -72,7 +72,9 @@ class Bodies:
             except ClientDisconnect:
                 raise bad_request("client disconnected before sending the complete body") from None
             except TimeoutError:
-                raise timed_out("timeout receiving the body: use a faster connection") from None
+                raise timed_out(
+                    "timed out while receiving the request body: retry, or send a smaller request"
+                ) from None
             yield payload
         finally:
             held.release()

@@ -49,7 +49,7 @@ def chat_messages(
 ) -> list[dict[str, Any]]:
     """Converts messages to the form that chat templates expect.
 
-    - content is a single string, in which a note replaces images and other parts than text;
+    - content is a single string, in which a note replaces images and parts other than text;
     - `tool_calls` is absent if empty, since templates test for the field; call arguments are
       objects, which templates write as JSON;
     - tool results have the tool's name;

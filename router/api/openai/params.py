@@ -75,7 +75,7 @@ def sampling_params(
     Args:
         request: the body of the request.
         defaults: default values by field of SamplingParams.
-        names: the client's field names where they differ, see `client_names`.
+        names: the client's field names where they differ (see `client_names`).
         vocab_size: size of the vocabulary in tokens.
         max_tokens: maximum tokens per completion; None for up to the model's context length.
         logprobs: number of top tokens to return per token; None for no log-probabilities.

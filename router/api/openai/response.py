@@ -171,7 +171,7 @@ class GenerationResponse(Response):
     async def _send_events(
         self, stream: ClientStream, send_part: Send, pings: Pings | None
     ) -> None:
-        """Sends the events of a stream, see `_send_stream`."""
+        """Sends the events of a stream (see `_send_stream`)."""
         generation, writer = self._generation, self._stream_writer
         chunk = writer.chunk
         clock = asyncio.get_running_loop().time

@@ -66,7 +66,8 @@ class FunctionTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     defer_loading: bool | None = None
-    """Ignored, as are the fields below: the prompt has all tools, and only the model calls them."""
+    """Ignored, like the fields below: all tools are always in the prompt, and only the model can
+    call them."""
     output_schema: dict[str, Any] | None = None
     allowed_callers: list[Literal["direct"]] | None = None
     run_async: Literal[False] | None = msgspec.field(default=None, name="async")
@@ -88,7 +89,8 @@ class CustomTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     description: str | None = None
     format: CustomFormat | None = None
     defer_loading: bool | None = None
-    """Ignored, as are the fields below: the prompt has all tools, and only the model calls them."""
+    """Ignored, like the fields below: all tools are always in the prompt, and only the model can
+    call them."""
     allowed_callers: list[Literal["direct"]] | None = None
     run_async: Literal[False] | None = msgspec.field(default=None, name="async")
 

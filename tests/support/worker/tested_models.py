@@ -1,7 +1,7 @@
 """Collects from the tests' marks what they check of each family, for `rayfleet models`.
 
-A mark has the checks, the checkpoints, and the reference of the results, unless it is that of the
-specimens:
+A mark has the checks, the checkpoints, and the references of the results ("A and B"), unless they
+are those of the specimens:
 
     @pytest.mark.checks("alone", of=SPECIMENS)
     @pytest.mark.checks(formats=LAYOUTS, of="Qwen3MoeForCausalLM", against="...")
@@ -62,7 +62,8 @@ def read_tests() -> Record:
             for check in mark.args:
                 assert check in CHECKS, f"unknown check {check}: use one of {', '.join(CHECKS)}"
                 against = checks.setdefault(family, {}).setdefault(check, set())
-                against.add(mark.kwargs.get("against") or SPECIMENS[name].reference)
+                reference = mark.kwargs.get("against") or SPECIMENS[name].reference
+                against.update(reference.split(" and "))
         for name in mark.kwargs.get("formats", ()):
             row = formats.setdefault(name, {"of": set(), "against": set()})
             row["of"] |= set(families.values())

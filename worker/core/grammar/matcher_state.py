@@ -135,7 +135,7 @@ class MatcherState:
             return GrammarProblem(str(error), 400)
         except Exception as error:
             # A library's error with one grammar must not crash the whole group.
-            logger.exception("error in a grammar")
+            logger.exception("internal error while advancing a grammar")
             return GrammarProblem(shortened(f"structured_outputs: internal error: {error}"), 500)
         took = time.thread_time() - began
         self.is_slow = took > SLOW_S

@@ -65,7 +65,8 @@ class Admission:
     preempted for one that was just admitted. The reserve is empty while nothing runs, so any
     request that passed the frontend's validation fits.
 
-    A request without a free slot or pages preempts running ones that it outranks by the gap.
+    A request without a free slot or pages preempts running ones that it outranks by at least
+    the gap.
 
     Requests are tried one by one, each with the room left by those before it: `_placement`
     decides without side effects, `_take` carries the decision out.
@@ -113,7 +114,7 @@ class Admission:
             headroom: numbers of tokens and requests for which the step has room.
             now: the scheduler's clock, in seconds.
             running_level: highest level of running prefills, -1 if there are none; requests that it
-                outranks by the gap wait.
+                outranks by at least the gap are not admitted.
             is_shared: whether running prefills also need some of the step's tokens.
         """
         # Check for requests to admit and for room. An oversize request may run alone even if there

@@ -14,16 +14,17 @@ MAX_PROGRESS = 64
 
 
 class PriorityPreemption:
-    """Selects victims among requests outranked by the gap: least urgent first, then cheapest.
+    """Selects victims among requests outranked by at least the gap: least urgent first, then
+    cheapest.
 
     The cheapest has the fewest tokens to recompute; tokens that can be loaded from host memory are
     weighted by the time of the copy. Victims are only selected if they free enough: immediately, or
     in the next step if one of them has a row in flight.
 
     Two requests cannot preempt each other alternately: a running request keeps the level with which
-    it was admitted, and its preemptor exceeds that by the gap, which is more than a deadline can
-    add. Repeated work is bounded: after each preemption, a request must get twice as many tokens,
-    up to MAX_PROGRESS, before it can be preempted again.
+    it was admitted, and its preemptor exceeds that by at least the gap, which is more than a
+    deadline can add. Repeated work is bounded: after each preemption, a request must get twice as
+    many tokens, up to MAX_PROGRESS, before it can be preempted again.
     """
 
     def __init__(self, state: SchedulerState, host_loads: HostLoadPolicy | None) -> None:
@@ -35,7 +36,7 @@ class PriorityPreemption:
         self._host_loads = host_loads
 
     def is_possible(self, level: int) -> bool:
-        """Whether a request of this level outranks a running one by the gap."""
+        """Whether a request of this level outranks a running one by at least the gap."""
         return bool(
             self.gap and len(self._running) and self._running.last().level <= level - self.gap
         )
@@ -72,8 +73,9 @@ class PriorityPreemption:
         return found
 
     def _resume_cost(self, request: Request, loses_pages: bool) -> int:
-        """Number of tokens that a victim would recompute: those after its cached pages and, if the
-        pages are evicted, their tokens or the equivalent of loading them from the host."""
+        """Number of tokens to recompute when a victim resumes: those after its cached pages plus,
+        if the pages are evicted, the cached ones (or the equivalent cost of loading them from host
+        memory)."""
         assert request.lease is not None
         num_cached = request.lease.num_cached_pages * self._page_size
         loose_end = request.num_computed - num_cached

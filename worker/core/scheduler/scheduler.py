@@ -110,7 +110,7 @@ class Scheduler:
         if present is not None:
             if submit.attempt <= present.attempt:
                 logger.warning(
-                    "ignoring attempt %d, attempt %d is running or queued",
+                    "ignoring submit of attempt %d: attempt %d is already queued or running",
                     submit.attempt,
                     present.attempt,
                     extra={"request_id": submit.request_id},

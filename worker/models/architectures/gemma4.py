@@ -345,5 +345,5 @@ class Gemma4ForCausalLM(SharingModel):
         return self.build_mlp(self.config.intermediate_size * (2 if is_wide else 1))
 
     def has_keys_as_values(self, index: int) -> bool:
-        """Full-attention layers may have keys as values."""
+        """Whether the layer uses its keys as values; only full-attention layers may."""
         return self.config.windows[index] is None and bool(self.extra("attention_k_eq_v"))

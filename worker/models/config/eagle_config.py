@@ -187,6 +187,6 @@ def _check(eagle: EagleConfig, model: ModelConfig) -> None:
     ):
         if is_needed and not has and find_shape(head.folder, ".weight") is not None:
             raise ValueError(
-                f"{name}.weight is missing, and the model's has a different size: download the "
-                "head again"
+                f"{name}.weight is missing from the head, and the model's {name} has a different "
+                "size: download the head again"
             )

@@ -166,7 +166,8 @@ def _check_entry(name: str, entry: object) -> int:
             if dtype not in _FLOATS:
                 raise ValueError(
                     f"{name:.200} in {WEIGHTS_NAME} has type {dtype:.20}, but only "
-                    f"{', '.join(sorted(_FLOATS))} are supported"
+                    f"{', '.join(sorted(_FLOATS))} are supported: save the adapter in one "
+                    "of these types"
                 )
             return end
     raise ValueError(

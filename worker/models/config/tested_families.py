@@ -18,7 +18,7 @@ CHECKS: Mapping[str, str] = {
     "batched": "concurrent requests",
     "prefix hit": "prompts with cached prefixes",
     "chunks": "prompts in chunks of 32 tokens",
-    "scarce": "preemptions by a KV cache that is too small for all requests",
+    "scarce": "preemption because the KV cache is too small for all requests",
     "TP 2": "two ranks",
     "EP 2": "two ranks, each of which holds half of the experts",
     "mutations": "each feature of the family, broken on purpose, changes the logits",

@@ -101,9 +101,9 @@ class AdapterTensors:
             found = self._file.get_slice(f"{_PREFIX}{module}{_BASE}").get_shape()
             if tuple(found) != shape:
                 raise ValueError(
-                    f"{module} in {WEIGHTS_NAME} has shape {list(found)}, but the model's has "
-                    f"{list(shape)}: adapters with another vocabulary are not supported; merge the "
-                    "adapter into the model"
+                    f"{module} in {WEIGHTS_NAME} has shape {list(found)}, but the model's "
+                    f"{module} has {list(shape)}: adapters with another vocabulary are not "
+                    "supported; merge the adapter into the model"
                 )
 
 

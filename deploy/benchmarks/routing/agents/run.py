@@ -1,4 +1,4 @@
-"""Benchmark `router --agents`: closed loops of coding agents, with and without the session gate."""
+"""Benchmark `router --agents` runs closed-loop coding agents with and without the session gate."""
 
 from __future__ import annotations
 

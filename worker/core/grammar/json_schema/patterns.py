@@ -113,7 +113,7 @@ class _Reader:
         return (self._any if starts_free else "") + middle + (self._any if ends_free else "")
 
     def _is_end_anchor(self) -> bool:
-        """Consumes `$` if it ends the sequence."""
+        """Whether a `$` that ends the sequence comes next; consumes it."""
         if self.text[self.at] != "$" or self.text[self.at + 1 : self.at + 2] not in ("", "|", ")"):
             return False
         self.at += 1
