@@ -89,7 +89,7 @@ def prepare(
     Raises:
         ValueError: RAY_AUTH_MODE is set to something other than "token", or an address in
             TRUSTED_PROXIES_VARIABLE is malformed.
-        RuntimeError: Ray Serve was imported before; its settings cannot be changed any more.
+        RuntimeError: Ray Serve was imported before; its settings cannot be changed anymore.
     """
     if "ray.serve" in sys.modules:
         raise RuntimeError("the environment must be prepared before ray.serve is imported")

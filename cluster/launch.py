@@ -122,7 +122,7 @@ class LocalFleet:
             raise
 
     def update(self, config: ServeConfig) -> None:
-        """Replaces all gateways and workers by those of `config`, with the same host and port.
+        """Replaces all gateways and workers with those of `config`, with the same host and port.
 
         Returns when the new ones are running; old ones may still be finishing streams.
 

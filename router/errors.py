@@ -103,7 +103,7 @@ class ApiError(Exception):
 
 @contextmanager
 def renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """Replaces the field name in errors raised within the block by the client's name for it."""
+    """Replaces the field name in errors raised within the block with the client's name for it."""
     try:
         yield
     except ApiError as error:

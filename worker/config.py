@@ -121,7 +121,7 @@ class CacheConfig:
     enable_prefix_caching: bool = True
     """Prefix caching: keep computed KV pages and reuse them for prompts with the same prefix."""
     host_cache_gib: float | None = None
-    """KV offloading: host memory in GiB per worker (all ranks together) for pages evicted from the
+    """KV offloading: host memory in GiB per worker (total for all ranks) for pages evicted from the
     prefix cache, which are copied back instead of recomputed; 0 disables it. On CUDA, an equal
     share of the node's free memory per GPU if unset, at most twice the KV cache on the device."""
     host_cache_policy: HostCachePolicy = field(default="auto", metadata=IN_SCHEDULER_CONFIG)

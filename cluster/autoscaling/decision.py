@@ -15,7 +15,7 @@ _BAND = 0.1
 """Tolerance around a number of workers: n workers suffice for a need of up to (1 + 0.1) n, and some
 are stopped only if the rest suffices for a need that is larger by 1 / (1 - 0.1)."""
 _STEP = 0.2
-"""Minimum relative change of the number of workers, if that is more than one worker. A load that
+"""Minimum relative change in the number of workers, if that is more than one worker. A load that
 grows and shrinks eightfold within a day changes the number 2 ln 8 / ln 1.2 = 23 times."""
 _AMPLE = 0.6
 """Maximum utilization of fewer workers, relative to the targets, at which they are more than

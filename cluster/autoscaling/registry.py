@@ -40,7 +40,7 @@ class LoadRegistry:
         self._reported: dict[str, _Reported] = {}
 
     def replace(self, series: Mapping[str, Mapping[Any, Sequence[Any]]], now: float) -> None:
-        """Replaces all reports by those of the running gateways.
+        """Replaces all reports with those of the running gateways.
 
         Args:
             series: Serve's time series by name of the metric and replica.

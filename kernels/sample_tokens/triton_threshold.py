@@ -185,8 +185,8 @@ def _collect(
     logits, length, candidates, best, floor, temperature, k_bucket, first, last,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Stores the logits in the bucket of the k-th largest one, and in those in which the nucleus
-    may end; returns their number, which may exceed CAPACITY."""
+    """Collects the logits that fall into the bucket of the k-th largest one, or into a bucket in
+    which the nucleus may end; returns their number, which may exceed CAPACITY."""
     number = tl.full((), 0, tl.int32)
     for start in range(0, length, BLOCK):
         column = start + tl.arange(0, BLOCK)

@@ -9,7 +9,7 @@ from kernels.registry import op
 
 @op
 def soft_cap_(logits: torch.Tensor, cap: float) -> torch.Tensor:
-    """Replaces each element x of fp32 logits [R, V] by cap * tanh(x / cap), in place; returns the
+    """Replaces each element x of fp32 logits [R, V] with cap * tanh(x / cap), in place; returns the
     same tensor."""
     return logits.div_(cap).tanh_().mul_(cap)
 

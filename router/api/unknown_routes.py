@@ -25,7 +25,7 @@ _UNSUPPORTED = {
     "/v1/vector_stores": "vector stores of OpenAI",
     "/v1/videos": "video generation (OpenAI)",
 }
-"""Unsupported routes of other servers, including routes below them, with their purpose."""
+"""Route prefixes of other servers that are not supported here, and what they are for."""
 _VERSION = "/v1"
 _SIMILARITY = 0.85
 """Minimum difflib ratio at which another route is suggested: one or two letters of a path."""

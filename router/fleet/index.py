@@ -64,7 +64,7 @@ class PrefixIndex:
         return 0 if slot is None else self._held[slot][tier == "host"]
 
     def replace(self, worker_id: str, stored: Iterable[BlockStored]) -> None:
-        """Replaces all blocks of a worker by `stored`."""
+        """Replaces all blocks of a worker with `stored`."""
         self.drop(worker_id)
         self.apply(worker_id, stored)
 

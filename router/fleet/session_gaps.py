@@ -24,7 +24,7 @@ _MOST = 0.9
 _SHARED_WEIGHT = 8.0
 """Weight of the gaps of all sessions, in gaps of the session itself."""
 _MAX_COUNT = 4096.0
-"""Sum of counts at which all are halved, so that the histogram adapts to changes of the load."""
+"""Sum of counts at which all are halved, so that the histogram adapts to changes in the load."""
 
 
 class GapHistogram:

@@ -53,7 +53,7 @@ class KeyUse:
         self.change(entry)
 
     def change(self, entry: KeyEntry) -> None:
-        """Replaces the key's permissions and limits by those of `entry`."""
+        """Replaces the key's permissions and limits with those of `entry`."""
         self.entry = entry
         self._limits = Limits.of(entry)
         self._requests.per_minute = entry.requests_per_minute

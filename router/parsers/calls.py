@@ -173,7 +173,7 @@ def _python_call(node: ast.expr) -> ToolCall | None:
 
 
 class _Constants(ast.NodeTransformer):
-    """Replaces JSON's constants by Python's."""
+    """Replaces JSON's constants with Python's."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         """Replaces a name if it is a constant."""

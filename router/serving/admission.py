@@ -1,4 +1,4 @@
-"""AdmissionRules: changes of the workers' admission rules by an operator, shared by all
+"""AdmissionRules: changes to the workers' admission rules by an operator, shared by all
 gateways."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from worker.protocol.admission import AdmissionChange
 class AdmissionRules:
     """Changes to the workers' admission rules, which this gateway sends to its workers.
 
-    The store is authoritative. It has one value per rule, so that concurrent changes of different
+    The store is authoritative. It has one value per rule, so that concurrent changes to different
     rules at several gateways do not undo each other.
 
     Args:

@@ -123,7 +123,7 @@ class ServedModel:
         return None if entrance is None else entrance.listing(limit)
 
     async def start(self) -> None:
-        """Connects to the workers, and tracks changes of their set."""
+        """Connects to the workers, and tracks changes to their set."""
         await self.admission.start()
         await self.adapters.start()
         self._transport.watch_workers(self._set_workers)
@@ -279,7 +279,7 @@ class ServedModel:
                 self._placer.resolved(worker_id)
 
     def _notify_admission(self, change: AdmissionChange) -> list[str]:
-        """Sends a change of admission rules to all attached workers; returns their ids."""
+        """Sends a change to admission rules to all attached workers; returns their ids."""
         return [
             worker_id
             for worker_id, channel in self._channels.items()

@@ -238,8 +238,7 @@ class PromptEncoder:
 
         Args:
             prompt_of: creates the prompt of a chat by its index; called in a thread. Chats for
-            which
-                it raises ApiError do not fit.
+                which it raises ApiError do not fit.
             number: number of chats.
             max_tokens: maximum tokens of a prompt that fits.
             owner: name of the API key.

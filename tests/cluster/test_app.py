@@ -72,7 +72,7 @@ def test_a_serve_config_is_waited_for_and_a_person_is_not_kept_waiting() -> None
 
 
 def test_options_of_actors_in_a_serve_config_lose_nothing_of_ours() -> None:
-    """Serve replaces the code's `ray_actor_options` by these, without merging."""
+    """Serve replaces the code's `ray_actor_options` with these, without merging."""
     path = ROOT / "deploy" / "serve" / "gpu.yaml"
     [application] = yaml.safe_load(path.read_text())["applications"]
     endpoint = "http://collector:4318/v1/traces"

@@ -37,7 +37,7 @@ from worker.protocol.slo import Slo
 INFO = EngineInfo("m", 64, 128, 32, 4, 8, [2], "salt", startup={"launch": 1.0})
 CASES = Path(__file__).with_name("alerts.test.yml")
 RUNBOOK = "deploy/monitoring/RUNBOOK.md"
-"""Base of all links; the chart replaces it by the published page."""
+"""Base of all links; the chart replaces it with the published page."""
 
 
 def own(content_type: str) -> bytes:

@@ -193,6 +193,8 @@ async def test_what_a_model_does_not_support(rig: Rig) -> None:
         ("/v1/embeddings", {"input": "x" * 300}, "maximum context length is 256"),
         ("/v1/embeddings", {"input": "x", "temperature": 1}, "unknown field temperature"),
         ("/score", {"text_1": ["a", "b"], "text_2": ["c"]}, "got 2 queries for 1 documents"),
+        ("/score", {"text_1": "a", "queries": "b"}, "set exactly one of text_1 and queries"),
+        ("/score", {"text_1": "a"}, "set exactly one of text_2 and documents"),
         ("/v2/embed", {}, "texts is missing"),
         ("/v2/embed", {"inputs": [{"content": []}]}, "use texts"),
         ("/v2/embed", {"texts": []}, "texts must not be empty"),

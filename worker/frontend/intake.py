@@ -135,7 +135,7 @@ def reject_early(
     """Early 429 if the queue is full of requests of at least equal urgency, otherwise None.
 
     The load is one step old. Submits sent since then count as waiting, so that bursts between two
-    reports are limited. Replacing a queued request by a more urgent one is left to the scheduler.
+    reports are limited. Replacing a queued request with a more urgent one is left to the scheduler.
 
     Args:
         submit: a new submit.

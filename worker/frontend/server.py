@@ -104,7 +104,7 @@ class WorkerFrontend:
         self._intake = Intake()
         self._engine: EngineConnection | None = None
         self._admission_change = AdmissionChange()
-        """All changes of admission options so far; sent again to rebuilt rank groups."""
+        """All changes to admission options so far; sent again to rebuilt rank groups."""
         self._last_ordinal = 0
         """Ordinal of the last submit sent to rank 0 in this epoch."""
         self._num_reports = 0

@@ -17,7 +17,7 @@ MAX_COUNT = 2**31 - 1
 """Maximum of every count: no worker has more tokens, requests or steps, and numbers of more than 64
 bits cannot be sent."""
 MIN_SHARE = 1e-3
-"""Minimum of `max_prefill_share`: about one token of a typical step of a thousand."""
+"""Minimum value of `max_prefill_share`: about one token in a typical 1,000-token step."""
 
 IN_SCHEDULER_CONFIG = {"within": "--scheduler-config"}
 """Metadata of options without a separate flag, set in the JSON object of another flag; see

@@ -150,7 +150,7 @@ class SubmitBatch(msgspec.Struct, kw_only=True, omit_defaults=True):
     dropped_grammars: list[str] = []
     """Keys of grammars that rank 0 may drop; they are sent again if a later submit needs them."""
     admission: AdmissionChange | None = None
-    """Change of the admission options, effective immediately."""
+    """Change to the admission options, effective immediately."""
     check_adapter: str = ""
     """Folder of a LoRA adapter to check, see SubmitReply; empty if there is none."""
     samplings: list[SamplingParams] = []

@@ -21,7 +21,7 @@ from worker.rank.sampling.logits_processors import table_bytes
 logger = logging.getLogger(__name__)
 
 _CPU_SHARE = 0.1
-"""Default fraction of the machine's available memory for the caches of all ranks together."""
+"""Default fraction of the machine's available memory for caches (total for all ranks)."""
 _CPU_MOST_BYTES = 4 << 30
 _STEADY_S, _AWAIT_S = 3.0, 60.0
 """Seconds without growth of free memory after which the memory in use is attributed to other

@@ -132,9 +132,11 @@ def check_blocks(config: EngineConfig, model: ModelConfig) -> None:
 
 def _check_canvases(config: EngineConfig, length: int) -> None:
     """Checks an engine's configuration for a model with canvases of this length."""
-    if 0 < config.scheduling.max_num_batched_tokens < length:
+    budget = config.scheduling.max_num_batched_tokens
+    if 0 < budget < length:
         raise ValueError(
-            f"--max-num-batched-tokens must be at least {length}, a canvas of this model"
+            f"--max-num-batched-tokens must be at least {length}, the canvas length of this model, "
+            f"got {budget}"
         )
     _check_not_speculative(config)
 

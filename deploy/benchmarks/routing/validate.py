@@ -40,7 +40,7 @@ class ValidateOptions:
     """Checkpoint folder; default: the demo model."""
     requests: int = 300
     """Number of requests in the comparison, and in the calibration before it."""
-    utilisation: float = 0.6
+    utilization: float = 0.6
     """Target utilization of the engine, which sets the rate of requests."""
     output_len: int = 8
     """Tokens that each request generates."""
@@ -48,8 +48,8 @@ class ValidateOptions:
     """Random seed of prompts and arrival times."""
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.utilisation < 1.0:
-            raise ValueError(f"--utilisation must be in (0, 1), got {self.utilisation}")
+        if not 0.0 < self.utilization < 1.0:
+            raise ValueError(f"--utilization must be in (0, 1), got {self.utilization}")
         if self.requests < 1:
             raise ValueError(f"--requests must be at least 1, got {self.requests}")
 
@@ -66,7 +66,7 @@ def run_validate(options: ValidateOptions) -> Result:
         info = engine.info
         warm = _arrivals(options, options.validate_seed + 10**6, rate=1e9)
         busy_s = engine.replay(warm)[1]
-        rate = options.utilisation * options.requests / busy_s
+        rate = options.utilization * options.requests / busy_s
         costs = engine.calibrated()
         arrivals = _arrivals(options, options.validate_seed, rate)
         real = engine.replay(arrivals)[0]

@@ -112,13 +112,14 @@ class LabelTokens:
         return found
 
     def check(self, prompts: Sequence[PromptBlocks]) -> None:
-        """Raises ApiError (400) if a prompt does not end as the chats do."""
+        """Raises ApiError (400) if a prompt does not end with the tokens after which the labels
+        were tokenized."""
         for prompt in prompts:
             end = memoryview(prompt.token_ids).cast("i")[-len(self._end) :].tolist()
             if not self._end or end != self._end:
                 raise bad_request(
                     "the chat template ends this prompt differently, so that the tokens of labels "
-                    "are unknown",
+                    "are unknown: remove chat_template_kwargs if set, or use another model",
                     "chat_template_kwargs",
                 )
 

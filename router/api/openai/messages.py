@@ -221,7 +221,7 @@ def _shorten_ids(messages: Sequence[dict[str, Any]]) -> None:
 
 
 def _index_ids(messages: Sequence[dict[str, Any]]) -> None:
-    """Replaces call ids by `functions.NAME:INDEX`, with the call's index in the chat."""
+    """Replaces call ids with `functions.NAME:INDEX`, with the call's index in the chat."""
     made: dict[str, str] = {}
     num_calls = 0
     for message in messages:

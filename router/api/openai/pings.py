@@ -56,7 +56,7 @@ class Pings:
             self._schedule(self._first_at)
 
     async def finish(self) -> None:
-        """Waits until a ping that is being sent has been sent."""
+        """Waits for the ping in flight, if any."""
         if self.task is not None:
             await self.task
             self.task = None

@@ -169,8 +169,8 @@ class PoolingRoutes:
         """POST /score: relevance of texts to others. Raises ApiError."""
         read = await self._read(request, ScoreRequest, _no_params, _DOCUMENTS)
         body = read.body
-        first = _texts(body.text_1, body.queries, "text_1")
-        second = _texts(body.text_2, body.documents, "text_2")
+        first = _texts(body.text_1, body.queries, ("text_1", "queries"))
+        second = _texts(body.text_2, body.documents, ("text_2", "documents"))
         first, second = await self._shortened(read, first, second)
         pairs = await self._run(read, lambda: pairs_of(read.info, first, second, body.instruction))
         return await self._respond(
@@ -401,10 +401,12 @@ def _check_packable(kinds: Sequence[CohereFormat], size: int) -> None:
         )
 
 
-def _texts(first: str | list[str] | None, second: str | list[str] | None, name: str) -> list[str]:
+def _texts(
+    first: str | list[str] | None, second: str | list[str] | None, names: tuple[str, str]
+) -> list[str]:
     """The texts of one of two synonymous fields. Raises ApiError (400) unless exactly one is
     set."""
     given = first if second is None else second
     if given is None or (first is not None and second is not None):
-        raise bad_request(f"set {name} or its synonym, but not both", name)
+        raise bad_request(f"set exactly one of {names[0]} and {names[1]}", names[0])
     return [given] if isinstance(given, str) else given

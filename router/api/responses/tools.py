@@ -127,7 +127,7 @@ def arguments_of(text: str) -> str:
 class InputText:
     """Decodes the input of a custom tool's call while its arguments arrive, in linear time.
 
-    Arguments in another form than `{"input": text}`, which models may write, are decoded at the
+    Arguments in a form other than `{"input": text}`, which models may write, are decoded at the
     end, as far as possible.
     """
 

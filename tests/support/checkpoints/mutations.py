@@ -86,7 +86,7 @@ def _swapped_norms(self: SandwichLayer, *args: Any) -> Any:
 def _keep_the_mean(
     x: torch.Tensor, residual: torch.Tensor | None, norms: tuple[Norm], eps: float, **_: Any
 ) -> tuple[tuple[torch.Tensor], torch.Tensor]:
-    """Replaces LayerNorm by root-mean-square norms with biases."""
+    """Replaces LayerNorm with root-mean-square norms with biases."""
     total = x if residual is None else x + residual
     normed = torch.nn.functional.rms_norm(total, total.shape[-1:], norms[0].weight, eps)
     bias = norms[0].bias

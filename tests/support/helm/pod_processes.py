@@ -74,7 +74,7 @@ os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 from ray.scripts.scripts import main
 sys.exit(main())
 """
-"""Ray's command on the pods' PATH. Ray replaces loopback by the machine's external address unless
+"""Ray's command on the pods' PATH. Ray replaces loopback with the machine's external address unless
 that variable is set; with it, Ray's own command rejects nodes that join, so it is only set for
 processes that the command starts."""
 

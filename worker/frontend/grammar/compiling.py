@@ -96,10 +96,10 @@ class GrammarCompilers:
             is_final = not isinstance(error, GrammarTooHeavy)
             return Verdict(problem=shortened(str(error)), is_final=is_final)
         except MemoryError:
-            return Verdict(problem="it needs too much memory", is_final=False)
+            return Verdict(problem="it needs too much memory: simplify it", is_final=False)
         except RuntimeError as error:
             if "bad_alloc" in str(error):
-                return Verdict(problem="it needs too much memory", is_final=False)
+                return Verdict(problem="it needs too much memory: simplify it", is_final=False)
             return Verdict(problem=shortened(str(error)))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             return Verdict(problem=shortened(f"it is malformed: {error}"))
@@ -130,7 +130,7 @@ def _probe(backend: GrammarBackend, payload: str, setting: Setting) -> None:
             return
         spent += filled - began + time.thread_time() - resumed
         if spent > PROBE_S:
-            raise GrammarTooHeavy("it is too ambiguous, which makes it too slow")
+            raise GrammarTooHeavy("it is ambiguous and too slow to match: simplify it")
 
 
 def _with_stderr(run: Callable[[], str]) -> tuple[str, str]:

@@ -142,7 +142,7 @@ class GrammarCompiler:
                 f"structured_outputs: {kind} takes longer than {self.seconds} s to compile: "
                 "simplify it"
             )
-        return GrammarTooHeavy(f"structured_outputs: {kind} needs too much memory")
+        return GrammarTooHeavy(f"structured_outputs: {kind} needs too much memory: simplify it")
 
     def _ready_process(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is not None:

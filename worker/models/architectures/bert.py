@@ -130,8 +130,8 @@ class BertModel(DecoderModel):
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
     ) -> torch.Tensor:
-        """Token ids [T] and positions [T] int64 to hidden states [T, hidden], or to those [S,
-        hidden] of the tokens in the context's `logits_indices`."""
+        """Maps token ids [T] and positions [T] int64 to hidden states [T, hidden], or to those
+        [S, hidden] of the tokens in the context's `logits_indices`."""
         places, types = self._tables.values()
         added = types[0] if ctx.token_types is None else types.index_select(0, ctx.token_types)
         hidden = self.embed(input_ids) + added

@@ -106,7 +106,8 @@ class TapReader(Protocol):
 
 
 class DecoderModel(ABC):
-    """A decoder-only language model on one rank; its weights are unset until they are loaded.
+    """A decoder-only language model on one rank; its weights are uninitialized until they are
+    loaded.
 
     Args:
         config: the model's configuration.
@@ -277,8 +278,8 @@ class DecoderModel(ABC):
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
     ) -> torch.Tensor:
-        """Token ids [T] and positions [T] int64 to hidden states [T, hidden] after the final norm,
-        or to those [S, hidden] of the tokens in the context's `logits_indices`."""
+        """Maps token ids [T] and positions [T] int64 to hidden states [T, hidden] after the final
+        norm, or to those [S, hidden] of the tokens in the context's `logits_indices`."""
         return self.forward_embedded(self.embed(input_ids), positions, ctx)
 
     def forward_embedded(

@@ -29,7 +29,7 @@ _LEAST_SQUARE = 1e-5
 
 class AltUp:
     """Alternating updates (arXiv 2301.13310): predicts all streams before a layer, and corrects
-    them by the layer's change of the active one.
+    them by the layer's change to the active one.
 
     Args:
         model: the model that the layer belongs to.
@@ -138,12 +138,12 @@ class Laurel:
 
 
 class SparseGelu:
-    """GELU of the gate's values that exceed a quantile of the normal distribution with their mean
-    and variance; smaller values give 0.
+    """GELU of the amount by which gate values exceed a cutoff, 0 below it. The cutoff is a quantile
+    of the normal distribution with the mean and variance of all gate values of the token.
 
     Args:
         sparsity: fraction of values below the quantile.
-        size: intermediate size on all ranks together.
+        size: intermediate size across all ranks.
         options: options of the model's layers.
     """
 

@@ -81,7 +81,7 @@ class GatedDeltaNet:
         if all_values % all_keys:
             raise ValueError(
                 f"linear_num_value_heads {all_values} in config.json is not a multiple of "
-                f"linear_num_key_heads ({all_keys}): fix it"
+                f"linear_num_key_heads ({all_keys}): make them consistent"
             )
         self._ratio = all_values // all_keys
         self._key_heads = divide(all_keys, world_size, "the number of linear key heads")

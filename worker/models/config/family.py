@@ -392,7 +392,7 @@ def rotary_size(family: FamilyConfig, rotary_dim: int | None = None) -> int:
         other = "".join(f" ({name})" for name, field in family.aliases if field == key)
         raise ValueError(
             f"{key}{other} {share}{given} in config.json are inconsistent with "
-            f"head_dim {head_dim}: fix it"
+            f"head_dim {head_dim}: make them consistent"
         )
     return size
 

@@ -38,7 +38,7 @@ class LatentFamilyConfig(FamilyConfig):
         if int((plain + rotary) * float(share or 0)) != rotary:
             raise ValueError(
                 f"partial_rotary_factor {share} in config.json is inconsistent with "
-                f"qk_nope_head_dim {plain} and qk_rope_head_dim {rotary}: fix it"
+                f"qk_nope_head_dim {plain} and qk_rope_head_dim {rotary}: make them consistent"
             )
         return plain + rotary
 
@@ -75,7 +75,8 @@ class LatentFamilyConfig(FamilyConfig):
             if value not in (None, sum(parts.values())):
                 others = " and ".join(f"{part} {size}" for part, size in parts.items())
                 raise ValueError(
-                    f"{key} = {value} in config.json is inconsistent with {others}: fix it"
+                    f"{key} = {value} in config.json is inconsistent with {others}: make them "
+                    "consistent"
                 )
         if self.qk_rope_head_dim % 2:
             raise ValueError(

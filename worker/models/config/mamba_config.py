@@ -59,7 +59,7 @@ def checked_mamba(
     if config.num_heads % config.num_groups:
         raise ValueError(
             f"{heads_key} {config.num_heads} in config.json is not a multiple of {groups_key} "
-            f"({config.num_groups}): fix it"
+            f"({config.num_groups}): make them consistent"
         )
     limits = [0.0, math.inf] if step_limit is None else list(map(_number, step_limit))
     if limits != [0.0, math.inf]:

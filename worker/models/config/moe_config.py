@@ -64,7 +64,7 @@ def checked(config: MoeConfig, top_k_key: str = "num_experts_per_tok") -> MoeCon
     if config.num_groups < 1 or config.num_experts % config.num_groups:
         raise ValueError(
             f"n_group {config.num_groups} in config.json does not divide num_experts "
-            f"({config.num_experts}): fix it"
+            f"({config.num_experts}): make them consistent"
         )
     allowed = config.num_experts // config.num_groups * config.top_k_groups
     if not 1 <= config.top_k <= allowed:
@@ -99,7 +99,8 @@ def listed_dense_layers(
     listed = frozenset(layer for layer, kind in enumerate(kinds) if kind == "dense")
     if first is not None and listed != leading:
         raise ValueError(
-            f"mlp_layer_types and first_k_dense_replace {first} in config.json disagree: fix it"
+            f"mlp_layer_types and first_k_dense_replace {first} in config.json disagree: make them "
+            "consistent"
         )
     return listed
 

@@ -57,7 +57,8 @@ class WeightSlot:
     full_shape: tuple[int, ...]
     """Shape in the checkpoint, or of one of its matrices if the tensor stacks several."""
     stacked: Stacked | None = None
-    """The matrix that is read from a tensor which stacks several; None for a tensor of one."""
+    """Which matrix to read from a tensor that stacks several; None if the tensor holds a single
+    matrix."""
     dim: int = 0
     """Dimension that is sliced."""
     start: int = 0
@@ -103,7 +104,8 @@ class WeightPart:
     """Number of rows in the checkpoint after which blocks of scales begin anew; 0 for none. A part
     is within one section."""
     stacked: Stacked | None = None
-    """The weight's place in tensors that stack several, as an expert's; None for separate ones."""
+    """The weight's place in tensors that stack several, as an expert's; None if each weight has its
+    own tensor."""
 
     def first_block(self, size: int) -> int:
         """Number of blocks of `size` rows or columns before this rank's slice."""

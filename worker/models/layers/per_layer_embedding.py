@@ -53,7 +53,7 @@ class PerLayerEmbedding:
         self._norm.multiply(self._norm.weight.new_full((1,), 0.5).sqrt())
 
     def forward(self, input_ids: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
-        """Token ids [T] and the model's embeddings of them [T, hidden] to the layers' inputs
+        """Maps token ids [T] and their model embeddings [T, hidden] to the layers' inputs
         [T, layers, size]."""
         if self._last_token is not None:
             input_ids = input_ids.masked_fill(input_ids > self._last_token, 0)
@@ -99,7 +99,7 @@ class PerLayerBlock:
         self._projection.process_after_loading()
 
     def forward(self, x: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
-        """x [T, hidden] and the layer's embeddings [T, size] to [T, hidden]."""
+        """Maps x [T, hidden] and the layer's embeddings [T, size] to [T, hidden]."""
         both = torch.cat((self._gate.forward(x), embedded), dim=-1)
         return self.norm.forward(self._projection.forward(self._activate(both)))
 

@@ -94,7 +94,7 @@ class _GenerationTag(Extension):
     tags = {"generation"}  # noqa: RUF012 - Jinja declares it as an instance attribute
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Replaces the block by its body."""
+        """Replaces the block with its body."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 

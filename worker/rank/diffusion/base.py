@@ -81,7 +81,7 @@ class BlockBatch:
     fixed: BoolArray
     """[N, B]: positions that have tokens of the prompt."""
     scored: BoolArray
-    """[N, B]: positions that have logits, which are in row-major order."""
+    """[N, B]: positions with logits; the logits are ordered by position, row-major."""
     rounds: npt.NDArray[np.int64]
     """[N]: completed rounds of each block."""
     params: BlockParams

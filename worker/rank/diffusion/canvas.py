@@ -2,9 +2,10 @@
 
 A canvas begins with random tokens. A round computes all its positions bidirectionally, samples
 tokens at a temperature that falls from round to round, keeps the samples of the positions with the
-lowest entropies, and replaces the others by new random tokens (transformers' EntropyBoundSampler).
-A canvas is finished, with the most likely tokens, after its last round, or earlier after a round
-with low entropy whose most likely tokens are the same as in the rounds before it.
+lowest entropies, and replaces the others with new random tokens (transformers'
+EntropyBoundSampler). A canvas is finished, with the most likely tokens, after its last round, or
+earlier after a round with low entropy whose most likely tokens are the same as in the rounds before
+it.
 """
 
 from __future__ import annotations

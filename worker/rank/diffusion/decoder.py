@@ -222,7 +222,7 @@ class BlockDecoder:
         return self._forward(plan, self._index_logits(blocks))
 
     def _step(self, blocks: Sequence[RunningBlock], hidden: torch.Tensor) -> None:
-        """Runs one step of the algorithms of blocks that are not over."""
+        """Runs one step of the algorithms for unfinished blocks."""
         by_name: dict[DllmAlgorithm, list[RunningBlock]] = {}
         guided: list[RunningBlock] = []
         for block in blocks:

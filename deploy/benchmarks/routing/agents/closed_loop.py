@@ -268,7 +268,7 @@ class ClosedLoop:
             self._push(self._now + load.grow(session), "turn", session)
 
     def _replace(self, session: AgentSession) -> None:
-        """Replaces a session that has ended: by a new one, or by the parent's next turn."""
+        """Replaces a finished session with a new one, or with the parent's next turn."""
         parent, load = session.parent, self._load
         if parent is None:
             later = float(load.random.exponential(_REPLACED_S))

@@ -157,9 +157,9 @@ class MiniMaxM3Config(FamilyConfig):
             self._set_sparse(table)
         if self.index_n_heads != self.kv_heads():
             raise ValueError(
-                f"the indexer has {self.index_n_heads} heads in config.json "
-                f"(index_n_heads or sparse_num_index_heads), but num_key_value_heads is "
-                f"{self.kv_heads()}: fix it"
+                f"num_key_value_heads is {self.kv_heads()}, but the indexer has "
+                f"{self.index_n_heads} heads (index_n_heads or sparse_num_index_heads): make them "
+                "equal in config.json"
             )
 
     def _set_sparse(self, table: dict[str, Any]) -> None:
@@ -180,7 +180,7 @@ class MiniMaxM3Config(FamilyConfig):
             )
         kinds = [_SPARSE if is_sparse else FULL for is_sparse in layers]
         if self.layer_types not in (None, kinds):
-            raise ValueError(f"layer_types and {key} in config.json disagree: fix it")
+            raise ValueError(f"layer_types and {key} in config.json disagree: make them consistent")
         self.layer_types = kinds
         self.index_n_heads = sparse.sparse_num_index_heads
         self.index_head_dim = sparse.sparse_index_dim

@@ -101,7 +101,9 @@ class KimiLinearConfig(LatentFamilyConfig):
             )
         kinds = [FULL if layer in full else LINEAR for layer in range(1, count + 1)]
         if self.layer_types not in (None, kinds):
-            raise ValueError("layer_types and linear_attn_config in config.json disagree: fix it")
+            raise ValueError(
+                "layer_types and linear_attn_config in config.json disagree: make them consistent"
+            )
         self.layer_types = kinds
 
     def layer_kind(self, index: int) -> str:

@@ -26,7 +26,7 @@ class HunYuanDenseV1Config(FamilyConfig):
     use_qk_norm: Yes = True
 
     def derive(self) -> None:
-        """Replaces `alpha` of dynamic rope scaling by the equivalent, larger base of the rotary
+        """Replaces `alpha` of dynamic rope scaling with the equivalent, larger base of the rotary
         embedding, which does not depend on the sequence length."""
         key = "rope_scaling" if self.rope_scaling else "rope_parameters"
         table = dict(getattr(self, key) or {})
@@ -135,7 +135,7 @@ class HYV3Config(FamilyConfig):
         if self.expert_hidden_dim not in (None, self.moe_intermediate_size):
             raise ValueError(
                 f"expert_hidden_dim {self.expert_hidden_dim} and moe_intermediate_size "
-                f"{self.moe_intermediate_size} in config.json disagree: fix it"
+                f"{self.moe_intermediate_size} in config.json disagree: make them consistent"
             )
         return MoeConfig(
             num_experts=self.num_experts,
