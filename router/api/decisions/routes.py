@@ -191,8 +191,6 @@ class DecisionRoutes:
             ApiError: a field is invalid, or no worker can run one of the reads.
         """
         account, body, model = asked.account, asked.body, asked.model
-        slo = None if body.slo is None or body.slo.is_empty else body.slo
-        account.check_slo(slo is not None)
 
         def read() -> tuple[LabelTokens, Sequence[Sequence[Sequence[int]]]]:
             tokens = LabelTokens(model, partial(chat_of, model, None, arguments))
@@ -217,8 +215,7 @@ class DecisionRoutes:
             feasibility=feasibility,
             cache_salt=body.cache_salt or "",
             priority=account.priority(body.priority),
-            slo=slo,
-            options=None,
+            slo=account.slo(body.slo),
         )
         make_chat = partial(chat_of, model, instructions, arguments)
         with renamed({"messages": names["prompt"]}):

@@ -14,6 +14,7 @@ from router.gateway import Gateway
 from router.keys import KeyEntry, KeyUse
 from router.serving import ServedModel
 from worker.protocol.messages import DEFAULT_PRIORITY
+from worker.protocol.slo import Slo
 
 _IN_SCOPE = "rayfleet.account"
 
@@ -135,12 +136,22 @@ class Account:
             )
         return requested
 
-    def check_slo(self, is_requested: bool) -> None:
-        """Raises ApiError (403) if an SLO is requested and the key does not allow it."""
-        if is_requested and self.key is not None and not self.key.slo:
+    def slo(self, requested: Slo | None) -> Slo | None:
+        """The SLO of the request; None if there is none.
+
+        Args:
+            requested: SLO that the client requests; one without any limit counts as none.
+
+        Raises:
+            ApiError: 403 if the key does not allow it.
+        """
+        if requested is None or requested.is_empty:
+            return None
+        if self.key is not None and not self.key.slo:
             raise ApiError(
                 403, "this API key does not allow SLOs", param="slo", code="slo_not_allowed"
             )
+        return requested
 
     def tenant(self, user: str | None, by: Tenancy) -> str:
         """Name of the request's tenant; empty for none.

@@ -73,7 +73,7 @@ class CheckedParams:
     priority: int
     """Scheduling priority, within what the API key allows."""
     slo: Slo | None
-    options: StreamOptions | None
+    options: StreamOptions | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -314,8 +314,7 @@ class CompletionRoutes:
             prompt_logprobs = logprobs  # echoed tokens are reported like generated ones
         options = params.stream_options(body)
         priority = account.priority(body.priority)
-        slo = None if body.slo is None or body.slo.is_empty else body.slo
-        account.check_slo(slo is not None)
+        slo = account.slo(body.slo)
         sampling = params.sampling_params(
             body,
             model.defaults,

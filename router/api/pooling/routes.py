@@ -295,16 +295,13 @@ class PoolingRoutes:
     ) -> GenerationResponse:
         """Encodes the prompts and creates the response; sending it runs the generation."""
         account, body, model = read.account, read.body, read.model
-        slo = None if body.slo is None or body.slo.is_empty else body.slo
-        account.check_slo(slo is not None)
         tenants = self._gateway.config.tenants
         checked = CheckedParams(
             model=model,
             feasibility=read.feasibility,
             cache_salt=body.cache_salt or "",
             priority=account.priority(body.priority),
-            slo=slo,
-            options=None,
+            slo=account.slo(body.slo),
         )
         encoded = await model.encoder.prompts(
             prompts,
