@@ -72,7 +72,7 @@ class DecisionLog:
                 WorkerSeen(
                     worker_id=worker.worker_id,
                     page_size=info.page_size,
-                    num_pages=info.max_total_tokens // info.page_size,
+                    num_pages=info.num_blocks,
                     max_num_seqs=info.max_num_seqs,
                     max_num_batched_tokens=info.max_num_batched_tokens,
                 )

@@ -30,9 +30,9 @@ PLAIN_TOKENS = 4096
 """Prompts below this length neither wait nor count. A coding agent's first prompt, with its
 instructions and tools, has 5,000 to 20,000 tokens."""
 IDLE = 0.25
-"""Fraction of time without requests above which a worker accepts one more session even if
-its cache is full: it has time to recompute evicted pages. Interactive sessions, with pauses of a
-minute, fill caches without keeping workers busy."""
+"""Fraction of time without requests, while some wait, above which a worker accepts one more session
+even if its cache is full: it has time to recompute evicted pages. Interactive sessions, with pauses
+of a minute, fill caches without keeping workers busy."""
 EXCEED_S = 10.0
 """Seconds between two such sessions: the prompt of the first must show up in the workers' reports
 before the next."""
@@ -115,7 +115,8 @@ class SessionGate:
         self._others: dict[str, int] = {}
         """Tokens of the live sessions of other gateways, by worker id."""
         self._idle: dict[str, IdleShare] = {}
-        """Fraction of the time without requests, by worker id."""
+        """Fraction of the time in which the worker has no requests although some wait at the gate,
+        by worker id."""
         self._waiting: list[Visit] = []
         self._first_returns = 1.0
         """Fraction of recent new contexts that had a second request."""
@@ -255,7 +256,8 @@ class SessionGate:
             self._others[worker_id] = load.session_tokens - local_tokens
         else:
             self._others.pop(worker_id, None)
-        is_idle = not (load.num_running or load.num_waiting or load.num_reserved)
+        is_busy = load.num_running or load.num_waiting or load.num_reserved
+        is_idle = bool(self._waiting) and not is_busy
         share = self._idle.get(worker_id)
         if share is None:
             share = self._idle[worker_id] = IdleShare(self._clock())
@@ -314,7 +316,7 @@ class SessionGate:
             context.has_returned = True
 
     def _find_room(self, visit: Visit) -> bool:
-        """Counts the visit on the worker with most room; False if none has enough."""
+        """Counts the visit on the worker with most room; False if none is ready or has enough."""
         now = self._clock()
         best, most, full = "", 0.0, list[str]()
         may_exceed = now - self._exceeded_at >= EXCEED_S
@@ -327,7 +329,7 @@ class SessionGate:
             elif not best or room > most:
                 best, most = worker.worker_id, room
         if not best:
-            return not full
+            return False
         if most < 0.0:
             self._exceeded_at = now
         visit.excluded = tuple(full)

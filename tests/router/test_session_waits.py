@@ -76,6 +76,22 @@ async def test_a_new_session_waits_for_room_and_a_chat_does_not(rig: Rig) -> Non
     assert len(rig.submits()) == 3
 
 
+async def test_waiting_sessions_are_not_admitted_when_the_last_worker_fails(rig: Rig) -> None:
+    """Its cache fits as many contexts as before when it is back."""
+    await started(rig, pages=60)
+    assert (await (await agent(rig, "a"))).status_code == 200
+    second = await agent(rig, "b")
+    third = await agent(rig, "c")
+    await rig.until(lambda: waiting(rig) == 2)
+    rig.workers[0].crash()
+    await rig.until(lambda: not rig.attached())
+    assert waiting(rig) == 2
+    rig.workers[0].send(rig.workers[0].snapshot())
+    assert (await second).status_code == 200
+    assert waiting(rig) == 1
+    third.cancel()
+
+
 async def test_the_wait_is_bounded_and_explained(rig: Rig) -> None:
     await started(rig, pages=60, max_session_wait_s=0.3)
     rig.workers[0].session_tokens = 10_000  # sessions of another gateway

@@ -290,7 +290,11 @@ class WorkerFrontend:
         if self._grammars is None:
             self._grammars = GrammarService(info)
         self._grammars.engine_changed()
-        self.load = LoadSnapshot(max_num_seqs=info.max_num_seqs)
+        self.load = LoadSnapshot(
+            num_free_pages=info.num_blocks,
+            num_total_pages=info.num_blocks,
+            max_num_seqs=info.max_num_seqs,
+        )
         self._processes = RankProcesses(info.processes)
         self._watchdog = StepWatchdog(self._step_timeout_s, self._processes.snapshot)
         if self._engine is not None and self._admission_change.given:

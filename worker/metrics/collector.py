@@ -193,9 +193,7 @@ def _cache_config(name: str, view: WorkerView) -> Metric:
         page_size = view.info.page_size
         config = {
             "block_size": str(page_size),
-            "num_gpu_blocks": str(
-                view.load.num_total_pages or view.info.max_total_tokens // page_size
-            ),
+            "num_gpu_blocks": str(view.info.num_blocks),
             "num_cpu_blocks": str(view.info.num_host_pages),
         }
         family.add_metric([view.model_name, view.worker_id], config)

@@ -504,6 +504,12 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
     adapters: list[AdapterRef] = []
     """LoRA adapters of the worker's configuration."""
 
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks that fit in the KV cache; a block has a page in each layer group."""
+        num_pages = self.num_pages or self.max_total_tokens // self.page_size
+        return num_pages // self.page_groups.num_groups
+
 
 class StepReport(msgspec.Struct, array_like=True, tag="step"):
     """Results of one engine step for all gateways, from rank 0 to its frontend."""

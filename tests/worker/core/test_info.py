@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from worker.config import EngineConfig
 from worker.core.info import begin_salt, build_engine_info
+from worker.core.scheduler import Scheduler, SchedulerConfig
 from worker.plan.messages import Hello
+from worker.protocol.page_groups import ONE_GROUP, PageGroups
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -31,6 +35,18 @@ def test_block_hashes_are_of_a_type_of_cache(tmp_path: Path) -> None:
 
     assert salt("bfloat16") == salt("bfloat16") != salt("float32")
     assert salt("bfloat16") != salt("bfloat16", "fp8_e4m3")
+
+
+@pytest.mark.parametrize("groups", [ONE_GROUP, PageGroups(num_full=1, num_window=2, window=32)])
+def test_the_size_of_the_cache_is_the_schedulers(tmp_path: Path, groups: PageGroups) -> None:
+    """Gateways get it from EngineInfo before the first step, and then from the scheduler."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    config = EngineConfig.of(model=str(tmp_path), load_format="dummy")
+    hello = Hello(0, 100, 256, 100, page_groups=groups, max_num_seqs=8, max_num_batched_tokens=32)
+    info = build_engine_info(config, [hello], "salt")
+    limited = config.with_limits(info.max_num_seqs, info.max_num_batched_tokens)
+    cache = Scheduler(SchedulerConfig.of(limited, info), lambda: 0.0).state.cache
+    assert info.num_blocks == cache.num_blocks == cache.num_allocatable
 
 
 def test_limits_default_to_the_devices(tmp_path: Path) -> None:

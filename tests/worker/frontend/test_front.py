@@ -73,6 +73,7 @@ async def test_the_snapshot_is_loading_then_ready(front: WorkerFrontend) -> None
     assert second.info is not None
     assert second.info.startup.keys() == {"launch"}, "this engine reports no phases"
     assert msgspec.structs.replace(second.info, startup={}) == INFO
+    assert second.load.num_free_pages == second.load.num_total_pages == INFO.num_blocks > 0
     engine.close()
 
 
