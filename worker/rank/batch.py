@@ -1,5 +1,5 @@
 """Batch: the inputs of one step as tensors, for eager steps and CUDA graphs alike. A step that runs
-on a graph is padded with rows of the tables' dummy slot; otherwise, there is no difference.
+on a graph is padded with rows of the tables' dummy slot; all else is the same.
 
     size                a graph of `size` rows, of one token (or one block) each
     size, num_tokens    a graph of `size` rows of any lengths, `num_tokens` tokens in all
@@ -84,14 +84,14 @@ class SamplingBatch:
     is_captured: bool = False
     """Whether sampling runs on a graph, which samples all rows, including padding."""
     sampled_rows: Sequence[int] | None = None
-    """Rows that the Plan samples if a graph samples all; None if these are all rows."""
+    """Indices of the Plan's sampled rows if a graph samples all rows; None if the Plan does too."""
     speculative: SpeculativeRows | None = None
     """Speculative rows, whose sampled tokens verify their drafts; None if there are none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """Inputs of one step: R rows of T tokens in all, and sampling inputs."""
+    """Inputs of one step with R rows and T tokens in total, and its sampling inputs."""
 
     rows: IntArray
     """[R, 4] on the host: slot, start, length, number of trailing positions that sample a token."""
@@ -124,9 +124,9 @@ class Batch:
     has_adapters: bool = False
     """Whether any token has a LoRA adapter."""
     selected_adapters: Tensors | None = None
-    """Adapters of the sampled tokens, as in `staged`; None if none has any or a graph samples."""
+    """Adapters of the sampled tokens, as in `staged`; None if there are none or a graph samples."""
     signal: torch.Tensor | None = None
-    """[C, hidden]: self-conditioning signal of the last rows if they are canvases, or None."""
+    """[C, hidden]: self-conditioning signal if the last rows are canvases; otherwise None."""
 
     @property
     def has_replay(self) -> bool:
@@ -471,7 +471,7 @@ def gather_inputs(
 
 
 def longest_row(batch: Batch, max_model_len: int) -> int:
-    """Maximum number of tokens of a row; an upper bound on a graph for rows of any length."""
+    """Number of tokens of the longest row; an upper bound on a graph for rows of any length."""
     if batch.num_tokens:
         return min(batch.num_tokens, max_model_len)
     return int(batch.rows[:, 2].max())
@@ -489,8 +489,8 @@ def _attention_inputs(
     *,
     is_eager: bool,
 ) -> AttentionInputs:
-    """Planned attention of a group's rows. Some queries may attend to a selection of tokens, and
-    some rows of an eager step may be computed in expanded form."""
+    """Attention metadata of a group's rows, planned by the backend. Some queries may attend to a
+    selection of tokens, and some rows of an eager step may be computed in expanded form."""
     whole, sparse, dense, expanded = parts, None, None, None
     if spec.top_k:
         parts, sparse = _split(parts, step.positions, spec.top_k)

@@ -62,8 +62,8 @@ def resolve_limits(
 
 
 def with_whole_prompts(config: EngineConfig, max_model_len: int, given: int) -> EngineConfig:
-    """The configuration for a bidirectional encoder, each of whose prompts is computed in one
-    step: a step has room for the longest one.
+    """The configuration for a bidirectional encoder, which computes each prompt in one step: a step
+    must have room for the longest one.
 
     Args:
         config: the configuration with all limits set.

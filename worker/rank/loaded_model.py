@@ -45,7 +45,7 @@ class LoadedModel:
     cache_dtype: torch.dtype | None
     """Data type of the KV cache, if it differs; otherwise None."""
     layout: KVCacheLayout
-    """KV caches and states of its layers."""
+    """KV caches and states of the model's layers."""
     attention: AttentionBackend
     """Attention backend."""
     adapters: RankAdapters | None
@@ -208,7 +208,7 @@ def _create_eagle_attention(
     dtype: torch.dtype,
     cache_dtype: torch.dtype | None,
 ) -> AttentionBackend:
-    """The attention backend of an EAGLE-3 head, whose layer is Llama's whatever the model's are."""
+    """The attention backend of an EAGLE-3 head, whose layer is always a Llama layer."""
     return create_attention_backend(
         "auto",
         AttentionSettings(

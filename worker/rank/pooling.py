@@ -1,8 +1,8 @@
 """Pooler: vectors of requests to a pooling model, from the hidden states of a step's rows.
 
-    last    the row that computes the last token has the vector
+    last    the row that computes the last token yields the vector
     mean    each row adds its hidden states to the sum of its slot
-    cls     the row that computes the first token leaves its hidden state in the slot
+    cls     the row that computes the first token stores its hidden state in the slot
 
 HAZARD(invariance): a vector must not depend on other rows, nor on how the prompt was divided into
 chunks. Sums over tokens are sums of integers; everything after them is computed in fp64.
@@ -108,7 +108,7 @@ class Pooler:
         self._requests: dict[int, tuple[PoolingParams, int]] = {}
         """Parameters and number of prompt tokens by slot."""
         self._second_texts: dict[int, int] = {}
-        """Index of the second text's first token by slot of a request with token types."""
+        """Index of the second text's first token, by slot of a request that has token types."""
         self._states: torch.Tensor | None = None
         """[slots, hidden]: sums in fixed point (mean), or hidden states of the first tokens
         (cls)."""

@@ -25,7 +25,7 @@ position by position, and can leave them unchanged, only in rows of up to 16 tok
 def check_engine(config: EngineConfig) -> ModelConfig:
     """Checks that a model can be served with this configuration, based on config.json.
 
-    Downloads the files of a Hub repository other than weights.
+    Downloads all files of a Hub repository except its weights.
 
     Returns:
         The model's configuration.

@@ -83,9 +83,9 @@ def _out_of_memory(error: torch.OutOfMemoryError, purpose: str, remedy: str) -> 
 class Rank:
     """One rank: `load`, `allocate`, then `launch` (and `sample`) for each Plan, then `close`.
 
-    It reports the seconds of each startup phase: connect (until all ranks have joined), download
-    (of a model from the Hub), load_weights, profile (the largest steps), capture (KV cache,
-    compiled kernels, CUDA graphs). Waiting for the coordinator's Start is not counted.
+    Reports the duration of each startup phase in seconds: connect (until all ranks have joined),
+    download (of a model from the Hub), load_weights, profile (the largest steps), capture (KV
+    cache, compiled kernels, CUDA graphs). Waiting for the coordinator's Start is not counted.
 
     Args:
         config: the group's engine configuration.

@@ -329,8 +329,8 @@ class ModelRunner:
         return hidden
 
     def compute_logits(self, hidden: torch.Tensor, tiles: LoraTiles | None = None) -> torch.Tensor:
-        """Hidden states of rows [R, hidden] to fp32 logits [R, vocab_size]; `tiles` has the rows by
-        LoRA adapter; None if no row has one."""
+        """Computes fp32 logits [R, vocab_size] from hidden states of rows [R, hidden]; `tiles` has
+        the rows by LoRA adapter, and is None if no row has one."""
         if self._adapters is None:
             return self.model.compute_logits(hidden)
         with self._adapters.of_logits(tiles, len(hidden)):
@@ -417,7 +417,7 @@ class ModelRunner:
         return hidden if logits_indices is None else hidden.index_select(0, logits_indices)
 
     def _run_blocks(self, batch: Batch, blocks: BlockStep | CanvasStep | None) -> torch.Tensor:
-        """Hidden states that running blocks or canvases need; without any, as `_run`."""
+        """Hidden states that running blocks or canvases need; as `_run` if there are none."""
         if isinstance(blocks, BlockStep) and blocks.ahead is not None:
             blocks.ahead.place(batch)
         if isinstance(blocks, CanvasStep) and blocks.signal is not None:
@@ -444,8 +444,8 @@ class ModelRunner:
         return self._run_canvases(batch, signal)
 
     def _run_canvases(self, batch: Batch, signal: torch.Tensor) -> torch.Tensor:
-        """Hidden states [T, hidden] of canvases with their signal [T, hidden]: on a graph if one
-        fits."""
+        """Hidden states [T, hidden] of canvases, given their signal [T, hidden]; runs on a graph if
+        one fits."""
         if batch.size is None:
             return self.run_model(replace(batch, signal=signal))
         assert self._canvas_graphs is not None, "a padded batch without graphs"

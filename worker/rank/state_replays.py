@@ -28,7 +28,7 @@ from worker.rank.state_rows import DraftRows
 from worker.rank.transfer import scatter
 
 _NOWHERE: Final = 1 << 62
-"""Position of a state without kept inputs; it is after every row, so that nothing is replayed."""
+"""Position of a state without kept inputs: after every row, so that nothing is replayed."""
 
 
 def num_replayed(config: EngineConfig, layout: KVCacheLayout) -> int:
@@ -123,7 +123,7 @@ class StateReplays:
             slots: [F]: slots of the rows that follow.
             starts: [F]: their first positions.
             positions: [F]: positions whose states are stored, if the replay passes them.
-            targets: [F]: indices in the state caches to which they are copied.
+            targets: [F]: indices in the state caches to which these states are copied.
         """
         states, count = self._positions[slots], self.num_tokens
         lengths = (starts - states).clamp(0, count)

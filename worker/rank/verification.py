@@ -105,8 +105,8 @@ class Acceptance:
     """[F] int64: index within the row of the first accepted sample."""
 
     def fetch(self, slot: StepSlot) -> Acceptance:
-        """Launches the copy to the host, unless the values are there; the returned tensors are
-        valid after the slot's step has completed."""
+        """Launches the copy to the host unless the values are already there. The returned tensors
+        are valid after the slot's step has completed."""
         # HAZARD(stream): nothing may be launched here, after the slot's last launch.
         if isinstance(self.counts, torch.Tensor) and isinstance(self.offsets, torch.Tensor):
             return Acceptance(counts=slot.fetch(self.counts), offsets=slot.fetch(self.offsets))
@@ -147,7 +147,7 @@ class AcceptedTokens:
         return replace(self, acceptance=self.acceptance.fetch(slot))
 
     def select(self, result: StepResult) -> StepResult:
-        """Reduces a result of all samples to the accepted tokens."""
+        """Reduces a result that covers all samples to the accepted tokens."""
         found = iter(() if self.acceptance is None else self.acceptance.to_host())
         kept: list[int] = []
         drafted: list[int] = []

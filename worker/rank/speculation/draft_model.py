@@ -33,7 +33,8 @@ LEAST_PROBABILITIES: Final = np.array(
 )
 """Minimum probability of a guess under the draft model, by level."""
 PRIORS: Final = (0.995, 0.98, 0.96, 0.92, 0.85, 0.72, 0.58, 0.42, 0.2)
-"""Assumed fractions of right guesses before any outcome, by level, as for two models that agree."""
+"""Assumed fractions of right guesses before any outcome, by level; suitable for two models that
+mostly agree."""
 PRIOR_WEIGHT: Final = 3.0
 
 
