@@ -25,7 +25,7 @@ reported within three seconds. HF_HUB_ETAG_TIMEOUT, huggingface_hub's variable f
 overrides it."""
 PIN_TIMEOUT_S = 20
 """Timeout in seconds for resolving a model's revisions to commits, less than huggingface_hub's
-timeouts and retries. After it gateways and workers resolve branches themselves."""
+timeouts and retries. After this time, gateways and workers resolve branches themselves."""
 _QUESTION = "What is 12 + 30?"
 HTTP_TOO_MANY_REQUESTS = 429
 HTTP_SERVER_ERROR = 500
@@ -122,7 +122,7 @@ def require_model(model: str, revision: str = "", *, weights: bool = True) -> No
         weights: whether a folder must contain weights.
 
     Raises:
-        ValueError: it is neither; the first line of the message is the problem, the second the
+        ValueError: `model` is neither; the first line of the message is the problem, the second the
             remedy.
     """
     folder = Path(model).expanduser()

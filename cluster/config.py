@@ -320,7 +320,7 @@ def serve_config_from_mapping(settings: Mapping[str, Any]) -> ServeConfig:
 
 
 def _with_keys_of(environment: Mapping[str, str], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`settings` with the environment's API keys, and its admin key unless there is one.
+    """`settings` with the environment's API keys and, unless an admin key is set, its admin key.
 
     Raises:
         ValueError: the variable for API keys is set but empty, which would disable authentication.

@@ -143,8 +143,8 @@ class LocalFleet:
             self._report(f"renewed TLS certificate not loaded, keeping the old one: {error}")
 
     def stop(self, *, keep_logs: bool = False) -> None:
-        """Stops the fleet, all processes of a local cluster, and removes its files except for Ray's
-        logs with `keep_logs`."""
+        """Stops the fleet and, for a local cluster, all of its processes, and removes the fleet's
+        files; `keep_logs` keeps Ray's logs."""
         import ray
 
         environment, self._environment = self._environment, None

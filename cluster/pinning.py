@@ -14,8 +14,8 @@ from cluster import workers
 
 
 class PinnedRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
-    """Router by the keyword argument `worker_id` or `peer_id` of each call; updates
-    `workers.WORKERS`."""
+    """Routes each call to the replica given by its keyword argument `worker_id` or `peer_id`;
+    updates `workers.WORKERS`."""
 
     async def choose_replicas(
         self,

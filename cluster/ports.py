@@ -12,8 +12,9 @@ PORTS_PER_FLEET = 400
 reuse the port of an exited gateway for a while (RAY_SERVE_PORT_QUARANTINE_S)."""
 GATEWAY_PORTS = range(10_000, 24_000)
 SINGLE_PORTS = range(24_000, 30_000)
-"""Both ranges lie below Kubernetes' node ports (from 30,000) and Linux's ephemeral ports (from
-32,768), any of which another process may bind between the choice and the use of a port."""
+"""Ports for `free_ports`. This range and GATEWAY_PORTS lie below Kubernetes' node ports (from
+30,000) and Linux's ephemeral ports (from 32,768), any of which another process may bind between the
+choice and the use of a port."""
 
 
 def free_ports(count: int) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Target number of workers of each model, read from Serve's controller for the gateways' metrics.
 
-It is set in the controller, by the autoscaling policy or a Serve config, and not sent to replicas.
-Gateways query the details shown by Serve's dashboard.
+The target is set in the controller, by the autoscaling policy or a Serve config, and is not sent to
+replicas. Gateways query the details shown by Serve's dashboard.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ async def follow_targets(
 ) -> None:
     """Calls a listener per deployment with the deployment's target, repeatedly until cancelled.
 
-    While the controller is unavailable no listener is called, so they keep the last target.
+    While the controller is unavailable, no listener is called, so all keep the last target.
 
     Args:
         application: name of the Serve application of the deployments.

@@ -10,16 +10,16 @@ from cluster.autoscaling.starts import StartTimes
 from router.serving.load import WINDOW_S
 
 _MIN_RATE = 0.5
-"""Lower bound of the service rate: a queue shows that there are too few workers, but hardly how
+"""Lower bound on the service rate: a queue shows that there are too few workers, but hardly how
 many more are needed, so the correction at most doubles their number."""
 _LEARN_S = 6.0 * WINDOW_S
 """Time constant in seconds of the measured service rate; long compared with the meter's window,
-which smooths steps of the load."""
+which smooths steps in the load."""
 _MEAN = 0.5
 """Time constant of the mean of arriving work, in startup times: new workers cannot serve work that
 comes and goes within one start, and a lasting rise should not wait for a second start."""
 _MAX_UTILIZATION = 0.9
-"""Upper bound of the utilization in the horizon's formula: at 1.0 there would be no idle time to
+"""Upper bound on the utilization in the horizon's formula: at 1.0 there would be no idle time to
 clear a backlog."""
 
 
@@ -102,9 +102,9 @@ def workers_needed(
     work that is queued now or arrives within one startup time plus one horizon. In that time a
     ready worker serves throughout, a starting one for the remainder, and a new one for the horizon.
 
-    The horizon is at least `backlog_horizon_s`, and long enough that a step of the load needs no
+    The horizon is at least `backlog_horizon_s`, and long enough that a step in the load needs no
     more workers for the backlog than for steady work: at the target a fraction `1 - target_load` of
-    each worker is idle, which clears the arrivals during a start of T seconds within
+    each worker is idle, which clears what arrives during a start of T seconds within
     `T * target_load / (1 - target_load)`.
 
     Args:

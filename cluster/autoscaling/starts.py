@@ -15,7 +15,7 @@ _HISTORY = 8
 adapt to another image, model or kind of node within one scale-up."""
 _OVERDUE = 3.0
 """Multiple of the usual startup time after which a start counts as stuck: the first timeout of RFC
-6298 (section 2.2), the mean plus four times a deviation that is assumed to be half of it."""
+6298 (section 2.2), the mean plus four times a deviation that is assumed to be half of the mean."""
 _STUCK_S = 600.0
 """Seconds after which a start counts as stuck before any has been measured: the default
 progressDeadlineSeconds of a Kubernetes Deployment."""

@@ -22,8 +22,9 @@ AddCommand = Callable[[str, str, Runner], argparse.ArgumentParser]
 
 
 def command_adder(subparsers: Subparsers) -> AddCommand:
-    """A function that adds benchmarks to `subparsers`. `args.run(args)` of the parsed arguments
-    prints the result and returns the exit status, 1 if `failed` or `broken` is set in it."""
+    """Returns a function that adds benchmarks to `subparsers`. `args.run(args)` of the parsed
+    arguments prints the result and returns the exit status, which is 1 if the result has `failed`
+    or `broken` set."""
 
     def add(name: str, summary: str, runner: Runner) -> argparse.ArgumentParser:
         parser = subparsers.add_parser(name, help=summary, description=summary)

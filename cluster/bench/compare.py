@@ -145,7 +145,8 @@ def run_compare(options: CompareOptions, load: ServeOptions | None = None) -> Re
         load: load for endpoints.
 
     Raises:
-        ValueError: files without samples or without a common stage, or no completed request.
+        ValueError: a file has no samples, the files have no stage in common, or no request
+            completed.
     """
     if options.measures:
         a, b = _measure(options, load or ServeOptions())

@@ -68,9 +68,9 @@ class ServeOptions:
     """Requests per second; inf sends all requests at once."""
     burstiness: float = 1.0
     """Burstiness of arrivals, the shape of the gamma distribution of intervals: 1 is a Poisson
-    process, less is burstier."""
+    process; lower values are burstier."""
     num_processes: int = 0
-    """Number of client processes; 0 selects it by the load."""
+    """Number of client processes; 0 chooses it based on the load."""
     ignore_eos: bool = False
     """Ignore end-of-sequence tokens, so that all completions have their full length."""
     temperature: float = 0.0
@@ -178,7 +178,7 @@ def _check_token_ids(options: ServeOptions, card: Mapping[str, Any]) -> None:
 
 
 class BodyMaker:
-    """Encoder of samples as requests, used before the load starts.
+    """Encodes samples as requests, before the load starts.
 
     Args:
         options: options returned by `resolve`.
@@ -226,7 +226,7 @@ class BodyMaker:
 
 
 def load_of(options: ServeOptions, requests: Sequence[Request]) -> Load:
-    """Load with these requests on the endpoint of the options."""
+    """A load that sends these requests to the endpoint of the options."""
     return Load(
         url=options.base_url.rstrip("/") + options.path,
         headers=request_headers(options),

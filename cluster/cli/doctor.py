@@ -46,8 +46,8 @@ PROGRAM_TIMEOUT_S = 30
 """Timeout in seconds of `cluster.cli.ray_probe`, and of nvidia-smi, which takes several seconds
 without the driver's persistence mode."""
 CHECKED = ("headers", "names", "configuration")
-"""Checks of a model's tensors: of the weights' headers if they are downloaded, of names if only the
-index is, otherwise of the configuration."""
+"""What was checked of a model's tensors: the headers of the weights if they are downloaded, the
+names if only the index is, otherwise only the configuration."""
 FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
 """Safetensors types that are converted to the model's data type when loaded."""
 
@@ -133,7 +133,7 @@ def check_versions() -> Iterator[Finding]:
 
 
 def check_requirements() -> Iterator[Finding]:
-    """Installed requirements of WITH_REQUIREMENTS."""
+    """Whether the requirements of WITH_REQUIREMENTS are installed."""
     versions: dict[str, str] = {
         canonicalize_name(distribution.name): distribution.version
         for distribution in importlib.metadata.distributions()
@@ -149,7 +149,7 @@ def check_requirements() -> Iterator[Finding]:
 
 
 def check_foreign_packages() -> Iterator[Finding]:
-    """Other distributions with a top-level package named like one of rayfleet's."""
+    """Whether other distributions have a top-level package that is named like one of rayfleet's."""
     owners = importlib.metadata.packages_distributions()
     for package in OUR_PACKAGES:
         foreign = sorted({name for name in owners.get(package, []) if name != "rayfleet"})
@@ -327,13 +327,13 @@ def check_adapters(engine: EngineConfig) -> Iterator[Finding]:
 def check_tensors(
     engine: EngineConfig, config: ModelConfig, world_size: int, expert_parallel: bool = False
 ) -> str:
-    """Checks that a model can be built and that its tensors match, as far as they are known.
+    """Checks that a model can be built and that its tensors match, if they are known.
 
     Returns:
         What was checked, one of CHECKED.
 
     Raises:
-        ValueError: it cannot be built, or its tensors do not match.
+        ValueError: the model cannot be built, or its tensors do not match.
     """
     from worker.models.config.checkpoint import indexed_tensors, weight_files
     from worker.models.loading.loader import build_without_weights, check_names, check_weights
@@ -355,7 +355,7 @@ def check_tensors(
 
 
 def check_head(engine: EngineConfig, config: ModelConfig) -> str:
-    """Checks an EAGLE-3 head for a model, as `check_tensors` does the model."""
+    """Checks an EAGLE-3 head for a model, in the same way as `check_tensors` checks the model."""
     from worker.models.architectures.eagle import EagleHead
     from worker.models.config.checkpoint import weight_files
     from worker.models.config.eagle_config import read_eagle
@@ -469,7 +469,7 @@ def read_elements(model: str) -> dict[str, int]:
 
 
 def width(kind: str, computed: int | None = None) -> int:
-    """Bytes per element of a safetensors type; `computed`, if given, for FLOATS."""
+    """Bytes per element of a safetensors type; `computed`, if given, applies to FLOATS."""
     if computed is not None and kind in FLOATS:
         return computed
     bits = re.search(r"\d+", kind)  # F8_E4M3, BF16, I32

@@ -104,7 +104,7 @@ class CommandParser(argparse.ArgumentParser):
         return not action.option_strings or not self.common.isdisjoint(action.option_strings)
 
     def error(self, message: str) -> NoReturn:
-        """Prints the usage and the message in a line each, and exits with status 2."""
+        """Prints the usage and the message, each on one line, and exits with status 2."""
         hint = f"(`{self.prog} --help` lists the flags)"
         self.exit(2, f"usage: {self._usage()}   {hint}\n{self.prog}: {message}\n")
 

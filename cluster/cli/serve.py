@@ -188,7 +188,7 @@ def configure(arguments: argparse.Namespace) -> ServeConfig:
     """Configuration of the fleet from the arguments.
 
     Raises:
-        ValueError: conflicting arguments, or a value out of range.
+        ValueError: arguments conflict, or a value is out of range.
     """
     per_model: dict[str, Any] = {}
     for cls in PER_MODEL:
@@ -221,7 +221,7 @@ def configure(arguments: argparse.Namespace) -> ServeConfig:
 
 
 def open_listener(endpoint: EndpointConfig) -> str | None:
-    """A warning if the endpoint requires no key and listens on more than loopback; else None."""
+    """A warning if the endpoint requires no key and listens beyond loopback; otherwise None."""
     guarded = endpoint.access.api_keys or endpoint.access.api_key_file
     if guarded or is_loopback(endpoint.host):
         return None

@@ -119,7 +119,7 @@ class FleetWatch:
         self.sessions: list[SessionRow] = []
         """Rows of models whose agent sessions may wait; empty if the key may not list them."""
         self.rates: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=HISTORY))
-        """Tokens per second at the last scrapes, oldest first, by worker."""
+        """Tokens per second at the most recent scrapes, oldest first, by worker."""
         self._before: Scrape | None = None
 
     def scrape(self) -> None:

@@ -41,8 +41,8 @@ class AgentLoops:
 
     Args:
         session: HTTP session with the headers of all requests.
-        url: URL of the chat completions.
-        fields: fields of all bodies.
+        url: URL of the chat completions endpoint.
+        fields: fields of all request bodies.
         sessions: sessions to run.
         space: tokenizer for the texts.
         max_model_len: maximum tokens of a context, at which a session ends; None for no limit.

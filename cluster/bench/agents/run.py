@@ -40,9 +40,9 @@ class AgentOptions:
     headers: tuple[str, ...] = field(default=(), metadata=HEADERS_FLAG)
     """Additional header for each request; may be repeated."""
     sessions: tuple[int, ...] = (1, 2, 4, 8)
-    """Number of concurrent sessions; may be given several times, measured in this order."""
+    """Number of concurrent sessions; may be repeated to measure several numbers in this order."""
     duration_s: float = 120.0
-    """Seconds per number of sessions, after the warm-up."""
+    """Measured seconds per number of sessions, after the warm-up."""
     warmup_s: float = 30.0
     """Warm-up time in seconds per number of sessions, which is not measured."""
     scale: float = 1.0

@@ -111,7 +111,7 @@ def make_traffic(
 
     Args:
         scenario: name of the scenario.
-        rps: requests per second, for burst at its peak.
+        rps: requests per second; for burst, at its peak.
         duration: seconds of arrivals.
         vocabulary: IDs of ordinary tokens.
         seed: seed of all samples except for the shared prefixes, which are always the same.
