@@ -46,10 +46,10 @@ UNLIMITED = 10**6
 """Serve's limit on ongoing requests per replica. Each attach stream counts as one request until it
 ends, and gateways perform admission control."""
 STRATEGIES: Final = {"node": "STRICT_PACK", "pack": "PACK", "spread": "SPREAD"}
-"""Ray's placement group strategies by --tensor-parallel-placement."""
+"""Ray's placement group strategy for each value of --tensor-parallel-placement."""
 KNOW_WORKERS_S = 2.0
 """Maximum time, in seconds, that a new gateway waits for workers: long enough to attach to running
-ones, short enough if all are still loading."""
+ones, but short in case all are still loading."""
 KEPT_BYTES = 4 * 2**20
 """Bytes of freed memory that each thread of a gateway keeps; larger request bodies are rare."""
 QUIET = {"enable_access_log": False}

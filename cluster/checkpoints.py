@@ -75,7 +75,7 @@ def check_model(engine: EngineConfig) -> None:
     """Checks that a model and its draft model exist, and that their config.json is supported with
     this configuration.
 
-    Failures of the Hub raise nothing, since workers retry.
+    Hub failures raise no error, since workers retry.
 
     Raises:
         ValueError: a model is missing or not supported; the message includes the remedy.
@@ -114,7 +114,7 @@ def example_request(engine: EngineConfig) -> Example:
 def require_model(model: str, revision: str = "", *, weights: bool = True) -> None:
     """Checks that `model` is a checkpoint's folder or a model on the Hub.
 
-    Failures of the Hub (429, 5xx) raise nothing, since workers retry.
+    Hub failures (429, 5xx) raise no error, since workers retry.
 
     Args:
         model: folder, or Hub repository as ORGANIZATION/NAME.

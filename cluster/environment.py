@@ -156,7 +156,7 @@ def node_settings() -> dict[str, str]:
 
 
 def local_ray_settings() -> dict[str, str]:
-    """Further settings of Ray for a cluster of this machine only."""
+    """Further settings of Ray, for a cluster on this machine only."""
     return {
         # With 0 Ray listens on 127.0.0.1 on every system, with 1 on the machine's own address.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -254,8 +254,9 @@ def haproxy_settings(
     metrics and fallback, and the PORTS_PER_FLEET ports starting with `first_gateway_port` for
     gateways.
 
-    Serve starts a wrapper (`cluster.haproxy`) in place of the binary. It binds the ports of
-    statistics and metrics, which Serve's template opens to all, to loopback, and `port` to `host`.
+    Serve starts a wrapper (`cluster.haproxy`) in place of the binary. The wrapper binds the ports
+    of statistics and metrics, which Serve's template opens to all, to loopback, and `port` to
+    `host`.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     wrapper = directory / "haproxy"

@@ -21,7 +21,7 @@ from cluster.haproxy_guard import die_with_parent
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.25
-"""Interval in seconds of checks whether the GCS has exited."""
+"""Interval in seconds between checks that the GCS is running."""
 PAUSE_S = 1.0
 """Delay in seconds before restarting a GCS that exited soon after its start."""
 _PORT = "--gcs_server_port="

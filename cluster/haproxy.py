@@ -157,7 +157,7 @@ def bundled_binary() -> str:
 
 
 def correct(configuration: str, host: str | None = None, port: int | None = None) -> str:
-    """The configuration with all corrections, by the environment and the file descriptor limit."""
+    """The configuration with all corrections, given the environment and file descriptor limit."""
     _, num_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
     if num_descriptors == resource.RLIM_INFINITY:
         num_descriptors = 3 * MAX_CONNECTIONS + OTHER_DESCRIPTORS

@@ -53,7 +53,7 @@ RAYLET_VARIABLE = "RAY_RAYLET_PID"
 """Ray's environment variable with the raylet's process id, set for all processes of the node."""
 PR_SET_PDEATHSIG = 1
 POLL_S = 0.02
-"""Seconds between two checks whether a new HAProxy responds."""
+"""Seconds between checks of whether a new HAProxy responds."""
 CHECK_PERIOD_S = 1.0
 """Seconds between two checks of HAProxy and of replicas. A check takes about 0.5 ms of CPU time."""
 HUNG_S = 3.0
@@ -73,7 +73,7 @@ STOP_S = 1.0
 milliseconds: the controller kills the manager as soon as the manager has killed HAProxy."""
 ADOPTION_S = 120.0
 """Seconds after which a guard exits if it has killed its manager and was not adopted: Serve no
-longer runs HAProxy on this node. A manager starts within 10 s, on a busy machine within 60 s."""
+longer runs HAProxy on this node. A manager starts within 10 s (60 s on a busy machine)."""
 SHORTEST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 10.0
 STOPPING = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
@@ -81,8 +81,8 @@ STOPPING = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 LINKED = ("sock", "cfg")
 """Suffixes of files that also have a link named after the parent's process id."""
 SUFFIXES = (*LINKED, "tmp")
-"""Suffixes of files that are named by a guard's process id; the last is renamed to the admin socket
-once it listens."""
+"""Suffixes of files that are named after a guard's process id; the last is renamed to the admin
+socket once it listens."""
 ADMIN_SOCKET = re.compile(r"(?m)^(\s*stats socket )(\S+)")
 
 
@@ -129,7 +129,7 @@ class Guard:
         assert found is not None
         self._pid = os.getpid()
         self._known_pid = parent
-        """Process id used by Serve and other guards: the parent's, until that is killed."""
+        """Process id used by Serve and other guards: the parent's, until the parent is killed."""
         self._manager = manager
         self._manager_pidfd: int | None = None
         self._manager_ended_at = -math.inf

@@ -56,7 +56,7 @@ class RayPeers:
         return response
 
     async def stream(self, peer_id: str, request: bytes) -> AsyncIterator[bytes]:
-        """Sends a PeerRequest; yields the response. Raises ConnectionError if the call fails."""
+        """Sends a PeerRequest; yields response parts. Raises ConnectionError if the call fails."""
         name = peer_id.removeprefix(ID_PREFIX)
         with PinnedCall(self._replicas, name) as call:
             stream = call.track(

@@ -8,7 +8,7 @@ import socket
 import sys
 
 PORTS_PER_FLEET = 400
-"""Number of loopback ports per fleet, at which HAProxy connects to its gateways. Serve does not
+"""Number of loopback ports per fleet, on which HAProxy connects to its gateways. Serve does not
 reuse the port of an exited gateway for a while (RAY_SERVE_PORT_QUARANTINE_S)."""
 GATEWAY_PORTS = range(10_000, 24_000)
 SINGLE_PORTS = range(24_000, 30_000)

@@ -29,7 +29,7 @@ class AutoscalingConfig:
     target_kv_usage: float = field(default=0.85, metadata=_RARE)
     """Target fraction of the KV caches used by running and waiting requests."""
     backlog_horizon_s: float = field(default=30.0, metadata=_RARE)
-    """Seconds in which the backlog should be cleared once new workers run. If a start takes T
+    """Seconds within which the backlog should be cleared once new workers run. If a start takes T
     seconds, this is at least T * target_load / (1 - target_load), the time that workers at the
     target load need to clear it."""
     upscale_delay_s: float = field(default=3.0, metadata=_RARE)

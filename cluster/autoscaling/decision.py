@@ -88,8 +88,8 @@ class Autoscaler:
             load: current load.
             target: current target; some of these workers may still be starting.
             now: monotonic time in seconds.
-            running: number of workers that have started, ready for requests or not, which are not
-                cancelled; defaults to the number of ready ones.
+            running: number of started workers, whether or not they are ready for requests; they are
+                not cancelled. Defaults to the number of ready workers.
         """
         running = load.num_ready if running is None else running
         self.observe(target, running, now)

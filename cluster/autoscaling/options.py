@@ -25,7 +25,8 @@ def gateway_replicas(minimum: int, maximum: int, *, reporting: bool) -> dict[str
 
 
 def worker_replicas(count: int, config: AutoscalingConfig) -> dict[str, Any]:
-    """Options for a model's workers: the autoscaling policy, or `count` replicas without it."""
+    """Options for a model's workers: the autoscaling policy if enabled, otherwise the fixed number
+    `count`."""
     if not config.enabled:
         return {"num_replicas": count}
     bounds = (config.min_workers, config.max_workers)

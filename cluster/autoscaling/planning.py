@@ -29,7 +29,7 @@ class ServiceRate:
     While the queueing delay exceeds its target, all workers are busy: they complete the arriving
     work minus the growth of the backlog. The meter (`router.serving.load`) weighs tokens by fitted
     step times; the rate is 1 if these are correct, and 0.6 if workers only complete 60 % of the
-    metered work. Without a queue the rate cannot be measured, and returns to 1.
+    metered work. Without a queue, the rate cannot be measured and returns to 1.
 
     Args:
         config: autoscaling options; only `target_queue_delay_ms` is used.

@@ -32,9 +32,9 @@ class _Start:
 class StartTimes:
     """Starting workers, and the usual startup time of previous starts.
 
-    A start is a worker of the target that is not running, including replacements of failed ones.
-    Only numbers of workers are known: a new running worker counts as the oldest start that is not
-    stuck.
+    A start is a worker that is part of the target but not running, including replacements for
+    failed workers. Only numbers of workers are known: a new running worker counts as the oldest
+    start that is not stuck.
     """
 
     def __init__(self) -> None:

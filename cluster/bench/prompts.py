@@ -1,4 +1,4 @@
-"""Token IDs for prompts, and conversion to text for endpoints without token ID prompts."""
+"""Token IDs for prompts, and conversion to text for endpoints that do not support token IDs."""
 
 from __future__ import annotations
 

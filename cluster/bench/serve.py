@@ -50,8 +50,8 @@ class ServeOptions:
     prompt_format: Literal["token-ids", "text"] = "token-ids"
     """Format of prompts: token IDs, with exact lengths, or text, which is always used for chat."""
     api_key: str | None = None
-    """API key; by default OPENAI_API_KEY of the environment, which is not visible in the process
-    list."""
+    """API key; defaults to the environment variable OPENAI_API_KEY, which is not visible in the
+    process list."""
     headers: tuple[str, ...] = field(default=(), metadata=HEADERS_FLAG)
     """Additional header for each request; may be repeated."""
     dataset: DatasetOptions = field(default_factory=DatasetOptions, metadata=_NO_FLAG)

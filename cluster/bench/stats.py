@@ -23,7 +23,7 @@ _RESAMPLES = 2000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """Estimate of a mean, or of a difference of means, with Student's t confidence interval."""
+    """Estimate of a mean, or of a difference of means, with a Student's t confidence interval."""
 
     value: float
     error: float

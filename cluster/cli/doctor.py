@@ -120,7 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check_versions() -> Iterator[Finding]:
-    """Versions of Python and of PACKAGES."""
+    """Reports the versions of Python and of PACKAGES."""
     yield Finding(
         "ok" if sys.version_info >= (3, 11) else "bad", f"Python {sys.version.split()[0]}"
     )
@@ -166,7 +166,7 @@ def check_foreign_packages() -> Iterator[Finding]:
 
 
 def check_haproxy() -> Iterator[Finding]:
-    """HAProxy, if installed; otherwise requests go through Serve's Python proxy."""
+    """Whether HAProxy is installed; otherwise, requests go through Serve's Python proxy."""
     from cluster.environment import has_haproxy
 
     if has_haproxy():
@@ -187,7 +187,7 @@ def check_port(port: int) -> Iterator[Finding]:
 
 
 def check_machine(gpus: list[Gpu], driver: str | None) -> Iterator[Finding]:
-    """Cores, memory, GPUs and their driver, limits, disk space."""
+    """Checks cores, memory, GPUs and their driver, limits and disk space."""
     import torch
 
     yield Finding("ok", f"{os.cpu_count()} cores")
@@ -207,7 +207,7 @@ def check_machine(gpus: list[Gpu], driver: str | None) -> Iterator[Finding]:
 
 
 def check_disk(folder: str, needed_bytes: int = 0) -> Finding:
-    """Free disk space for a folder, which may not exist yet."""
+    """Checks the free disk space for a folder, which may not exist yet."""
     existing = next(path for path in (Path(folder), *Path(folder).parents) if path.is_dir())
     usage = shutil.disk_usage(existing)
     return checks.check_disk(
@@ -381,7 +381,7 @@ def check_cluster(address: str | None) -> Iterator[Finding]:
 
 
 def check_compiler() -> Iterator[Finding]:
-    """C++ compiler for the CPU kernels."""
+    """Whether there is a C++ compiler for the CPU kernels."""
     from kernels.native import NativeUnavailable, build_library
     from worker.rank.dtype import prefers_bf16
 
@@ -396,7 +396,7 @@ def check_compiler() -> Iterator[Finding]:
 
 
 def check_launchers(gpus: list[Gpu]) -> Iterator[Finding]:
-    """C compiler and Python headers, with which Triton compiles its driver and launchers."""
+    """Whether there are a C compiler and Python headers for Triton's driver and launchers."""
     compilers = [os.environ.get("CC"), shutil.which("gcc"), shutil.which("clang")]
     scheme = sysconfig.get_default_scheme()
     # Triton reads Debian's own scheme (posix_local) as the usual one.

@@ -225,7 +225,7 @@ def adapter_rows(before: Scrape | None, now: Scrape) -> list[AdapterRow]:
 
 
 def session_rows(response: Mapping[str, Any]) -> list[SessionRow]:
-    """Rows of a response of GET /sessions, in its order."""
+    """Rows from a response to GET /sessions, in the same order."""
     waits = defaultdict[str, list[float]](list)
     for session in response["data"]:
         if session["state"] == "waiting":

@@ -86,7 +86,7 @@ def _add_flags(
     Args:
         parser: receives the flags.
         options: options of this section.
-        all_options: options of all sections, which the keys of an object may be in.
+        all_options: options of all sections; the keys of an object may be in any of them.
     """
     for option in options:
         metadata = option.field.metadata

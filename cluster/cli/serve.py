@@ -278,8 +278,8 @@ def _workers(model: ModelSpec) -> str:
 
 
 def banner(config: ServeConfig, base_url: str, logs: str, example: Example = CHAT) -> str:
-    """Text with the URLs of API and page, and an example request. It contains no key, since it
-    remains in terminals and logs."""
+    """Text with the URLs of the API and the web page, and an example request. It contains no key,
+    since it remains in terminals and logs."""
     body = {"model": config.models[0].name, **example.fields}
     access = config.endpoint.access
     guarded = bool(access.api_keys or access.api_key_file)

@@ -54,7 +54,7 @@ SESSION_HEADS = ("MODEL", "SESSIONS", "WAITING", "LONGEST-WAIT", "KV")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopOptions(EndpointOptions):
-    """Options of `top`: URLs of metrics, interval, and form of the output."""
+    """Options of `top`: URLs of metrics, interval, and output format."""
 
     metrics_url: tuple[str, ...] = ()
     """URL of another node's --metrics-port, such as http://node:9464; may be repeated. The

@@ -17,14 +17,14 @@ class AdapterRows:
 
     Args:
         adapters: [T] slot of each token's adapter; 0 if it has none.
-        num_tiles: number of tiles of a graph; 0 for an eager step.
+        num_tiles: number of tiles in the graph; 0 for an eager step.
     """
 
     def __init__(self, adapters: npt.NDArray[np.int32], num_tiles: int) -> None:
         self._adapters, self._num_tiles = adapters, num_tiles
 
     def all(self) -> dict[str, npt.NDArray[Any]]:
-        """Arrays adapter_slots and adapter_tokens (`LoraTiles`) for all tokens."""
+        """The arrays `adapter_slots` and `adapter_tokens` (see `LoraTiles`) for all tokens."""
         return _arrays(self._adapters, self._num_tiles)
 
     def selected(self, tokens: IntArray) -> dict[str, npt.NDArray[Any]]:
@@ -45,7 +45,7 @@ def adapter_rows(
 
     Args:
         adapters: [R] slot of each row's adapter; 0 if it has none.
-        lengths: [R] numbers of tokens.
+        lengths: [R] number of tokens of each row.
         max_loras: number of adapter slots.
         is_eager: whether the step runs without a CUDA graph.
         is_capture: whether the step captures a graph for tokens with adapters, so that the result

@@ -74,11 +74,11 @@ class SamplingBatch:
     """Sampling parameters of the rows; None if all are greedy, or if a graph samples."""
     num_samples: int
     tokens: torch.Tensor | None
-    """[S] int64: indices of the step's tokens whose logits are sampled; None for all."""
+    """[S] int64: indices of the step's tokens from whose logits it samples; None for all."""
     destinations: torch.Tensor
     """[S] int64: cells of the flat token pool to which the sampled tokens are written."""
     filters: tuple[str, ...]
-    """Filters among top_k, top_p and log_min_p that any row applies."""
+    """Filters (of top_k, top_p and log_min_p) that at least one row uses."""
     processed: ProcessedRows | None
     """Rows with logits processors or log-probabilities; None if there are none."""
     is_captured: bool = False
@@ -100,7 +100,7 @@ class Batch:
     num_decodes: int
     """Number of leading rows with one token; 0 if the compiled CPU library runs the model."""
     ends: Sequence[int]
-    """Upper bounds of the rows' sequence lengths, on the host; exact if the step is eager and the
+    """Upper bounds on the rows' sequence lengths, on the host; exact if the step is eager and the
     host has placed all rows."""
     staged: StagedArrays | None
     """Arrays slots [R], starts [R] and query_start [R + 1], int64, on the device. If layers keep
@@ -130,7 +130,7 @@ class Batch:
 
     @property
     def has_replay(self) -> bool:
-        """Whether drafts are replayed into states, or inputs of draft rows are kept for that."""
+        """Whether drafts are replayed into states, or draft inputs are kept for a replay."""
         return self.staged is not None and "kept" in self.staged.kinds
 
 
@@ -551,7 +551,7 @@ def _attention_rows(
     spec: KVCacheSpec,
 ) -> _Parts:
     """Attention metadata of the rows of one token, which come first, and of the longer ones; None
-    for a part without rows. `query_start`: offsets of the longer rows' tokens among these."""
+    for a part without rows. `query_start`: offsets of the longer rows' tokens."""
     border, ends, last = batch.num_decodes, batch.ends, num_known_rows(batch.rows, batch.signal)
     decode, extend = None, None
     if border:

@@ -45,9 +45,9 @@ _MOST_TOKENS = 2048
 """Upper bound on the largest default size, in tokens."""
 _LAYER_FLOP = 1e11
 """Estimated floating-point operations that a layer can compute while its kernels are launched. On
-an H100, launching attention took 29 us and launching a norm 24 us, so the 9 kernels of a layer take
-about 150 us. In that time, the device performs 1e11 operations at the 550 to 650 TFLOP/s of long
-prompts."""
+an H100, launching attention took 29 us and launching a norm 24 us, so launching the 9 kernels of a
+layer takes about 150 us. In that time, the device performs 1e11 operations at the 550 to 650
+TFLOP/s of long prompts."""
 _TILE_TOKENS = 64
 """Tokens per matmul tile: fewer take as long, since reading the weights dominates."""
 
@@ -403,7 +403,7 @@ class StepCapture:
     """Captures the small steps of one rank after measuring the memory that graphs take.
 
     Args:
-        sizes: sizes, in rows, ascending.
+        sizes: sizes in rows, ascending.
         token_sizes: sizes in tokens, ascending; may be empty.
         streams: the rank's streams.
         show_progress: whether to show a progress bar and log the result.
@@ -422,7 +422,7 @@ class StepCapture:
         self._streams = streams
         self._show_progress = show_progress
         self.expected = 0
-        """Measured bytes that all graphs will take."""
+        """Bytes of device memory that all graphs will take, as measured."""
 
     def measure(
         self,

@@ -1,5 +1,5 @@
-"""Default size of the host-memory tier: memory of this node that its ranks may pin. Imports no
-torch."""
+"""Default size of the host-memory tier: the part of this node's memory that its ranks may pin.
+Imports no torch."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def _cgroup_limits(root: Path) -> Iterator[tuple[int, int]]:
 
 
 def _cgroups(root: Path) -> Iterator[tuple[Path, str, str, str]]:
-    """Cgroups that contain this process, innermost first: folder, names of the files of the limit
-    and the usage, and the prefix of hierarchical statistics."""
+    """Cgroups that contain this process, innermost first: folder, names of the limit and usage
+    files, and the prefix of hierarchical statistics."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

@@ -33,8 +33,8 @@ millisecond."""
 _MIN_S = 5e-4
 """Minimum time, in seconds, for which each Plan continues loads."""
 _MAX_S = 0.1
-"""Maximum time, in seconds, for which each Plan continues loads: the time since the previous Plan,
-of which this is a fraction, may have been idle."""
+"""Maximum time, in seconds, for which each Plan continues loads, however long ago the previous Plan
+was: the rank may have been idle since."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,9 +42,9 @@ class Loads:
     """A Plan's loads from host memory, which are copied in pieces."""
 
     seq: int
-    """Number of the Plan."""
+    """Sequence number of the Plan."""
     pieces: Iterator[None]
-    """Each item copies a piece or, on CUDA, launches its copy."""
+    """Iterator, each item of which copies a piece or, on CUDA, launches its copy."""
     is_launched: bool = False
     """Whether no pieces are left."""
     awaited: int = 0

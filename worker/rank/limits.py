@@ -29,8 +29,8 @@ _GPU = StepLimits(256, 2048)
 _CPU = StepLimits(64, 1024)
 _LARGE_BYTES = 70 << 30
 _STATE_SHARE = 0.2
-"""Maximum fraction of a GPU's memory for the states of running requests by default. States of
-Qwen3.5 take 20 to 60 MB per request: as much as the pages of a few thousand tokens."""
+"""Default maximum fraction of a GPU's memory for the states of running requests. States of Qwen3.5
+take 20 to 60 MB per request: as much as the pages of a few thousand tokens."""
 
 
 def resolve_limits(

@@ -98,7 +98,7 @@ class DevicePlacement:
     longest: int
     """Largest of `lengths`, on the host."""
     last_ends: Sequence[int]
-    """Planned ends of all rows of the step, on the host: upper bounds of the actual ends."""
+    """Planned ends of all rows of the step, on the host: upper bounds on the actual ends."""
     samples: torch.Tensor
     """[F, M] int64: index of each position's sample among the step's samples; shorter rows are
     padded with their last sample."""

@@ -26,11 +26,11 @@ from worker.protocol.pooling import PoolingInfo, PoolingParams
 from worker.rank.transfer import to_device
 
 _FRACTION_BITS = 30
-"""Bits after the binary point of summed hidden states. Their resolution, 1e-9, is that of fp32 at
-0.01; sums overflow beyond 8.6e9, which is a mean of 8,600 over a million tokens."""
+"""Number of bits after the binary point of summed hidden states. Their resolution, 1e-9, is that of
+fp32 at 0.01; sums overflow beyond 8.6e9, which is a mean of 8,600 over a million tokens."""
 _SQUARE_BITS = 48
-"""Bits after the binary point of summed squares, each at most 1: sums of 32,768 terms do not
-overflow."""
+"""Number of bits after the binary point of summed squares, each at most 1: sums of 32,768 terms do
+not overflow."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""One rank of a worker group: its device and shard, and a step per Plan.
+"""One rank of a worker group: its device and shard, and one step per Plan.
 
 The rank's own process (`worker/rank/main.py`), or the scheduler in the same process as rank 0
 (`worker/core/executor_local.py`), runs a step with these calls:
@@ -234,7 +234,7 @@ class RankStep:
 
     @property
     def seq(self) -> int:
-        """Number of the step's Plan."""
+        """Sequence number of the step's Plan."""
         return self.forwarded.plan.seq
 
     def result(self) -> StepResult:

@@ -417,7 +417,7 @@ class ModelRunner:
         return hidden if logits_indices is None else hidden.index_select(0, logits_indices)
 
     def _run_blocks(self, batch: Batch, blocks: BlockStep | CanvasStep | None) -> torch.Tensor:
-        """Hidden states that running blocks or canvases need; as `_run` if there are none."""
+        """Hidden states that running blocks or canvases need; those of `_run` if there are none."""
         if isinstance(blocks, BlockStep) and blocks.ahead is not None:
             blocks.ahead.place(batch)
         if isinstance(blocks, CanvasStep) and blocks.signal is not None:

@@ -68,7 +68,7 @@ class Uploader(Protocol):
     """Copies bytes to the device."""
 
     def upload(self, num_bytes: int, fill: Callable[[npt.NDArray[np.uint8]], None]) -> torch.Tensor:
-        """Copies `num_bytes` bytes, which `fill` writes, to the device: uint8 [num_bytes], for
+        """Copies `num_bytes` bytes, written by `fill`, to the device; returns uint8 [num_bytes] for
         kernels that are launched later."""
         ...
 

@@ -72,7 +72,7 @@ class HostRows(SpeculativeRows):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceRows(SpeculativeRows):
-    """Rows that the device placed and verifies; the host does not wait for it."""
+    """Rows that the device placed and verifies; the host does not wait for the device."""
 
     placement: DevicePlacement
     expected: torch.Tensor

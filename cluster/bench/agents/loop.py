@@ -1,4 +1,5 @@
-"""Closed loops: each slot runs one session after the other, turn by turn, with the real answers."""
+"""Closed loops: each slot runs one session after another, turn by turn, with the endpoint's
+answers."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ class AgentLoops:
         fields: fields of all request bodies.
         sessions: sessions to run.
         space: tokenizer for the texts.
-        max_model_len: maximum tokens of a context, at which a session ends; None for no limit.
+        max_model_len: maximum number of tokens of a context; a session that reaches it ends. None
+            for no limit.
         seed: seed of the texts.
     """
 

@@ -36,7 +36,7 @@ class AgentSession:
     """One agent from its first request to its last."""
 
     product: int
-    """Number of the system prompt; sessions with the same number share it."""
+    """Index of the system prompt; sessions with the same index share it."""
     num_system: int
     """Tokens of the system prompt."""
     turns: tuple[AgentTurn, ...]

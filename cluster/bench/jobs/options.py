@@ -37,7 +37,7 @@ class JobOptions:
     """Factor for the lengths of the trace's prompts, blocks and completions; set it below 1 for
     models with a short context."""
     wait_ready_s: float = 0.0
-    """Timeout in seconds to wait for the endpoint's `/ready` before the load starts; 0 does not
+    """Timeout in seconds for the endpoint's `/ready` to succeed before the load starts; 0 does not
     wait."""
     load_tasks: int = 0
     """Number of load generators, as Ray actors spread over the cluster; 0 generates the load in

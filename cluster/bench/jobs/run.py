@@ -146,7 +146,7 @@ def _wait_ready(url: str, seconds: float) -> None:
     """Waits until a GET request to `url` succeeds.
 
     Raises:
-        ValueError: it did not succeed within `seconds`.
+        ValueError: no request succeeded within `seconds`.
     """
     deadline = time.monotonic() + seconds
     reported = ""

@@ -52,7 +52,7 @@ _UNDECIDED: Final = _STATES + 2
 class BlocksAhead:
     """Running blocks of all slots, on the device.
 
-    A slot's block is here from its first round ahead until `absorb`; otherwise it is in the block
+    A slot's block is stored here from its first round ahead until `absorb`, otherwise in the block
     table.
 
     Args:

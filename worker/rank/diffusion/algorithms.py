@@ -50,7 +50,7 @@ class Unmasking(DiffusionAlgorithm):
 
 
 class LowConfidence(Unmasking):
-    """Decides positions whose confidence is above the threshold; if there are fewer than the
+    """Decides positions whose confidence is above the threshold or, if there are fewer than the
     round's share of the block, the most confident ones (LLaDA, arXiv 2502.09992; dynamic
     thresholds: Fast-dLLM, arXiv 2505.22618; SDAR's `low_confidence_dynamic`)."""
 

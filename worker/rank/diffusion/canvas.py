@@ -37,7 +37,7 @@ Transform = Callable[[torch.Tensor], torch.Tensor]
 """A function of the rows of a tensor."""
 _Words = npt.NDArray[np.uint64]
 _MIN_LOGIT: Final = -3e4
-"""Lower bound of logits: finite in fp16, and so low that its exp() is 0. If logits processors
+"""Lower bound on logits: finite in fp16, and so low that its exp() is 0. If logits processors
 exclude all tokens of a position, infinite logits would make the signal of the whole canvas NaN."""
 
 
@@ -386,8 +386,8 @@ def random_tokens(
 ) -> npt.NDArray[np.int64]:
     """Uniformly distributed tokens, a function of the request's seed, the position and the round.
 
-    The three arrays are broadcast. A word is mixed as in SplitMix64 (Steele et al., 2014), and its
-    upper half is scaled to the vocabulary.
+    The three arrays are broadcast. Each combination is hashed to a word as in SplitMix64 (Steele et
+    al., 2014), whose upper half is scaled to the vocabulary.
     """
     words = _mixed(seeds.astype(np.uint64))
     words = words + positions.astype(np.uint64) * _POSITION + rounds.astype(np.uint64) * _ROUND

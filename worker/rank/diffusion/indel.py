@@ -131,7 +131,7 @@ class _Block:
         )
 
     def _take(self, confidence: FloatArray, is_last: bool) -> BoolArray:
-        """Undecided positions to decide: those above the threshold, or, if there are too few, the
+        """Undecided positions to decide: those above the threshold or, if there are too few, the
         most confident ones. Enough are decided to include at least one that was not inserted. In
         the last round, or if all were inserted, all are decided."""
         take: BoolArray = self._undecided.copy()

@@ -76,7 +76,7 @@ def index_logits(
 
 
 def logits_rows(blocks: Sequence[RunningBlock], rows: _Indices, columns: _Indices) -> _Indices:
-    """Rows [S] of a pass's logits at which positions `columns` [S] of blocks `rows` [S] are."""
+    """Rows [S] of a pass's logits for positions `columns` [S] of blocks `rows` [S]."""
     needs_logits = np.array([block.needs_logits for block in blocks])
     assert needs_logits[rows, columns].all(), "a scored position has no logits"
     first = np.array([block.first for block in blocks], dtype=np.int64)

@@ -126,7 +126,7 @@ class BlockTable:
         self._is_committed = np.zeros(num_slots, dtype=np.bool_)
         """Whether the KV cache has the final tokens of a block that is done."""
         self._has_ended = np.zeros(num_slots, dtype=np.bool_)
-        """Whether a done block has ended its request."""
+        """Whether the slot's block is done and has ended its request."""
         self._fresh = np.zeros(num_slots, dtype=np.bool_)
         """Whether the slot's block is new in `ids` and not yet in the device's token pool."""
         self._names: list[DllmAlgorithm] = [algorithm] * num_slots
