@@ -224,7 +224,7 @@ def _raise_for_status(repository: str, hub: str, status: int) -> None:
 
 
 def find_hub_problem() -> tuple[str, str | None]:
-    """URL of the Hub, and the reason why it is not reachable; None if it is."""
+    """URL of the Hub, and the reason why the Hub is not reachable, or None if it is."""
     from huggingface_hub import constants, get_session, is_offline_mode
 
     if is_offline_mode():

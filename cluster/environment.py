@@ -254,9 +254,9 @@ def haproxy_settings(
     metrics and fallback, and the PORTS_PER_FLEET ports starting with `first_gateway_port` for
     gateways.
 
-    Serve starts a wrapper (`cluster.haproxy`) in place of the binary. The wrapper binds the ports
-    of statistics and metrics, which Serve's template opens to all, to loopback, and `port` to
-    `host`.
+    Serve starts a wrapper (`cluster.haproxy`) in place of the binary. The wrapper binds `port` to
+    `host`, and binds the ports of statistics and metrics, which Serve's template opens on all
+    interfaces, to loopback only.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     wrapper = directory / "haproxy"

@@ -69,8 +69,8 @@ LONG_RUN_S = 1.0
 """Minimum uptime in seconds for an exit not to count as a failed start; HAProxy is then restarted
 after the shortest delay, as after a kill."""
 STOP_S = 1.0
-"""Seconds within which Serve's manager exits if Serve has stopped HAProxy. It takes
-milliseconds: the controller kills the manager as soon as the manager has killed HAProxy."""
+"""Seconds within which Serve's manager exits if Serve has stopped HAProxy. This takes milliseconds:
+the controller kills the manager as soon as the manager has killed HAProxy."""
 ADOPTION_S = 120.0
 """Seconds after which a guard exits if it has killed its manager and was not adopted: Serve no
 longer runs HAProxy on this node. A manager starts within 10 s (60 s on a busy machine)."""

@@ -32,7 +32,7 @@ from cluster.tls import NODES_SERVE_TLS, Certificate, check_certificate
 
 APPLICATION = "rayfleet"
 RAY_IS_SLOW = "timed out during startup"
-"""Part of Ray's error message if its processes do not start in time."""
+"""Part of Ray's error message when its processes do not start in time."""
 MAX_START_ATTEMPTS = 3
 """Maximum number of attempts to start Ray. Later ones are faster: the first spends most of its time
 reading code into the page cache."""
@@ -49,7 +49,7 @@ class LocalFleet:
     Args:
         config: configuration of the fleet.
         address: address of a running Ray cluster to join; None starts a local one.
-        report: called with one line per phase of the start.
+        report: called with one line per startup phase.
         build: builds the Serve application, `build_application` by default; benchmarks replace the
             worker groups this way.
         haproxy: whether to use HAProxy; None to use it if installed.

@@ -38,7 +38,7 @@ class PinnedRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         return [[r for r in candidate_replicas if r.replica_id.unique_id == replica_id]]
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Called by Serve with the running replicas, when they change."""
+        """Called by Serve with the running replicas when they change."""
         super().update_replicas(replicas)
         self._publish()
 

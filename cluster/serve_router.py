@@ -160,7 +160,7 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
             self._update(replica_id.unique_id, [])
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Called by Serve with the running replicas, when they change."""
+        """Called by Serve with the running replicas when they change."""
         super().update_replicas(replicas)
         self._replicas_changed()
 

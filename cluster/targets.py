@@ -19,8 +19,8 @@ from router.metrics.stats import WorkerTarget
 logger = logging.getLogger(__name__)
 
 POLL_S = 5.0
-"""Interval in seconds of controller queries: a third of deploy/monitoring's scrape interval. Each
-takes the controller about 4 ms."""
+"""Interval in seconds between controller queries: a third of deploy/monitoring's scrape interval.
+Each takes the controller about 4 ms."""
 
 
 async def follow_targets(
@@ -37,7 +37,7 @@ async def follow_targets(
         application: name of the Serve application of the deployments.
         listeners: called with the target, by name of the deployment.
         query: returns Serve's details, as in its REST API; by default from the controller.
-        every_s: interval of queries in seconds.
+        every_s: interval between queries in seconds.
     """
     query = query or _serve_details
     while True:

@@ -12,7 +12,7 @@ from ray.serve.config import AutoscalingConfig as ServeAutoscaling
 from cluster.autoscaling.config import AutoscalingConfig
 
 REPORT_S = 1.0
-"""Interval of a gateway's load reports in seconds."""
+"""Interval between a gateway's load reports in seconds."""
 _POLICIES = "cluster.autoscaling.policy"
 
 
@@ -43,7 +43,7 @@ def _autoscaling(
         maximum: maximum number of replicas.
         policy: name of the class in `cluster.autoscaling.policy`.
         arguments: keyword arguments of the class.
-        interval_s: interval of a replica's metric reports in seconds.
+        interval_s: interval between a replica's metric reports in seconds.
     """
     with warnings.catch_warnings():
         # Serve deprecates the interval in favor of an environment variable, but still uses it.

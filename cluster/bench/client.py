@@ -23,7 +23,7 @@ from cluster.bench.sse import EventScanner, has_choices, has_text, has_usage, op
 
 _READ_TIMEOUT_S = 600.0
 _MAX_CHARS = 500
-"""Maximum length of an error message."""
+"""Maximum length of an error message in characters."""
 _IDLE_S = 2.0
 """Keep-alive of idle connections in seconds, less than that of servers (uvicorn: 5 s), so that no
 request is sent on a closing socket."""

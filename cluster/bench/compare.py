@@ -318,7 +318,10 @@ def _reported(row: _Row, verdict: Verdict | None, options: CompareOptions) -> di
 
 
 def _read(path: str) -> _Runs:
-    """Runs by stage, from a result file or a folder of them. Raises ValueError."""
+    """Runs by stage, from a result file or a folder of result files.
+
+    Raises ValueError if there is no readable result, or no request completed.
+    """
     folder = Path(path)
     files = sorted(folder.rglob("*.json")) if folder.is_dir() else [folder]
     found: _Runs = {}

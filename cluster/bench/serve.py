@@ -25,7 +25,7 @@ EMBEDDINGS = "/v1/embeddings"
 _TOKEN_ID_SERVERS = ("rayfleet", "vllm", "sglang")
 """Values of a model's `owned_by` for servers that support token ID prompts."""
 _WARMUP_SEED = 1_000_003
-"""Offset of the seed of warm-up prompts, which must differ from the measured ones."""
+"""Offset added to the seed for warm-up prompts, which must differ from the measured ones."""
 
 _VERSION_S = 5.0
 _NO_FLAG: Mapping[str, Any] = {"flag": None}

@@ -253,7 +253,7 @@ def check_model(engine: EngineConfig | None, gpus: list[Gpu]) -> Iterator[Findin
 
 def check_loading(engine: EngineConfig) -> Finding:
     """Whether gateways can load a model's tokenizer, and workers the model. Checks the headers of
-    its files or, if they are not downloaded yet, the index of its tensors.
+    the weight files or, if these are not downloaded yet, the index of the tensors.
 
     Raises:
         ValueError: the tokenizer or the model cannot be loaded.

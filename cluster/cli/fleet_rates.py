@@ -99,9 +99,9 @@ class AdapterRow:
     adapter: str
     """Name of the adapter; `other` for the rates of adapters that have no label of their own."""
     on_device: tuple[str, ...]
-    """IDs of the workers that have it on the device."""
+    """IDs of the workers that have the adapter on the device."""
     on_host: tuple[str, ...]
-    """IDs of the workers that have it in host memory."""
+    """IDs of the workers that have the adapter in host memory."""
     requests_per_s: float
     """Requests per second."""
     tokens_per_s: float
@@ -148,7 +148,7 @@ class Scrape:
         return sum(value for _, value in self.items(name, **labels))
 
     def since(self, before: Scrape | None, name: str, **labels: str) -> float:
-        """Increase of these counters since the scrape `before`, with resets handled as in
+        """Increase in these counters since the scrape `before`, with resets handled as in
         Prometheus; 0 if `before` is None."""
         return sum(grown for _, grown in self._growths(before, name, labels))
 
@@ -163,7 +163,7 @@ class Scrape:
     def _growths(
         self, before: Scrape | None, name: str, labels: Mapping[str, str]
     ) -> Iterator[tuple[Labels, float]]:
-        """Increase of each of these counters, for processes that are also in the scrape `before`.
+        """Increase in each of these counters, for processes that are also in the scrape `before`.
 
         Otherwise the totals of a process whose node was missing from that scrape would count as an
         increase.
@@ -245,7 +245,7 @@ def session_rows(response: Mapping[str, Any]) -> list[SessionRow]:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A bar per value, relative to the maximum; the lowest bars if none is above 0."""
+    """One bar per value, relative to the maximum; the lowest bars if no value is above 0."""
     top = max(values, default=0.0)
     if top <= 0.0:
         return BARS[0] * len(values)

@@ -40,7 +40,7 @@ class CommandParser(argparse.ArgumentParser):
         self.common: frozenset[str] = frozenset()
         """Flags listed by plain `--help`; empty for all."""
         self.explain: Callable[[str], str] = lambda word: ""
-        """Function that returns the replacement of an unknown flag or argument; empty if none."""
+        """Function that returns a replacement for an unknown argument; empty if there is none."""
 
     def parse_known_args(  # type: ignore[override]  # argparse overloads it for other namespaces
         self, args: Sequence[str] | None = None, namespace: Any = None

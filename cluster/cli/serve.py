@@ -43,7 +43,7 @@ KEY_ON_PROCESS_LIST = (
     "--admin-api-key-file instead"
 )
 CERTIFICATE_CHECK_S = 60.0
-"""Interval in seconds of checks for renewed TLS certificate files."""
+"""Interval in seconds between checks for renewed TLS certificate files."""
 PER_MODEL = (FleetConfig, AutoscalingConfig, RoutingConfig, EngineConfig)
 
 

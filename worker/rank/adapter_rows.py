@@ -71,8 +71,8 @@ def logits_tiles(selected: Tensors, tables: DeviceTables) -> LoraTiles | None:
 
 
 def row_tiles(slot: int, num_tokens: int, tables: DeviceTables) -> LoraTiles | None:
-    """Adapter that the LM head applies to the tokens of one row, in slot `slot`; None if there is
-    none."""
+    """Adapter that the LM head applies to the tokens of one row, in slot `slot`; None if the row or
+    the LM head has no adapter."""
     if tables.adapters is None or not tables.adapts_logits:
         return None
     adapter = int(tables.adapters[slot])

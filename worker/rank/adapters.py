@@ -37,8 +37,8 @@ meanwhile is delayed by up to this time."""
 
 
 class RankAdapters:
-    """Adapters of one rank. Create it before the weights are loaded, since layers with adapters do
-    not fuse the quantization of their inputs.
+    """Adapters of one rank. Must be created before the weights are loaded, since layers with
+    adapters do not fuse the quantization of their inputs.
 
     Args:
         model: the model; its layers get buffers for the adapters.
@@ -171,7 +171,6 @@ def _since(started: float) -> float:
 
 
 def _use_device(device: torch.device) -> None:
-    """Selects the device for pinning memory in this thread, which would otherwise initialize
-    another one."""
+    """Selects the device in this thread, so that pinning memory does not initialize another one."""
     if device.type == "cuda":
         torch.cuda.set_device(device)

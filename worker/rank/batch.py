@@ -117,7 +117,7 @@ class Batch:
     size: int | None
     """Number of rows of the graph on which the step runs; None for an eager step."""
     num_tokens: int = 0
-    """Number of tokens of that graph if its rows may have any length; otherwise 0."""
+    """Number of tokens of the graph if its rows may have any length; otherwise 0."""
     logits_indices: torch.Tensor | None = None
     """[S] int64, ascending: indices of the step's tokens whose hidden states the forward pass
     returns; None for all T."""
@@ -207,7 +207,7 @@ class BatchBuilder:
 
 
 class _GraphSize(NamedTuple):
-    """`size` and `num_tokens` of a Batch."""
+    """Size of a graph: `size` and `num_tokens` as in Batch."""
 
     rows: int | None
     tokens: int
@@ -394,9 +394,9 @@ class ForwardInputs:
     """Arguments of a forward pass."""
 
     input_ids: torch.Tensor
-    """[T] int32."""
+    """[T] int32: token ids."""
     positions: torch.Tensor
-    """[T] int64."""
+    """[T] int64: positions of the tokens."""
     context: ForwardContext
 
 
@@ -478,7 +478,7 @@ def longest_row(batch: Batch, max_model_len: int) -> int:
 
 
 _Parts = tuple[AttentionMetadata | None, AttentionMetadata | None]
-"""Rows with one token, and longer rows; None for a part without rows."""
+"""Attention of rows with one token, and of longer rows; None for a part without rows."""
 
 
 def _attention_inputs(

@@ -68,7 +68,7 @@ class CanvasGraphs:
         self._replays.clear()
 
     def size_for(self, count: int) -> int | None:
-        """Number of canvases to which this many are padded; None if no graph can run them."""
+        """Size of the smallest graph that can run this many canvases; None if there is none."""
         if count > self._sizes[-1]:
             return None
         return self._sizes[bisect.bisect_left(self._sizes, count)]

@@ -1,4 +1,4 @@
-"""Default limits of a step by device: maximum running requests and tokens."""
+"""Default limits of a step by device: maximum numbers of running requests and of tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class StepLimits(NamedTuple):
-    """Limits of the running set and of one step."""
+    """Limits on running requests and on one step."""
 
     max_num_seqs: int
     max_num_batched_tokens: int

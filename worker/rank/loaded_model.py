@@ -43,7 +43,7 @@ class LoadedModel:
     dtype: torch.dtype
     """Data type of weights and hidden states."""
     cache_dtype: torch.dtype | None
-    """Data type of the KV cache, if it differs; otherwise None."""
+    """Data type of the KV cache if it differs from `dtype`; otherwise None."""
     layout: KVCacheLayout
     """KV caches and states of the model's layers."""
     attention: AttentionBackend
@@ -57,7 +57,7 @@ class LoadedModel:
     eagle: EagleHead | None
     """EAGLE-3 head; None if there is none."""
     head_attention: AttentionBackend
-    """Attention backend of a head that drafts: the model's, unless it is an EAGLE-3 head."""
+    """Attention backend of a head that drafts: the model's, unless the head is an EAGLE-3 head."""
 
 
 def load_model(

@@ -68,7 +68,7 @@ class PooledVectors:
     indices: Sequence[int]
     """[n]: indices of the rows in the Plan."""
     vectors: torch.Tensor
-    """[n, size] fp32."""
+    """[n, size] fp32: the vectors."""
     sizes: Sequence[int]
     """[n]: number of leading elements of each vector that were requested."""
 

@@ -524,7 +524,7 @@ class ModelRunner:
 
     @property
     def _captured_drafts(self) -> DeviceModelProposer | HeadProposer | None:
-        """The proposer whose passes are captured in graphs."""
+        """The proposer whose passes are captured in graphs; None if there is none."""
         return self._heads if isinstance(self._heads, HeadProposer) else self._drafts
 
     def _draft_page_bytes(self) -> int:

@@ -60,7 +60,7 @@ class HostRows(SpeculativeRows):
         return Acceptance(counts=np.array(counts), offsets=np.zeros(len(counts), dtype=np.int64))
 
     def accepted_samples(self, acceptance: Acceptance, num_samples: int) -> torch.Tensor:
-        """The mask, from the host's counts."""
+        """The mask of accepted samples, from the host's counts."""
         accepted = torch.ones(num_samples, dtype=torch.bool)
         first_samples, drafts = self.placement.first_samples, self.placement.drafts
         for first, draft, count in zip(
@@ -91,7 +91,7 @@ class DeviceRows(SpeculativeRows):
         return Acceptance(counts=counts, offsets=offsets)
 
     def accepted_samples(self, acceptance: Acceptance, num_samples: int) -> None:
-        """None: these rows have no logits processors."""
+        """None, since these rows have no logits processors."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

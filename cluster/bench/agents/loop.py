@@ -31,7 +31,7 @@ class TurnRecord:
     """A turn that has ended, successfully or not."""
 
     is_first: bool
-    """Whether it was its session's first turn."""
+    """Whether this was the session's first turn."""
     record: Record
     ended_at: float
     """Seconds since the loops started."""

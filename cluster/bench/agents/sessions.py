@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 _PRODUCT_SHARES: Final = (0.6, 0.3, 0.1)
-"""Fraction of sessions that use each of the system prompts with tools, one per agent."""
+"""Fractions of sessions that use each of the system prompts with tools, one prompt per agent."""
 _COLUMNS: Final = ("session_id", "round_idx", "prefix_len", "input_len", "output_len")
 
 

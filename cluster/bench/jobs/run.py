@@ -41,11 +41,11 @@ _FOLLOWS = 0.9
 _KEEPS_UP = 0.5
 """Minimum ratio of completed to offered rate of a stage within the SLO."""
 _NARROW = 1.1
-"""Maximum ratio of the rates around the goodput at which the search ends."""
+"""Ratio of the rates around the goodput at or below which the search ends."""
 _DRIFT = 1.5
 """Maximum ratio of the p99 TTFT in a soak's last third to that in its first."""
 _POLL_S = 1.0
-"""Interval of requests to /ready in seconds."""
+"""Interval between requests to /ready in seconds."""
 _READY_TIMEOUT_S = 10.0
 """Timeout of a request to /ready in seconds."""
 _DATA, _PAGE = "result.json", "report.html"

@@ -365,7 +365,7 @@ class _Placed(NamedTuple):
     blocks: torch.Tensor
     """[N, columns], as in BlocksAhead."""
     ids: torch.Tensor
-    """[N, B] int32."""
+    """[N, B] int32: tokens; the mask token if undecided."""
     cells: torch.Tensor
     """[N * B] int64: cells of the flat token pool."""
     decides: torch.Tensor

@@ -41,7 +41,7 @@ class EditProposal(NamedTuple):
     unmasked: IntArray
     """Most likely tokens other than the mask token."""
     unmasked_confidence: FloatArray
-    """Probability of each of `unmasked`."""
+    """Probability of each token in `unmasked`."""
     plain: IntArray
     """Most likely tokens that are not special."""
 
@@ -114,7 +114,8 @@ class DiffusionAlgorithm(ABC):
     default_threshold: ClassVar[float]
 
     def init_step_state(self, block_size: int) -> tuple[int, ...] | None:
-        """State of a block of that size before its first round; None for a stateless algorithm.
+        """State of a block of `block_size` positions before its first round; None for a stateless
+        algorithm.
 
         The state is opaque to callers, which keep it between rounds.
         """

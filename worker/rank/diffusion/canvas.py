@@ -220,7 +220,7 @@ class CanvasDecoder:
 
         Args:
             row: the canvas; its round is already counted.
-            hidden: [C, hidden].
+            hidden: [C, hidden]: hidden states of the canvas.
             noise: [C] int64: random tokens.
 
         Returns:
@@ -386,8 +386,8 @@ def random_tokens(
 ) -> npt.NDArray[np.int64]:
     """Uniformly distributed tokens, a function of the request's seed, the position and the round.
 
-    The three arrays are broadcast. Each combination is hashed to a word as in SplitMix64 (Steele et
-    al., 2014), whose upper half is scaled to the vocabulary.
+    The three arrays are broadcast. Each combination is hashed as in SplitMix64 (Steele et al.,
+    2014), and the upper 32 bits are scaled to the vocabulary.
     """
     words = _mixed(seeds.astype(np.uint64))
     words = words + positions.astype(np.uint64) * _POSITION + rounds.astype(np.uint64) * _ROUND

@@ -34,7 +34,7 @@ class DeviceProposal(NamedTuple):
     """Proposed tokens for all positions of N blocks, [N, B] each."""
 
     token_ids: torch.Tensor
-    """int32."""
+    """int32: the tokens."""
     confidence: torch.Tensor
     """fp32: probability of each token."""
     entropy: torch.Tensor | None
@@ -45,9 +45,9 @@ class Decisions(NamedTuple):
     """Blocks after a round."""
 
     ids: torch.Tensor
-    """[N, B] int32."""
+    """[N, B] int32: tokens; the mask token if undecided."""
     undecided: torch.Tensor
-    """[N, B] bool."""
+    """[N, B] bool: positions without a token."""
     states: torch.Tensor
     """[N, 2] int64: states of editing algorithms."""
     done: torch.Tensor
@@ -134,7 +134,7 @@ def decide(
 
     Args:
         ids: [N, B] int32: tokens, the mask token if undecided.
-        undecided: [N, B] bool.
+        undecided: [N, B] bool: positions without a token.
         fixed: [N, B] bool: positions that hold tokens of the prompt.
         rounds: [N, 1] int64: completed rounds.
         states: [N, 2] int64: states of editing algorithms.

@@ -47,7 +47,7 @@ class LogprobRows:
     """Rows of a step's logits whose requests return log-probabilities."""
 
     rows: torch.Tensor
-    """[n] int64 on the device."""
+    """[n] int64 on the device: indices of the rows."""
     rows_host: Sequence[int]
     """The same rows on the host."""
     num_top: Sequence[int]

@@ -10,7 +10,7 @@ _KEEP, _KEEP_OWN = 0.98, 0.9
 """Factor by which a guess's weight decays with each later guess of the same level: in the shares
 over all requests, and in those of its own request."""
 _COMMON_WEIGHT = 3.0
-"""Weight of the share over all requests, as a number of the request's own guesses."""
+"""Number of a request's own guesses at which they weigh as much as the share over all requests."""
 
 
 class _Shares:

@@ -66,7 +66,7 @@ def decode_batch(
 
     Args:
         rows: the rows.
-        positions: [F] int64.
+        positions: [F] int64: positions to compute.
         tables: the rank's tables.
         ends: [F]: `positions` + 1 on the host, for attention that requires exact lengths; None if
             they are not known there.
