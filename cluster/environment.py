@@ -60,7 +60,7 @@ class Environment:
     haproxy: bool
     """Whether HAProxy receives the requests; otherwise Ray Serve's Python proxy does."""
     serve_host: str
-    """Host for Serve's HTTP options. With HAProxy it is loopback, and only HAProxy's configuration
+    """Host for Serve's HTTP options. With HAProxy, it is loopback, and only HAProxy's configuration
     has the endpoint's own host."""
     gateway_ports: PortRange | None
     """Ports of this fleet's gateways if HAProxy is used; otherwise None."""

@@ -25,7 +25,7 @@ SECRET_VARIABLE = "RAYFLEET_PROXY_SECRET"
 """Environment variable of the HAProxy process with the secret, so that it is not in any file."""
 TRUSTED_PROXIES_VARIABLE = "RAYFLEET_HAPROXY_TRUSTED_PROXIES"
 """Environment variable with the addresses and networks, separated by commas, of reverse proxies
-whose X-Forwarded-For is kept. From other senders it is replaced by the sender's address."""
+whose X-Forwarded-For is kept. From other senders, it is replaced by the sender's address."""
 FORWARDED_FOR = "x-forwarded-for"
 
 _PURPOSE = b"rayfleet: HAProxy to gateways"

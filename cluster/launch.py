@@ -85,7 +85,7 @@ class LocalFleet:
     @property
     def log_directory(self) -> str:
         """Folder with Ray's logs of all processes of this fleet. It is removed when the fleet
-        stops; after a failed start it is kept until another fleet starts."""
+        stops; after a failed start, it is kept until another fleet starts."""
         from ray._private.worker import _global_node
 
         return str(_global_node.get_logs_dir_path())

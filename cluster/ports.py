@@ -74,7 +74,7 @@ def _claim(port: int) -> socket.socket | None:
     """A socket that claims `port` while it is open; None if another process has claimed it.
 
     It is bound to a name in Linux's abstract socket namespace: visible within the network
-    namespace, as ports are, and released when the process exits for any reason. On other systems
+    namespace, as ports are, and released when the process exits for any reason. On other systems,
     nothing is claimed.
     """
     claim = socket.socket(socket.AF_UNIX)

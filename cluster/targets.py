@@ -53,7 +53,7 @@ async def follow_targets(
 
 def target_of(details: Mapping[str, Any]) -> WorkerTarget:
     """Target and autoscaling bounds of a deployment, from Serve's details of it. Without
-    autoscaling both bounds equal the target."""
+    autoscaling, both bounds equal the target."""
     target = int(details["target_num_replicas"])
     scaling = details["deployment_config"].get("autoscaling_config")
     if scaling is None:

@@ -34,7 +34,7 @@ early.
 
 @dataclass(slots=True)
 class _Surplus:
-    """A period in which fewer workers than the current ones suffice."""
+    """A period in which fewer workers than the current number suffice."""
 
     since: float
     """Time at which the period began."""

@@ -99,12 +99,12 @@ def workers_needed(
 
     It is the maximum of three numbers: for steady work, the workers busy for `target_load` of their
     time; for KV caches, those filled to `target_kv_usage`; for the backlog, those that complete all
-    work that is queued now or arrives within one startup time plus one horizon. In that time a
+    work that is queued now or arrives within one startup time plus one horizon. In that time, a
     ready worker serves throughout, a starting one for the remainder, and a new one for the horizon.
 
     The horizon is at least `backlog_horizon_s`, and long enough that a step in the load needs no
-    more workers for the backlog than for steady work: at the target a fraction `1 - target_load` of
-    each worker is idle, which clears what arrives during a start of T seconds within
+    more workers for the backlog than for steady work: at the target, a fraction `1 - target_load`
+    of each worker is idle, which clears what arrives during a start of T seconds within
     `T * target_load / (1 - target_load)`.
 
     Args:

@@ -40,7 +40,7 @@ class StartTimes:
     def __init__(self) -> None:
         self.usual_s = SHORT_S
         """Usual startup time in seconds: the lower median of the last measured starts and of
-        current ones that have already taken longer than that median. Before the first measurement
+        current ones that have already taken longer than that median. Before the first measurement,
         it is the age of the oldest start that is not stuck, and at least SHORT_S."""
         self._starts: list[_Start] = []
         """Current starts, oldest first."""

@@ -14,7 +14,7 @@ def arrival_times(count: int, rate: float, burstiness: float, seed: int) -> list
     Intervals are gamma distributed with shape `burstiness`, as in vLLM: 1 is a Poisson process,
     lower values are burstier, higher ones are more uniform, and infinity makes all intervals equal.
     Times are scaled so that the last is count / rate, independent of the samples. At an infinite
-    rate all are 0.
+    rate, all are 0.
 
     Raises:
         ValueError: the rate or the burstiness is not positive.

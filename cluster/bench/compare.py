@@ -8,7 +8,7 @@ alternately under the same load.
 Each run is one observation: its requests queue behind each other and share the state of the
 machine, so their number does not determine the variation between runs. Ratios are those of the
 runs' geometric means. Their confidence intervals are Student's t on logarithms, paired if the runs
-of both sides have the same seeds, otherwise Welch's. With fewer than three runs on a side there is
+of both sides have the same seeds, otherwise Welch's. With fewer than three runs on a side, there is
 no verdict. The false discovery rate of all rows together is controlled (Benjamini and Hochberg): if
 A and B are equal, about one comparison in twenty has a verdict, regardless of the number of rows.
 """

@@ -147,7 +147,7 @@ def bootstrap_interval(
     """Percentile bootstrap interval of a statistic over rounds.
 
     Used for statistics that are not a mean of the rounds' values, such as the p99 of all their
-    requests. With few rounds the interval is too narrow.
+    requests. With few rounds, the interval is too narrow.
 
     Args:
         statistic: function of the indices of the sampled rounds, which may repeat.

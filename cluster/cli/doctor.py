@@ -252,8 +252,8 @@ def check_model(engine: EngineConfig | None, gpus: list[Gpu]) -> Iterator[Findin
 
 
 def check_loading(engine: EngineConfig) -> Finding:
-    """Whether gateways can load a model's tokenizer, and workers the model. Checks the headers of
-    the weight files or, if these are not downloaded yet, the index of the tensors.
+    """Whether gateways can load a model's tokenizer and workers can load the model. Checks the
+    headers of the weight files or, if these are not downloaded yet, the index of the tensors.
 
     Raises:
         ValueError: the tokenizer or the model cannot be loaded.

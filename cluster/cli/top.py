@@ -135,7 +135,7 @@ class FleetWatch:
         """Updates all rows from a scrape and the previous one.
 
         Latencies and ratios of an interval without requests keep their last values; at the first
-        scrape they cover the time since each process started.
+        scrape, they cover the time since each process started.
         """
         began = now.beginning()
         known = {row.model: row for row in [*model_rows(began, now), *self.models]}

@@ -114,8 +114,8 @@ class Rank:
         """Loads the shard; returns the rank's Hello, with the number of pages that fit in memory.
 
         Raises:
-            ValueError: the checkpoint cannot be served with this configuration, or there is no
-                memory for even one page.
+            ValueError: the checkpoint cannot be served with this configuration, or there is not
+                enough memory for one page.
             RuntimeError: the device is out of memory; the message names the options to change.
         """
         config, self._group = self._config, group

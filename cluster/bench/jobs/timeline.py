@@ -50,7 +50,7 @@ def timeline(records: Sequence[Record], began: float) -> Result:
 
 
 def pace(records: Sequence[Record], arrivals: Sequence[float]) -> float:
-    """Ratio of the completion rate to the arrival rate of requests; below 1 the queue grows.
+    """Ratio of the completion rate to the arrival rate of requests; below 1, the queue grows.
 
     Unlike throughput over a short interval, it does not depend on request latency.
     """
