@@ -74,7 +74,7 @@ class SamplingBatch:
     """Sampling parameters of the rows; None if all are greedy, or if a graph samples."""
     num_samples: int
     tokens: torch.Tensor | None
-    """[S] int64: indices of the step's tokens from whose logits it samples; None for all."""
+    """[S] int64: indices of the tokens from whose logits the step samples; None for all tokens."""
     destinations: torch.Tensor
     """[S] int64: cells of the flat token pool to which the sampled tokens are written."""
     filters: tuple[str, ...]
@@ -84,7 +84,7 @@ class SamplingBatch:
     is_captured: bool = False
     """Whether sampling runs on a graph, which samples all rows, including padding."""
     sampled_rows: Sequence[int] | None = None
-    """Indices of the Plan's sampled rows if a graph samples all rows; None if the Plan does too."""
+    """Rows sampled by the Plan, if a graph samples all rows; None if the Plan samples all rows."""
     speculative: SpeculativeRows | None = None
     """Speculative rows, whose sampled tokens verify their drafts; None if there are none."""
 
