@@ -1,6 +1,6 @@
 """The Serve application: one deployment of gateways and, per model, one of WorkerGroups.
 
-`rayfleet serve` runs it; Serve configs name it as `import_path: cluster.app:build_app`.
+`rayfleet serve` runs it; Serve configs refer to it as `import_path: cluster.app:build_app`.
 """
 
 from __future__ import annotations

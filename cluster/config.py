@@ -198,9 +198,9 @@ class EndpointConfig:
     """URL to which OpenTelemetry traces are sent over OTLP/HTTP; requires the `tracing` extra."""
     startup_retry_s: float = 0.0
     """Seconds during which gateways and workers retry a failed start if the failure may be
-    temporary: a model folder that is not mounted yet, an unavailable Hub, a failed rank. 0 disables
-    retries; inf retries indefinitely and is the default in Ray Serve configs, which do not restart
-    a failed deployment."""
+    temporary: a model folder that is not mounted yet, an unavailable Hub, or a failed rank. 0
+    disables retries; inf retries indefinitely and is the default in Ray Serve configs, which do not
+    restart a failed deployment."""
     access: AccessConfig = field(default_factory=AccessConfig, metadata=group("access"))
     """Keys, accepted hosts and origins, and the audit log."""
     tenants: TenantConfig = field(default_factory=TenantConfig, metadata=group("tenants"))

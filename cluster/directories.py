@@ -26,7 +26,7 @@ _LOCK = "owner.lock"
 def private_directory(parent: Path = _PARENT) -> Path:
     """Creates a directory of mode 0700, locked until this process ends; removes stale ones.
 
-    Its path is short, since paths of Unix sockets are limited to 107 bytes.
+    The path is short, since paths of Unix sockets are limited to 107 bytes.
     """
     remove_stale_directories(parent)
     directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))

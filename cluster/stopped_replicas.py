@@ -7,8 +7,8 @@ the exit of a process immediately.
 A stopped process has a distinct state (T). A process that is starved of CPU, waits for a disk or is
 held by a debugger has another state and is never killed.
 
-HAProxy's guard runs this: there is one on each node with replicas, and it outlives them. Not
-reported upstream; Serve stops unhealthy replicas gracefully by design
+HAProxy's guard runs these checks: there is a guard on each node with replicas, and it outlives
+them. Not reported upstream; Serve stops unhealthy replicas gracefully by design
 (https://github.com/ray-project/ray/issues/41742). Needed until Serve detects stopped replicas
 within seconds. Imports only the standard library.
 """

@@ -141,8 +141,8 @@ def run_serve(options: ServeOptions) -> Result:
 
 
 def resolve(options: ServeOptions) -> tuple[ServeOptions, PromptSpace]:
-    """Options with model and tokenizer from the server's list of models, and the tokenizer.
-    Raises ValueError if there is no model, or if prompts cannot be generated."""
+    """Returns the options, with the model and tokenizer from the server's list of models, and the
+    loaded tokenizer. Raises ValueError if there is no model, or if prompts cannot be generated."""
     card = model_card(options)
     model = options.model or card.get("id")
     if model is None:

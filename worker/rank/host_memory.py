@@ -14,8 +14,8 @@ REQUEST_VARIABLE = "RAYFLEET_MEMORY_REQUEST"
 """Environment variable, set by the Helm chart, with the container's memory request in bytes: a pod
 that uses more may be evicted when its node runs out of memory."""
 _RESERVED = 0.5
-"""Fraction of memory reserved for other uses: Ray's object store (30 % of a node by default), page
-cache of weights, other containers that follow the same rule."""
+"""Fraction of memory reserved for other uses: Ray's object store (30 % of a node by default), the
+page cache of weights, and other containers that follow the same rule."""
 _MAX_RATIO = 2.0
 """Maximum size relative to the KV cache on the device. If agents return after minutes, twice the
 device's cache recovers most of the prefix hits; more memory takes longer to pin."""

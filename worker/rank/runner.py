@@ -428,7 +428,7 @@ class ModelRunner:
 
     def _skips_unread(self) -> bool:
         """Whether the last layer skips positions whose outputs are not read. It does not if experts
-        are chosen per block, since they depend on all positions of the block."""
+        are chosen per block, since the choice depends on all positions of the block."""
         moe = self.model_config.moe
         has_blocks = moe is not None and moe.block_capacity > 0
         return "skip_unread" in self.config.dllm.features and not has_blocks

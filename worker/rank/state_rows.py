@@ -15,8 +15,8 @@ from worker.rank.transfer import IntArray
 
 
 def most_pieces(num_rows: int, num_tokens: int, page_size: int) -> int:
-    """Maximum number of pieces of rows with `num_tokens` in total: each row has one that is not
-    full, and states are stored at a row's end or at page boundaries."""
+    """Maximum number of pieces of rows with `num_tokens` in total: each row has one piece that is
+    not full, and states are stored at a row's end or at page boundaries."""
     return 2 * num_rows + num_tokens // PIECE + num_tokens // page_size
 
 

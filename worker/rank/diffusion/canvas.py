@@ -175,8 +175,8 @@ class CanvasDecoder:
     ) -> int:
         """Runs rounds until the step ends; returns the number of forward passes.
 
-        First done, first out (FDFO): the step ends when any canvas is done, or after
-        `Plan.max_rounds`. Otherwise it ends when all are done.
+        With first done, first out (FDFO), the step ends when any canvas is done, or after
+        `Plan.max_rounds`. Without it, the step ends when all are done.
         """
         num_forwards = 1
         running = canvases

@@ -195,9 +195,9 @@ class BlockDecoder:
     def _run_rounds(self, plan: Plan, blocks: Sequence[RunningBlock], hidden: torch.Tensor) -> int:
         """Runs rounds until the step ends; returns the number of forward passes.
 
-        First done, first out (FDFO): the step ends when any block is done, or after
-        `Plan.max_rounds`; the other blocks continue in the next step. Otherwise it ends when all
-        blocks are done; blocks that finish earlier stay in the forward passes until then.
+        With first done, first out (FDFO), the step ends when any block is done, or after
+        `Plan.max_rounds`; the other blocks continue in the next step. Without it, the step ends
+        when all blocks are done; blocks that finish earlier stay in the forward passes until then.
         """
         num_forwards = 0
         while True:

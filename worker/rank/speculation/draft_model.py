@@ -75,10 +75,10 @@ class NativeProposer(Proposer):
 class DraftModelProposer(NativeProposer):
     """Drafts on CPU with a draft model, replicated on every rank.
 
-    Its KV cache has as many pages as the target's, with the same ids. Keys and values only depend
-    on tokens, so requests that share pages write the same values. Samples with the parameters,
-    seeds and keyed noise that the target uses at the same position: if the two models' logits
-    agree, so do their tokens, at any temperature.
+    The draft model's KV cache has as many pages as the target's, with the same ids. Keys and values
+    only depend on tokens, so requests that share pages write the same values. The proposer samples
+    with the parameters, seeds and keyed noise that the target uses at the same position: if the two
+    models' logits agree, so do their tokens, at any temperature.
 
     Args:
         model: the draft model, loaded into the compiled library.
